@@ -1,0 +1,32 @@
+# make demo, make test, make test-slow, make mutants: each makes .venv first when it is missing.
+SHELL := /bin/bash
+PYTHON ?= python3
+SEED ?= 0
+export PYTHON
+BIN := .venv/bin
+LOCKS := $(wildcard requirements/*)
+
+.PHONY: .venv demo test lint test-slow mutants clean
+
+.venv: .venv/.complete
+
+.venv/.complete: $(LOCKS) pyproject.toml
+	@rm -rf .venv && requirements/install.sh .venv
+
+demo: .venv
+	@$(BIN)/python scripts/demo.py --seed $(SEED)
+
+lint: .venv
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+test: lint
+	@$(BIN)/python -m pytest -m "not slow and not gpu" --durations=5
+
+test-slow: .venv
+	@$(BIN)/python -m pytest -m "slow and not gpu" --durations=10 --timeout=1500
+
+mutants: .venv
+	@$(BIN)/python scripts/mutants.py
+
+clean:
+	@rm -rf .venv .cache .mutants

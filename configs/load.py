@@ -1,0 +1,153 @@
+"""YAML + `a.b=c` overrides → `Config`; every error names the field, the value and the remedy.
+
+PyYAML reads `1e-6` as a string (YAML 1.1 wants a dot), so numbers are resolved by our own loader rule.
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from configs.process import socket_dir
+from configs.schema import Config, Section
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names the field, the value and the remedy."""
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads `1e-6` as a number and refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse duplicate keys, which plain YAML silently overwrites."""
+        keys = [key.value for key, _ in node.value]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"key {twice!r} is given twice (line {node.start_mark.line + 1}): keep one")
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file of differences from the defaults, apply overrides, check, and return the run's config.
+
+    Raises ConfigError on an unknown key (naming the nearest known one), a wrong type or a value out of range.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"configuration file {str(path)!r} does not exist: name one of configs/*.yaml")
+    try:
+        tree = yaml.load(path.read_text(), _Loader) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected sections such as `model:`, got {tree!r}")
+    for override in overrides:
+        _override(tree, override)
+    _check_keys(tree, Config, "")
+    try:
+        config = msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), tree)) from error
+    _check_relations(config)
+    return config
+
+
+def save(config: Config, path: Path) -> None:
+    """Write the whole resolved configuration."""
+    tree = msgspec.to_builtins(config)
+    path.write_text(yaml.safe_dump(tree, sort_keys=False, width=1000))
+
+
+def replay_endpoint(config: Config) -> str:
+    """Where replay listens."""
+    return config.replay.endpoint or f"ipc://{socket_dir(config.run_dir)}/replay"
+
+
+def weight_sync_endpoint(config: Config) -> str:
+    """Where the learner's weight publisher listens."""
+    return config.weight_sync.endpoint or f"ipc://{socket_dir(config.run_dir)}/weight_sync"
+
+
+def retrieval_url(config: Config) -> str:
+    """The retrieval server's base URL. Raises ConfigError while the port is still open (0)."""
+    if config.retrieval.url:
+        return config.retrieval.url
+    if not config.retrieval.port:
+        raise ConfigError("retrieval.port is 0: give a port or retrieval.url when starting processes by hand")
+    return f"http://{config.retrieval.host}:{config.retrieval.port}"
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"override {override!r} is not of the form a.b=value")
+    *parents, leaf = key.strip().split(".")
+    node = tree
+    for parent in parents:
+        child = node.setdefault(parent, {})
+        if child is None:
+            child = node[parent] = {}
+        if not isinstance(child, dict):
+            raise ConfigError(f"override {override!r}: {parent!r} is not a section")
+        node = child
+    value = yaml.load(text, _Loader) if text.strip() else ""
+    node[leaf] = value
+
+
+def _check_keys(tree: dict[str, Any], section: type[Section], prefix: str) -> None:
+    known = {field.name: field.type for field in msgspec.structs.fields(section)}
+    for key, value in tree.items():
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+            hint = f"did you mean {prefix + near[0]!r}?" if near else f"known: {', '.join(known)}"
+            raise ConfigError(f"unknown key {prefix + str(key)!r} (value {value!r}): {hint}")
+        inner = known[key]
+        if isinstance(inner, type) and issubclass(inner, Section):
+            if value is None:
+                tree[key] = {}
+            elif not isinstance(value, dict):
+                raise ConfigError(f"{prefix + key} = {value!r}: expected a section of `key: value` lines")
+            else:
+                _check_keys(value, inner, f"{prefix}{key}.")
+
+
+def _explain(message: str, tree: dict[str, Any]) -> str:
+    what, _, where = message.partition(" - at `$.")
+    field = where.rstrip("`")
+    value: Any = tree
+    for part in field.split("."):
+        value = value.get(part.split("[")[0]) if isinstance(value, dict) else value
+    return f"{field} = {value!r}: {what[:1].lower() + what[1:]}"
+
+
+def _check_relations(config: Config) -> None:
+    sync, replay = config.weight_sync, config.replay
+    if sync.publish_every > replay.max_staleness + 1:
+        raise ConfigError(
+            f"weight_sync.publish_every = {sync.publish_every!r} with replay.max_staleness = "
+            f"{replay.max_staleness!r}: actors would wait for weights that are never published; "
+            f"publish_every may be at most max_staleness + 1 = {replay.max_staleness + 1}"
+        )
+    slots = config.actors.rollouts_in_flight
+    if slots < replay.group_size:
+        raise ConfigError(
+            f"actors.rollouts_in_flight = {slots!r} is less than replay.group_size = "
+            f"{replay.group_size!r}: siblings are leased together to one actor; raise it to {replay.group_size}"
+        )
+    if "{question}" not in config.questions.prompt:
+        raise ConfigError(
+            f"questions.prompt = {config.questions.prompt!r}: it must contain {{question}}"
+        )

@@ -1,0 +1,84 @@
+"""What every long-lived process does first: find its own packages, die with its parent, log with its name."""
+
+import ctypes
+import hashlib
+import importlib.util
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+PACKAGES = (
+    "configs", "replay", "weight_sync", "retrieval_server", "actors", "learner", "scripts",
+)  # fmt: skip
+REPOSITORY = Path(__file__).resolve().parent.parent
+_PR_SET_PDEATHSIG = 1
+
+
+def begin(name: str, threads: int | None = None) -> None:
+    """Prepare this process: right packages, death with the parent, logging, thread count.
+
+    Call before torch, vLLM or transformers are imported. Raises RuntimeError when another distribution
+    shadows one of our packages.
+    """
+    assert_packages()
+    die_with_parent()
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format=f"%(asctime)s.%(msecs)03d {name} %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def assert_packages() -> None:
+    """Raise RuntimeError unless all seven packages resolve inside this repository."""
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        found = Path(spec.origin).resolve() if spec and spec.origin else None
+        if found is None or not found.is_relative_to(REPOSITORY):
+            raise RuntimeError(
+                f"package {package!r} resolves to {str(found)!r}, not inside {str(REPOSITORY)!r}: "
+                "another distribution shadows it; remove that one or run `pip install -e . --no-deps`"
+            )
+
+
+def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send `signal_number` when the thread that started this process ends (Linux only).
+
+    A starter that puts its pid into `FORAGE_PARENT` is also covered if it died before this call.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal_number))
+    expected = os.environ.pop("FORAGE_PARENT", "")
+    if expected and os.getppid() != int(expected):
+        os.kill(os.getpid(), signal_number)
+
+
+def on_stop(callback: Callable[[str], None]) -> None:
+    """Call `callback(cause)` on SIGTERM and SIGINT instead of dying."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda n, _frame: callback(signal.Signals(n).name))
+
+
+def socket_dir(run_dir: str) -> Path:
+    """The run's own 0700 directory under /tmp for ipc sockets; short, because socket paths end at 107 bytes."""
+    digest = hashlib.blake2b(str(Path(run_dir).resolve()).encode(), digest_size=5).hexdigest()
+    return Path("/tmp") / f"forage-{os.getuid()}-{digest}"
+
+
+def make_socket_dir(run_dir: str) -> Path:
+    """Create `socket_dir(run_dir)` with mode 0700. Raises PermissionError when it belongs to somebody else."""
+    path = socket_dir(run_dir)
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.stat().st_uid != os.getuid() or path.is_symlink():
+        raise PermissionError(f"socket directory {str(path)!r} belongs to another user: remove it")
+    path.chmod(0o700)
+    return path

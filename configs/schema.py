@@ -1,0 +1,157 @@
+"""What a run is: one frozen struct per section; the defaults are the vetted setting for a real model.
+
+Every section refuses unknown keys and checks its own values at construction; `configs.load` adds where
+a value came from. Suffixes carry units (`_s`, `_bytes`, `_tokens`).
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+
+SEARCH_R1_PROMPT = (
+    "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get "
+    "new information. After reasoning, if you find you lack some knowledge, you can call a search engine by "
+    "<search> query </search> and it will return the top searched results between <information> and "
+    "</information>. You can search as many times as your want. If you find no further external knowledge "
+    "needed, you can directly provide the answer inside <answer> and </answer>, without detailed illustrations. "
+    "For example, <answer> Beijing </answer>. Question: {question}\n"
+)
+SEARCH_R1_CORRECTION = (
+    "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. "
+    "If I want to give the final answer, I should put the answer between <answer> and </answer>. "
+    "Let me try again.\n"
+)
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A frozen section of the configuration; unknown keys are errors."""
+
+
+class ModelConfig(Section):
+    """The model that is trained: a Hugging Face folder."""
+
+    path: str = ""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    max_model_len: Positive = 4096
+    trust_remote_code: bool = False
+
+
+class QuestionsConfig(Section):
+    """JSONL files of `{"question", "answers"}` (optional `id`, `hops`) and how a question becomes a prompt."""
+
+    train: str = ""
+    eval: str = ""
+    eval_limit: NonNegative = 0  # 0 = every row
+    prompt: str = SEARCH_R1_PROMPT
+    chat_template: bool = True  # applied when the tokenizer has one
+
+
+class RetrievalConfig(Section):
+    """The retrieval server and what its client asks of it."""
+
+    corpus: str = ""
+    url: str = ""  # non-empty: an external server; none is started
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0  # 0 = a free one, chosen by the launcher
+    top_k: NonNegative = 3  # 0: nothing is asked, every observation is empty
+    timeout_s: Seconds = 30.0
+    retries: NonNegative = 3
+    max_connections: Positive = 64
+
+
+class ActorsConfig(Section):
+    """The rollout fleet: engines, turns, limits and sampling."""
+
+    count: Positive = 2
+    rollouts_in_flight: Positive = 64  # per actor
+    max_num_seqs: Positive = 64
+    max_turns: NonNegative = 4  # searches or malformed actions; then one completion without search
+    max_action_tokens: Positive = 500  # per completion
+    max_passage_tokens: Positive = 160  # each passage is cut to this; the tags around them never are
+    passage_template: str = "Doc {rank}(Title: {title}) {text}\n"
+    observation_template: str = "\n\n<information>{passages}</information>\n\n"
+    correction: str = SEARCH_R1_CORRECTION
+    shuffle_passages: bool = False  # shown in an order seeded by (group, sibling, turn)
+    temperature: Annotated[float, Meta(gt=0.0)] = 1.0
+    kv_cache_bytes: Positive = 4 << 30  # CPU engines only
+    gpu_memory_utilization: Fraction = 0.6
+    prefix_caching: bool = True
+    enforce_eager: bool = True
+    threads: Positive = 1
+    starting_deadline_s: Seconds = 300.0
+    rollout_deadline_s: Seconds = 240.0
+    drain_deadline_s: Seconds = 20.0
+
+
+class ReplayConfig(Section):
+    """Admission, deadlines and the event log."""
+
+    endpoint: str = ""  # empty: ipc:// in the run's own socket directory
+    groups_per_step: Positive = 16
+    group_size: Positive = 8
+    max_staleness: NonNegative = 2
+    drop_no_signal: bool = False  # groups of equal rewards are dropped at close, counted and replaced
+    group_deadline_s: Seconds = 300.0
+    max_question_failures: Positive = 5  # then the question is retired
+    heartbeat_s: Seconds = 1.0
+    dead_after_s: Seconds = 10.0
+
+
+class WeightSyncConfig(Section):
+    """How weights reach the actors."""
+
+    endpoint: str = ""  # empty: ipc:// in the run's own socket directory
+    transport: Literal["gloo", "nccl"] = "gloo"
+    publish_every: Positive = 1
+    bucket_bytes: Positive = 64 << 20
+    probe_tokens: Positive = 64
+    probe_tolerance: Annotated[float, Meta(gt=0.0)] = 0.05  # fp32 configurations set 1e-4
+    join_deadline_s: Seconds = 300.0
+    publish_deadline_s: Seconds = 30.0
+
+
+class LearnerConfig(Section):
+    """The optimiser, the objective and the cadence of evaluation and checkpoints."""
+
+    total_steps: NonNegative = 1000
+    eval_every: Positive = 50
+    checkpoint_every: Positive = 50
+    keep_checkpoints: Positive = 3
+    objective: Literal["grpo"] = "grpo"
+    clip_low: Fraction = 0.2
+    clip_high: Annotated[float, Meta(ge=0.0)] = 0.28
+    behaviour_cap: Annotated[float, Meta(gt=0.0)] = 2.0
+    proximal_decay: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.8  # per step
+    advantage_std: Literal["none", "group"] = "group"
+    lr: Annotated[float, Meta(ge=0.0)] = 1e-6
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    warmup_steps: NonNegative = 10
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: Annotated[float, Meta(ge=0.0)] = 0.0
+    max_grad_norm: Annotated[float, Meta(gt=0.0)] = 1.0
+    zero_stage: Annotated[int, Meta(ge=0, le=3)] = 1
+    micro_batch_tokens: Positive = 16384
+    threads: Positive = 1
+    batch_deadline_s: Seconds = 600.0
+    eval_deadline_s: Seconds = 600.0
+    step_deadline_s: Seconds = 300.0
+
+
+class Config(Section):
+    """One run."""
+
+    seed: NonNegative = 0
+    run_dir: str = ""  # empty: runs/<config name>-<time>
+    model: ModelConfig = ModelConfig()
+    questions: QuestionsConfig = QuestionsConfig()
+    retrieval: RetrievalConfig = RetrievalConfig()
+    actors: ActorsConfig = ActorsConfig()
+    replay: ReplayConfig = ReplayConfig()
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
+    learner: LearnerConfig = LearnerConfig()

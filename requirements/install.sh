@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Install into a virtual environment from the lock files: requirements/install.sh VENV
+# Each phase is named with the seconds it took; a failed or wrong install stops with the remedy.
+set -euo pipefail
+venv=$1
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(dirname "$here")
+python=${PYTHON:-python3}
+
+phase() { # NAME COMMAND...: run quietly, show the end of the output when it fails
+    local name=$1 begun=$SECONDS log
+    shift
+    log=$(mktemp)
+    printf '  %-44s' "$name"
+    if ! "$@" >"$log" 2>&1; then
+        echo " failed"
+        tail -n 30 "$log" >&2
+        rm -f "$log"
+        exit 1
+    fi
+    rm -f "$log"
+    echo " $((SECONDS - begun)) s"
+}
+
+"$python" - <<'P' || exit 2
+import sys
+if not (3, 11) <= sys.version_info[:2] < (3, 15):
+    sys.exit(f"forage: Python {sys.version.split()[0]} is not supported: install Python 3.11 to 3.14, "
+             "or name one with `make PYTHON=python3.12 ...`")
+P
+
+echo "Installing into $venv (about 2.5 GB, a few minutes)"
+pip=("$venv/bin/python" -m pip --disable-pip-version-check -q)
+phase "virtual environment" "$python" -m venv "$venv"
+
+quick() { # uv is ten times faster; pip knows mirrors that only pip's own configuration names
+    "$venv/bin/uv" pip install --python "$venv/bin/python" --compile-bytecode -q "$@" || "${pip[@]}" install "$@"
+}
+
+torch_index=()
+if "$venv/bin/python" -c "import urllib.request as u; u.urlopen('https://download.pytorch.org/whl/cpu/torch/', timeout=3)" 2>/dev/null; then
+    torch_index=(--index-url https://download.pytorch.org/whl/cpu)
+fi
+phase "torch 2.13.0 (CPU)" "${pip[@]}" install --no-deps "${torch_index[@]}" torch==2.13.0
+cuda=$("$venv/bin/python" -c "
+import pathlib, runpy, sysconfig
+print(runpy.run_path(str(pathlib.Path(sysconfig.get_path('purelib'), 'torch/version.py')))['cuda'] or '')")
+if [ -n "$cuda" ]; then
+    echo "forage: pip gave torch built for CUDA $cuda; this environment needs the CPU build." >&2
+    echo "Remedy: make https://download.pytorch.org/whl/cpu reachable, or put a CPU wheel of torch 2.13.0 where" >&2
+    echo "pip looks (PIP_FIND_LINKS=FOLDER), remove $venv and run the command again." >&2
+    rm -rf "$venv"
+    exit 2
+fi
+
+deepspeed=$(grep '^deepspeed==' "$here/cpu.lock")
+phase "build tools" "${pip[@]}" install --no-deps -r "$here/build.lock"
+libraries=$(mktemp)
+trap 'rm -f "$libraries"' EXIT
+grep -v '^deepspeed==' "$here/cpu.lock" >"$libraries"
+phase "libraries (cpu.lock)" quick --no-deps -r "$libraries"
+phase "DeepSpeed (built from source)" env DS_BUILD_OPS=0 "${pip[@]}" install --no-deps --no-build-isolation "$deepspeed"
+phase "tools (dev.lock)" quick --no-deps -r "$here/dev.lock"
+phase "forage itself" "${pip[@]}" install --no-deps --no-build-isolation -e "$root"
+touch "$venv/.complete"
