@@ -1,6 +1,7 @@
 """YAML + `a.b=c` overrides → `Config`; every error names the field, the value and the remedy.
 
-PyYAML reads `1e-6` as a string (YAML 1.1 wants a dot), so numbers are resolved by our own loader rule.
+PyYAML reads `1e-6` as a string (YAML 1.1 wants a dot), so numbers are resolved by our own loader
+rule.
 """
 
 import difflib
@@ -17,7 +18,7 @@ from configs.schema import Config, Section
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; the message names the field, the value and the remedy."""
+    """A configuration that cannot be used; the message names field, value and remedy."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -28,11 +29,15 @@ class _Loader(yaml.SafeLoader):
         keys = [key.value for key, _ in node.value]
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
-            raise ConfigError(f"key {twice!r} is given twice (line {node.start_mark.line + 1}): keep one")
+            raise ConfigError(
+                f"key {twice!r} is given twice (line {node.start_mark.line + 1}): keep one"
+            )
         return super().construct_mapping(node, deep)
 
 
-_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.yaml_implicit_resolvers = {
+    k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
@@ -41,13 +46,17 @@ _Loader.add_implicit_resolver(
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file of differences from the defaults, apply overrides, check, and return the run's config.
+    """Read a YAML file of differences from the defaults, apply overrides, check, and return the
+    run's config.
 
-    Raises ConfigError on an unknown key (naming the nearest known one), a wrong type or a value out of range.
+    Raises ConfigError on an unknown key (naming the nearest known one), a wrong type or a value out
+    of range.
     """
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"configuration file {str(path)!r} does not exist: name one of configs/*.yaml")
+        raise ConfigError(
+            f"configuration file {str(path)!r} does not exist: name one of configs/*.yaml"
+        )
     try:
         tree = yaml.load(path.read_text(), _Loader) or {}
     except yaml.YAMLError as error:
@@ -86,7 +95,9 @@ def retrieval_url(config: Config) -> str:
     if config.retrieval.url:
         return config.retrieval.url
     if not config.retrieval.port:
-        raise ConfigError("retrieval.port is 0: give a port or retrieval.url when starting processes by hand")
+        raise ConfigError(
+            "retrieval.port is 0: give a port or retrieval.url when starting processes by hand"
+        )
     return f"http://{config.retrieval.host}:{config.retrieval.port}"
 
 
@@ -119,7 +130,9 @@ def _check_keys(tree: dict[str, Any], section: type[Section], prefix: str) -> No
             if value is None:
                 tree[key] = {}
             elif not isinstance(value, dict):
-                raise ConfigError(f"{prefix + key} = {value!r}: expected a section of `key: value` lines")
+                raise ConfigError(
+                    f"{prefix + key} = {value!r}: expected a section of `key: value` lines"
+                )
             else:
                 _check_keys(value, inner, f"{prefix}{key}.")
 
@@ -145,7 +158,8 @@ def _check_relations(config: Config) -> None:
     if slots < replay.group_size:
         raise ConfigError(
             f"actors.rollouts_in_flight = {slots!r} is less than replay.group_size = "
-            f"{replay.group_size!r}: siblings are leased together to one actor; raise it to {replay.group_size}"
+            f"{replay.group_size!r}: siblings are leased together to one actor; raise it to "
+            f"{replay.group_size}"
         )
     if "{question}" not in config.questions.prompt:
         raise ConfigError(

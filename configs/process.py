@@ -1,4 +1,6 @@
-"""What every long-lived process does first: find its own packages, die with its parent, log with its name."""
+"""What every long-lived process does first: find its own packages, die with its parent, log with
+its name.
+"""
 
 import ctypes
 import hashlib
@@ -20,8 +22,8 @@ _PR_SET_PDEATHSIG = 1
 def begin(name: str, threads: int | None = None) -> None:
     """Prepare this process: right packages, death with the parent, logging, thread count.
 
-    Call before torch, vLLM or transformers are imported. Raises RuntimeError when another distribution
-    shadows one of our packages.
+    Call before torch, vLLM or transformers are imported. Raises RuntimeError when another
+    distribution shadows one of our packages.
     """
     assert_packages()
     die_with_parent()
@@ -45,12 +47,14 @@ def assert_packages() -> None:
         if found is None or not found.is_relative_to(REPOSITORY):
             raise RuntimeError(
                 f"package {package!r} resolves to {str(found)!r}, not inside {str(REPOSITORY)!r}: "
-                "another distribution shadows it; remove that one or run `pip install -e . --no-deps`"
+                "another distribution shadows it; remove that one or run `pip install -e . "
+                "--no-deps`"
             )
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send `signal_number` when the thread that started this process ends (Linux only).
+    """Ask the kernel to send `signal_number` when the thread that started this process ends (Linux
+    only).
 
     A starter that puts its pid into `FORAGE_PARENT` is also covered if it died before this call.
     """
@@ -69,13 +73,17 @@ def on_stop(callback: Callable[[str], None]) -> None:
 
 
 def socket_dir(run_dir: str) -> Path:
-    """The run's own 0700 directory under /tmp for ipc sockets; short, because socket paths end at 107 bytes."""
+    """The run's own 0700 directory under /tmp for ipc sockets; short, because socket paths end at
+    107 bytes.
+    """
     digest = hashlib.blake2b(str(Path(run_dir).resolve()).encode(), digest_size=5).hexdigest()
     return Path("/tmp") / f"forage-{os.getuid()}-{digest}"
 
 
 def make_socket_dir(run_dir: str) -> Path:
-    """Create `socket_dir(run_dir)` with mode 0700. Raises PermissionError when it belongs to somebody else."""
+    """Create `socket_dir(run_dir)` with mode 0700. Raises PermissionError when it belongs to
+    somebody else.
+    """
     path = socket_dir(run_dir)
     path.mkdir(mode=0o700, exist_ok=True)
     if path.stat().st_uid != os.getuid() or path.is_symlink():

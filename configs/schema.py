@@ -1,7 +1,8 @@
-"""What a run is: one frozen struct per section; the defaults are the vetted setting for a real model.
+"""What a run is: one frozen struct per section; the defaults are the vetted setting for a real
+model.
 
-Every section refuses unknown keys and checks its own values at construction; `configs.load` adds where
-a value came from. Suffixes carry units (`_s`, `_bytes`, `_tokens`).
+Every section refuses unknown keys and checks its own values at construction; `configs.load` adds
+where a value came from. Suffixes carry units (`_s`, `_bytes`, `_tokens`).
 """
 
 from typing import Annotated, Literal
@@ -15,15 +16,21 @@ Seconds = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 SEARCH_R1_PROMPT = (
-    "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get "
-    "new information. After reasoning, if you find you lack some knowledge, you can call a search engine by "
-    "<search> query </search> and it will return the top searched results between <information> and "
-    "</information>. You can search as many times as your want. If you find no further external knowledge "
-    "needed, you can directly provide the answer inside <answer> and </answer>, without detailed illustrations. "
+    "Answer the given question. You must conduct reasoning inside <think> and </think> first "
+    "every time you get "
+    "new information. After reasoning, if you find you lack some knowledge, you can call a "
+    "search engine by "
+    "<search> query </search> and it will return the top searched results between "
+    "<information> and "
+    "</information>. You can search as many times as your want. If you find no further "
+    "external knowledge "
+    "needed, you can directly provide the answer inside <answer> and </answer>, without "
+    "detailed illustrations. "
     "For example, <answer> Beijing </answer>. Question: {question}\n"
 )
 SEARCH_R1_CORRECTION = (
-    "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. "
+    "\nMy previous action is invalid. If I want to search, I should put the query between "
+    "<search> and </search>. "
     "If I want to give the final answer, I should put the answer between <answer> and </answer>. "
     "Let me try again.\n"
 )
@@ -33,7 +40,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """A frozen section of the configuration; unknown keys are errors."""
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, frozen=True):
     """The model that is trained: a Hugging Face folder."""
 
     path: str = ""
@@ -42,8 +49,10 @@ class ModelConfig(Section):
     trust_remote_code: bool = False
 
 
-class QuestionsConfig(Section):
-    """JSONL files of `{"question", "answers"}` (optional `id`, `hops`) and how a question becomes a prompt."""
+class QuestionsConfig(Section, frozen=True):
+    """JSONL files of `{"question", "answers"}` (optional `id`, `hops`) and how a question becomes a
+    prompt.
+    """
 
     train: str = ""
     eval: str = ""
@@ -52,7 +61,7 @@ class QuestionsConfig(Section):
     chat_template: bool = True  # applied when the tokenizer has one
 
 
-class RetrievalConfig(Section):
+class RetrievalConfig(Section, frozen=True):
     """The retrieval server and what its client asks of it."""
 
     corpus: str = ""
@@ -65,7 +74,7 @@ class RetrievalConfig(Section):
     max_connections: Positive = 64
 
 
-class ActorsConfig(Section):
+class ActorsConfig(Section, frozen=True):
     """The rollout fleet: engines, turns, limits and sampling."""
 
     count: Positive = 2
@@ -73,7 +82,9 @@ class ActorsConfig(Section):
     max_num_seqs: Positive = 64
     max_turns: NonNegative = 4  # searches or malformed actions; then one completion without search
     max_action_tokens: Positive = 500  # per completion
-    max_passage_tokens: Positive = 160  # each passage is cut to this; the tags around them never are
+    max_passage_tokens: Positive = (
+        160  # each passage is cut to this; the tags around them never are
+    )
     passage_template: str = "Doc {rank}(Title: {title}) {text}\n"
     observation_template: str = "\n\n<information>{passages}</information>\n\n"
     correction: str = SEARCH_R1_CORRECTION
@@ -89,21 +100,23 @@ class ActorsConfig(Section):
     drain_deadline_s: Seconds = 20.0
 
 
-class ReplayConfig(Section):
+class ReplayConfig(Section, frozen=True):
     """Admission, deadlines and the event log."""
 
     endpoint: str = ""  # empty: ipc:// in the run's own socket directory
     groups_per_step: Positive = 16
     group_size: Positive = 8
     max_staleness: NonNegative = 2
-    drop_no_signal: bool = False  # groups of equal rewards are dropped at close, counted and replaced
+    drop_no_signal: bool = (
+        False  # groups of equal rewards are dropped at close, counted and replaced
+    )
     group_deadline_s: Seconds = 300.0
     max_question_failures: Positive = 5  # then the question is retired
     heartbeat_s: Seconds = 1.0
     dead_after_s: Seconds = 10.0
 
 
-class WeightSyncConfig(Section):
+class WeightSyncConfig(Section, frozen=True):
     """How weights reach the actors."""
 
     endpoint: str = ""  # empty: ipc:// in the run's own socket directory
@@ -116,7 +129,7 @@ class WeightSyncConfig(Section):
     publish_deadline_s: Seconds = 30.0
 
 
-class LearnerConfig(Section):
+class LearnerConfig(Section, frozen=True):
     """The optimiser, the objective and the cadence of evaluation and checkpoints."""
 
     total_steps: NonNegative = 1000
@@ -143,7 +156,7 @@ class LearnerConfig(Section):
     step_deadline_s: Seconds = 300.0
 
 
-class Config(Section):
+class Config(Section, frozen=True):
     """One run."""
 
     seed: NonNegative = 0

@@ -1,0 +1,190 @@
+"""Placement and supervision: every long-lived process runs under one Ray host actor of its own.
+
+Ray only *places*: a host starts one `python -m <package>.worker` in its own session and reports its
+exit code. The worker asks the kernel to die with its parent, so a host (or Ray, or the launcher)
+that is killed takes its worker along. Consumes commands from the launcher, produces exit codes;
+waits for nothing without a deadline. The only module that imports ray.
+"""
+
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+import ray
+
+from scripts import guardian
+
+CALL_DEADLINE_S = 30.0
+log = logging.getLogger(__name__)
+
+
+class FleetError(RuntimeError):
+    """A process could not be placed or did not answer; the message names it."""
+
+
+class Host:
+    """Runs one worker process; lives in a Ray actor.
+
+    The kernel's parent-death signal follows the *thread* that forked, so a thread that lives as
+    long as the worker starts it and waits for it.
+    """
+
+    def __init__(self, command: list[str], environment: dict[str, str], log_path: str) -> None:
+        self._command, self._log_path = command, log_path
+        self._environment = {**os.environ, **environment, "FORAGE_PARENT": str(os.getpid())}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> int:
+        """Start the worker and return its pid."""
+        self._thread.start()
+        if not self._started.wait(CALL_DEADLINE_S) or self._process is None:
+            raise FleetError(f"could not start {' '.join(self._command)}")
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The worker's exit code (negative: the signal that ended it), or None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def kill(self, signal_number: int) -> None:
+        """Send a signal to the worker if it still runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal_number)
+
+    def _run(self) -> None:
+        with Path(self._log_path).open("ab", buffering=0) as log_file:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            self._started.set()
+            self._process.wait()
+
+
+class Member:
+    """One placed process: its name, log and pid."""
+
+    def __init__(self, name: str, host: Any, pid: int, log_path: Path) -> None:
+        self.name, self.pid, self.log_path = name, pid, log_path
+        self._host = host
+        self.exit_code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs; a host that is gone counts as killed (-9)."""
+        if self.exit_code is None:
+            try:
+                self.exit_code = ray.get(self._host.poll.remote(), timeout=CALL_DEADLINE_S)
+            except ray.exceptions.RayActorError:
+                self.exit_code = -signal.SIGKILL
+            except ray.exceptions.GetTimeoutError as error:
+                raise FleetError(
+                    f"the host of {self.name} did not answer in {CALL_DEADLINE_S} s"
+                ) from error
+        return self.exit_code
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process if it still runs."""
+        try:
+            ray.get(self._host.kill.remote(number), timeout=CALL_DEADLINE_S)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            log.warning("the host of %s is gone", self.name)
+
+    def last_words(self, lines: int = 12) -> str:
+        """The end of its log."""
+        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+class Fleet:
+    """Every process of a run, by name; `with Fleet(...)` ends them all, whatever happens."""
+
+    def __init__(self, log_dir: Path, directory: Path) -> None:
+        """`directory` is the run's own 0700 directory under /tmp: sockets, and Ray's session inside
+        it.
+        """
+        self.log_dir, self.directory = log_dir, directory
+        self.members: dict[str, Member] = {}
+
+    def __enter__(self) -> "Fleet":
+        token = f"{self.directory.name}-{os.getpid()}"
+        self._guardian = guardian.start(token, self.directory)
+        os.environ.update(
+            {guardian.TOKEN: token, "SPT_NOENV": "1", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        )
+        ray.init(
+            num_cpus=os.cpu_count(),
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=100 << 20,
+            _temp_dir=str(self.directory / "ray"),
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(list(self.members), deadline_s=5.0)
+        ray.shutdown()
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.close()
+        self._guardian.wait(CALL_DEADLINE_S)
+
+    def start(self, commands: dict[str, list[str]], environment: dict[str, str]) -> None:
+        """Place one process per entry, all at once. Raises FleetError naming what failed."""
+        remote = ray.remote(num_cpus=0, max_restarts=0)(Host)
+        hosts = {
+            name: remote.remote(
+                [sys.executable, *command], environment, str(self.log_dir / f"{name}.log")
+            )
+            for name, command in commands.items()
+        }
+        started = {name: host.start.remote() for name, host in hosts.items()}
+        for name, pid in started.items():
+            try:
+                found = ray.get(pid, timeout=60.0)
+            except (ray.exceptions.RayError, FleetError) as error:
+                raise FleetError(f"could not place {name}: {error}") from error
+            self.members[name] = Member(name, hosts[name], found, self.log_dir / f"{name}.log")
+
+    def dead(self) -> dict[str, int]:
+        """Exit codes of the processes that have ended."""
+        codes = {name: member.poll() for name, member in self.members.items()}
+        return {name: code for name, code in codes.items() if code is not None}
+
+    def wait(self, names: list[str], deadline_s: float) -> list[str]:
+        """Wait until these have ended; return those that have not by the deadline."""
+        end = time.monotonic() + deadline_s
+        left = [name for name in names if name in self.members]
+        while left := [name for name in left if self.members[name].poll() is None]:
+            if time.monotonic() > end:
+                break
+            time.sleep(0.1)
+        return left
+
+    def end(self, names: list[str], deadline_s: float) -> list[str]:
+        """SIGTERM these, SIGKILL what is left at the deadline; return the names that had to be
+        killed.
+        """
+        alive = [name for name in names if self.members[name].poll() is None]
+        for name in alive:
+            self.members[name].signal(signal.SIGTERM)
+        left = self.wait(alive, deadline_s)
+        for name in left:
+            self.members[name].signal(signal.SIGKILL)
+        self.wait(left, 5.0)
+        return left

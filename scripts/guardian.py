@@ -1,0 +1,74 @@
+"""The last one out: when the launcher is gone, however it went, ends every process of its run.
+
+Consumes end-of-file on stdin (the launcher's end of the pipe closes when it exits, is killed or
+crashes); produces nothing; waits for that without a deadline, because the launcher's life is its
+only purpose. Processes are found by the `FORAGE_RUN` token in their environment, which every
+descendant inherits, orphans too (Ray's agents outlive a killed raylet by a minute, an engine child
+outlives its parent while it is still importing).
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TOKEN = "FORAGE_RUN"
+SWEEPS = 10
+
+
+def start(token: str, directory: Path) -> subprocess.Popen[bytes]:
+    """Start the guardian of the run `token`; it lives until our end of its pipe closes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "scripts.guardian", token, str(directory)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+        env={key: value for key, value in os.environ.items() if key != TOKEN},
+    )
+
+
+def members(token: str) -> list[int]:
+    """The pids of this user's processes that carry the token."""
+    mark = f"{TOKEN}={token}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue  # ended meanwhile, or another user's
+            if mark in environment.split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def sweep(token: str) -> int:
+    """SIGKILL every member until none is left; return how many there were."""
+    ended = 0
+    for _ in range(SWEEPS):
+        pids = members(token)
+        if not pids:
+            break
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                ended += 1
+            except ProcessLookupError:
+                continue
+        time.sleep(0.1)
+    return ended
+
+
+def main() -> None:
+    """Wait for the launcher's end, sweep, remove the run's socket directory."""
+    token, directory = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    sweep(token)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

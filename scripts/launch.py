@@ -1,0 +1,252 @@
+"""The command: `python scripts/launch.py CONFIG [a.b=c ...]` trains (or, with total_steps 0,
+evaluates) a model.
+
+Checks everything first (exit 2 with a message), then places retrieval server, replay, learner and
+actors, shows the run, ends it with the first cause when a process dies, and leaves `summary.json`
+whatever happens. Exit codes: 0 completed, 1 failed, 2 bad input, 3 stopped early by rule, 130
+interrupted.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from configs.load import ConfigError, load, replay_endpoint, save
+from configs.process import make_socket_dir
+from configs.schema import Config
+from replay.client import Observer
+from replay.protocol import ReplayError, Status
+from scripts import plot, preflight, summary
+from scripts.console import Console
+from scripts.fleet import Fleet, FleetError
+
+ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+EXIT_CODES = {"completed": 0, "failed": 1, "stopped": 3, "interrupted": 130}
+POLL_S = 0.2
+
+
+class Interrupt:
+    """Remembers Ctrl-C or SIGTERM; only the launcher gets them, workers have own sessions."""
+
+    def __init__(self) -> None:
+        self.cause = ""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._set)
+
+    def _set(self, number: int, _frame: object) -> None:
+        if self.cause:
+            raise KeyboardInterrupt  # the second time: leave at once, ending the fleet on the way
+        self.cause = f"interrupted by {signal.Signals(number).name}"
+
+
+class RunFailed(RuntimeError):
+    """A process of the run died or did not answer; the message is the first cause."""
+
+
+def commands(config: Config) -> dict[str, list[str]]:
+    """The worker command of every process, by name; each can be run by hand."""
+    path = str(Path(config.run_dir) / "config.yaml")
+    members = {
+        "retrieval_server": ["-m", "retrieval_server.worker", path],
+        "replay": ["-m", "replay.worker", path],
+        "learner": ["-m", "learner.worker", path],
+    }
+    if config.retrieval.url:
+        del members["retrieval_server"]
+    for index in range(config.actors.count):
+        members[f"actor-{index}"] = ["-m", "actors.worker", path, "--actor-id", f"actor-{index}"]
+    return members
+
+
+def resolve(config: Config, name: str) -> Config:
+    """Fill in what was left open: run directory, retrieval port, absolute paths."""
+    run_dir = config.run_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    retrieval, questions, model = config.retrieval, config.questions, config.model
+    if not retrieval.url and not retrieval.port:
+        with socket.socket() as probe:
+            probe.bind((retrieval.host, 0))
+            retrieval = msgspec.structs.replace(retrieval, port=probe.getsockname()[1])
+    return msgspec.structs.replace(
+        config,
+        run_dir=str(Path(run_dir).resolve()),
+        model=msgspec.structs.replace(model, path=_absolute(model.path)),
+        questions=msgspec.structs.replace(
+            questions, train=_absolute(questions.train), eval=_absolute(questions.eval)
+        ),
+        retrieval=msgspec.structs.replace(retrieval, corpus=_absolute(retrieval.corpus)),
+    )
+
+
+def supervise(
+    config: Config, fleet: Fleet, observer: Observer, console: Console, stop: Interrupt
+) -> Status:
+    """Show the run until the learner has ended well; return the last status. Raises RunFailed on
+    any death.
+    """
+    seen_steps = seen_evaluations = 0
+    status = Status((), (), {}, {}, "starting", "")
+    asked = False
+    while True:
+        dead = fleet.dead()
+        broken = {
+            name: code for name, code in dead.items() if code or not (asked or status.stop_cause)
+        }
+        if broken:
+            raise RunFailed(_first_cause(fleet, broken))
+        if "learner" in dead:
+            return status
+        if stop.cause and not asked:
+            console.phase("stopping")
+            observer.shutdown(stop.cause)
+            asked = True
+        try:
+            status = observer.status(seen_steps, seen_evaluations)
+        except ReplayError as error:
+            if fleet.dead():
+                continue
+            raise RunFailed(f"replay does not answer: {error}") from error
+        for result in status.evaluations:
+            console.evaluation(result, Path(config.run_dir), config.model.path)
+            if result.step == 0 and config.learner.total_steps and not asked:
+                console.phase("training")
+        for report in status.steps:
+            console.step(report, config.learner.total_steps)
+        seen_steps = max([seen_steps, *(report.step for report in status.steps)])
+        seen_evaluations += len(status.evaluations)
+        console.remind(status.phase)
+        time.sleep(POLL_S)
+
+
+def run(config: Config, console: Console) -> int:
+    """Run one resolved configuration; return the exit code."""
+    begun, run_dir = time.monotonic(), Path(config.run_dir)
+    (run_dir / "logs").mkdir(parents=True)
+    save(config, run_dir / "config.yaml")
+    _point_latest(run_dir)
+    _remove_stale_socket_dirs()
+    directory = make_socket_dir(config.run_dir)
+    (directory / "launcher.pid").write_text(str(os.getpid()))
+    outcome, cause, status = "failed", "", Status((), (), {}, {}, "", "")
+    stop = Interrupt()
+    try:
+        console.phase("starting Ray and placing processes")
+        with Fleet(run_dir / "logs", directory) as fleet:
+            fleet.start(commands(config), ENVIRONMENT)
+            console.phase("starting engines, verifying weights, evaluating the start")
+            with Observer(replay_endpoint(config)) as observer:
+                status = supervise(config, fleet, observer, console, stop)
+                console.phase("draining")
+                cause = status.stop_cause or stop.cause
+                outcome = _outcome(cause, stop)
+                _drain(config, fleet)
+    except (RunFailed, FleetError, ReplayError) as error:
+        cause = str(error)
+    except KeyboardInterrupt:
+        outcome, cause = "interrupted", stop.cause
+    finally:
+        console.phase("")
+        report = summary.build(
+            config, outcome, cause, time.monotonic() - begun, console.phases_s, status.fleet
+        )
+        path = summary.write(run_dir, report)
+        drawn = plot.draw(run_dir)
+    style = "bold green" if outcome == "completed" else "bold red"
+    console.say(f"{outcome}: {cause}", style)
+    console.say(f"EM {report['em_start']} -> {report['em_final']}, {report['steps']} steps; {path}")
+    if drawn:
+        console.say(f"learning curve: {drawn}")
+    return EXIT_CODES[outcome]
+
+
+def _drain(config: Config, fleet: Fleet) -> None:
+    actors = [name for name in fleet.members if name.startswith("actor-")]
+    left = fleet.wait(actors, config.actors.drain_deadline_s + 15.0)
+    fleet.end(left, deadline_s=5.0)
+    fleet.end(["replay"], deadline_s=10.0)
+    if "retrieval_server" in fleet.members:
+        fleet.end(["retrieval_server"], deadline_s=10.0)
+    if left:
+        raise RunFailed(f"{', '.join(left)} did not drain within actors.drain_deadline_s")
+
+
+def _outcome(cause: str, stop: Interrupt) -> str:
+    if stop.cause:
+        return "interrupted"
+    return "completed" if cause == "completed" else "stopped"
+
+
+def _first_cause(fleet: Fleet, broken: dict[str, int]) -> str:
+    """A killed process is a cause, one that fails beside it usually a consequence."""
+    name = min(broken, key=lambda name: (broken[name] >= 0, broken[name] == 0, name))
+    code = broken[name]
+    ended = (
+        f"was killed by {signal.Signals(-code).name}"
+        if code < 0
+        else f"ended with exit code {code}"
+    )
+    words = fleet.members[name].last_words()
+    return f"{name} {ended} (log: {fleet.members[name].log_path})\n{words}".rstrip()
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).resolve()) if path else path
+
+
+def _point_latest(run_dir: Path) -> None:
+    latest, draft = run_dir.parent / "latest", run_dir.parent / f".latest-{os.getpid()}"
+    if latest.is_symlink() or not latest.exists():
+        draft.symlink_to(run_dir.name)
+        draft.replace(latest)
+
+
+def _remove_stale_socket_dirs() -> None:
+    """Remove what a launcher that was killed together with its guardian left in /tmp."""
+    for path in Path("/tmp").glob(f"forage-{os.getuid()}-*"):
+        try:
+            pid = int((path / "launcher.pid").read_text())
+            os.kill(pid, 0)
+        except (OSError, ValueError) as error:
+            if isinstance(error, (ProcessLookupError, FileNotFoundError, ValueError)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, check, run."""
+    parser = argparse.ArgumentParser(description="Train a search agent.")
+    parser.add_argument("config", help="a YAML file, for example configs/base.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="fields to override")
+    parser.add_argument(
+        "--prepare-only",
+        action="store_true",
+        help="make the run directory and print the commands to run by hand",
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        config = resolve(load(arguments.config, arguments.overrides), Path(arguments.config).stem)
+        preflight.check(config)
+    except ConfigError as error:
+        print(f"forage: {error}", file=sys.stderr)
+        return 2
+    if arguments.prepare_only:
+        Path(config.run_dir).mkdir(parents=True, exist_ok=True)
+        save(config, Path(config.run_dir) / "config.yaml")
+        for command in commands(config).values():
+            print(f"{sys.executable} {' '.join(command)}")
+        return 0
+    return run(config, Console())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Draw a run's learning curve: `scripts/plot.py RUN` writes `<run>/curve.png`.
+
+Exact match of each evaluation (greedy and sampled, by hops) over steps, and beneath it the reward
+of the delivered rollouts with the staleness of what was trained.
+"""
+
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot
+
+from replay.log import read
+from replay.protocol import EvalResult, ReplayError
+from replay.records import EvaluationFinished, Reported
+
+COLOURS = {"1": "#1b6ca8", "2": "#c8553d", "3": "#588b8b"}
+
+
+def draw(run_dir: Path) -> Path | None:
+    """Write `curve.png`; None when the log holds no evaluation yet."""
+    evaluations: list[EvalResult] = []
+    reports: list[tuple[int, dict[str, float]]] = []
+    try:
+        for record in read(run_dir / "events.log"):
+            if isinstance(record, EvaluationFinished):
+                evaluations.append(record.result)
+            elif isinstance(record, Reported) and record.step:
+                reports.append((record.step, record.gauges))
+    except ReplayError:
+        pass  # a run that was cut off is drawn up to there
+    if not evaluations:
+        return None
+    figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=(2, 1))
+    steps = [result.step for result in evaluations]
+    for hops in sorted(evaluations[0].em_by_hops):
+        colour = COLOURS.get(hops, "#555555")
+        name = f"{hops} hop{'s' * (hops != '1')}"
+        greedy = [result.em_by_hops.get(hops, 0.0) for result in evaluations]
+        sampled = [result.sampled_em_by_hops.get(hops, 0.0) for result in evaluations]
+        top.plot(steps, greedy, "o-", color=colour, label=f"{name}, greedy")
+        top.plot(steps, sampled, "o--", color=colour, alpha=0.6, label=f"{name}, sampled (T = 1)")
+    top.set(ylim=(-0.02, 1.02), ylabel="exact match (held-out)", title=f"{run_dir.resolve().name}")
+    top.legend(loc="lower right", frameon=False)
+    bottom.plot(
+        [s for s, _ in reports], [g.get("actor/reward", 0.0) for _, g in reports], color="#444444"
+    )
+    bottom.set(xlabel="step", ylabel="reward of rollouts", ylim=(-0.02, 1.02))
+    stale = bottom.twinx()
+    stale.plot(
+        [s for s, _ in reports],
+        [g.get("replay/staleness", 0.0) for _, g in reports],
+        color="#d9a441",
+    )
+    stale.set_ylabel("staleness (mean)", color="#d9a441")
+    stale.set_ylim(bottom=0)
+    for axes in (top, bottom):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    path = run_dir / "curve.png"
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return path
+
+
+if __name__ == "__main__":
+    written = draw(Path(sys.argv[1]))
+    print(written or "no evaluation in this run yet")

@@ -1,0 +1,140 @@
+"""Everything that can be wrong before a run starts, checked before any process does.
+
+Each problem is one line that names the field, the value and the remedy.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from configs.load import ConfigError
+from configs.schema import Config
+from replay.protocol import ReplayError
+from replay.questions import load_questions
+from retrieval_server.corpus import load_corpus
+from retrieval_server.protocol import RetrievalError
+
+PROCESS_BYTES = 700 << 20  # imports, buffers and stacks of one process, measured
+BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError listing every problem found."""
+    problems = [problem for find in _CHECKS for problem in find(config)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _model(config: Config) -> Iterator[str]:
+    path = Path(config.model.path)
+    if not config.model.path:
+        yield "model.path is empty: name a Hugging Face folder (config, safetensors, tokenizer)"
+    elif not (path / "config.json").is_file():
+        yield f"model.path = {config.model.path!r}: no config.json; name a Hugging Face folder"
+    elif not any(path.glob("*.safetensors")):
+        yield (
+            f"model.path = {config.model.path!r}: no *.safetensors there; save the model with "
+            "save_pretrained(..., safe_serialization=True)"
+        )
+    elif not (path / "tokenizer.json").is_file() and not (path / "tokenizer_config.json").is_file():
+        yield f"model.path = {config.model.path!r}: no tokenizer; save it beside the model"
+
+
+def _questions(config: Config) -> Iterator[str]:
+    for field in ("train", "eval"):
+        path = getattr(config.questions, field)
+        if not path:
+            yield f'questions.{field} is empty: name a JSONL file of {{"question", "answers"}}'
+            continue
+        try:
+            load_questions(Path(path))
+        except (ReplayError, ValueError, OSError) as error:
+            yield f"questions.{field} = {path!r}: {error}"
+
+
+def _retrieval(config: Config) -> Iterator[str]:
+    if config.retrieval.url:
+        return
+    path = config.retrieval.corpus
+    if not path:
+        yield 'retrieval.corpus is empty: name a JSONL file of {"id", "contents"}'
+    else:
+        try:
+            load_corpus(Path(path))
+        except (RetrievalError, ValueError, OSError) as error:
+            yield f"retrieval.corpus = {path!r}: {error}"
+    if config.retrieval.port:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((config.retrieval.host, config.retrieval.port))
+            except OSError as error:
+                yield (
+                    f"retrieval.port = {config.retrieval.port!r}: cannot listen on "
+                    f"{config.retrieval.host} ({error.strerror}); stop what uses it, or set it to 0"
+                )
+
+
+def _vllm(config: Config) -> Iterator[str]:
+    if importlib.util.find_spec("vllm") is None:
+        yield "vllm is not installed: run `make .venv` (CPU) and use .venv/bin/python"
+        return
+    torch_version = importlib.metadata.version("torch")
+    for name in BROKEN_BESIDE_CPU_TORCH:
+        if importlib.util.find_spec(name) is None:
+            continue
+        if "+cpu" in torch_version and "+cpu" not in importlib.metadata.version(name):
+            yield (
+                f"{name} {importlib.metadata.version(name)} is a CUDA build beside torch "
+                f"{torch_version} "
+                f"and breaks vLLM's imports: pip uninstall -y {' '.join(BROKEN_BESIDE_CPU_TORCH)}"
+            )
+
+
+def _memory(config: Config) -> Iterator[str]:
+    path = Path(config.model.path)
+    weights = (
+        sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
+    )
+    actors = config.actors.count * (3 * PROCESS_BYTES + weights + config.actors.kv_cache_bytes)
+    learner = 2 * PROCESS_BYTES + 6 * weights  # weights, gradients, two Adam moments, EMA, staging
+    needed = actors + learner + 3 * PROCESS_BYTES
+    free = psutil.virtual_memory().available
+    if needed > free:
+        gib = 1 << 30
+        yield (
+            f"too little memory: about {needed / gib:.1f} GiB are needed (actors.count = "
+            f"{config.actors.count!r} x (engine + actors.kv_cache_bytes = "
+            f"{config.actors.kv_cache_bytes / gib:.1f} GiB), learner {learner / gib:.1f} GiB) and "
+            f"{free / gib:.1f} GiB are free: lower actors.count or actors.kv_cache_bytes"
+        )
+
+
+def _run_dir(config: Config) -> Iterator[str]:
+    path = Path(config.run_dir)
+    if path.exists() and any(path.iterdir()):
+        yield f"run_dir = {config.run_dir!r}: in use by another run, which is kept: name a new one"
+
+
+def _lengths(config: Config) -> Iterator[str]:
+    path = Path(config.model.path) / "config.json"
+    if not path.is_file():
+        return
+    try:
+        limit = json.loads(path.read_text()).get("max_position_embeddings")
+    except ValueError as error:
+        yield f"model.path = {config.model.path!r}: config.json is not JSON ({error})"
+        return
+    if limit and config.model.max_model_len > limit:
+        yield (
+            f"model.max_model_len = {config.model.max_model_len!r}: the model has "
+            f"max_position_embeddings {limit}; lower model.max_model_len to at most that"
+        )
+
+
+_CHECKS = (_model, _lengths, _questions, _retrieval, _vllm, _run_dir, _memory)

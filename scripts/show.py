@@ -1,0 +1,144 @@
+"""Print a run's rollouts in colour: `scripts/show.py RUN [--step N] [--question ID] [--limit N]`.
+
+The policy's own tokens are green, passages cyan, corrections yellow; each rollout is headed by its
+question, the policy versions that sampled it, its stop reason and its reward.
+"""
+
+import argparse
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+from tokenizers import Tokenizer
+
+from configs.load import ConfigError, load
+from replay.codec import decode_trajectory
+from replay.log import read
+from replay.protocol import LogError, ReplayError
+from replay.records import Delivered, GroupDropped, GroupOpened, Sampled
+from replay.trajectory import Question, Trajectory
+
+Shown = tuple[Question, Trajectory, int | None]  # the step it trained; None: not (yet) trained
+
+
+def rollouts(
+    run_dir: Path, step: int | None = None, question: str | None = None
+) -> Iterator[Shown]:
+    """Yield (question, trajectory, step trained) in the log's order; `step` keeps what trained that
+    step.
+    """
+    questions: dict[int, Question] = {}
+    waiting: dict[int, list[bytes]] = {}
+    for record in read(run_dir / "events.log"):
+        match record:
+            case GroupOpened():
+                questions[record.group_id] = record.question
+            case Delivered() if question in (None, questions[record.group_id].id):
+                if record.summary.kind == "eval":
+                    if step is None:
+                        yield questions[record.group_id], decode_trajectory(record.payload), None
+                else:
+                    waiting.setdefault(record.group_id, []).append(record.payload)
+            case Sampled() if step in (None, record.step):
+                for group_id in record.group_ids:
+                    for payload in waiting.pop(group_id, []):
+                        yield questions[group_id], decode_trajectory(payload), record.step
+            case GroupDropped():
+                waiting.pop(record.group_id, None)
+            case _:
+                pass
+    if step is None:
+        for group_id, payloads in waiting.items():
+            for payload in payloads:
+                yield questions[group_id], decode_trajectory(payload), None
+
+
+def last_evaluated(run_dir: Path, count: int) -> list[Shown]:
+    """The newest evaluation rollouts of a log that may still be written to (a torn tail is not an
+    error).
+    """
+    questions: dict[int, Question] = {}
+    newest: deque[Delivered] = deque(maxlen=count)
+    try:
+        for record in read(run_dir / "events.log"):
+            if isinstance(record, GroupOpened) and record.kind == "eval":
+                questions[record.group_id] = record.question
+            elif isinstance(record, Delivered) and record.summary.kind == "eval":
+                newest.append(record)
+    except LogError:
+        pass
+    return [(questions[r.group_id], decode_trajectory(r.payload), None) for r in newest]
+
+
+def render(shown: Shown, tokenizer: Tokenizer) -> Text:
+    """One rollout as coloured text."""
+    question, trajectory, step = shown
+
+    def words(tokens: object) -> str:
+        text: str = tokenizer.decode(list(tokens), skip_special_tokens=False)  # type: ignore[call-overload]
+        return text
+
+    trained = f"trained step {step}" if step is not None else trajectory.kind
+    span = f"version {trajectory.oldest_version}"
+    if trajectory.newest_version != trajectory.oldest_version:
+        span += f"-{trajectory.newest_version}"
+    reward = "unscorable" if trajectory.reward is None else f"{trajectory.reward:g}"
+    head = (
+        f"question {question.id} (group {trajectory.group_id}, sibling {trajectory.sibling}, "
+        f"{trained}, "
+        f"{span}, {trajectory.actor_id}): {trajectory.stop_reason.value}, reward {reward}, "
+        f"expected {' | '.join(question.answers)}\n"
+    )
+    text = Text(head, style="bold")
+    text.append(words(trajectory.prompt_tokens))
+    for turn in trajectory.turns:
+        text.append(" " + words(turn.action_tokens), style="green")
+        if len(turn.observation_tokens):
+            text.append(
+                " " + words(turn.observation_tokens), style="yellow" if turn.malformed else "cyan"
+            )
+    text.append("\n")
+    return text
+
+
+def load_tokenizer(model_path: str) -> Tokenizer:
+    """The model folder's own `tokenizer.json`. Raises ConfigError when there is none."""
+    path = Path(model_path) / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"model.path = {model_path!r}: no tokenizer.json there to show text with")
+    return Tokenizer.from_file(str(path))
+
+
+def main() -> int:
+    """Print rollouts; exit code 2 when the run cannot be read."""
+    parser = argparse.ArgumentParser(description="Print a run's rollouts in colour.")
+    parser.add_argument("run", type=Path, help="a run directory, for example runs/latest")
+    parser.add_argument("--step", type=int, help="only rollouts that trained this step")
+    parser.add_argument("--question", help="only rollouts of this question id")
+    parser.add_argument("--limit", type=int, default=16, help="at most this many (default 16)")
+    arguments = parser.parse_args()
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        config = load(arguments.run / "config.yaml")
+        tokenizer = load_tokenizer(config.model.path)
+        count = 0
+        for shown in rollouts(arguments.run, arguments.step, arguments.question):
+            console.print(render(shown, tokenizer))
+            count += 1
+            if count == arguments.limit:
+                break
+    except (ConfigError, ReplayError, OSError) as error:
+        print(f"show: {error}", file=sys.stderr)
+        return 2
+    if not count:
+        print(
+            "show: no rollout matches; leave out --step and --question to see all", file=sys.stderr
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""`summary.json`: what a run was, as one fold over its event log and the last gauges it reported.
+
+Consumes `<run>/events.log`; produces a dict of plain numbers; waits for nothing. Written on
+success, failure and Ctrl-C alike, so a value that was never measured is None, not 0.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.schema import Config
+from replay.codec import decode_trajectory
+from replay.log import read
+from replay.protocol import EvalResult
+from replay.records import (
+    Delivered,
+    EvaluationFinished,
+    GroupDropped,
+    GroupOpened,
+    Leased,
+    Record,
+    Reported,
+    Sampled,
+)
+
+
+class RunFold:
+    """What the summary needs from the log, gathered in one pass; payloads of untrained groups are
+    let go.
+    """
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.evaluations: list[EvalResult] = []
+        self.reports: dict[int, dict[str, float]] = {}
+        self.dropped: Counter[str] = Counter()
+        self.kinds: dict[int, str] = {}
+        self.first_lease = self.last_report = 0.0
+        self.delivered_tokens = 0
+        self.trajectories_trained = self.tokens_trained = self.steps = 0
+        self.staleness_sum = 0
+        self.staleness_max: int | None = None
+        self._payloads: dict[int, list[bytes]] = {}
+        for record in records:
+            self._take(record)
+
+    def _take(self, record: Record) -> None:
+        match record:
+            case GroupOpened():
+                self.kinds[record.group_id] = record.kind
+            case Leased() if not self.first_lease:
+                self.first_lease = record.now
+            case Delivered():
+                self.delivered_tokens += record.summary.action_tokens
+                if record.summary.kind == "train":
+                    self._payloads.setdefault(record.group_id, []).append(record.payload)
+            case GroupDropped():
+                self._payloads.pop(record.group_id, None)
+                if self.kinds.get(record.group_id) == "train":
+                    self.dropped[record.cause] += 1
+            case Sampled():
+                self._train(record)
+            case EvaluationFinished():
+                self.evaluations.append(record.result)
+            case Reported():
+                self.reports[record.step] = record.gauges
+                self.last_report = record.now if record.step else self.last_report
+            case _:
+                pass
+
+    def _train(self, record: Sampled) -> None:
+        self.steps = max(self.steps, record.step)
+        for group_id in record.group_ids:
+            oldest = []
+            for payload in self._payloads.pop(group_id, []):
+                trajectory = decode_trajectory(payload)
+                versions = np.concatenate([turn.policy_versions for turn in trajectory.turns])
+                self.trajectories_trained += 1
+                self.tokens_trained += len(versions)
+                self.staleness_sum += int(((record.step - 1) - versions).sum())
+                oldest.append(trajectory.oldest_version)
+            if oldest:
+                worst = record.step - 1 - min(oldest)
+                self.staleness_max = max(worst, self.staleness_max or 0)
+
+
+def build(
+    config: Config,
+    status: str,
+    cause: str,
+    wall_s: float,
+    phases_s: dict[str, float],
+    fleet: dict[str, dict[str, float]],
+) -> dict[str, Any]:
+    """Fold the run's log into the summary; `fleet` holds each actor's last gauges."""
+    path = Path(config.run_dir) / "events.log"
+    fold = RunFold(read(path) if path.exists() else ())
+    start = fold.evaluations[0] if fold.evaluations else None
+    final = (
+        fold.evaluations[-1]
+        if len(fold.evaluations) > 1 or not config.learner.total_steps
+        else None
+    )
+    train_wall_s = (
+        fold.last_report - fold.first_lease if fold.last_report and fold.first_lease else None
+    )
+    last_report = fold.reports[max(fold.reports)] if fold.reports else {}
+
+    def fleet_sum(name: str) -> int:
+        return int(sum(gauges.get(name, 0.0) for gauges in fleet.values()))
+
+    return {
+        "status": status,
+        "cause": cause,
+        **_evaluation("start", start),
+        **_evaluation("final", final),
+        "eval_questions": start.questions if start else None,
+        "steps": max(fold.reports, default=0),
+        "wall_s": round(wall_s, 2),
+        "train_wall_s": _rounded(train_wall_s),
+        "phases_s": {name: round(seconds, 2) for name, seconds in phases_s.items()},
+        "actors": config.actors.count,
+        "trajectories_trained": fold.trajectories_trained,
+        "tokens_trained": fold.tokens_trained,
+        "rollout_tokens_per_s": _rounded(
+            fold.delivered_tokens / train_wall_s if train_wall_s else None
+        ),
+        "weight_syncs": int(last_report.get("sync/published", 0)),
+        "staleness_mean": _rounded(
+            fold.staleness_sum / fold.tokens_trained if fold.tokens_trained else None, 4
+        ),
+        "staleness_max": fold.staleness_max,
+        "max_staleness": config.replay.max_staleness,
+        "retrieval_requests": fleet_sum("retrieval/requests"),
+        "retrieval_errors": fleet_sum("retrieval/errors"),
+        "lost_requests": fleet_sum("actor/lost_requests"),
+        "dropped_groups_by_cause": dict(fold.dropped),
+        "seed": config.seed,
+    }
+
+
+def write(run_dir: Path, summary: dict[str, Any]) -> Path:
+    """Write `summary.json` whole or not at all."""
+    path, draft = run_dir / "summary.json", run_dir / "summary.json.tmp"
+    draft.write_text(json.dumps(summary, indent=2) + "\n")
+    return draft.replace(path)
+
+
+def _evaluation(when: str, result: EvalResult | None) -> dict[str, Any]:
+    return {
+        f"em_{when}": _rounded(result.em if result else None, 4),
+        f"em_{when}_by_hops": result.em_by_hops if result else None,
+        f"sampled_em_{when}": _rounded(result.sampled_em if result else None, 4),
+        f"searches_{when}": _rounded(result.searches if result else None, 3),
+    }
+
+
+def _rounded(value: float | None, digits: int = 2) -> float | None:
+    return None if value is None else round(value, digits)
