@@ -1,0 +1,82 @@
+"""Configuration: overrides, types, and errors that name field, value and remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.load import ConfigError, load, replay_endpoint, retrieval_url, save
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def yaml_file(tmp_path: Path) -> Path:
+    """A file with one difference from the defaults."""
+    path = tmp_path / "a.yaml"
+    path.write_text("learner:\n  lr: 1e-6\n")
+    return path
+
+
+def test_exponent_without_a_dot_is_a_number(yaml_file: Path) -> None:
+    assert load(yaml_file).learner.lr == 1e-6
+    assert load(yaml_file, ["learner.lr=5e-4"]).learner.lr == 5e-4
+
+
+def test_overrides_win_and_types_are_kept(yaml_file: Path) -> None:
+    config = load(yaml_file, ["learner.lr=0", "replay.drop_no_signal=true", "seed=7"])
+    assert (config.learner.lr, config.replay.drop_no_signal, config.seed) == (0.0, True, 7)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("replay.group_sizee=3", ["replay.group_sizee", "3", "replay.group_size"]),
+        ("actors.count=many", ["actors.count", "many", "int"]),
+        ("learner.lr=-1", ["learner.lr", "-1", ">= 0"]),
+        ("model.dtype=fp8", ["model.dtype", "fp8"]),
+        ("learner.betas=[0.9]", ["learner.betas", "0.9"]),
+        ("nonsense", ["nonsense", "a.b=value"]),
+        ("seed.deep=1", ["seed", "deep", "1"]),
+        ("weight_sync.publish_every=9", ["publish_every", "9", "max_staleness"]),
+        ("actors.rollouts_in_flight=2", ["rollouts_in_flight", "2", "group_size"]),
+        ("questions.prompt=hello", ["questions.prompt", "hello", "{question}"]),
+    ],
+)
+def test_bad_values_are_named(yaml_file: Path, override: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(yaml_file, [override])
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+def test_missing_file_invalid_yaml_and_duplicate_keys(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load(tmp_path / "none.yaml")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("a: [1")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load(bad)
+    bad.write_text("seed: 1\nseed: 2\n")
+    with pytest.raises(ConfigError, match="twice"):
+        load(bad)
+
+
+def test_saved_configuration_loads_equal(yaml_file: Path, tmp_path: Path) -> None:
+    config = load(yaml_file, ["seed=3", "run_dir=/tmp/x"])
+    save(config, tmp_path / "saved.yaml")
+    assert load(tmp_path / "saved.yaml") == config
+
+
+def test_endpoints_follow_the_run_directory(yaml_file: Path) -> None:
+    one, two = (load(yaml_file, [f"run_dir=runs/{name}"]) for name in "ab")
+    assert replay_endpoint(one).startswith("ipc:///tmp/forage-")
+    assert replay_endpoint(one) != replay_endpoint(two)
+    assert len(replay_endpoint(one)) < 100
+    with pytest.raises(ConfigError, match=r"retrieval\.port"):
+        retrieval_url(one)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name
+)
+def test_shipped_configurations_load(path: Path) -> None:
+    load(path)
