@@ -1,0 +1,114 @@
+"""Real runs of the demo task through the real command, and what they must not leave behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from scripts.demo_task import DemoFiles, prepare
+
+from configs.process import socket_dir
+from scripts import guardian
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Run:
+    """A launched run whose output is collected line by line."""
+
+    def __init__(self, run_dir: Path, overrides: list[str]) -> None:
+        self.run_dir = run_dir
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "scripts/launch.py",
+                "configs/demo.yaml",
+                f"run_dir={run_dir}",
+                *overrides,
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(self.process.stdout)
+
+    def wait_for(self, words: str, deadline_s: float) -> None:
+        """Wait until a line of the output contains `words`."""
+        end = time.monotonic() + deadline_s
+        while not any(words in line for line in list(self.lines)):
+            if self.process.poll() is not None or time.monotonic() > end:
+                pytest.fail(f"no line with {words!r} in:\n{''.join(self.lines)}{self.logs()}")
+            time.sleep(0.1)
+
+    def wait(self, deadline_s: float) -> int:
+        """The exit code."""
+        code = self.process.wait(deadline_s)
+        self._reader.join(10)
+        return code
+
+    def pids(self) -> list[int]:
+        """Living processes of this run, the launcher and its guardian excepted."""
+        return guardian.members(f"{socket_dir(str(self.run_dir)).name}-{self.process.pid}")
+
+    def pid_of(self, words: str) -> int:
+        """The pid of the member whose command line contains `words`."""
+        for pid in self.pids():
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if words in command:
+                return pid
+        raise LookupError(words)
+
+    def logs(self) -> str:
+        """The end of every process's log."""
+        files = sorted((self.run_dir / "logs").glob("*.log"))
+        return "".join(f"--- {f.name}\n{f.read_text(errors='replace')[-1500:]}\n" for f in files)
+
+    def leftovers(self, deadline_s: float) -> list[int]:
+        """Processes still alive at the deadline; an empty list as soon as there are none."""
+        end = time.monotonic() + deadline_s
+        while (pids := self.pids()) and time.monotonic() < end:
+            time.sleep(0.2)
+        return pids
+
+
+@pytest.fixture(scope="session")
+def demo_files(tmp_path_factory: pytest.TempPathFactory) -> DemoFiles:
+    """The demo task, cold start included."""
+    return prepare(tmp_path_factory.mktemp("demo"), 0, print)
+
+
+@pytest.fixture
+def launch(demo_files: DemoFiles, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Start a run on the demo task; whatever is left of it is killed afterwards."""
+    runs: list[Run] = []
+
+    def start(*overrides: str, name: str = "run") -> Run:
+        files = [
+            f"model.path={demo_files.model}",
+            f"questions.train={demo_files.train}",
+            f"questions.eval={demo_files.eval}",
+            f"retrieval.corpus={demo_files.corpus}",
+        ]
+        runs.append(Run(tmp_path / name, [*files, *overrides]))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        if run.process.poll() is None:
+            os.kill(run.process.pid, signal.SIGKILL)
+            run.process.wait()
+        for pid in run.leftovers(5.0):
+            os.kill(pid, signal.SIGKILL)

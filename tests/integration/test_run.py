@@ -1,0 +1,130 @@
+"""End to end, through the real command: what a run leaves, and how it ends."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from configs.process import socket_dir
+from replay.codec import decode_trajectory
+from replay.log import read
+from replay.records import Delivered, GroupOpened, Sampled
+from tests.integration.conftest import Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+
+SHORT = [
+    "learner.total_steps=6",
+    "learner.eval_every=3",
+    "learner.checkpoint_every=3",
+    "questions.eval_limit=40",
+    "replay.groups_per_step=4",
+]
+TAGS = {
+    *("eval/em", "eval/sampled_em", "actor/reward", "actor/searches_per_rollout"),
+    *("actor/malformed_fraction", "learner/loss", "learner/behaviour_ratio_mean", "learner/ess"),
+    *("learner/clip_fraction", "learner/entropy", "learner/grad_norm", "learner/wait_for_batch_s"),
+    *("learner/wait_for_oldest_s", "replay/staleness", "replay/ready_groups"),
+    *("sync/generation_pause_s", "sync/publish_s", "actor/tokens_per_s"),
+    *("retrieval/latency_p50_s", "retrieval/latency_p99_s"),
+}
+
+
+def scalars(run_dir: Path) -> EventAccumulator:
+    """The run's TensorBoard scalars."""
+    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events.Reload()
+    return events
+
+
+def test_a_run_completes_and_leaves_what_it_says(launch: Callable[..., Run]) -> None:
+    run = launch(*SHORT)
+    assert run.wait(400) == 0, "".join(run.lines) + run.logs()
+    summary = json.loads((run.run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("completed", 6)
+    assert summary["retrieval_errors"] == summary["lost_requests"] == 0
+    assert summary["retrieval_requests"] > 0 and summary["weight_syncs"] == 7
+    assert 0 <= summary["staleness_max"] <= summary["max_staleness"]
+    assert set(summary["em_final_by_hops"]) == {"1", "2"} and summary["eval_questions"] == 40
+    events = scalars(run.run_dir)
+    assert set(events.Tags()["scalars"]) >= TAGS
+    assert max(point.value for point in events.Scalars("sync/probe_error")) <= 1e-4
+    for part in ("model", "ema"):
+        assert (run.run_dir / "checkpoints" / "step-6" / part / "model.safetensors").is_file()
+    assert (run.run_dir / "curve.png").is_file()
+    assert run.leftovers(5.0) == [] and not socket_dir(str(run.run_dir)).exists()
+    check_log(run.run_dir)
+    again = launch(
+        f"model.path={run.run_dir}/checkpoints/step-6/model",
+        "learner.total_steps=0",
+        "questions.eval_limit=20",
+        name="evaluation",
+    )
+    assert again.wait(300) == 0, "".join(again.lines) + again.logs()
+    evaluated = json.loads((again.run_dir / "summary.json").read_text())
+    assert evaluated["steps"] == 0 and evaluated["em_final"] is not None
+
+
+def check_log(run_dir: Path) -> None:
+    """Whole train groups, each trained once; every token knows its version, none newer than possible."""
+    kinds, delivered, trained = {}, {}, []
+    for record in read(run_dir / "events.log"):
+        if isinstance(record, GroupOpened):
+            kinds[record.group_id] = record.kind
+        elif isinstance(record, Delivered):
+            delivered.setdefault(record.group_id, []).append(decode_trajectory(record.payload))
+        elif isinstance(record, Sampled):
+            trained += record.group_ids
+            for group_id in record.group_ids:
+                assert kinds[group_id] == "train" and len(delivered[group_id]) == 8
+                for trajectory in delivered[group_id]:
+                    assert record.step - 1 - 2 <= trajectory.oldest_version
+                    assert trajectory.newest_version <= record.step - 1
+    assert len(trained) == len(set(trained)) == 6 * 4
+
+
+def test_ctrl_c_drains_and_leaves_nothing(launch: Callable[..., Run]) -> None:
+    run = launch(*SHORT, "learner.total_steps=500")
+    run.wait_for("step    2/", 300)
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.wait(90) == 130, "".join(run.lines) + run.logs()
+    summary = json.loads((run.run_dir / "summary.json").read_text())
+    assert summary["status"] == "interrupted" and "SIGINT" in summary["cause"]
+    assert list((run.run_dir / "checkpoints").iterdir()), "the learner checkpoints on its way out"
+    assert run.leftovers(5.0) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("actor-1", "--actor-id actor-1"),
+        ("actor-0", "VLLM::EngineCore"),
+        ("replay", "replay.worker"),
+        ("learner", "learner.worker"),
+        ("retrieval_server", "retrieval_server.worker"),
+    ],
+)
+def test_a_killed_process_ends_the_run_with_its_cause(
+    launch: Callable[..., Run], name: str, words: str
+) -> None:
+    run = launch(*SHORT, "learner.total_steps=500")
+    run.wait_for("step    1/", 300)
+    os.kill(run.pid_of(words), signal.SIGKILL)
+    assert run.wait(60) == 1, "".join(run.lines) + run.logs()
+    summary = json.loads((run.run_dir / "summary.json").read_text())
+    named = "actor-" if "VLLM" in words else name
+    assert summary["status"] == "failed" and summary["cause"].startswith(named), summary["cause"]
+    assert run.leftovers(10.0) == []
+
+
+def test_nothing_survives_a_killed_launcher(launch: Callable[..., Run]) -> None:
+    run = launch(*SHORT, "learner.total_steps=500")
+    run.wait_for("step    1/", 300)
+    assert len(run.pids()) >= 5
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.process.wait()
+    assert run.leftovers(10.0) == []

@@ -1,0 +1,106 @@
+"""Bad input is refused before any process starts: field, value and remedy."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from configs.load import ConfigError, load
+from configs.schema import Config
+from scripts import launch, preflight
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> dict[str, str]:
+    """Overrides of a configuration without a problem."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    (model / "model.safetensors").write_bytes(b"0" * 8)
+    (model / "tokenizer.json").write_text("{}")
+    (tmp_path / "q.jsonl").write_text('{"question": "who?", "answers": ["me"]}\n')
+    (tmp_path / "c.jsonl").write_text('{"id": "1", "contents": "Title\\ntext"}\n')
+    return {
+        "model.path": str(model),
+        "questions.train": str(tmp_path / "q.jsonl"),
+        "questions.eval": str(tmp_path / "q.jsonl"),
+        "retrieval.corpus": str(tmp_path / "c.jsonl"),
+        "actors.kv_cache_bytes": "1000000",
+        "run_dir": str(tmp_path / "run"),
+    }
+
+
+def config(overrides: dict[str, str]) -> Config:
+    """The base configuration with these overrides."""
+    return load(ROOT / "configs" / "base.yaml", [f"{k}={v}" for k, v in overrides.items()])
+
+
+def test_a_good_configuration_passes(good: dict[str, str]) -> None:
+    preflight.check(config(good))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("model.path", "", "model.path is empty"),
+        ("model.path", "/no/such/model", "/no/such/model"),
+        ("questions.train", "", "questions.train is empty"),
+        ("questions.eval", "/no/such.jsonl", "questions.eval = '/no/such.jsonl'"),
+        ("retrieval.corpus", "/no/such.jsonl", "retrieval.corpus = '/no/such.jsonl'"),
+        ("model.max_model_len", "8192", "max_position_embeddings 4096"),
+        ("actors.kv_cache_bytes", str(1 << 50), "too little memory"),
+    ],
+)
+def test_each_problem_is_named(good: dict[str, str], field: str, value: str, words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(config(good | {field: value}))
+    assert words in str(raised.value)
+
+
+def test_a_malformed_line_is_located(good: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"question": "who?", "answers": ["me"]}\n{"question": 3}\n')
+    (tmp_path / "c.jsonl").write_text('{"id": "1"}\n')
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(config(good))
+    assert "q.jsonl:2" in str(raised.value) and "c.jsonl:1" in str(raised.value)
+
+
+def test_a_port_in_use_is_refused(good: dict[str, str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with pytest.raises(ConfigError, match=f"retrieval.port = {port}"):
+            preflight.check(config(good | {"retrieval.port": port}))
+
+
+def test_a_run_directory_in_use_is_kept(good: dict[str, str]) -> None:
+    kept = Path(good["run_dir"]) / "events.log"
+    kept.parent.mkdir()
+    kept.write_text("precious")
+    with pytest.raises(ConfigError, match="in use by another run"):
+        preflight.check(config(good))
+    assert kept.read_text() == "precious"
+
+
+def test_the_command_exits_2_with_the_message(
+    good: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = str(ROOT / "configs" / "base.yaml")
+    assert launch.main([base, "learner.lrr=1"]) == 2
+    assert "did you mean 'learner.lr'" in capsys.readouterr().err
+    assert launch.main([base, "model.path=/no/such/model"]) == 2
+    assert "/no/such/model" in capsys.readouterr().err
+
+
+def test_prepare_only_prints_commands_that_name_the_run(
+    good: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [f"{k}={v}" for k, v in good.items()]
+    assert launch.main([str(ROOT / "configs" / "base.yaml"), *overrides, "--prepare-only"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(f"{good['run_dir']}/config.yaml") == 5
+    assert "actors.worker" in printed and "--actor-id actor-1" in printed
