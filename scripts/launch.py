@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -222,20 +223,23 @@ def _remove_stale_socket_dirs() -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+def checked(path: str, overrides: Sequence[str]) -> Config:
+    """Load, resolve and check a configuration. Raises ConfigError before anything is started."""
+    config = resolve(load(path, overrides), Path(path).stem)
+    preflight.check(config)
+    return config
+
+
 def main(argv: list[str] | None = None) -> int:
     """Parse, check, run."""
     parser = argparse.ArgumentParser(description="Train a search agent.")
     parser.add_argument("config", help="a YAML file, for example configs/base.yaml")
     parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="fields to override")
-    parser.add_argument(
-        "--prepare-only",
-        action="store_true",
-        help="make the run directory and print the commands to run by hand",
-    )
+    by_hand = "make the run directory and print the commands to run by hand"
+    parser.add_argument("--prepare-only", action="store_true", help=by_hand)
     arguments = parser.parse_args(argv)
     try:
-        config = resolve(load(arguments.config, arguments.overrides), Path(arguments.config).stem)
-        preflight.check(config)
+        config = checked(arguments.config, arguments.overrides)
     except ConfigError as error:
         print(f"forage: {error}", file=sys.stderr)
         return 2

@@ -128,7 +128,7 @@ def build(
         "rollout_tokens_per_s": _rounded(
             fold.delivered_tokens / train_wall_s if train_wall_s else None
         ),
-        "weight_syncs": int(last_report.get("sync/published", 0)),
+        "weight_syncs": int(last_report.get("sync/updates", 0)),
         "staleness_mean": _rounded(
             fold.staleness_sum / fold.tokens_trained if fold.tokens_trained else None, 4
         ),

@@ -1,0 +1,1 @@
+"""The composition root: commands that put the packages together."""
