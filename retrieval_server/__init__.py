@@ -1,0 +1,1 @@
+"""Retrieval server: passages for queries over HTTP, and the client for it."""

@@ -1,0 +1,125 @@
+"""Concurrent searches → one call: the server gathers for its index, the client for its POSTs.
+
+Consumes `search` calls of one event loop; produces their results; waits for `run`, of which at most
+`max_running` are under way; unblocked at once when none is, else by a full batch, by `max_wait_s`
+or by the end of a running one (what gathered meanwhile has waited long enough).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Generic, NamedTuple, Self, TypeVar
+
+T = TypeVar("T")
+Run = Callable[[list[str], int], Awaitable[list[list[T]]]]
+
+
+class _Call(NamedTuple, Generic[T]):
+    """One `search` waiting for its part of a batch."""
+
+    queries: Sequence[str]
+    top_k: int
+    results: asyncio.Future[list[list[T]]]
+
+
+class Batcher(Generic[T]):
+    """Micro-batches searches; use as `async with`, from one event loop.
+
+    `run(queries, top_k)` returns one list per query, at most `top_k` long, best first; it is called
+    with what one turn of the event loop brought when nothing runs, else with what gathered in
+    `max_wait_s`; in either case with at most `max_batch` queries, unless one call brought more.
+    Leaving abandons what is still running.
+    """
+
+    def __init__(
+        self, run: Run[T], *, max_batch: int, max_wait_s: float = 0.0, max_running: int = 1
+    ) -> None:
+        self._run = run
+        self._max_batch = max_batch
+        self._max_wait_s = max_wait_s
+        self._max_running = max_running
+        self._waiting: deque[_Call[T]] = deque()
+        self._waiting_queries = 0
+        self._running: set[asyncio.Future[list[list[T]]]] = set()
+        self._deadline: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for call in self._waiting:
+            call.results.cancel()
+        self._waiting.clear()
+        for running in self._running:
+            running.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[T]]:
+        """Per query at most `top_k` results, best first; raises what `run` raised."""
+        if not queries:
+            return []
+        call = _Call[T](queries, top_k, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        self._waiting_queries += len(queries)
+        self._schedule()
+        return await call.results
+
+    def _schedule(self) -> None:
+        if len(self._running) >= self._max_running:
+            return
+        if self._waiting_queries >= self._max_batch:
+            self._start()
+        elif self._deadline is None:
+            wait_s = self._max_wait_s if self._running else 0.0
+            self._deadline = asyncio.get_running_loop().call_later(wait_s, self._start)
+
+    def _start(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        calls = self._take()
+        queries = [query for call in calls for query in call.queries]
+        # A smaller top_k is a prefix of a larger one, so one call serves them all.
+        running = asyncio.ensure_future(self._run(queries, max(call.top_k for call in calls)))
+        self._running.add(running)
+        running.add_done_callback(partial(self._finish, calls))
+        if self._waiting:
+            self._schedule()
+
+    def _take(self) -> list[_Call[T]]:
+        calls = [self._waiting.popleft()]
+        size = len(calls[0].queries)
+        while self._waiting and size + len(self._waiting[0].queries) <= self._max_batch:
+            calls.append(self._waiting.popleft())
+            size += len(calls[-1].queries)
+        self._waiting_queries -= size
+        return calls
+
+    def _finish(self, calls: list[_Call[T]], running: asyncio.Future[list[list[T]]]) -> None:
+        self._running.discard(running)
+        begin = 0
+        for call in calls:
+            end = begin + len(call.queries)
+            if not call.results.done():  # its caller may have gone
+                _settle(call, running, begin, end)
+            begin = end
+        if self._waiting:
+            self._start()
+
+
+def _settle(call: _Call[T], running: asyncio.Future[list[list[T]]], begin: int, end: int) -> None:
+    if running.cancelled():
+        call.results.cancel()
+    elif (error := running.exception()) is not None:
+        call.results.set_exception(error)
+    else:
+        call.results.set_result([found[: call.top_k] for found in running.result()[begin:end]])

@@ -1,0 +1,212 @@
+"""The one way to ask a retrieval server: pooled, with a deadline, retrying named failures only.
+
+Consumes queries; produces passages; waits for the server at most `timeout_s`, retries included;
+unblocked by a good reply, or by the deadline as a RetrievalError. An infrastructure failure is
+always an exception here, never a result: its text cannot reach a trajectory.
+"""
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import httpx
+import msgspec
+
+from retrieval_server.batching import Batcher
+from retrieval_server.protocol import (
+    MAX_QUERY_CHARS,
+    BadReply,
+    Passage,
+    RetrievalError,
+    RetrievalRefused,
+    RetrievalTimeout,
+    RetrievalUnavailable,
+    RetrieveRequest,
+    ScoredReply,
+)
+
+_RETRIED = (RetrievalTimeout, RetrievalUnavailable, BadReply)
+_WINDOW = 1024  # calls that the latency percentiles look back on
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
+_POST_QUERIES = 64
+_GATHER_S = 0.002
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(ScoredReply)
+
+
+class RetrievalClient:
+    """Asks one server; use as `async with`, from one event loop.
+
+    Calls made while a POST is under way gather for `_GATHER_S` and share the next one; at most
+    `max_connections` POSTs are under way. `url`: the server's base URL, or that of its `/retrieve`.
+    `timeout_s`: deadline of a POST with its retries; while retries are left, an attempt may use
+    half of the time that remains, so that one lost reply does not use it up.
+    """
+
+    def __init__(
+        self, url: str, timeout_s: float = 30.0, retries: int = 3, max_connections: int = 64
+    ) -> None:
+        self._poster = _Poster(url)
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._batcher = Batcher(
+            self._post,
+            max_batch=_POST_QUERIES,
+            max_wait_s=_GATHER_S,
+            max_running=max_connections,
+        )
+        self._random = random.Random()
+        self._requests = 0
+        self._errors = 0
+        self._retried = 0
+        self._latencies_s: deque[float] = deque(maxlen=_WINDOW)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._batcher.__aexit__(kind, error, traceback)
+        await self._poster.close()
+
+    async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        """Per query at most `top_k` passages, best first; no match is an empty list.
+
+        Raises RetrievalTimeout, RetrievalUnavailable, BadReply (each after its retries) or, for a
+        request that no retry would help, RetrievalRefused.
+        """
+        if top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {top_k!r}")
+        self._requests += 1
+        begun = time.monotonic()
+        try:
+            _check(queries)
+            passages = await self._batcher.search(queries, top_k)
+        except RetrievalError:
+            self._errors += 1
+            raise
+        self._latencies_s.append(time.monotonic() - begun)
+        return passages
+
+    def gauges(self) -> dict[str, float]:
+        """Counts since the start; how long recent successful calls took, retries included."""
+        recent = sorted(self._latencies_s)
+        return {
+            "retrieval/requests": float(self._requests),
+            "retrieval/errors": float(self._errors),  # calls that failed after their retries
+            "retrieval/retried": float(self._retried),  # POSTs beyond the first
+            "retrieval/latency_p50_s": _percentile(recent, 0.50),
+            "retrieval/latency_p99_s": _percentile(recent, 0.99),
+        }
+
+    async def _post(self, queries: list[str], top_k: int) -> list[list[Passage]]:
+        body = _encoder.encode(RetrieveRequest(queries, top_k, return_scores=True))
+        deadline = time.monotonic() + self._timeout_s
+        for attempt in range(self._retries):
+            pause = self._pause(attempt)
+            try:
+                return await self._poster.post(
+                    body, len(queries), (deadline - time.monotonic()) / 2
+                )
+            except _RETRIED:
+                if time.monotonic() + pause >= deadline:
+                    raise
+            self._retried += 1
+            await asyncio.sleep(pause)
+        return await self._poster.post(body, len(queries), deadline - time.monotonic())
+
+    def _pause(self, attempt: int) -> float:
+        """Seconds before the next attempt: doubled each time; jittered, not to return in step."""
+        longest: float = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S)
+        return longest * self._random.uniform(0.5, 1.0)
+
+
+class _Poster:
+    """POSTs over kept connections, each reused last in, first out.
+
+    One httpx transport a connection: a shared httpx pool looks at all its connections for every
+    request, which at 64 of them costs far more than the request. The caller bounds how many are
+    used at once.
+    """
+
+    def __init__(self, url: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"retrieval url must begin with http:// or https://, got {url!r}")
+        self._url = httpx.URL(url.rstrip("/").removesuffix("/retrieve") + "/retrieve")
+        self._tls = httpx.create_ssl_context() if self._url.scheme == "https" else False
+        self._idle: list[httpx.AsyncHTTPTransport] = []
+
+    async def post(self, body: bytes, expected: int, seconds: float) -> list[list[Passage]]:
+        """Send one request body; returns `expected` lists, or raises the RetrievalError it met."""
+        transport = self._idle.pop() if self._idle else self._connection()
+        good = False
+        try:
+            async with asyncio.timeout(seconds):
+                response = await transport.handle_async_request(self._request(body))
+                content = await response.aread()
+            good = True
+        except TimeoutError as error:
+            raise RetrievalTimeout(f"{self._url} did not answer within {seconds:.3g} s") from error
+        except httpx.RequestError as error:
+            raise RetrievalUnavailable(f"{self._url}: {type(error).__name__}: {error}") from error
+        finally:
+            if good:
+                self._idle.append(transport)
+            else:  # a connection cut off in mid-reply must never serve another request
+                await transport.aclose()
+        return _parse(response.status_code, content, expected, f"{self._url}")
+
+    async def close(self) -> None:
+        """Close the kept connections."""
+        while self._idle:
+            await self._idle.pop().aclose()
+
+    def _connection(self) -> httpx.AsyncHTTPTransport:
+        # A proxy of the environment must not come between us and a loopback server.
+        limits = httpx.Limits(max_connections=1, keepalive_expiry=30.0)
+        return httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=limits)
+
+    def _request(self, body: bytes) -> httpx.Request:
+        return httpx.Request(
+            "POST", self._url, content=body, headers={"content-type": "application/json"}
+        )
+
+
+def _parse(status: int, content: bytes, expected: int, url: str) -> list[list[Passage]]:
+    said = content[:200].decode(errors="replace")
+    if status == 429 or status >= 500:
+        raise RetrievalUnavailable(f"{url} answered {status}: {said!r}")
+    if status != 200:
+        raise RetrievalRefused(f"{url} answered {status}: {said!r}")
+    try:
+        reply = _decoder.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadReply(f"{url}: {error}; body {said!r}") from error
+    if len(reply.result) != expected:
+        raise BadReply(f"{url}: {len(reply.result)} results for {expected} queries")
+    return [
+        [Passage(str(hit.document.id), hit.document.contents, hit.score) for hit in row]
+        for row in reply.result
+    ]
+
+
+def _check(queries: Sequence[str]) -> None:
+    longest = max(map(len, queries), default=0)
+    if longest > MAX_QUERY_CHARS:
+        raise RetrievalRefused(
+            f"a query of {longest} characters: at most {MAX_QUERY_CHARS} are allowed"
+        )
+
+
+def _percentile(ordered: list[float], fraction: float) -> float:
+    """Nearest-rank percentile of ascending values; 0 when there are none."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * fraction))] if ordered else 0.0

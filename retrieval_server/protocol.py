@@ -1,0 +1,126 @@
+"""What crosses the retrieval server's HTTP boundary, its limits, and this package's errors. A leaf.
+
+The wire format is Search-R1's: `POST /retrieve {"queries", "topk", "return_scores"}` is answered by
+`{"result": …}` with one list per query, so its clients and servers work with ours unchanged. One
+thing differs on purpose: a `topk` of 0 is refused instead of silently meaning the server's default,
+as null does.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+MAX_QUERIES = 4096  # Search-R1 sends a whole training batch in one POST
+MAX_QUERY_CHARS = 65_536  # 512 tokens of the longest kind that vocabularies hold
+MAX_TOP_K = 100
+MAX_BODY_BYTES = 32 << 20
+DEFAULT_TOP_K = 3
+
+
+class RetrievalError(Exception):
+    """Root of this package's errors.
+
+    RetrievalError
+    ├── CorpusError           a corpus that cannot be served; names file, line, field and remedy
+    ├── RetrievalTimeout      no answer within the call's deadline           (retried)
+    ├── RetrievalUnavailable  no connection, a broken one, 429 or 5xx        (retried)
+    ├── BadReply              a reply that is not what was asked for         (retried)
+    └── RetrievalRefused      any other 4xx: the request itself is at fault  (never retried)
+    """
+
+
+class CorpusError(RetrievalError):
+    """A corpus that cannot be served; the message names file, line, field, value and remedy."""
+
+
+class RetrievalTimeout(RetrievalError):
+    """The server did not answer within the call's deadline."""
+
+
+class RetrievalUnavailable(RetrievalError):
+    """No connection, a broken one, or a server that says it cannot answer (429, 5xx)."""
+
+
+class BadReply(RetrievalError):
+    """A 200 whose body is not one list of scored documents per query."""
+
+
+class RetrievalRefused(RetrievalError):
+    """The server refused the request itself (4xx): asking again would not help."""
+
+
+class Passage(msgspec.Struct, frozen=True):
+    """One retrieved passage; `contents` holds the title on its first line."""
+
+    id: str
+    contents: str
+    score: float
+
+    @property
+    def title(self) -> str:
+        """The first line without surrounding quotes; empty when there is only one line."""
+        first, newline, _ = self.contents.partition("\n")
+        return first.strip().strip('"') if newline else ""
+
+    @property
+    def text(self) -> str:
+        """Everything after the title's line; the whole contents when there is only one line."""
+        first, newline, rest = self.contents.partition("\n")
+        return rest if newline else first
+
+
+class Document(msgspec.Struct, frozen=True, gc=False):
+    """A passage on the wire and in the corpus; other servers may send numbers as ids."""
+
+    id: str | int
+    contents: str
+
+
+class ScoredDocument(msgspec.Struct, frozen=True):
+    """A document and its score, higher is better."""
+
+    document: Document
+    score: float
+
+
+class RetrieveRequest(msgspec.Struct, frozen=True):
+    """Body of `POST /retrieve`; unknown fields are ignored. `topk` null: the server's default."""
+
+    queries: Annotated[
+        list[Annotated[str, Meta(max_length=MAX_QUERY_CHARS)]], Meta(max_length=MAX_QUERIES)
+    ]
+    topk: Annotated[int, Meta(ge=1, le=MAX_TOP_K)] | None = None
+    return_scores: bool = False
+
+
+class ScoredReply(msgspec.Struct, frozen=True):
+    """Reply when `return_scores` is true: per query, best first, fewer than `topk` if few match."""
+
+    result: list[list[ScoredDocument]]
+
+
+class PlainReply(msgspec.Struct, frozen=True):
+    """Reply when `return_scores` is false."""
+
+    result: list[list[Document]]
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Reply to `GET /health`."""
+
+    status: str
+    passages: int
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Body of every 4xx: what was wrong and what is allowed."""
+
+    detail: str
+
+
+ALLOWED = (
+    f"allowed: `queries`, a list of at most {MAX_QUERIES} strings of at most {MAX_QUERY_CHARS} "
+    f"characters each; `topk`, null or 1 to {MAX_TOP_K}; `return_scores`, true or false; "
+    f"a body of at most {MAX_BODY_BYTES} bytes"
+)

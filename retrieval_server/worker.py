@@ -1,0 +1,138 @@
+"""The retrieval server's process: `python -m retrieval_server.worker CONFIG [a.b=c …]`.
+
+Consumes the configuration and its corpus; serves HTTP on `retrieval.host:port`; waits for requests;
+ends on SIGTERM after answering those in flight, with exit code 0. What makes serving impossible is
+said before serving, with exit code 2.
+"""
+
+import argparse
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from configs import load, process
+from configs.schema import Config
+from retrieval_server.protocol import DEFAULT_TOP_K, MAX_TOP_K, CorpusError
+
+if TYPE_CHECKING:
+    import uvicorn
+
+logger = logging.getLogger("retrieval_server")
+
+_KEEP_ALIVE_S = 75  # longer than the client's, so that an idle connection is closed by the client
+_DRAIN_S = 10
+_BACKLOG = 2048
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the process; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m retrieval_server.worker", description=__doc__)
+    parser.add_argument("config", help="YAML file of differences from the defaults")
+    parser.add_argument("overrides", nargs="*", help="a.b=c")
+    parsed = parser.parse_args(arguments)
+    process.begin("retrieval_server", threads=1)
+    try:
+        config = load.load(parsed.config, parsed.overrides)
+        check(config)
+        listener = bind(config.retrieval.host, config.retrieval.port)
+    except load.ConfigError as error:
+        print(f"retrieval_server: {error}", file=sys.stderr)
+        return 2
+    with listener:
+        return serve(config, listener)
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError for settings that no server can be started from."""
+    retrieval = config.retrieval
+    if retrieval.url:
+        raise load.ConfigError(
+            f"retrieval.url = {retrieval.url!r}: names an external server, so none is started; "
+            "leave it empty to start one"
+        )
+    if not retrieval.corpus:
+        raise load.ConfigError("retrieval.corpus = '': name a JSONL file of passages")
+    if retrieval.top_k > MAX_TOP_K:
+        raise load.ConfigError(f"retrieval.top_k = {retrieval.top_k!r}: at most {MAX_TOP_K}")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening TCP socket: whoever connects early waits until the index is built.
+
+    Raises ConfigError when host or port cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise load.ConfigError(
+            f"retrieval.host = {host!r}: {error.strerror}; give an address of this machine"
+        ) from error
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(_BACKLOG)  # now: a port that is only bound can be bound by others too
+    except OSError as error:
+        listener.close()
+        raise load.ConfigError(
+            f"retrieval.port = {port!r} on retrieval.host = {host!r}: {error.strerror}; "
+            "end the process that holds it, or give another (0: any free port)"
+        ) from error
+    return listener
+
+
+def serve(config: Config, listener: socket.socket) -> int:
+    """Index the corpus and serve until SIGTERM or SIGINT; returns the exit code."""
+    # Imported late: numpy reads the thread count that `begin` set when it is first imported.
+    import uvicorn
+
+    from retrieval_server.app import create_app
+    from retrieval_server.corpus import load_corpus
+    from retrieval_server.index import BM25Index
+
+    process.on_stop(_leave)
+    try:
+        documents = load_corpus(config.retrieval.corpus)
+        index = BM25Index(document.contents for document in documents)
+    except CorpusError as error:
+        print(f"retrieval_server: retrieval.corpus: {error}", file=sys.stderr)
+        return 2
+    app = create_app(documents, index, config.retrieval.top_k or DEFAULT_TOP_K)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            ws="none",
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_DRAIN_S,
+        )
+    )
+    # While it serves, uvicorn handles the signals: it drains, restores ours and raises them again.
+    process.on_stop(partial(_drain, server))
+    host, port = listener.getsockname()[:2]
+    logger.info("serving %d passages on http://%s:%d", len(documents), host, port)
+    server.run(sockets=[listener])
+    return 0
+
+
+def _leave(cause: str) -> None:
+    """Stop while still starting: nothing has been promised to anybody yet."""
+    logger.info("%s before serving, leaving", cause)
+    raise SystemExit(0)
+
+
+def _drain(server: "uvicorn.Server", cause: str) -> None:
+    server.should_exit = True
+    logger.info("%s: leaving", cause)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

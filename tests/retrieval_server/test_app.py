@@ -1,0 +1,123 @@
+"""The wire, exactly as Search-R1's clients use it, and what is refused."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from retrieval_server.protocol import MAX_BODY_BYTES, MAX_QUERIES, MAX_QUERY_CHARS, MAX_TOP_K
+
+
+def _post(url: str, **body: object) -> httpx.Response:
+    return httpx.post(f"{url}/retrieve", json=body, trust_env=False)
+
+
+def test_with_scores_as_search_r1_asks(server_url: str) -> None:
+    reply = _post(server_url, queries=["mayor of bore"], topk=3, return_scores=True)
+    [row] = reply.json()["result"]
+    assert list(reply.json()) == ["result"]
+    assert row[0]["document"]["contents"].split("\n") == [
+        '"mayor of bore"',
+        "the mayor of bore is kelu .",
+    ]
+    assert [set(hit) for hit in row] == [{"document", "score"}] * 3
+    assert [hit["document"]["id"] for hit in row] == ["p0", "p3", "p1"]
+    assert sorted((hit["score"] for hit in row), reverse=True) == [hit["score"] for hit in row]
+
+
+def test_without_scores_documents_stand_bare(server_url: str) -> None:
+    reply = _post(server_url, queries=["kelu", "tapo"], topk=1)
+    assert reply.json() == {
+        "result": [
+            [{"id": "p0", "contents": '"mayor of bore"\nthe mayor of bore is kelu .'}],
+            [{"id": "p3", "contents": '"mayor of miro"\nthe mayor of miro is tapo .'}],
+        ]
+    }
+
+
+@pytest.mark.parametrize("body", [{}, {"topk": None}])
+def test_null_topk_is_the_servers_default(server_url: str, body: dict[str, object]) -> None:
+    [row] = _post(server_url, queries=["of"], **body).json()["result"]
+    assert len(row) == 2
+
+
+def test_no_match_and_no_query_are_valid_and_empty(server_url: str) -> None:
+    assert _post(server_url, queries=["zzz", ""], topk=3).json() == {"result": [[], []]}
+    assert _post(server_url, queries=[]).json() == {"result": []}
+
+
+def test_more_than_the_corpus_holds_is_everything_that_matches(server_url: str) -> None:
+    assert len(_post(server_url, queries=["of"], topk=MAX_TOP_K).json()["result"][0]) == 4
+
+
+def test_unknown_fields_are_ignored(server_url: str) -> None:
+    assert _post(server_url, queries=["kelu"], model="e5").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"queries": ["a"], "topk": 0}, "$.topk"),
+        ({"queries": ["a"], "topk": -1}, "$.topk"),
+        ({"queries": ["a"], "topk": MAX_TOP_K + 1}, "$.topk"),
+        ({"queries": ["a"], "topk": True}, "$.topk"),
+        ({"queries": ["a"], "topk": "3"}, "$.topk"),
+        ({"queries": "a"}, "$.queries"),
+        ({"queries": [1]}, "$.queries"),
+        ({"queries": ["a"] * (MAX_QUERIES + 1)}, "$.queries"),
+        ({"queries": ["a" * (MAX_QUERY_CHARS + 1)]}, "$.queries"),
+        ({"queries": ["a"], "return_scores": 1}, "$.return_scores"),
+        ({"topk": 3}, "queries"),
+        ([], "Expected `object`"),
+    ],
+)
+def test_a_bad_request_is_told_what_is_allowed(server_url: str, body: object, said: str) -> None:
+    reply = httpx.post(f"{server_url}/retrieve", json=body, trust_env=False)
+    assert reply.status_code == 422
+    detail = reply.json()["detail"]
+    assert said in detail
+    assert f"null or 1 to {MAX_TOP_K}" in detail
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"queries": ["\xff"]}', b'{"queries": ["\\ud800"]}']
+)
+def test_bytes_that_are_not_json_are_refused(server_url: str, content: bytes) -> None:
+    assert httpx.post(f"{server_url}/retrieve", content=content, trust_env=False).status_code == 422
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_beyond_the_limit_is_refused(server_url: str, chunked: bool) -> None:
+    body = b'{"queries": ["' + b"a" * MAX_BODY_BYTES + b'"]}'
+    content = iter([body[: 1 << 20]] * 40) if chunked else body
+    reply = httpx.post(f"{server_url}/retrieve", content=content, trust_env=False)
+    assert reply.status_code == 413
+    assert f"at most {MAX_BODY_BYTES} bytes" in reply.json()["detail"]
+
+
+def test_concurrent_requests_each_get_their_own_answer(server_url: str) -> None:
+    queries = ["kelu", "tapo", "capital", "river"] * 8
+    with ThreadPoolExecutor(16) as pool, httpx.Client(trust_env=False) as client:
+        body = [{"queries": [query], "topk": 1} for query in queries]
+        replies = pool.map(lambda b: client.post(f"{server_url}/retrieve", json=b).json(), body)
+        assert [reply["result"][0][0]["id"] for reply in replies] == ["p0", "p3", "p1", "p2"] * 8
+
+
+def test_health_counts_passages(server_url: str) -> None:
+    reply = httpx.get(f"{server_url}/health", trust_env=False)
+    assert (reply.status_code, reply.json()) == (200, {"status": "ok", "passages": 4})
+
+
+def test_openapi_describes_the_wire_types(server_url: str) -> None:
+    spec = httpx.get(f"{server_url}/openapi.json", trust_env=False).json()
+    schemas = spec["components"]["schemas"]
+    assert schemas["RetrieveRequest"]["properties"]["queries"]["maxItems"] == MAX_QUERIES
+    assert "ScoredDocument" in schemas
+    for reference in _references(spec):
+        assert reference.removeprefix("#/components/schemas/") in schemas
+
+
+def _references(node: object) -> list[str]:
+    text = json.dumps(node)
+    return [part.split('"')[0] for part in text.split('"$ref": "')[1:]]

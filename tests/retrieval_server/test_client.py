@@ -1,0 +1,185 @@
+"""The client against our own server and against a small faulty one."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from retrieval_server.client import RetrievalClient
+from retrieval_server.protocol import (
+    MAX_QUERY_CHARS,
+    BadReply,
+    RetrievalError,
+    RetrievalRefused,
+    RetrievalTimeout,
+    RetrievalUnavailable,
+)
+
+Start = Callable[..., Awaitable[Any]]
+GOOD = {"result": [[{"document": {"id": 5, "contents": "T\nx"}, "score": 1.5, "extra": 0}]]}
+
+
+async def test_passages_of_our_server(server_url: str) -> None:
+    async with RetrievalClient(server_url) as client:
+        rows = await client.retrieve(["mayor of miro", "zzz"], 2)
+    assert [[passage.id for passage in row] for row in rows] == [["p3", "p0"], []]
+    best = rows[0][0]
+    assert (best.title, best.text) == ("mayor of miro", "the mayor of miro is tapo .")
+    assert best.score > rows[0][1].score > 0
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/retrieve", "/retrieve/"])
+async def test_the_url_may_name_the_endpoint(server_url: str, suffix: str) -> None:
+    async with RetrievalClient(server_url + suffix) as client:
+        assert (await client.retrieve(["kelu"], 1))[0][0].id == "p0"
+
+
+async def test_many_at_once_each_get_their_own(server_url: str) -> None:
+    async with RetrievalClient(server_url, max_connections=3) as client:
+        names = ["kelu", "tapo", "capital", "river"] * 50
+        rows = await asyncio.gather(*(client.retrieve([name], 1) for name in names))
+    assert [row[0][0].id for row in rows] == ["p0", "p3", "p1", "p2"] * 50
+    gauges = client.gauges()
+    assert gauges["retrieval/requests"] == 200
+    assert gauges["retrieval/errors"] == gauges["retrieval/retried"] == 0
+    assert 0 < gauges["retrieval/latency_p50_s"] <= gauges["retrieval/latency_p99_s"]
+
+
+async def test_the_body_is_search_r1s(faulty: Start, reply: Callable[..., bytes]) -> None:
+    server = await faulty(reply(200, GOOD))
+    async with RetrievalClient(server.url) as client:
+        [[passage]] = await client.retrieve(["who?"], 3)
+    assert server.bodies == [{"queries": ["who?"], "topk": 3, "return_scores": True}]
+    assert (passage.id, passage.contents, passage.score) == ("5", "T\nx", 1.5)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        (500, {"detail": "oops"}),
+        (503, b""),
+        (429, b""),
+        (200, b"<html>"),
+        (200, b"\xff\xfe"),
+        (200, {"result": []}),
+        (200, {"result": [[], []]}),
+        (200, {"result": [[{"document": "text", "score": 1}]]}),
+        (200, {"error": "an error as a reply"}),
+        (200, b'{"result": [[{"document": {"id": "a", "contents": "b"}, "score": NaN}]]}'),
+        (200, GOOD, 100_000),  # cut off: fewer bytes than declared, then the deadline
+    ],
+)
+async def test_a_fault_is_retried(
+    faulty: Start, reply: Callable[..., bytes], fault: tuple[object, ...]
+) -> None:
+    server = await faulty(reply(*fault), reply(200, GOOD))
+    async with RetrievalClient(server.url, timeout_s=1.0) as client:
+        assert (await client.retrieve(["q"], 1))[0][0].id == "5"
+    assert client.gauges()["retrieval/retried"] == 1
+    assert client.gauges()["retrieval/errors"] == 0
+
+
+async def test_a_dropped_connection_is_retried(faulty: Start, reply: Callable[..., bytes]) -> None:
+    server = await faulty(b"", b"garbage\r\n\r\n", reply(200, GOOD))
+    async with RetrievalClient(server.url) as client:
+        assert (await client.retrieve(["q"], 1))[0][0].id == "5"
+    assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "said"),
+    [
+        ((500, {"detail": "oops"}), RetrievalUnavailable, "answered 500: .*oops"),
+        ((200, b"<html>"), BadReply, "<html>"),
+        ((200, {"result": []}), BadReply, "0 results for 1 queries"),
+    ],
+)
+async def test_a_lasting_fault_is_raised_after_the_retries(
+    faulty: Start,
+    reply: Callable[..., bytes],
+    fault: tuple[object, ...],
+    error: type[RetrievalError],
+    said: str,
+) -> None:
+    server = await faulty(reply(*fault))
+    async with RetrievalClient(server.url, retries=2) as client:
+        with pytest.raises(error, match=said):
+            await client.retrieve(["q"], 1)
+    gauges = client.gauges()
+    assert len(server.bodies) == 3
+    assert (gauges["retrieval/errors"], gauges["retrieval/retried"]) == (1, 2)
+    assert gauges["retrieval/latency_p50_s"] == 0
+
+
+async def test_silence_is_a_timeout_within_the_deadline(faulty: Start) -> None:
+    server = await faulty(None)
+    async with RetrievalClient(server.url, timeout_s=0.3, retries=3) as client:
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(RetrievalTimeout, match="did not answer within"):
+            await client.retrieve(["q"], 1)
+        assert asyncio.get_running_loop().time() - begun < 1.0
+    assert 2 <= len(server.bodies) <= 4
+    assert server.connections == len(server.bodies)
+
+
+async def test_nobody_listening_is_unavailable(free_port: int) -> None:
+    async with RetrievalClient(f"http://127.0.0.1:{free_port}", retries=1) as client:
+        with pytest.raises(RetrievalUnavailable, match="ConnectError"):
+            await client.retrieve(["q"], 1)
+
+
+async def test_a_refusal_is_never_retried(faulty: Start, reply: Callable[..., bytes]) -> None:
+    server = await faulty(reply(422, {"detail": "topk"}))
+    async with RetrievalClient(server.url, retries=3) as client:
+        with pytest.raises(RetrievalRefused, match=r"answered 422: .*topk"):
+            await client.retrieve(["q"], 1)
+    assert len(server.bodies) == 1
+    assert client.gauges()["retrieval/errors"] == 1
+
+
+async def test_an_endless_query_is_refused_before_it_is_sent(faulty: Start) -> None:
+    server = await faulty(None)
+    async with RetrievalClient(server.url) as client:
+        with pytest.raises(RetrievalRefused, match=f"at most {MAX_QUERY_CHARS}"):
+            await client.retrieve(["ok", "x" * (MAX_QUERY_CHARS + 1)], 1)
+    assert server.bodies == []
+
+
+async def test_connections_are_kept(faulty: Start, reply: Callable[..., bytes]) -> None:
+    server = await faulty(reply(200, GOOD))
+    async with RetrievalClient(server.url) as client:
+        for _ in range(5):
+            await client.retrieve(["q"], 1)
+    assert (server.connections, len(server.bodies)) == (1, 5)
+
+
+async def test_more_passages_than_asked_for_are_cut(
+    faulty: Start, reply: Callable[..., bytes]
+) -> None:
+    server = await faulty(reply(200, {"result": [GOOD["result"][0] * 4]}))
+    async with RetrievalClient(server.url) as client:
+        assert [len(row) for row in await client.retrieve(["q"], 3)] == [3]
+
+
+async def test_a_caller_cancelled_leaves_the_client_working(
+    faulty: Start, reply: Callable[..., bytes]
+) -> None:
+    server = await faulty(None, reply(200, GOOD))
+    async with RetrievalClient(server.url, timeout_s=0.5) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await client.retrieve(["q"], 1)
+        assert (await client.retrieve(["q"], 1))[0][0].id == "5"
+
+
+async def test_no_query_asks_nothing_and_top_k_must_be_positive(server_url: str) -> None:
+    async with RetrievalClient(server_url) as client:
+        assert await client.retrieve([], 3) == []
+        with pytest.raises(ValueError, match="top_k must be at least 1, got 0"):
+            await client.retrieve(["q"], 0)
+
+
+def test_a_url_without_a_scheme_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"http://"):
+        RetrievalClient("127.0.0.1:8000")

@@ -1,0 +1,117 @@
+"""The process by hand: it serves, leaves on SIGTERM with 0, and with 2 when it cannot serve."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from configs.load import ConfigError
+from configs.schema import Config, RetrievalConfig
+from retrieval_server.worker import bind, check
+
+Run = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, write_corpus: Callable[..., Path]) -> Iterator[Run]:
+    """Start `python -m retrieval_server.worker` on a small configuration with overrides."""
+    corpus = write_corpus({"id": "a", "contents": "bore\nthe mayor of bore is kelu ."})
+    config = tmp_path / "config.yaml"
+    config.write_text(f"retrieval:\n  corpus: {corpus}\n")
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*overrides: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "retrieval_server.worker", str(config), *overrides]
+        process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def _url(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"serving 1 passages on (http://\S+)", line):
+            return found[1]
+    raise AssertionError(f"the worker ended with {process.wait()}")
+
+
+def test_it_serves_on_a_free_port_and_ends_on_sigterm(run: Run) -> None:
+    process = run("retrieval.top_k=0")
+    url = _url(process)
+    assert httpx.get(f"{url}/health", trust_env=False).json() == {"status": "ok", "passages": 1}
+    body = {"queries": ["kelu"], "topk": None, "return_scores": True}
+    reply = httpx.post(f"{url}/retrieve", json=body, trust_env=False).json()
+    assert reply["result"][0][0]["document"]["id"] == "a"
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "Traceback" not in said
+
+
+def test_it_ends_on_sigterm_with_a_client_connected(run: Run) -> None:
+    process = run()
+    with httpx.Client(base_url=_url(process), trust_env=False) as client:
+        assert client.get("/health").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=10)
+    assert process.returncode == 0
+
+
+def test_a_port_in_use_is_named(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        process = run(f"retrieval.port={port}")
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert f"retrieval.port = {port}" in said
+    assert "give another" in said
+
+
+@pytest.mark.parametrize(
+    ("retrieval", "said"),
+    [
+        (RetrievalConfig(), "retrieval.corpus = ''"),
+        (RetrievalConfig(corpus="c", url="http://x"), "retrieval.url = 'http://x'"),
+        (RetrievalConfig(corpus="c", top_k=101), "retrieval.top_k = 101: at most 100"),
+    ],
+)
+def test_settings_that_no_server_can_have_are_named(retrieval: RetrievalConfig, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check(Config(retrieval=retrieval))
+
+
+@pytest.mark.parametrize("host", ["203.0.113.9", "no.such.host.invalid"])
+def test_a_host_that_is_not_this_machine_is_named(host: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"retrieval.host = {host!r}")):
+        bind(host, 0)
+
+
+def test_a_misspelled_key_is_named(run: Run) -> None:
+    process = run("retrieval.tpo_k=3")
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "retrieval.top_k" in said
+    assert "Traceback" not in said
+
+
+def test_a_bad_line_of_the_corpus_is_named(run: Run, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"id": "a", "contents": "b"}\n{"id": "b"}\n')
+    process = run(f"retrieval.corpus={bad}")
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert f"{bad}:2: field 'contents' is missing" in said
