@@ -10,7 +10,6 @@ interrupted.
 import argparse
 import os
 import shutil
-import signal
 import socket
 import sys
 import time
@@ -23,10 +22,11 @@ from configs.load import ConfigError, load, replay_endpoint, save
 from configs.process import make_socket_dir
 from configs.schema import Config
 from replay.client import Observer
-from replay.protocol import ReplayError, Status
+from replay.protocol import ReplayError
 from scripts import plot, preflight, summary
 from scripts.console import Console
 from scripts.fleet import Fleet, FleetError
+from scripts.supervise import Interrupt, RunFailed, Supervisor
 
 ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
@@ -34,26 +34,8 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
+OUTCOMES = {"completed": "completed"}  # any other cause is an early stop by rule
 EXIT_CODES = {"completed": 0, "failed": 1, "stopped": 3, "interrupted": 130}
-POLL_S = 0.2
-
-
-class Interrupt:
-    """Remembers Ctrl-C or SIGTERM; only the launcher gets them, workers have own sessions."""
-
-    def __init__(self) -> None:
-        self.cause = ""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._set)
-
-    def _set(self, number: int, _frame: object) -> None:
-        if self.cause:
-            raise KeyboardInterrupt  # the second time: leave at once, ending the fleet on the way
-        self.cause = f"interrupted by {signal.Signals(number).name}"
-
-
-class RunFailed(RuntimeError):
-    """A process of the run died or did not answer; the message is the first cause."""
 
 
 def commands(config: Config) -> dict[str, list[str]]:
@@ -90,46 +72,6 @@ def resolve(config: Config, name: str) -> Config:
     )
 
 
-def supervise(
-    config: Config, fleet: Fleet, observer: Observer, console: Console, stop: Interrupt
-) -> Status:
-    """Show the run until the learner has ended well; return the last status. Raises RunFailed on
-    any death.
-    """
-    seen_steps = seen_evaluations = 0
-    status = Status((), (), {}, {}, "starting", "")
-    asked = False
-    while True:
-        dead = fleet.dead()
-        broken = {
-            name: code for name, code in dead.items() if code or not (asked or status.stop_cause)
-        }
-        if broken:
-            raise RunFailed(_first_cause(fleet, broken))
-        if "learner" in dead:
-            return status
-        if stop.cause and not asked:
-            console.phase("stopping")
-            observer.shutdown(stop.cause)
-            asked = True
-        try:
-            status = observer.status(seen_steps, seen_evaluations)
-        except ReplayError as error:
-            if fleet.dead():
-                continue
-            raise RunFailed(f"replay does not answer: {error}") from error
-        for result in status.evaluations:
-            console.evaluation(result, Path(config.run_dir), config.model.path)
-            if result.step == 0 and config.learner.total_steps and not asked:
-                console.phase("training")
-        for report in status.steps:
-            console.step(report, config.learner.total_steps)
-        seen_steps = max([seen_steps, *(report.step for report in status.steps)])
-        seen_evaluations += len(status.evaluations)
-        console.remind(status.phase)
-        time.sleep(POLL_S)
-
-
 def run(config: Config, console: Console) -> int:
     """Run one resolved configuration; return the exit code."""
     begun, run_dir = time.monotonic(), Path(config.run_dir)
@@ -139,66 +81,47 @@ def run(config: Config, console: Console) -> int:
     _remove_stale_socket_dirs()
     directory = make_socket_dir(config.run_dir)
     (directory / "launcher.pid").write_text(str(os.getpid()))
-    outcome, cause, status = "failed", "", Status((), (), {}, {}, "", "")
+    outcome, cause, gauges = "failed", "", {}
     stop = Interrupt()
     try:
         console.phase("starting Ray and placing processes")
         with Fleet(run_dir / "logs", directory) as fleet:
             fleet.start(commands(config), ENVIRONMENT)
             console.phase("starting engines, verifying weights, evaluating the start")
+            supervisor = Supervisor(config, fleet, console, stop)
+            gauges = supervisor.gauges
             with Observer(replay_endpoint(config)) as observer:
-                status = supervise(config, fleet, observer, console, stop)
-                console.phase("draining")
-                cause = status.stop_cause or stop.cause
-                outcome = _outcome(cause, stop)
-                _drain(config, fleet)
+                cause = supervisor.watch(observer)
+            console.phase("draining")
+            supervisor.drain()
+            outcome = "interrupted" if stop.cause else OUTCOMES.get(cause, "stopped")
     except (RunFailed, FleetError, ReplayError) as error:
         cause = str(error)
     except KeyboardInterrupt:
         outcome, cause = "interrupted", stop.cause
     finally:
         console.phase("")
-        report = summary.build(
-            config, outcome, cause, time.monotonic() - begun, console.phases_s, status.fleet
-        )
-        path = summary.write(run_dir, report)
-        drawn = plot.draw(run_dir)
-    style = "bold green" if outcome == "completed" else "bold red"
-    console.say(f"{outcome}: {cause}", style)
-    console.say(f"EM {report['em_start']} -> {report['em_final']}, {report['steps']} steps; {path}")
-    if drawn:
-        console.say(f"learning curve: {drawn}")
+        _leave(config, console, outcome, cause, time.monotonic() - begun, gauges)
     return EXIT_CODES[outcome]
 
 
-def _drain(config: Config, fleet: Fleet) -> None:
-    actors = [name for name in fleet.members if name.startswith("actor-")]
-    left = fleet.wait(actors, config.actors.drain_deadline_s + 15.0)
-    fleet.end(left, deadline_s=5.0)
-    fleet.end(["replay"], deadline_s=10.0)
-    if "retrieval_server" in fleet.members:
-        fleet.end(["retrieval_server"], deadline_s=10.0)
-    if left:
-        raise RunFailed(f"{', '.join(left)} did not drain within actors.drain_deadline_s")
-
-
-def _outcome(cause: str, stop: Interrupt) -> str:
-    if stop.cause:
-        return "interrupted"
-    return "completed" if cause == "completed" else "stopped"
-
-
-def _first_cause(fleet: Fleet, broken: dict[str, int]) -> str:
-    """A killed process is a cause, one that fails beside it usually a consequence."""
-    name = min(broken, key=lambda name: (broken[name] >= 0, broken[name] == 0, name))
-    code = broken[name]
-    ended = (
-        f"was killed by {signal.Signals(-code).name}"
-        if code < 0
-        else f"ended with exit code {code}"
-    )
-    words = fleet.members[name].last_words()
-    return f"{name} {ended} (log: {fleet.members[name].log_path})\n{words}".rstrip()
+def _leave(
+    config: Config,
+    console: Console,
+    outcome: str,
+    cause: str,
+    wall_s: float,
+    gauges: dict[str, dict[str, float]],
+) -> None:
+    """Write what a run leaves, and say where it is."""
+    run_dir = Path(config.run_dir)
+    report = summary.build(config, outcome, cause, wall_s, console.phases_s, gauges)
+    path, curve = summary.write(run_dir, report), plot.draw(run_dir)
+    style = "bold green" if outcome == "completed" else "bold red"
+    console.say(outcome if cause == outcome else f"{outcome}: {cause}", style)
+    console.say(f"EM {report['em_start']} -> {report['em_final']}, {report['steps']} steps; {path}")
+    if curve:
+        console.say(f"learning curve: {curve}")
 
 
 def _absolute(path: str) -> str:

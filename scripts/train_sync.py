@@ -123,7 +123,8 @@ async def train(config: Config, retriever: RetrievalClient, folder: Path) -> dic
             rolled_s = time.monotonic() - begun
             gauges = update(engine, ema, batch, config.learner)
             print(
-                f"step {step + 1}/{total}  loss {gauges['learner/loss']:+.3f}  rollouts {rolled_s:.2f} s  "
+                f"step {step + 1}/{total}  loss {gauges['learner/loss']:+.3f}  rollouts "
+                f"{rolled_s:.2f} s  "
                 f"all {time.monotonic() - begun:.2f} s  {rollouts.opened} groups opened",
                 flush=True,
             )

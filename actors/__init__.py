@@ -1,0 +1,1 @@
+"""Actors: many multi-turn search rollouts in flight on one inference engine."""

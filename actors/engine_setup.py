@@ -1,0 +1,109 @@
+"""What must be true before vLLM starts, and what it is started with. Imports nothing heavy.
+
+The environment is set before vLLM or torch are imported; a machine without a usable vLLM is told so
+in our words, with the remedy.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+from typing import Any
+
+from actors.actions import STOP_TAGS
+from actors.policy import EngineUnusable
+from actors.prompt import single_token_ids
+from configs.schema import Config
+
+_BATCHED_TOKENS = 8192
+
+
+def check_installation() -> None:
+    """Raise EngineUnusable, with the remedy, when vLLM is absent or shadowed by a broken
+    torchvision."""
+    if importlib.util.find_spec("vllm") is None:
+        raise EngineUnusable(
+            "vLLM is not installed: run `make .venv` (or install requirements/cpu.lock)"
+        )
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError, OSError, AttributeError) as error:
+        raise EngineUnusable(
+            f"torchvision is installed but broken ({error}), and vLLM would fail on it: "
+            "run `pip uninstall -y torchvision torchaudio torchcodec`"
+        ) from error
+
+
+def on_cpu() -> bool:
+    """Whether this installation's vLLM runs on the CPU; asked before anything heavy is imported."""
+    try:
+        return "+cpu" in importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def prepare_environment(config: Config) -> None:
+    """Set what vLLM reads from the environment; a value that is already set wins."""
+    settings = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "OMP_NUM_THREADS": str(config.actors.threads),
+    }
+    if on_cpu():
+        settings |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's child works itself
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines share the cores
+            "TORCHDYNAMO_DISABLE": "1",  # compiling costs the first requests many seconds
+        }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
+def engine_arguments(config: Config, worker_extension: str) -> dict[str, Any]:
+    """The arguments of AsyncEngineArgs."""
+    model, actors = config.model, config.actors
+    arguments: dict[str, Any] = {
+        "model": model.path,
+        "dtype": model.dtype,
+        "max_model_len": model.max_model_len,
+        "trust_remote_code": model.trust_remote_code,
+        "max_num_seqs": actors.max_num_seqs,
+        "enforce_eager": actors.enforce_eager,
+        "enable_prefix_caching": actors.prefix_caching,
+        "logprobs_mode": "processed_logprobs",  # after temperature, or ratios are wrong at T ≠ 1
+        "disable_log_stats": True,
+        "worker_extension_cls": worker_extension,
+        "use_tqdm_on_load": False,
+    }
+    if on_cpu():
+        # A prefill cut in two makes vLLM rewind the request's generator, which kills the engine:
+        # a CPU generator has no offset. So prefills are whole, and every prompt fits one batch.
+        arguments |= {
+            "kv_cache_memory_bytes": actors.kv_cache_bytes,
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(_BATCHED_TOKENS, model.max_model_len),
+        }
+    else:
+        arguments["gpu_memory_utilization"] = actors.gpu_memory_utilization
+    return arguments
+
+
+def stop_arguments(tokenizer: Any) -> dict[str, Any]:
+    """Sampling arguments that stop at the action tags and keep them.
+
+    Tags that are single tokens stop by id, without detokenising; others by string, found in the
+    text while the ids remain what was sampled. The end token stops either way.
+    """
+    ids = single_token_ids(tokenizer, STOP_TAGS)
+    if ids is not None:
+        return {"stop_token_ids": ids, "detokenize": False}
+    return {
+        "stop": list(STOP_TAGS),
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+    }

@@ -1,0 +1,196 @@
+"""Keeps rollouts in flight: every lease becomes exactly one delivered trajectory or one failed
+lease.
+
+Consumes leases (or Stop) and the verified versions; produces trajectories and failed leases; waits
+for the next lease, for rollouts (each bounded by `rollout_deadline_s`) and, before a delivery, for
+verified weights to serve (bounded by `publish_deadline_s`). Unblocked by replay's messages, by the
+policy and by the subscriber.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from actors.policy import ActorError, Completion, EngineDead, Policy, PolicyError, UnverifiedWeights
+from configs.schema import Config
+from replay.protocol import Lease, Stop
+from replay.trajectory import Trajectory
+from retrieval_server.protocol import RetrievalError
+
+SHUTDOWN = "shutdown"
+
+logger = logging.getLogger(__name__)
+
+
+class Writer(Protocol):
+    """An actor's side of replay."""
+
+    async def next(self) -> Lease | Stop:
+        """Wait for a lease or for the end."""
+        ...
+
+    async def deliver(self, trajectory: Trajectory) -> str:
+        """Hand a trajectory in; returns once it is on record."""
+        ...
+
+    async def fail(self, lease: Lease, cause: str) -> None:
+        """Give a lease back."""
+        ...
+
+
+class MeteredPolicy:
+    """A policy that counts what passes through it; `lost` are completions the engine gave up."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.tokens = 0
+        self.lost = 0
+
+    async def complete(
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+    ) -> Completion:
+        """Complete and count. Raises PolicyError."""
+        try:
+            completion = await self._policy.complete(
+                tokens, temperature=temperature, seed=seed, max_tokens=max_tokens
+            )
+        except PolicyError:
+            self.lost += 1
+            raise
+        self.tokens += len(completion.tokens)
+        return completion
+
+
+class VerifiedVersions:
+    """The versions whose probe passed here, and whether verified weights serve now."""
+
+    def __init__(self, serving: asyncio.Event) -> None:
+        self._serving = serving
+        self._passed: set[int] = set()
+        self.announcements: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+
+    def add(self, incarnation: int, version: int) -> None:
+        """Note that this version passed its probe, for `check` and for whoever announces it."""
+        self._passed.add(version)
+        self.announcements.put_nowait((incarnation, version))
+
+    async def check(self, trajectory: Trajectory, deadline_s: float) -> None:
+        """Wait until verified weights serve. Raises UnverifiedWeights when none do within
+        `deadline_s` or when the trajectory holds tokens of a version that never passed."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._serving.wait()
+        except TimeoutError as error:
+            raise UnverifiedWeights(f"no verified weights for {deadline_s:g} s") from error
+        seen = {int(version) for turn in trajectory.turns for version in turn.policy_versions}
+        if not seen <= self._passed:
+            raise UnverifiedWeights(f"holds tokens of unverified versions {seen - self._passed!r}")
+
+
+class Runner:
+    """Turns leases into trajectories. `await run()` until Stop or `stop()`, then drain."""
+
+    def __init__(
+        self,
+        rollout: Callable[[Lease], Awaitable[Trajectory]],
+        *,
+        writer: Writer,
+        versions: VerifiedVersions,
+        meter: MeteredPolicy,
+        config: Config,
+    ) -> None:
+        self._rollout, self._writer, self._versions = rollout, writer, versions
+        self._meter, self._actors = meter, config.actors
+        self._verify_s = config.weight_sync.publish_deadline_s
+        self._rollouts: dict[asyncio.Task[None], Lease] = {}
+        self._stopping = asyncio.Event()
+        self._cause = ""
+        self._draining = False
+        self._failed = 0
+        self._polled = time.monotonic(), 0
+
+    def stop(self, cause: str) -> None:
+        """Take no more leases and drain. Call on the event loop."""
+        self._cause = self._cause or cause
+        self._stopping.set()
+
+    async def run(self) -> str:
+        """Run until told to stop; every lease taken is answered. Returns the cause of the stop.
+
+        Raises an ExceptionGroup of EngineDead, or of what the writer raised, after cancelling all
+        rollouts.
+        """
+        async with asyncio.TaskGroup() as group:
+            stopping = asyncio.create_task(self._stopping.wait())
+            try:
+                while (lease := await self._next(stopping)) is not None:
+                    task = group.create_task(self._serve(lease))
+                    self._rollouts[task] = lease
+                    task.add_done_callback(self._rollouts.pop)
+            finally:
+                stopping.cancel()
+            await self._drain()
+        return self._cause
+
+    def gauges(self) -> dict[str, float]:
+        """This actor's numbers; tokens per second are since the last call."""
+        now, tokens = time.monotonic(), self._meter.tokens
+        then, before = self._polled
+        self._polled = now, tokens
+        return {
+            "actor/tokens_per_s": (tokens - before) / max(now - then, 1e-6),
+            "actor/action_tokens": float(tokens),
+            "actor/rollouts_in_flight": float(len(self._rollouts)),
+            "actor/failed_leases": float(self._failed),
+            "actor/lost_requests": float(self._meter.lost),
+        }
+
+    async def _next(self, stopping: "asyncio.Task[bool]") -> Lease | None:
+        """The next lease; None once replay or `stop` ended the run."""
+        following = asyncio.create_task(self._writer.next())
+        try:
+            await asyncio.wait((following, stopping), return_when=asyncio.FIRST_COMPLETED)
+            item = following.result() if following.done() else Stop(self._cause)
+        finally:
+            following.cancel()
+        if isinstance(item, Lease):
+            return item
+        self.stop(item.cause)
+        return None
+
+    async def _drain(self) -> None:
+        self._draining = True
+        logger.info("draining %d rollouts: %s", len(self._rollouts), self._cause)
+        if self._rollouts:
+            await asyncio.wait(self._rollouts, timeout=self._actors.drain_deadline_s)
+        left = dict(self._rollouts)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+
+    async def _serve(self, lease: Lease) -> None:
+        """One lease, from its first token to its acknowledgement."""
+        try:
+            async with asyncio.timeout(self._actors.rollout_deadline_s):
+                trajectory = await self._rollout(lease)
+            await self._versions.check(trajectory, self._verify_s)
+        except TimeoutError:
+            await self._fail(lease, f"rollout took over {self._actors.rollout_deadline_s:g} s")
+        except (ActorError, RetrievalError) as error:
+            await self._fail(lease, f"{type(error).__name__}: {error}")
+            if isinstance(error, EngineDead):
+                raise
+        except asyncio.CancelledError:
+            if not self._draining:
+                raise
+            await self._fail(lease, SHUTDOWN)
+        else:
+            await self._writer.deliver(trajectory)
+
+    async def _fail(self, lease: Lease, cause: str) -> None:
+        self._failed += 1
+        logger.warning("group %d sibling %d: %s", lease.group_id, lease.sibling, cause)
+        await self._writer.fail(lease, cause)

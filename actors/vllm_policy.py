@@ -1,0 +1,199 @@
+"""vLLM's AsyncLLM as a Policy and as weight_sync's ServingEngine: the only importer of vllm here.
+
+Consumes token ids and weights; produces sampled ids with the engine's own log-probs and the version
+that sampled each. Waits for the engine's child process; unblocked by its replies, or by its death
+as EngineDead. vLLM is imported inside functions: its environment must be set before, and a machine
+without it must be told so in our words.
+"""
+
+import asyncio
+import gc
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.engine_setup import (
+    check_installation,
+    engine_arguments,
+    prepare_environment,
+    stop_arguments,
+)
+from actors.policy import (
+    BadCompletion,
+    Completion,
+    EngineDead,
+    EngineUnusable,
+    GenerationFailed,
+)
+from actors.prompt import load_tokenizer
+from configs.schema import Config
+from weight_sync.protocol import WORKER_EXTENSION
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+WATCH_EVERY_S = 0.5
+KILL_AFTER_S = 5.0
+
+
+class VllmPolicy:
+    """One engine, shared by all rollouts of this process; make it with `await
+    VllmPolicy.start(config)`."""
+
+    def __init__(self, engine: "AsyncLLM", stop_arguments: dict[str, Any]) -> None:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        self._parameters = SamplingParams
+        self._engine: AsyncLLM | None = engine
+        self._numbers = itertools.count()
+        self._arguments = {
+            **stop_arguments,
+            "logprobs": 0,  # the sampled token's own
+            "flat_logprobs": True,
+            "output_kind": RequestOutputKind.FINAL_ONLY,
+            "skip_clone": True,
+        }
+
+    @classmethod
+    async def start(cls, config: Config, *, worker_extension: str = WORKER_EXTENSION) -> Self:
+        """Check the installation and start the engine in a child process (tens of seconds, during
+        which the event loop stands still). Raises EngineUnusable."""
+        check_installation()
+        prepare_environment(config)
+        path = config.model.path
+        try:
+            # Not in a thread: the child dies with the thread that started it.
+            return cls(
+                _start_engine(engine_arguments(config, worker_extension)),
+                stop_arguments(load_tokenizer(path, config.model.trust_remote_code)),
+            )
+        except (RuntimeError, ValueError, OSError) as error:
+            raise EngineUnusable(f"vLLM could not load model.path = {path!r}: {error}") from error
+
+    @property
+    def engine(self) -> "AsyncLLM":
+        """The engine. Raises EngineDead after `close`."""
+        if self._engine is None:
+            raise EngineDead("the engine is closed")
+        return self._engine
+
+    async def complete(
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+    ) -> Completion:
+        """Complete exactly `tokens`, keeping the stop. Raises EngineDead, GenerationFailed,
+        BadCompletion."""
+        parameters = self._parameters(
+            temperature=temperature, seed=seed, max_tokens=max_tokens, **self._arguments
+        )
+        output = await self._generate(tokens, parameters)
+        sampled = output.outputs[0]
+        if sampled.finish_reason not in ("stop", "length"):
+            raise GenerationFailed(f"the engine ended a completion by {sampled.finish_reason!r}")
+        ids = np.asarray(sampled.token_ids, dtype=np.int32)
+        return Completion(
+            tokens=ids,
+            logprobs=own_logprobs(sampled.logprobs, ids),
+            versions=token_versions(sampled.weight_versions, len(ids)),
+            finish_reason=sampled.finish_reason,
+        )
+
+    async def score(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """float32[n - 1]: log-probs of tokens[1:] at temperature 1, computed anew, not from the
+        prefix cache (vLLM skips it for prompt log-probs)."""
+        parameters = self._parameters(
+            temperature=0.0,
+            max_tokens=1,
+            prompt_logprobs=0,
+            detokenize=False,
+            skip_reading_prefix_cache=True,
+            flat_logprobs=True,
+            output_kind=self._arguments["output_kind"],
+        )
+        output = await self._generate(tokens, parameters)
+        given = np.asarray(tokens[1:], dtype=np.int32)
+        return own_logprobs(output.prompt_logprobs, given, skip=1)
+
+    async def pause(self) -> None:
+        """Freeze running requests and forget all cached keys and values; they resume where they
+        were."""
+        await self.engine.pause_generation(mode="keep", clear_cache=True)
+
+    async def resume(self) -> None:
+        """Run what was frozen or queued."""
+        await self.engine.resume_generation()
+
+    async def call_workers(self, method: str, *args: bytes | int | str | float) -> list[Any]:
+        """Call a method of the worker extension; one result per worker."""
+        results: list[Any] = await self.engine.collective_rpc(method, args=args)
+        return results
+
+    async def set_policy_version(self, version: int) -> None:
+        """Label every token sampled from here on."""
+        await self.engine.update_weight_version(str(version))
+
+    async def watch(self) -> NoReturn:
+        """Return never; raise EngineDead when the engine's process is gone."""
+        while not self.engine.errored:
+            await asyncio.sleep(WATCH_EVERY_S)
+        raise EngineDead("the engine's process is gone")
+
+    def close(self) -> None:
+        """End the engine's process, by force after `KILL_AFTER_S`: its teardown can be slow."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of every kill
+            engine.shutdown(timeout=KILL_AFTER_S)
+            del engine
+            gc.collect()
+
+    async def _generate(self, tokens: Sequence[int], parameters: Any) -> Any:
+        from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        # A prompt already of type "token" skips the thread that would tokenise it.
+        prompt = {"type": "token", "prompt_token_ids": list(tokens)}
+        number = str(next(self._numbers))
+        try:
+            outputs = [part async for part in self.engine.generate(prompt, parameters, number)]
+        except EngineDeadError as error:
+            raise EngineDead("the engine's process is gone") from error
+        except (EngineGenerateError, VLLMClientError, ValueError) as error:
+            raise GenerationFailed(f"{type(error).__name__}: {error}") from error
+        if not outputs:
+            raise GenerationFailed("the engine ended a completion without output")
+        return outputs[-1]
+
+
+def _start_engine(arguments: dict[str, Any]) -> "AsyncLLM":
+    # vLLM keeps tracebacks of optional imports, and with them our frames: no local may hold the
+    # engine, or it is never collected and its finaliser complains when the interpreter ends.
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+def own_logprobs(flat: Any, ids: NDArray[np.int32], skip: int = 0) -> NDArray[np.float32]:
+    """float32[n]: the first entry of each position, which is the token's own."""
+    if flat is None or len(flat) != len(ids) + skip:
+        raise BadCompletion(f"{flat and len(flat)} log-probs for {len(ids)} tokens")
+    starts = np.asarray(flat.start_indices[skip:], dtype=np.intp)
+    if not np.array_equal(np.asarray(flat.token_ids, dtype=np.int32)[starts], ids):
+        raise BadCompletion("log-probs of other tokens than the sampled ones")
+    return np.asarray(flat.logprobs, dtype=np.float32)[starts]
+
+
+def token_versions(spans: Any, length: int) -> NDArray[np.int32]:
+    """int32[length] from vLLM's contiguous spans of labels."""
+    versions = np.full(length, -1, np.int32)
+    for span in spans or ():
+        if not span.version.isdecimal():
+            raise BadCompletion(f"tokens were sampled by weights labelled {span.version!r}")
+        versions[span.start : span.end] = int(span.version)
+    if (versions < 0).any():
+        raise BadCompletion(f"spans {spans!r} do not cover {length} tokens")
+    return versions

@@ -1,0 +1,169 @@
+"""One actor's process: `python -m actors.worker CONFIG --actor-id actor-0 [a.b=c …]`.
+
+Consumes leases from replay, weights from the learner and passages from the retrieval server;
+produces trajectories, failed leases and gauges. Starts the engine, joins weight sync, and asks for
+leases only once verified weights serve. Ends with 0 after Stop, SIGTERM or SIGINT (drained, Goodbye
+said); with 2, and a message, when its input cannot be used; with 1 on a named error: replay or the
+learner silent, the engine dead. Killed, it takes the engine's process with it.
+"""
+
+import argparse
+import asyncio
+import importlib
+import importlib.util
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from actors.engine_setup import check_installation, prepare_environment
+from actors.policy import ActorError, EngineUnusable
+from actors.prompt import Prompter, load_tokenizer, tokenizer_digest
+from actors.rollout import rollout
+from actors.runner import MeteredPolicy, Runner, VerifiedVersions
+from actors.vllm_policy import VllmPolicy
+from configs.load import ConfigError, load, replay_endpoint, retrieval_url, weight_sync_endpoint
+from configs.process import begin, die_with_parent
+from configs.schema import Config
+from replay.client import TrajectoryWriter
+from replay.protocol import Hello, ReplayError
+from retrieval_server.client import RetrievalClient
+from weight_sync.protocol import WeightSyncError
+from weight_sync.subscriber import Subscriber
+
+if __name__ == "__mp_main__":  # the engine's spawned child imports its parent's main module first
+    die_with_parent()
+
+logger = logging.getLogger(__name__)
+
+
+async def run(config: Config, actor_id: str) -> None:
+    """Start the engine, serve until stopped, drain. Raises (groups of) this and the services'
+    errors."""
+    tokenizer = _tokenizer(config)
+    prompter = Prompter(tokenizer, config.questions, config.actors)
+    hello = Hello(actor_id, tokenizer_digest(tokenizer))
+    asked, replay = config.retrieval, config.replay
+    retriever = RetrievalClient(
+        retrieval_url(config), asked.timeout_s, asked.retries, asked.max_connections
+    )
+    policy = await VllmPolicy.start(config)
+    logger.info("engine ready with %s", config.model.path)
+    try:
+        async with (
+            retriever,
+            TrajectoryWriter(
+                replay_endpoint(config), hello, replay.heartbeat_s, replay.dead_after_s
+            ) as writer,
+        ):
+            await _serve(config, hello.actor_id, policy, prompter, retriever, writer)
+    finally:
+        policy.close()
+
+
+async def _serve(
+    config: Config,
+    actor_id: str,
+    policy: VllmPolicy,
+    prompter: Prompter,
+    retriever: RetrievalClient,
+    writer: TrajectoryWriter,
+) -> None:
+    endpoint = weight_sync_endpoint(config)
+    subscriber = Subscriber(actor_id, endpoint, policy, config.weight_sync)
+    meter, versions = MeteredPolicy(policy), VerifiedVersions(subscriber.serving)
+    subscriber.on_verified = versions.add
+    roll = partial(
+        rollout,
+        policy=meter,
+        retriever=retriever,
+        prompter=prompter,
+        config=config,
+        actor_id=actor_id,
+    )
+    runner = Runner(roll, writer=writer, versions=versions, meter=meter, config=config)
+    writer.gauges = lambda: runner.gauges() | retriever.gauges() | subscriber.gauges()
+    _stop_on_signals(runner)
+    logger.info("waiting for the first weights from %s", endpoint)
+    async with asyncio.TaskGroup() as group:
+        announcing = _announce(versions, writer, config.actors.rollouts_in_flight)
+        work = (subscriber.run(), policy.watch(), announcing)
+        helpers = [group.create_task(each) for each in work]
+        cause = await runner.run()
+        for helper in helpers:
+            helper.cancel()
+    logger.info("drained: %s", cause)
+
+
+async def _announce(versions: VerifiedVersions, writer: TrajectoryWriter, capacity: int) -> None:
+    """State to replay every version that serves here."""
+    while True:
+        incarnation, version = await versions.announcements.get()
+        logger.info("serving version %d of incarnation %d", version, incarnation)
+        await writer.ready(capacity, incarnation, version)
+
+
+def _stop_on_signals(runner: Runner) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, runner.stop, number.name)
+
+
+def _tokenizer(config: Config) -> Any:
+    path = config.model.path
+    if not Path(path, "config.json").is_file():
+        raise ConfigError(f"model.path = {path!r}: no model there: name a Hugging Face folder")
+    try:
+        return load_tokenizer(path, config.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path = {path!r}: no usable tokenizer there: {error}") from error
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one actor; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m actors.worker")
+    parser.add_argument("config")
+    parser.add_argument("--actor-id", required=True)
+    parser.add_argument("overrides", nargs="*", metavar="a.b=c")
+    given = parser.parse_intermixed_args(arguments)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))  # until there is a loop
+    code = 0
+    try:
+        begin(given.actor_id)
+        config = load(given.config, given.overrides)
+        check_installation()
+        prepare_environment(config)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(run(config, given.actor_id))
+    except* (ConfigError, EngineUnusable) as group:
+        code = _report(given.actor_id, group, 2)
+    except* (ActorError, ReplayError, WeightSyncError) as group:
+        code = _report(given.actor_id, group, 1)
+    return code
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    return importlib.import_module("uvloop").new_event_loop  # type: ignore[no-any-return]
+
+
+def _report(actor_id: str, group: BaseExceptionGroup[Exception], code: int) -> int:
+    for error in _leaves(group):
+        print(f"{actor_id}: {type(error).__name__}: {error}", file=sys.stderr)
+    return code
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

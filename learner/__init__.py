@@ -1,0 +1,1 @@
+"""Learner: off-policy GRPO steps on the batches that replay hands out."""

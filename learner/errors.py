@@ -1,0 +1,23 @@
+"""What the learner refuses, by name. A leaf module."""
+
+
+class LearnerError(Exception):
+    """Root of this package's errors.
+
+    LearnerError
+    ├── BadBatch    a batch that cannot be trained on; names the group
+    ├── BadModel    a model folder that cannot be trained; names field, value and remedy
+    └── Diverged    a loss or gradient that is not finite; names the step
+    """
+
+
+class BadBatch(LearnerError):
+    """A batch that cannot be trained on; the message names the group and what is wrong with it."""
+
+
+class BadModel(LearnerError):
+    """A model that cannot be trained; the message names the field, the value and the remedy."""
+
+
+class Diverged(LearnerError):
+    """A loss or gradient that is not finite; nothing made from it may be published."""

@@ -1,0 +1,86 @@
+"""TensorBoard: the only place that writes it. Takes numbers by name; knows how a fleet's add up.
+
+Consumes gauges (`actor/…`, `retrieval/…`, `replay/…`, `sync/…`, `learner/…`) and finished
+evaluations; produces event files in `<run_dir>/tensorboard`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from replay.protocol import EvalResult
+
+# Counters of one process; the fleet's is their sum. Everything else not named below is averaged.
+COUNTERS = {
+    *("requests", "errors", "retried", "lost_requests"),
+    *("failed_leases", "rollouts_in_flight", "action_tokens"),
+}
+
+
+def aggregate(fleet: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """One number per name over the actors: rates and counters summed, p99 and max the worst, others
+    the mean.
+
+    An actor that does not report a name does not count in its mean.
+    """
+    by_name: dict[str, list[float]] = {}
+    for gauges in fleet.values():
+        for name, value in gauges.items():
+            by_name.setdefault(name, []).append(value)
+    return {name: _combine(name, values) for name, values in by_name.items()}
+
+
+def _combine(name: str, values: list[float]) -> float:
+    leaf = name.rsplit("/", 1)[-1]
+    if leaf.endswith(("_per_s", "_total", "_count")) or leaf in COUNTERS:
+        return sum(values)
+    if "p99" in leaf or leaf.endswith("_max"):
+        return max(values)
+    if leaf.endswith("_min") or leaf == "policy_version":
+        return min(values)
+    return sum(values) / len(values)
+
+
+def evaluation_gauges(result: EvalResult) -> dict[str, float]:
+    """An evaluation as `eval/*`: greedy and sampled exact match, over all questions and by hops."""
+    return {
+        "eval/em": result.em,
+        "eval/sampled_em": result.sampled_em,
+        "eval/searches_per_rollout": result.searches,
+        "eval/questions": float(result.questions),
+        "eval/oldest_version": float(result.oldest_version),
+        "eval/newest_version": float(result.newest_version),
+        **{f"eval/em_hops_{hops}": em for hops, em in result.em_by_hops.items()},
+        **{f"eval/sampled_em_hops_{hops}": em for hops, em in result.sampled_em_by_hops.items()},
+    }
+
+
+class Metrics:
+    """The run's event files; use as a context manager."""
+
+    def __init__(self, run_dir: str | Path, purge_step: int | None = None) -> None:
+        """`purge_step` hides what an earlier process of the run wrote at that step and after it."""
+        self._writer = SummaryWriter(
+            str(Path(run_dir) / "tensorboard"), purge_step=purge_step, flush_secs=10
+        )
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def write(self, step: int, gauges: Mapping[str, float]) -> None:
+        """Write numbers by name at a step."""
+        for name, value in gauges.items():
+            self._writer.add_scalar(name, value, step)
+
+    def evaluation(self, result: EvalResult) -> None:
+        """Write an evaluation at its step."""
+        self.write(result.step, evaluation_gauges(result))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()

@@ -1,0 +1,101 @@
+"""A causal language model that scores tokens: log-probs and entropies at action positions only.
+
+Consumes a local Hugging Face folder. The output head runs on the positions whose *next* token is
+trained: prompts and observations cost a hidden state each, never a row of logits.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from configs.schema import ModelConfig
+from learner.errors import BadModel
+
+
+class TokenScores(NamedTuple):
+    """Both float32[B, T], aligned with the tokens (column t scores token t), 0 off the mask.
+
+    `logprobs` has a gradient, `entropy` (of the distribution the token was drawn from, nats) has
+    none.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+class TokenScorer(nn.Module):
+    """Wraps a causal LM so that one forward call makes `TokenScores` (and DeepSpeed sees one
+    module).
+    """
+
+    def __init__(self, causal_lm: PreTrainedModel) -> None:
+        super().__init__()
+        self.causal_lm = causal_lm
+
+    def forward(self, tokens: Tensor, loss_mask: Tensor, temperature: float) -> TokenScores:
+        """Score the tokens where `loss_mask`; int64[B, T], bool[B, T], right-padded."""
+        # Right padding lies in the future of every real token: causal attention needs no other
+        # mask.
+        hidden = self.causal_lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        predicts = loss_mask[:, 1:]  # position t − 1 predicts token t
+        logits = self.causal_lm.get_output_embeddings()(hidden[:, :-1][predicts])
+        scores = score_logits(logits, tokens[:, 1:][predicts], temperature)
+        return TokenScores(*(_scatter(values, loss_mask) for values in scores))
+
+
+def score_logits(logits: Tensor, targets: Tensor, temperature: float) -> TokenScores:
+    """Scores of int64[N] targets under [N, V] logits divided by `temperature`, in float32: both
+    [N].
+    """
+    log_probabilities = functional.log_softmax(logits.float() / temperature, dim=-1)
+    logprobs = log_probabilities.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    with torch.no_grad():
+        entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)
+    return TokenScores(logprobs, entropy)
+
+
+def load_model(config: ModelConfig) -> PreTrainedModel:
+    """Load the folder's causal LM in the configured dtype, ready to train (dropout off, or ratios
+    are noise).
+
+    Raises BadModel when the folder is missing, is not a model, or has a head that `TokenScorer`
+    would bypass.
+    """
+    folder = Path(config.path)
+    if not (folder / "config.json").is_file():
+        raise BadModel(
+            f"model.path = {config.path!r}: no such folder with a config.json; "
+            "give a local Hugging Face model folder"
+        )
+    kwargs = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
+    try:
+        architecture = AutoConfig.from_pretrained(folder, **kwargs)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, config=architecture, dtype=getattr(torch, config.dtype), **kwargs
+        )
+    except (OSError, ValueError) as error:
+        raise BadModel(f"model.path = {config.path!r} cannot be loaded: {error}") from error
+    model.eval()
+    _check_head(model, config.path)
+    return model
+
+
+@torch.no_grad()
+def _check_head(model: PreTrainedModel, path: str) -> None:
+    """Refuse models that scale or cap logits after the head: they would be scored wrongly."""
+    tokens = torch.arange(8).unsqueeze(0) % model.config.vocab_size
+    whole = model(input_ids=tokens, use_cache=False).logits
+    hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    if not torch.equal(whole, model.get_output_embeddings()(hidden)):
+        raise BadModel(
+            f"model.path = {path!r}: {type(model).__name__} changes its logits after the head "
+            "(scaling or soft-capping), which the learner does not reproduce; use another model"
+        )
+
+
+def _scatter(values: Tensor, mask: Tensor) -> Tensor:
+    return values.new_zeros(mask.shape).masked_scatter(mask, values)

@@ -1,0 +1,17 @@
+"""The learning rate as a pure function of the step, so that nothing about it needs saving."""
+
+from configs.schema import LearnerConfig
+
+
+def learning_rate(step: int, config: LearnerConfig) -> float:
+    """The rate of optimiser step `step` (from 1): linear warm-up, then constant or linear towards
+    0.
+
+    The linear schedule would reach 0 one step after `total_steps`: the last step still learns.
+    """
+    warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
+    if config.lr_schedule == "constant":
+        return config.lr * warmup
+    left = config.total_steps - step + 1
+    decay = min(1.0, left / max(config.total_steps - config.warmup_steps, 1))
+    return config.lr * warmup * max(decay, 0.0)

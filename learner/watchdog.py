@@ -1,0 +1,38 @@
+"""Named phases with deadlines: a stalled learner says what it was doing, and dies.
+
+A thread watches, so a stall inside native code is caught too; it cannot be unwound, hence the hard
+exit, which every peer sees at once.
+"""
+
+import faulthandler
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+log = logging.getLogger(__name__)
+STALLED_EXIT = 3
+
+
+def die(message: str) -> None:
+    """Log the stall and where every thread stands, then end the process with code 3."""
+    log.critical(message)
+    faulthandler.dump_traceback(all_threads=True)
+    os._exit(STALLED_EXIT)
+
+
+@contextmanager
+def phase(name: str, deadline_s: float, on_stall: Callable[[str], None] = die) -> Iterator[None]:
+    """Run a phase and log its seconds; past its deadline, `on_stall` is called on a thread."""
+    message = f"the learner has been in phase {name!r} for more than {deadline_s:g} s"
+    timer = threading.Timer(deadline_s, on_stall, (message,))
+    timer.daemon = True
+    timer.start()
+    begun = time.perf_counter()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        log.debug("%s took %.2f s", name, time.perf_counter() - begun)

@@ -1,0 +1,1 @@
+"""Replay: the exactly-once stream of trajectories between actors and learner."""

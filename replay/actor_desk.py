@@ -1,0 +1,180 @@
+"""What replay decides when an actor speaks, or falls silent.
+
+Consumes an actor's messages; writes facts about its leases and deliveries, produces direct replies
+(leases are pushed by `replay.leasing`). The first durable delivery of a sibling wins, whoever makes
+it. Waits for nothing.
+"""
+
+from collections.abc import Callable
+
+from replay import records
+from replay.endings import drop_if_failing, settle_closed
+from replay.events import Peer
+from replay.groups import Group
+from replay.journal import Journal
+from replay.protocol import (
+    PROTOCOL,
+    Acknowledged,
+    Deliver,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    LeaseFailed,
+    Ready,
+    Refused,
+    Reply,
+    Stop,
+)
+from replay.records import Summary
+from replay.roster import Roster
+
+Summarise = Callable[[bytes], Summary]
+Replies = list[tuple[Peer, Reply]]
+
+
+class ActorDesk:
+    """One method per message of an actor."""
+
+    def __init__(self, journal: Journal, roster: Roster, summarise: Summarise) -> None:
+        self._journal = journal
+        self._books = journal.books
+        self._roster = roster
+        self._summarise = summarise
+
+    def hello(self, peer: Peer, message: Hello) -> Replies:
+        """Take an actor in, with the leases that it holds; they are never leased to another."""
+        if cause := self._why_refused(peer, message):
+            return [(peer, Refused(cause))]
+        if self._books.stop_cause:
+            return [(peer, Stop(self._books.stop_cause))]
+        actor_id, now = message.actor_id, self._journal.now
+        held, recorded = set(message.held), set(self._books.held.get(actor_id, ()))
+        self._roster.join(actor_id, peer)
+        self._journal.write(records.ActorJoined(now, actor_id, message.tokenizer_digest))
+        self._return(actor_id, recorded - held, "not_held")
+        for group_id, sibling in sorted(held - recorded):
+            if group_id < self._books.next_group_id:
+                self._journal.write(records.Adopted(now, actor_id, group_id, sibling))
+        return []
+
+    def ready(self, peer: Peer, message: Ready) -> Replies:
+        """Note what an actor can do now."""
+        actor = self._roster.get(message.actor_id)
+        if actor is None or actor.peer != peer:
+            return [(peer, _unknown(message.actor_id))]
+        actor.capacity = message.capacity
+        actor.incarnation = message.incarnation
+        actor.version = message.policy_version
+        return []
+
+    def heartbeat(self, peer: Peer, message: Heartbeat) -> Replies:
+        """Keep an actor's latest gauges."""
+        actor = self._roster.get(message.actor_id)
+        if actor is None or actor.peer != peer:
+            return [(peer, _unknown(message.actor_id))]
+        actor.gauges = message.gauges
+        return []
+
+    def deliver(self, peer: Peer, message: Deliver) -> Replies:
+        """Record the first delivery of a sibling; acknowledge every one. Raises CodecError."""
+        summary = self._summarise(message.payload)
+        group = self._books.unfinished(message.group_id)
+        if message.group_id >= self._books.next_group_id:
+            return [(peer, Refused(f"group {message.group_id} was never opened"))]
+        if group is None:
+            status = "dropped" if message.group_id in self._books.dropped else "superseded"
+            return [(peer, self._not_needed(message, status))]
+        if cause := _why_foreign(group, message, summary):
+            return [(peer, Refused(cause))]
+        if message.sibling in group.summaries:
+            return [(peer, self._not_needed(message, "superseded"))]
+        return [(peer, self._take(group, message, summary))]
+
+    def lease_failed(self, peer: Peer, message: LeaseFailed) -> Replies:
+        """A rollout died: its sibling is to be leased again."""
+        self._return(message.actor_id, {(message.group_id, message.sibling)}, message.cause)
+        return []
+
+    def goodbye(self, peer: Peer, message: Goodbye) -> Replies:
+        """An actor leaves; what it still holds is to be leased again."""
+        actor = self._roster.get(message.actor_id)
+        if actor is not None and actor.peer == peer:
+            self.dismiss(message.actor_id, "goodbye")
+        return []
+
+    def lost(self, peer: Peer, cause: str) -> None:
+        """The connection of an actor is dead or silent."""
+        if actor := self._roster.at(peer):
+            self.dismiss(actor.actor_id, cause)
+
+    def dismiss_absent(self) -> None:
+        """Give up actors that hold leases on record but did not return after replay's restart."""
+        for actor_id in [name for name in self._books.held if name not in self._roster]:
+            self.dismiss(actor_id, "absent")
+
+    def dismiss(self, actor_id: str, cause: str) -> None:
+        """Forget an actor and return what it holds."""
+        self._roster.leave(actor_id)
+        self._return(actor_id, set(self._books.held.get(actor_id, ())), cause)
+        self._journal.write(records.ActorLeft(self._journal.now, actor_id, cause))
+
+    def _why_refused(self, peer: Peer, message: Hello) -> str:
+        if message.protocol != PROTOCOL:
+            return f"replay speaks protocol {PROTOCOL}, {message.actor_id} {message.protocol}"
+        known = self._roster.get(message.actor_id)
+        if known is not None and known.peer != peer:
+            return f"{message.actor_id} is connected already: every actor needs its own id"
+        digest = self._books.tokenizer_digest
+        if digest and message.tokenizer_digest != digest:
+            return (
+                f"{message.actor_id} has tokenizer {message.tokenizer_digest}, the first actor "
+                f"{digest}: give all the same model folder"
+            )
+        return ""
+
+    def _return(self, actor_id: str, leases: set[tuple[int, int]], cause: str) -> None:
+        now = self._journal.now
+        for group_id, sibling in sorted(leases):
+            if (group_id, sibling) in self._books.held.get(actor_id, ()):
+                self._journal.write(records.LeaseReturned(now, actor_id, group_id, sibling, cause))
+                drop_if_failing(self._journal, group_id)
+
+    def _not_needed(self, message: Deliver, status: str) -> Acknowledged:
+        self._journal.write(
+            records.Superseded(
+                self._journal.now, message.actor_id, message.group_id, message.sibling, status
+            )
+        )
+        return Acknowledged(message.group_id, message.sibling, status)
+
+    def _take(self, group: Group, message: Deliver, summary: Summary) -> Acknowledged:
+        if group.kind == "train" and summary.oldest_version < group.version:
+            # Training on it would break the bound that admission keeps by the group's version.
+            cause = f"sampled under version {summary.oldest_version} < {group.version}"
+            self._return(message.actor_id, {(group.group_id, message.sibling)}, cause)
+            return Acknowledged(group.group_id, message.sibling, "dropped")
+        self._journal.write(
+            records.Delivered(
+                self._journal.now,
+                message.actor_id,
+                message.group_id,
+                message.sibling,
+                message.payload,
+                summary,
+            )
+        )
+        if group.closed:
+            settle_closed(self._journal, group)
+        return Acknowledged(group.group_id, message.sibling, "accepted")
+
+
+def _why_foreign(group: Group, message: Deliver, summary: Summary) -> str:
+    expected = (group.group_id, message.sibling, group.question.id, group.kind)
+    found = (summary.group_id, summary.sibling, summary.question_id, summary.kind)
+    if found != expected or not 0 <= message.sibling < group.size:
+        return f"delivery for {expected} of {group.size} siblings holds a trajectory of {found}"
+    return ""
+
+
+def _unknown(actor_id: str) -> Refused:
+    return Refused(f"{actor_id} is not known here: say Hello first")

@@ -1,0 +1,72 @@
+"""Which groups may be opened and which may be trained: the two rules that bound staleness.
+
+Staleness is the learner's step s (steps completed) less the version under which a group was
+opened. With G groups per step, a group is opened only while fewer than (max_staleness + v + 1)·G
+groups stand before it, v being the version that the requesting actor has applied; and a batch may
+pass an unfinished older group only if every group left behind can still be trained within its
+bound. Nothing is dropped for its age: an unfinished group that must come first is waited for, until
+its deadline.
+
+Consumes counts and (version, group id) pairs; produces decisions. Pure; waits for nothing.
+"""
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+Place = tuple[int, int]
+"""(version, group id): the order in which groups are trained."""
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """What both rules need to know of the configuration."""
+
+    groups_per_step: int
+    max_staleness: int
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What a learner at step s may take: a batch, or nothing and why.
+
+    `oldest` is True when a batch could be filled but an unfinished older group must come first.
+    """
+
+    group_ids: tuple[int, ...]  # ascending; empty: wait
+    oldest: bool = False
+
+
+def allowed_groups(version: int, bounds: Bounds) -> int:
+    """How many groups (open, ready or sampled) may stand once an actor at `version` opened one."""
+    return (bounds.max_staleness + version + 1) * bounds.groups_per_step
+
+
+def can_open(standing: int, version: int, bounds: Bounds) -> bool:
+    """May an actor that has applied `version` open a group? `standing`: open + ready + sampled."""
+    return standing < allowed_groups(version, bounds)
+
+
+def can_pass(left_behind: Collection[int], step: int, bounds: Bounds) -> bool:
+    """May a learner at `step` leave groups of these versions unsampled behind its batch?
+
+    For every j ≥ step, the groups of version ≤ j − max_staleness must fit the (j − step)·G places
+    that come before step j is over.
+    """
+    last = max([step, *left_behind]) + bounds.max_staleness
+    return all(
+        sum(version <= j - bounds.max_staleness for version in left_behind)
+        <= (j - step) * bounds.groups_per_step
+        for j in range(step, last + 1)
+    )
+
+
+def choose_batch(
+    ready: Sequence[Place], unfinished: Sequence[Place], step: int, bounds: Bounds
+) -> Choice:
+    """Choose the batch for a learner that has completed `step`: oldest version first."""
+    if len(ready) < bounds.groups_per_step:
+        return Choice(())
+    in_order = sorted(ready)
+    batch, rest = in_order[: bounds.groups_per_step], in_order[bounds.groups_per_step :]
+    if not can_pass([version for version, _ in [*rest, *unfinished]], step, bounds):
+        return Choice((), oldest=True)
+    return Choice(tuple(sorted(group_id for _, group_id in batch)))

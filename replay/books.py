@@ -1,0 +1,290 @@
+"""The durable state of replay: a fold of `evolve` over the records, and of nothing else.
+
+Consumes records (of a decision just taken, or from the event log); produces what decisions read.
+Every train group is in one place: open → ready → sampled(step) → committed, or dropped by a
+counted cause. Payloads are kept from delivery until their step is committed or their group dropped.
+Waits for nothing.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from functools import singledispatchmethod
+
+from configs.schema import ReplayConfig
+from replay import records
+from replay.evaluation import Evaluation
+from replay.groups import Group
+from replay.protocol import EvalResult, LogError, StepReport
+from replay.questions import Questions
+from replay.records import Record
+from replay.tally import Recent, Tally
+from replay.trajectory import Question
+
+
+class Books:
+    """`opened`, `ready`, `sampled`: train groups by id; `evaluating`: eval groups by id.
+
+    `short`: ids of groups with a sibling to lease. `held`: actor id → the (group, sibling) it was
+    given and has not answered for, needed or not: what its capacity is counted against. `batches`:
+    recorded and uncommitted, by the step they train. `failures`: (evaluation, question id) →
+    sibling → failed attempts since the question was last answered.
+    """
+
+    def __init__(
+        self, config: ReplayConfig, questions: Questions, eval_questions: Sequence[Question]
+    ) -> None:
+        self.config = config
+        self.questions = questions
+        self.eval_questions = tuple(eval_questions)
+        self.opened: dict[int, Group] = {}
+        self.ready: dict[int, Group] = {}
+        self.sampled: dict[int, Group] = {}
+        self.evaluating: dict[int, Group] = {}
+        self.dropped: set[int] = set()
+        self.short: set[int] = set()
+        self.held: dict[str, set[tuple[int, int]]] = {}
+        self.failures: dict[tuple[int, str], dict[int, int]] = {}
+        self.batches: dict[int, records.Sampled] = {}
+        self.evaluations: dict[int, Evaluation] = {}
+        self.unannounced: list[int] = []  # steps of evaluations that no batch has carried yet
+        self.results: list[EvalResult] = []
+        self.reports: list[StepReport] = []
+        self.tally = Tally()
+        self.next_group_id = 1
+        self.incarnation = 0
+        self.last_sampled = 0
+        self.served = 0  # the last step whose batch the current incarnation has been given
+        self.committed = 0
+        self.tokenizer_digest = ""
+        self.stop_cause = ""
+
+    @property
+    def standing(self) -> int:
+        """open + ready + sampled; every sampled step is a full batch, so steps are counted."""
+        sampled = self.last_sampled * self.config.groups_per_step
+        return len(self.opened) + len(self.ready) + sampled
+
+    @property
+    def serving_again(self) -> bool:
+        """Recorded batches are still to be served to a resumed learner."""
+        return self.served < self.last_sampled
+
+    def unfinished(self, group_id: int) -> Group | None:
+        """The group of this id, if a sibling of it is still wanted."""
+        return self.opened.get(group_id) or self.evaluating.get(group_id)
+
+    def attempts(self, group: Group, sibling: int) -> int:
+        """How often this sibling of the group's question has failed since it was last answered."""
+        return self.failures.get((group.evaluation, group.question.id), {}).get(sibling, 0)
+
+    def gauges(self) -> dict[str, float]:
+        """Replay's own numbers, by metric name."""
+        places = {
+            "replay/open_groups": len(self.opened),
+            "replay/ready_groups": len(self.ready),
+            "replay/evaluating_groups": len(self.evaluating),
+            "replay/leases": sum(len(leases) for leases in self.held.values()),
+            "replay/retired_questions": len(self.questions.retired),
+            "replay/sampled_steps": self.last_sampled,
+        }
+        return {name: float(n) for name, n in places.items()} | self.tally.gauges()
+
+    @singledispatchmethod
+    def evolve(self, fact: Record) -> None:
+        """Take in one fact. Raises LogError where it contradicts the questions."""
+        raise TypeError(f"no fold for {fact!r}")
+
+    @evolve.register
+    def _(self, fact: records.RunStarted) -> None:
+        pass
+
+    @evolve.register
+    def _(self, fact: records.ActorJoined) -> None:
+        self.tokenizer_digest = self.tokenizer_digest or fact.tokenizer_digest
+        self.held.setdefault(fact.actor_id, set())
+
+    @evolve.register
+    def _(self, fact: records.ActorLeft) -> None:
+        self.held.pop(fact.actor_id, None)
+
+    @evolve.register
+    def _(self, fact: records.GroupOpened) -> None:
+        group = Group.opened(fact, self.config.group_size)
+        if fact.kind == "train":
+            expected = self.questions.next()
+            self.opened[fact.group_id] = group
+            self.tally.opened += 1
+        else:
+            expected = self.evaluations[fact.evaluation].pending.popleft()
+            self.evaluating[fact.group_id] = group
+        if expected != fact.question:
+            raise LogError(
+                f"group {fact.group_id} was opened with {fact.question!r}, but here {expected!r} "
+                "is next: the log belongs to other question files or another seed"
+            )
+        self.next_group_id = fact.group_id + 1
+        self.short.add(fact.group_id)
+
+    @evolve.register
+    def _(self, fact: records.Leased) -> None:
+        for sibling in fact.siblings:
+            self._hand_out(fact.actor_id, fact.group_id, sibling)
+
+    @evolve.register
+    def _(self, fact: records.Adopted) -> None:
+        self._hand_out(fact.actor_id, fact.group_id, fact.sibling)
+
+    @evolve.register
+    def _(self, fact: records.Delivered) -> None:
+        self._let_go(fact.actor_id, fact.group_id, fact.sibling)
+        group = self.opened.get(fact.group_id) or self.evaluating[fact.group_id]
+        group.holders.pop(fact.sibling, None)
+        group.summaries[fact.sibling] = fact.summary
+        if group.kind == "train":
+            group.payloads[fact.sibling] = fact.payload
+            self.tally.recent.take(fact.summary)
+        else:
+            self.evaluations[group.evaluation].delivered += 1
+        self._note_missing(group)
+        if group.closed:
+            self._close(group)
+
+    @evolve.register
+    def _(self, fact: records.Superseded) -> None:
+        self._let_go(fact.actor_id, fact.group_id, fact.sibling)
+        self.tally.superseded += 1
+
+    @evolve.register
+    def _(self, fact: records.LeaseReturned) -> None:
+        self._let_go(fact.actor_id, fact.group_id, fact.sibling)
+        self.tally.returned += 1
+        group = self.unfinished(fact.group_id)
+        if group and group.holders.get(fact.sibling) == fact.actor_id:
+            self._pass_on(group, fact.sibling)
+            self._count_failure(group, fact.sibling)
+            self._note_missing(group)
+
+    @evolve.register
+    def _(self, fact: records.GroupDropped) -> None:
+        self.dropped.add(fact.group_id)
+        self.short.discard(fact.group_id)
+        group = self._forget(fact.group_id)
+        if fact.cause == "group_deadline":
+            for sibling in group.undelivered:
+                self._count_failure(group, sibling)
+        if group.kind == "train":
+            self.tally.dropped[fact.cause] += 1
+            if fact.cause == "group_deadline":
+                self.questions.requeue(group.question)
+            return
+        evaluation = self.evaluations[group.evaluation]
+        evaluation.delivered -= len(group.summaries)
+        if fact.cause == "group_deadline":
+            evaluation.pending.append(group.question)
+        elif fact.cause == "question_failed":
+            evaluation.given_up.add(group.question.id)
+            self._forgive(group)
+
+    @evolve.register
+    def _(self, fact: records.QuestionRetired) -> None:
+        self.questions.retire(fact.question_id)
+
+    @evolve.register
+    def _(self, fact: records.Sampled) -> None:
+        self.sampled |= {group_id: self.ready.pop(group_id) for group_id in fact.group_ids}
+        self.batches[fact.step] = fact
+        self.last_sampled = self.served = fact.step
+        self.unannounced = [s for s in self.unannounced if s not in fact.evaluations]
+        self.tally.recent = Recent()
+
+    @evolve.register
+    def _(self, fact: records.Resampled) -> None:
+        self.served = max(self.served, fact.step)
+
+    @evolve.register
+    def _(self, fact: records.StepsCommitted) -> None:
+        for step in [step for step in self.batches if step <= fact.step]:
+            for group_id in self.batches.pop(step).group_ids:
+                del self.sampled[group_id]
+                self.tally.committed += 1
+        self.committed = max(self.committed, fact.step)
+
+    @evolve.register
+    def _(self, fact: records.LearnerResumed) -> None:
+        self.incarnation = fact.incarnation
+        self.served = fact.step
+        self.last_sampled = max(self.last_sampled, fact.step)
+
+    @evolve.register
+    def _(self, fact: records.EvaluationOpened) -> None:
+        total = len(self.eval_questions)
+        self.evaluations[fact.step] = Evaluation(fact.step, deque(self.eval_questions), total)
+
+    @evolve.register
+    def _(self, fact: records.EvaluationFinished) -> None:
+        evaluation = self.evaluations[fact.result.step]
+        evaluation.result = fact.result
+        evaluation.answered.clear()
+        self.results.append(fact.result)
+        self.unannounced.append(fact.result.step)
+
+    @evolve.register
+    def _(self, fact: records.EvaluationVoided) -> None:
+        del self.evaluations[fact.step]
+        self.failures = {key: n for key, n in self.failures.items() if key[0] != fact.step}
+        self.unannounced = [s for s in self.unannounced if s != fact.step]
+
+    @evolve.register
+    def _(self, fact: records.Reported) -> None:
+        self.reports.append(StepReport(fact.step, fact.gauges))
+
+    @evolve.register
+    def _(self, fact: records.Stopped) -> None:
+        self.stop_cause = fact.cause
+
+    def _hand_out(self, actor_id: str, group_id: int, sibling: int) -> None:
+        self.held.setdefault(actor_id, set()).add((group_id, sibling))
+        group = self.unfinished(group_id)
+        if group and sibling in group.missing:
+            group.holders[sibling] = actor_id
+            self._note_missing(group)
+
+    def _let_go(self, actor_id: str, group_id: int, sibling: int) -> None:
+        self.held.get(actor_id, set()).discard((group_id, sibling))
+
+    def _pass_on(self, group: Group, sibling: int) -> None:
+        del group.holders[sibling]
+        # An actor thought lost may have come back with this sibling while another had it.
+        key = (group.group_id, sibling)
+        for actor_id in sorted(name for name, leases in self.held.items() if key in leases):
+            group.holders[sibling] = actor_id
+            return
+
+    def _note_missing(self, group: Group) -> None:
+        if group.missing:
+            self.short.add(group.group_id)
+        else:
+            self.short.discard(group.group_id)
+
+    def _count_failure(self, group: Group, sibling: int) -> None:
+        counts = self.failures.setdefault((group.evaluation, group.question.id), {})
+        counts[sibling] = counts.get(sibling, 0) + 1
+
+    def _forgive(self, group: Group) -> None:
+        self.failures.pop((group.evaluation, group.question.id), None)
+
+    def _forget(self, group_id: int) -> Group:
+        for place in (self.opened, self.ready, self.evaluating):
+            if group_id in place:
+                return place.pop(group_id)
+        raise LogError(f"group {group_id} is dropped, but it is neither open nor ready")
+
+    def _close(self, group: Group) -> None:
+        self._forgive(group)
+        if group.kind == "train":
+            self.ready[group.group_id] = self.opened.pop(group.group_id)
+            self.tally.close(group)
+        else:
+            del self.evaluating[group.group_id]
+            answers = (group.summaries[0], group.summaries[1])
+            self.evaluations[group.evaluation].answered[group.question.id] = answers

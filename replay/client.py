@@ -1,0 +1,299 @@
+"""Replay's clients: `TrajectoryWriter` (actors), `BatchReader` (learner), `Observer` (launcher).
+
+Consume leases, batches and status; produce trajectories, requests and heartbeats. Every wait has a
+name and a deadline: an actor gives up when its heartbeats stay unanswered for `dead_after_s`, the
+others when replay is silent for `reply_deadline_s`, or says only Wait until the deadline.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Self, TypeVar
+
+import zmq
+import zmq.asyncio
+
+import replay.protocol as wire
+from replay.codec import decode_reply, encode, encode_trajectory
+from replay.inbox import Inbox
+from replay.protocol import Lease, RefusedByReplay, ReplayTimeout, Stop
+from replay.trajectory import Trajectory
+
+LINGER_MS = 1000
+EVALUATION_POLL_S = 0.05
+LOG_EVERY_S = 10.0
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T", bound=wire.Reply)
+
+
+def _dealer(
+    socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str, silence_s: float
+) -> None:
+    """ZeroMQ's own heartbeats run on its I/O thread, so they go on while this process computes."""
+    silence_ms = max(1, int(silence_s * 1000))
+    socket.set(zmq.LINGER, LINGER_MS)
+    socket.set(zmq.SNDTIMEO, silence_ms)
+    socket.set(zmq.HEARTBEAT_IVL, max(1, silence_ms // 10))
+    socket.set(zmq.HEARTBEAT_TIMEOUT, silence_ms)
+    socket.connect(endpoint)
+
+
+class TrajectoryWriter:
+    """An actor's connection: leases in, trajectories out. Use as an async context manager.
+
+    `gauges` is called for each Heartbeat. What waits here when Stop arrives is returned as failed
+    (`shutdown`). Every method raises ReplayTimeout once replay has fallen silent, and
+    RefusedByReplay once it has refused this actor.
+    """
+
+    def __init__(
+        self, endpoint: str, hello: wire.Hello, heartbeat_s: float, dead_after_s: float
+    ) -> None:
+        self.gauges: Callable[[], Mapping[str, float]] = dict
+        self._endpoint, self._hello = endpoint, hello
+        self._heartbeat_s, self._dead_after_s = heartbeat_s, dead_after_s
+        self._inbox = Inbox()
+        self._unanswered = 0  # heartbeats since replay was last heard
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        _dealer(self._socket, self._endpoint, self._dead_after_s)
+        await self._send(self._hello)
+        for work in (self._listen(), self._beat()):
+            task = asyncio.create_task(work)
+            task.add_done_callback(self._ended)
+            self._tasks.append(task)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            if self._inbox.error is None:
+                await self._send(wire.Goodbye(self._hello.actor_id))
+        finally:
+            self._socket.close(linger=LINGER_MS)
+            await asyncio.to_thread(self._context.term)
+
+    async def ready(self, capacity: int, incarnation: int, version: int) -> None:
+        """State what this actor can hold in all, and the version it has applied and verified."""
+        await self._send(wire.Ready(self._hello.actor_id, capacity, incarnation, version))
+
+    async def next(self) -> Lease | Stop:
+        """Wait for the next lease, or Stop (then always Stop), while replay answers heartbeats."""
+        return await self._inbox.next()
+
+    async def deliver(self, trajectory: Trajectory) -> str:
+        """Send a trajectory; return the status of its acknowledgement once it is on record.
+
+        Raises CodecError before anything is sent, ReplayTimeout when it is not acknowledged.
+        """
+        key = trajectory.group_id, trajectory.sibling
+        payload = encode_trajectory(trajectory)
+        status = self._inbox.expect(key)
+        try:
+            await self._send(wire.Deliver(self._hello.actor_id, *key, payload))
+            async with asyncio.timeout(self._dead_after_s):
+                return await asyncio.shield(status)
+        except TimeoutError as error:
+            what = f"the acknowledgement of group {key[0]} sibling {key[1]}"
+            raise self._silence(what) from error
+        finally:
+            self._inbox.forget(key)
+
+    async def fail(self, lease: Lease, cause: str) -> None:
+        """Give a lease back: infrastructure failed, which is never a reward."""
+        key = lease.group_id, lease.sibling
+        await self._send(wire.LeaseFailed(self._hello.actor_id, *key, cause))
+
+    async def _send(self, message: wire.FromActor) -> None:
+        if self._inbox.error is not None:
+            raise self._inbox.error
+        try:
+            await self._socket.send(encode(message))
+        except zmq.Again as error:
+            raise self._silence(f"room to send {type(message).__name__}") from error
+
+    async def _beat(self) -> None:
+        # Counted in heartbeats, not in time: a blocked event loop hears nothing, but asks nothing.
+        while self._unanswered * self._heartbeat_s < self._dead_after_s:
+            await self._send(wire.Heartbeat(self._hello.actor_id, dict(self.gauges())))
+            self._unanswered += 1
+            await asyncio.sleep(self._heartbeat_s)
+        raise self._silence("the answer to a heartbeat")
+
+    async def _listen(self) -> None:
+        while True:
+            reply = decode_reply(await self._socket.recv())
+            self._unanswered = 0
+            for lease in self._inbox.take(reply):
+                await self.fail(lease, "shutdown")
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._inbox.fail(error)
+
+    def _silence(self, what: str) -> ReplayTimeout:
+        return ReplayTimeout(
+            f"actor {self._hello.actor_id} waited {self._dead_after_s:g} s for {what} "
+            f"from replay at {self._endpoint}"
+        )
+
+
+class _Caller:
+    """A blocking connection, made anew after a ReplayTimeout: a late reply is nobody else's."""
+
+    def __init__(self, endpoint: str, reply_deadline_s: float = 10.0) -> None:
+        self._endpoint, self._reply_deadline_s = endpoint, reply_deadline_s
+        self._context = zmq.Context()
+        self._connect()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; closing twice is harmless."""
+        self._context.destroy(linger=LINGER_MS)
+
+    def _connect(self) -> None:
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        _dealer(self._socket, self._endpoint, self._reply_deadline_s)
+
+    def _call(self, request: wire.Request, wanted: type[_T], what: str) -> _T | Stop:
+        self._send(request, what)
+        return self._checked(self._receive(what), wanted, what)
+
+    def _send(self, request: wire.Request, what: str) -> None:
+        try:
+            self._socket.send(encode(request))
+        except zmq.Again as error:
+            raise self._timeout(what, self._reply_deadline_s, "no room to send") from error
+
+    def _receive(self, what: str) -> wire.Reply:
+        if not self._socket.poll(int(self._reply_deadline_s * 1000)):
+            raise self._timeout(what, self._reply_deadline_s, "no answer")
+        return decode_reply(self._socket.recv())
+
+    def _checked(self, reply: wire.Reply, wanted: type[_T], what: str) -> _T | Stop:
+        if isinstance(reply, wanted | Stop):
+            return reply
+        cause = getattr(reply, "cause", f"the answer was {type(reply).__name__}")
+        raise RefusedByReplay(f"{what}: {cause}")
+
+    def _timeout(self, what: str, waited_s: float, reason: str) -> ReplayTimeout:
+        self._socket.close(linger=0)
+        self._connect()
+        place = f"replay at {self._endpoint}"
+        return ReplayTimeout(f"waited {waited_s:.1f} s for {what} from {place}: {reason}")
+
+
+class BatchReader(_Caller):
+    """The learner's connection; blocking. `deadline_s` bounds `sample` as a whole.
+
+    `wait_for_batch_s` and `wait_for_oldest_s`: how long the last `sample` waited for
+    trajectories, and for an older unfinished group although a batch was ready otherwise.
+    """
+
+    def __init__(
+        self, endpoint: str, incarnation: int, deadline_s: float, reply_deadline_s: float = 10.0
+    ) -> None:
+        super().__init__(endpoint, reply_deadline_s)
+        self._incarnation, self._deadline_s = incarnation, deadline_s
+        self.wait_for_batch_s = self.wait_for_oldest_s = 0.0
+        self._logged_s = float("-inf")
+
+    def resume(self, step: int) -> int:
+        """Say which step is completed; return how many recorded batches come again."""
+        request = wire.Resume(self._incarnation, step)
+        reply = self._call(request, wire.Resumed, f"resuming after step {step}")
+        return 0 if isinstance(reply, Stop) else reply.recorded_batches
+
+    def sample(self, step: int) -> wire.Batch | Stop:
+        """At learner step `step`, wait for the batch that trains step + 1."""
+        what = f"the batch of step {step + 1}"
+        request = wire.Sample(self._incarnation, step)
+        reply, waited_s = self._wait(request, what, self._deadline_s)
+        self.wait_for_batch_s, self.wait_for_oldest_s = waited_s[False], waited_s[True]
+        return self._checked(reply, wire.Batch, what)
+
+    def evaluate(
+        self, step: int, wait: bool, deadline_s: float | None = None
+    ) -> wire.EvalResult | None:
+        """Ask for the evaluation at `step`; return its result, or None when unfinished or stopped.
+
+        With `wait`, None means stopped; `deadline_s` (default: the reader's) bounds the whole wait.
+        """
+        limit_s = self._deadline_s if deadline_s is None else deadline_s
+        end_s = time.monotonic() + limit_s
+        what = f"the evaluation at step {step}"
+        while True:
+            request = wire.Evaluate(self._incarnation, step)
+            raw, _ = self._wait(request, what, max(0.0, end_s - time.monotonic()))
+            reply = self._checked(raw, wire.EvalProgress, what)
+            if isinstance(reply, Stop):
+                return None
+            if reply.result is not None or not wait:
+                return reply.result
+            progress = f"{reply.done} of {reply.total} rollouts are done"
+            if time.monotonic() >= end_s:
+                raise self._timeout(what, limit_s, progress)
+            self._log(what, progress)
+            time.sleep(EVALUATION_POLL_S)
+
+    def report(self, step: int, gauges: Mapping[str, float]) -> None:
+        """Hand over the learner's numbers after `step`."""
+        request = wire.Report(self._incarnation, step, dict(gauges))
+        self._call(request, wire.Done, f"the report of step {step}")
+
+    def committed(self, step: int) -> None:
+        """Say that a checkpoint of `step` is durable."""
+        request = wire.Committed(self._incarnation, step)
+        self._call(request, wire.Done, f"the commitment of step {step}")
+
+    def finish(self, cause: str = "completed") -> None:
+        """End the run."""
+        self._call(wire.Finish(self._incarnation, cause), wire.Done, "the end of the run")
+
+    def _wait(
+        self, request: wire.Request, what: str, deadline_s: float
+    ) -> tuple[wire.Reply, dict[bool, float]]:
+        """Ask once; replay says Wait until it has the answer. Also seconds waited, by `oldest`."""
+        start_s = since_s = time.monotonic()
+        waited_s = {False: 0.0, True: 0.0}
+        oldest = False
+        self._send(request, what)
+        while isinstance(reply := self._receive(what), wire.Wait):
+            now_s = time.monotonic()
+            waited_s[oldest] += now_s - since_s
+            since_s, oldest = now_s, reply.oldest
+            if now_s - start_s >= deadline_s:
+                raise self._timeout(what, now_s - start_s, reply.reason)
+            self._log(what, reply.reason)
+        waited_s[oldest] += time.monotonic() - since_s
+        return reply, waited_s
+
+    def _log(self, what: str, reason: str) -> None:
+        if (now_s := time.monotonic()) - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = now_s
+            logger.info("waiting for %s: %s", what, reason)
+
+
+class Observer(_Caller):
+    """The launcher's connection; blocking."""
+
+    def status(self, after_step: int = 0, after_evaluation: int = 0) -> wire.Status:
+        """How the run stands; steps and evaluations beyond the first so many."""
+        reply = self._call(wire.Observe(after_step, after_evaluation), wire.Status, "status")
+        assert isinstance(reply, wire.Status)
+        return reply
+
+    def shutdown(self, cause: str) -> None:
+        """Stop the run: no more leases, no more batches."""
+        self._call(wire.Shutdown(cause), wire.Done, "shutdown")

@@ -1,0 +1,214 @@
+"""Structs ⇄ msgpack: trajectories, requests and replies. Never pickle.
+
+Arrays are raw little-endian bytes. `decode(encode(x))` is exact, bit for bit, non-finite log-probs
+included. Every bound below is checked on both sides; a CodecError names the field that breaks one.
+"""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from replay.protocol import CodecError, Deliver, Ready, Reply, Request
+from replay.trajectory import Sampling, Search, StopReason, Trajectory, Turn
+
+MAX_REPLY_BYTES = 1 << 30
+MAX_TRAJECTORY_BYTES = 16 << 20
+MAX_REQUEST_BYTES = MAX_TRAJECTORY_BYTES + (64 << 10)  # a Deliver and its envelope
+MAX_CONTROL_BYTES = 1 << 20  # every request but Deliver
+MAX_ARRAY_TOKENS = 1 << 20
+MAX_TURNS = 1024
+MAX_SEARCHES = 64  # per turn
+MAX_PASSAGES = 1024  # per search
+MAX_PARTS = 256  # entries of `reward_parts` and of `timings`
+MAX_CAPACITY = 1 << 16  # rollouts of one actor
+MAX_ID_CHARS = 1024
+MAX_TEXT_CHARS = 1 << 20
+
+_Id = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
+_Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+_Array = Annotated[bytes, Meta(max_length=4 * MAX_ARRAY_TOKENS)]
+_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Parts = Annotated[dict[_Id, float], Meta(max_length=MAX_PARTS)]
+
+
+class _WireSearch(msgspec.Struct, forbid_unknown_fields=True):
+    query: _Text
+    passage_ids: Annotated[tuple[_Id, ...], Meta(max_length=MAX_PASSAGES)]
+    seconds: float
+    status: Literal["ok", "empty", "skipped"]
+
+
+class _WireTurn(msgspec.Struct, forbid_unknown_fields=True):
+    action_tokens: _Array  # int32
+    behaviour_logprobs: _Array  # float32
+    policy_versions: _Array  # int32
+    observation_tokens: _Array  # int32
+    searches: Annotated[tuple[_WireSearch, ...], Meta(max_length=MAX_SEARCHES)]
+    malformed: bool
+
+
+class _WireSampling(msgspec.Struct, forbid_unknown_fields=True):
+    temperature: float
+    seed: _Count
+
+
+class _WireTrajectory(msgspec.Struct, forbid_unknown_fields=True, tag="Trajectory1"):
+    group_id: _Count
+    sibling: _Count
+    question_id: _Id
+    kind: Literal["train", "eval"]
+    actor_id: _Id
+    sampling: _WireSampling
+    prompt_tokens: _Array  # int32
+    turns: Annotated[tuple[_WireTurn, ...], Meta(max_length=MAX_TURNS)]
+    stop_reason: StopReason
+    answer: _Text | None
+    reward: float | None
+    reward_cause: _Text
+    reward_parts: _Parts
+    timings: _Parts
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()  # gauges are often NumPy scalars
+    raise TypeError(f"{type(value).__name__} {value!r} cannot be encoded")
+
+
+_T = TypeVar("_T")
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+_TRAJECTORY: msgspec.msgpack.Decoder[_WireTrajectory] = msgspec.msgpack.Decoder(_WireTrajectory)
+_REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_REPLY: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode_trajectory(trajectory: Trajectory) -> bytes:
+    """Trajectory → bytes. Raises CodecError naming the field when a bound is exceeded."""
+    payload = _encode(_to_wire(trajectory), "Trajectory", MAX_TRAJECTORY_BYTES)
+    _decode(_TRAJECTORY, payload, "Trajectory", MAX_TRAJECTORY_BYTES)  # the sender learns it first
+    return payload
+
+
+def decode_trajectory(payload: bytes) -> Trajectory:
+    """Bytes → Trajectory (its arrays are read-only views of `payload`). Raises CodecError."""
+    wire = _decode(_TRAJECTORY, payload, "Trajectory", MAX_TRAJECTORY_BYTES)
+    turns = tuple(_from_wire_turn(turn, i) for i, turn in enumerate(wire.turns))
+    prompt = _array(wire.prompt_tokens, np.int32, "prompt_tokens")
+    fields = msgspec.structs.asdict(wire) | {
+        "sampling": Sampling(wire.sampling.temperature, wire.sampling.seed),
+        "prompt_tokens": prompt,
+        "turns": turns,
+    }
+    try:
+        return Trajectory(**fields)
+    except ValueError as error:
+        raise CodecError(str(error)) from error
+
+
+def encode(message: Request | Reply) -> bytes:
+    """A protocol message → bytes. Raises CodecError on size or a value msgpack cannot hold."""
+    return _encode(message, type(message).__name__, MAX_REPLY_BYTES)
+
+
+def decode_request(payload: bytes) -> Request:
+    """Bytes → Request. Raises CodecError naming the field."""
+    request = _decode(_REQUEST, payload, "Request", MAX_REQUEST_BYTES)
+    if len(payload) > MAX_CONTROL_BYTES and not isinstance(request, Deliver):
+        raise CodecError(
+            f"{type(request).__name__} of {len(payload)} bytes: at most {MAX_CONTROL_BYTES}"
+        )
+    actor_id = getattr(request, "actor_id", "-")
+    if not 0 < len(actor_id) <= MAX_ID_CHARS:
+        raise CodecError(
+            f"{type(request).__name__}.actor_id has {len(actor_id)} characters: 1 to {MAX_ID_CHARS}"
+        )
+    if isinstance(request, Ready) and not 0 <= request.capacity <= MAX_CAPACITY:
+        raise CodecError(f"Ready.capacity is {request.capacity}: 0 to {MAX_CAPACITY}")
+    return request
+
+
+def decode_reply(payload: bytes) -> Reply:
+    """Bytes → Reply. Raises CodecError naming the field."""
+    return _decode(_REPLY, payload, "Reply", MAX_REPLY_BYTES)
+
+
+def _encode(value: Any, name: str, limit: int) -> bytes:
+    try:
+        payload = _ENCODER.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise CodecError(f"{name}: {error}") from error
+    if len(payload) > limit:
+        raise CodecError(f"{name} of {len(payload)} bytes: at most {limit}")
+    return payload
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_T], payload: bytes, name: str, limit: int) -> _T:
+    if len(payload) > limit:
+        raise CodecError(f"{name} of {len(payload)} bytes: at most {limit}")
+    try:
+        return decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CodecError(f"{name}: {error}") from error
+
+
+def _to_wire(trajectory: Trajectory) -> _WireTrajectory:
+    fields = {name: getattr(trajectory, name) for name in trajectory.__struct_fields__}
+    sampling = trajectory.sampling
+    return _WireTrajectory(
+        **fields
+        | {
+            "sampling": _WireSampling(sampling.temperature, sampling.seed),
+            "prompt_tokens": _raw(trajectory.prompt_tokens),
+            "turns": tuple(_to_wire_turn(turn) for turn in trajectory.turns),
+        }
+    )
+
+
+def _to_wire_turn(turn: Turn) -> _WireTurn:
+    return _WireTurn(
+        action_tokens=_raw(turn.action_tokens),
+        behaviour_logprobs=_raw(turn.behaviour_logprobs),
+        policy_versions=_raw(turn.policy_versions),
+        observation_tokens=_raw(turn.observation_tokens),
+        searches=tuple(
+            _WireSearch(search.query, search.passage_ids, search.seconds, search.status)
+            for search in turn.searches
+        ),
+        malformed=turn.malformed,
+    )
+
+
+def _from_wire_turn(wire: _WireTurn, index: int) -> Turn:
+    where = f"turns[{index}]"
+    try:
+        return Turn(
+            action_tokens=_array(wire.action_tokens, np.int32, f"{where}.action_tokens"),
+            behaviour_logprobs=_array(
+                wire.behaviour_logprobs, np.float32, f"{where}.behaviour_logprobs"
+            ),
+            policy_versions=_array(wire.policy_versions, np.int32, f"{where}.policy_versions"),
+            observation_tokens=_array(
+                wire.observation_tokens, np.int32, f"{where}.observation_tokens"
+            ),
+            searches=tuple(
+                Search(search.query, search.passage_ids, search.seconds, search.status)
+                for search in wire.searches
+            ),
+            malformed=wire.malformed,
+        )
+    except ValueError as error:
+        raise CodecError(f"{where}: {error}") from error
+
+
+def _raw(array: NDArray[Any]) -> bytes:
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _array(raw: bytes, dtype: type[np.generic], field: str) -> NDArray[Any]:
+    if len(raw) % 4:
+        raise CodecError(f"{field}: {len(raw)} bytes are not a whole number of 4-byte items")
+    little_endian = np.dtype(dtype).newbyteorder("<")
+    return np.frombuffer(raw, little_endian).astype(dtype, copy=False)

@@ -1,0 +1,109 @@
+"""How groups, questions, evaluations and the run end, other than by being trained.
+
+Consumes the books; writes `GroupDropped`, `QuestionRetired`, `EvaluationFinished` and `Stopped`.
+Each function may be called after any event: where nothing has ended it writes nothing.
+"""
+
+from replay import records
+from replay.books import Books
+from replay.evaluation import summarise_evaluation
+from replay.groups import Group
+from replay.journal import Journal
+
+ZERO_STREAK_STEPS = 10
+
+
+def drop(journal: Journal, group: Group, cause: str) -> None:
+    """This group will never be trained."""
+    journal.write(records.GroupDropped(journal.now, group.group_id, cause))
+
+
+def drop_if_failing(journal: Journal, group_id: int) -> None:
+    """Drop an unfinished group, one of whose siblings has failed too often; retire its question."""
+    books = journal.books
+    group = books.unfinished(group_id)
+    if group is None:
+        return
+    failures = max((books.attempts(group, i) for i in group.undelivered), default=0)
+    if failures >= books.config.max_question_failures:
+        _give_up(journal, group, failures)
+
+
+def _give_up(journal: Journal, group: Group, failures: int) -> None:
+    drop(journal, group, "question_failed")
+    if group.kind == "train":
+        journal.write(records.QuestionRetired(journal.now, group.question.id, failures))
+
+
+def drop_expired(journal: Journal, serving_since: float) -> None:
+    """Drop groups past their deadline; time in which replay was down does not count."""
+    books = journal.books
+    for group in [*books.opened.values(), *books.evaluating.values()]:
+        age = journal.now - max(group.opened_at, serving_since)
+        if age < books.config.group_deadline_s or books.stop_cause:
+            continue
+        failures = 1 + max(books.attempts(group, i) for i in group.undelivered)
+        if failures >= books.config.max_question_failures:
+            _give_up(journal, group, failures)
+        else:
+            drop(journal, group, "group_deadline")
+
+
+def settle_closed(journal: Journal, group: Group) -> None:
+    """Drop a group that has just closed without signal, where configured; stop where none has any.
+
+    After 10 steps' worth of closed train groups with nothing but reward 0 there is no gradient left
+    and no way back.
+    """
+    books = journal.books
+    if group.kind == "train" and books.config.drop_no_signal and not group.has_signal:
+        drop(journal, group, "no_signal")
+    limit = ZERO_STREAK_STEPS * books.config.groups_per_step
+    if books.tally.zero_streak >= limit and not books.stop_cause:
+        end_run(journal, f"the last {limit} closed train groups all had reward 0: no gradient")
+
+
+def finish_evaluations(journal: Journal) -> None:
+    """Write the result of each evaluation that is complete."""
+    books = journal.books
+    for evaluation in books.evaluations.values():
+        if evaluation.complete and evaluation.result is None:
+            result = summarise_evaluation(evaluation, books.eval_questions)
+            journal.write(records.EvaluationFinished(journal.now, result))
+
+
+def stop_without_questions(journal: Journal) -> None:
+    """Stop where every train question is retired."""
+    if journal.books.questions.peek() is None:
+        end_run(journal, "every train question has failed too often and is retired")
+
+
+def end_run(journal: Journal, cause: str) -> None:
+    """Stop for this cause; the first one stays. What is not sampled is dropped as `run_ended`."""
+    books = journal.books
+    if books.stop_cause:
+        return
+    journal.write(records.Stopped(journal.now, cause))
+    for group in _unsampled(books):
+        drop(journal, group, "run_ended")
+
+
+def void_after(journal: Journal, step: int) -> None:
+    """Forget the evaluations of steps that a resumed learner will train again."""
+    books = journal.books
+    for lost in [lost for lost in books.evaluations if lost > step]:
+        for group in [g for g in books.evaluating.values() if g.evaluation == lost]:
+            drop(journal, group, "resumed")
+        journal.write(records.EvaluationVoided(journal.now, lost))
+
+
+def drop_untrainable(journal: Journal, step: int) -> None:
+    """A learner is ahead of all recorded batches: what it trained since is unknown here."""
+    books = journal.books
+    if step > books.last_sampled:
+        for group in [*books.opened.values(), *books.ready.values()]:
+            drop(journal, group, "resumed")
+
+
+def _unsampled(books: Books) -> list[Group]:
+    return [*books.opened.values(), *books.ready.values(), *books.evaluating.values()]

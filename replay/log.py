@@ -1,0 +1,147 @@
+"""The event log: one append-only file of facts; recovery, resume and audit are each a fold over it.
+
+Consumes records from the server, before it replies; produces `<run_dir>/events.log`. Waits for
+nothing but the operating system. Format: magic `FORAGELG`, u32 format version, then per record u32
+length, u32 crc32 of the payload, payload (one record of `replay.records` in msgpack). Integers are
+little-endian.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from replay.protocol import LogError
+from replay.records import Record
+
+FILE_NAME = "events.log"
+FORMAT_VERSION = 1
+MAGIC = b"FORAGELG"
+MAX_RECORD_BYTES = 64 << 20
+_HEADER = struct.Struct("<8sI")
+_FRAME = struct.Struct("<II")  # length, crc32
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+class EventLog:
+    """An event log open for appending; `append` returns once the operating system has the bytes."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._end = os.fstat(fd).st_size
+
+    @classmethod
+    def create(cls, path: Path) -> "EventLog":
+        """Start a new log. Raises LogError when the file exists: history is never overwritten."""
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        except FileExistsError as error:
+            raise LogError(f"{path} already exists: choose another run_dir") from error
+        except OSError as error:
+            raise LogError(f"{path}: cannot be created: {error.strerror}") from error
+        log = cls(path, fd)
+        log._write(_HEADER.pack(MAGIC, FORMAT_VERSION))
+        return log
+
+    @classmethod
+    def open(cls, path: Path) -> "EventLog":
+        """Reopen a log to append to it. Raises LogError unless it is whole."""
+        with _opened(path) as file:
+            for _ in _payloads(path, file):
+                pass
+        try:
+            return cls(path, os.open(path, os.O_WRONLY | os.O_APPEND))
+        except OSError as error:
+            raise LogError(f"{path}: cannot be appended to: {error.strerror}") from error
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Write records, in order. Raises LogError; then nothing may be acknowledged."""
+        frames = b"".join(self._frame(record) for record in records)
+        if frames:
+            self._write(frames)
+
+    def close(self) -> None:
+        """Close the file; closing twice is harmless."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> "EventLog":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _frame(self, record: Record) -> bytes:
+        payload = _ENCODER.encode(record)
+        if len(payload) > MAX_RECORD_BYTES:
+            raise LogError(
+                f"{self.path}: offset {self._end}: a {type(record).__name__} record of "
+                f"{len(payload)} bytes: at most {MAX_RECORD_BYTES}"
+            )
+        return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                written = os.write(self._fd, view)
+            except OSError as error:
+                raise LogError(
+                    f"{self.path}: offset {self._end}: cannot write: {error.strerror}"
+                ) from error
+            self._end += written
+            view = view[written:]
+
+
+def read(path: Path) -> Iterator[Record]:
+    """Yield every record in order. Raises LogError at the first that is not whole."""
+    with _opened(path) as file:
+        for offset, payload in _payloads(path, file):
+            try:
+                yield _DECODER.decode(payload)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise LogError(f"{path}: offset {offset}: {error}") from error
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise LogError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _payloads(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """(offset of the record, its checked payload); the header is checked first."""
+    header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size or header[: len(MAGIC)] != MAGIC:
+        raise LogError(f"{path}: offset 0: not an event log")
+    version = _HEADER.unpack(header)[1]
+    if version != FORMAT_VERSION:
+        raise LogError(
+            f"{path}: offset {len(MAGIC)}: format version {version}, this program reads "
+            f"{FORMAT_VERSION}"
+        )
+    offset = _HEADER.size
+    while frame := file.read(_FRAME.size):
+        if len(frame) < _FRAME.size:
+            raise LogError(f"{path}: offset {offset}: the file ends inside a record's frame")
+        length, checksum = _FRAME.unpack(frame)
+        if length > MAX_RECORD_BYTES:
+            raise LogError(
+                f"{path}: offset {offset}: a record of {length} bytes: at most {MAX_RECORD_BYTES}"
+            )
+        payload = file.read(length)
+        if len(payload) < length:
+            raise LogError(f"{path}: offset {offset}: the file ends inside a record of {length}")
+        if zlib.crc32(payload) != checksum:
+            raise LogError(f"{path}: offset {offset}: the record's checksum does not agree")
+        yield offset, payload
+        offset += _FRAME.size + length

@@ -1,0 +1,288 @@
+"""Every message that crosses replay's socket, and this package's errors. A leaf module beside `trajectory`.
+
+Producers and consumers are in each docstring. Versions are ordered as (incarnation, policy_version): each learner
+start has a higher incarnation. An actor *states* what it can do (`Ready`), it never asks: replay pushes leases
+whenever admission allows, and counts what it has leased out itself, so a stale statement cannot over-commit.
+"""
+
+import msgspec
+
+from replay.trajectory import Kind, Question, Sampling
+
+PROTOCOL = 1
+
+
+class ReplayError(Exception):
+    """Root of this package's errors.
+
+    ReplayError
+    ├── CodecError      bytes that are not a valid record or message
+    ├── LogError        an event log that cannot be read or written; names file and offset
+    ├── ReplayTimeout   a named wait passed its deadline
+    └── RefusedByReplay replay refused a message, with its reason
+    """
+
+
+class CodecError(ReplayError):
+    """Bytes that are not a valid message, record or trajectory."""
+
+
+class LogError(ReplayError):
+    """The event log cannot be read or written; the message names file and offset."""
+
+
+class ReplayTimeout(ReplayError):
+    """A named wait passed its deadline."""
+
+
+class RefusedByReplay(ReplayError):
+    """Replay refused a message; the text is its reason."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """A tagged message."""
+
+
+# ---- actors → replay
+
+
+class Hello(Message, frozen=True):
+    """First message of an actor: who it is and which leases it still holds (after a replay restart)."""
+
+    actor_id: str
+    tokenizer_digest: str
+    held: tuple[tuple[int, int], ...] = ()  # (group_id, sibling)
+    protocol: int = PROTOCOL
+
+
+class Ready(Message, frozen=True):
+    """An actor's statement, sent after Hello, after each verified version and when its capacity changes.
+
+    `capacity` is the total number of rollouts it can hold at once, not what is free now.
+    """
+
+    actor_id: str
+    capacity: int
+    incarnation: int
+    policy_version: int
+
+
+class Deliver(Message, frozen=True):
+    """One finished trajectory, encoded by `replay.codec`; acknowledged once it is written."""
+
+    actor_id: str
+    group_id: int
+    sibling: int
+    payload: bytes
+
+
+class LeaseFailed(Message, frozen=True):
+    """A rollout that died of infrastructure: time-out, engine abort, failed probe, shutdown. Never a reward."""
+
+    actor_id: str
+    group_id: int
+    sibling: int
+    cause: str
+
+
+class Heartbeat(Message, frozen=True):
+    """An actor's gauges, every `replay.heartbeat_s`."""
+
+    actor_id: str
+    gauges: dict[str, float]
+
+
+class Goodbye(Message, frozen=True):
+    """An actor has drained and leaves."""
+
+    actor_id: str
+
+
+# ---- replay → actors
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """Permission to roll out one sibling; siblings of a group are leased together to one actor."""
+
+    group_id: int
+    sibling: int
+    kind: Kind
+    question: Question
+    sampling: Sampling
+
+
+class Leases(Message, frozen=True):
+    """New leases, all of one or more whole groups (or re-leased siblings)."""
+
+    leases: tuple[Lease, ...]
+
+
+class Acknowledged(Message, frozen=True):
+    """A delivery is on record (`accepted`) or was not needed (`superseded`: an earlier one won; `dropped`: the
+    group is gone). After any of the three the actor may forget the trajectory."""
+
+    group_id: int
+    sibling: int
+    status: str
+
+
+class Alive(Message, frozen=True):
+    """The server's own reply to every Heartbeat: replay lives. Silence means that it does not."""
+
+
+class Stop(Message, frozen=True):
+    """No more leases, or no more batches: drain and leave. To actors and to the learner."""
+
+    cause: str
+
+
+class Refused(Message, frozen=True):
+    """The message was refused, and why. To anybody."""
+
+    cause: str
+
+
+# ---- learner → replay
+
+
+class Resume(Message, frozen=True):
+    """First message of a learner: its incarnation (higher than any before) and the step it starts after."""
+
+    incarnation: int
+    step: int
+
+
+class Sample(Message, frozen=True):
+    """Learner at step s asks for the batch of step s + 1; repeated until answered with something but Wait."""
+
+    incarnation: int
+    step: int
+
+
+class Committed(Message, frozen=True):
+    """A checkpoint of this step is durable: batches of steps ≤ it are committed."""
+
+    incarnation: int
+    step: int
+
+
+class Evaluate(Message, frozen=True):
+    """Evaluate the policy at this step. Idempotent; the reply says how far it is."""
+
+    incarnation: int
+    step: int
+
+
+class Report(Message, frozen=True):
+    """The learner's numbers after a step: logged, and shown by the console."""
+
+    incarnation: int
+    step: int
+    gauges: dict[str, float]
+
+
+class Finish(Message, frozen=True):
+    """The learner has trained its last step and committed it: the run is over."""
+
+    incarnation: int
+    cause: str = "completed"
+
+
+# ---- replay → learner
+
+
+class EvalResult(msgspec.Struct, frozen=True):
+    """One finished evaluation: exact match over all evaluation questions, and by hops (keys as strings)."""
+
+    step: int
+    questions: int
+    em: float  # greedy
+    sampled_em: float  # T = 1
+    em_by_hops: dict[str, float]
+    sampled_em_by_hops: dict[str, float]
+    searches: float  # mean per greedy rollout
+    oldest_version: int
+    newest_version: int
+
+
+class Resumed(Message, frozen=True):
+    """Reply to Resume: how many recorded batches after `step` come again before new ones."""
+
+    recorded_batches: int
+
+
+class Batch(Message, frozen=True):
+    """Reply to Sample: whole groups for step s + 1; each trajectory encoded by `replay.codec`.
+
+    `versions[i]` is the version group i was opened under; groups are ordered by group id.
+    """
+
+    step: int
+    group_ids: tuple[int, ...]
+    versions: tuple[int, ...]
+    groups: tuple[tuple[bytes, ...], ...]
+    gauges: dict[str, float]  # replay's own
+    fleet: dict[str, dict[str, float]]  # by actor id: its latest gauges
+    evaluations: tuple[EvalResult, ...]  # finished since the last Batch
+
+
+class Wait(Message, frozen=True):
+    """Reply to Sample, Evaluate: not yet; who is waited for, for what. The client asks again."""
+
+    reason: str
+    oldest: bool  # True: a batch could be filled but an older unfinished group must come first
+
+
+class EvalProgress(Message, frozen=True):
+    """Reply to Evaluate: finished rollouts of all; `result` when done."""
+
+    done: int
+    total: int
+    result: EvalResult | None
+
+
+class Done(Message, frozen=True):
+    """Reply to Committed, Report, Finish, Shutdown: taken."""
+
+
+# ---- launcher → replay
+
+
+class Observe(Message, frozen=True):
+    """Console → replay: everything after these counts."""
+
+    after_step: int
+    after_evaluation: int
+
+
+class StepReport(msgspec.Struct, frozen=True):
+    """One learner step's gauges."""
+
+    step: int
+    gauges: dict[str, float]
+
+
+class Status(Message, frozen=True):
+    """Reply to Observe."""
+
+    steps: tuple[StepReport, ...]
+    evaluations: tuple[EvalResult, ...]
+    gauges: dict[str, float]
+    fleet: dict[str, dict[str, float]]
+    phase: str  # what replay is doing or waiting for, in words
+    stop_cause: str  # empty while running
+
+
+class Shutdown(Message, frozen=True):
+    """Launcher → replay: stop leasing, answer Sample with Stop(cause)."""
+
+    cause: str
+
+
+FromActor = Hello | Ready | Deliver | LeaseFailed | Heartbeat | Goodbye
+FromLearner = Resume | Sample | Committed | Evaluate | Report | Finish
+FromLauncher = Observe | Shutdown
+Request = FromActor | FromLearner | FromLauncher
+ToActor = Leases | Acknowledged | Alive | Stop | Refused
+ToLearner = Resumed | Batch | Wait | EvalProgress | Done | Stop | Refused
+Reply = ToActor | ToLearner | Status

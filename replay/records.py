@@ -1,0 +1,243 @@
+"""What the event log stores: facts, in the order in which they became true.
+
+A leaf above `protocol`. The ledger decides, writes records and changes only through them, so
+recovery, resume, audit and offline relearning are one fold over this one list. Each record carries
+what the fold needs and `now`, the seconds since the epoch at which it was written. Group ids count
+from 1 in opening order, train and eval together.
+"""
+
+import msgspec
+
+from replay.protocol import EvalResult
+from replay.trajectory import Kind, Question, Trajectory
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What replay needs to know of a trajectory without decoding it again.
+
+    `reward` None means unscorable; `malformed` of `turns` actions were malformed; versions are
+    those of the sampled tokens.
+    """
+
+    group_id: int
+    sibling: int
+    question_id: str
+    kind: Kind
+    reward: float | None
+    searches: int
+    malformed: int
+    turns: int
+    action_tokens: int
+    oldest_version: int
+    newest_version: int
+
+
+def summarise(trajectory: Trajectory) -> Summary:
+    """Return the summary of a decoded trajectory."""
+    return Summary(
+        group_id=trajectory.group_id,
+        sibling=trajectory.sibling,
+        question_id=trajectory.question_id,
+        kind=trajectory.kind,
+        reward=trajectory.reward,
+        searches=trajectory.search_count,
+        malformed=sum(turn.malformed for turn in trajectory.turns),
+        turns=len(trajectory.turns),
+        action_tokens=trajectory.action_count,
+        oldest_version=trajectory.oldest_version,
+        newest_version=trajectory.newest_version,
+    )
+
+
+class Fact(msgspec.Struct, frozen=True, tag=True):
+    """A tagged record; `now` is seconds since the epoch."""
+
+    now: float
+
+
+class RunStarted(Fact, frozen=True):
+    """First record of a log: the resolved configuration (YAML) and the run's seed."""
+
+    seed: int
+    config: str
+
+
+class ActorJoined(Fact, frozen=True):
+    """An actor said hello and was taken."""
+
+    actor_id: str
+    tokenizer_digest: str
+
+
+class ActorLeft(Fact, frozen=True):
+    """An actor said goodbye, died, or did not come back; what it held was returned before."""
+
+    actor_id: str
+    cause: str
+
+
+class GroupOpened(Fact, frozen=True):
+    """A question was opened under a new group id; `version` is what the opening actor had applied.
+
+    `evaluation` is the step of the evaluation that it belongs to; -1 for train groups.
+    """
+
+    group_id: int
+    kind: Kind
+    question: Question
+    incarnation: int
+    version: int
+    evaluation: int = -1
+
+
+class Leased(Fact, frozen=True):
+    """Siblings of one group were leased, or re-leased, to one actor."""
+
+    actor_id: str
+    group_id: int
+    siblings: tuple[int, ...]
+
+
+class Adopted(Fact, frozen=True):
+    """An actor announced, in its hello, a lease that replay no longer counted as its own."""
+
+    actor_id: str
+    group_id: int
+    sibling: int
+
+
+class Delivered(Fact, frozen=True):
+    """The first durable delivery of a sibling: the encoded trajectory and its summary."""
+
+    actor_id: str
+    group_id: int
+    sibling: int
+    payload: bytes
+    summary: Summary
+
+
+class Superseded(Fact, frozen=True):
+    """A delivery not needed: `superseded` (an earlier one won) or `dropped` (the group is gone)."""
+
+    actor_id: str
+    group_id: int
+    sibling: int
+    status: str
+
+
+class LeaseReturned(Fact, frozen=True):
+    """A lease ended without a trajectory: it failed, or its actor left."""
+
+    actor_id: str
+    group_id: int
+    sibling: int
+    cause: str
+
+
+class GroupDropped(Fact, frozen=True):
+    """A group will never be trained.
+
+    Causes: `group_deadline` (its question is requeued), `no_signal`, `question_failed`,
+    `resumed`, `run_ended`.
+    """
+
+    group_id: int
+    cause: str
+
+
+class QuestionRetired(Fact, frozen=True):
+    """A train question failed too often: it is asked no more, its group is `question_failed`."""
+
+    question_id: str
+    failures: int
+
+
+class Sampled(Fact, frozen=True):
+    """The batch that trains `step` was put together; group ids ascend.
+
+    `evaluations` are the steps of the evaluations first reported with it; `gauges` are replay's
+    own numbers then.
+    """
+
+    incarnation: int
+    step: int
+    group_ids: tuple[int, ...]
+    evaluations: tuple[int, ...]
+    gauges: dict[str, float]
+
+
+class Resampled(Fact, frozen=True):
+    """A recorded batch was served again, to a resumed learner."""
+
+    incarnation: int
+    step: int
+
+
+class StepsCommitted(Fact, frozen=True):
+    """A checkpoint of `step` is durable: steps ≤ it are committed, their payloads forgotten."""
+
+    incarnation: int
+    step: int
+
+
+class LearnerResumed(Fact, frozen=True):
+    """A learner started, having completed `step` steps; older incarnations are refused."""
+
+    incarnation: int
+    step: int
+
+
+class EvaluationOpened(Fact, frozen=True):
+    """The learner asked for an evaluation of the policy at `step`."""
+
+    step: int
+
+
+class EvaluationFinished(Fact, frozen=True):
+    """Every evaluation question has been answered or given up."""
+
+    result: EvalResult
+
+
+class EvaluationVoided(Fact, frozen=True):
+    """The step of this evaluation is lost: a learner resumed before it; it may be asked again."""
+
+    step: int
+
+
+class Reported(Fact, frozen=True):
+    """The learner's gauges after `step`."""
+
+    incarnation: int
+    step: int
+    gauges: dict[str, float]
+
+
+class Stopped(Fact, frozen=True):
+    """No more leases and no more batches, for this cause."""
+
+    cause: str
+
+
+Record = (
+    RunStarted
+    | ActorJoined
+    | ActorLeft
+    | GroupOpened
+    | Leased
+    | Adopted
+    | Delivered
+    | Superseded
+    | LeaseReturned
+    | GroupDropped
+    | QuestionRetired
+    | Sampled
+    | Resampled
+    | StepsCommitted
+    | LearnerResumed
+    | EvaluationOpened
+    | EvaluationFinished
+    | EvaluationVoided
+    | Reported
+    | Stopped
+)

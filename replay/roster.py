@@ -1,0 +1,55 @@
+"""Who is connected now: live state, never recorded, rebuilt from each actor's Hello and Ready.
+
+Consumes statements of actors; produces who may be given a lease. Waits for nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from replay.events import Peer
+
+
+@dataclass
+class Actor:
+    """An actor that has said hello; `incarnation` −1 until it has stated its weights."""
+
+    actor_id: str
+    peer: Peer
+    capacity: int = 0
+    incarnation: int = -1
+    version: int = -1
+    gauges: dict[str, float] = field(default_factory=dict)
+
+
+class Roster:
+    """The connected actors, by id and by peer."""
+
+    def __init__(self) -> None:
+        self._actors: dict[str, Actor] = {}
+
+    def __iter__(self) -> Iterator[Actor]:
+        return iter(self._actors.values())
+
+    def __contains__(self, actor_id: object) -> bool:
+        return actor_id in self._actors
+
+    def get(self, actor_id: str) -> Actor | None:
+        """The connected actor of this name."""
+        return self._actors.get(actor_id)
+
+    def at(self, peer: Peer) -> Actor | None:
+        """The actor that speaks from this peer."""
+        return next((actor for actor in self if actor.peer == peer), None)
+
+    def join(self, actor_id: str, peer: Peer) -> Actor:
+        """Take an actor in; what it said before counts no more."""
+        self._actors[actor_id] = Actor(actor_id, peer)
+        return self._actors[actor_id]
+
+    def leave(self, actor_id: str) -> None:
+        """Forget an actor."""
+        self._actors.pop(actor_id, None)
+
+    def fleet(self) -> dict[str, dict[str, float]]:
+        """Each actor's latest gauges."""
+        return {actor.actor_id: actor.gauges for actor in self}

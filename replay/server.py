@@ -1,0 +1,183 @@
+"""The socket loop of replay: receive, decide, write, answer. One thread.
+
+Consumes requests of actors, learner and launcher on one ROUTER; produces log records, then replies.
+Waits for the socket, at most TICK_S; a message, a signal or the tick unblocks it. A question that
+was answered with Wait is kept and put to the ledger again whenever something went on record.
+"""
+
+import errno
+import logging
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from configs.load import replay_endpoint
+from configs.process import make_socket_dir
+from configs.schema import Config
+from replay import protocol
+from replay.codec import MAX_REQUEST_BYTES, decode_request, encode
+from replay.events import Event, Outcome, Peer, PeerLost, Tick
+from replay.ledger import Ledger
+from replay.log import EventLog
+from replay.peers import Peers
+
+TICK_S = 0.1
+_BURST = 1000  # messages between two ticks
+_SELF = b""  # the peer of our own events; no routing id is empty
+
+logger = logging.getLogger(__name__)
+
+
+class ReplayServer:
+    """Serves one run; bound at construction (ReplayError when the endpoint cannot be)."""
+
+    def __init__(self, config: Config, ledger: Ledger, log: EventLog) -> None:
+        self._ledger, self._log, self._peers = ledger, log, Peers(config)
+        self._lost: list[Peer] = []
+        self._signals: list[str] = []
+        self._signalled = False
+        self._refused = self._unroutable = 0
+        self._epoch_s = time.time() - time.monotonic()  # a wall clock that never steps back
+        self._context = zmq.Context()
+        self._endpoint = replay_endpoint(config)
+        self._socket = self._bind(config)
+
+    def stop(self, cause: str) -> None:
+        """Stop the run and drain; a second call ends `run` at once. Safe in a signal handler."""
+        self._signals.append(cause)
+
+    def gauges(self) -> dict[str, float]:
+        """What the socket met, as `replay/…`."""
+        return {
+            "replay/refused_messages": float(self._refused),
+            "replay/unroutable_replies": float(self._unroutable),
+        }
+
+    def run(self) -> None:
+        """Serve until the run is over and its peers are gone, or `stop`. Raises LogError."""
+        tick_s = time.monotonic()
+        try:
+            while not self._over():
+                self._receive(tick_s + TICK_S - time.monotonic())
+                if time.monotonic() >= tick_s + TICK_S:
+                    tick_s = time.monotonic()
+                    self._tick(tick_s)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Send what is left, for a second at most, and remove the socket's file."""
+        self._socket.close(linger=1000)
+        self._context.term()
+        scheme, _, path = self._endpoint.partition("://")
+        if scheme == "ipc":  # ZeroMQ leaves it
+            Path(path).unlink(missing_ok=True)
+
+    def _receive(self, timeout_s: float) -> None:
+        if not self._socket.poll(max(0, int(timeout_s * 1000))):
+            return
+        for _ in range(_BURST):
+            try:
+                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._handle(peer, frames)
+
+    def _handle(self, peer: bytes, frames: list[bytes]) -> None:
+        try:
+            if len(frames) != 1:
+                raise protocol.CodecError(f"a message of {len(frames)} frames: send one")
+            request = decode_request(frames[0])
+            if isinstance(request, protocol.Hello):
+                self._find_dead()  # else a restarted actor would find its id in use
+            outcome = self._ledger.apply(Event(peer, request), self._now())
+        except protocol.CodecError as error:
+            self._refused += 1
+            logger.warning("refused a message: %s", error)
+            return self._send(peer, protocol.Refused(str(error)))
+        self._peers.heard(peer, request, time.monotonic())
+        self._commit(outcome, request)
+        if isinstance(request, protocol.Heartbeat):
+            self._send(peer, protocol.Alive())
+        self._follow_up(bool(outcome.records))
+
+    def _commit(self, outcome: Outcome, request: protocol.Request | None = None) -> None:
+        """Write, then answer."""
+        self._log.append(outcome.records)
+        for peer, reply in outcome.replies:
+            if request is None or self._peers.answers(peer, request, reply, time.monotonic()):
+                self._send(peer, reply)
+
+    def _decide(self, peer: Peer, message: protocol.Request | Tick | PeerLost) -> None:
+        request = None if isinstance(message, Tick | PeerLost) else message
+        self._commit(self._ledger.apply(Event(peer, message), self._now()), request)
+
+    def _follow_up(self, changed: bool) -> None:
+        """Tell the ledger of connections found dead, and ask kept questions again."""
+        while changed or self._lost:
+            while self._lost:
+                peer = self._lost.pop()
+                if self._peers.actors.pop(peer, None) is not None:
+                    self._decide(peer, PeerLost())
+            changed = False
+            for peer, kept in list(self._peers.kept.items()):
+                self._decide(peer, kept.request)
+
+    def _find_dead(self) -> None:
+        for peer in self._peers.actors:
+            self._send(peer, protocol.Alive())  # unroutable: its process is gone
+        self._follow_up(changed=False)
+
+    def _tick(self, now_s: float) -> None:
+        if self._signals and not self._signalled:
+            self._signalled = True
+            self._decide(_SELF, protocol.Shutdown(self._signals[0]))
+            self._find_dead()
+        self._lost += self._peers.silent(now_s)
+        self._decide(_SELF, Tick())
+        self._follow_up(changed=True)
+        if self._ledger.stop_cause:
+            self._peers.stopping(now_s)
+
+    def _over(self) -> bool:
+        return len(self._signals) > 1 or self._peers.may_leave(self._signalled, time.monotonic())
+
+    def _send(self, peer: Peer, reply: protocol.Reply) -> None:
+        if not isinstance(peer, bytes) or peer == _SELF:
+            return
+        if isinstance(reply, protocol.Status | protocol.Batch):
+            reply = msgspec.structs.replace(reply, gauges=reply.gauges | self.gauges())
+        try:
+            self._socket.send_multipart((peer, encode(reply)), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (errno.EHOSTUNREACH, errno.EAGAIN):
+                raise
+            self._unroutable += 1
+            self._peers.kept.pop(peer, None)
+            self._lost.append(peer)
+            logger.warning("%s could not be sent: %s", type(reply).__name__, error)
+
+    def _now(self) -> float:
+        return self._epoch_s + time.monotonic()
+
+    def _bind(self, config: Config) -> "zmq.Socket[bytes]":
+        endpoint, dead_ms = self._endpoint, int(config.replay.dead_after_s * 1000)
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        socket.set(zmq.ROUTER_MANDATORY, 1)
+        socket.set(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+        socket.set(zmq.HEARTBEAT_IVL, max(1, dead_ms // 10))
+        socket.set(zmq.HEARTBEAT_TIMEOUT, max(1, dead_ms))
+        try:
+            if not config.replay.endpoint:
+                make_socket_dir(config.run_dir)
+            socket.bind(endpoint)
+        except (zmq.ZMQError, OSError) as error:
+            self._context.destroy(linger=0)
+            raise protocol.ReplayError(
+                f"replay.endpoint = {endpoint!r} cannot be bound ({error}): "
+                "end the process that uses it, or choose another"
+            ) from error
+        logger.info("listening on %s", endpoint)
+        return socket

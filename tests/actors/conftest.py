@@ -1,0 +1,129 @@
+"""Scripted policies, a fixed retriever, and one real vLLM engine for the whole session."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from actors.policy import Completion
+from actors.prompt import Prompter
+from actors.rollout import rollout
+from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig, RetrievalConfig
+from replay.protocol import Lease
+from replay.trajectory import Question, Sampling, Trajectory
+from retrieval_server.protocol import Passage
+
+QUESTION = Question("q-1", "what is the mayor of bore ?", ("kelu",))
+PASSAGES = [Passage(f"p{n}", f"the mayor of bore is {word} .", 1.0) for n, word in enumerate("abc")]
+
+
+@dataclass
+class Scripted:
+    """Says its texts one after the other; remembers the prompts it was given."""
+
+    tokenizer: Any
+    texts: Sequence[str]
+    prompts: list[list[int]] = field(default_factory=list)
+    asked: list[tuple[int, int]] = field(default_factory=list)  # seed, max_tokens
+
+    async def complete(
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+    ) -> Completion:
+        ids = self.tokenizer.encode(self.texts[len(self.prompts)], add_special_tokens=False)
+        self.prompts.append(list(tokens))
+        self.asked.append((seed, max_tokens))
+        kept = np.asarray(ids[:max_tokens], np.int32)
+        numbers = np.arange(len(kept))
+        return Completion(kept, -numbers.astype(np.float32), numbers.astype(np.int32) % 3, "stop")
+
+
+@dataclass
+class FixedRetriever:
+    """Answers every query with the same passages, or with an error."""
+
+    passages: Sequence[Passage] = tuple(PASSAGES)
+    error: Exception | None = None
+    queries: list[str] = field(default_factory=list)
+
+    async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        self.queries += queries
+        if self.error is not None:
+            raise self.error
+        return [list(self.passages[:top_k]) for _ in queries]
+
+
+def make_lease(group_id: int = 7, sibling: int = 0, **changes: Any) -> Lease:
+    """A lease for the mayor's question."""
+    lease = Lease(group_id, sibling, "train", QUESTION, Sampling(1.0, 11))
+    return msgspec.structs.replace(lease, **changes)
+
+
+def make_config(max_model_len: int = 200, top_k: int = 3, **actors: Any) -> Config:
+    """A small configuration for the word tokenizer."""
+    settings = {
+        "max_turns": 3,
+        "max_action_tokens": 16,
+        "passage_template": "{text} ",
+        "observation_template": " <information> {passages} </information> ",
+        "correction": "try again .",
+    } | actors
+    return Config(
+        model=ModelConfig(max_model_len=max_model_len, dtype="float32"),
+        questions=QuestionsConfig(prompt="{question}"),
+        retrieval=RetrievalConfig(top_k=top_k),
+        actors=ActorsConfig(**settings),
+    )
+
+
+@dataclass
+class Stage:
+    """Plays scripted texts through the real rollout, environment and prompter."""
+
+    tokenizer: Any
+    policy: Scripted = None  # type: ignore[assignment]
+    retriever: FixedRetriever = field(default_factory=FixedRetriever)
+
+    def prompter(self, config: Config) -> Prompter:
+        return Prompter(self.tokenizer, config.questions, config.actors)
+
+    def play(self, *texts: str, lease: Lease | None = None, **config: Any) -> Trajectory:
+        settings = make_config(**config)
+        self.policy = Scripted(self.tokenizer, texts)
+        return asyncio.run(
+            rollout(
+                lease or make_lease(),
+                policy=self.policy,
+                retriever=self.retriever,
+                prompter=self.prompter(settings),
+                config=settings,
+                actor_id="actor-0",
+            )
+        )
+
+
+@pytest.fixture
+def stage(word_tokenizer: Any) -> Stage:
+    """A stage with the word tokenizer."""
+    return Stage(word_tokenizer)
+
+
+@pytest.fixture
+def lease_for() -> Callable[..., Lease]:
+    """lease_for(group_id, sibling, **changes)."""
+    return make_lease
+
+
+@pytest.fixture
+def config_for() -> Callable[..., Config]:
+    """config_for(max_model_len, top_k, **actors)."""
+    return make_config
+
+
+@pytest.fixture
+def scripted() -> type[Scripted]:
+    """scripted(tokenizer, texts): a policy that says them."""
+    return Scripted

@@ -1,0 +1,63 @@
+"""What is checked and set before vLLM starts; a broken installation is told in our words."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors.engine_setup import engine_arguments, prepare_environment
+from configs.schema import ActorsConfig, Config, ModelConfig
+
+CHECK = "from actors.engine_setup import check_installation as c; c()"
+
+
+def check_with(folder: Path) -> str:
+    """The last line of the check's complaint when `folder` comes first on the path."""
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True, check=False
+    )
+    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
+
+
+def test_a_broken_torchvision_is_named_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "torchvision").mkdir()
+    error = 'raise RuntimeError("operator torchvision::nms does not exist")'
+    (tmp_path / "torchvision" / "__init__.py").write_text(error)
+    complaint = check_with(tmp_path)
+    assert "EngineUnusable" in complaint and "torchvision::nms" in complaint
+    assert "pip uninstall -y torchvision torchaudio torchcodec" in complaint
+
+
+def test_a_usable_installation_passes(tmp_path: Path) -> None:
+    assert check_with(tmp_path) == ""
+
+
+def test_a_missing_vllm_is_named_with_its_remedy() -> None:
+    code = f"import sys; sys.modules['vllm'] = None; import importlib.util; {CHECK}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "EngineUnusable: vLLM is not installed: run `make .venv`" in done.stderr
+
+
+def test_what_the_user_set_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.delenv("VLLM_NO_USAGE_STATS", raising=False)
+    prepare_environment(Config())
+    assert os.environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
+
+
+def test_the_engine_is_started_as_configured() -> None:
+    config = Config(
+        model=ModelConfig(path="m", dtype="float32", max_model_len=9000),
+        actors=ActorsConfig(max_num_seqs=5, prefix_caching=False, kv_cache_bytes=77),
+    )
+    arguments = engine_arguments(config, "x.Y")
+    assert (arguments["max_num_seqs"], arguments["enable_prefix_caching"]) == (5, False)
+    assert arguments["logprobs_mode"] == "processed_logprobs"
+    assert arguments["worker_extension_cls"] == "x.Y"
+    if "kv_cache_memory_bytes" in arguments:  # on a CPU
+        assert arguments["kv_cache_memory_bytes"] == 77
+        assert arguments["max_num_batched_tokens"] == 9000  # every prompt fits one batch

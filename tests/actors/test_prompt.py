@@ -1,0 +1,89 @@
+"""Text to tokens: questions, observations that keep their tags, and back."""
+
+from typing import Any
+
+import pytest
+
+from actors.prompt import Prompter, single_token_ids, tokenizer_digest
+from configs.load import ConfigError
+from configs.schema import ActorsConfig, QuestionsConfig
+from replay.trajectory import Question
+from retrieval_server.protocol import Passage
+
+PASSAGES = [Passage("1", '"Bore"\nmayor kelu', 1.0), Passage("2", "bore is the mayor", 0.5)]
+
+
+def prompter(tokenizer: Any, **actors: Any) -> Prompter:
+    return Prompter(tokenizer, QuestionsConfig(), ActorsConfig(**actors))
+
+
+def test_the_question_stands_in_search_r1s_prompt(bpe_tokenizer: Any) -> None:
+    made = prompter(bpe_tokenizer)
+    text = made.decode(made.question(Question("q", "  who is it", ("x",))))
+    assert text.endswith("Question: who is it?\n") and text.startswith("Answer the given question.")
+
+
+def test_a_chat_template_is_applied_when_there_is_one(bpe_tokenizer: Any) -> None:
+    bpe_tokenizer.chat_template = "[U]{{ messages[0]['content'] }}[A]"
+    try:
+        made = prompter(bpe_tokenizer)
+        text = made.decode(made.question(Question("q", "who?", ("x",))))
+    finally:
+        bpe_tokenizer.chat_template = None
+    assert text.startswith("[U]Answer") and text.endswith("who?\n[A]")
+
+
+def test_an_observation_reads_as_search_r1s(bpe_tokenizer: Any) -> None:
+    made = prompter(bpe_tokenizer)
+    expected = (
+        "\n\n<information>Doc 1(Title: Bore) mayor kelu\n"
+        "Doc 2(Title: ) bore is the mayor</information>\n\n"
+    )
+    assert made.decode(made.observation(PASSAGES)) == expected
+
+
+@pytest.mark.parametrize("limit", [1, 3, 5])
+def test_long_passages_are_cut_one_by_one_and_the_tags_survive(
+    bpe_tokenizer: Any, limit: int
+) -> None:
+    made = prompter(bpe_tokenizer, max_passage_tokens=limit)
+    long = [Passage(str(n), "t\n" + "mayor " * 400, 1.0) for n in range(3)]
+    tokens = made.observation(long)
+    text = made.decode(tokens)
+    assert text.startswith("\n\n<information>") and text.endswith("</information>\n\n")
+    assert len(tokens) == len(made.observation([])) + 3 * limit
+
+
+def test_no_passages_give_the_empty_block(word_tokenizer: Any) -> None:
+    made = prompter(word_tokenizer, observation_template=" <information> {passages} </information>")
+    assert made.decode(made.observation([])) == "<information> </information>"
+
+
+def test_braces_in_passages_and_prompts_are_text(bpe_tokenizer: Any) -> None:
+    questions = QuestionsConfig(prompt="{x} {question}")
+    made = Prompter(bpe_tokenizer, questions, ActorsConfig())
+    assert made.decode(made.question(Question("q", "{y}?", ()))) == "{x} {y}?"
+    assert "{z}" in made.decode(made.observation([Passage("1", "{z}", 1.0)]))
+
+
+@pytest.mark.parametrize(
+    ("field", "template"),
+    [("passage_template", "{nothing}"), ("passage_template", "{"), ("observation_template", "x")],
+)
+def test_a_bad_template_is_named(word_tokenizer: Any, field: str, template: str) -> None:
+    with pytest.raises(ConfigError, match=rf"actors\.{field} = '{template}"):
+        prompter(word_tokenizer, **{field: template})
+
+
+def test_tags_are_single_tokens_only_in_one_tokenizer(
+    word_tokenizer: Any, bpe_tokenizer: Any
+) -> None:
+    tags = ("</search>", "</answer>")
+    assert single_token_ids(word_tokenizer, tags) == word_tokenizer.convert_tokens_to_ids([*tags])
+    assert single_token_ids(bpe_tokenizer, tags) is None
+    assert single_token_ids(word_tokenizer, ("unheard-of",)) is None
+
+
+def test_digests_tell_vocabularies_apart(word_tokenizer: Any, bpe_tokenizer: Any) -> None:
+    assert tokenizer_digest(word_tokenizer) == tokenizer_digest(word_tokenizer)
+    assert tokenizer_digest(word_tokenizer) != tokenizer_digest(bpe_tokenizer)

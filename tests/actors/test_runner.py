@@ -1,0 +1,201 @@
+"""Every lease ends as one trajectory or one failed lease; draining keeps its deadline."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.policy import EngineDead, GenerationFailed
+from actors.runner import MeteredPolicy, Runner, VerifiedVersions
+from configs.schema import ActorsConfig, Config, WeightSyncConfig
+from replay.protocol import Lease, ReplayTimeout, Stop
+from replay.trajectory import Sampling, StopReason, Trajectory, Turn
+from retrieval_server.protocol import RetrievalTimeout
+
+Roll = Callable[[Lease], Awaitable[Trajectory]]
+
+
+@dataclass
+class FakeReplay:
+    """Hands out what it was given, then waits for ever; remembers what came back."""
+
+    items: list[Lease | Stop]
+    delivered: list[int] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+
+    async def next(self) -> Lease | Stop:
+        if not self.items:
+            await asyncio.Event().wait()
+        return self.items.pop(0)
+
+    async def deliver(self, trajectory: Trajectory) -> str:
+        self.delivered.append(trajectory.sibling)
+        return "accepted"
+
+    async def fail(self, lease: Lease, cause: str) -> None:
+        self.failed[lease.sibling] = cause
+
+
+def made(lease: Lease, version: int = 0) -> Trajectory:
+    ones = np.ones(1, np.int32)
+    turn = Turn(ones, np.zeros(1, np.float32), ones * version, np.empty(0, np.int32))
+    return Trajectory(
+        group_id=lease.group_id, sibling=lease.sibling, question_id="q", kind="train",
+        actor_id="a", sampling=Sampling(), prompt_tokens=ones, turns=(turn,),
+        stop_reason=StopReason.ANSWERED, answer="x", reward=0.0,
+    )  # fmt: skip
+
+
+def make_runner(replay: Any, roll: Roll, serving: bool = True, passed: int = 0) -> Runner:
+    event = asyncio.Event()
+    if serving:
+        event.set()
+    versions = VerifiedVersions(event)
+    versions.add(1, passed)
+    config = Config(
+        actors=ActorsConfig(drain_deadline_s=0.05, rollout_deadline_s=0.2),
+        weight_sync=WeightSyncConfig(publish_deadline_s=0.05),
+    )
+    meter = MeteredPolicy(None)  # type: ignore[arg-type]
+    return Runner(roll, writer=replay, versions=versions, meter=meter, config=config)
+
+
+async def forever(lease: Lease) -> Trajectory:
+    await asyncio.Event().wait()
+    return made(lease)
+
+
+def raising(error: Exception) -> Roll:
+    async def roll(lease: Lease) -> Trajectory:
+        raise error
+
+    return roll
+
+
+async def quickly(lease: Lease) -> Trajectory:
+    return made(lease)
+
+
+async def test_leases_run_side_by_side_and_are_delivered(lease_for: Callable[..., Lease]) -> None:
+    started: list[int] = []
+
+    async def together(lease: Lease) -> Trajectory:
+        started.append(lease.sibling)
+        while len(started) < 8:
+            await asyncio.sleep(0)
+        return made(lease)
+
+    replay = FakeReplay([*(lease_for(1, n) for n in range(8)), Stop("completed")])
+    assert await make_runner(replay, together).run() == "completed"
+    assert sorted(replay.delivered) == list(range(8)) and not replay.failed
+
+
+@pytest.mark.parametrize("error", [RetrievalTimeout("slow"), GenerationFailed("abort")])
+async def test_infrastructure_errors_fail_the_lease(
+    lease_for: Callable[..., Lease], error: Exception
+) -> None:
+    replay = FakeReplay([lease_for(1, 3), Stop("completed")])
+    await make_runner(replay, raising(error)).run()
+    assert replay.failed == {3: f"{type(error).__name__}: {error}"} and not replay.delivered
+
+
+async def test_a_stuck_rollout_fails_at_its_deadline(lease_for: Callable[..., Lease]) -> None:
+    replay = FakeReplay([lease_for(1, 3)])
+    runner = make_runner(replay, forever)
+    task = asyncio.create_task(runner.run())
+    await asyncio.sleep(0.3)
+    assert replay.failed == {3: "rollout took over 0.2 s"} and not task.done()
+    runner.stop("test")
+    await task
+
+
+async def test_what_is_left_after_the_drain_is_given_back(lease_for: Callable[..., Lease]) -> None:
+    replay = FakeReplay([lease_for(1, n) for n in range(3)])
+    runner = make_runner(replay, forever)
+    task = asyncio.create_task(runner.run())
+    await asyncio.sleep(0.01)
+    assert runner.gauges()["actor/rollouts_in_flight"] == 3
+    runner.stop("SIGTERM")
+    assert await asyncio.wait_for(task, 1.0) == "SIGTERM"
+    assert replay.failed == dict.fromkeys(range(3), "shutdown") and not replay.delivered
+
+
+async def test_a_drain_lets_rollouts_finish(lease_for: Callable[..., Lease]) -> None:
+    async def soon(lease: Lease) -> Trajectory:
+        await asyncio.sleep(0.02)
+        return made(lease)
+
+    replay = FakeReplay([lease_for(1, 0), Stop("completed")])
+    await make_runner(replay, soon).run()
+    assert replay.delivered == [0] and not replay.failed
+
+
+async def test_nothing_is_delivered_until_verified_weights_serve(
+    lease_for: Callable[..., Lease],
+) -> None:
+    replay = FakeReplay([lease_for(1, 0)])
+    runner = make_runner(replay, quickly, serving=False)
+    task = asyncio.create_task(runner.run())
+    await asyncio.sleep(0.1)
+    assert not replay.delivered and "UnverifiedWeights" in replay.failed[0]
+    runner.stop("test")
+    await task
+
+
+async def test_tokens_of_a_version_that_failed_its_probe_fail_the_lease(
+    lease_for: Callable[..., Lease],
+) -> None:
+    async def newer(lease: Lease) -> Trajectory:
+        return made(lease, version=lease.sibling)
+
+    replay = FakeReplay([lease_for(1, 4), lease_for(1, 5), Stop("completed")])
+    await make_runner(replay, newer, passed=5).run()
+    assert replay.delivered == [5] and "{4}" in replay.failed[4]
+
+
+async def test_a_dead_engine_ends_the_runner(lease_for: Callable[..., Lease]) -> None:
+    replay = FakeReplay([lease_for(1, 0), lease_for(1, 1)])
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(make_runner(replay, raising(EngineDead("gone"))).run(), 1.0)
+    assert raised.value.subgroup(EngineDead) is not None
+
+
+async def test_silence_of_replay_ends_the_runner_and_its_rollouts(
+    lease_for: Callable[..., Lease],
+) -> None:
+    class Silent(FakeReplay):
+        async def next(self) -> Lease | Stop:
+            if not self.items:
+                raise ReplayTimeout("silent")
+            return await super().next()
+
+    replay = Silent([lease_for(1, 0)])
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(make_runner(replay, forever).run(), 1.0)
+    assert raised.value.subgroup(ReplayTimeout) is not None and not replay.failed
+
+
+class Aborting:
+    """A policy whose engine gives up."""
+
+    async def complete(self, tokens: Any, **_: Any) -> Any:
+        raise GenerationFailed("abort")
+
+
+async def complete(meter: MeteredPolicy) -> None:
+    await meter.complete([1], temperature=1.0, seed=0, max_tokens=9)
+
+
+async def test_completions_and_lost_requests_are_counted(
+    word_tokenizer: Any, scripted: Callable[..., Any]
+) -> None:
+    meter = MeteredPolicy(scripted(word_tokenizer, ["<answer> kelu </answer>"]))
+    await complete(meter)
+    lost = MeteredPolicy(Aborting())
+    with contextlib.suppress(GenerationFailed):
+        await complete(lost)
+    assert (meter.tokens, meter.lost, lost.tokens, lost.lost) == (3, 0, 0, 1)

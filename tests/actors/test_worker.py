@@ -1,0 +1,100 @@
+"""The actor's process: exit codes, and an engine that never outlives it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+Start = Callable[..., subprocess.Popen[str]]
+slow = pytest.mark.slow
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """start(*overrides): an actor whose replay and learner do not exist."""
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"run_dir: {tmp_path}/run\n"
+        "model: {dtype: float32, max_model_len: 128}\n"
+        "actors: {kv_cache_bytes: 67108864}\nretrieval: {port: 1}\n"
+        f"replay: {{endpoint: 'ipc://{tmp_path}/replay', dead_after_s: 3}}\n"
+        f"weight_sync: {{endpoint: 'ipc://{tmp_path}/sync'}}\n"
+    )
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(*overrides: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "actors.worker", str(config), "--actor-id", "actor-0"]
+        begun.append(subprocess.Popen([*command, *overrides], stderr=subprocess.PIPE, text=True))
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.path=/nowhere", "model.path = '/nowhere': no model there"),
+        ("actors.thread=1", "did you mean 'actors.threads'?"),
+    ],
+)
+def test_bad_input_exits_2_with_a_message(start: Start, override: str, message: str) -> None:
+    process = start(override)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 2 and message in complaint and "Traceback" not in complaint
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stderr is not None
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if text in line:
+            return
+    pytest.fail("".join(seen))
+
+
+@slow
+@pytest.mark.vllm
+@pytest.mark.timeout(300)
+def test_a_killed_actor_takes_its_engine_with_it(start: Start, tiny_model_path: Path) -> None:
+    process = start(f"model.path={tiny_model_path}")
+    wait_for(process, "engine ready")
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert any("EngineCore" in child.name() for child in family)
+    os.kill(process.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+
+
+@slow
+@pytest.mark.vllm
+@pytest.mark.timeout(300)
+def test_silent_replay_ends_the_actor_by_name(start: Start, tiny_model_path: Path) -> None:
+    process = start(f"model.path={tiny_model_path}")
+    wait_for(process, "engine ready")
+    family = psutil.Process(process.pid).children(recursive=True)
+    begun = time.monotonic()
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 1 and "actor-0: ReplayTimeout: " in complaint
+    assert "Traceback" not in complaint and time.monotonic() - begun < 30
+    assert not psutil.wait_procs(family, timeout=5)[1]
+
+
+@slow
+@pytest.mark.vllm
+@pytest.mark.timeout(300)
+def test_sigterm_drains_and_exits_0(start: Start, tiny_model_path: Path) -> None:
+    process = start(f"model.path={tiny_model_path}", "replay.dead_after_s=60")
+    wait_for(process, "waiting for the first weights")
+    process.terminate()
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 0 and "drained: SIGTERM" in log

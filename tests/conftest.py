@@ -1,0 +1,148 @@
+"""Fixtures shared by all tests: tiny random-weight models in Hugging Face format."""
+
+import copy
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: spinning threads stall busy machines
+
+TEXT = (
+    "what is the mayor of bore ? <search> mayor of bore </search> <information> the mayor of bore "
+    "is kelu . </information> <answer> kelu </answer> My previous action is invalid , try again ."
+)
+
+
+@pytest.fixture(scope="session")
+def make_tiny_model() -> Callable[[Path, Any], Path]:
+    """make_tiny_model(folder, tokenizer): save a random Qwen2 (hidden 96, 3 heads of 32, 2 layers,
+    tied, float32) with that tokenizer; returns the folder."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    def make(folder: Path, tokenizer: Any) -> Path:
+        torch.manual_seed(0)
+        config = Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=96,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            num_key_value_heads=3,
+            max_position_embeddings=512,
+            initializer_range=0.2,  # far from uniform, so that a wrong log-prob is visibly wrong
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        Qwen2ForCausalLM(config).float().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def word_tokenizer() -> Any:
+    """Whole words as tokens; the tags are single, non-special added tokens."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tags = [word for word in dict.fromkeys(TEXT.split()) if word.startswith("<")]
+    words = ["[PAD]", "[UNK]", "[EOS]", *dict.fromkeys(TEXT.split())]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", eos_token="[EOS]"
+    )
+    tokenizer.add_tokens(tags, special_tokens=False)
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def bpe_tokenizer() -> Any:
+    """Byte-level BPE trained here; every tag is several tokens."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    backend = ByteLevelBPETokenizer()
+    backend.train_from_iterator(
+        [TEXT.replace("<", "< ").replace(">", " >")], vocab_size=320, min_frequency=2,
+        special_tokens=["<|pad|>", "<|end|>"],
+    )  # fmt: skip
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend._tokenizer, pad_token="<|pad|>", eos_token="<|end|>"
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_model_path(
+    make_tiny_model: Callable[[Path, Any], Path],
+    word_tokenizer: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A folder with the random model and the word tokenizer."""
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", word_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def tagged_tokenizer(bpe_tokenizer: Any) -> Any:
+    """The BPE tokenizer with the tags added as single tokens: a policy can spell them both ways."""
+    tokenizer = copy.deepcopy(bpe_tokenizer)
+    tags = ["<search>", "</search>", "<answer>", "</answer>"]
+    tokenizer.add_tokens(tags, special_tokens=False)
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def spoken_model_path(
+    make_tiny_model: Callable[[Path, Any], Path],
+    bpe_tokenizer: Any,
+    tagged_tokenizer: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A model that has learnt by heart to search after `what is`, spelling tags as several tokens,
+    after `try again`, with single-token tags, and to end after `invalid`."""
+    import torch
+    from transformers import Qwen2ForCausalLM
+
+    folder = make_tiny_model(tmp_path_factory.mktemp("spoken") / "model", tagged_tokenizer)
+    model = Qwen2ForCausalLM.from_pretrained(folder)
+    action = " <search> mayor of bore </search> <answer> kelu </answer>"
+    rows = [
+        bpe_tokenizer.encode("what is" + action),
+        tagged_tokenizer.encode("try again" + action),
+        [*bpe_tokenizer.encode("invalid , try"), bpe_tokenizer.eos_token_id] * 2,
+    ]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for step in range(150):
+        ids = torch.tensor([rows[step % 3]])
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def vllm_policy(spoken_model_path: Path) -> AsyncIterator[Any]:
+    """The session's one real engine, labelled version 0; tests using it run on the session's loop
+    (`@pytest.mark.asyncio(loop_scope="session")`) and leave weights and version as they were."""
+    from actors.vllm_policy import VllmPolicy
+    from configs.schema import ActorsConfig, Config, ModelConfig
+
+    policy = await VllmPolicy.start(
+        Config(
+            model=ModelConfig(path=str(spoken_model_path), dtype="float32", max_model_len=256),
+            actors=ActorsConfig(max_num_seqs=32, kv_cache_bytes=256 << 20),
+        )
+    )
+    await policy.set_policy_version(0)
+    yield policy
+    policy.close()

@@ -1,0 +1,141 @@
+"""Random batches and an engine without DeepSpeed."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from configs.schema import Config, LearnerConfig, ModelConfig, ReplayConfig
+from learner.model import TokenScorer, TokenScores, load_model
+from learner.packing import MicroBatch
+from replay.codec import encode_trajectory
+from replay.protocol import Batch
+from replay.trajectory import Sampling, StopReason, Trajectory, Turn
+
+VOCABULARY = 20  # ids that the shared tiny model certainly has
+
+
+class PlainEngine:
+    """The engine's interface on plain torch: AdamW, clipping, summed gradients."""
+
+    def __init__(self, config: Config):
+        self.model = load_model(config.model)
+        self.scorer = TokenScorer(self.model)
+        self._max_norm = config.learner.max_grad_norm
+        self.optimiser = torch.optim.AdamW(
+            self.model.parameters(), betas=config.learner.betas, weight_decay=0.0
+        )
+
+    def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
+        return self.scorer(micro.tokens, micro.loss_mask, temperature)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def step(self, lr: float) -> float:
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._max_norm)
+        self.gradients = {n: w.grad.clone() for n, w in self.model.named_parameters()}
+        self.optimiser.param_groups[0]["lr"] = lr
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        return float(norm)
+
+    def trainable(self) -> dict[str, Tensor]:
+        return dict(self.model.named_parameters())
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, weight.detach()) for name, weight in self.model.named_parameters())
+
+    def probe(self, tokens: tuple[int, ...]) -> list[float]:
+        return [0.0] * (len(tokens) - 1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def config(tiny_model_path: Path, tmp_path: Path) -> Config:
+    return Config(
+        run_dir=str(tmp_path / "run"),
+        model=ModelConfig(path=str(tiny_model_path), dtype="float32"),
+        replay=ReplayConfig(groups_per_step=2, group_size=3),
+        learner=LearnerConfig(lr=1e-2, warmup_steps=0, total_steps=3, checkpoint_every=2),
+    )
+
+
+@pytest.fixture
+def plain_engine(config: Config) -> PlainEngine:
+    return PlainEngine(config)
+
+
+@pytest.fixture
+def make_plain_engine() -> type[PlainEngine]:
+    return PlainEngine
+
+
+def _turn(rng: np.random.Generator, version: int, observation: bool) -> Turn:
+    actions = int(rng.integers(1, 6))
+    return Turn(
+        action_tokens=rng.integers(2, VOCABULARY, actions, dtype=np.int32),
+        behaviour_logprobs=(-4.0 * rng.random(actions)).astype(np.float32),
+        policy_versions=np.full(actions, version, np.int32),
+        observation_tokens=rng.integers(
+            2, VOCABULARY, int(rng.integers(1, 8)) if observation else 0, dtype=np.int32
+        ),
+    )
+
+
+@pytest.fixture
+def trajectory() -> Callable[..., Trajectory]:
+    """Random trajectories with one to three turns; keywords override fields."""
+
+    def make(seed: int = 0, version: int = 0, **fields: object) -> Trajectory:
+        rng = np.random.default_rng(seed)
+        turns = int(rng.integers(1, 4))
+        known = {
+            "group_id": 1,
+            "sibling": 0,
+            "question_id": "q",
+            "kind": "train",
+            "actor_id": "actor-0",
+            "sampling": Sampling(temperature=0.7),
+            "prompt_tokens": rng.integers(2, VOCABULARY, int(rng.integers(2, 9)), dtype=np.int32),
+            "turns": tuple(_turn(rng, version, i + 1 < turns) for i in range(turns)),
+            "stop_reason": StopReason.ANSWERED,
+            "answer": "x",
+            "reward": float(rng.integers(2)),
+        }
+        return Trajectory(**(known | fields))
+
+    return make
+
+
+@pytest.fixture
+def batch(trajectory: Callable[..., Trajectory]) -> Callable[..., Batch]:
+    """Batches of groups of three; only the first sibling earns 1: every group has signal."""
+
+    def make(step: int = 1, version: int = 0, groups: int = 2, seed: int = 0) -> Batch:
+        ids = tuple(range(1, groups + 1))
+        payloads = tuple(
+            tuple(
+                encode_trajectory(
+                    trajectory(
+                        seed + 100 * step + 10 * group + sibling,
+                        version,
+                        group_id=group,
+                        sibling=sibling,
+                        reward=float(sibling == 0),
+                    )
+                )
+                for sibling in range(3)
+            )
+            for group in ids
+        )
+        return Batch(step, ids, (version,) * groups, payloads, {}, {}, ())
+
+    return make

@@ -1,0 +1,124 @@
+"""From replay's bytes to tensors, and what is refused by name."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+
+from configs.schema import LearnerConfig
+from learner.batch import TrainingBatch, build
+from learner.errors import BadBatch
+from replay.codec import decode_trajectory, encode_trajectory
+from replay.protocol import Batch
+from replay.trajectory import Sampling, Trajectory
+
+SMALL = LearnerConfig(micro_batch_tokens=60)
+
+
+def with_trajectory(batch: Batch, record: Trajectory) -> Batch:
+    """The batch with its last group's last sibling replaced."""
+    *groups, last = batch.groups
+    payloads = (*groups, (*last[:-1], encode_trajectory(record)))
+    return msgspec.structs.replace(batch, groups=payloads)
+
+
+def credit(training: TrainingBatch) -> list[float]:
+    """Each row's advantage, in (group, sibling) order."""
+    found = {
+        int(row_id): float(micro.advantages[row][micro.loss_mask[row]].unique())
+        for micro in training.micro_batches
+        for row, row_id in enumerate(micro.row_ids)
+    }
+    return [found[i] for i in sorted(found)]
+
+
+def test_a_batch_becomes_what_the_trajectories_say(batch: Callable[..., Batch]) -> None:
+    given = batch(step=3, version=1)
+    training = build(given, SMALL)
+    records = [decode_trajectory(payload) for group in given.groups for payload in group]
+    assert training.step == 3 and training.temperature == 0.7
+    assert training.action_tokens == sum(record.action_count for record in records)
+    assert sum(int(m.loss_mask.sum()) for m in training.micro_batches) == training.action_tokens
+    assert training.gauges["learner/tokens"] == sum(len(record.tokens) for record in records)
+    assert len(training.micro_batches) > 1 and 0.5 < training.gauges["learner/fill"] <= 1.0
+
+
+def test_advantages_are_centred_within_each_group(batch: Callable[..., Batch]) -> None:
+    advantages = credit(build(batch(), LearnerConfig(advantage_std="none")))
+    assert advantages == pytest.approx([2 / 3, -1 / 3, -1 / 3] * 2)
+
+
+def test_unscorable_is_left_out(
+    batch: Callable[..., Batch], trajectory: Callable[..., Trajectory]
+) -> None:
+    lost = trajectory(group_id=2, sibling=2, reward=None, reward_cause="no gold answer")
+    training = build(with_trajectory(batch(), lost), LearnerConfig(advantage_std="none"))
+    assert credit(training)[3:] == pytest.approx([0.5, -0.5, 0.0])
+    assert training.gauges["learner/unscorable"] == 1
+    assert training.gauges["learner/reward"] == pytest.approx(2 / 5)
+
+
+def test_equal_rewards_carry_no_signal(
+    batch: Callable[..., Batch], trajectory: Callable[..., Trajectory]
+) -> None:
+    group = [trajectory(group_id=2, sibling=i, reward=1.0) for i in range(3)]
+    given = batch()
+    groups = (given.groups[0], tuple(map(encode_trajectory, group)))
+    training = build(msgspec.structs.replace(given, groups=groups), SMALL)
+    assert credit(training)[3:] == [0.0] * 3
+    assert training.gauges["learner/no_signal_fraction"] == 0.5
+
+
+def test_staleness_is_per_token_from_the_step_the_batch_was_taken_at(
+    batch: Callable[..., Batch], trajectory: Callable[..., Trajectory]
+) -> None:
+    fresh = trajectory(seed=9, version=4, group_id=2, sibling=2)
+    training = build(with_trajectory(batch(step=5, version=1), fresh), SMALL)
+    older = training.action_tokens - fresh.action_count
+    assert training.gauges["replay/staleness"] == pytest.approx(3 * older / training.action_tokens)
+    assert training.gauges["replay/staleness_max"] == 3
+
+
+def test_siblings_come_in_order_however_they_arrived(batch: Callable[..., Batch]) -> None:
+    given = batch()
+    turned = msgspec.structs.replace(given, groups=tuple(g[::-1] for g in given.groups))
+    for one, other in zip(
+        build(given, SMALL).micro_batches, build(turned, SMALL).micro_batches, strict=True
+    ):
+        assert torch.equal(one.tokens, other.tokens) and torch.equal(one.row_ids, other.row_ids)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "eval"}, "group 2: sibling 2 is of kind 'eval'"),
+        ({"group_id": 7}, "group 2: sibling 2 belongs to group 7"),
+        ({"sibling": 1}, r"group 2: siblings \[0, 1, 1\]"),
+        ({"version": 1}, "group 2: sibling 2 has tokens of version 1 in the batch of step 1"),
+        ({"sampling": Sampling(1.0)}, r"temperatures \[0.7, 1.0\]"),
+    ],
+)
+def test_what_must_not_be_trained_on_is_refused(
+    batch: Callable[..., Batch],
+    trajectory: Callable[..., Trajectory],
+    fields: dict[str, object],
+    message: str,
+) -> None:
+    record = trajectory(**({"group_id": 2, "sibling": 2} | fields))
+    with pytest.raises(BadBatch, match=message):
+        build(with_trajectory(batch(), record), SMALL)
+
+
+def test_lengths_that_disagree_name_the_group(batch: Callable[..., Batch]) -> None:
+    given = batch()
+    tree = msgspec.msgpack.decode(given.groups[1][2])
+    tree["turns"][0]["behaviour_logprobs"] += b"\0\0\0\0"
+    broken = (*given.groups[1][:2], msgspec.msgpack.encode(tree))
+    with pytest.raises(BadBatch, match=r"group 2: .*lengths"):
+        build(msgspec.structs.replace(given, groups=(given.groups[0], broken)), SMALL)
+
+
+def test_no_groups() -> None:
+    with pytest.raises(BadBatch, match="batch of step 4: 0 groups for 0 ids"):
+        build(Batch(4, (), (), (), {}, {}, ()), SMALL)

@@ -1,0 +1,175 @@
+"""The loop and a run's cadence, with a scripted replay and publisher around a real update."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from configs.schema import Config, WeightSyncConfig
+from learner.ema import Ema
+from learner.errors import BadBatch
+from learner.loop import train
+from learner.run import Run
+from learner.stopping import StopRequested
+from replay.protocol import Batch, EvalResult, Stop
+
+Script = list[tuple[Any, ...]]
+
+
+def result(step: int) -> EvalResult:
+    return EvalResult(step, 1, 1.0, 1.0, {}, {}, 1.0, step, step)
+
+
+class Replay:
+    """Serves batches and notes what it is asked."""
+
+    wait_for_batch_s = wait_for_oldest_s = 0.5
+
+    def __init__(self, script: Script, batch: Callable[..., Batch], stop_at: int = 99):
+        self.script, self.batch, self.stop_at = script, batch, stop_at
+
+    def sample(self, step: int) -> Batch | Stop:
+        return Stop("no reward left") if step == self.stop_at else self.batch(step + 1, step)
+
+    def evaluate(self, step: int, wait: bool, deadline_s: float) -> EvalResult | None:
+        self.script.append(("evaluate", step, wait))
+        return result(step) if wait else None
+
+    def report(self, step: int, gauges: dict[str, float]) -> None:
+        self.script.append(("report", step))
+        self.reported = gauges
+
+    def committed(self, step: int) -> None:
+        self.script.append(("committed", step))
+
+
+class Publisher:
+    """Notes what it is given."""
+
+    def __init__(self, script: Script):
+        self.script = script
+
+    def publish(self, version: int, weights: Any, probe: Any, logprobs: Any) -> None:
+        assert len(logprobs) == len(probe) - 1 and dict(weights)
+        self.script.append(("publish", version))
+
+    def wait_applied(self, version: int, deadline_s: float) -> None:
+        self.script.append(("applied", version))
+
+    def check(self) -> None:
+        self.script.append(("check",))
+
+    def gauges(self) -> dict[str, float]:
+        return {"sync/publish_s": 0.1}
+
+
+class Written(dict[int, dict[str, float]]):
+    """Metrics, in memory."""
+
+    evaluations: tuple[int, ...] = ()
+
+    def write(self, step: int, gauges: dict[str, float]) -> None:
+        self[step] = gauges
+
+    def evaluation(self, result: EvalResult) -> None:
+        self.evaluations += (result.step,)
+
+
+@pytest.fixture
+def run(config: Config, plain_engine: Any, word_tokenizer: Any, batch: Callable[..., Batch]) -> Run:
+    script: Script = []
+    ema, reader = Ema(plain_engine, 0.8), Replay(script, batch)
+    parts = (word_tokenizer, (3, 4, 5), reader, Publisher(script), Written())
+    return Run(config, plain_engine, ema, *parts)
+
+
+def changed(run: Run, sync: WeightSyncConfig | None = None, **learner: object) -> Run:
+    run.config = msgspec.structs.replace(
+        run.config,
+        learner=msgspec.structs.replace(run.config.learner, **learner),
+        weight_sync=sync or run.config.weight_sync,
+    )
+    return run
+
+
+def test_the_whole_order_of_a_run(run: Run) -> None:
+    assert train(changed(run, eval_every=2)) == "completed"
+    assert run.reader.script == [
+        ("evaluate", 0, True),
+        ("publish", 1),
+        ("report", 1),
+        ("publish", 2),
+        ("committed", 2),
+        ("report", 2),
+        ("evaluate", 2, False),
+        ("publish", 3),
+        ("committed", 3),
+        ("report", 3),
+        ("applied", 3),
+        ("evaluate", 2, True),  # no batch has brought its result
+        ("evaluate", 3, True),
+    ]
+    assert run.metrics.evaluations == (0, 2, 3)
+    saved = Path(run.config.run_dir) / "checkpoints"
+    assert sorted(path.name for path in saved.iterdir()) == ["step-2", "step-3"]
+
+
+def test_a_version_may_be_skipped_but_never_the_last(run: Run) -> None:
+    train(changed(run, WeightSyncConfig(publish_every=2)))
+    assert [entry for entry in run.reader.script if entry[0] in ("publish", "check")] == [
+        ("check",),
+        ("publish", 2),
+        ("publish", 3),
+    ]
+
+
+def test_an_evaluation_that_came_with_a_batch_is_written_once(run: Run) -> None:
+    plain = run.reader.batch
+    run.reader.batch = lambda step, version: msgspec.structs.replace(
+        plain(step, version), evaluations=(result(1),) if step == 3 else ()
+    )
+    train(changed(run, eval_every=1))
+    assert run.metrics.evaluations == (0, 1, 2, 3)
+    assert run.unfinished == set()
+
+
+def test_every_number_reaches_replay_and_tensorboard(run: Run) -> None:
+    train(changed(run, total_steps=1))
+    names = {
+        *("learner/loss", "learner/behaviour_ratio_mean", "learner/ess", "learner/clip_fraction"),
+        *("learner/entropy", "learner/grad_norm", "learner/wait_for_batch_s", "replay/staleness"),
+        *("learner/wait_for_oldest_s", "replay/staleness_max", "sync/publish_s", "learner/fill"),
+    }
+    assert names <= run.metrics[1].keys()
+    assert run.metrics[1] == run.reader.reported
+
+
+def test_stop_ends_training_with_its_cause(run: Run) -> None:
+    run.reader.stop_at = 1
+    assert train(run) == "no reward left"
+    assert run.step == 1 and run.saved == 0
+    run.save()
+    assert run.saved == 1
+
+
+def test_no_steps_is_an_evaluation_of_the_start(run: Run) -> None:
+    assert train(changed(run, total_steps=0)) == "completed"
+    assert run.reader.script == [("evaluate", 0, True)]
+
+
+def test_a_signal_ends_it_before_the_next_wait(run: Run) -> None:
+    run.stop("SIGTERM")
+    with pytest.raises(StopRequested, match="SIGTERM"):
+        train(run)
+    assert run.step == 0
+
+
+def test_a_batch_of_another_step_is_refused(run: Run, batch: Callable[..., Batch]) -> None:
+    with pytest.raises(BadBatch, match="batch of step 4 after step 0"):
+        run.learn(batch(4))
+
+
+def test_the_loop_stays_short() -> None:
+    assert len(Path(train.__code__.co_filename).read_text().splitlines()) <= 60

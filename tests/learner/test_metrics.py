@@ -1,0 +1,38 @@
+"""How a fleet's numbers add up, and what is written."""
+
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from learner.metrics import Metrics, aggregate
+from replay.protocol import EvalResult
+
+RESULT = EvalResult(20, 300, 0.5, 0.25, {"1": 0.75, "2": 0.25}, {"1": 0.5, "2": 0.0}, 1.5, 18, 20)
+
+
+def test_rates_and_counters_add_up_tails_are_the_worst_and_the_rest_is_averaged() -> None:
+    fleet = {
+        "actor-0": {"actor/tokens_per_s": 10.0, "retrieval/latency_p99_s": 0.5, "x/mean": 1.0},
+        "actor-1": {"actor/tokens_per_s": 20.0, "retrieval/latency_p99_s": 0.25, "x/mean": 2.0,
+                    "retrieval/errors": 3.0, "retrieval/latency_p50_s": 0.125},
+    }  # fmt: skip
+    assert aggregate(fleet) == {
+        "actor/tokens_per_s": 30.0,
+        "retrieval/latency_p99_s": 0.5,
+        "x/mean": 1.5,
+        "retrieval/errors": 3.0,
+        "retrieval/latency_p50_s": 0.125,
+    }
+    assert aggregate({}) == {}
+
+
+def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+    with Metrics(tmp_path) as metrics:
+        metrics.write(1, {"learner/loss": 0.5})
+        metrics.evaluation(RESULT)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("learner/loss")] == [(1, 0.5)]
+    assert [(e.step, e.value) for e in events.Scalars("eval/em")] == [(20, 0.5)]
+    expected = {"eval/sampled_em": 0.25, "eval/em_hops_2": 0.25, "eval/sampled_em_hops_1": 0.5}
+    assert {name: events.Scalars(name)[0].value for name in expected} == expected

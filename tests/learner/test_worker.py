@@ -1,0 +1,199 @@
+"""The learner's process against a real replay and an actor around a transformers model."""
+
+import asyncio
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoModelForCausalLM
+
+from configs.load import replay_endpoint, save, weight_sync_endpoint
+from configs.process import socket_dir
+from configs.schema import (
+    ActorsConfig,
+    Config,
+    LearnerConfig,
+    ModelConfig,
+    QuestionsConfig,
+    ReplayConfig,
+    WeightSyncConfig,
+)
+from learner.worker import main
+from replay.client import TrajectoryWriter
+from replay.protocol import Hello, Lease
+from replay.trajectory import StopReason, Trajectory, Turn
+from weight_sync.buckets import Layout, NamedTensors, dtype_name
+from weight_sync.receiver import Receiver
+from weight_sync.subscriber import Subscriber
+
+
+class Actor:
+    """Samples four tokens after a fixed prompt; a ServingEngine of a transformers model."""
+
+    prompt = (3, 4, 5)
+
+    def __init__(self, path: str) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        self.model.requires_grad_(False)
+        self.weights = dict(self.model.named_parameters())
+        self.receiver = Receiver(self._layout, self._load)
+        self.version = 0
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def set_policy_version(self, version: int) -> None:
+        self.version = version
+
+    async def call_workers(self, method: str, *args: bytes | int | str | float) -> list[bytes]:
+        name = method.removeprefix("weight_sync_")
+        return [await asyncio.to_thread(getattr(self.receiver, name), *args)]
+
+    async def score(self, tokens: Sequence[int]) -> np.ndarray:
+        row = torch.tensor([list(tokens)])
+        logprobs = self.model(input_ids=row).logits[0, :-1].log_softmax(-1)
+        return logprobs.gather(1, row[0, 1:, None])[:, 0].numpy()
+
+    def roll_out(self, lease: Lease) -> Trajectory:
+        torch.manual_seed(lease.group_id * 10 + lease.sibling)
+        tokens, logprobs = list(self.prompt), []
+        for _ in range(4):
+            distribution = self.model(input_ids=torch.tensor([tokens])).logits[0, -1].log_softmax(0)
+            tokens.append(int(distribution.exp().multinomial(1)))
+            logprobs.append(float(distribution[tokens[-1]]))
+        turn = Turn(
+            np.array(tokens[3:], np.int32),
+            np.array(logprobs, np.float32),
+            np.full(4, self.version, np.int32),
+            np.zeros(0, np.int32),
+        )
+        return Trajectory(
+            **{name: getattr(lease, name) for name in ("group_id", "sibling", "kind", "sampling")},
+            question_id=lease.question.id,
+            actor_id="actor-0",
+            prompt_tokens=np.array(self.prompt, np.int32),
+            turns=(turn,),
+            stop_reason=StopReason.ANSWERED,
+            answer=None,
+            reward=float(lease.sibling % 2),
+        )
+
+    async def serve(self, config: Config) -> None:
+        """Follow versions and work off leases until replay says Stop."""
+        verified: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+        note: Callable[[int, int], None] = lambda i, v: verified.put_nowait((i, v))  # noqa: E731
+        sync = Subscriber("actor-0", weight_sync_endpoint(config), self, config.weight_sync, note)
+        following = asyncio.create_task(sync.run())
+        hello, limits = Hello("actor-0", "digest"), config.replay
+        endpoint = replay_endpoint(config)
+        await verified.get()
+        async with TrajectoryWriter(endpoint, hello, limits.heartbeat_s, 20.0) as writer:
+            writer.gauges = lambda: {"actor/tokens_per_s": 7.0}
+            await writer.ready(8, 1, 0)
+            while isinstance(lease := await writer.next(), Lease):
+                await sync.serving.wait()
+                while not verified.empty():
+                    await writer.ready(8, *verified.get_nowait())
+                await writer.deliver(self.roll_out(lease))
+        following.cancel()
+
+    def _layout(self) -> Layout:
+        return {n: (tuple(w.shape), dtype_name(w.dtype)) for n, w in self.weights.items()}
+
+    def _load(self, named_tensors: NamedTensors) -> None:
+        for name, tensor in named_tensors:
+            self.weights[name].copy_(tensor)
+
+
+@pytest.fixture
+def whole(tmp_path: Path, tiny_model_path: Path) -> Config:
+    """A run of four steps on one actor."""
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"question": "who?", "answers": ["me"]}\n')
+    config = Config(
+        run_dir=str(tmp_path / "run"),
+        model=ModelConfig(path=str(tiny_model_path), dtype="float32"),
+        questions=QuestionsConfig(train=str(questions), eval=str(questions)),
+        actors=ActorsConfig(count=1, rollouts_in_flight=8),
+        replay=ReplayConfig(groups_per_step=2, group_size=4, max_staleness=1),
+        weight_sync=WeightSyncConfig(probe_tokens=16, probe_tolerance=1e-4),
+        learner=LearnerConfig(total_steps=4, eval_every=2, checkpoint_every=2, lr=1e-3),
+    )
+    save(config, tmp_path / "config.yaml")
+    return config
+
+
+async def run_with(
+    config: Config, tmp_path: Path, until: Callable[[Actor], bool]
+) -> tuple[Actor, str]:
+    """Start replay and learner and act; SIGTERM the learner once `until`; returns its log."""
+    actor, processes = Actor(config.model.path), []
+    for package in ("replay", "learner"):
+        command = [sys.executable, "-m", f"{package}.worker", str(tmp_path / "config.yaml")]
+        with (tmp_path / f"{package}.log").open("w") as log:
+            processes.append(subprocess.Popen(command, stderr=log))
+    acting = asyncio.create_task(actor.serve(config))
+    try:
+        while processes[1].poll() is None:
+            await asyncio.wait([acting], timeout=0.1)
+            assert not (acting.done() and acting.exception()), acting.exception()
+            if until(actor):
+                processes[1].send_signal(signal.SIGTERM)
+                await asyncio.to_thread(processes[1].wait, 30)
+        text = (tmp_path / "learner.log").read_text()
+        assert processes[1].returncode == 0, text
+        await asyncio.wait_for(acting, 20)
+        assert await asyncio.to_thread(processes[0].wait, 20) == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        shutil.rmtree(socket_dir(config.run_dir), ignore_errors=True)
+    return actor, text
+
+
+@pytest.mark.slow
+async def test_a_run_from_the_first_version_to_the_last(whole: Config, tmp_path: Path) -> None:
+    actor, log = await run_with(whole, tmp_path, lambda _: False)
+    assert "ended after step 4: completed" in log
+    folder = Path(whole.run_dir) / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["step-2", "step-4"]
+    trained = AutoModelForCausalLM.from_pretrained(folder / "step-4" / "model", dtype=torch.float32)
+    for name, weight in trained.named_parameters():
+        assert torch.equal(actor.weights[name], weight), "the actor serves the last version"
+    events = EventAccumulator(str(Path(whole.run_dir) / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("eval/em")] == [0, 2, 4]
+    assert [event.step for event in events.Scalars("learner/loss")] == [1, 2, 3, 4]
+    assert max(event.value for event in events.Scalars("learner/mismatch_max")) < 1e-4
+    assert max(event.value for event in events.Scalars("replay/staleness_max")) <= 1
+    assert {"sync/publish_s", "replay/ready_groups", "actor/reward", "actor/tokens_per_s"} <= set(
+        events.Tags()["scalars"]
+    )
+
+
+@pytest.mark.slow
+async def test_sigterm_ends_it_with_a_checkpoint(whole: Config, tmp_path: Path) -> None:
+    endless = msgspec.structs.replace(
+        whole, learner=LearnerConfig(total_steps=10_000, checkpoint_every=10_000, lr=1e-3)
+    )
+    save(endless, tmp_path / "config.yaml")
+    _, log = await run_with(endless, tmp_path, lambda actor: actor.version >= 3)
+    assert "stopping: SIGTERM" in log
+    (saved,) = (Path(endless.run_dir) / "checkpoints").iterdir()
+    assert f"ended after {saved.name.replace('-', ' ')}: SIGTERM" in log
+
+
+def test_bad_input_is_exit_code_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([]) == 2
+    assert main([str(tmp_path / "absent.yaml")]) == 2
+    assert "absent.yaml' does not exist" in capsys.readouterr().err

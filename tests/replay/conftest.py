@@ -1,0 +1,138 @@
+"""A real replay server in a thread, on a socket of its own, and trajectories to send it."""
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from configs.schema import ActorsConfig, Config, LearnerConfig, ReplayConfig
+from replay.codec import decode_trajectory
+from replay.ledger import Ledger
+from replay.log import FILE_NAME, EventLog
+from replay.protocol import Lease, LogError
+from replay.questions import Questions
+from replay.records import summarise
+from replay.server import ReplayServer
+from replay.trajectory import Question, Sampling, StopReason, Trajectory, Turn
+
+QUESTIONS = tuple(Question(f"q-{i}", f"question {i}?", (f"answer {i}",), 1) for i in range(50))
+EVAL_QUESTIONS = (Question("e-1", "evaluation?", ("yes",), 2),)
+
+
+def trajectory_for(lease: Lease, actor_id: str = "actor-0", reward: float = 1.0) -> Trajectory:
+    """A short rollout of `lease` under version 0."""
+    turn = Turn(
+        action_tokens=np.array([5, 6, 7], np.int32),
+        behaviour_logprobs=np.array([-0.1, -0.2, -0.3], np.float32),
+        policy_versions=np.zeros(3, np.int32),
+        observation_tokens=np.array([8], np.int32),
+    )
+    return Trajectory(
+        group_id=lease.group_id,
+        sibling=lease.sibling,
+        question_id=lease.question.id,
+        kind=lease.kind,
+        actor_id=actor_id,
+        sampling=lease.sampling,
+        prompt_tokens=np.array([1, 2], np.int32),
+        turns=(turn,),
+        stop_reason=StopReason.ANSWERED,
+        answer="an answer",
+        reward=reward,
+    )
+
+
+def new_ledger(config: Config, eval_questions: tuple[Question, ...] = EVAL_QUESTIONS) -> Ledger:
+    return Ledger(
+        config.replay,
+        Questions(QUESTIONS, config.seed),
+        eval_questions,
+        Sampling(1.0, config.seed),
+        lambda payload: summarise(decode_trajectory(payload)),
+    )
+
+
+@dataclass
+class Running:
+    """A served run."""
+
+    config: Config
+    ledger: Ledger
+    server: ReplayServer
+    thread: threading.Thread
+    log_path: Path
+    errors: list[LogError] = field(default_factory=list)
+
+    @property
+    def endpoint(self) -> str:
+        return self.config.replay.endpoint
+
+    def end(self, seconds: float = 5.0) -> None:
+        """Stop at once; the thread must end."""
+        self.server.stop("test")
+        self.server.stop("test")
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            socket.connect(self.endpoint)
+            socket.send(b"wake up")
+            self.thread.join(seconds)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Running]]:
+    """serve(log_class, **replay settings) → Running; everything is gone after the test."""
+    folder = Path(tempfile.mkdtemp(prefix="forage-test-"))
+    started: list[Running] = []
+
+    def start(
+        log_class: type[EventLog] = EventLog, drain_deadline_s: float = 2.0, **replay: object
+    ) -> Running:
+        settings = {"groups_per_step": 1, "group_size": 2, "heartbeat_s": 0.05, **replay}
+        config = Config(
+            replay=msgspec.convert(
+                {"endpoint": f"ipc://{folder}/replay{len(started)}", **settings}, ReplayConfig
+            ),
+            actors=ActorsConfig(drain_deadline_s=drain_deadline_s),
+            learner=LearnerConfig(step_deadline_s=2.0),
+        )
+        path = folder / f"{len(started)}-{FILE_NAME}"
+        ledger, log = new_ledger(config), log_class.create(path)
+        server = ReplayServer(config, ledger, log)
+        errors: list[LogError] = []
+        thread = threading.Thread(target=_serve, args=(server, log, errors))
+        started.append(Running(config, ledger, server, thread, path, errors))
+        thread.start()
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.end()
+    shutil.rmtree(folder)
+
+
+def _serve(server: ReplayServer, log: EventLog, errors: list[LogError]) -> None:
+    with log:
+        try:
+            server.run()
+        except LogError as error:
+            errors.append(error)
+
+
+@pytest.fixture
+def rollout() -> Callable[..., Trajectory]:
+    """rollout(lease, actor_id, reward) → Trajectory."""
+    return trajectory_for
+
+
+@pytest.fixture
+def fresh_ledger() -> Callable[..., Ledger]:
+    """fresh_ledger(config) → the ledger that a served run began with."""
+    return new_ledger

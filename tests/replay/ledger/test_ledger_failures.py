@@ -1,0 +1,227 @@
+"""Failed rollouts, lost actors, deadlines, replay's restart: nothing wedged, nothing doubled."""
+
+from typing import Any
+
+from replay.protocol import Goodbye, Hello, Ready
+from replay.records import LeaseReturned
+
+
+def test_a_failed_sibling_alone_is_leased_again_at_once(scene: Any) -> None:
+    s = scene(group_size=3, groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 3)
+    lease = s.leased["a"][1]
+    s.fail("a", lease)
+    assert s.leased["a"][-1] == lease
+    assert len(s.leased["a"]) == 3
+
+
+def test_it_is_leased_only_to_an_actor_with_at_least_the_groups_version(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 2, version=1)
+    s.actor("b", 1, version=0)
+    lost = s.leased["a"]
+    s.lose("a")
+    assert "b" not in s.leased
+    s.send("b", Ready("b", 2, 1, 1))
+    assert s.leased["b"] == lost
+
+
+def test_a_lost_actors_leases_go_to_others(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("b", 2)
+    s.actor("a", 2)
+    lost = s.leased["b"]
+    s.lose("b")
+    assert s.leased["a"] == lost
+
+
+def test_a_goodbye_returns_what_is_held(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 2)
+    s.send("a", Goodbye("a"))
+    assert [x.cause for x in s.log if isinstance(x, LeaseReturned)] == ["goodbye", "goodbye"]
+    assert "on nobody: 2 of 2 siblings missing" in s.sample(0).reason
+
+
+def test_the_first_delivery_wins_whoever_makes_it(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("b", 2)
+    lease = s.leased["b"][0]
+    s.lose("b")
+    s.actor("a", 2)
+    assert s.deliver("b", lease) == "accepted"
+    assert s.deliver("a", lease) == "superseded"
+
+
+def test_a_superseded_rollout_counts_against_capacity_until_it_answers(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=1)
+    s.learner()
+    s.actor("b", 2)
+    first, second = s.leased["b"]
+    s.lose("b")
+    s.actor("a", 3)
+    for lease in (first, second):
+        s.deliver("b", lease)
+    assert len(s.leased["a"]) == 2  # room for one more, a group needs two
+    s.deliver("a", first)
+    assert len(s.leased["a"]) == 3
+
+
+def test_a_question_that_keeps_failing_is_retired(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0, max_question_failures=3)
+    s.learner()
+    s.actor("a", 3)
+    question = s.leased["a"][0].question
+    for _ in range(3):
+        s.fail("a", next(x for x in s.leased["a"] if x.sibling == 0))
+    assert s.dropped == {"question_failed": 1}
+    assert s.ledger.books.questions.retired == {question.id}
+    assert s.leased["a"][-1].group_id == 2
+
+
+def test_failures_of_different_siblings_do_not_add_up(scene: Any) -> None:
+    s = scene(groups_per_step=1, group_size=4, max_question_failures=2)
+    s.learner()
+    s.actor("a", 4)
+    for lease in list(s.leased["a"]):
+        s.fail("a", lease)
+    assert s.dropped == {}
+
+
+def test_an_answered_question_starts_afresh(scene: Any) -> None:
+    s = scene(questions=1, groups_per_step=1, max_staleness=1, max_question_failures=2)
+    s.learner()
+    s.actor("a", 2)
+    for _ in range(3):
+        step = s.ledger.books.last_sampled
+        s.fail("a", s.leased["a"][0])
+        s.deliver_all("a", version=step)
+        s.sample(step)
+        s.send("a", Ready("a", 2, 1, step + 1))
+    assert s.dropped == {}
+
+
+def test_when_every_question_is_retired_the_run_stops(scene: Any) -> None:
+    s = scene(questions=1, max_question_failures=1)
+    s.learner()
+    s.actor("a", 2)
+    s.fail("a", s.leased["a"][0])
+    assert "retired" in s.sample(0).cause
+
+
+def test_a_group_past_its_deadline_is_dropped_and_its_question_requeued(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0, group_deadline_s=300)
+    s.learner()
+    s.actor("a", 2)
+    late, other = s.leased["a"]
+    s.deliver("a", other)
+    s.tick(299)
+    assert s.dropped == {}
+    s.actor("b", 2)
+    s.tick(1)
+    assert s.dropped == {"group_deadline": 1}
+    assert s.leased["b"][0].question == late.question
+    assert s.leased["b"][0].group_id == 2
+    assert s.deliver("a", late) == "dropped"
+
+
+def test_a_question_that_only_meets_deadlines_is_retired(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0, group_deadline_s=300, max_question_failures=2)
+    s.learner()
+    s.actor("a", 100)
+    s.tick(300)
+    s.tick(300)
+    assert s.dropped == {"group_deadline": 1, "question_failed": 1}
+    assert len(s.ledger.books.questions.retired) == 1
+
+
+def test_a_closed_group_has_no_deadline(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 2)
+    s.deliver_all("a")
+    s.tick(10_000)
+    assert s.sample(0).group_ids == (1,)
+
+
+def test_after_a_restart_held_leases_are_adopted(scene: Any) -> None:
+    s = scene(groups_per_step=1)
+    s.learner()
+    s.actor("a", 2)
+    s.restart()
+    s.actor("b", 1)
+    s.actor("a", 2, held=((1, 0), (1, 1)))
+    assert len(s.leased["a"]) == 2
+    assert "b" not in s.leased
+    s.deliver_all("a")
+    assert s.sample(0).group_ids == (1,)
+
+
+def test_after_a_restart_leases_not_held_any_more_are_leased_again(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 2)
+    s.restart()
+    s.actor("a", 2, held=((1, 0),))
+    assert [x.sibling for x in s.leased["a"]] == [0, 1, 1]
+
+
+def test_after_a_restart_absent_actors_are_given_up(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0, dead_after_s=10)
+    s.learner()
+    s.actor("a", 2)
+    s.restart()
+    s.actor("b", 2)
+    s.tick(9)
+    assert "b" not in s.leased
+    s.tick(1)
+    assert len(s.leased["b"]) == 2
+
+
+def test_time_in_which_replay_was_down_is_no_ones_delay(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0, group_deadline_s=300)
+    s.learner()
+    s.actor("a", 2)
+    s.restart()
+    s.tick(5000)
+    s.actor("a", 2, held=((1, 0), (1, 1)))
+    s.tick(299)
+    assert s.dropped == {}
+    s.tick(1)
+    assert s.dropped == {"group_deadline": 1}
+
+
+def test_an_actor_that_comes_back_takes_up_what_nobody_else_has(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 2)
+    s.lose("a")
+    s.actor("a", 2, held=((1, 0), (77, 0)))
+    assert [(x.group_id, x.sibling) for x in s.leased["a"]] == [(1, 1)]
+
+
+def test_a_second_hello_of_the_same_connection_is_taken(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 2)
+    assert s.send("a", Hello("a", "digest", ((1, 0), (1, 1)))) is None
+    assert s.ledger.books.held["a"] == {(1, 0), (1, 1)}
+
+
+def test_a_sibling_that_another_still_holds_is_not_leased_a_third_time(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 2)
+    both = list(s.leased["a"])
+    s.lose("a")
+    s.actor("b", 4)
+    s.actor("a", 4, held=((1, 0), (1, 1)))
+    s.fail("b", both[0])
+    assert (s.leased["b"], "a" in s.leased) == ([both[1]], False)
+    s.fail("a", both[0])
+    assert s.leased["b"] == [both[1], both[0]]

@@ -1,0 +1,103 @@
+"""How a run ends, and that the books close."""
+
+from typing import Any
+
+import pytest
+
+from replay.protocol import (
+    Committed,
+    Done,
+    Evaluate,
+    Finish,
+    Observe,
+    Report,
+    Resume,
+    Shutdown,
+    Stop,
+)
+
+
+@pytest.fixture
+def stopped(scene: Any) -> Any:
+    """A run with a batch sampled, a group ready, groups open and an evaluation under way."""
+    s = scene(evals=3, groups_per_step=1, max_staleness=2)
+    s.learner()
+    s.actor("a", 6)
+    s.deliver("a", s.leased["a"][0])
+    s.deliver("a", s.leased["a"][0])
+    s.deliver("a", s.leased["a"][0])
+    s.deliver("a", s.leased["a"][0])
+    s.sample(0)
+    s.send("learner", Evaluate(1, 0))
+    s.held = list(s.leased["a"])
+    assert s.send("launcher", Shutdown("Ctrl-C")) == Done()
+    return s
+
+
+def test_actors_are_told_to_stop(stopped: Any) -> None:
+    assert stopped.got["a"][-1] == Stop("Ctrl-C")
+
+
+def test_the_learner_is_told_to_stop_but_may_commit(stopped: Any) -> None:
+    assert stopped.sample(1) == Stop("Ctrl-C")
+    assert stopped.send("learner", Evaluate(1, 0)) == Stop("Ctrl-C")
+    assert stopped.send("learner", Committed(1, 1)) == Done()
+    assert stopped.send("learner", Report(1, 1, {})) == Done()
+    assert stopped.send("learner", Finish(1)) == Done()
+
+
+def test_late_comers_are_told_to_stop(stopped: Any) -> None:
+    assert stopped.actor("b", 8) == Stop("Ctrl-C")
+    assert stopped.send("other", Resume(2, 1)) == Stop("Ctrl-C")
+
+
+def test_what_is_left_is_dropped_and_no_longer_needed(stopped: Any) -> None:
+    assert stopped.dropped == {"run_ended": 2}
+    assert [stopped.deliver("a", lease) for lease in stopped.held] == ["dropped"] * 6
+
+
+def test_every_train_group_is_accounted_for(stopped: Any) -> None:
+    stopped.send("learner", Committed(1, 1))
+    tally = stopped.ledger.books.tally
+    assert tally.opened == tally.committed + tally.dropped.total() == 3
+
+
+def test_the_first_cause_stays(stopped: Any) -> None:
+    stopped.send("launcher", Shutdown("again"))
+    assert stopped.ledger.stop_cause == "Ctrl-C"
+    status = stopped.send("launcher", Observe(0, 0))
+    assert (status.stop_cause, status.phase) == ("Ctrl-C", "stopped: Ctrl-C")
+
+
+def test_a_restarted_replay_is_still_stopped(stopped: Any) -> None:
+    stopped.restart()
+    assert stopped.sample(1) == Stop("Ctrl-C")
+
+
+def test_finish_completes_the_run(scene: Any) -> None:
+    s = scene()
+    s.learner()
+    s.send("learner", Finish(1))
+    assert s.ledger.stop_cause == "completed"
+
+
+@pytest.mark.parametrize("drop_no_signal", [True, False])
+def test_ten_steps_of_zero_rewards_stop_the_run(scene: Any, drop_no_signal: bool) -> None:
+    s = scene(groups_per_step=1, max_staleness=20, drop_no_signal=drop_no_signal)
+    s.learner()
+    s.actor("a", 2)
+    for _ in range(9):
+        s.deliver_all("a", reward=0.0)
+    assert not s.ledger.stop_cause
+    s.deliver_all("a", reward=0.0)
+    assert "the last 10 closed train groups all had reward 0" in s.sample(0).cause
+
+
+def test_a_single_reward_keeps_it_running(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=30)
+    s.learner()
+    s.actor("a", 2)
+    for i in range(20):
+        s.deliver_all("a", reward=0.0 if i != 9 else None)
+    assert s.ledger.stop_cause == "the last 10 closed train groups all had reward 0: no gradient"
+    assert s.ledger.books.tally.recent.closed == 20

@@ -1,0 +1,272 @@
+"""The clients against a real server, and against one that says nothing."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+
+from replay.client import BatchReader, Observer, TrajectoryWriter
+from replay.codec import decode_trajectory, encode
+from replay.log import read
+from replay.protocol import Hello, Lease, RefusedByReplay, ReplayTimeout, Status, Stop
+from replay.records import Delivered, LeaseReturned
+
+
+def writer(endpoint: str, actor_id: str = "actor-0", dead_after_s: float = 2.0) -> TrajectoryWriter:
+    return TrajectoryWriter(endpoint, Hello(actor_id, "digest"), 0.05, dead_after_s)
+
+
+@pytest.fixture
+def learner(serve) -> Callable[..., BatchReader]:
+    readers: list[BatchReader] = []
+
+    def make(running, incarnation: int = 1, deadline_s: float = 5.0) -> BatchReader:
+        readers.append(BatchReader(running.endpoint, incarnation, deadline_s))
+        return readers[-1]
+
+    yield make
+    for reader in readers:
+        reader.close()
+
+
+@pytest.fixture
+def silence() -> Iterator[str]:
+    """An endpoint that takes everything and answers nothing."""
+    context = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    yield f"tcp://127.0.0.1:{port}"
+    context.destroy(linger=0)
+
+
+async def take(actor: TrajectoryWriter, count: int = 2) -> list[Lease]:
+    items = [await asyncio.wait_for(actor.next(), 3.0) for _ in range(count)]
+    assert all(isinstance(item, Lease) for item in items)
+    return items  # type: ignore[return-value]
+
+
+async def test_lease_deliver_sample(serve, learner, rollout) -> None:
+    running = serve()
+    trainer = learner(running)
+    assert trainer.resume(0) == 0
+    async with writer(running.endpoint) as actor:
+        await actor.ready(2, 1, 0)
+        for lease in await take(actor):
+            assert await actor.deliver(rollout(lease)) == "accepted"
+            assert await actor.deliver(rollout(lease)) == "superseded"
+        batch = trainer.sample(0)
+    assert [decode_trajectory(p).sibling for p in batch.groups[0]] == [0, 1]
+    trainer.report(1, {"learner/loss": 0.5})
+    trainer.committed(1)
+
+
+async def test_acknowledged_is_on_record(serve, learner, rollout) -> None:
+    running = serve()
+    learner(running).resume(0)
+    async with writer(running.endpoint) as actor:
+        await actor.ready(2, 1, 0)
+        await actor.deliver(rollout((await take(actor))[0]))
+        assert sum(isinstance(r, Delivered) for r in read(running.log_path)) == 1
+
+
+async def test_failed_lease_is_leased_again(serve, learner) -> None:
+    running = serve(max_staleness=0)
+    learner(running).resume(0)
+    async with writer(running.endpoint) as actor:
+        await actor.ready(2, 1, 0)
+        lease, _ = await take(actor)
+        await actor.fail(lease, "engine abort")
+        assert await take(actor, 1) == [lease]
+
+
+async def test_gauges_travel_with_heartbeats(serve) -> None:
+    running = serve()
+    async with writer(running.endpoint) as actor:
+        actor.gauges = lambda: {"actor/tokens_per_s": 7.0}
+        with Observer(running.endpoint) as console:
+            while not (fleet := console.status().fleet.get("actor-0")):
+                await asyncio.sleep(0.02)
+    assert fleet == {"actor/tokens_per_s": 7.0}
+
+
+async def test_stop_returns_what_was_not_begun(serve, learner) -> None:
+    running = serve()
+    learner(running).resume(0)
+    async with writer(running.endpoint) as actor:
+        await actor.ready(2, 1, 0)
+        await asyncio.sleep(0.1)  # both leases wait in the inbox
+        with Observer(running.endpoint) as console:
+            console.shutdown("enough")
+            assert console.status().stop_cause == "enough"
+        await asyncio.sleep(0.1)
+        for _ in range(2):
+            assert await asyncio.wait_for(actor.next(), 2.0) == Stop("enough")
+    assert learner(running, 2).resume(0) == 0
+    causes = {r.cause for r in read(running.log_path) if isinstance(r, LeaseReturned)}
+    assert causes == {"shutdown"}
+
+
+async def test_silent_replay_is_named_by_next(silence: str) -> None:
+    async with writer(silence, dead_after_s=0.2) as actor:
+        with pytest.raises(ReplayTimeout, match=rf"actor-0 waited 0\.2 s .*{silence}"):
+            await asyncio.wait_for(actor.next(), 2.0)
+        with pytest.raises(ReplayTimeout):
+            await actor.ready(1, 1, 0)
+
+
+async def test_silent_replay_is_named_by_deliver(silence: str, rollout, serve, learner) -> None:
+    running = serve()
+    learner(running).resume(0)
+    async with writer(running.endpoint) as actor:
+        await actor.ready(2, 1, 0)
+        lease = (await take(actor))[0]
+    async with writer(silence, dead_after_s=0.2) as actor:
+        with pytest.raises(ReplayTimeout, match="waited"):
+            await actor.deliver(rollout(lease))
+
+
+async def test_blocked_event_loop_is_not_taken_for_a_silent_replay(serve) -> None:
+    running = serve()
+    async with writer(running.endpoint, dead_after_s=0.5) as actor:
+        await asyncio.sleep(0.1)
+        threading.Event().wait(0.7)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(actor.next(), 0.7)
+
+
+async def test_error_in_gauges_is_raised_where_the_actor_waits(serve) -> None:
+    async with writer(serve().endpoint) as actor:
+        actor.gauges = lambda: {"x": 1 / 0}
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(actor.next(), 2.0)
+
+
+async def test_second_actor_of_one_id_is_refused(serve) -> None:
+    running = serve()
+    async with writer(running.endpoint), writer(running.endpoint) as second:
+        with pytest.raises(RefusedByReplay, match="connected already"):
+            await asyncio.wait_for(second.next(), 2.0)
+
+
+async def test_goodbye_returns_leases(serve, learner) -> None:
+    running = serve()
+    learner(running).resume(0)
+    async with writer(running.endpoint) as actor:
+        await actor.ready(2, 1, 0)
+        await take(actor)
+    async with writer(running.endpoint, "actor-1") as other:
+        await other.ready(2, 1, 0)
+        await take(other)
+    causes = {r.cause for r in read(running.log_path) if isinstance(r, LeaseReturned)}
+    assert causes == {"goodbye"}
+
+
+async def test_evaluation_is_waited_for(serve, learner, rollout) -> None:
+    running = serve(max_staleness=0)
+    trainer = learner(running)
+    trainer.resume(0)
+    assert trainer.evaluate(0, wait=False) is None
+    async with writer(running.endpoint) as actor:
+        await actor.ready(2, 1, 0)
+        for lease in await take(actor):
+            assert lease.kind == "eval"
+            await actor.deliver(rollout(lease))
+        result = trainer.evaluate(0, wait=True)
+    assert result is not None
+    assert (result.questions, result.em, result.sampled_em) == (1, 1.0, 1.0)
+
+
+def test_unfinished_evaluation_passes_its_deadline(serve, learner) -> None:
+    trainer = learner(serve())
+    trainer.resume(0)
+    with pytest.raises(ReplayTimeout, match=r"evaluation at step 0 .*: 0 of 2 rollouts are done"):
+        trainer.evaluate(0, wait=True, deadline_s=0.15)
+
+
+def test_sample_deadline_says_who_is_waited_for(serve, learner, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    trainer = learner(serve(), deadline_s=0.3)
+    trainer.resume(0)
+    with pytest.raises(ReplayTimeout, match=r"batch of step 1 .*0 of 1 groups"):
+        trainer.sample(0)
+    said = [record.message for record in caplog.records if record.name == "replay.client"]
+    assert len(said) == 1
+    assert said[0].startswith("waiting for the batch of step 1: ")
+    assert trainer.evaluate(0, wait=False) is None  # the connection is of use again
+
+
+async def test_waits_are_counted(serve, learner, rollout) -> None:
+    running = serve()
+    trainer = learner(running)
+    trainer.resume(0)
+    async with writer(running.endpoint) as actor:
+        await actor.ready(2, 1, 0)
+        sampling = asyncio.create_task(asyncio.to_thread(trainer.sample, 0))
+        leases = await take(actor)
+        await asyncio.sleep(0.2)
+        for lease in leases:
+            await actor.deliver(rollout(lease))
+        delivered_s = time.monotonic()
+        assert (await sampling).step == 1
+        assert time.monotonic() - delivered_s < 0.1
+    assert 0.2 <= trainer.wait_for_batch_s < 0.6
+    assert trainer.wait_for_oldest_s == 0.0
+
+
+def test_older_incarnation_is_refused(serve, learner) -> None:
+    running = serve()
+    old, new = learner(running, 1), learner(running, 2)
+    old.resume(0)
+    new.resume(0)
+    for act in (old.sample, old.committed, old.resume):
+        with pytest.raises(RefusedByReplay, match="incarnation 1"):
+            act(0)
+    with pytest.raises(RefusedByReplay, match="incarnation 1"):
+        old.finish()
+
+
+def test_finish_stops_everybody(serve, learner) -> None:
+    running = serve()
+    trainer = learner(running)
+    trainer.resume(0)
+    trainer.finish("completed")
+    assert trainer.sample(0) == Stop("completed")
+    assert trainer.evaluate(0, wait=True) is None
+
+
+async def test_silent_replay_is_named_to_the_learner(silence: str) -> None:
+    words = rf"resuming after step 3 .*{silence}: no answer"
+    with BatchReader(silence, 1, 5.0, 0.1) as trainer, pytest.raises(ReplayTimeout, match=words):
+        trainer.resume(3)
+
+
+async def test_silent_replay_is_named_to_the_launcher(silence: str) -> None:
+    with Observer(silence, 0.1) as console, pytest.raises(ReplayTimeout, match="for status"):
+        console.status()
+
+
+def test_late_reply_is_not_taken_for_the_next_one_s(tmp_path) -> None:
+    endpoint = f"ipc://{tmp_path}/late"
+    context = zmq.Context()
+    with context, context.socket(zmq.ROUTER) as slow, Observer(endpoint, 0.2) as console:
+        slow.bind(endpoint)
+        with pytest.raises(ReplayTimeout):
+            console.status()
+        asked = slow.recv_multipart()[0]
+        slow.send_multipart((asked, encode(status_of("late"))))
+
+        def answer() -> None:
+            slow.send_multipart((slow.recv_multipart()[0], encode(status_of("fresh"))))
+
+        timer = threading.Timer(0.1, answer)
+        timer.start()
+        assert console.status().phase == "fresh"
+        timer.join()
+
+
+def status_of(phase: str) -> Status:
+    return Status((), (), {}, {}, phase, "")

@@ -1,0 +1,132 @@
+"""The event log: append-only, whole or refused with file and offset."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from replay.log import MAX_RECORD_BYTES, EventLog, read
+from replay.protocol import LogError
+from replay.records import ActorLeft, Stopped
+
+RECORDS = [ActorLeft(1.0, "actor-0", "goodbye"), Stopped(2.0, "completed"), Stopped(3.0, "é")]
+
+
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "events.log"
+    with EventLog.create(path) as log:
+        log.append(RECORDS)
+    return path
+
+
+def test_what_is_appended_is_read(tmp_path: Path) -> None:
+    assert list(read(written(tmp_path))) == RECORDS
+
+
+def test_header_is_magic_and_version(tmp_path: Path) -> None:
+    assert written(tmp_path).read_bytes()[:12] == b"FORAGELG\x01\x00\x00\x00"
+
+
+def test_append_reaches_the_system_before_it_returns(tmp_path: Path) -> None:
+    with EventLog.create(tmp_path / "events.log") as log:
+        for count in range(1, 3):
+            log.append(RECORDS[:1])
+            assert len(list(read(log.path))) == count
+
+
+def test_reopened_log_goes_on(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with EventLog.open(path) as log:
+        log.append(RECORDS[:1])
+    assert list(read(path)) == [*RECORDS, RECORDS[0]]
+
+
+def test_appending_nothing_writes_nothing(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    size = path.stat().st_size
+    with EventLog.open(path) as log:
+        log.append([])
+    assert path.stat().st_size == size
+
+
+def test_create_refuses_an_existing_log(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with pytest.raises(LogError, match="already exists: choose another run_dir"):
+        EventLog.create(path)
+    assert list(read(path)) == RECORDS
+
+
+def test_missing_file_and_missing_directory_are_named(tmp_path: Path) -> None:
+    for act in (EventLog.open, EventLog.create, lambda path: list(read(path))):
+        with pytest.raises(LogError, match=r"none/events\.log"):
+            act(tmp_path / "none" / "events.log")
+
+
+@pytest.mark.parametrize("content", [b"", b"FORAGE", b"something else entirely"])
+def test_another_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "events.log"
+    path.write_bytes(content)
+    with pytest.raises(LogError, match="offset 0: not an event log"):
+        list(read(path))
+
+
+def test_another_format_version_is_refused_by_name(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[8] = 2
+    path.write_bytes(data)
+    for act in (EventLog.open, lambda path: list(read(path))):
+        with pytest.raises(LogError, match="format version 2, this program reads 1"):
+            act(path)
+
+
+def second_offset(path: Path) -> int:
+    return 12 + 8 + int.from_bytes(path.read_bytes()[12:16], "little")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda data, at: data[: at + 3], "ends inside a record's frame"),
+        (lambda data, at: data[: at + 10], "ends inside a record of"),
+        (lambda data, at: data[: at + 9] + b"\0" + data[at + 10 :], "checksum"),
+        (lambda data, at: data[:at] + b"\xff" * 4 + data[at + 4 :], "at most"),
+    ],
+)
+def test_a_broken_record_is_named_by_file_and_offset(tmp_path: Path, spoil, words: str) -> None:
+    path = written(tmp_path)
+    at = second_offset(path)
+    path.write_bytes(spoil(path.read_bytes(), at))
+    records = read(path)
+    assert next(records) == RECORDS[0]
+    with pytest.raises(LogError, match=rf"events\.log: offset {at}: .*{words}"):
+        next(records)
+    with pytest.raises(LogError, match=f"offset {at}"):
+        EventLog.open(path)
+
+
+def test_an_unknown_record_is_named_by_offset(tmp_path: Path) -> None:
+    class Strange(msgspec.Struct, tag=True):
+        now: float
+
+    path = tmp_path / "events.log"
+    with EventLog.create(path) as log:
+        log.append([Strange(0.0)])  # type: ignore[list-item]
+    with pytest.raises(LogError, match=r"offset 12: .*Strange"):
+        list(read(path))
+
+
+def test_a_record_that_is_too_large_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "events.log"
+    with EventLog.create(path) as log, pytest.raises(LogError, match=r"Stopped record .* at most"):
+        log.append([RECORDS[0], Stopped(0.0, "x" * MAX_RECORD_BYTES)])
+    assert list(read(path)) == []
+
+
+def test_a_full_disk_is_named() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    log = EventLog(Path("/dev/full"), os.open("/dev/full", os.O_WRONLY))
+    with log, pytest.raises(LogError, match="/dev/full: offset 0: cannot write: No space"):
+        log.append(RECORDS)

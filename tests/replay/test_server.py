@@ -1,0 +1,291 @@
+"""The server on a real socket, with the real ledger and log."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+
+from configs.schema import Config, ReplayConfig
+from replay import protocol as wire
+from replay.codec import decode_reply, decode_trajectory, encode, encode_trajectory
+from replay.log import EventLog, read
+from replay.protocol import LogError, ReplayError
+from replay.records import Delivered, LeaseReturned
+from replay.server import ReplayServer
+
+
+class Peer:
+    """A bare connection that says exactly what the test says."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.connect(endpoint)
+
+    def say(self, *messages: wire.Request) -> None:
+        for message in messages:
+            self.socket.send(encode(message))
+
+    def hear(self, wanted: type, seconds: float = 3.0):
+        """The next reply of this type; others are passed over."""
+        end_s = time.monotonic() + seconds
+        while self.socket.poll(max(0, int(1000 * (end_s - time.monotonic())))):
+            if isinstance(reply := decode_reply(self.socket.recv()), wanted):
+                return reply
+        raise AssertionError(f"no {wanted.__name__} within {seconds} s")
+
+    def leases(self, actor_id: str, capacity: int = 2) -> list[wire.Lease]:
+        """Say Hello and Ready as `actor_id`; the leases of the first group."""
+        self.say(wire.Hello(actor_id, "digest"), wire.Ready(actor_id, capacity, 1, 0))
+        return list(self.hear(wire.Leases).leases)
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., Peer]]:
+    peers: list[Peer] = []
+
+    def make(running) -> Peer:
+        peers.append(Peer(running.endpoint))
+        return peers[-1]
+
+    yield make
+    for peer in peers:
+        peer.close()
+
+
+@pytest.fixture
+def learner(connect) -> Callable[..., Peer]:
+    def make(running) -> Peer:
+        peer = connect(running)
+        peer.say(wire.Resume(1, 0))
+        assert peer.hear(wire.Resumed) == wire.Resumed(0)
+        return peer
+
+    return make
+
+
+def delivery(rollout, lease: wire.Lease, actor_id: str = "actor-0") -> wire.Deliver:
+    payload = encode_trajectory(rollout(lease, actor_id))
+    return wire.Deliver(actor_id, lease.group_id, lease.sibling, payload)
+
+
+def test_deliver_acknowledge_sample_batch(serve, connect, learner, rollout) -> None:
+    running = serve()
+    trainer, actor = learner(running), connect(running)
+    leases = actor.leases("actor-0")
+    assert [(lease.group_id, lease.sibling) for lease in leases] == [(1, 0), (1, 1)]
+    for lease in leases:
+        actor.say(delivery(rollout, lease))
+        expected = wire.Acknowledged(lease.group_id, lease.sibling, "accepted")
+        assert actor.hear(wire.Acknowledged) == expected
+    trainer.say(wire.Sample(1, 0))
+    batch = trainer.hear(wire.Batch)
+    assert (batch.step, batch.group_ids, batch.versions) == (1, (1,), (0,))
+    assert [decode_trajectory(p).sibling for p in batch.groups[0]] == [0, 1]
+
+
+def test_delivery_is_on_record_before_it_is_acknowledged(serve, connect, learner, rollout) -> None:
+    class SlowLog(EventLog):
+        def append(self, records) -> None:
+            time.sleep(0.1 if any(isinstance(r, Delivered) for r in records) else 0.0)
+            super().append(records)
+
+    running = serve(log_class=SlowLog)
+    learner(running)
+    actor = connect(running)
+    lease = actor.leases("actor-0")[0]
+    actor.say(delivery(rollout, lease))
+    actor.hear(wire.Acknowledged)
+    kept = [r for r in read(running.log_path) if isinstance(r, Delivered)]
+    assert [(r.group_id, r.sibling) for r in kept] == [(lease.group_id, lease.sibling)]
+
+
+def test_what_cannot_be_written_is_not_acknowledged(serve, connect, learner, rollout) -> None:
+    class FullDisk(EventLog):
+        def append(self, records) -> None:
+            if any(isinstance(r, Delivered) for r in records):
+                raise LogError("events.log: offset 12: cannot write: No space left on device")
+            super().append(records)
+
+    running = serve(log_class=FullDisk)
+    learner(running)
+    actor = connect(running)
+    actor.say(delivery(rollout, actor.leases("actor-0")[0]))
+    running.thread.join(3)
+    assert "No space left" in str(running.errors[0])
+    with pytest.raises(AssertionError, match="no Acknowledged"):
+        actor.hear(wire.Acknowledged, 0.1)
+
+
+def test_duplicate_delivery_is_superseded(serve, connect, learner, rollout) -> None:
+    running = serve()
+    learner(running)
+    actor = connect(running)
+    lease = actor.leases("actor-0")[0]
+    actor.say(delivery(rollout, lease), delivery(rollout, lease))
+    statuses = [actor.hear(wire.Acknowledged).status for _ in range(2)]
+    assert statuses == ["accepted", "superseded"]
+
+
+def test_two_actors_get_groups_of_their_own(serve, connect, learner) -> None:
+    running = serve(groups_per_step=2)
+    learner(running)
+    groups = [
+        {lease.group_id for lease in connect(running).leases(name)} for name in ("a-0", "a-1")
+    ]
+    assert groups == [{1}, {2}]
+
+
+@pytest.mark.parametrize(
+    ("frames", "words"),
+    [
+        ([b"\x00garbage"], "Request"),
+        ([b""], "Request"),
+        ([b"a", b"b"], "2 frames"),
+        ([encode(wire.Alive())], "Alive"),
+        ([encode(wire.Goodbye(""))], "actor_id"),
+    ],
+)
+def test_garbage_is_refused_and_counted(serve, connect, frames, words: str) -> None:
+    running = serve()
+    peer = connect(running)
+    peer.socket.send_multipart(frames)
+    assert words in peer.hear(wire.Refused).cause
+    peer.say(wire.Observe(0, 0))
+    assert peer.hear(wire.Status).gauges["replay/refused_messages"] == 1.0
+
+
+def test_broken_trajectory_is_refused_and_not_recorded(serve, connect, learner) -> None:
+    running = serve()
+    learner(running)
+    actor = connect(running)
+    lease = actor.leases("actor-0")[0]
+    actor.say(wire.Deliver("actor-0", lease.group_id, lease.sibling, b"not a trajectory"))
+    assert "Trajectory" in actor.hear(wire.Refused).cause
+    assert not any(isinstance(r, Delivered) for r in read(running.log_path))
+
+
+def test_heartbeat_is_answered(serve, connect) -> None:
+    peer = connect(serve())
+    peer.say(wire.Hello("actor-0", "digest"), wire.Heartbeat("actor-0", {}))
+    peer.hear(wire.Alive)
+
+
+def test_leases_of_a_silent_actor_go_to_another(serve, connect, learner) -> None:
+    running = serve(dead_after_s=0.5, max_staleness=0)
+    learner(running)
+    silent, other = connect(running), connect(running)
+    leases = silent.leases("silent")
+    other.say(wire.Hello("other", "digest"), wire.Ready("other", 2, 1, 0))
+    taken: set[tuple[int, int]] = set()
+    while len(taken) < 2:
+        other.say(wire.Heartbeat("other", {}))
+        if other.socket.poll(100):
+            reply = decode_reply(other.socket.recv())
+            taken |= {(x.group_id, x.sibling) for x in getattr(reply, "leases", ())}
+    assert taken == {(lease.group_id, lease.sibling) for lease in leases}
+    silent.say(wire.Heartbeat("silent", {}))
+    assert "Hello" in silent.hear(wire.Refused).cause
+
+
+def test_restarted_actor_takes_its_id_back_at_once(serve, connect, learner) -> None:
+    running = serve()
+    learner(running)
+    first = connect(running)
+    leases = first.leases("actor-0")
+    first.close()
+    time.sleep(0.05)  # the kernel tells replay that the socket is closed
+    assert connect(running).leases("actor-0") == leases
+    causes = [r.cause for r in read(running.log_path) if isinstance(r, LeaseReturned)]
+    assert causes == ["actor_lost"] * 2
+
+
+def test_second_actor_of_one_id_is_refused(serve, connect, learner) -> None:
+    running = serve()
+    learner(running)
+    connect(running).leases("actor-0")
+    second = connect(running)
+    second.say(wire.Hello("actor-0", "digest"))
+    assert "connected already" in second.hear(wire.Refused).cause
+
+
+def test_waiting_sample_is_answered_as_soon_as_it_can_be(serve, connect, learner, rollout) -> None:
+    running = serve()
+    trainer, actor = learner(running), connect(running)
+    leases = actor.leases("actor-0")
+    trainer.say(wire.Sample(1, 0))
+    assert "0 of 1 groups" in trainer.hear(wire.Wait).reason
+    assert trainer.hear(wire.Wait, 1.0)  # said again, so that silence means death
+    actor.say(*[delivery(rollout, lease) for lease in leases])
+    actor.hear(wire.Acknowledged)
+    actor.hear(wire.Acknowledged)
+    assert trainer.hear(wire.Batch, 0.1).step == 1
+    time.sleep(0.3)
+    assert not trainer.socket.poll(0), "one answer to one question"
+
+
+def test_dead_learner_s_question_is_forgotten(serve, connect, learner, rollout) -> None:
+    running = serve()
+    trainer, actor = learner(running), connect(running)
+    leases = actor.leases("actor-0")
+    trainer.say(wire.Sample(1, 0))
+    trainer.hear(wire.Wait)
+    trainer.close()
+    time.sleep(0.8)  # the next Wait finds nobody
+    actor.say(*[delivery(rollout, lease) for lease in leases])
+    successor = connect(running)
+    successor.say(wire.Resume(2, 0))
+    assert successor.hear(wire.Resumed) == wire.Resumed(0)
+
+
+def test_log_folds_back_to_the_same_ledger(serve, connect, learner, rollout, fresh_ledger) -> None:
+    running = serve(groups_per_step=2)
+    trainer, actor = learner(running), connect(running)
+    leases = actor.leases("actor-0", capacity=4)
+    actor.say(*[delivery(rollout, lease) for lease in leases])
+    actor.hear(wire.Acknowledged)
+    trainer.say(wire.Report(1, 1, {"learner/loss": 0.5}), wire.Evaluate(1, 0))
+    trainer.hear(wire.EvalProgress)
+    running.end()
+    again = fresh_ledger(running.config)
+    again.restore(read(running.log_path))
+    assert again.gauges() == running.ledger.gauges()
+    assert again.stop_cause == running.ledger.stop_cause
+
+
+def test_stop_reaches_the_actors_and_waits_for_them(serve, connect) -> None:
+    running = serve()
+    actor = connect(running)
+    actor.say(wire.Hello("actor-0", "digest"), wire.Heartbeat("actor-0", {}))
+    actor.hear(wire.Alive)
+    running.server.stop("SIGTERM")
+    assert actor.hear(wire.Stop) == wire.Stop("SIGTERM")
+    running.thread.join(0.5)
+    assert running.thread.is_alive()
+    actor.say(wire.Goodbye("actor-0"))
+    running.thread.join(1.0)
+    assert not running.thread.is_alive()
+
+
+def test_stop_does_not_wait_for_the_dead(serve, connect, learner) -> None:
+    running = serve()
+    learner(running)
+    actor = connect(running)
+    actor.leases("actor-0")
+    actor.close()
+    time.sleep(0.05)
+    running.server.stop("SIGTERM")
+    running.thread.join(1.0)
+    assert not running.thread.is_alive()
+
+
+def test_endpoint_that_cannot_be_bound_is_named(fresh_ledger, tmp_path) -> None:
+    endpoint = f"ipc://{tmp_path}/missing/replay"
+    config = Config(replay=ReplayConfig(endpoint=endpoint))
+    words = r"replay\.endpoint = .*/missing/replay"
+    with EventLog.create(tmp_path / "log") as log, pytest.raises(ReplayError, match=words):
+        ReplayServer(config, fresh_ledger(config), log)

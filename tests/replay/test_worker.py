@@ -1,0 +1,103 @@
+"""The process: its exit codes, its messages, what it leaves."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.load import load, replay_endpoint
+from configs.process import socket_dir
+from replay.client import BatchReader, Observer
+from replay.log import FILE_NAME, read
+from replay.records import Reported, RunStarted, Stopped
+from replay.worker import main
+
+PYTHON = [sys.executable, "-m", "replay.worker"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    questions = tmp_path / "train.jsonl"
+    questions.write_text('{"question": "who?", "answers": ["me"]}\n')
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        f"run_dir: {tmp_path}/run\n"
+        f"questions: {{train: {questions}, eval: {questions}}}\n"
+        "seed: 7\n"
+        "actors: {drain_deadline_s: 1}\n"
+    )
+    return path
+
+
+@pytest.fixture
+def worker(config: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([*PYTHON, str(config)], stderr=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def run_dir(config: Path) -> Path:
+    return Path(load(config).run_dir)
+
+
+def test_serves_and_exits_0_on_sigterm(config: Path, worker) -> None:
+    endpoint = replay_endpoint(load(config))
+    with BatchReader(endpoint, 1, 5.0) as trainer, Observer(endpoint) as console:
+        trainer.resume(0)
+        trainer.report(1, {"learner/loss": 0.5})
+        assert console.status().steps[0].gauges == {"learner/loss": 0.5}
+    worker.send_signal(signal.SIGTERM)
+    _, errors = worker.communicate(timeout=5)
+    assert worker.returncode == 0, errors
+    facts = list(read(run_dir(config) / FILE_NAME))
+    assert isinstance(facts[0], RunStarted)
+    assert (facts[0].seed, "seed: 7" in facts[0].config) == (7, True)
+    assert [fact.gauges for fact in facts if isinstance(fact, Reported)] == [{"learner/loss": 0.5}]
+    assert [fact.cause for fact in facts if isinstance(fact, Stopped)] == ["SIGTERM"]
+    assert not socket_dir(load(config).run_dir).exists()
+
+
+def test_exits_0_after_finish(config: Path, worker) -> None:
+    with BatchReader(replay_endpoint(load(config)), 1, 5.0) as trainer:
+        trainer.resume(0)
+        trainer.finish("completed")
+    assert worker.wait(timeout=6) == 0
+
+
+def test_run_directory_in_use_is_bad_input(config: Path, capsys) -> None:
+    run_dir(config).mkdir()
+    (run_dir(config) / FILE_NAME).write_bytes(b"somebody's history")
+    assert main([str(config)]) == 2
+    assert "events.log already exists: choose another run_dir" in capsys.readouterr().err
+    assert (run_dir(config) / FILE_NAME).read_bytes() == b"somebody's history"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["questions.train="], "questions.train = ''"),
+        (["questions.train=/none.jsonl"], "/none.jsonl"),
+        (["run_dir="], "run_dir = ''"),
+        (["run_dir=/proc/none"], "run_dir = '/proc/none'"),
+        (["replay.group_sise=3"], "replay.group_size"),
+        (["replay.endpoint=ipc:///none/replay"], "replay.endpoint = 'ipc:///none/replay'"),
+    ],
+)
+def test_bad_input_is_named(config: Path, capsys, overrides: list[str], words: str) -> None:
+    assert main([str(config), *overrides]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_no_configuration_shows_the_usage(capsys) -> None:
+    assert main([]) == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_failed_start_leaves_nothing_behind(config: Path) -> None:
+    assert main([str(config), "replay.endpoint=ipc:///none/replay"]) == 2
+    assert main([str(config), "questions.train=/none.jsonl"]) == 2
+    assert not (run_dir(config) / FILE_NAME).exists()

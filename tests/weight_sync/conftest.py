@@ -1,0 +1,118 @@
+"""An engine whose model is two bare tensors.
+
+Run as a script, this file is one actor process around it: `python conftest.py ACTOR_ID ENDPOINT`.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from configs.schema import WeightSyncConfig
+from weight_sync.buckets import Layout, NamedTensors, dtype_name
+from weight_sync.publisher import Publisher
+from weight_sync.receiver import Receiver
+from weight_sync.subscriber import Subscriber
+
+PROBE = (3, 1, 4, 1, 5)
+CONFIG = WeightSyncConfig(
+    probe_tolerance=1e-4, bucket_bytes=256, join_deadline_s=60.0, publish_deadline_s=5.0
+)
+
+
+def make_weights(seed: int) -> dict[str, torch.Tensor]:
+    """A model of two tensors."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(8, 4, generator=generator) for name in ("embed", "head")}
+
+
+def score(weights: dict[str, torch.Tensor], tokens: Sequence[int]) -> list[float]:
+    """Log-probs of tokens[1:], each given the token before it."""
+    before, after = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
+    logits = weights["embed"][before] @ weights["head"].T
+    return logits.log_softmax(-1).gather(1, after[:, None])[:, 0].tolist()
+
+
+class BareEngine:
+    """A ServingEngine; `scored` stands between the weights and what `score` answers."""
+
+    def __init__(self) -> None:
+        self.weights = make_weights(-1)
+        self.scored: Callable[[list[float]], list[float]] = lambda values: values
+        self.calls: list[str] = []
+        self.receiver = Receiver(self._layout, self._load)
+
+    async def pause(self) -> None:
+        self.calls.append("pause")
+
+    async def resume(self) -> None:
+        self.calls.append("resume")
+
+    async def set_policy_version(self, version: int) -> None:
+        self.calls.append(f"version {version}")
+
+    async def call_workers(self, method: str, *args: bytes | int | str | float) -> list[bytes]:
+        self.calls.append(method.removeprefix("weight_sync_"))
+        return [await asyncio.to_thread(getattr(self.receiver, self.calls[-1]), *args)]
+
+    async def score(self, tokens: Sequence[int]) -> np.ndarray:
+        self.calls.append("score")
+        return np.asarray(self.scored(score(self.weights, tokens)), np.float32)
+
+    def _layout(self) -> Layout:
+        return {n: (tuple(t.shape), dtype_name(t.dtype)) for n, t in self.weights.items()}
+
+    def _load(self, named_tensors: NamedTensors) -> None:
+        for name, tensor in named_tensors:
+            self.weights[name].copy_(tensor)
+
+
+class Fleet:
+    """A publisher's actors around bare engines, all in this process."""
+
+    config = CONFIG
+    script = Path(__file__)
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.subscribers: list[Subscriber] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def add(self, actor_id: str, config: WeightSyncConfig = CONFIG) -> BareEngine:
+        engine = BareEngine()
+        self.subscribers.append(Subscriber(actor_id, self.endpoint, engine, config))
+        self.tasks.append(asyncio.create_task(self.subscribers[-1].run()))
+        return engine
+
+    def publisher(self, actors: int, config: WeightSyncConfig = CONFIG) -> Publisher:
+        return Publisher(config, actors, 7, self.endpoint)
+
+    def publish(self, publisher: Publisher, version: int) -> dict[str, torch.Tensor]:
+        weights = make_weights(version)
+        publisher.publish(version, weights.items(), PROBE, score(weights, PROBE))
+        return weights
+
+    async def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/weights"
+
+
+@pytest.fixture
+async def fleet(endpoint: str) -> AsyncIterator[Fleet]:
+    built = Fleet(endpoint)
+    yield built
+    await built.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(Subscriber(sys.argv[1], sys.argv[2], BareEngine(), CONFIG).run())

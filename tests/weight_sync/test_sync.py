@@ -1,0 +1,238 @@
+"""Publisher and subscribers over a real ipc socket and real gloo, around bare engines."""
+
+import asyncio
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import torch
+import zmq
+
+from configs.schema import WeightSyncConfig
+from weight_sync.protocol import (
+    ManifestMismatch,
+    SyncTimeout,
+    VerificationFailed,
+    WeightSyncError,
+)
+from weight_sync.publisher import Publisher
+
+
+async def wait_applied(publisher: Publisher, version: int, deadline_s: float = 10.0) -> None:
+    await asyncio.to_thread(publisher.wait_applied, version, deadline_s)
+
+
+async def test_each_version_reaches_every_actor(fleet) -> None:
+    engines = [fleet.add("actor-0"), fleet.add("actor-1")]
+    with fleet.publisher(2) as publisher:
+        await asyncio.to_thread(publisher.wait_for_actors, 20)
+        for version in range(4):
+            weights = fleet.publish(publisher, version)
+            await wait_applied(publisher, version)
+            for engine, subscriber in zip(engines, fleet.subscribers, strict=True):
+                assert all(torch.equal(engine.weights[name], weights[name]) for name in weights)
+                assert subscriber.verified == (7, version) and subscriber.serving.is_set()
+        gauges = publisher.gauges()
+    assert gauges["sync/updates"] == 4 and gauges["sync/probe_error"] < 1e-6
+    assert fleet.subscribers[0].gauges()["sync/policy_version"] == 3
+
+
+async def test_order_of_one_update(fleet) -> None:
+    engine = fleet.add("actor-0")
+    serving: list[bool] = []
+    engine.scored = lambda values: serving.append(fleet.subscribers[0].serving.is_set()) or values
+    fleet.subscribers[0].on_verified = lambda *version: engine.calls.append(f"verified {version}")
+    with fleet.publisher(1) as publisher:
+        for version in range(2):
+            fleet.publish(publisher, version)
+            await wait_applied(publisher, version)
+    update = ["receive", "pause", "apply", "version 1", "score", "resume", "verified (7, 1)"]
+    assert engine.calls[-7:] == update
+    assert serving == [False, False], "while the probe runs nothing may be delivered"
+
+
+async def test_a_wrong_probe_names_actor_and_version(fleet) -> None:
+    fleet.add("actor-0")
+    broken = fleet.add("actor-1")
+    with fleet.publisher(2) as publisher:
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        broken.scored = lambda values: [value + 0.01 for value in values]
+        fleet.publish(publisher, 1)
+        with pytest.raises(VerificationFailed, match=r"actor-1, version 1, probe error 0\.01"):
+            await wait_applied(publisher, 1)
+        with pytest.raises(VerificationFailed):
+            fleet.publish(publisher, 2)
+    assert not fleet.subscribers[1].serving.is_set()
+    assert fleet.subscribers[1].verified == (7, 0)
+
+
+async def test_a_probe_that_is_not_a_number_fails(fleet) -> None:
+    fleet.add("actor-0").scored = lambda values: [float("nan")] * len(values)
+    with fleet.publisher(1) as publisher:
+        fleet.publish(publisher, 0)
+        with pytest.raises(VerificationFailed, match="probe error nan"):
+            await wait_applied(publisher, 0)
+
+
+async def test_stale_weights_fail(fleet) -> None:
+    engine = fleet.add("actor-0")
+    with fleet.publisher(1) as publisher:
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        engine.receiver._load = lambda named: None
+        fleet.publish(publisher, 1)
+        with pytest.raises(VerificationFailed, match="actor-0, version 1"):
+            await wait_applied(publisher, 1)
+
+
+async def test_another_model_is_refused_before_any_byte(fleet) -> None:
+    fleet.add("actor-0").weights["head"] = torch.zeros(9, 4)
+    with fleet.publisher(1) as publisher:
+        fleet.publish(publisher, 0)
+        said = r"'head': learner float32\[8, 4\], actor float32\[9, 4\].*actor-0, version 0"
+        with pytest.raises(ManifestMismatch, match=said):
+            await wait_applied(publisher, 0)
+
+
+async def test_a_flipped_bit_is_caught_before_it_is_loaded(fleet) -> None:
+    engine = fleet.add("actor-0")
+    before = {name: tensor.clone() for name, tensor in engine.weights.items()}
+    with fleet.publisher(1) as publisher:
+        await asyncio.to_thread(publisher.wait_for_actors, 20)
+        transport = engine.receiver._transport
+        broadcast = transport.broadcast
+        transport.broadcast = lambda staging, s: broadcast(staging, s) or staging[0][:1].add_(1)
+        fleet.publish(publisher, 0)
+        with pytest.raises(VerificationFailed, match=r"announced digest .* received .*actor-0"):
+            await wait_applied(publisher, 0)
+    assert all(torch.equal(engine.weights[name], before[name]) for name in before)
+    assert "resume" not in engine.calls
+
+
+async def test_an_older_incarnation_is_refused(fleet) -> None:
+    fleet.add("actor-0")
+    with fleet.publisher(1) as publisher:
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        fleet.subscribers[0].verified = (8, 0)
+        fleet.publish(publisher, 1)
+        with pytest.raises(VerificationFailed, match=r"\(7, 1\) after \(8, 0\)"):
+            await wait_applied(publisher, 1)
+
+
+async def test_beside_a_default_process_group(fleet) -> None:
+    """DeepSpeed's own group lives in the learner's process."""
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        fleet.add("actor-0")
+        with fleet.publisher(1) as publisher:
+            fleet.publish(publisher, 0)
+            await wait_applied(publisher, 0)
+        mine = torch.ones(3)
+        torch.distributed.all_reduce(mine)
+        assert mine.tolist() == [1.0, 1.0, 1.0]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+async def test_the_latest_version_wins(fleet) -> None:
+    engine = fleet.add("actor-0")
+    proceed = asyncio.Event()
+    engine.pause = proceed.wait
+    with fleet.publisher(1) as publisher:
+        fleet.publish(publisher, 0)
+        while "receive" not in engine.calls:
+            await asyncio.sleep(0.01)
+        for version in range(1, 6):
+            fleet.publish(publisher, version)
+        proceed.set()
+        await wait_applied(publisher, 3)
+        await wait_applied(publisher, 5)
+        gauges = publisher.gauges()
+    assert gauges["sync/updates"] == 2 and gauges["sync/overtaken"] == 4
+
+
+async def test_versions_go_forwards(fleet) -> None:
+    with fleet.publisher(1) as publisher:
+        fleet.publish(publisher, 3)
+        with pytest.raises(ValueError, match="version 3 after 3"):
+            fleet.publish(publisher, 3)
+
+
+async def test_an_actor_that_never_joins_is_named(fleet) -> None:
+    fleet.add("actor-0")
+    missing = pytest.raises(SyncTimeout, match=r"actor-1 \(1 of 2 joined\)")
+    with fleet.publisher(2) as publisher, missing:
+        await asyncio.to_thread(publisher.wait_for_actors, 0.5)
+
+
+async def test_an_actor_that_stalls_is_named(fleet) -> None:
+    fleet.add("actor-0")
+    stalled = fleet.add("actor-1")
+    config = msgspec.structs.replace(fleet.config, publish_deadline_s=0.5)
+    with fleet.publisher(2, config) as publisher:
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        stalled.pause = asyncio.Event().wait
+        fleet.publish(publisher, 1)
+        with pytest.raises(SyncTimeout, match=r"Applied of version 1 from actor-1$"):
+            await wait_applied(publisher, 1)
+
+
+async def test_a_third_actor_of_two_is_refused(fleet) -> None:
+    fleet.add("actor-0")
+    with fleet.publisher(1) as publisher:
+        await asyncio.to_thread(publisher.wait_for_actors, 20)
+        fleet.add("actor-9")
+        with pytest.raises(WeightSyncError, match="'actor-9' is one too many"):
+            await fleet.tasks[1]
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+
+
+async def test_a_silent_learner_is_named(fleet) -> None:
+    config = msgspec.structs.replace(fleet.config, join_deadline_s=0.2)
+    fleet.add("actor-0", config)
+    with pytest.raises(SyncTimeout, match=r"actor-0: the learner at ipc.* no Rendezvous .* 0\.2 s"):
+        await fleet.tasks[0]
+
+
+def test_garbage_on_the_socket_is_dropped(endpoint) -> None:
+    context = zmq.Context()
+    with Publisher(WeightSyncConfig(), 1, 0, endpoint) as publisher:
+        dealer = context.socket(zmq.DEALER)
+        dealer.connect(endpoint)
+        dealer.send(b"\xc1 not msgpack")
+        with pytest.raises(SyncTimeout):
+            publisher.wait_for_actors(0.3)
+        publisher.check()
+    context.destroy(0)
+
+
+def test_an_endpoint_that_cannot_be_bound_is_named(tmp_path) -> None:
+    with pytest.raises(WeightSyncError, match=r"endpoint 'ipc://.*/absent/x': cannot listen"):
+        Publisher(WeightSyncConfig(), 1, 0, f"ipc://{tmp_path}/absent/x")
+
+
+async def test_actors_in_processes_of_their_own(fleet) -> None:
+    command = [sys.executable, str(fleet.script)]
+    actors = [subprocess.Popen([*command, f"actor-{i}", fleet.endpoint]) for i in range(2)]
+    try:
+        with fleet.publisher(2) as publisher:
+            publisher.wait_for_actors(60)
+            for version in range(3):
+                fleet.publish(publisher, version)
+                await wait_applied(publisher, version)
+            actors[1].kill()
+            actors[1].wait()
+            fleet.publish(publisher, 3)
+            with pytest.raises(WeightSyncError, match="actor-1"):
+                await wait_applied(publisher, 3)
+    finally:
+        for actor in actors:
+            actor.kill()
+            actor.wait()

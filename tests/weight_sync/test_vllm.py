@@ -1,0 +1,174 @@
+"""Weights inside a real vLLM engine: it computes what Hugging Face computes from the same ones."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from safetensors.torch import save_file
+
+from configs.schema import ActorsConfig, Config, ModelConfig, WeightSyncConfig
+from weight_sync.publisher import Publisher
+from weight_sync.subscriber import Subscriber
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
+TOLERANCE = 1e-4
+SYNC = WeightSyncConfig(probe_tolerance=TOLERANCE, bucket_bytes=200_000)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def policy(tiny_model_path: Path) -> AsyncIterator[Any]:
+    """One engine for this file; its completions do not stop before `max_tokens`."""
+    from actors.vllm_policy import VllmPolicy
+
+    config = Config(
+        model=ModelConfig(path=str(tiny_model_path), dtype="float32", max_model_len=256),
+        actors=ActorsConfig(kv_cache_bytes=256 << 20),
+    )
+    engine = (await VllmPolicy.start(config)).engine
+    endless = VllmPolicy(engine, {"ignore_eos": True, "detokenize": False})
+    del engine  # or its finaliser complains when the interpreter ends
+    yield endless
+    endless.close()
+
+
+@pytest.fixture(scope="module")
+def make_model(tiny_model_path: Path) -> Any:
+    """make_model(seed): the same architecture with other weights, as the learner would hold it."""
+    from transformers import AutoModelForCausalLM
+
+    def make(seed: int) -> torch.nn.Module:
+        model = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32).eval()
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.mul_(0.7).add_(noise, alpha=0.1)
+        return model
+
+    return make
+
+
+@torch.no_grad()
+def hf_logprobs(model: torch.nn.Module, tokens: list[int]) -> np.ndarray:
+    """float32[n - 1]: of tokens[1:]."""
+    logits = model(torch.tensor([tokens])).logits[0, :-1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
+
+
+def some_tokens(model: torch.nn.Module, count: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = model.config.vocab_size
+    return torch.randint(3, vocabulary, (count,), generator=generator).tolist()
+
+
+async def load_snapshot(policy: Any, folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    path = folder / "weights.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    await policy.pause()
+    try:
+        await policy.call_workers("load_snapshot", str(path), 1)
+    finally:
+        await policy.resume()
+
+
+async def test_snapshots_five_times_in_a_row(policy, make_model, tmp_path) -> None:
+    scores = []
+    for seed in range(5):
+        model = make_model(seed)
+        await load_snapshot(policy, tmp_path, dict(model.named_parameters()))
+        tokens = some_tokens(model, 64, 0)
+        scores.append(await policy.score(tokens))
+        assert np.abs(scores[-1] - hf_logprobs(model, tokens)).max() <= TOLERANCE
+    assert all(np.abs(a - b).max() > 0.1 for a, b in itertools.pairwise(scores))
+
+
+async def test_the_tied_head_follows_the_embedding(policy, make_model, tmp_path) -> None:
+    """Only the tied tensor changes: a head left stale would be far off."""
+    model = make_model(1)
+    await load_snapshot(policy, tmp_path, dict(model.named_parameters()))
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(-1.5)
+    await load_snapshot(policy, tmp_path, dict(model.named_parameters()))
+    tokens = some_tokens(model, 64, 1)
+    assert np.abs(await policy.score(tokens) - hf_logprobs(model, tokens)).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("model.norm.weight"), r"'model.norm.weight': .* has none, actor float32"),
+        (lambda t: t.update(extra=torch.zeros(1)), r"'extra': .* float32\[1\], actor has none"),
+        (
+            lambda t: t.update({"model.norm.weight": t["model.norm.weight"].bfloat16()}),
+            r"bfloat16\[96\], actor float32\[96\]",
+        ),
+        (
+            lambda t: t.update(
+                {"model.layers.0.self_attn.k_proj.weight": torch.zeros(64, 96)},
+            ),
+            r"k_proj.weight': .* float32\[64, 96\], actor float32\[96, 96\]",
+        ),
+    ],
+)
+async def test_other_tensors_are_refused_whole(policy, make_model, tmp_path, change, said) -> None:
+    model = make_model(2)
+    await load_snapshot(policy, tmp_path, dict(model.named_parameters()))
+    other = dict(make_model(3).named_parameters())
+    change(other)
+    with pytest.raises(Exception, match=said):
+        await load_snapshot(policy, tmp_path, other)
+    tokens = some_tokens(model, 32, 2)
+    assert np.abs(await policy.score(tokens) - hf_logprobs(model, tokens)).max() <= TOLERANCE
+
+
+async def test_updates_under_load(policy, make_model, tmp_path) -> None:
+    """32 requests in flight over 5 updates: none lost, and every token is its version's own."""
+    models = {version: make_model(10 + version) for version in range(6)}
+    prompts = [some_tokens(models[0], 8 + i, i) for i in range(32)]
+    endpoint = f"ipc://{tmp_path}/weights"
+    subscriber = Subscriber("actor-0", endpoint, policy, SYNC)
+    following = asyncio.create_task(subscriber.run())
+    with Publisher(SYNC, 1, 0, endpoint) as publisher:
+        await update(publisher, models, 0)
+        completions = asyncio.gather(
+            *(
+                policy.complete(p, temperature=1.0, seed=i, max_tokens=160)
+                for i, p in enumerate(prompts)
+            )
+        )
+        for version in range(1, 6):
+            await asyncio.sleep(0.15)
+            await update(publisher, models, version)
+        done = await asyncio.wait_for(completions, 100)
+    following.cancel()
+    assert all(len(completion.tokens) == 160 for completion in done)
+    assert sum(len(set(completion.versions)) > 2 for completion in done) > 16
+    for prompt, completion in zip(prompts, done, strict=True):
+        assert (np.diff(completion.versions) >= 0).all()
+        check_logprobs(models, prompt, completion)
+
+
+async def update(publisher: Publisher, models: dict[int, torch.nn.Module], version: int) -> None:
+    probe = some_tokens(models[version], 64, 99)
+    expected = hf_logprobs(models[version], probe).tolist()
+    publisher.publish(version, models[version].named_parameters(), probe, expected)
+    await asyncio.to_thread(publisher.wait_applied, version, 60)
+
+
+def check_logprobs(models: dict[int, torch.nn.Module], prompt: list[int], completion: Any) -> None:
+    """The cache is recomputed at every update, so a token's log-prob is wholly its version's."""
+    tokens = [*prompt, *completion.tokens.tolist()]
+    for version in set(completion.versions.tolist()):
+        mine = completion.versions == version
+        expected = hf_logprobs(models[version], tokens)[len(prompt) - 1 :][mine]
+        assert np.abs(completion.logprobs[mine] - expected).max() <= TOLERANCE

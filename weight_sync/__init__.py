@@ -1,0 +1,1 @@
+"""Weight sync: the verified broadcast of policy versions from learner to actors."""

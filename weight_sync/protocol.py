@@ -1,0 +1,169 @@
+"""What learner and actors say to each other about weights. A leaf module.
+
+(incarnation, policy_version) is ordered lexicographically: a restarted learner has a higher
+incarnation, and a message of an older one is refused. Version 0 is the starting weights; version k
+is made by optimiser step k.
+"""
+
+import msgspec
+
+PROTOCOL = 1
+# vLLM's `worker_extension_cls`; a name, so that nobody has to import vLLM to say it
+WORKER_EXTENSION = "weight_sync.vllm_worker.WeightSyncWorker"
+
+
+class WeightSyncError(Exception):
+    """Root of this package's errors.
+
+    WeightSyncError
+    ├── ManifestMismatch   the actor's model has other tensors, shapes or dtypes than the manifest
+    ├── VerificationFailed digest or probe did not agree, or a load was not complete
+    ├── TransportFailed    the collective could not be formed, or broke
+    └── SyncTimeout        a named phase passed its deadline
+    """
+
+
+class ManifestMismatch(WeightSyncError):
+    """The receiving model has other tensors, shapes or dtypes than the manifest."""
+
+
+class VerificationFailed(WeightSyncError):
+    """The bytes' digest or the probe's log-probs did not agree."""
+
+
+class TransportFailed(WeightSyncError):
+    """The collective could not be formed, or broke while bytes were under way."""
+
+
+class SyncTimeout(WeightSyncError):
+    """A named phase of the sync passed its deadline."""
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """Where one tensor lies: bucket index and byte offset; `dtype` as torch names it: `float32`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bucket: int
+    offset_bytes: int
+    nbytes: int
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """Actor → learner, first message: who I am."""
+
+    actor_id: str
+    protocol: int = PROTOCOL
+
+
+class Rendezvous(msgspec.Struct, frozen=True, tag=True):
+    """Learner → actor: where the collective forms. Rank 0 is the learner."""
+
+    incarnation: int
+    store_host: str
+    store_port: int
+    prefix: str
+    rank: int
+    world_size: int
+    timeout_s: float
+
+
+class Connected(msgspec.Struct, frozen=True, tag=True):
+    """Actor → learner: the collective is formed on my side."""
+
+    actor_id: str
+
+
+class WeightManifest(msgspec.Struct, frozen=True, tag=True):
+    """Learner → actors, before the bytes: what is coming, and what must be true of it afterwards.
+
+    `bytes_digest` is blake2b over the buckets in order; `probe_logprobs[i]` is the learner's
+    log-prob of `probe_tokens[i + 1]` after `probe_tokens[: i + 1]` under these weights.
+    """
+
+    incarnation: int
+    policy_version: int
+    tensors: tuple[TensorSpec, ...]
+    bucket_bytes: tuple[int, ...]
+    bytes_digest: str
+    probe_tokens: tuple[int, ...]
+    probe_logprobs: tuple[float, ...]
+    probe_tolerance: float
+
+
+class Receiving(msgspec.Struct, frozen=True, tag=True):
+    """Actor → learner: the manifest fits my model and a thread of mine waits for the bytes.
+
+    The learner sends nothing before every actor has said so: a refusal or a stalled actor is then
+    known by name, which a broken collective is not.
+    """
+
+    actor_id: str
+    policy_version: int
+
+
+class Sent(msgspec.Struct, frozen=True, tag=True):
+    """Learner → actors, after the bytes: apply them."""
+
+    incarnation: int
+    policy_version: int
+
+
+class Applied(msgspec.Struct, frozen=True, tag=True):
+    """Actor → learner: this version serves here, verified (or, with `error`, does not).
+
+    `probe_error` is the largest absolute log-prob difference; times are seconds.
+    """
+
+    actor_id: str
+    incarnation: int
+    policy_version: int
+    bytes_digest: str
+    weights_checksum: str
+    probe_error: float
+    generation_pause_s: float
+    receive_s: float
+    apply_s: float
+    error: str = ""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Learner → actor: the message was refused, and why."""
+
+    cause: str
+
+
+class WorkerReport(msgspec.Struct, frozen=True):
+    """vLLM worker → subscriber, through the engine: what a call did.
+
+    `error` is empty when it worked, else begins with the name of its type in this module.
+    """
+
+    bytes_digest: str = ""
+    weights_checksum: str = ""
+    receive_s: float = 0.0
+    apply_s: float = 0.0
+    error: str = ""
+
+
+FromActor = Join | Connected | Receiving | Applied
+FromLearner = Rendezvous | WeightManifest | Sent | Refused
+
+encode = msgspec.msgpack.Encoder().encode
+decode_from_actor = msgspec.msgpack.Decoder(FromActor).decode
+decode_from_learner = msgspec.msgpack.Decoder(FromLearner).decode
+decode_report = msgspec.msgpack.Decoder(WorkerReport).decode
+decode_manifest = msgspec.msgpack.Decoder(WeightManifest).decode
+decode_rendezvous = msgspec.msgpack.Decoder(Rendezvous).decode
+
+
+def as_error(text: str) -> WeightSyncError:
+    """The exception that a message's `error` text describes, by its leading type name."""
+    kinds = {kind.__name__: kind for kind in (ManifestMismatch, TransportFailed, SyncTimeout)}
+    return kinds.get(text.partition(":")[0], VerificationFailed)(text)
+
+
+def describe(error: BaseException) -> str:
+    """An exception as the `error` text of a message: type name, then what it says."""
+    return f"{type(error).__name__}: {error}"

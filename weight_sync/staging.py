@@ -1,0 +1,81 @@
+"""Two reused sets of buckets: the learner's thread fills, the publisher's thread sends.
+
+Consumes named tensors; produces `Parcel`s. Never waits: while one parcel is being sent the other
+set is filled, and filled again by the next version if nobody has taken it (the latest wins). A set
+that is being filled or sent is in nobody else's hands, so no parcel is ever torn.
+"""
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from weight_sync import buckets
+from weight_sync.protocol import TensorSpec
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """One version ready to be sent; `buckets` are borrowed until `Staging.release`."""
+
+    version: int
+    specs: tuple[TensorSpec, ...]
+    buckets: list[torch.Tensor] = field(repr=False)
+    probe_tokens: tuple[int, ...]
+    probe_logprobs: tuple[float, ...]
+
+
+class Staging:
+    """The double buffer; `put` on one thread, `take` and `release` on another."""
+
+    def __init__(self, bucket_bytes: int) -> None:
+        self.overtaken = 0
+        self._bucket_bytes = bucket_bytes
+        self._lock = threading.Lock()
+        self._specs: tuple[TensorSpec, ...] = ()
+        self._free: list[list[torch.Tensor]] = []
+        self._ready: Parcel | None = None
+
+    def put(
+        self,
+        version: int,
+        named_tensors: Iterable[tuple[str, torch.Tensor]],
+        probe_tokens: Sequence[int],
+        probe_logprobs: Sequence[float],
+    ) -> None:
+        """Copy a version in; it replaces one that was not taken yet.
+
+        The first version fixes names, shapes and dtypes. Raises ManifestMismatch when a later one
+        differs.
+        """
+        named = list(named_tensors)
+        if not self._specs:
+            self._specs, sizes = buckets.plan(named, self._bucket_bytes)
+            self._free = [buckets.allocate(sizes) for _ in range(2)]
+        with self._lock:
+            if self._ready is not None:
+                self._free.append(self._ready.buckets)
+                self._ready = None
+                self.overtaken += 1
+            target = self._free.pop()
+        try:
+            buckets.pack(named, self._specs, target)
+        except BaseException:
+            self.release(target)
+            raise
+        probe = (tuple(map(int, probe_tokens)), tuple(map(float, probe_logprobs)))
+        parcel = Parcel(version, self._specs, target, *probe)
+        with self._lock:
+            self._ready = parcel
+
+    def take(self) -> Parcel | None:
+        """The newest complete version, or None; its buckets are the caller's until `release`."""
+        with self._lock:
+            parcel, self._ready = self._ready, None
+        return parcel
+
+    def release(self, borrowed: list[torch.Tensor]) -> None:
+        """Give a parcel's buckets back."""
+        with self._lock:
+            self._free.append(borrowed)

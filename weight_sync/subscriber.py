@@ -1,0 +1,255 @@
+"""The actor's side of weight sync: applies what the learner sends and verifies that it serves.
+
+Consumes the learner's messages (a DEALER) and a `ServingEngine`; produces `Connected`, `Receiving`,
+`Applied`, and `serving`, an event that is set exactly while verified weights serve. Waits for the
+learner: for the rendezvous and, once a version is announced, for its bytes, with deadlines; for the
+next version without one (a learner that evaluates is silent for minutes; its death is the
+launcher's to notice). Runs on the actor's event loop and never blocks it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+import numpy as np
+import zmq
+import zmq.asyncio
+from numpy.typing import NDArray
+
+from configs.schema import WeightSyncConfig
+from weight_sync.protocol import (
+    Applied,
+    Connected,
+    FromActor,
+    FromLearner,
+    Join,
+    Receiving,
+    Refused,
+    Rendezvous,
+    Sent,
+    SyncTimeout,
+    VerificationFailed,
+    WeightManifest,
+    WeightSyncError,
+    WorkerReport,
+    as_error,
+    decode_from_learner,
+    decode_report,
+    describe,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+_HEARTBEAT_MS = 1000
+_SILENT_MS = 10_000
+
+Expected = TypeVar("Expected", bound=FromLearner)
+
+
+class ServingEngine(Protocol):
+    """What the subscriber needs of the engine that generates."""
+
+    async def pause(self) -> None:
+        """Stop scheduling; requests in flight are kept, their caches dropped."""
+
+    async def resume(self) -> None:
+        """Go on with the requests in flight."""
+
+    async def call_workers(self, method: str, *args: bytes | int | str | float) -> list[bytes]:
+        """Call `WeightSyncWorker.method` on every worker; one encoded WorkerReport each."""
+
+    async def set_policy_version(self, version: int) -> None:
+        """Label tokens sampled from now on; called while paused."""
+
+    async def score(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Log-probs float32[n - 1] of tokens[1:] under the weights that serve."""
+
+
+class Subscriber:
+    """Follows the learner's versions; `run` is a task that lives as long as the actor.
+
+    `verified` is the (incarnation, version) that serves, None before the first. `on_verified` is
+    called with them after each version that passed its probe.
+    """
+
+    def __init__(
+        self,
+        actor_id: str,
+        endpoint: str,
+        engine: ServingEngine,
+        config: WeightSyncConfig,
+        on_verified: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.verified: tuple[int, int] | None = None
+        self.serving = asyncio.Event()
+        self.on_verified = on_verified
+        self._actor_id = actor_id
+        self._endpoint = endpoint
+        self._engine = engine
+        self._config = config
+        self._gauges: dict[str, float] = {"sync/updates": 0.0}
+
+    async def run(self) -> None:
+        """Join and follow until cancelled.
+
+        Raises SyncTimeout when the learner falls silent in a phase that has a deadline,
+        WeightSyncError when it refuses this actor. A version that fails is reported to the learner;
+        `serving` then stays cleared.
+        """
+        with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.LINGER, 500)
+            dealer.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+            dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_MS)
+            dealer.connect(self._endpoint)
+            link = _Link(dealer, f"{self._actor_id}: the learner at {self._endpoint}")
+            await link.send(Join(self._actor_id))
+            rendezvous = await link.expect(Rendezvous, self._config.join_deadline_s)
+            report = await self._call("weight_sync_connect", encode(rendezvous))
+            if report.error:
+                raise as_error(report.error)
+            await link.send(Connected(self._actor_id))
+            while True:
+                await self._follow(link, await link.expect(WeightManifest, None))
+
+    def gauges(self) -> dict[str, float]:
+        """Seconds and errors of the last version applied here, and how many there were."""
+        return dict(self._gauges)
+
+    @property
+    def _deadline_s(self) -> float:
+        """The first version may be the engine's first request: it gets as long as joining."""
+        config = self._config
+        return config.publish_deadline_s if self.verified else config.join_deadline_s
+
+    async def _follow(self, link: "_Link", manifest: WeightManifest) -> None:
+        refusal = self._refusal(manifest)
+        if not refusal:
+            report = await self._call("weight_sync_receive", encode(manifest), self._deadline_s)
+            refusal = report.error
+        if refusal:
+            log.error("version %d refused: %s", manifest.policy_version, refusal)
+            await link.send(self._applied(manifest, WorkerReport(error=refusal)))
+            return
+        await link.send(Receiving(self._actor_id, manifest.policy_version))
+        await link.expect(Sent, self._deadline_s)
+        await link.send(await self._apply(manifest))
+
+    def _refusal(self, manifest: WeightManifest) -> str:
+        version = (manifest.incarnation, manifest.policy_version)
+        if self.verified is not None and version <= self.verified:
+            error = VerificationFailed(
+                f"(incarnation, version) {version!r} after {self.verified!r}"
+            )
+            return describe(error)
+        return ""
+
+    async def _apply(self, manifest: WeightManifest) -> Applied:
+        """Pause, apply, resume, verify; unless all of it worked, `serving` stays cleared."""
+        self.serving.clear()
+        deadline_s = self._deadline_s
+        begun = time.perf_counter()
+        await self._engine.pause()
+        report = await self._call("weight_sync_apply", deadline_s)
+        if report.error:
+            log.error("version %d not applied: %s", manifest.policy_version, report.error)
+            return self._applied(manifest, report)
+        await self._engine.set_policy_version(manifest.policy_version)
+        probe = asyncio.create_task(self._probe(manifest, deadline_s))
+        await asyncio.sleep(
+            0
+        )  # lets the probe reach the engine's queue before anything is scheduled
+        await self._engine.resume()
+        pause_s = time.perf_counter() - begun
+        probe_error = await probe
+        if not probe_error <= manifest.probe_tolerance:  # also when it is NaN
+            error = VerificationFailed("the probe's log-probs are not the learner's")
+            report = msgspec.structs.replace(report, error=describe(error))
+            log.error("version %d: %s (%g)", manifest.policy_version, report.error, probe_error)
+        applied = self._applied(manifest, report, probe_error, pause_s)
+        if not applied.error:
+            self._serve(manifest, applied)
+        return applied
+
+    def _serve(self, manifest: WeightManifest, applied: Applied) -> None:
+        self.verified = (manifest.incarnation, manifest.policy_version)
+        self.serving.set()
+        self._gauges = {
+            f"sync/{name}": getattr(applied, name)
+            for name in ("generation_pause_s", "receive_s", "apply_s", "probe_error")
+        } | {
+            "sync/updates": self._gauges["sync/updates"] + 1.0,
+            "sync/policy_version": float(manifest.policy_version),
+        }
+        if self.on_verified is not None:
+            self.on_verified(*self.verified)
+
+    async def _probe(self, manifest: WeightManifest, deadline_s: float) -> float:
+        """Largest absolute log-prob difference; infinite when the engine is silent too long."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                scores = await self._engine.score(manifest.probe_tokens)
+        except TimeoutError:
+            log.error("%s: the probe got no answer within %g s", self._actor_id, deadline_s)
+            return float("inf")
+        expected = np.asarray(manifest.probe_logprobs, dtype=np.float32)
+        return float(np.max(np.abs(scores - expected), initial=0.0))
+
+    def _applied(
+        self,
+        manifest: WeightManifest,
+        report: WorkerReport,
+        probe_error: float = float("nan"),
+        pause_s: float = 0.0,
+    ) -> Applied:
+        return Applied(
+            self._actor_id,
+            manifest.incarnation,
+            manifest.policy_version,
+            report.bytes_digest,
+            report.weights_checksum,
+            probe_error,
+            pause_s,
+            report.receive_s,
+            report.apply_s,
+            report.error,
+        )
+
+    async def _call(self, method: str, *args: bytes | int | str | float) -> WorkerReport:
+        """Call every worker; their reports as one: the first error, the longest times."""
+        reports = [decode_report(each) for each in await self._engine.call_workers(method, *args)]
+        failed = [report for report in reports if report.error]
+        slowest = max(reports, key=lambda report: report.apply_s)
+        return failed[0] if failed else slowest
+
+
+class _Link:
+    """The DEALER, with deadlines; `peer` is how the learner is named in errors."""
+
+    def __init__(self, dealer: zmq.asyncio.Socket, peer: str) -> None:
+        self._dealer = dealer
+        self._peer = peer
+
+    async def send(self, message: FromActor) -> None:
+        """Send one message."""
+        await self._dealer.send(encode(message))
+
+    async def expect(self, kind: type[Expected], deadline_s: float | None) -> Expected:
+        """The next message, which must be a `kind`. Raises SyncTimeout or WeightSyncError."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                message = decode_from_learner(await self._dealer.recv())
+        except TimeoutError as error:
+            raise SyncTimeout(
+                f"{self._peer} sent no {kind.__name__} within {deadline_s:g} s"
+            ) from error
+        if isinstance(message, Refused):
+            raise WeightSyncError(f"{self._peer} refused: {message.cause}")
+        if not isinstance(message, kind):
+            raise WeightSyncError(
+                f"{self._peer} sent {type(message).__name__}, expected {kind.__name__}"
+            )
+        return message

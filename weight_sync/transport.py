@@ -1,0 +1,112 @@
+"""The collective that carries the bytes: gloo between unrelated processes, no default group.
+
+Consumes and produces buckets (uint8 tensors). Waits, each wait with a deadline: for all ranks to
+form the group, and inside a broadcast for every peer; unblocked by the peers, or by the deadline
+(TransportFailed). The group is built from a store and the back-end class directly:
+`init_process_group` is never called, so the learner's own default group (DeepSpeed) and vLLM's are
+not touched.
+"""
+
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
+
+from weight_sync.protocol import Rendezvous, TransportFailed
+
+
+class GlooTransport:
+    """One rank of the broadcast group; rank 0, the learner, hosts the store and sends.
+
+    The learner calls `host`, tells the actors where, then `form`; an actor calls `join`.
+    """
+
+    def __init__(self, store: TCPStore, rendezvous: Rendezvous) -> None:
+        self.rendezvous = rendezvous
+        self._store = store
+        self._group: ProcessGroupGloo | None = None
+
+    @classmethod
+    def host(
+        cls, address: str, prefix: str, world_size: int, incarnation: int, timeout_s: float
+    ) -> "GlooTransport":
+        """Open the store at `address` on a free port, as rank 0; returns at once."""
+        # The store is handed a bound socket: left to itself it listens on every interface.
+        listener = socket.create_server((address, 0))
+        port = listener.getsockname()[1]
+        store = TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+            master_listen_fd=listener.detach(),
+        )
+        return cls(store, Rendezvous(incarnation, address, port, prefix, 0, world_size, timeout_s))
+
+    @classmethod
+    def join(cls, rendezvous: Rendezvous) -> "GlooTransport":
+        """Reach the learner's store and form the group; blocks until every rank is there."""
+        where = f"{rendezvous.store_host}:{rendezvous.store_port}"
+        try:
+            store = TCPStore(
+                rendezvous.store_host,
+                rendezvous.store_port,
+                is_master=False,
+                timeout=timedelta(seconds=rendezvous.timeout_s),
+            )
+        except RuntimeError as error:
+            raise TransportFailed(
+                f"cannot reach the learner's store at {where}: {error}"
+            ) from error
+        transport = cls(store, rendezvous)
+        transport.form()
+        return transport
+
+    def form(self) -> None:
+        """Connect to every other rank. Raises TransportFailed after the rendezvous' `timeout_s`."""
+        here = self.rendezvous
+        options = ProcessGroupGloo._Options()
+        address = _own_address(here.store_host, here.store_port)
+        options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+        options._timeout = timedelta(seconds=here.timeout_s)
+        store = PrefixStore(here.prefix, self._store)
+        try:
+            self._group = ProcessGroupGloo(store, here.rank, here.world_size, options)
+        except RuntimeError as error:
+            raise TransportFailed(
+                f"rank {here.rank} of {here.world_size} could not form the group {here.prefix!r} "
+                f"within {here.timeout_s:g} s: {error}"
+            ) from error
+
+    def broadcast(self, buckets: Sequence[torch.Tensor], timeout_s: float) -> None:
+        """Send the buckets (rank 0) or fill them (others), in order. Raises TransportFailed."""
+        if self._group is None:
+            raise TransportFailed(f"rank {self.rendezvous.rank}: the group is not formed")
+        options = BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        options.timeout = timedelta(seconds=timeout_s)
+        try:
+            for bucket in buckets:
+                self._group.broadcast([bucket], options).wait()
+        except RuntimeError as error:
+            raise TransportFailed(
+                f"rank {self.rendezvous.rank}: the broadcast of {sum(map(len, buckets))} bytes "
+                f"failed (deadline {timeout_s:g} s): {error}"
+            ) from error
+
+    def close(self) -> None:
+        """Leave the group and, on rank 0, stop listening."""
+        self._group = None
+        del self._store
+
+
+def _own_address(host: str, port: int) -> str:
+    """The address of this machine that a peer on the way to `host` would see; sends no packet."""
+    family = socket.getaddrinfo(host, port)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])

@@ -1,0 +1,125 @@
+"""Inside vLLM: writes received versions, or a snapshot file, into the model in place.
+
+Consumes what `receiver` consumes, or a safetensors file; produces encoded WorkerReports. Waits as
+`receiver` does. Named to vLLM as `worker_extension_cls=protocol.WORKER_EXTENSION`: `collective_rpc`
+then finds these methods, and this module is imported before the model is loaded.
+
+The latter matters on a CPU. There vLLM packs every linear weight for oneDNN and throws the plain
+one away, a tied LM head keeps a packed copy of its own that no reload refreshes, and a layerwise
+reload takes 15-50 ms (1.5 s the first time). Left unpacked, weights are plain parameters as on a
+GPU: `load_weights` copies into them in 2 ms (demo-size model; tokens/s unchanged), and a tied head
+reads what the embedding reads. No environment variable is needed.
+"""
+
+import logging
+import time
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from weight_sync import buckets
+from weight_sync.protocol import ManifestMismatch, VerificationFailed, WorkerReport, encode
+from weight_sync.receiver import Receiver, failure
+
+log = logging.getLogger(__name__)
+
+# vLLM's own switch, per layer, for "do not pack on a CPU"; read when the model has been loaded.
+LinearBase._cpu_skip_gemm_dispatch = True
+
+
+class WeightSyncWorker:
+    """Mixed into vLLM's worker; every method returns one encoded WorkerReport."""
+
+    model_runner: Any
+    parallel_config: Any
+    _weight_sync_receiver: Receiver
+
+    def weight_sync_connect(self, rendezvous: bytes) -> bytes:
+        """Join the group of an encoded Rendezvous; blocks until every rank is there."""
+        workers = self.parallel_config.world_size
+        if workers != 1:
+            return failure(ManifestMismatch(f"the engine has {workers!r} workers, not one"))
+        model = self.model_runner.get_model()
+        self._weight_sync_receiver = Receiver(
+            lambda: checkpoint_layout(model), lambda named_tensors: _load(model, named_tensors)
+        )
+        return self._weight_sync_receiver.connect(rendezvous)
+
+    def weight_sync_receive(self, manifest: bytes, deadline_s: float) -> bytes:
+        """Check an encoded WeightManifest against the model; receive its bytes on a thread."""
+        return self._weight_sync_receiver.receive(manifest, deadline_s)
+
+    def weight_sync_apply(self, deadline_s: float) -> bytes:
+        """Wait for the bytes, check their digest, write them into the model; call while paused."""
+        return self._weight_sync_receiver.apply(deadline_s)
+
+    def load_snapshot(self, path: str, version: int) -> bytes:
+        """Write a safetensors file's tensors into the model; called while paused.
+
+        Raises ManifestMismatch when they are not the model's, VerificationFailed on a partial load.
+        """
+        begun = time.perf_counter()
+        tensors = load_file(path)
+        offered = {n: (tuple(t.shape), buckets.dtype_name(t.dtype)) for n, t in tensors.items()}
+        model = self.model_runner.get_model()
+        buckets.require_same(offered, checkpoint_layout(model), (path, "actor"))
+        _load(model, tensors.items())
+        seconds = time.perf_counter() - begun
+        log.info("version %d loaded from %s in %.3f s", version, path, seconds)
+        return encode(WorkerReport(apply_s=seconds))
+
+
+def checkpoint_layout(model: torch.nn.Module) -> buckets.Layout:
+    """Names, shapes and dtypes of the checkpoint tensors that fill a vLLM model; tied weights once.
+
+    Undoes vLLM's fusing (`qkv_proj`, `gate_up_proj`) and its padding of the vocabulary.
+    Raises ManifestMismatch on a quantised model.
+    """
+    layout: buckets.Layout = {}
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        if isinstance(module, LinearBase) and not isinstance(method, UnquantizedLinearMethod):
+            raise ManifestMismatch(f"{path} is quantised by {type(method).__name__}: not supported")
+        for name, parameter in module.named_parameters(path, recurse=False):
+            if id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            dtype = buckets.dtype_name(parameter.dtype)
+            for part, rows in _parts(model, module, name, parameter.shape[0]):
+                layout[part] = ((rows, *parameter.shape[1:]), dtype)
+    return layout
+
+
+def _parts(
+    model: torch.nn.Module, module: torch.nn.Module, name: str, rows: int
+) -> list[tuple[str, int]]:
+    """The checkpoint tensors, with their rows, that one vLLM parameter is made of."""
+    if isinstance(module, VocabParallelEmbedding):
+        return [(name, module.org_vocab_size)]
+    path, _, kind = name.rpartition(".")
+    parent, _, leaf = path.rpartition(".")
+    fused = getattr(model, "packed_modules_mapping", {}).get(leaf, ())
+    if len(fused) < 2:
+        return [(name, rows)]
+    sizes = zip(fused, module.output_sizes, strict=True)
+    return [(f"{parent}.{part}.{kind}", size) for part, size in sizes]
+
+
+def _load(model: torch.nn.Module, named_tensors: buckets.NamedTensors) -> None:
+    """Copy into the model's parameters. Raises VerificationFailed when some were not written."""
+    _read_live_weights(model)
+    loaded = model.load_weights(named_tensors)
+    left = sorted(name for name, _ in model.named_parameters() if name not in loaded)
+    if left:
+        raise VerificationFailed(f"{len(left)} parameters were not loaded: {left[:3]!r}")
+
+
+def _read_live_weights(model: torch.nn.Module) -> None:
+    """Have (tied) LM heads multiply by their parameter, not by a copy packed at load time."""
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
+            module.cpu_linear = torch.nn.functional.linear
