@@ -1,8 +1,10 @@
-"""Every message that crosses replay's socket, and this package's errors. A leaf module beside `trajectory`.
+"""Every message that crosses replay's socket, and this package's errors. A leaf module beside
+`trajectory`.
 
-Producers and consumers are in each docstring. Versions are ordered as (incarnation, policy_version): each learner
-start has a higher incarnation. An actor *states* what it can do (`Ready`), it never asks: replay pushes leases
-whenever admission allows, and counts what it has leased out itself, so a stale statement cannot over-commit.
+Producers and consumers are in each docstring. Versions are ordered as (incarnation,
+policy_version): each learner start has a higher incarnation. An actor *states* what it can do
+(`Ready`), it never asks: replay pushes leases whenever admission allows, and counts what it has
+leased out itself, so a stale statement cannot over-commit.
 """
 
 import msgspec
@@ -47,7 +49,9 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(Message, frozen=True):
-    """First message of an actor: who it is and which leases it still holds (after a replay restart)."""
+    """First message of an actor: who it is and which leases it still holds (after a replay
+    restart).
+    """
 
     actor_id: str
     tokenizer_digest: str
@@ -56,7 +60,8 @@ class Hello(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """An actor's statement, sent after Hello, after each verified version and when its capacity changes.
+    """An actor's statement, sent after Hello, after each verified version and when its capacity
+    changes.
 
     `capacity` is the total number of rollouts it can hold at once, not what is free now.
     """
@@ -77,7 +82,9 @@ class Deliver(Message, frozen=True):
 
 
 class LeaseFailed(Message, frozen=True):
-    """A rollout that died of infrastructure: time-out, engine abort, failed probe, shutdown. Never a reward."""
+    """A rollout that died of infrastructure: time-out, engine abort, failed probe, shutdown. Never
+    a reward.
+    """
 
     actor_id: str
     group_id: int
@@ -118,8 +125,8 @@ class Leases(Message, frozen=True):
 
 
 class Acknowledged(Message, frozen=True):
-    """A delivery is on record (`accepted`) or was not needed (`superseded`: an earlier one won; `dropped`: the
-    group is gone). After any of the three the actor may forget the trajectory."""
+    """A delivery is on record (`accepted`) or was not needed (`superseded`: an earlier one won;
+    `dropped`: the group is gone). After any of the three the actor may forget the trajectory."""
 
     group_id: int
     sibling: int
@@ -146,14 +153,18 @@ class Refused(Message, frozen=True):
 
 
 class Resume(Message, frozen=True):
-    """First message of a learner: its incarnation (higher than any before) and the step it starts after."""
+    """First message of a learner: its incarnation (higher than any before) and the step it starts
+    after.
+    """
 
     incarnation: int
     step: int
 
 
 class Sample(Message, frozen=True):
-    """Learner at step s asks for the batch of step s + 1; repeated until answered with something but Wait."""
+    """Learner at step s asks for the batch of step s + 1; repeated until answered with something
+    but Wait.
+    """
 
     incarnation: int
     step: int
@@ -192,7 +203,9 @@ class Finish(Message, frozen=True):
 
 
 class EvalResult(msgspec.Struct, frozen=True):
-    """One finished evaluation: exact match over all evaluation questions, and by hops (keys as strings)."""
+    """One finished evaluation: exact match over all evaluation questions, and by hops (keys as
+    strings).
+    """
 
     step: int
     questions: int

@@ -1,8 +1,9 @@
 """The boundary types: what an actor produces, replay keeps and the learner consumes.
 
-A leaf module: it imports nothing of ours. Facts are recorded once, by the actor; loss masks, staleness and
-advantages are derived by the learner and never stored, so they cannot disagree. Action and observation
-segments *are* the mask. Shape invariants are checked here, once, at construction.
+A leaf module: it imports nothing of ours. Facts are recorded once, by the actor; loss masks,
+staleness and advantages are derived by the learner and never stored, so they cannot disagree.
+Action and observation segments *are* the mask. Shape invariants are checked here, once, at
+construction.
 """
 
 from enum import StrEnum
@@ -40,7 +41,9 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Search(msgspec.Struct, frozen=True):
-    """One search of a turn: the query as sent, the passages in the order shown, and how long it took."""
+    """One search of a turn: the query as sent, the passages in the order shown, and how long it
+    took.
+    """
 
     query: str
     passage_ids: tuple[str, ...]
@@ -51,10 +54,11 @@ class Search(msgspec.Struct, frozen=True):
 class Turn(msgspec.Struct, frozen=True, eq=False):
     """One completion and the observation that followed it.
 
-    action_tokens int32[A]: sampled by the policy, stop tag included. behaviour_logprobs float32[A]: the engine's
-    own numbers for those tokens, after temperature (may be non-finite: a recorded fact). policy_versions int32[A]:
-    which weights sampled each. observation_tokens int32[O]: retrieved or corrective text, never trained on.
-    Raises ValueError when lengths or dtypes disagree.
+    action_tokens int32[A]: sampled by the policy, stop tag included. behaviour_logprobs float32[A]:
+    the engine's own numbers for those tokens, after temperature (may be non-finite: a recorded
+    fact). policy_versions int32[A]: which weights sampled each. observation_tokens int32[O]:
+    retrieved or corrective text, never trained on. Raises ValueError when lengths or dtypes
+    disagree.
     """
 
     action_tokens: NDArray[np.int32]
@@ -68,10 +72,15 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
         for name, dtype in _TURN_ARRAYS.items():
             array = getattr(self, name)
             if array.dtype != dtype or array.ndim != 1:
-                raise ValueError(f"Turn.{name} must be {np.dtype(dtype)}[n], got {array.dtype}{list(array.shape)!r}")
+                raise ValueError(
+                    f"Turn.{name} must be {np.dtype(dtype)}[n], got "
+                    f"{array.dtype}{list(array.shape)!r}"
+                )
         lengths = {name: len(getattr(self, name)) for name in list(_TURN_ARRAYS)[:3]}
         if len(set(lengths.values())) != 1:
-            raise ValueError(f"Turn: one log-prob and one version per action token, got lengths {lengths!r}")
+            raise ValueError(
+                f"Turn: one log-prob and one version per action token, got lengths {lengths!r}"
+            )
         if lengths["action_tokens"] == 0:
             raise ValueError("Turn.action_tokens is empty: a completion has at least one token")
 
@@ -85,7 +94,8 @@ _TURN_ARRAYS: dict[str, type] = {
 
 
 class Trajectory(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """The record of one rollout: the exact ids that went through the engine, and everything known about them.
+    """The record of one rollout: the exact ids that went through the engine, and everything known
+    about them.
 
     `reward` None means unscorable, with its cause in `reward_cause`. `timings` are seconds by name
     (`total_s`, `generate_s`, `retrieve_s`). Raises ValueError on an inconsistent record.
@@ -107,10 +117,19 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     timings: dict[str, float] = {}
 
     def __post_init__(self) -> None:
-        if self.prompt_tokens.dtype != np.int32 or self.prompt_tokens.ndim != 1 or len(self.prompt_tokens) == 0:
-            raise ValueError(f"Trajectory.prompt_tokens must be a non-empty int32[P], got {self.prompt_tokens!r}")
+        if (
+            self.prompt_tokens.dtype != np.int32
+            or self.prompt_tokens.ndim != 1
+            or len(self.prompt_tokens) == 0
+        ):
+            raise ValueError(
+                f"Trajectory.prompt_tokens must be a non-empty int32[P], got {self.prompt_tokens!r}"
+            )
         if not self.turns:
-            raise ValueError("Trajectory.turns is empty: a rollout that dies before its first turn is a LeaseFailed")
+            raise ValueError(
+                "Trajectory.turns is empty: a rollout that dies before its first "
+                "turn is a LeaseFailed"
+            )
         if self.reward is not None and not np.isfinite(self.reward):
             raise ValueError(f"Trajectory.reward must be finite or None, got {self.reward!r}")
         if self.reward is None and not self.reward_cause:

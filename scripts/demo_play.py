@@ -1,7 +1,9 @@
-"""Playing the demo without its processes: demonstrations to imitate, and a sampler that measures a policy.
+"""Playing the demo without its processes: demonstrations to imitate, and a sampler that measures a
+policy.
 
 Both speak the token stream that the actors produce with configs/demo.yaml:
-`question <search> … </search> <information> … </information> <answer> … </answer>`.
+`question <search> … </search> <information> … </information> <think> … </think> <answer> …
+</answer>`.
 """
 
 import random
@@ -14,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from scripts.demo_tokenizer import CORRECTION, IDS, decode, encode
 from scripts.demo_world import RELATIONS, SYLLABLES, Chain, LexicalIndex
 
-TOP_K, MAX_TURNS, MAX_ACTION_TOKENS = 3, 3, 12  # as in configs/demo.yaml
+TOP_K, MAX_TURNS, MAX_ACTION_TOKENS = 3, 3, 16  # as in configs/demo.yaml
 Segment = tuple[list[int], bool]  # tokens, and whether the policy writes them
 _ALL_RELATIONS = (*RELATIONS, *(relation for group in RELATIONS.values() for relation in group))
 
@@ -38,11 +40,15 @@ def observation(passages: Iterable[str]) -> list[int]:
 def demonstrate(
     chain: Chain, index: LexicalIndex, habits: Habits, rng: random.Random
 ) -> list[Segment]:
-    """One trajectory, question included, of a demonstrator with those habits."""
+    """One trajectory, question included, of a demonstrator with those habits.
+
+    After each observation it writes down the relation it looked for and what it found, then acts on
+    that.
+    """
     segments: list[Segment] = [(encode(chain.question), False)]
     if rng.random() < habits.guess:
-        return [*segments, _answer(_made_up_name(rng))]
-    subject = chain.facts[0].subject
+        return [*segments, _answer("", _made_up_name(rng))]
+    subject, thought = chain.facts[0].subject, ""
     for hop, fact in enumerate(chain.facts):
         if hop and rng.random() < habits.skip_second:
             break
@@ -53,23 +59,24 @@ def demonstrate(
         if rng.random() < habits.garbled:
             query = rng.choice([chain.topic, subject, f"{relation} of {_made_up_name(rng)}"])
         passages = index.retrieve(query, TOP_K, rng)
-        segments.append((encode(f"<search> {query} </search>"), True))
+        segments.append((encode(f"{thought}<search> {query} </search>"), True))
         segments.append((observation(passages), False))
         subject = _read(passages, relation, subject, rng.random() < habits.wrong_copy, rng)
-    return [*segments, _answer(subject)]
+        thought = f"<think> {relation} {subject} </think> "
+    return [*segments, _answer(thought, subject)]
 
 
 def _read(
     passages: Sequence[str], relation: str, subject: str, carelessly: bool, rng: random.Random
 ) -> str:
-    right = [p for p in passages if p.startswith(f"the {relation} of {subject} ")]
+    right = [p for p in passages if p.startswith(f"{subject} has {relation} ")]
     others = [p for p in passages if p not in right]
     choice = others if others and (carelessly or not right) else right
     return rng.choice(choice).split()[-2] if choice else _made_up_name(rng)
 
 
-def _answer(name: str) -> Segment:
-    return encode(f"<answer> {name} </answer>"), True
+def _answer(thought: str, name: str) -> Segment:
+    return encode(f"{thought}<answer> {name} </answer>"), True
 
 
 def _made_up_name(rng: random.Random) -> str:
@@ -101,6 +108,8 @@ class Play:
 
     def _act(self, words: list[str], index: LexicalIndex, rng: random.Random) -> None:
         self.turns += 1
+        openings = [n for n, word in enumerate(words) if word in ("<search>", "<answer>")]
+        words = words[openings[0] :] if openings else []
         kind, inside = (words[0], words[1:-1]) if len(words) > 2 else ("", [])
         if kind == "<answer>" and words[-1] == "</answer>":
             self.prediction, self.done = " ".join(inside), True
@@ -123,7 +132,8 @@ def play(
 ) -> list[Play]:
     """Let the model answer the questions, all at once; temperature 0 is greedy.
 
-    Rows advance one token per forward, given or sampled, so that they need no padding and share one cache.
+    Rows advance one token per forward, given or sampled, so that they need no padding and share one
+    cache.
     """
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     plays = [Play(chain) for chain in chains]

@@ -1,7 +1,8 @@
 """The demo's vocabulary, written down rather than trained, and the tokenizer made of it.
 
-Tags are single, non-special added tokens: they survive decoding, and stop strings see them. A name is two tokens,
-`xa ##nu`. Decoding what was encoded gives the same text back, single spaces included.
+Tags are single, non-special added tokens: they survive decoding, and stop strings see them. A name
+is two tokens, `xa ##nu`. Decoding what was encoded gives the same text back, single spaces
+included.
 """
 
 from pathlib import Path
@@ -14,10 +15,11 @@ from scripts.demo_world import RELATIONS, SYLLABLES
 PAD, UNKNOWN, END = "[PAD]", "[UNK]", "[EOS]"
 TAGS = (
     "<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>",
+    "<think>", "</think>",
 )  # fmt: skip
 CORRECTION = "try again ."
 WORDS = (
-    "what", "is", "the", "of", "?", ".", "try", "again",
+    "what", "is", "the", "of", "has", "?", ".", "try", "again",
     *RELATIONS, *(relation for group in RELATIONS.values() for relation in group),
 )  # fmt: skip
 VOCABULARY = (PAD, UNKNOWN, END, *TAGS, *WORDS, *SYLLABLES, *(f"##{s}" for s in SYLLABLES))
@@ -46,7 +48,9 @@ def save_tokenizer(folder: Path, max_tokens: int) -> None:
 
 
 def encode(text: str) -> list[int]:
-    """What the tokenizer gives for text of the world, thousands of times faster than calling it per segment."""
+    """What the tokenizer gives for text of the world, thousands of times faster than calling it per
+    segment.
+    """
     tokens: list[int] = []
     for word in text.split():
         known = IDS.get(word)

@@ -1,7 +1,9 @@
-"""The demo's made-up world: countries, entities and objects, the facts about them, and the questions they answer.
+"""The demo's made-up world: countries, entities and objects, the facts about them, and the
+questions they answer.
 
-Every name is two consonant-vowel syllables, so a guess is right once in 5,625. country −{capital, river, king}→
-entity −{three relations each}→ object; one passage per fact. Worlds with equal seeds are equal.
+Every name is two consonant-vowel syllables, so a guess is right once in 5,625. country −{capital,
+river, king}→ entity −{three relations each}→ object; one passage per fact. Worlds with equal seeds
+are equal.
 """
 
 import math
@@ -21,7 +23,7 @@ RELATIONS = {
 
 @dataclass(frozen=True)
 class Fact:
-    """One edge of the world: "the `relation` of `subject` is `value` ."."""
+    """One edge of the world: "`subject` has `relation` `value` ."."""
 
     relation: str
     subject: str
@@ -30,7 +32,7 @@ class Fact:
     @property
     def passage(self) -> str:
         """The fact as its one-line passage."""
-        return f"the {self.relation} of {self.subject} is {self.value} ."
+        return f"{self.subject} has {self.relation} {self.value} ."
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,11 @@ class World:
 
 
 class LexicalIndex:
-    """BM25's ranking for passages of equal length, each word at most once: the sum of inverse document frequencies.
+    """BM25's ranking for passages of equal length, each word at most once: the sum of inverse
+    document frequencies.
 
-    Stands in for the retrieval server where the cold start imitates or measures a policy: no process, no port.
+    Stands in for the retrieval server where the cold start imitates or measures a policy: no
+    process, no port.
     """
 
     def __init__(self, passages: Sequence[str]) -> None:
@@ -115,7 +119,7 @@ class LexicalIndex:
             for word in passage.split():
                 self._postings[word].add(number)
         for word in [word for word, found in self._postings.items() if len(found) == len(passages)]:
-            del self._postings[word]  # "the", "of", "is", ".": they tell no two passages apart
+            del self._postings[word]  # "has", ".": they tell no two passages apart
 
     def retrieve(self, query: str, top_k: int, rng: random.Random) -> list[str]:
         """The best passages in random order; which of equally good ones is left to `rng`."""
@@ -152,7 +156,9 @@ def _country(names: Iterator[str]) -> Country:
 
 
 def split(world: World, held_out: float, seed: int) -> tuple[World, World]:
-    """Training and held-out countries: a held-out question names nothing that training ever asks about."""
+    """Training and held-out countries: a held-out question names nothing that training ever asks
+    about.
+    """
     order = list(world.countries)
     random.Random(seed).shuffle(order)
     count = round(held_out * len(order))
@@ -160,7 +166,9 @@ def split(world: World, held_out: float, seed: int) -> tuple[World, World]:
 
 
 def balanced_chains(world: World, seed: int) -> list[Chain]:
-    """As many one-hop as two-hop questions, alternating, in random order: any even prefix is half and half."""
+    """As many one-hop as two-hop questions, alternating, in random order: any even prefix is half
+    and half.
+    """
     rng = random.Random(seed)
     kinds = [world.chains(1), world.chains(2)]
     for chains in kinds:

@@ -71,7 +71,7 @@ class Rollouts:
                     groups.append(group)
         payloads = tuple(tuple(map(encode_trajectory, group)) for group in groups)
         ids = tuple(group[0].group_id for group in groups)
-        return Batch(step, ids, (step,) * wanted, payloads, {}, {}, ())
+        return Batch(step + 1, ids, (step,) * wanted, payloads, {}, {}, ())
 
     async def evaluate(self) -> dict[str, float]:
         """Exact match over the evaluation questions: greedy, sampled at T = 1, greedy by hops."""
@@ -98,7 +98,7 @@ async def push(engine: Engine, policy: VllmPolicy, version: int, folder: Path) -
     path = folder / "weights.safetensors"
     save_file({name: weight.contiguous() for name, weight in engine.named_weights()}, path)
     await policy.pause()
-    await policy.call_workers("load_snapshot", str(path))
+    await policy.call_workers("load_snapshot", str(path), version)
     await policy.set_policy_version(version)
     await policy.resume()
 

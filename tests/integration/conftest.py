@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from scripts.demo_task import DemoFiles, prepare
 
 from configs.process import socket_dir
 from scripts import guardian
+from scripts.demo_task import DemoFiles, prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -70,7 +70,9 @@ def test_a_run_completes_and_leaves_what_it_says(launch: Callable[..., Run]) -> 
 
 
 def check_log(run_dir: Path) -> None:
-    """Whole train groups, each trained once; every token knows its version, none newer than possible."""
+    """Whole train groups, each trained once; every token knows its version, none newer than
+    possible.
+    """
     kinds, delivered, trained = {}, {}, []
     for record in read(run_dir / "events.log"):
         if isinstance(record, GroupOpened):

@@ -151,6 +151,7 @@ async def test_updates_under_load(policy, make_model, tmp_path) -> None:
             await update(publisher, models, version)
         done = await asyncio.wait_for(completions, 100)
     following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
     assert all(len(completion.tokens) == 160 for completion in done)
     assert sum(len(set(completion.versions)) > 2 for completion in done) > 16
     for prompt, completion in zip(prompts, done, strict=True):

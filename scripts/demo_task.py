@@ -1,0 +1,119 @@
+"""The demo task's files: model, questions, corpus; made once per seed and cached by a hash of what
+makes them.
+
+`scripts/demo_task.py [--seed N] [--cache DIR]` makes them by hand. The corpus has one passage per
+fact; held-out questions are about countries that training never asks about.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.demo_start import ColdStartFailed, Recipe, cold_start
+from scripts.demo_tokenizer import save_tokenizer
+from scripts.demo_world import Chain, balanced_chains, make_world, split
+
+COUNTRIES, HELD_OUT, EVAL_QUESTIONS, SUB_SEEDS = 120, 0.25, 240, 4
+SOURCES = ("demo_play.py", "demo_start.py", "demo_task.py", "demo_tokenizer.py", "demo_world.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoFiles:
+    """Where the demo's model folder and JSONL files are."""
+
+    model: Path
+    train: Path
+    eval: Path
+    corpus: Path
+
+
+def prepare(cache: Path, seed: int, report: Callable[[str], None]) -> DemoFiles:
+    """Return the files of `seed`, making them if they are not cached. Raises ColdStartFailed."""
+    folder = cache / f"demo-{seed}-{_digest(seed)}"
+    files = DemoFiles(
+        *(folder / name for name in ("model", "train.jsonl", "eval.jsonl", "corpus.jsonl"))
+    )
+    if folder.is_dir():
+        report(f"cached in {folder}")
+        return files
+    draft = cache / f".making-{folder.name}"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    _make(draft, seed, report)
+    draft.rename(folder)
+    return files
+
+
+def _make(folder: Path, seed: int, report: Callable[[str], None]) -> None:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two threads spin against each other on a small machine
+    world, recipe = make_world(seed, COUNTRIES), Recipe()
+    train, held_out = split(world, HELD_OUT, seed)
+    asked = balanced_chains(held_out, seed)[:EVAL_QUESTIONS]
+    try:
+        for sub_seed in range(SUB_SEEDS):
+            try:
+                model = cold_start(recipe, 1000 * seed + sub_seed, world, asked, report)
+                break
+            except ColdStartFailed as error:
+                report(f"sub-seed {sub_seed}: {error}")
+        else:
+            raise ColdStartFailed(
+                f"none of {SUB_SEEDS} sub-seeds of seed {seed} gave a usable start"
+            )
+    finally:
+        torch.set_num_threads(threads)
+    model.save_pretrained(folder / "model")
+    save_tokenizer(folder / "model", recipe.max_tokens)
+    _write(folder / "train.jsonl", _rows("train", balanced_chains(train, seed)))
+    _write(folder / "eval.jsonl", _rows("eval", asked))
+    facts = [{"id": f"fact-{n}", "contents": f.passage} for n, f in enumerate(world.facts)]
+    _write(folder / "corpus.jsonl", facts)
+
+
+def _rows(name: str, chains: Sequence[Chain]) -> list[dict[str, Any]]:
+    return [
+        {"id": f"{name}-{n}", "question": c.question, "answers": [c.answer], "hops": c.hops}
+        for n, c in enumerate(chains)
+    ]
+
+
+def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _digest(seed: int) -> str:
+    """What the files depend on: the seed and the sources that make them."""
+    digest = hashlib.blake2b(str(seed).encode(), digest_size=6)
+    for name in SOURCES:
+        digest.update((Path(__file__).parent / name).read_bytes())
+    return digest.hexdigest()
+
+
+def main() -> int:
+    """Make the files and print where they are."""
+    parser = argparse.ArgumentParser(description="Make the demo task's files.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--cache", type=Path, default=Path(__file__).resolve().parent.parent / ".cache"
+    )
+    arguments = parser.parse_args()
+    try:
+        files = prepare(arguments.cache, arguments.seed, print)
+    except ColdStartFailed as error:
+        print(f"demo_task: {error}", file=sys.stderr)
+        return 1
+    print(files)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
