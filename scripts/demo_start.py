@@ -1,4 +1,4 @@
-"""The demo's starting policy: a small Qwen2 made from scratch that has the skill and a bad habit.
+"""The demo's starting policy: a small Llama made from scratch that has the skill and a bad habit.
 
 1. Copying: spans of a row of random tokens said again. 2. Clean demonstrations, a fresh world per
 batch, never the one that is trained on later, until it answers well. 3. Bad habits, the commonest
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from scripts.demo_play import Habits, Segment, demonstrate, exact_match, play
 from scripts.demo_tokenizer import END, IDS, PAD, VOCABULARY
@@ -61,10 +61,13 @@ class Recipe:
     world_countries: int = 8  # of each batch's own world
 
 
-def make_model(recipe: Recipe) -> Qwen2ForCausalLM:
-    """A Qwen2 with tied embeddings in fp32, from torch's current seed."""
-    return Qwen2ForCausalLM(
-        Qwen2Config(
+def make_model(recipe: Recipe) -> LlamaForCausalLM:
+    """A Llama with biases and tied embeddings in fp32, from torch's current seed.
+
+    Not a Qwen2: transformers replaces the tokenizer beside one by Qwen's, whatever its own is.
+    """
+    return LlamaForCausalLM(
+        LlamaConfig(
             vocab_size=len(VOCABULARY),
             hidden_size=recipe.hidden,
             intermediate_size=recipe.feed_forward,
@@ -74,6 +77,7 @@ def make_model(recipe: Recipe) -> Qwen2ForCausalLM:
             max_position_embeddings=recipe.max_tokens,
             rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
             tie_word_embeddings=True,
+            attention_bias=True,
             bos_token_id=None,
             eos_token_id=IDS[END],
             pad_token_id=IDS[PAD],
@@ -84,7 +88,7 @@ def make_model(recipe: Recipe) -> Qwen2ForCausalLM:
 
 def cold_start(
     recipe: Recipe, seed: int, world: World, held_out: Sequence[Chain], report: Report
-) -> Qwen2ForCausalLM:
+) -> LlamaForCausalLM:
     """Make and train a starting policy, gated on `held_out` questions of `world`.
 
     Raises ColdStartFailed.
@@ -128,7 +132,7 @@ def _until_spoilt(trainer: "Trainer", world: World, held_out: Sequence[Chain], s
 
 
 @torch.no_grad()
-def look_back(model: Qwen2ForCausalLM, offsets: Sequence[int], strength: float) -> None:
+def look_back(model: LlamaForCausalLM, offsets: Sequence[int], strength: float) -> None:
     """Make each first-layer head attend `offset` tokens back, whatever stands there; 0: as it is.
 
     Rotary embeddings turn a constant query and a constant key into a function of their distance,
@@ -150,7 +154,7 @@ class Trainer:
     """Next-token training on rows of segments, loss on the policy's own tokens only."""
 
     def __init__(
-        self, model: Qwen2ForCausalLM, recipe: Recipe, rng: random.Random, report: Report
+        self, model: LlamaForCausalLM, recipe: Recipe, rng: random.Random, report: Report
     ) -> None:
         self.model, self.recipe = model, recipe
         self._rng, self._report, self._started = rng, report, time.monotonic()

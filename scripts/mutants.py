@@ -32,7 +32,116 @@ class Mutant:
     tests: tuple[str, ...]
 
 
-MUTANTS: tuple[Mutant, ...] = ()
+MUTANTS = (
+    Mutant(
+        "observation unmasked",
+        "learner/packing.py",
+        "row.loss_mask[action] = True",
+        "row.loss_mask[start : action.stop + len(turn.observation_tokens)] = True",
+        ("tests/learner/test_packing.py",),
+    ),
+    Mutant(
+        "stop tag untrained",
+        "learner/packing.py",
+        "row.loss_mask[action] = True",
+        "row.loss_mask[start : action.stop - 1] = True",
+        ("tests/learner/test_packing.py",),
+    ),
+    Mutant(
+        "log-probs shifted by one",
+        "learner/model.py",
+        "tokens[:, 1:][predicts]",
+        "tokens[:, :-1][predicts]",
+        ("tests/learner/test_model.py",),
+    ),
+    Mutant(
+        "behaviour ratio inverted",
+        "learner/importance.py",
+        "proximal_logprobs - behaviour_logprobs",
+        "behaviour_logprobs - proximal_logprobs",
+        ("tests/learner/test_importance.py",),
+    ),
+    Mutant(
+        "policy ratio inverted",
+        "learner/objectives/grpo.py",
+        "current_logprobs - proximal_logprobs.detach()",
+        "proximal_logprobs.detach() - current_logprobs",
+        ("tests/learner/objectives/test_grpo.py",),
+    ),
+    Mutant(
+        "EMA decay swapped",
+        "learner/ema.py",
+        "1.0 - self.decay",
+        "self.decay",
+        ("tests/learner/test_ema.py",),
+    ),
+    Mutant(
+        "advantage uncentred",
+        "learner/advantage.py",
+        "centred = scored - scored.mean()",
+        "centred = scored.clone()",
+        ("tests/learner/test_advantage.py",),
+    ),
+    Mutant(
+        "tied LM head left stale after a sync",
+        "weight_sync/vllm_worker.py",
+        "    _read_live_weights(model)\n    loaded",
+        "    loaded",
+        ("tests/weight_sync/test_vllm.py::test_the_tied_head_follows_the_embedding",),
+    ),
+    Mutant(
+        "version tagged one late",
+        "actors/vllm_policy.py",
+        "= int(span.version)",
+        "= max(0, int(span.version) - 1)",
+        ("tests/actors/test_vllm_policy.py::test_spans_become_one_version_per_token",),
+    ),
+    Mutant(
+        "answer read from a passage",
+        "actors/rollout.py",
+        "environment.step(completion.tokens, len(context))",
+        "environment.step(context[len(prompt) :], len(context))",
+        ("tests/actors/test_rollout.py::test_an_answer_in_a_passage_earns_nothing",),
+    ),
+    Mutant(
+        "admission off by one",
+        "replay/admission.py",
+        "standing < allowed_groups(",
+        "standing <= allowed_groups(",
+        ("tests/replay/ledger/test_ledger_leases.py", "tests/replay/test_admission.py"),
+    ),
+    Mutant(
+        "older unfinished group passed over",
+        "replay/admission.py",
+        "if not can_pass(",
+        "if False and not can_pass(",
+        ("tests/replay/ledger/test_ledger_batches.py", "tests/replay/test_admission.py"),
+    ),
+    Mutant(
+        "evaluation trajectory trained on",
+        "replay/books.py",
+        "            del self.evaluating[group.group_id]\n",
+        "            del self.evaluating[group.group_id]\n"
+        "            self.ready[group.group_id] = group\n"
+        '            group.payloads = {i: b"" for i in range(group.size)}\n',
+        ("tests/replay/ledger/test_ledger_evaluation.py",),
+    ),
+    Mutant(
+        "acknowledged before written",
+        "replay/server.py",
+        """        self._log.append(outcome.records)
+        for peer, reply in outcome.replies:
+            if request is None or self._peers.answers(peer, request, reply, time.monotonic()):
+                self._send(peer, reply)
+""",
+        """        for peer, reply in outcome.replies:
+            if request is None or self._peers.answers(peer, request, reply, time.monotonic()):
+                self._send(peer, reply)
+        self._log.append(outcome.records)
+""",
+        ("tests/replay/test_server.py",),
+    ),
+)
 
 
 def plant(tree: Path, mutant: Mutant) -> str:
