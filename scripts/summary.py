@@ -15,7 +15,7 @@ import numpy as np
 from configs.schema import Config
 from replay.codec import decode_trajectory
 from replay.log import read
-from replay.protocol import EvalResult
+from replay.protocol import EvalResult, LogError
 from replay.records import (
     Delivered,
     EvaluationFinished,
@@ -44,8 +44,11 @@ class RunFold:
         self.staleness_sum = 0
         self.staleness_max: int | None = None
         self._payloads: dict[int, list[bytes]] = {}
-        for record in records:
-            self._take(record)
+        try:
+            for record in records:
+                self._take(record)
+        except LogError:
+            return  # a log cut off in a record is folded up to there
 
     def _take(self, record: Record) -> None:
         match record:

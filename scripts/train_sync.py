@@ -1,8 +1,7 @@
 """The whole algorithm in one process beside vLLM's engine child: no replay, no broadcast.
 
-Rollouts, update and evaluation take turns; weights go into the engine through a safetensors file in
-shared memory. For debuggers, and the synchronous baseline: rollouts, objective, EMA and optimiser
-are the asynchronous run's own code. `scripts/train_sync.py CONFIG [a.b=c ...]`
+Rollouts, update and evaluation take turns; weights enter the engine through a safetensors file in
+shared memory. For debuggers, and the synchronous baseline: the parts are the asynchronous run's.
 """
 
 import asyncio
@@ -12,6 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 
@@ -37,15 +37,13 @@ from scripts import launch
 class Rollouts:
     """Leases questions and gathers their trajectories, as many at once as the fleet would."""
 
-    def __init__(self, config: Config, policy: VllmPolicy, retriever: RetrievalClient) -> None:
-        self.config = config
+    def __init__(self, config: Config, tokenizer: Any, **parts: Any) -> None:
+        self.config, self.group_size, self.opened = config, config.replay.group_size, 0
         self.questions = Questions(load_questions(config.questions.train), config.seed)
         self.eval_questions = load_questions(config.questions.eval, config.questions.eval_limit)
-        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         prompter = Prompter(tokenizer, config.questions, config.actors)
-        self.parts = {"policy": policy, "retriever": retriever, "prompter": prompter}
+        self.parts = {**parts, "prompter": prompter}
         self.slots = asyncio.Semaphore(config.actors.rollouts_in_flight * config.actors.count)
-        self.opened = 0
 
     async def one(self, lease: Lease) -> Trajectory:
         """One rollout, when a slot is free."""
@@ -55,9 +53,8 @@ class Rollouts:
     async def group(self, question: Question) -> list[Trajectory]:
         """Every sibling of the next group, which asks `question`."""
         self.opened += 1
-        how = Sampling(self.config.actors.temperature, self.config.seed)
-        siblings = range(self.config.replay.group_size)
-        leases = [Lease(self.opened, sibling, "train", question, how) for sibling in siblings]
+        group_id, how = self.opened, Sampling(self.config.actors.temperature, self.config.seed)
+        leases = (Lease(group_id, n, "train", question, how) for n in range(self.group_size))
         return await asyncio.gather(*map(self.one, leases))
 
     async def batch(self, step: int) -> Batch:
@@ -70,26 +67,20 @@ class Rollouts:
                 if len({t.reward for t in group}) > 1 or not self.config.replay.drop_no_signal:
                     groups.append(group)
         payloads = tuple(tuple(map(encode_trajectory, group)) for group in groups)
-        ids = tuple(group[0].group_id for group in groups)
-        return Batch(step + 1, ids, (step,) * wanted, payloads, {}, {}, ())
+        ids, versions = tuple(group[0].group_id for group in groups), (step,) * wanted
+        return Batch(step + 1, ids, versions, payloads, {}, {}, ())
 
     async def evaluate(self) -> dict[str, float]:
         """Exact match over the evaluation questions: greedy, sampled at T = 1, greedy by hops."""
-        first, asked = self.opened + 1, self.eval_questions
+        asked, numbered = self.eval_questions, list(enumerate(self.eval_questions, self.opened + 1))
         self.opened += len(asked)
-        greedy, sampled = (
-            await asyncio.gather(
-                *(
-                    self.one(Lease(first + row, sibling, "eval", question, how))
-                    for row, question in enumerate(asked)
-                )
-            )
-            for sibling, how in enumerate((Sampling(0.0), Sampling(1.0, self.config.seed)))
-        )
+        greedy, sampled = [
+            await asyncio.gather(*(self.one(Lease(n, 0, "eval", q, how)) for n, q in numbered))
+            for how in (Sampling(0.0), Sampling(1.0, self.config.seed))
+        ]
         scores = {"em": greedy, "sampled_em": sampled}
-        for hops in sorted({question.hops for question in asked}):
-            pairs = zip(asked, greedy, strict=True)
-            scores[f"em_{hops}_hops"] = [t for question, t in pairs if question.hops == hops]
+        for question, trajectory in zip(asked, greedy, strict=True):
+            scores.setdefault(f"em_{question.hops}_hops", []).append(trajectory)
         return {name: sum(t.reward or 0.0 for t in ts) / len(ts) for name, ts in scores.items()}
 
 
@@ -103,43 +94,30 @@ async def push(engine: Engine, policy: VllmPolicy, version: int, folder: Path) -
     await policy.resume()
 
 
-async def train(config: Config, retriever: RetrievalClient, folder: Path) -> dict[str, float]:
-    """Take `learner.total_steps` steps; return the last evaluation."""
+async def train(config: Config, folder: Path) -> dict[str, float]:
+    """Push, evaluate, roll out, update; `learner.total_steps` times. Return the last evaluation."""
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    policy = await VllmPolicy.start(config, tokenizer)
-    engine = Engine(config, config.model.path)
-    ema = Ema(engine, config.learner.proximal_decay)
-    rollouts = Rollouts(config, policy, retriever)
-    total, every = config.learner.total_steps, config.learner.eval_every
-    gauges: dict[str, float] = {}
-    for step in range(total + 1):
-        begun = time.monotonic()
-        await push(engine, policy, step, folder)
-        if step % every == 0 or step == total:
-            scores = await rollouts.evaluate()
-            print(f"evaluation at step {step}: {scores}", flush=True)
-        if step < total:
-            batch = batches.build(await rollouts.batch(step), config.learner)
-            rolled_s = time.monotonic() - begun
-            gauges = update(engine, ema, batch, config.learner)
-            print(
-                f"step {step + 1}/{total}  loss {gauges['learner/loss']:+.3f}  rollouts "
-                f"{rolled_s:.2f} s  "
-                f"all {time.monotonic() - begun:.2f} s  {rollouts.opened} groups opened",
-                flush=True,
-            )
+    policy, engine = await VllmPolicy.start(config, tokenizer), Engine(config)
+    ema, total = Ema(engine, config.learner.proximal_decay), config.learner.total_steps
+    url, limits = retrieval_url(config), config.retrieval
+    async with RetrievalClient(url, limits.timeout_s, limits.retries) as retriever:
+        rollouts = Rollouts(config, tokenizer, policy=policy, retriever=retriever)
+        for step in range(total + 1):
+            begun = time.monotonic()
+            await push(engine, policy, step, folder)
+            if step % config.learner.eval_every == 0 or step == total:
+                scores = await rollouts.evaluate()
+                print(f"evaluation at step {step}: {scores}", flush=True)
+            if step < total:
+                batch = batches.build(await rollouts.batch(step), config.learner)
+                rolled = time.monotonic()
+                loss = update(engine, ema, batch, config.learner)["learner/loss"]
+                updated = time.monotonic()
+                seconds = f"rollouts {rolled - begun:.2f} s  update {updated - rolled:.2f} s"
+                print(f"step {step + 1}/{total}  loss {loss:+.3f}  {seconds}", flush=True)
     checkpoint.save(config.run_dir, total, engine, ema, tokenizer)
     policy.close()
     return scores
-
-
-async def connected(config: Config, folder: Path) -> dict[str, float]:
-    """Train with a retrieval client that is closed at the end."""
-    limits = config.retrieval
-    async with RetrievalClient(
-        retrieval_url(config), limits.timeout_s, limits.retries, limits.max_connections
-    ) as retriever:
-        return await train(config, retriever, folder)
 
 
 def main() -> int:
@@ -150,19 +128,19 @@ def main() -> int:
         print(f"train_sync CONFIG [a.b=c ...]: {error}", file=sys.stderr)
         return 2
     begin("train_sync", config.learner.threads)
-    run_dir = Path(config.run_dir)
-    run_dir.mkdir(parents=True)
-    save(config, run_dir / "config.yaml")
-    server = [sys.executable, "-m", "retrieval_server.worker", str(run_dir / "config.yaml")]
-    retrieval = None if config.retrieval.url else subprocess.Popen(server)
-    try:
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-            scores = asyncio.run(connected(config, Path(folder)))
-    finally:
-        if retrieval:
+    path = Path(config.run_dir) / "config.yaml"
+    path.parent.mkdir(parents=True)
+    save(config, path)
+    server = [sys.executable, "-m", "retrieval_server.worker", str(path)]
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
+        subprocess.Popen(server) as retrieval,
+    ):
+        try:
+            scores = asyncio.run(train(config, Path(folder)))
+        finally:
             retrieval.terminate()
-            retrieval.wait(10)
-    (run_dir / "summary.json").write_text(json.dumps(scores, indent=2) + "\n")
+    path.with_name("summary.json").write_text(json.dumps(scores, indent=2) + "\n")
     return 0
 
 

@@ -47,7 +47,7 @@ def test_a_run_completes_and_leaves_what_it_says(launch: Callable[..., Run]) -> 
     summary = json.loads((run.run_dir / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("completed", 6)
     assert summary["retrieval_errors"] == summary["lost_requests"] == 0
-    assert summary["retrieval_requests"] > 0 and summary["weight_syncs"] == 7
+    assert summary["retrieval_requests"] > 0 and summary["weight_syncs"] >= 6
     assert 0 <= summary["staleness_max"] <= summary["max_staleness"]
     assert set(summary["em_final_by_hops"]) == {"1", "2"} and summary["eval_questions"] == 40
     events = scalars(run.run_dir)
