@@ -124,9 +124,10 @@ async def test_an_older_incarnation_is_refused(fleet) -> None:
 
 async def test_beside_a_default_process_group(fleet) -> None:
     """DeepSpeed's own group lives in the learner's process."""
-    torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-    )
+    own = not torch.distributed.is_initialized()  # an engine of another test may have one already
+    if own:
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         fleet.add("actor-0")
         with fleet.publisher(1) as publisher:
@@ -136,7 +137,8 @@ async def test_beside_a_default_process_group(fleet) -> None:
         torch.distributed.all_reduce(mine)
         assert mine.tolist() == [1.0, 1.0, 1.0]
     finally:
-        torch.distributed.destroy_process_group()
+        if own:
+            torch.distributed.destroy_process_group()
 
 
 async def test_the_latest_version_wins(fleet) -> None:
