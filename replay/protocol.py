@@ -162,8 +162,8 @@ class Resume(Message, frozen=True):
 
 
 class Sample(Message, frozen=True):
-    """Learner at step s asks for the batch of step s + 1; repeated until answered with something
-    but Wait.
+    """Learner at step s asks for the batch of step s + 1, once: replay keeps the question, answers
+    with Wait from time to time and with the Batch (or Stop) as soon as there is one.
     """
 
     incarnation: int
@@ -240,7 +240,7 @@ class Batch(Message, frozen=True):
 
 
 class Wait(Message, frozen=True):
-    """Reply to Sample, Evaluate: not yet; who is waited for, for what. The client asks again."""
+    """Reply to Sample: not yet; who is waited for, for what. The question stays with replay."""
 
     reason: str
     oldest: bool  # True: a batch could be filled but an older unfinished group must come first
