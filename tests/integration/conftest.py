@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from configs.process import socket_dir
@@ -57,6 +58,8 @@ class Run:
         """The exit code."""
         code = self.process.wait(deadline_s)
         self._reader.join(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
         return code
 
     def pids(self) -> list[int]:
@@ -65,11 +68,17 @@ class Run:
 
     def pid_of(self, words: str) -> int:
         """The pid of the member whose command line contains `words`."""
-        for pid in self.pids():
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if words in command:
-                return pid
-        raise LookupError(words)
+        lines = {pid: " ".join(psutil.Process(pid).cmdline()) for pid in self.pids()}
+        found = [pid for pid, line in lines.items() if words in line]
+        assert len(found) == 1, f"{words!r} is in {len(found)} of {lines}"
+        return found[0]
+
+    def engine_of(self, actor_id: str) -> int:
+        """The pid of an actor's engine child."""
+        children = psutil.Process(self.pid_of(f"--actor-id {actor_id}")).children()
+        engines = [c for c in children if "resource_tracker" not in " ".join(c.cmdline())]
+        assert len(engines) == 1, engines
+        return engines[0].pid
 
     def logs(self) -> str:
         """The end of every process's log."""
@@ -86,8 +95,9 @@ class Run:
 
 @pytest.fixture(scope="session")
 def demo_files(tmp_path_factory: pytest.TempPathFactory) -> DemoFiles:
-    """The demo task, cold start included."""
-    return prepare(tmp_path_factory.mktemp("demo"), 0, print)
+    """The demo task: what `make demo` has cached, or made here, cold start included."""
+    cached = ROOT / ".cache"
+    return prepare(cached if cached.is_dir() else tmp_path_factory.mktemp("demo"), 0, print)
 
 
 @pytest.fixture

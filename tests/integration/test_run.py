@@ -104,7 +104,7 @@ def test_ctrl_c_drains_and_leaves_nothing(launch: Callable[..., Run]) -> None:
     ("name", "words"),
     [
         ("actor-1", "--actor-id actor-1"),
-        ("actor-0", "VLLM::EngineCore"),
+        ("actor-0", "its engine"),
         ("replay", "replay.worker"),
         ("learner", "learner.worker"),
         ("retrieval_server", "retrieval_server.worker"),
@@ -115,11 +115,11 @@ def test_a_killed_process_ends_the_run_with_its_cause(
 ) -> None:
     run = launch(*SHORT, "learner.total_steps=500")
     run.wait_for("step    1/", 300)
-    os.kill(run.pid_of(words), signal.SIGKILL)
+    pid = run.engine_of(name) if words == "its engine" else run.pid_of(words)
+    os.kill(pid, signal.SIGKILL)
     assert run.wait(60) == 1, "".join(run.lines) + run.logs()
     summary = json.loads((run.run_dir / "summary.json").read_text())
-    named = "actor-" if "VLLM" in words else name
-    assert summary["status"] == "failed" and summary["cause"].startswith(named), summary["cause"]
+    assert summary["status"] == "failed" and summary["cause"].startswith(name), summary["cause"]
     assert run.leftovers(10.0) == []
 
 
