@@ -10,7 +10,7 @@ LOCKS := $(wildcard requirements/*)
 
 .venv: .venv/.complete
 
-.venv/.complete: $(LOCKS) pyproject.toml
+.venv/.complete: $(LOCKS)
 	@rm -rf .venv && requirements/install.sh .venv
 
 demo: .venv

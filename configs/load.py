@@ -114,7 +114,12 @@ def _override(tree: dict[str, Any], override: str) -> None:
         if not isinstance(child, dict):
             raise ConfigError(f"override {override!r}: {parent!r} is not a section")
         node = child
-    value = yaml.load(text, _Loader) if text.strip() else ""
+    try:
+        value = yaml.load(text, _Loader) if text.strip() else ""
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"override {override!r}: {text!r} is not a YAML value: quote it"
+        ) from error
     node[leaf] = value
 
 

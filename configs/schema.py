@@ -68,7 +68,7 @@ class RetrievalConfig(Section, frozen=True):
     url: str = ""  # non-empty: an external server; none is started
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 0  # 0 = a free one, chosen by the launcher
-    top_k: NonNegative = 3  # 0: nothing is asked, every observation is empty
+    top_k: Annotated[int, Meta(ge=0, le=100)] = 3  # 0: nothing is asked, every observation is empty
     timeout_s: Seconds = 30.0
     retries: NonNegative = 3
     max_connections: Positive = 64
@@ -120,7 +120,7 @@ class WeightSyncConfig(Section, frozen=True):
     """How weights reach the actors."""
 
     endpoint: str = ""  # empty: ipc:// in the run's own socket directory
-    transport: Literal["gloo", "nccl"] = "gloo"
+    transport: Literal["gloo"] = "gloo"
     publish_every: Positive = 1
     bucket_bytes: Positive = 64 << 20
     probe_tokens: Positive = 64
@@ -148,7 +148,7 @@ class LearnerConfig(Section, frozen=True):
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: Annotated[float, Meta(ge=0.0)] = 0.0
     max_grad_norm: Annotated[float, Meta(gt=0.0)] = 1.0
-    zero_stage: Annotated[int, Meta(ge=0, le=3)] = 1
+    zero_stage: Annotated[int, Meta(ge=0, le=1)] = 1
     micro_batch_tokens: Positive = 16384
     threads: Positive = 1
     batch_deadline_s: Seconds = 600.0

@@ -81,7 +81,10 @@ class Run:
     def wait_applied(self) -> None:
         """Wait until every actor serves this version, verified."""
         with self.stop.interruptible():
-            deadline_s = PHASES_TO_APPLY * self.config.weight_sync.publish_deadline_s
+            sync = self.config.weight_sync
+            # Engines are still starting when the first version goes out.
+            phase_s = sync.publish_deadline_s if self.step else sync.join_deadline_s
+            deadline_s = PHASES_TO_APPLY * phase_s
             self.publisher.wait_applied(self.step, deadline_s)
 
     def checkpoint(self) -> None:

@@ -23,6 +23,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
     groups_per_step: int
     max_staleness: int
+    total_steps: int | None = None  # None: without end
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -36,8 +37,14 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def allowed_groups(version: int, bounds: Bounds) -> int:
-    """How many groups (open, ready or sampled) may stand once an actor at `version` opened one."""
-    return (bounds.max_staleness + version + 1) * bounds.groups_per_step
+    """How many groups (open, ready or sampled) may stand once an actor at `version` opened one.
+
+    Never more than the run will train: nothing is rolled out for steps that will not come.
+    """
+    steps = bounds.max_staleness + version + 1
+    if bounds.total_steps is not None:
+        steps = min(steps, bounds.total_steps)
+    return steps * bounds.groups_per_step
 
 
 def can_open(standing: int, version: int, bounds: Bounds) -> bool:

@@ -20,13 +20,15 @@ from replay.trajectory import Sampling
 class Lessor:
     """Grants leases to actors that serve the current incarnation's weights."""
 
-    def __init__(self, journal: Journal, roster: Roster, sampling: Sampling) -> None:
+    def __init__(
+        self, journal: Journal, roster: Roster, sampling: Sampling, total_steps: int | None
+    ) -> None:
         self._journal = journal
         self._books = journal.books
         self._roster = roster
         self._sampling = sampling
         config = self._books.config
-        self._bounds = Bounds(config.groups_per_step, config.max_staleness)
+        self._bounds = Bounds(config.groups_per_step, config.max_staleness, total_steps)
         self._granted: dict[Peer, list[Lease]] = {}
 
     def grant(self) -> list[tuple[Peer, Leases]]:

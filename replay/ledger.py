@@ -56,8 +56,11 @@ class Ledger:
         eval_questions: Sequence[Question],
         sampling: Sampling,
         summarise: Summarise,
+        total_steps: int | None = None,
     ) -> None:
         """`sampling` is what train leases carry (`actors.temperature`, the run's seed).
+
+        No group is opened beyond what `total_steps` steps will train; None: without end.
 
         `summarise(payload)` decodes what was delivered; its CodecError leaves `apply` before
         anything has changed.
@@ -67,7 +70,7 @@ class Ledger:
         self._roster = Roster()
         self._actors = ActorDesk(self._journal, self._roster, summarise)
         self._learner = LearnerDesk(self._journal, self._roster)
-        self._lessor = Lessor(self._journal, self._roster, sampling)
+        self._lessor = Lessor(self._journal, self._roster, sampling, total_steps)
         self._serving_since: float | None = None
         self._learner_waits_for = ""
 

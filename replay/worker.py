@@ -63,6 +63,7 @@ def make_ledger(config: Config) -> Ledger:
         load_questions(evaluation, config.questions.eval_limit) if evaluation else (),
         Sampling(config.actors.temperature, config.seed),
         _summary,
+        config.learner.total_steps,
     )
 
 

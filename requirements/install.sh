@@ -12,7 +12,12 @@ phase() { # NAME COMMAND...: run quietly, show the end of the output when it fai
     shift
     log=$(mktemp)
     printf '  %-44s' "$name"
-    if ! "$@" >"$log" 2>&1; then
+    (while sleep 20; do printf .; done) &
+    local ticker=$! failed=0
+    "$@" >"$log" 2>&1 || failed=1
+    kill "$ticker" 2>/dev/null
+    wait "$ticker" 2>/dev/null || true
+    if [ "$failed" = 1 ]; then
         echo " failed"
         tail -n 30 "$log" >&2
         rm -f "$log"

@@ -25,9 +25,15 @@ def main() -> int:
 
     from scripts import demo_task, launch  # after the first line: these imports take seconds
 
-    files = demo_task.prepare(
-        REPOSITORY / ".cache", arguments.seed, lambda line: print(f"  {line}", flush=True)
-    )
+    try:
+        files = demo_task.prepare(
+            REPOSITORY / ".cache", arguments.seed, lambda line: print(f"  {line}", flush=True)
+        )
+    except demo_task.ColdStartFailed as error:
+        print(f"demo: {error}; try another SEED", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
     print(f"  demo task ready: {time.monotonic() - begun:.1f} s", flush=True)
     code = launch.main(
         [

@@ -86,6 +86,7 @@ def run(config: Config, console: Console) -> int:
     try:
         console.phase("starting Ray and placing processes")
         with Fleet(run_dir / "logs", directory) as fleet:
+            stop.arm()  # Ray has put handlers of its own in the way
             fleet.start(commands(config), ENVIRONMENT)
             console.phase("starting engines, verifying weights, evaluating the start")
             supervisor = Supervisor(config, fleet, console, stop)
@@ -94,12 +95,16 @@ def run(config: Config, console: Console) -> int:
                 cause = supervisor.watch(observer)
             console.phase("draining")
             supervisor.drain()
-            outcome = "interrupted" if stop.cause else OUTCOMES.get(cause, "stopped")
+            outcome = OUTCOMES.get(cause, "stopped")
     except (RunFailed, FleetError, ReplayError) as error:
         cause = str(error)
     except KeyboardInterrupt:
-        outcome, cause = "interrupted", stop.cause
+        pass
     finally:
+        if stop.cause:
+            outcome, cause = "interrupted", stop.cause
+        elif not cause:
+            cause = repr(sys.exception())
         console.phase("")
         _leave(config, console, outcome, cause, time.monotonic() - begun, gauges)
     return EXIT_CODES[outcome]
@@ -139,11 +144,11 @@ def _remove_stale_socket_dirs() -> None:
     """Remove what a launcher that was killed together with its guardian left in /tmp."""
     for path in Path("/tmp").glob(f"forage-{os.getuid()}-*"):
         try:
-            pid = int((path / "launcher.pid").read_text())
-            os.kill(pid, 0)
-        except (OSError, ValueError) as error:
-            if isinstance(error, (ProcessLookupError, FileNotFoundError, ValueError)):
-                shutil.rmtree(path, ignore_errors=True)
+            os.kill(int((path / "launcher.pid").read_text()), 0)
+        except ProcessLookupError:
+            shutil.rmtree(path, ignore_errors=True)
+        except (OSError, ValueError):
+            continue  # started by hand, or just being made: not ours to remove
 
 
 def checked(path: str, overrides: Sequence[str]) -> Config:

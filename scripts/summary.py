@@ -39,7 +39,7 @@ class RunFold:
         self.dropped: Counter[str] = Counter()
         self.kinds: dict[int, str] = {}
         self.first_lease = self.last_report = 0.0
-        self.delivered_tokens = 0
+        self.delivered_tokens = self._tokens = 0  # up to the last report, and so far
         self.trajectories_trained = self.tokens_trained = self.steps = 0
         self.staleness_sum = 0
         self.staleness_max: int | None = None
@@ -57,7 +57,7 @@ class RunFold:
             case Leased() if not self.first_lease:
                 self.first_lease = record.now
             case Delivered():
-                self.delivered_tokens += record.summary.action_tokens
+                self._tokens += record.summary.action_tokens
                 if record.summary.kind == "train":
                     self._payloads.setdefault(record.group_id, []).append(record.payload)
             case GroupDropped():
@@ -70,7 +70,8 @@ class RunFold:
                 self.evaluations.append(record.result)
             case Reported():
                 self.reports[record.step] = record.gauges
-                self.last_report = record.now if record.step else self.last_report
+                if record.step:
+                    self.last_report, self.delivered_tokens = record.now, self._tokens
             case _:
                 pass
 
@@ -102,15 +103,11 @@ def build(
     path = Path(config.run_dir) / "events.log"
     fold = RunFold(read(path) if path.exists() else ())
     start = fold.evaluations[0] if fold.evaluations else None
-    final = (
-        fold.evaluations[-1]
-        if len(fold.evaluations) > 1 or not config.learner.total_steps
-        else None
-    )
+    last_step = config.learner.total_steps  # only an evaluation of the last version is final
+    final = next((result for result in fold.evaluations if result.step == last_step), None)
     train_wall_s = (
         fold.last_report - fold.first_lease if fold.last_report and fold.first_lease else None
     )
-    last_report = fold.reports[max(fold.reports)] if fold.reports else {}
 
     def fleet_sum(name: str) -> int:
         return int(sum(gauges.get(name, 0.0) for gauges in fleet.values()))
@@ -131,7 +128,7 @@ def build(
         "rollout_tokens_per_s": _rounded(
             fold.delivered_tokens / train_wall_s if train_wall_s else None
         ),
-        "weight_syncs": int(last_report.get("sync/updates", 0)),
+        "weight_syncs": max((int(g.get("sync/updates", 0)) for g in fleet.values()), default=0),
         "staleness_mean": _rounded(
             fold.staleness_sum / fold.tokens_trained if fold.tokens_trained else None, 4
         ),

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from configs.schema import Config
 from replay.client import Observer
+from replay.log import read
 from replay.protocol import ReplayError, Status
+from replay.records import Stopped
 from scripts.console import Console
 from scripts.fleet import Fleet
 
@@ -28,6 +30,10 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.cause = ""
+        self.arm()
+
+    def arm(self) -> None:
+        """Take the signals (again: a library may have put its own handlers in the way)."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._set)
 
@@ -43,31 +49,30 @@ class Supervisor:
     def __init__(self, config: Config, fleet: Fleet, console: Console, stop: Interrupt) -> None:
         self.gauges: dict[str, dict[str, float]] = {}
         self._config, self._fleet, self._console, self._stop = config, fleet, console, stop
-        self._status = Status((), (), {}, {}, "starting", "")
+        self._stop_cause = ""
         self._steps = self._evaluations = 0
-        self._asked = False
+        self._asked = self._training = False
+        self._silent_until = time.monotonic() + config.actors.starting_deadline_s
 
     def watch(self, observer: Observer) -> str:
         """Show the run until the learner has ended well; return why it ended. Raises RunFailed."""
-        while not self._over():
-            if self._stop.cause and not self._asked:
-                self._console.phase("stopping")
-                observer.shutdown(self._stop.cause)
-                self._asked = True
+        while True:
+            # Exit codes first: who ended well has told replay why, so the status explains them.
+            dead = self._fleet.dead()
             try:
-                status = observer.status(self._steps, self._evaluations)
+                if self._stop.cause and not self._asked:
+                    self._end_early(observer)
+                self._show(observer.status(self._steps, self._evaluations))
+                self._silent_until = 0.0
             except ReplayError as error:
-                if not self._fleet.dead():
-                    raise RunFailed(f"replay does not answer: {error}") from error
-                continue
-            self._show(status)
+                self._judge_silence(dead, error)
+            self._judge(dead)
+            if "learner" in dead:
+                return self._stop_cause or self._stop.cause or self._logged_cause()
             time.sleep(POLL_S)
-        return self._status.stop_cause or self._stop.cause
 
     def drain(self) -> None:
-        """After the learner: actors within their deadline, then replay, then retrieval. Raises
-        RunFailed.
-        """
+        """After the learner: actors in their deadline, replay, then retrieval. Raises RunFailed."""
         fleet = self._fleet
         actors = [name for name in fleet.members if name.startswith("actor-")]
         left = fleet.wait(actors, self._config.actors.drain_deadline_s + DRAIN_MARGIN_S)
@@ -78,21 +83,44 @@ class Supervisor:
         if left:
             raise RunFailed(f"{', '.join(left)} did not drain within actors.drain_deadline_s")
 
-    def _over(self) -> bool:
-        dead = self._fleet.dead()
-        ending = self._asked or bool(self._status.stop_cause)
+    def _end_early(self, observer: Observer) -> None:
+        self._console.phase("stopping")
+        self._asked = True
+        if not self._training:  # engines and learner may be far from asking replay anything
+            for name in self._fleet.members:
+                if name not in ("replay", "retrieval_server"):
+                    self._fleet.members[name].signal(signal.SIGTERM)
+        observer.shutdown(self._stop.cause)
+
+    def _judge(self, dead: dict[str, int]) -> None:
+        """Raise RunFailed on a death that nobody asked for."""
+        ending = bool(self._stop_cause or self._stop.cause)
         broken = {name: code for name, code in dead.items() if code or not ending}
-        if broken:
+        if "learner" in dead and not dead["learner"]:
+            broken = {name: code for name, code in broken.items() if code}
+        if broken and not self._stop.cause:
             raise RunFailed(first_cause(self._fleet, broken))
-        return "learner" in dead
+
+    def _judge_silence(self, dead: dict[str, int], error: ReplayError) -> None:
+        """Replay may still be starting, or have left after everybody else; else it is a failure."""
+        starting = time.monotonic() < self._silent_until
+        if not (starting or dead or self._fleet.dead() or self._stop.cause):
+            raise RunFailed(f"replay does not answer: {error}") from error
+
+    def _logged_cause(self) -> str:
+        """Why the run stopped, when replay has left before it could be asked."""
+        records = read(Path(self._config.run_dir) / "events.log")
+        causes = [record.cause for record in records if isinstance(record, Stopped)]
+        return causes[-1] if causes else "the learner ended without a word"
 
     def _show(self, status: Status) -> None:
-        self._status = status
+        self._stop_cause = status.stop_cause
         self.gauges.update(status.fleet)
         config = self._config
         for result in status.evaluations:
             self._console.evaluation(result, Path(config.run_dir), config.model.path)
             if result.step == 0 and config.learner.total_steps and not self._asked:
+                self._training = True
                 self._console.phase("training")
         for report in status.steps:
             self._console.step(report, config.learner.total_steps)

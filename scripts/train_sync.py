@@ -97,7 +97,7 @@ async def push(engine: Engine, policy: VllmPolicy, version: int, folder: Path) -
 async def train(config: Config, folder: Path) -> dict[str, float]:
     """Push, evaluate, roll out, update; `learner.total_steps` times. Return the last evaluation."""
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    policy, engine = await VllmPolicy.start(config, tokenizer), Engine(config)
+    policy, engine = await VllmPolicy.start(config), Engine(config)
     ema, total = Ema(engine, config.learner.proximal_decay), config.learner.total_steps
     url, limits = retrieval_url(config), config.retrieval
     async with RetrievalClient(url, limits.timeout_s, limits.retries) as retriever:

@@ -126,7 +126,7 @@ class Publisher:
         return {**self._gauges, "sync/overtaken": float(self._staging.overtaken)}
 
     def close(self) -> None:
-        """Stop the side thread and leave; a broadcast under way is given its deadline."""
+        """Stop the side thread and leave, after the collective under way if there is one."""
         self._channel.closing = True
         self._channel.ring()
         self._thread.join(self._deadline_s + 1.0)

@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -126,7 +128,34 @@ def test_a_killed_process_ends_the_run_with_its_cause(
 def test_nothing_survives_a_killed_launcher(launch: Callable[..., Run]) -> None:
     run = launch(*SHORT, "learner.total_steps=500")
     run.wait_for("step    1/", 300)
-    assert len(run.pids()) >= 5
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    ports = listening({member.pid for member in family})
+    assert len(family) > 10 and ports
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
-    assert run.leftovers(10.0) == []
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert [member for member in alive if member.status() != psutil.STATUS_ZOMBIE] == []
+    assert not ports & listening(None)
+    assert not socket_dir(str(run.run_dir)).exists()
+
+
+def listening(pids: set[int] | None) -> set[tuple[str, int]]:
+    """Addresses that these processes (None: any) listen on."""
+    found = psutil.net_connections("tcp")
+    return {
+        tuple(c.laddr) for c in found if c.status == "LISTEN" and (pids is None or c.pid in pids)
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_starting_is_an_interruption(
+    launch: Callable[..., Run], number: signal.Signals
+) -> None:
+    run = launch(*SHORT)
+    run.wait_for("starting engines", 120)
+    time.sleep(4.0 if number == signal.SIGINT else 12.0)
+    os.kill(run.process.pid, number)
+    assert run.wait(60) == 130, "".join(run.lines) + run.logs()
+    summary = json.loads((run.run_dir / "summary.json").read_text())
+    assert summary["status"] == "interrupted" and number.name in summary["cause"]
+    assert run.leftovers(5.0) == []

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from configs.load import load
@@ -85,11 +86,13 @@ def config(tmp_path: Path) -> Config:
     ]
     with EventLog.create(tmp_path / "events.log") as log:
         log.append(records)
-    return load(ROOT / "configs" / "base.yaml", [f"run_dir={tmp_path}", f"model.path={tmp_path}"])
+    overrides = [f"run_dir={tmp_path}", f"model.path={tmp_path}", "learner.total_steps=3"]
+    return load(ROOT / "configs" / "base.yaml", overrides)
 
 
 def test_the_summary_is_what_the_log_says(config: Config) -> None:
-    gauges = {"a": {"retrieval/requests": 3.0, "actor/lost_requests": 1.0}, "b": {}}
+    numbers = {"retrieval/requests": 3.0, "actor/lost_requests": 1.0, "sync/updates": 4.0}
+    gauges = {"a": numbers, "b": {}}
     built = summary.build(config, "completed", "completed", 20.0, {"training": 9.0}, gauges)
     assert (built["em_start"], built["em_final"]) == (0.1, 0.9)
     assert built["em_final_by_hops"] == {"1": 0.9, "2": 0.45}
@@ -98,7 +101,14 @@ def test_the_summary_is_what_the_log_says(config: Config) -> None:
     assert (built["staleness_max"], built["train_wall_s"]) == (2, 10.0)
     assert built["dropped_groups_by_cause"] == {"no_signal": 1}
     assert (built["retrieval_requests"], built["lost_requests"]) == (3, 1)
+    assert built["weight_syncs"] == 4
     assert built["rollout_tokens_per_s"] == pytest.approx((3 + 1 + 2) / 10)
+
+
+def test_an_evaluation_before_the_end_is_not_final(config: Config) -> None:
+    longer = structs.replace(config, learner=structs.replace(config.learner, total_steps=9))
+    built = summary.build(longer, "interrupted", "SIGINT", 20.0, {}, {})
+    assert (built["em_start"], built["em_final"]) == (0.1, None)
 
 
 def test_a_run_that_never_started_has_no_numbers(tmp_path: Path) -> None:
