@@ -2,10 +2,10 @@
 
 Consumes the requests of actors, learner and launcher, and what the server notices (`Tick`,
 `PeerLost`); produces records to append and replies to send, in that order. It never blocks: a
-learner that must wait is told whom it waits for (`Wait`) and asks again; leases are pushed as soon
-as any event allows one. Pure code: no socket, clock or file. Durable state changes only through
-`Books.evolve`, so a fold of the log restores it; who is connected (`Roster`) is live, rebuilt by
-each actor's Hello and Ready.
+learner that must wait is told whom it waits for (`Wait`), and the server asks again; leases are
+pushed as soon as any event allows one. Pure code: no socket, clock or file. Durable state changes
+only through `Books.evolve`, so a fold of the log restores it; who is connected (`Roster`) is live,
+rebuilt by each actor's Hello and Ready.
 """
 
 from collections.abc import Iterable, Sequence

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -51,7 +52,7 @@ class Publisher:
     def __init__(
         self, config: WeightSyncConfig, actors: int, incarnation: int, endpoint: str
     ) -> None:
-        self._deadline_s = config.publish_deadline_s
+        self._deadline_s, self._endpoint = config.publish_deadline_s, endpoint
         self._staging = Staging(config.bucket_bytes)
         self._changed = threading.Condition()
         self._waiting_for = ""
@@ -132,6 +133,9 @@ class Publisher:
         self._thread.join(self._deadline_s + 1.0)
         if not self._thread.is_alive():
             self._channel.close()
+            scheme, _, path = self._endpoint.partition("://")
+            if scheme == "ipc":  # ZeroMQ leaves it
+                Path(path).unlink(missing_ok=True)
 
     def _wait(self, reached: Callable[[], bool], deadline_s: float, what: str) -> None:
         with self._changed:
