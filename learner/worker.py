@@ -9,15 +9,22 @@ SIGTERM/SIGINT, after which it saves, commits and leaves.
 import logging
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from configs.load import ConfigError, load, replay_endpoint, weight_sync_endpoint
 from configs.process import begin, make_socket_dir, on_stop
 from configs.schema import Config
 from learner.errors import BadModel, LearnerError
 from learner.stopping import StopRequested, StopSwitch
+from learner.watchdog import phase
 from replay.client import BatchReader
 from replay.protocol import ReplayError
 from weight_sync.protocol import WeightSyncError
+
+if TYPE_CHECKING:  # heavy imports wait until the number of threads is set
+    from learner.metrics import Metrics
+    from learner.run import Run
+    from weight_sync.publisher import Publisher
 
 log = logging.getLogger(__name__)
 INCARNATION = 1
@@ -53,42 +60,25 @@ def work(config: Config, stop: StopSwitch) -> None:
     """Build the collaborators, train, and end the run in order."""
     # Heavy imports come after `begin` has set the number of threads.
     import torch
-    from transformers import AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
     from learner import loop
-    from learner.ema import Ema
-    from learner.engine import Engine
     from learner.metrics import Metrics
-    from learner.probe import draw_probe
-    from learner.run import Run
-    from learner.watchdog import phase
     from weight_sync.publisher import Publisher
 
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(config.learner.threads)
     torch.manual_seed(config.seed)
-    sync = config.weight_sync
+    endpoint = weight_sync_endpoint(config)
     with (
-        Publisher(
-            sync, config.actors.count, INCARNATION, weight_sync_endpoint(config)
-        ) as publisher,
+        Publisher(config.weight_sync, config.actors.count, INCARNATION, endpoint) as publisher,
         _reader(config) as reader,
         Metrics(config.run_dir) as metrics,
     ):
-        with phase("loading the model", config.learner.step_deadline_s):
-            engine = Engine(config)
-            tokenizer = AutoTokenizer.from_pretrained(
-                config.model.path,
-                local_files_only=True,
-                trust_remote_code=config.model.trust_remote_code,
-            )
-        probe = draw_probe(tokenizer, config.seed, sync.probe_tokens)
-        ema = Ema(engine, config.learner.proximal_decay)
-        run = Run(config, engine, ema, tokenizer, probe, reader, publisher, metrics, stop)
+        run = _load(config, reader, publisher, metrics, stop)
         try:
             with stop.interruptible():
-                publisher.wait_for_actors(sync.join_deadline_s)
+                publisher.wait_for_actors(config.weight_sync.join_deadline_s)
             run.publish()
             run.wait_applied()
             reader.resume(run.step)
@@ -98,7 +88,34 @@ def work(config: Config, stop: StopSwitch) -> None:
             log.info("stopping: %s", cause)
         run.save()
         _finish(config, run.step, cause)
-        engine.close()
+        run.engine.close()
+
+
+def _load(
+    config: Config,
+    reader: BatchReader,
+    publisher: "Publisher",
+    metrics: "Metrics",
+    stop: StopSwitch,
+) -> "Run":
+    """The model, its optimiser, tokenizer, EMA and probe, with the collaborators they work with."""
+    from transformers import AutoTokenizer
+
+    from learner.ema import Ema
+    from learner.engine import Engine
+    from learner.probe import draw_probe
+    from learner.run import Run
+
+    with phase("loading the model", config.learner.step_deadline_s):
+        engine = Engine(config)
+        tokenizer = AutoTokenizer.from_pretrained(
+            config.model.path,
+            local_files_only=True,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+    probe = draw_probe(tokenizer, config.seed, config.weight_sync.probe_tokens)
+    ema = Ema(engine, config.learner.proximal_decay)
+    return Run(config, engine, ema, tokenizer, probe, reader, publisher, metrics, stop)
 
 
 def _finish(config: Config, step: int, cause: str) -> None:

@@ -162,9 +162,7 @@ class Resume(Message, frozen=True):
 
 
 class Sample(Message, frozen=True):
-    """Learner at step s asks for the batch of step s + 1, once: replay keeps the question, answers
-    with Wait from time to time and with the Batch (or Stop) as soon as there is one.
-    """
+    """Learner at step s asks, once, for the batch of step s + 1: replay keeps the question."""
 
     incarnation: int
     step: int

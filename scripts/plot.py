@@ -12,6 +12,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 from matplotlib import pyplot
+from matplotlib.axes import Axes
 
 from replay.log import read
 from replay.protocol import EvalResult, ReplayError
@@ -45,18 +46,7 @@ def draw(run_dir: Path) -> Path | None:
         top.plot(steps, sampled, "o--", color=colour, alpha=0.6, label=f"{name}, sampled (T = 1)")
     top.set(ylim=(-0.02, 1.02), ylabel="exact match (held-out)", title=f"{run_dir.resolve().name}")
     top.legend(loc="lower right", frameon=False)
-    bottom.plot(
-        [s for s, _ in reports], [g.get("actor/reward", 0.0) for _, g in reports], color="#444444"
-    )
-    bottom.set(xlabel="step", ylabel="reward of rollouts", ylim=(-0.02, 1.02))
-    stale = bottom.twinx()
-    stale.plot(
-        [s for s, _ in reports],
-        [g.get("replay/staleness", 0.0) for _, g in reports],
-        color="#d9a441",
-    )
-    stale.set_ylabel("staleness (mean)", color="#d9a441")
-    stale.set_ylim(bottom=0)
+    _draw_reports(bottom, reports)
     for axes in (top, bottom):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
@@ -65,6 +55,17 @@ def draw(run_dir: Path) -> Path | None:
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return path
+
+
+def _draw_reports(axes: Axes, reports: list[tuple[int, dict[str, float]]]) -> None:
+    """Reward of the delivered rollouts, and the staleness of what was trained on a second axis."""
+    steps = [step for step, _ in reports]
+    axes.plot(steps, [g.get("actor/reward", 0.0) for _, g in reports], color="#444444")
+    axes.set(xlabel="step", ylabel="reward of rollouts", ylim=(-0.02, 1.02))
+    stale = axes.twinx()
+    stale.plot(steps, [g.get("replay/staleness", 0.0) for _, g in reports], color="#d9a441")
+    stale.set_ylabel("staleness (mean)", color="#d9a441")
+    stale.set_ylim(bottom=0)
 
 
 if __name__ == "__main__":

@@ -109,9 +109,6 @@ def build(
         fold.last_report - fold.first_lease if fold.last_report and fold.first_lease else None
     )
 
-    def fleet_sum(name: str) -> int:
-        return int(sum(gauges.get(name, 0.0) for gauges in fleet.values()))
-
     return {
         "status": status,
         "cause": cause,
@@ -125,20 +122,27 @@ def build(
         "actors": config.actors.count,
         "trajectories_trained": fold.trajectories_trained,
         "tokens_trained": fold.tokens_trained,
-        "rollout_tokens_per_s": _rounded(
-            fold.delivered_tokens / train_wall_s if train_wall_s else None
-        ),
-        "weight_syncs": max((int(g.get("sync/updates", 0)) for g in fleet.values()), default=0),
-        "staleness_mean": _rounded(
-            fold.staleness_sum / fold.tokens_trained if fold.tokens_trained else None, 4
-        ),
+        "rollout_tokens_per_s": _ratio(fold.delivered_tokens, train_wall_s),
+        "staleness_mean": _ratio(fold.staleness_sum, fold.tokens_trained, 4),
         "staleness_max": fold.staleness_max,
         "max_staleness": config.replay.max_staleness,
-        "retrieval_requests": fleet_sum("retrieval/requests"),
-        "retrieval_errors": fleet_sum("retrieval/errors"),
-        "lost_requests": fleet_sum("actor/lost_requests"),
+        **_fleet(fleet),
         "dropped_groups_by_cause": dict(fold.dropped),
         "seed": config.seed,
+    }
+
+
+def _fleet(fleet: dict[str, dict[str, float]]) -> dict[str, int]:
+    """Counts that only the actors know: versions applied by the one with most, sums of the rest."""
+
+    def values(name: str) -> list[int]:
+        return [int(gauges.get(name, 0.0)) for gauges in fleet.values()]
+
+    return {
+        "weight_syncs": max(values("sync/updates"), default=0),
+        "retrieval_requests": sum(values("retrieval/requests")),
+        "retrieval_errors": sum(values("retrieval/errors")),
+        "lost_requests": sum(values("actor/lost_requests")),
     }
 
 
@@ -160,3 +164,7 @@ def _evaluation(when: str, result: EvalResult | None) -> dict[str, Any]:
 
 def _rounded(value: float | None, digits: int = 2) -> float | None:
     return None if value is None else round(value, digits)
+
+
+def _ratio(value: float, per: float | None, digits: int = 2) -> float | None:
+    return _rounded(value / per, digits) if per else None
