@@ -134,9 +134,17 @@ def test_nothing_survives_a_killed_launcher(launch: Callable[..., Run]) -> None:
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
     _, alive = psutil.wait_procs(family, timeout=10)
-    assert [member for member in alive if member.status() != psutil.STATUS_ZOMBIE] == []
+    assert [member for member in alive if living(member)] == []
     assert not ports & listening(None)
     assert not socket_dir(str(run.run_dir)).exists()
+
+
+def living(member: psutil.Process) -> bool:
+    """Whether it runs still, and is not just waiting to be reaped."""
+    try:
+        return member.is_running() and member.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def listening(pids: set[int] | None) -> set[tuple[str, int]]:
