@@ -151,7 +151,7 @@ async def test_versions_tell_which_weights_sampled_each_token(
         asyncio.create_task(sample(policy, prompt, seed=n, max_tokens=200))
         for n, prompt in enumerate(prompts)
     ]
-    await asyncio.sleep(0.3)
+    await sample(policy, [60, 50], max_tokens=20)  # in the same batches: all have begun by its end
     await swap(policy, tmp_path, 17)
     done = await asyncio.gather(*running)
     await swap(policy, spoken_model_path, 0)
