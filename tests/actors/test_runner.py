@@ -107,7 +107,9 @@ async def test_a_stuck_rollout_fails_at_its_deadline(lease_for: Callable[..., Le
     replay = FakeReplay([lease_for(1, 3)])
     runner = make_runner(replay, forever)
     task = asyncio.create_task(runner.run())
-    await asyncio.sleep(0.3)
+    async with asyncio.timeout(10):
+        while not replay.failed:
+            await asyncio.sleep(0.05)
     assert replay.failed == {3: "rollout took over 0.2 s"} and not task.done()
     runner.stop("test")
     await task

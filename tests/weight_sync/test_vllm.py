@@ -147,7 +147,8 @@ async def test_updates_under_load(policy, make_model, tmp_path) -> None:
             )
         )
         for version in range(1, 6):
-            await asyncio.sleep(0.15)
+            # In the same batches: by its end, every completion has gone on by as many tokens.
+            await policy.complete(prompts[0], temperature=1.0, seed=99, max_tokens=12)
             await update(publisher, models, version)
         done = await asyncio.wait_for(completions, 100)
     following.cancel()
