@@ -99,12 +99,19 @@ class Actor:
         async with TrajectoryWriter(endpoint, hello, limits.heartbeat_s, 20.0) as writer:
             writer.gauges = lambda: {"actor/tokens_per_s": 7.0}
             await writer.ready(8, 1, 0)
+            announcing = asyncio.create_task(self.announce(verified, writer))
             while isinstance(lease := await writer.next(), Lease):
                 await sync.serving.wait()
-                while not verified.empty():
-                    await writer.ready(8, *verified.get_nowait())
                 await writer.deliver(self.roll_out(lease))
+            announcing.cancel()
         following.cancel()
+
+    async def announce(
+        self, verified: "asyncio.Queue[tuple[int, int]]", writer: TrajectoryWriter
+    ) -> None:
+        """State every verified version, leases or none: replay may wait for it to lease more."""
+        while True:
+            await writer.ready(8, *await verified.get())
 
     def _layout(self) -> Layout:
         return {n: (tuple(w.shape), dtype_name(w.dtype)) for n, w in self.weights.items()}
