@@ -6,6 +6,7 @@ rule.
 
 import difflib
 import re
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,21 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     value: Any = tree
     for part in field.split("."):
         value = value.get(part.split("[")[0]) if isinstance(value, dict) else value
-    return f"{field} = {value!r}: {what[:1].lower() + what[1:]}"
+    kind = _kind(field)
+    if isinstance(kind, type) and issubclass(kind, Section):  # a section names its own fields
+        return what
+    choices = ""
+    if typing.get_origin(kind) is typing.Literal:
+        choices = f"; choose one of {', '.join(map(repr, typing.get_args(kind)))}"
+    return f"{field} = {value!r}: {what[:1].lower() + what[1:]}{choices}"
+
+
+def _kind(field: str) -> Any:
+    """The declared type of `section.field`."""
+    kind: Any = Config
+    for part in field.split("."):
+        kind = typing.get_type_hints(kind).get(part) if isinstance(kind, type) else None
+    return kind
 
 
 def _check_relations(config: Config) -> None:

@@ -14,6 +14,8 @@ Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+PositiveFloat = Annotated[float, Meta(gt=0.0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
 
 SEARCH_R1_PROMPT = (
     "Answer the given question. You must conduct reasoning inside <think> and </think> first "
@@ -130,30 +132,67 @@ class WeightSyncConfig(Section, frozen=True):
 
 
 class LearnerConfig(Section, frozen=True):
-    """The optimiser, the objective and the cadence of evaluation and checkpoints."""
+    """The optimiser, the objective, its corrections, and the cadence of evaluation and checkpoints.
+
+    Raises ValueError where two fields contradict each other.
+    """
 
     total_steps: NonNegative = 1000
     eval_every: Positive = 50
     checkpoint_every: Positive = 50
-    keep_checkpoints: Positive = 3
-    objective: Literal["grpo"] = "grpo"
-    clip_low: Fraction = 0.2
-    clip_high: Annotated[float, Meta(ge=0.0)] = 0.28
-    behaviour_cap: Annotated[float, Meta(gt=0.0)] = 2.0
+    keep_checkpoints: Positive = 3  # beside the best one
+    objective: Literal["grpo", "cispo", "gspo", "dppo_tv", "reinforce"] = "grpo"
+    clip_low: NonNegativeFloat | None = None  # None: the objective's own (docs/algorithms.md)
+    clip_high: NonNegativeFloat | None = None
+    ratio_cap: Annotated[float, Meta(gt=1.0)] | None = None  # grpo: dual clip; dppo_tv: cap
+    proximal: Literal["ema", "start_of_update", "behaviour"] = "ema"
     proximal_decay: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.8  # per step
-    advantage_std: Literal["none", "group"] = "group"
-    lr: Annotated[float, Meta(ge=0.0)] = 1e-6
-    lr_schedule: Literal["constant", "linear"] = "constant"
+    behaviour_weight: Literal["truncate", "mask", "none"] = "truncate"
+    behaviour_level: Literal["token", "sequence", "geometric"] = "token"
+    behaviour_cap: PositiveFloat = 2.0
+    behaviour_floor: NonNegativeFloat = 0.0
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    advantage_std: Literal["none", "group", "batch"] = "group"
+    reduction: Literal["token_mean", "sequence_mean", "constant_length"] = "token_mean"
+    constant_length_tokens: NonNegative = 0  # the denominator of "constant_length"
+    kl_coef: NonNegativeFloat = 0.0
+    kl_estimator: Literal["k1", "k2", "k3", "k3++"] = "k3++"
+    anchor: Literal["ema", "frozen", "none"] = "none"
+    anchor_tau: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9  # per period
+    anchor_period: Positive = 10  # steps
+    lr: NonNegativeFloat = 1e-6
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegative = 10
+    optimiser: Literal["adamw", "sgd"] = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: Annotated[float, Meta(ge=0.0)] = 0.0
-    max_grad_norm: Annotated[float, Meta(gt=0.0)] = 1.0
-    zero_stage: Annotated[int, Meta(ge=0, le=1)] = 1
-    micro_batch_tokens: Positive = 16384
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+    ranks: Positive = 1
+    rendezvous: str = ""  # empty: a file in the run's own socket directory; else tcp://host:port
+    zero_stage: Annotated[int, Meta(ge=0, le=3)] = 1
+    gradient_checkpointing: bool = False
+    micro_batch_tokens: Positive = 16384  # padded, per forward pass of a rank
+    logprob_chunk_bytes: Positive = 64 << 20  # the largest piece of logits that ever exists
     threads: Positive = 1
     batch_deadline_s: Seconds = 600.0
     eval_deadline_s: Seconds = 600.0
     step_deadline_s: Seconds = 300.0
+
+    def __post_init__(self) -> None:
+        if self.kl_coef and self.anchor == "none":
+            raise ValueError(
+                f"learner.kl_coef = {self.kl_coef!r} needs an anchor: set learner.anchor to 'ema' "
+                "or 'frozen'"
+            )
+        if self.reduction == "constant_length" and not self.constant_length_tokens:
+            raise ValueError(
+                "learner.reduction = 'constant_length' needs learner.constant_length_tokens above 0"
+            )
+        if self.behaviour_floor > self.behaviour_cap:
+            raise ValueError(
+                f"learner.behaviour_floor = {self.behaviour_floor!r} lies above "
+                f"learner.behaviour_cap = {self.behaviour_cap!r}"
+            )
 
 
 class Config(Section, frozen=True):

@@ -17,7 +17,7 @@ from replay.groups import Group
 from replay.protocol import EvalResult, LogError, StepReport
 from replay.questions import Questions
 from replay.records import Record
-from replay.tally import Recent, Tally
+from replay.tally import Tally
 from replay.trajectory import Question
 
 
@@ -142,7 +142,7 @@ class Books:
         group.summaries[fact.sibling] = fact.summary
         if group.kind == "train":
             group.payloads[fact.sibling] = fact.payload
-            self.tally.recent.take(fact.summary)
+            self.tally.deliver(fact.summary)
         else:
             self.evaluations[group.evaluation].delivered += 1
         self._note_missing(group)
@@ -195,7 +195,7 @@ class Books:
         self.batches[fact.step] = fact
         self.last_sampled = self.served = fact.step
         self.unannounced = [s for s in self.unannounced if s not in fact.evaluations]
-        self.tally.recent = Recent()
+        self.tally.sample(self.sampled[group_id] for group_id in fact.group_ids)
 
     @evolve.register
     def _(self, fact: records.Resampled) -> None:

@@ -4,10 +4,39 @@ Consumes facts; produces `gauges() -> dict[str, float]`. A mean over nothing is 
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from replay.groups import Group
 from replay.records import Summary
+
+MOST_SEARCHES = 4  # rollouts with this many searches or more are counted together
+
+
+@dataclass
+class BySearches:
+    """How many train rollouts made n searches, of all delivered and of those sampled for a step.
+
+    Where the two shares differ, what is trained on is biased: groups that are dropped, or still
+    unfinished, are then not like the others.
+    """
+
+    delivered: Counter[int] = field(default_factory=Counter)
+    trained: Counter[int] = field(default_factory=Counter)
+
+    @staticmethod
+    def add(counter: Counter[int], summaries: Iterable[Summary]) -> None:
+        """Count these rollouts."""
+        counter.update(min(summary.searches, MOST_SEARCHES) for summary in summaries)
+
+    def gauges(self) -> dict[str, float]:
+        """Shares by number of searches, of the whole run so far."""
+        return {
+            f"replay/{name}_share_searches_{n}": counter[n] / counter.total()
+            for name, counter in (("delivered", self.delivered), ("trained", self.trained))
+            for n in range(MOST_SEARCHES + 1)
+            if counter.total()
+        }
 
 
 @dataclass
@@ -58,6 +87,18 @@ class Tally:
     returned: int = 0
     zero_streak: int = 0
     recent: Recent = field(default_factory=Recent)
+    by_searches: BySearches = field(default_factory=BySearches)
+
+    def deliver(self, summary: Summary) -> None:
+        """Count one delivered train trajectory."""
+        self.recent.take(summary)
+        self.by_searches.add(self.by_searches.delivered, [summary])
+
+    def sample(self, groups: Iterable[Group]) -> None:
+        """Count the groups of a step; means start again."""
+        for group in groups:
+            self.by_searches.add(self.by_searches.trained, group.summaries.values())
+        self.recent = Recent()
 
     def close(self, group: Group) -> None:
         """Count a train group whose last sibling has come."""
@@ -74,4 +115,7 @@ class Tally:
             "replay/leases_returned": self.returned,
             **{f"replay/dropped_{cause}": n for cause, n in sorted(self.dropped.items())},
         }
-        return {name: float(n) for name, n in counts.items()} | self.recent.gauges()
+        return {name: float(n) for name, n in counts.items()} | self._means()
+
+    def _means(self) -> dict[str, float]:
+        return self.recent.gauges() | self.by_searches.gauges()

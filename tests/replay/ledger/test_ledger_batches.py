@@ -182,6 +182,24 @@ def test_gauges_are_means_since_the_last_batch(scene: Any) -> None:
     assert "actor/reward" not in s.ledger.gauges()
 
 
+def test_what_is_trained_is_compared_with_what_was_delivered_by_number_of_searches(
+    scene: Any,
+) -> None:
+    s = scene(groups_per_step=1, drop_no_signal=True)
+    s.learner()
+    s.actor("a", 100)
+    dropped, trained = s.leased["a"][:2], s.leased["a"][2:4]
+    for lease in list(dropped):
+        s.deliver("a", lease, reward=0.0, searches=9)
+    for lease in list(trained):
+        s.deliver("a", lease, searches=1)
+    s.sample(0)
+    gauges = s.ledger.gauges()
+    shares = [gauges[f"replay/delivered_share_searches_{n}"] for n in range(5)]
+    assert shares == [0.0, 0.5, 0.0, 0.0, 0.5]
+    assert gauges["replay/trained_share_searches_1"] == 1.0
+
+
 def test_a_batch_brings_staleness_and_the_fleets_gauges(scene: Any) -> None:
     s = scene(groups_per_step=1)
     s.learner()
