@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from configs.schema import LearnerConfig
-from learner.advantage import group_advantages
+from learner.advantage import advantages
 from learner.errors import BadBatch
-from learner.packing import MicroBatch, Row, pack, pad, to_row
+from learner.packing import MicroBatch, Row, pack_shares, pad, to_row
+from learner.reduction import row_coefficients
 from replay.codec import decode_trajectory
 from replay.protocol import Batch, CodecError
 from replay.trajectory import Trajectory
@@ -22,41 +23,68 @@ from replay.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """One optimiser step: `action_tokens` is its loss denominator, fixed before any masking.
+    """One rank's share of an optimiser step; the coefficients are those of the whole step's one
+    denominator, so that shares add up.
 
     `step` k is the step it trains: versions ≤ k − 1 sampled it, and training it makes version k.
-    `gauges` holds what is known before the model runs.
+    `gauges` holds what is known before the model runs, of the whole step, in rank 0's share.
     """
 
     step: int
     temperature: float
     micro_batches: tuple[MicroBatch, ...]
-    action_tokens: int
     gauges: dict[str, float]
 
 
 def build(batch: Batch, config: LearnerConfig) -> TrainingBatch:
-    """Decode, check, credit and pack a batch. Raises BadBatch naming the group that is refused."""
+    """Decode, check, credit and pack a batch for one rank. Raises BadBatch naming the group that is
+    refused.
+    """
+    return _build(batch, config, 1)[0]
+
+
+def build_shares(batch: Batch, config: LearnerConfig) -> tuple[TrainingBatch, ...]:
+    """The same for `config.ranks` ranks: balanced by tokens, equally many micro-batches on each."""
+    return _build(batch, config, config.ranks)
+
+
+def _build(batch: Batch, config: LearnerConfig, ranks: int) -> tuple[TrainingBatch, ...]:
     groups = _decode(batch)
-    credit = [group_advantages(_rewards(group), config.advantage_std).tolist() for group in groups]
+    rewards = [_rewards(group) for group in groups]
+    credit = [a.tolist() for a in advantages(rewards, config.baseline, config.advantage_std)]
     trajectories = list(chain.from_iterable(groups))
-    rows = [
-        to_row(trajectory, advantage, batch.step - 1)
-        for trajectory, advantage in zip(trajectories, chain.from_iterable(credit), strict=True)
-    ]
-    packed = pack([len(row) for row in rows], config.micro_batch_tokens)
-    micro_batches = tuple(pad(row_ids, rows) for row_ids in packed)
-    return TrainingBatch(
-        step=batch.step,
-        temperature=_temperature(trajectories),
-        micro_batches=micro_batches,
-        action_tokens=sum(trajectory.action_count for trajectory in trajectories),
-        gauges={
-            **_reward_gauges(trajectories, credit),
-            **_size_gauges(rows, micro_batches),
-            **_staleness_gauges(rows, trajectories),
-        },
+    temperature = _temperature(trajectories)
+    rows = _rows(trajectories, list(chain.from_iterable(credit)), batch.step - 1, config)
+    packed = pack_shares([len(row) for row in rows], config.micro_batch_tokens, ranks)
+    shares = [tuple(pad(row_ids, rows) for row_ids in share) for share in packed]
+    gauges = {
+        **_reward_gauges(trajectories, credit),
+        **_size_gauges(rows, shares),
+        **_staleness_gauges(rows, trajectories),
+    }
+    return tuple(
+        TrainingBatch(batch.step, temperature, share, {} if rank else gauges)
+        for rank, share in enumerate(shares)
     )
+
+
+def _rows(
+    trajectories: Sequence[Trajectory],
+    credit: Sequence[float],
+    newest_version: int,
+    config: LearnerConfig,
+) -> list[Row]:
+    coefficients = row_coefficients(
+        [trajectory.action_count for trajectory in trajectories],
+        config.reduction,
+        config.constant_length_tokens,
+    )
+    return [
+        to_row(trajectory, advantage, newest_version, coefficient)
+        for trajectory, advantage, coefficient in zip(
+            trajectories, credit, coefficients, strict=True
+        )
+    ]
 
 
 def _decode(batch: Batch) -> list[list[Trajectory]]:
@@ -121,14 +149,16 @@ def _reward_gauges(
     }
 
 
-def _size_gauges(rows: Sequence[Row], micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
+def _size_gauges(rows: Sequence[Row], shares: Sequence[Sequence[MicroBatch]]) -> dict[str, float]:
+    """`learner/micro_batches` counts one rank's; `learner/fill` is over all of them."""
     tokens = sum(len(row) for row in rows)
+    padded = sum(micro.tokens.numel() for micro in chain.from_iterable(shares))
     return {
         "learner/sequences": float(len(rows)),
         "learner/tokens": float(tokens),
         "learner/action_tokens": float(sum(int(row.loss_mask.sum()) for row in rows)),
-        "learner/micro_batches": float(len(micro_batches)),
-        "learner/fill": tokens / sum(micro.tokens.numel() for micro in micro_batches),
+        "learner/micro_batches": float(len(shares[0])),
+        "learner/fill": tokens / padded,
     }
 
 

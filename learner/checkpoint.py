@@ -1,69 +1,214 @@
-"""Checkpoints that are whole or absent: `checkpoints/step-N/{model,ema}`, both Hugging Face
-folders.
+"""Checkpoints that are whole or absent: `checkpoints/step-N/{model,ema,[anchor],state}`.
 
-Written under another name, fsynced, then renamed: a reader (or a restart) never meets half of one.
-`ema` is the proximal policy in the training dtype. Each is usable as `model.path`, by transformers
-and by vLLM.
+Consumes a trainer; produces folders, written under another name, fsynced, then renamed: a reader
+(or a restart) never meets half of one. `model`, `ema` and `anchor` are Hugging Face folders, usable
+as `model.path` by transformers and by vLLM; `state` and `checkpoint.json` are what resuming needs.
+Nothing here imports torch, so that a launcher can look too.
 """
 
+import hashlib
+import json
 import os
 import re
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from transformers import PreTrainedTokenizerBase
+import msgspec
 
-from learner.ema import Ema
+from configs.schema import Config
+from learner.errors import BadCheckpoint
 
-if TYPE_CHECKING:  # importing it imports DeepSpeed
-    from learner.engine import Engine
+if TYPE_CHECKING:  # it imports torch
+    from transformers import PreTrainedTokenizerBase
 
+MANIFEST = "checkpoint.json"
+BEST = "best"
 _NAME = re.compile(r"step-(\d+)")
+# Of a model's config.json: says nothing about the shape of the model.
+_INCIDENTAL = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
+
+
+class Exporter(Protocol):
+    """What writes the weights and the state: the trainer."""
+
+    def export(self, folder: Path) -> None:
+        """Write model, averages and state into `folder`."""
+        ...
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`checkpoint.json`: what a checkpoint is of. `replay_position` is the last batch trained."""
+
+    step: int
+    incarnation: int
+    replay_position: int
+    seed: int
+    dtype: str
+    ranks: int
+    zero_stage: int
+    optimiser: str
+    architecture: dict[str, Any]
+    architecture_digest: str
+    config: dict[str, Any]
+
+    @classmethod
+    def of(cls, config: Config, step: int, incarnation: int) -> "Manifest":
+        """The manifest of a checkpoint made now. Raises BadCheckpoint when `model.path` is gone."""
+        architecture = read_architecture(config.model.path)
+        return cls(
+            step=step,
+            incarnation=incarnation,
+            replay_position=step,
+            seed=config.seed,
+            dtype=config.model.dtype,
+            ranks=config.learner.ranks,
+            zero_stage=config.learner.zero_stage,
+            optimiser=config.learner.optimiser,
+            architecture=architecture,
+            architecture_digest=_digest(architecture),
+            config=msgspec.to_builtins(config),
+        )
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A whole checkpoint."""
+
+    folder: Path
+    manifest: Manifest
 
 
 def save(
-    run_dir: str | Path,
+    config: Config,
     step: int,
-    engine: "Engine",
-    ema: Ema,
-    tokenizer: PreTrainedTokenizerBase,
-    keep: int | None = None,
+    trainer: Exporter,
+    tokenizer: "PreTrainedTokenizerBase",
+    incarnation: int = 1,
 ) -> Path:
-    """Write the checkpoint of `step` durably and return its folder; then forget all but the newest
-    `keep`.
-    """
-    parent = Path(run_dir) / "checkpoints"
+    """Write the checkpoint of `step` durably and return its folder."""
+    parent = _parent(config.run_dir)
     parent.mkdir(parents=True, exist_ok=True)
-    for leftover in parent.glob(".writing-*"):
+    for leftover in (*parent.glob(".writing-*"), *parent.glob(".removing-*")):
         shutil.rmtree(leftover)
     writing, final = parent / f".writing-step-{step}", parent / f"step-{step}"
-    engine.model.save_pretrained(writing / "model")
-    with ema.swapped_in(engine):
-        engine.model.save_pretrained(writing / "ema")
-    for name in ("model", "ema"):
-        tokenizer.save_pretrained(writing / name)
+    trainer.export(writing)
+    for model in writing.glob("*/config.json"):
+        tokenizer.save_pretrained(model.parent)
+    manifest = msgspec.json.encode(Manifest.of(config, step, incarnation))
+    (writing / MANIFEST).write_bytes(msgspec.json.format(manifest))
     _sync_tree(writing)
     if final.exists():
-        shutil.rmtree(final)
+        _remove(final)
     writing.rename(final)
     _sync(parent)
-    if keep is not None:
-        for old in _steps(parent)[:-keep]:
-            shutil.rmtree(parent / f"step-{old}")
     return final
 
 
-def newest(run_dir: str | Path) -> Path | None:
-    """The folder of the newest whole checkpoint, or None."""
-    parent = Path(run_dir) / "checkpoints"
+def retain(run_dir: str | Path, keep: int, choose: Callable[[Sequence[int]], int | None]) -> None:
+    """Point `best` to the step that `choose` names of those saved; forget all others but the newest
+    `keep`.
+    """
+    parent = _parent(run_dir)
     steps = _steps(parent)
-    return parent / f"step-{steps[-1]}" if steps else None
+    best = choose(steps)
+    if best is not None:
+        _point(parent / BEST, f"step-{best}")
+    for old in steps[:-keep]:
+        if old != best:
+            _remove(parent / f"step-{old}")
+
+
+def newest(run_dir: str | Path) -> Checkpoint | None:
+    """The newest whole checkpoint, or None. Raises BadCheckpoint when it cannot be read."""
+    steps = _steps(_parent(run_dir))
+    return read(_parent(run_dir) / f"step-{steps[-1]}") if steps else None
+
+
+def read(folder: Path) -> Checkpoint:
+    """The checkpoint in this folder. Raises BadCheckpoint."""
+    try:
+        content = (folder / MANIFEST).read_bytes()
+        return Checkpoint(folder, msgspec.json.decode(content, type=Manifest))
+    except (OSError, msgspec.DecodeError) as error:
+        raise BadCheckpoint(
+            f"checkpoint {str(folder)!r}: {MANIFEST} cannot be read: {error}; to train on from its "
+            f"weights, start a new run with model.path={folder / 'model'}"
+        ) from error
+
+
+def check(checkpoint: Checkpoint, config: Config) -> None:
+    """Raise BadCheckpoint, naming every difference, unless `config` can go on from it."""
+    found = checkpoint.manifest
+    expected = Manifest.of(config, found.step, found.incarnation)
+    names = {
+        "seed": "seed",
+        "dtype": "model.dtype",
+        "ranks": "learner.ranks",
+        "zero_stage": "learner.zero_stage",
+        "optimiser": "learner.optimiser",
+    }
+    values = {
+        field: (getattr(found, name), getattr(expected, name)) for name, field in names.items()
+    }
+    ours, theirs = expected.architecture, found.architecture
+    for key in sorted(ours.keys() | theirs.keys()):
+        values[f"{key} of model.path"] = (theirs.get(key), ours.get(key))
+    differences = [
+        f"{field} = {there!r} there, {here!r} here"
+        for field, (there, here) in values.items()
+        if there != here
+    ]
+    if differences:
+        what = "another architecture" if ours != theirs else "another setting"
+        raise BadCheckpoint(
+            f"checkpoint {str(checkpoint.folder)!r} is of {what}: {'; '.join(differences)}; put "
+            "back the run's own model.path and checkpoints, or start a new run"
+        )
+    state, ranks = checkpoint.folder / "state", range(config.learner.ranks)
+    states = [state / f"rank-{rank}.safetensors" for rank in ranks]
+    if missing := [str(path) for path in states if not path.is_file()]:
+        raise BadCheckpoint(
+            f"checkpoint {str(checkpoint.folder)!r} is not whole: {', '.join(missing)} is missing; "
+            "put it back, or remove the checkpoint"
+        )
+
+
+def read_architecture(model_path: str | Path) -> dict[str, Any]:
+    """What a model's `config.json` says of its shape. Raises BadCheckpoint."""
+    path = Path(model_path) / "config.json"
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BadCheckpoint(f"model.path = {str(model_path)!r}: {path.name}: {error}") from error
+    return {key: content[key] for key in sorted(content) if key not in _INCIDENTAL}
+
+
+def _digest(architecture: dict[str, Any]) -> str:
+    text = json.dumps(architecture, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _parent(run_dir: str | Path) -> Path:
+    return Path(run_dir) / "checkpoints"
 
 
 def _steps(parent: Path) -> list[int]:
     found = (_NAME.fullmatch(path.name) for path in parent.glob("step-*"))
     return sorted(int(match[1]) for match in found if match)
+
+
+def _remove(folder: Path) -> None:
+    removing = folder.with_name(f".removing-{folder.name}")
+    folder.rename(removing)
+    shutil.rmtree(removing)
+
+
+def _point(link: Path, target: str) -> None:
+    draft = link.with_name(f".{link.name}")
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(target)
+    draft.replace(link)
 
 
 def _sync_tree(root: Path) -> None:

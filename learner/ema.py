@@ -1,23 +1,28 @@
 """The proximal policy: a lagged average of the learner's weights, the centre of the trust region.
 
-Consumes the engine's trainable tensors after each step; lends them back through `swapped_in`. The
-master is fp32 whatever the training dtype: in bf16, (1 − decay)·Δ is mostly below half a unit in
-the last place.
+Consumes the engine's fp32 masters after each step, element by element on each rank's own partition;
+lends the averages through `swapped_in`. Its master is fp32 whatever the training dtype: in bf16,
+(1 − decay)·Δ is mostly below half a unit in the last place.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+
+from configs.schema import LearnerConfig
+from learner.shards import Shards
 
 
-class Trainable(Protocol):
-    """What has weights: names to the live parameters, tied ones once."""
+class Sharded(Protocol):
+    """What has weights: this rank's masters, and the way from them to the weights."""
 
-    def trainable(self) -> dict[str, Tensor]:
-        """The trainable tensors by Hugging Face name."""
+    @property
+    def shards(self) -> Shards:
+        """This rank's part."""
         ...
 
 
@@ -29,40 +34,81 @@ class Ema:
     is trained.
     """
 
-    def __init__(self, engine: Trainable, decay: float) -> None:
+    def __init__(self, engine: Sharded, decay: float, period: int = 1) -> None:
+        """`decay` acts once every `period` updates; period 0: never, the weights stay frozen."""
         if not 0.0 <= decay < 1.0:
             raise ValueError(f"EMA decay must be in [0, 1), got {decay!r}")
-        self.decay = decay
+        self.decay, self.period, self.updates = decay, period, 0
         self.master = {
-            name: weight.detach().to(torch.float32, copy=True)
-            for name, weight in engine.trainable().items()
+            name: master.detach().to(torch.float32, copy=True)
+            for name, master in engine.shards.masters().items()
         }
 
+    @property
+    def half_life_steps(self) -> float:
+        """Steps after which the average has taken in half of a change; infinite when frozen."""
+        if not self.period:
+            return math.inf
+        return self.period * math.log(0.5) / math.log(self.decay) if self.decay else 0.0
+
     @torch.no_grad()
-    def update(self, engine: Trainable) -> None:
-        """Take in the weights of the step just made."""
-        weights = engine.trainable()
+    def update(self, engine: Sharded) -> None:
+        """Take in the weights of the step just made, when a period is over."""
+        self.updates += 1
+        if not self.period or self.updates % self.period:
+            return
+        weights = engine.shards.masters()
         for name, master in self.master.items():
             master.lerp_(weights[name].detach().float(), 1.0 - self.decay)
 
     @contextmanager
-    def swapped_in(self, engine: Trainable) -> Iterator[None]:
+    def swapped_in(self, engine: Sharded) -> Iterator[None]:
         """Run the engine on the averaged weights; its own come back bit for bit, whatever happens
         inside.
 
-        Data are copied in place: DeepSpeed's flat buffers alias the parameters, so pointers must
-        not move.
+        Collective: every rank enters and leaves.
         """
-        weights = engine.trainable()
-        own = {name: weight.detach().clone() for name, weight in weights.items()}
+        shards = engine.shards
+        own = shards.own()
         try:
-            _copy_into(weights, self.master)
+            shards.load(self.master)
             yield
         finally:
-            _copy_into(weights, own)
+            shards.load(own)
 
 
-@torch.no_grad()
-def _copy_into(weights: dict[str, Tensor], values: dict[str, Tensor]) -> None:
-    for name, weight in weights.items():
-        weight.copy_(values[name])
+@dataclass(frozen=True)
+class Averages:
+    """The proximal policy, and the KL anchor where one is configured."""
+
+    proximal: Ema
+    anchor: Ema | None
+
+    @classmethod
+    def begin(cls, engine: Sharded, config: LearnerConfig) -> "Averages":
+        """Both start from the weights that the engine has now."""
+        anchor = None
+        if config.anchor != "none":
+            period = config.anchor_period if config.anchor == "ema" else 0
+            anchor = Ema(engine, config.anchor_tau, period)
+        return cls(Ema(engine, config.proximal_decay), anchor)
+
+    def update(self, engine: Sharded) -> None:
+        """Take in the weights of the step just made."""
+        for average in self.all().values():
+            average.update(engine)
+
+    def all(self) -> dict[str, Ema]:
+        """The averages there are, by the name of their checkpoint folder."""
+        return {"ema": self.proximal} | ({} if self.anchor is None else {"anchor": self.anchor})
+
+    def gauges(self, staleness: float = 0.0) -> dict[str, float]:
+        """Half-lives in steps and, with the tokens' mean `staleness` above 0, in units of it."""
+        found = {}
+        for name, average in self.all().items():
+            if average.period:
+                half_life = average.half_life_steps
+                found[f"learner/{name}_half_life_steps"] = half_life
+                if staleness > 0.0:
+                    found[f"learner/{name}_half_life_staleness"] = half_life / staleness
+        return found

@@ -1,8 +1,9 @@
 """DeepSpeed behind one small class: nothing else in the project knows how a step is made.
 
-Consumes micro-batches and losses; produces weights. One rank here, ZeRO 0 or 1; the process group
-is gloo over an in-process store, so no rendezvous port exists (gloo itself listens on loopback
-while the engine lives).
+Consumes micro-batches and losses; produces weights. ZeRO 0 to 3 on any number of ranks; every
+method but `close` is collective. Gradients of shares are summed over micro-batches and ranks. One
+rank by itself needs no rendezvous (gloo itself listens on loopback while the engine lives); several
+join their group first.
 """
 
 import contextlib
@@ -10,17 +11,23 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor, distributed
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from configs.schema import Config
+from configs.schema import Config, LearnerConfig
+from learner.diagnostics import TokenFacts
 from learner.errors import BadModel
+from learner.exchange import gather_facts
+from learner.head import ChunkLoss
 from learner.model import TokenScorer, TokenScores, load_model
 from learner.packing import MicroBatch
+from learner.shards import Partitioned, Scattered, Shards, Whole
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -33,70 +40,116 @@ _ds_logger.propagate = True
 _ds_logger.setLevel(logging.ERROR)
 
 
+def join(store: distributed.Store, rank: int, config: LearnerConfig) -> None:
+    """Make this process a rank of `learner.ranks`; a collective of more than `step_deadline_s`
+    raises.
+    """
+    with _quietly(local=not config.rendezvous):
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=store,
+            rank=rank,
+            world_size=config.ranks,
+            timeout=timedelta(seconds=config.step_deadline_s),
+        )
+
+
 class Engine:
     """The model in training and its optimiser. One per process: `close()` before making another."""
 
     def __init__(self, config: Config, model_path: str | None = None) -> None:
-        """Load `model_path` (default `model.path`). Raises BadModel, also when ZeRO is above 1."""
+        """Load `model_path` (default `model.path`). Raises BadModel, also when this process is not
+        one of `learner.ranks`.
+        """
         learner = config.learner
-        if learner.zero_stage > 1:
-            raise BadModel(f"learner.zero_stage = {learner.zero_stage!r}: 0 and 1 are supported")
+        if not distributed.is_initialized() and learner.ranks == 1:
+            join(distributed.HashStore(), 0, learner)
+        found = distributed.get_world_size() if distributed.is_initialized() else 1
+        if found != learner.ranks:
+            raise BadModel(
+                f"learner.ranks = {learner.ranks!r}, but this process is one of {found}: start "
+                "every rank (`python -m learner.worker CONFIG --rank R`)"
+            )
+        self.rank, self.ranks = distributed.get_rank(), learner.ranks
         model_config = config.model
         if model_path is not None:
             model_config = msgspec.structs.replace(model_config, path=model_path)
         self.model: PreTrainedModel = load_model(model_config)
-        scorer = TokenScorer(self.model)
-        optimiser = torch.optim.AdamW(
-            [weight for weight in scorer.parameters() if weight.requires_grad],
-            lr=learner.lr,
-            betas=learner.betas,
-            weight_decay=learner.weight_decay,
-        )
-        with contextlib.redirect_stdout(sys.stderr), _alone():
-            if not distributed.is_initialized():
-                backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-                store = distributed.HashStore()
-                distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+        if learner.gradient_checkpointing:
+            _checkpoint_gradients(self.model)
+        self._stage, self._bf16 = learner.zero_stage, config.model.dtype == "bfloat16"
+        scorer = TokenScorer(self.model, learner.logprob_chunk_bytes)
+        self._trainable = {n: w for n, w in self.model.named_parameters() if w.requires_grad}
+        self._life = contextlib.ExitStack()
+        if self._stage == 3:  # asks for the launcher's variable at every forward pass
+            self._life.enter_context(_variables(_local_rank()))
+        with _quietly(local=not learner.rendezvous):
             self._engine, self._optimiser, _, _ = deepspeed.initialize(
                 model=scorer,
-                optimizer=optimiser,
+                optimizer=_make_optimiser(list(self._trainable.values()), learner),
                 config=_deepspeed_config(config),
                 dist_init_required=False,
             )
-        self._trainable = {n: w for n, w in self.model.named_parameters() if w.requires_grad}
-        self._zero_stage = learner.zero_stage
+        self._norm: Tensor | None = None
+        if self._clips_itself:
+            self._max_norm = learner.max_grad_norm
+            self._optimiser.register_step_pre_hook(self._clip)
+        self.shards: Shards = self._find_shards()
         self.device = self._engine.device
 
+    @torch.no_grad()
     def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
-        """Log-probs (with gradient, where enabled) and entropies of the action tokens."""
-        scores: TokenScores = self._engine(
-            micro.tokens.to(self.device), micro.loss_mask.to(self.device), temperature
-        )
-        return scores
+        """Log-probs and entropies of the action tokens, without gradient."""
+        logprobs, entropy, _ = self._engine(micro.tokens, micro.loss_mask, temperature)
+        return TokenScores(logprobs, entropy)
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a share of the step's loss; shares are summed, never averaged."""
-        self._engine.backward(loss)
+    def accumulate(self, micro: MicroBatch, temperature: float, loss: ChunkLoss) -> TokenScores:
+        """Add the gradient of this share of the step's loss (shares are summed, never averaged);
+        return the scores it was made from.
+        """
+        logprobs, entropy, value = self._engine(micro.tokens, micro.loss_mask, temperature, loss)
+        # DeepSpeed can sum over ranks, except at stage 3, where it always averages.
+        self._engine.backward(value * self.ranks if self._stage == 3 else value)
+        return TokenScores(logprobs, entropy)
 
     def step(self, lr: float) -> float:
-        """Clip, step, clear the gradients; returns the gradient's norm before clipping."""
+        """Clip, step, clear the gradients; returns the norm of the whole gradient before clipping.
+
+        A gradient that is not finite gives a norm that is not finite.
+        """
         for group in self._optimiser.param_groups:
             group["lr"] = lr
-        norm = None
-        if self._zero_stage == 0:  # DeepSpeed then clips but keeps no norm
-            gradients = [w.grad for w in self._trainable.values() if w.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients)
         self._engine.step()
-        return float(self._engine.get_global_grad_norm() if norm is None else norm)
+        return float(self._engine.get_global_grad_norm() if self._norm is None else self._norm)
+
+    def gather(self, facts: list[TokenFacts]) -> list[TokenFacts]:
+        """The facts of all ranks, in the order of ranks, on every rank."""
+        return gather_facts(facts, self.device) if self.ranks > 1 else facts
 
     def trainable(self) -> dict[str, Tensor]:
-        """The live trainable parameters by Hugging Face name, tied ones once."""
+        """The live trainable parameters by Hugging Face name, tied ones once; empty at stage 3."""
         return self._trainable
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every weight by Hugging Face name, also where it is scattered."""
+        return {
+            name: tuple(getattr(weight, "ds_shape", weight.shape))
+            for name, weight in self.model.named_parameters()
+        }
+
+    def optimiser_state(self) -> dict[Tensor, dict[str, Any]]:
+        """The optimiser's live state by master tensor: what `shards.masters()` lists."""
+        base = getattr(self._optimiser, "optimizer", self._optimiser)
+        state: dict[Tensor, dict[str, Any]] = base.state
+        return state
+
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by Hugging Face name, tied ones once, detached but not copied."""
+        """Every weight by Hugging Face name, tied ones once, detached but not copied; at stage 3
+        each is gathered when its turn comes.
+        """
         for name, weight in self.model.named_parameters():
-            yield name, weight.detach()
+            with self._whole(weight):
+                yield name, weight.detach()
 
     @torch.no_grad()
     def probe(self, tokens: Sequence[int]) -> list[float]:
@@ -104,37 +157,118 @@ class Engine:
         row = torch.tensor([list(tokens)], device=self.device)
         mask = torch.ones_like(row, dtype=torch.bool)
         mask[:, 0] = False
-        scores = self._engine(row, mask, 1.0)
-        values: list[float] = scores.logprobs[0, 1:].tolist()
+        logprobs, _, _ = self._engine(row, mask, 1.0)
+        values: list[float] = logprobs.tolist()
         return values
 
     def close(self) -> None:
         """Release DeepSpeed; the process group stays, because DeepSpeed keeps handles on it."""
         self._engine.destroy()
+        self._life.close()
+
+    @property
+    def _clips_itself(self) -> bool:
+        # Without an optimiser of its own DeepSpeed clips but keeps no norm.
+        return self._stage == 0 and not self._bf16
+
+    def _clip(self, *_: object) -> None:
+        weights = self._trainable.values()
+        self._norm = torch.nn.utils.clip_grad_norm_(weights, self._max_norm)
+
+    def _find_shards(self) -> Shards:
+        optimiser = self._optimiser
+        if self._clips_itself:
+            return Whole(self._trainable)
+        if self._stage == 0:
+            masters = dict(zip(self._trainable, optimiser.fp32_groups[0], strict=True))
+            # DeepSpeed made the moments by a step without gradient, which decays and counts.
+            optimiser.optimizer.state.clear()
+            for name, weight in self._trainable.items():
+                masters[name].data.copy_(weight)
+            return Whole(self._trainable, masters)
+        if self._stage == 3:
+            return Scattered(
+                optimiser.fp32_partitioned_groups_flat,
+                optimiser.fp16_partitioned_groups_flat,
+                optimiser.parameter_offload.partition_all_parameters,
+            )
+        if self._stage == 1 and self._bf16:
+            masters, flats = optimiser.fp32_groups_flat_partition, optimiser.bf16_groups_flat
+            parts = optimiser.bf16_partitioned_groups
+        else:
+            masters, flats = optimiser.single_partition_of_fp32_groups, optimiser.bit16_groups_flat
+            parts = optimiser.parallel_partitioned_bit16_groups
+        return Partitioned(masters, flats, [group[self.rank] for group in parts])
+
+    def _whole(self, weight: Tensor) -> contextlib.AbstractContextManager[Any]:
+        if self._stage == 3:
+            return deepspeed.zero.GatheredParameters([weight])  # type: ignore[no-any-return]
+        return contextlib.nullcontext()
+
+
+def _make_optimiser(weights: list[Tensor], config: LearnerConfig) -> torch.optim.Optimizer:
+    if config.optimiser == "sgd":
+        return torch.optim.SGD(weights, lr=config.lr, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(
+        weights, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+    )
+
+
+def _checkpoint_gradients(model: PreTrainedModel) -> None:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        # Layers recompute only in training mode; what is inside them stays without dropout.
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
 
 
 def _deepspeed_config(config: Config) -> dict[str, Any]:
-    return {
+    learner, bf16 = config.learner, config.model.dtype == "bfloat16"
+    settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         # The number of micro-batches varies: step() is the boundary, and losses are already shares.
         "managed_gradient_accumulation": False,
-        "gradient_clipping": config.learner.max_grad_norm,
-        "zero_optimization": {"stage": config.learner.zero_stage},
+        "gradient_clipping": learner.max_grad_norm,
+        "zero_optimization": {
+            "stage": learner.zero_stage,
+            # Small tensors would stay gathered and never see a swap.
+            "stage3_param_persistence_threshold": 0,
+        },
         "zero_allow_untested_optimizer": True,
-        "bf16": {"enabled": config.model.dtype == "bfloat16"},
+        "bf16": {"enabled": bf16, "check_grad_overflow": True},
         "steps_per_print": None,
     }
+    if learner.zero_stage < 3:
+        settings["gradient_allreduce_op"] = "sum"
+    if learner.zero_stage == 0 and not bf16:
+        settings["gradient_clipping"] = 0.0
+    if learner.zero_stage and bf16:
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    return settings
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """One rank by itself: no launcher's variables, nothing compiled, no listener on the network."""
-    # DeepSpeed would compile shared-memory collectives at first use; one rank shares with nobody.
+def _quietly(local: bool) -> Iterator[None]:
+    """No launcher's variables, nothing compiled, nothing on stdout; with all ranks on this machine,
+    no listener on the network.
+    """
+    # DeepSpeed would compile shared-memory collectives at first use.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    variables = {"LOCAL_RANK": "0"}
-    if sys.platform == "linux":
+    variables = _local_rank()
+    if local and sys.platform == "linux":
         variables["GLOO_SOCKET_IFNAME"] = "lo"  # gloo opens a listener per group even for one rank
+    with _variables(variables), contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def _local_rank() -> dict[str, str]:
+    rank = distributed.get_rank() if distributed.is_initialized() else 0
+    return {"LOCAL_RANK": str(rank % max(torch.cuda.device_count(), 1))}
+
+
+@contextlib.contextmanager
+def _variables(variables: dict[str, str]) -> Iterator[None]:
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:

@@ -2,47 +2,83 @@
 
 behaviour_ratio w = exp(proximal − behaviour) corrects for *how old* a token is; policy_ratio, in
 the objective, limits *how far* one update moves. Each enters the loss exactly once (AReaL, arXiv
-2505.24298). All tensors are float[B, T] aligned with the tokens, masks bool[B, T]; nothing here has
-a gradient.
+2505.24298). Tensors are float[N] over the action tokens of a micro-batch, `rows` int64[N] says
+whose each is, `usable` bool[N] which have a finite ratio; nothing here has a gradient.
 """
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
+Level = Literal["token", "sequence", "geometric"]
+Rule = Literal["truncate", "mask", "none"]
 
 
-def finite_mask(behaviour_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
-    """bool[B, T]: the action tokens whose recorded log-prob is a number; the others cannot be
-    weighted.
+def log_ratio(numerator: Tensor, denominator: Tensor, usable: Tensor) -> Tensor:
+    """float[N]: numerator − denominator where usable, else 0, detached and not clamped.
+
+    Unusable positions may hold NaN or inf: they are replaced before any sum can spread them.
     """
-    return loss_mask & behaviour_logprobs.isfinite()
+    return torch.where(usable, numerator - denominator, 0.0).detach()
 
 
-def behaviour_ratio(
-    proximal_logprobs: Tensor,
-    behaviour_logprobs: Tensor,
-    mask: Tensor,
-    cap: float | None = None,
+def sequence_sums(values: Tensor, rows: Tensor) -> Tensor:
+    """float[B]: the sum of `values` over each sequence, B up to the last that has tokens."""
+    count = int(rows.max()) + 1 if len(rows) else 0
+    return values.new_zeros(count).index_add(0, rows, values)
+
+
+def sequence_means(values: Tensor, rows: Tensor, usable: Tensor) -> Tensor:
+    """float[B]: the mean of `values` over each sequence's usable tokens, 0 where it has none.
+
+    `values` are 0 where not usable: a token without a ratio is left out, not counted as ratio 1.
+    """
+    return sequence_sums(values, rows) / sequence_sums(usable.to(values), rows).clamp(min=1.0)
+
+
+def behaviour_ratio(log_ratios: Tensor, rows: Tensor, usable: Tensor, level: Level) -> Tensor:
+    """float[N]: the untruncated ratio of each token, or of its sequence (product, or geometric
+    mean).
+
+    The logarithm is clamped to ±20 before `exp`. Raises ValueError on an unknown level.
+    """
+    if level == "sequence":
+        log_ratios = sequence_sums(log_ratios, rows)[rows]
+    elif level == "geometric":
+        log_ratios = sequence_means(log_ratios, rows, usable)[rows]
+    elif level != "token":
+        raise ValueError(
+            f"learner.behaviour_level = {level!r}: one of 'token', 'sequence', 'geometric'"
+        )
+    return log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def behaviour_weights(
+    ratios: Tensor, usable: Tensor, *, rule: Rule, floor: float, cap: float
 ) -> Tensor:
-    """float[B, T]: min(exp(proximal − behaviour), cap) where mask, else 0; detached.
+    """float[N]: what multiplies each token's loss, once; 0 where not usable.
 
-    The log-ratio is clamped to ±20 before `exp`. `cap` None leaves it untruncated (for
-    diagnostics). Truncated importance sampling: Yao et al. 2025; `cap` is its C.
+    "truncate": clamp(ratio, floor, cap) (truncated importance sampling, Yao et al. 2025; `cap` is
+    its C). "mask": ratio within [floor, cap], else 0 (IcePop). "none": 1. Raises ValueError on
+    another rule.
     """
-    # Masked positions may hold NaN or inf: zero the difference first, because 0 * inf is NaN.
-    difference = torch.where(mask, proximal_logprobs - behaviour_logprobs, 0.0).detach()
-    ratio = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    if cap is not None:
-        ratio = ratio.clamp(max=cap)
-    return torch.where(mask, ratio, 0.0)
+    if rule == "truncate":
+        weights = ratios.clamp(floor, cap)
+    elif rule == "mask":
+        weights = torch.where((ratios >= floor) & (ratios <= cap), ratios, 0.0)
+    elif rule == "none":
+        weights = torch.ones_like(ratios)
+    else:
+        raise ValueError(f"learner.behaviour_weight = {rule!r}: one of 'truncate', 'mask', 'none'")
+    return torch.where(usable, weights, 0.0)
 
 
-def effective_sample_size(ratio: Tensor, mask: Tensor) -> Tensor:
-    """Scalar in (0, 1]: (Σ w)² / (N Σ w²) over the N masked tokens; 1 when all weights are equal,
-    NaN if N = 0.
+def effective_sample_size(weights: Tensor) -> Tensor:
+    """Scalar in (0, 1]: (Σ w)² / (N Σ w²); 1 when all are equal, NaN if N = 0.
 
-    Give it untruncated weights: truncation flatters the number.
+    Only relative size counts. Give it untruncated weights too: truncation flatters the number.
     """
-    weights = ratio[mask].double()
+    weights = weights.double()
     return weights.sum().square() / (weights.numel() * weights.square().sum())

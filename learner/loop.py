@@ -1,9 +1,8 @@
-"""The training loop: sample → update → publish → checkpoint → log.
+"""The training loop: sample → update → publish → log → checkpoint.
 
 Consumes batches from replay; produces versions, checkpoints and numbers through its collaborators.
-Waits for replay (a batch, an evaluation) and for actors to apply the last version, each with a
-deadline; unblocked by trajectories, by Stop, by a signal, or by the error that names who did not
-answer.
+Waits for replay (a batch, an evaluation) and for actors to apply a version, each with a deadline;
+unblocked by trajectories, by Stop, by a signal, or by the error that names who did not answer.
 """
 
 from learner.run import Run
@@ -17,18 +16,16 @@ def train(run: Run) -> str:
     goes on. Raises StopRequested on a signal, and what the collaborators raise.
     """
     learner = run.config.learner
-    result = run.evaluate(wait=True)
+    run.evaluate_due()
     while run.step < learner.total_steps:
         batch = run.sample()
         if isinstance(batch, Stop):
             return batch.cause
         gauges = run.learn(batch)
         run.publish()
-        run.checkpoint()
         run.log(batch, gauges)
-        if run.step == learner.total_steps:
-            run.wait_applied()
-            result = run.evaluate(wait=True)
-        elif run.step % learner.eval_every == 0:
+        run.checkpoint()
+        if run.step < learner.total_steps and run.step % learner.eval_every == 0:
             run.evaluate(wait=False)
-    return "completed" if result is not None else "stopped during the last evaluation"
+    run.wait_applied()
+    return "completed" if run.evaluate(wait=True) else "stopped during the last evaluation"

@@ -79,6 +79,10 @@ class Metrics:
     def evaluation(self, result: EvalResult) -> None:
         """Write an evaluation at its step."""
         self.write(result.step, evaluation_gauges(result))
+        self.flush()
+
+    def flush(self) -> None:
+        """Hand everything to the operating system: what is flushed outlives this process."""
         self._writer.flush()
 
     def close(self) -> None:

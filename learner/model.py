@@ -14,13 +14,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from configs.schema import ModelConfig
 from learner.errors import BadModel
+from learner.head import CHUNK_BYTES, ChunkLoss, LogProbHead
 
 
 class TokenScores(NamedTuple):
-    """Both float32[B, T], aligned with the tokens (column t scores token t), 0 off the mask.
+    """Both float32[N] over the action tokens, in the order in which the mask lists them, detached.
 
-    `logprobs` has a gradient, `entropy` (of the distribution the token was drawn from, nats) has
-    none.
+    `entropy` is of the distribution the token was drawn from, in nats.
     """
 
     logprobs: Tensor
@@ -28,23 +28,30 @@ class TokenScores(NamedTuple):
 
 
 class TokenScorer(nn.Module):
-    """Wraps a causal LM so that one forward call makes `TokenScores` (and DeepSpeed sees one
+    """Wraps a causal LM so that one forward call scores action tokens (and DeepSpeed sees one
     module).
     """
 
-    def __init__(self, causal_lm: PreTrainedModel) -> None:
+    def __init__(self, causal_lm: PreTrainedModel, chunk_bytes: int = CHUNK_BYTES) -> None:
+        """`chunk_bytes` (`learner.logprob_chunk_bytes`) bounds the logits that exist at a time."""
         super().__init__()
         self.causal_lm = causal_lm
+        self.head = LogProbHead(causal_lm.get_output_embeddings(), chunk_bytes)
 
-    def forward(self, tokens: Tensor, loss_mask: Tensor, temperature: float) -> TokenScores:
-        """Score the tokens where `loss_mask`; int64[B, T], bool[B, T], right-padded."""
+    def forward(
+        self, tokens: Tensor, loss_mask: Tensor, temperature: float, loss: ChunkLoss | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Log-probs and entropies float32[N] of the tokens where `loss_mask`, detached, and with
+        `loss` its value, the only one with a gradient.
+
+        tokens int64[B, T] and loss_mask bool[B, T] are right-padded. Without any action token
+        (N = 0) the value is 0 and every gradient too, so that ranks stay in step.
+        """
         # Right padding lies in the future of every real token: causal attention needs no other
         # mask.
         hidden = self.causal_lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
         predicts = loss_mask[:, 1:]  # position t − 1 predicts token t
-        logits = self.causal_lm.get_output_embeddings()(hidden[:, :-1][predicts])
-        scores = score_logits(logits, tokens[:, 1:][predicts], temperature)
-        return TokenScores(*(_scatter(values, loss_mask) for values in scores))
+        return self.head(hidden[:, :-1][predicts], tokens[:, 1:][predicts], temperature, loss)
 
 
 def score_logits(logits: Tensor, targets: Tensor, temperature: float) -> TokenScores:
@@ -86,16 +93,13 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
 
 @torch.no_grad()
 def _check_head(model: PreTrainedModel, path: str) -> None:
-    """Refuse models that scale or cap logits after the head: they would be scored wrongly."""
+    """Refuse models whose logits are not a linear layer's own: they would be scored wrongly."""
     tokens = torch.arange(8).unsqueeze(0) % model.config.vocab_size
     whole = model(input_ids=tokens, use_cache=False).logits
     hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-    if not torch.equal(whole, model.get_output_embeddings()(hidden)):
+    head = model.get_output_embeddings()
+    if not torch.equal(whole, functional.linear(hidden, head.weight, head.bias)):
         raise BadModel(
             f"model.path = {path!r}: {type(model).__name__} changes its logits after the head "
             "(scaling or soft-capping), which the learner does not reproduce; use another model"
         )
-
-
-def _scatter(values: Tensor, mask: Tensor) -> Tensor:
-    return values.new_zeros(mask.shape).masked_scatter(mask, values)

@@ -1,5 +1,9 @@
-"""Trajectories → flat sequences → padded micro-batches under a token budget. Pure."""
+"""Trajectories → flat sequences → shares of the ranks → padded micro-batches under a token budget.
 
+Pure and deterministic: the same rows give the same micro-batches in the same order.
+"""
+
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,8 +14,8 @@ from torch import Tensor
 
 from replay.trajectory import Trajectory
 
-# A micro-batch ends where the next row is shorter than this share of its longest: little padding.
-SHORTEST_SHARE = 0.85
+# A micro-batch ends where the next row would make padding more than a tenth of it.
+LEAST_FILL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class Row:
     behaviour_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float32]
     staleness: NDArray[np.int32]
+    coefficient: float  # what multiplies each of its token losses
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -37,7 +42,7 @@ class MicroBatch:
     """Rows that go through the model together, right-padded with zeros.
 
     `behaviour_logprobs` may be non-finite on `loss_mask`. `row_ids` index the batch's trajectories
-    in (group, sibling) order.
+    in (group, sibling) order; -1 is no trajectory: a rank without one left runs the model on zeros.
     """
 
     row_ids: Tensor  # int64[B]
@@ -46,9 +51,31 @@ class MicroBatch:
     behaviour_logprobs: Tensor  # float32[B, T]
     advantages: Tensor  # float32[B, T]
     staleness: Tensor  # int32[B, T]
+    coefficients: Tensor  # float32[B]
+
+    @property
+    def rows(self) -> Tensor:
+        """int64[N]: the row of each action token, in the order in which the mask lists them."""
+        return self.loss_mask.nonzero()[:, 0]
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """The same on a device."""
+        return MicroBatch(*(getattr(self, name).to(device) for name in self.__slots__))
 
 
-def to_row(trajectory: Trajectory, advantage: float, newest_version: int) -> Row:
+_NOTHING = Row(
+    tokens=np.zeros(2, np.int64),
+    loss_mask=np.zeros(2, np.bool_),
+    behaviour_logprobs=np.zeros(2, np.float32),
+    advantages=np.zeros(2, np.float32),
+    staleness=np.zeros(2, np.int32),
+    coefficient=0.0,
+)
+
+
+def to_row(
+    trajectory: Trajectory, advantage: float, newest_version: int, coefficient: float
+) -> Row:
     """Lay a trajectory out; its action segments are the loss mask."""
     tokens = trajectory.tokens.astype(np.int64)
     row = Row(
@@ -57,6 +84,7 @@ def to_row(trajectory: Trajectory, advantage: float, newest_version: int) -> Row
         behaviour_logprobs=np.zeros(len(tokens), np.float32),
         advantages=np.zeros(len(tokens), np.float32),
         staleness=np.zeros(len(tokens), np.int32),
+        coefficient=coefficient,
     )
     start = len(trajectory.prompt_tokens)
     for turn in trajectory.turns:
@@ -69,26 +97,67 @@ def to_row(trajectory: Trajectory, advantage: float, newest_version: int) -> Row
     return row
 
 
-def pack(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Indices in micro-batches, longest first, each of at most `budget_tokens` padded tokens.
+def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Indices per rank, longest first; the ranks' sums differ by at most the longest row.
 
-    A row longer than the budget goes alone. Equal lengths keep their order: packing is
-    deterministic.
+    Each row goes to the rank with the fewest tokens so far (longest processing time first).
+    """
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [(0, rank) for rank in range(ranks)]
+    for index in _longest_first(lengths):
+        tokens, rank = loads[0]
+        shares[rank].append(index)
+        heapq.heapreplace(loads, (tokens + lengths[index], rank))
+    return shares
+
+
+def pack(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
+    """Indices in micro-batches, longest first, each of at most `budget_tokens` padded tokens and
+    filled to at least LEAST_FILL.
+
+    A row longer than the budget goes alone. Equal lengths keep their order.
     """
     packed: list[list[int]] = []
-    longest = 0
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        full = packed and (len(packed[-1]) + 1) * longest > budget_tokens
-        if not packed or full or lengths[index] < SHORTEST_SHARE * longest:
+    longest = tokens = 0
+    for index in _longest_first(lengths):
+        padded = longest * (len(packed[-1]) + 1) if packed else 0
+        if not packed or padded > budget_tokens or tokens + lengths[index] < LEAST_FILL * padded:
             packed.append([])
-            longest = lengths[index]
+            longest, tokens = lengths[index], 0
         packed[-1].append(index)
+        tokens += lengths[index]
     return packed
 
 
+def pack_shares(lengths: Sequence[int], budget_tokens: int, ranks: int) -> list[list[list[int]]]:
+    """Micro-batches of indices per rank, equally many on each: ranks meet in every one of them.
+
+    A rank with fewer halves its widest; where no row is left to part with, an empty one follows.
+    """
+    shares = []
+    for dealt in deal(lengths, ranks):
+        packed = pack([lengths[i] for i in dealt], budget_tokens)
+        shares.append([[dealt[i] for i in indices] for indices in packed])
+    count = max(len(share) for share in shares)
+    for share in shares:
+        while len(share) < count:
+            widest = max(range(len(share)), key=lambda i: len(share[i]), default=0)
+            indices = share[widest] if share else []
+            if len(indices) > 1:
+                half = len(indices) // 2
+                share[widest : widest + 1] = [indices[:half], indices[half:]]
+            else:
+                share.append([])
+    return shares
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lambda i: -lengths[i])
+
+
 def pad(row_ids: Sequence[int], rows: Sequence[Row]) -> MicroBatch:
-    """The rows of these indices as one micro-batch."""
-    chosen = [rows[i] for i in row_ids]
+    """The rows of these indices as one micro-batch; without any, one row of nothing trained."""
+    chosen = [rows[i] for i in row_ids] or [_NOTHING]
     longest = max(len(row) for row in chosen)
 
     def stack(name: str) -> Tensor:
@@ -98,10 +167,11 @@ def pad(row_ids: Sequence[int], rows: Sequence[Row]) -> MicroBatch:
         return torch.from_numpy(padded)
 
     return MicroBatch(
-        row_ids=torch.tensor(list(row_ids)),
+        row_ids=torch.tensor(list(row_ids) or [-1]),
         tokens=stack("tokens"),
         loss_mask=stack("loss_mask"),
         behaviour_logprobs=stack("behaviour_logprobs"),
         advantages=stack("advantages"),
         staleness=stack("staleness"),
+        coefficients=torch.tensor([row.coefficient for row in chosen]),
     )

@@ -13,19 +13,18 @@ from transformers import PreTrainedTokenizerBase
 
 from configs.schema import Config
 from learner import checkpoint
-from learner.batch import build
-from learner.ema import Ema
+from learner.batch import build_shares
 from learner.errors import BadBatch
+from learner.evaluations import Evaluations
 from learner.metrics import Metrics, aggregate
 from learner.stopping import StopSwitch
-from learner.update import update
 from learner.watchdog import phase
 from replay.client import BatchReader
 from replay.protocol import Batch, EvalResult, Stop
 from weight_sync.publisher import Publisher
 
 if TYPE_CHECKING:  # importing it imports DeepSpeed
-    from learner.engine import Engine
+    from learner.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +35,39 @@ PHASES_TO_APPLY = 6
 
 @dataclass
 class Run:
-    """`step` is how many steps are completed, and so the version of the engine's weights."""
+    """`step` is how many steps are completed, and so the version of the trainer's weights.
+
+    Up to `again_until` the batches are recorded ones, trained again; nothing is published before.
+    `saved` is the newest step with a durable checkpoint; the starting weights are one.
+    """
 
     config: Config
-    engine: "Engine"
-    ema: Ema
+    trainer: "Trainer"
     tokenizer: PreTrainedTokenizerBase
     probe: tuple[int, ...]
     reader: BatchReader
     publisher: Publisher
     metrics: Metrics
+    evaluations: Evaluations
+    incarnation: int = 1
     stop: StopSwitch = field(default_factory=StopSwitch)
     step: int = 0
-    unfinished: set[int] = field(default_factory=set)  # evaluations asked for, without result
-    saved: int = 0  # the newest step with a durable checkpoint; the starting weights are one
+    saved: int = 0
+    again_until: int = 0
+    serving: bool = False  # every actor has, or had, verified weights of this learner
+
+    def begin(self) -> None:
+        """The first start: every actor serves the starting weights before replay leases."""
+        self._serve()
+        self.reader.resume(self.step)
+
+    def begin_again(self) -> None:
+        """A later start: replay serves again what it has recorded since this step."""
+        recorded = self.reader.resume(self.step)
+        self.again_until = self.step + recorded
+        log.info("resumed after step %d; %d batches are trained again", self.step, recorded)
+        if not recorded:
+            self._serve()
 
     def sample(self) -> Batch | Stop:
         """Wait for the next step's batch."""
@@ -62,19 +80,23 @@ class Run:
             raise BadBatch(f"batch of step {batch.step} after step {self.step}")
         begun = time.perf_counter()
         with phase(f"update of step {batch.step}", self.config.learner.step_deadline_s):
-            training = build(batch, self.config.learner)
-            gauges = update(self.engine, self.ema, training, self.config.learner)
+            gauges = self.trainer.learn(build_shares(batch, self.config.learner))
         self.step = batch.step
         seconds = time.perf_counter() - begun
         rate = gauges["learner/tokens"] / seconds
         return gauges | {"learner/update_s": seconds, "learner/tokens_per_s": rate}
 
     def publish(self) -> None:
-        """Publish this version if due: every `publish_every` steps, the first and the last."""
+        """Publish this version if due: every `publish_every` steps, the first and the last.
+
+        While recorded batches are trained again nothing is; then all actors verify what resulted.
+        """
+        if not self.serving and self.step >= self.again_until:
+            self._serve()
+            return
         due = self.step % self.config.weight_sync.publish_every == 0
-        if due or self.step == self.config.learner.total_steps:
-            logprobs = self.engine.probe(self.probe)
-            self.publisher.publish(self.step, self.engine.named_weights(), self.probe, logprobs)
+        if self.serving and (due or self.step == self.config.learner.total_steps):
+            self._publish()
         else:
             self.publisher.check()
 
@@ -83,9 +105,8 @@ class Run:
         with self.stop.interruptible():
             sync = self.config.weight_sync
             # Engines are still starting when the first version goes out.
-            phase_s = sync.publish_deadline_s if self.step else sync.join_deadline_s
-            deadline_s = PHASES_TO_APPLY * phase_s
-            self.publisher.wait_applied(self.step, deadline_s)
+            phase_s = sync.publish_deadline_s if self.serving else sync.join_deadline_s
+            self.publisher.wait_applied(self.step, PHASES_TO_APPLY * phase_s)
 
     def checkpoint(self) -> None:
         """Save and commit this version if due: every `checkpoint_every` steps, and the last."""
@@ -98,17 +119,11 @@ class Run:
         """Write a durable checkpoint of this version, unless there is one."""
         if self.saved == self.step:
             return
-        learner = self.config.learner
-        with phase(f"checkpoint of step {self.step}", learner.step_deadline_s):
-            checkpoint.save(
-                self.config.run_dir,
-                self.step,
-                self.engine,
-                self.ema,
-                self.tokenizer,
-                learner.keep_checkpoints,
-            )
+        with phase(f"checkpoint of step {self.step}", self.config.learner.step_deadline_s):
+            self.metrics.flush()  # what this checkpoint stands for is not written again
+            checkpoint.save(self.config, self.step, self.trainer, self.tokenizer, self.incarnation)
         self.saved = self.step
+        self._retain()
 
     def log(self, batch: Batch, gauges: dict[str, float]) -> None:
         """Report the step: to replay (console, event log), to TensorBoard, and in one line."""
@@ -123,8 +138,7 @@ class Run:
         self.reader.report(self.step, gauges)
         self.metrics.write(self.step, gauges)
         for result in batch.evaluations:
-            if result.step in self.unfinished:
-                self._evaluated(result)
+            self._evaluated(result)
         log.info(
             "step %d: loss %.4f, reward %.3f, gradient %.3f, staleness %.2f, ess %.3f, %.2f s",
             *(self.step, gauges["learner/loss"], gauges["learner/reward"]),
@@ -132,25 +146,56 @@ class Run:
             *(gauges.get("learner/ess", float("nan")), gauges["learner/update_s"]),
         )
 
-    def evaluate(self, wait: bool) -> EvalResult | None:
-        """Ask for this version's evaluation; with `wait`, return its result, or None after Stop.
+    def evaluate_due(self) -> None:
+        """Ask for what a resumed run lacks: evaluations without result, and that of this step.
+
+        The start's is waited for; nothing is trained meanwhile.
+        """
+        if self.step % self.config.learner.eval_every == 0:
+            self.evaluations.ask(self.step)
+        for step in self.evaluations.unfinished:
+            self._ask(step, wait=self.step == self.again_until == 0)
+
+    def evaluate(self, wait: bool) -> bool:
+        """Ask for this version's evaluation; return whether its result is in (never after Stop).
 
         A wait also collects the earlier evaluations whose results no batch has brought.
         """
-        steps = [*sorted(self.unfinished), self.step] if wait else [self.step]
-        self.unfinished.add(self.step)
-        result = None
-        for step in steps:
-            with self.stop.interruptible():
-                result = self.reader.evaluate(step, wait, self.config.learner.eval_deadline_s)
-            if result is not None:
-                self._evaluated(result)
-        return result
+        for step in [*self.evaluations.unfinished, self.step] if wait else [self.step]:
+            if not self.evaluations.finished(step):
+                self._ask(step, wait)
+        return self.evaluations.finished(self.step)
+
+    def _ask(self, step: int, wait: bool) -> None:
+        self.evaluations.ask(step)
+        with self.stop.interruptible():
+            result = self.reader.evaluate(step, wait, self.config.learner.eval_deadline_s)
+        if result is not None:
+            self._evaluated(result)
 
     def _evaluated(self, result: EvalResult) -> None:
-        self.unfinished.discard(result.step)
+        if self.evaluations.finished(result.step):
+            return
         self.metrics.evaluation(result)
+        self.evaluations.take(result)
+        self._retain()
         log.info(
             "evaluation at step %d: exact match %.3f greedy, %.3f sampled, over %d questions",
             *(result.step, result.em, result.sampled_em, result.questions),
         )
+
+    def _retain(self) -> None:
+        keep = self.config.learner.keep_checkpoints
+        checkpoint.retain(self.config.run_dir, keep, self.evaluations.best)
+
+    def _serve(self) -> None:
+        """Wait for every actor, publish this version and wait until all have verified it."""
+        with self.stop.interruptible():
+            self.publisher.wait_for_actors(self.config.weight_sync.join_deadline_s)
+        self._publish()
+        self.wait_applied()
+        self.serving = True
+
+    def _publish(self) -> None:
+        logprobs = self.trainer.probe(self.probe)
+        self.publisher.publish(self.step, self.trainer.named_weights(), self.probe, logprobs)

@@ -1,17 +1,21 @@
 """The learning rate as a pure function of the step, so that nothing about it needs saving."""
 
+import math
+
 from configs.schema import LearnerConfig
 
 
 def learning_rate(step: int, config: LearnerConfig) -> float:
-    """The rate of optimiser step `step` (from 1): linear warm-up, then constant or linear towards
-    0.
+    """The rate of optimiser step `step` (from 1): linear warm-up, then constant, or towards 0 on a
+    line or half a cosine wave.
 
-    The linear schedule would reach 0 one step after `total_steps`: the last step still learns.
+    Both would reach 0 one step after `total_steps`: the last step still learns.
     """
     warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
     if config.lr_schedule == "constant":
         return config.lr * warmup
     left = config.total_steps - step + 1
-    decay = min(1.0, left / max(config.total_steps - config.warmup_steps, 1))
-    return config.lr * warmup * max(decay, 0.0)
+    decay = min(1.0, max(0.0, left / max(config.total_steps - config.warmup_steps, 1)))
+    if config.lr_schedule == "cosine":
+        decay = 0.5 - 0.5 * math.cos(math.pi * decay)
+    return config.lr * warmup * decay

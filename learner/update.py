@@ -1,139 +1,157 @@
-"""One optimiser step: proximal log-probs, clipped and weighted loss, gradient, step, EMA.
+"""One optimiser step: centre of the trust region, corrected loss, gradient, step, averages.
 
 Consumes a TrainingBatch, produces version `batch.step` in the engine and `learner/*` numbers. Every
 sum and ratio skips tokens that the policy did not sample.
+
+What a token's gradient is multiplied by, where nothing is clipped or truncated, is current over
+behaviour in every mode, each factor once:
+
+    learner.proximal        behaviour weight         policy ratio, in the objective
+    ema, start_of_update    proximal / behaviour     current / proximal
+    behaviour               1, or 0 where rejected   current / behaviour
+    any, with "reinforce"   current / behaviour      none
 """
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from configs.schema import LearnerConfig
 from learner.batch import TrainingBatch
-from learner.ema import Ema
+from learner.diagnostics import TokenFacts, diagnose
+from learner.ema import Averages, Ema
 from learner.errors import Diverged
-from learner.importance import behaviour_ratio, effective_sample_size, finite_mask
-from learner.objectives.grpo import grpo_loss, token_mean
+from learner.importance import behaviour_ratio, behaviour_weights, log_ratio, sequence_means
+from learner.loss import TokenLoss
+from learner.objectives.base import Terms
+from learner.objectives.registry import choose
 from learner.packing import MicroBatch
 from learner.schedule import learning_rate
 
 if TYPE_CHECKING:  # importing it imports DeepSpeed
     from learner.engine import Engine
 
-
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    """What one micro-batch leaves for the diagnostics, at its N action tokens, detached."""
-
-    loss: Tensor
-    ratio: Tensor  # untruncated behaviour ratio
-    usable: Tensor  # bool: the behaviour log-prob is finite
-    clipped: Tensor
-    current: Tensor
-    behaviour: Tensor
-    entropy: Tensor
-    advantages: Tensor
-    staleness: Tensor
+Centre = Literal["ema", "start_of_update", "behaviour"]
 
 
 def update(
-    engine: "Engine", ema: Ema, batch: TrainingBatch, config: LearnerConfig
+    engine: "Engine", averages: Averages, batch: TrainingBatch, config: LearnerConfig
 ) -> dict[str, float]:
     """Take one step on the batch and return its gauges. Raises Diverged on a non-finite loss or
     gradient.
     """
-    step = batch.step
-    proximal = proximal_logprobs(engine, ema, batch)
-    tokens = [
-        _accumulate(engine, batch, micro, logprobs, config)
-        for micro, logprobs in zip(batch.micro_batches, proximal, strict=True)
-    ]
-    loss = float(sum(t.loss.double().sum() for t in tokens)) / batch.action_tokens
-    if not math.isfinite(loss):
-        raise Diverged(f"step {step}: the loss is {loss}")
+    step, micro_batches = batch.step, [m.to(engine.device) for m in batch.micro_batches]
+    temperature, centre = batch.temperature, centre_of(config)
+    current: list[Tensor | None] = [None] * len(micro_batches)
+    if looks_ahead(config):
+        current = [engine.score(micro, temperature).logprobs for micro in micro_batches]
+    proximal = current
+    if centre == "ema":
+        proximal = logprobs_under(engine, averages.proximal, micro_batches, temperature)
+    anchors = logprobs_under(engine, averages.anchor, micro_batches, temperature)
+    facts = []
+    for micro, near, now, far in zip(micro_batches, proximal, current, anchors, strict=True):
+        loss = token_loss(micro, near, now, far, config)
+        scores = engine.accumulate(micro, temperature, loss)
+        facts.append(TokenFacts.gather(micro, loss, scores, centre == "behaviour"))
+    gauges = diagnose(engine.gather(facts), config)
+    if not math.isfinite(gauges["learner/loss"]):
+        raise Diverged(f"step {step}: the loss is {gauges['learner/loss']}")
     lr = learning_rate(step, config)
     grad_norm = engine.step(lr)
     if not math.isfinite(grad_norm):
         raise Diverged(f"step {step}: the gradient's norm is {grad_norm}")
-    ema.update(engine)
-    gauges = {"learner/loss": loss, "learner/grad_norm": grad_norm, "learner/lr": lr}
-    return gauges | batch.gauges | _diagnostics(tokens, config)
+    averages.update(engine)
+    gauges |= averages.gauges(batch.gauges.get("replay/staleness", 0.0))
+    return {"learner/grad_norm": grad_norm, "learner/lr": lr} | batch.gauges | gauges
 
 
-@torch.no_grad()
-def proximal_logprobs(engine: "Engine", ema: Ema, batch: TrainingBatch) -> list[Tensor]:
-    """float32[B, T] per micro-batch: its action tokens under the lagged average of the weights."""
-    with ema.swapped_in(engine):
-        return [engine.score(micro, batch.temperature).logprobs for micro in batch.micro_batches]
+def centre_of(config: LearnerConfig) -> Centre:
+    """Whose log-probs the behaviour weight and the policy ratio meet at.
 
-
-def _accumulate(
-    engine: "Engine",
-    batch: TrainingBatch,
-    micro: MicroBatch,
-    proximal: Tensor,
-    config: LearnerConfig,
-) -> _Tokens:
-    scores = engine.score(micro, batch.temperature)
-    device = scores.logprobs.device
-    behaviour = micro.behaviour_logprobs.to(device)
-    advantages = micro.advantages.to(device)
-    loss_mask = micro.loss_mask.to(device)
-    usable = finite_mask(behaviour, loss_mask)
-    result = grpo_loss(
-        scores.logprobs,
-        proximal,
-        advantages,
-        behaviour_ratio(proximal, behaviour, usable, config.behaviour_cap),
-        usable,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-    )
-    engine.backward(token_mean(result.losses, batch.action_tokens))
-    ratio = behaviour_ratio(proximal, behaviour, usable)
-    return _Tokens(
-        loss=result.losses.detach()[loss_mask],
-        ratio=ratio[loss_mask],
-        usable=usable[loss_mask],
-        clipped=result.clipped[loss_mask],
-        current=scores.logprobs.detach()[loss_mask],
-        behaviour=behaviour[loss_mask],
-        entropy=scores.entropy[loss_mask],
-        advantages=advantages[loss_mask],
-        staleness=micro.staleness.to(device)[loss_mask],
-    )
-
-
-def _diagnostics(parts: list[_Tokens], config: LearnerConfig) -> dict[str, float]:
-    """Numbers over the whole step's action tokens; ratios over those with a finite behaviour
-    log-prob.
+    REINFORCE has no policy ratio: its weight must reach the current policy, in every mode.
     """
-    tokens = _Tokens(
-        *(
-            torch.cat([getattr(part, name) for part in parts])
-            for name in _Tokens.__dataclass_fields__
-        )
+    return "start_of_update" if config.objective == "reinforce" else config.proximal
+
+
+def looks_ahead(config: LearnerConfig) -> bool:
+    """Whether the loss needs the current log-probs before it is made: one more pass."""
+    centre = centre_of(config)
+    rejects = centre == "behaviour" and config.behaviour_weight == "mask"
+    return centre == "start_of_update" or rejects or config.objective == "gspo"
+
+
+def token_loss(
+    micro: MicroBatch,
+    proximal: Tensor | None,
+    current: Tensor | None,
+    reference: Tensor | None,
+    config: LearnerConfig,
+) -> TokenLoss:
+    """The micro-batch's loss, from log-probs float[N]: proximal (not looked at with two policies),
+    current where `looks_ahead`, and the anchor's where there is one.
+
+    Tokens without a finite behaviour log-prob get weight 0 and finite terms; coefficients are the
+    batch's and stay.
+    """
+    objective, bounds = choose(config)
+    mask, rows = micro.loss_mask, micro.rows
+    recorded = micro.behaviour_logprobs[mask]
+    usable = recorded.isfinite()
+    behaviour = torch.where(usable, recorded, 0.0)
+    if centre_of(config) == "behaviour":
+        proximal = behaviour
+        weights = _accepted(current, behaviour, rows, usable, config)
+    else:
+        assert proximal is not None
+        weights = _weights(log_ratio(proximal, recorded, usable), rows, usable, config)
+    sequence = torch.zeros_like(behaviour)
+    if current is not None:
+        drift = log_ratio(current, proximal, usable)
+        sequence = sequence_means(drift, rows, usable)[rows]
+    return TokenLoss(
+        objective=objective,
+        bounds=bounds,
+        terms=Terms(proximal, behaviour, micro.advantages[mask], sequence),
+        weights=weights,
+        coefficients=micro.coefficients[rows],
+        reference=reference,
+        kl_estimator=config.kl_estimator,
+        kl_coef=config.kl_coef,
+        kl_cap=config.behaviour_cap,
     )
-    usable = tokens.usable
-    gauges = {
-        "learner/entropy": tokens.entropy.mean(),
-        "learner/clip_fraction": tokens.clipped.double().mean(),
-        "learner/masked_tokens": (~usable).sum(),
-    }
-    if usable.any():
-        ratio = tokens.ratio[usable]
-        gauges |= {
-            "learner/behaviour_ratio_mean": ratio.mean(),
-            "learner/behaviour_ratio_max": ratio.max(),
-            "learner/truncated_fraction": (ratio > config.behaviour_cap).double().mean(),
-            "learner/ess": effective_sample_size(tokens.ratio, usable),
-        }
-    # Same weights on both sides: what is left is the difference between the two implementations.
-    fresh = usable & (tokens.staleness == 0)
-    if fresh.any():
-        mismatch = (tokens.current - tokens.behaviour)[fresh].abs()
-        gauges |= {"learner/mismatch": mismatch.mean(), "learner/mismatch_max": mismatch.max()}
-    return {name: float(value) for name, value in gauges.items()}
+
+
+def _weights(log_ratios: Tensor, rows: Tensor, usable: Tensor, config: LearnerConfig) -> Tensor:
+    return behaviour_weights(
+        behaviour_ratio(log_ratios, rows, usable, config.behaviour_level),
+        usable,
+        rule=config.behaviour_weight,
+        floor=config.behaviour_floor,
+        cap=config.behaviour_cap,
+    )
+
+
+def _accepted(
+    current: Tensor | None, behaviour: Tensor, rows: Tensor, usable: Tensor, config: LearnerConfig
+) -> Tensor:
+    """With two policies the policy ratio holds the whole correction: the weight only rejects, by
+    current over behaviour; a truncation is the objective's own business.
+    """
+    if config.behaviour_weight != "mask":
+        return usable.to(behaviour)
+    assert current is not None
+    weights = _weights(log_ratio(current, behaviour, usable), rows, usable, config)
+    return weights.ne(0.0).to(behaviour)
+
+
+def logprobs_under(
+    engine: "Engine", ema: Ema | None, micro_batches: list[MicroBatch], temperature: float
+) -> list[Tensor | None]:
+    """float32[N] per micro-batch: its action tokens under averaged weights; None without any."""
+    if ema is None:
+        return [None] * len(micro_batches)
+    with ema.swapped_in(engine):
+        return [engine.score(micro, temperature).logprobs for micro in micro_batches]

@@ -1,11 +1,13 @@
-"""The learner's process: `python -m learner.worker CONFIG [a.b=c …]`.
+"""The learner's process: `python -m learner.worker CONFIG [--resume] [--rank R] [a.b=c …]`.
 
 Consumes batches from replay and the actors' word that weights are applied; produces policy
 versions, checkpoints and TensorBoard numbers. Waits, each with a deadline, for actors to join and
-to verify version 0, then for batches and evaluations; unblocked by them, by Stop, or by
-SIGTERM/SIGINT, after which it saves, commits and leaves.
+to verify weights, then for batches and evaluations; unblocked by them, by Stop, or by
+SIGTERM/SIGINT, after which it saves, commits and leaves. With `--resume` it goes on from the run's
+newest checkpoint. A rank above 0 only computes: it follows rank 0, which is this process.
 """
 
+import argparse
 import logging
 import sys
 from collections.abc import Sequence
@@ -14,7 +16,9 @@ from typing import TYPE_CHECKING
 from configs.load import ConfigError, load, replay_endpoint, weight_sync_endpoint
 from configs.process import begin, make_socket_dir, on_stop
 from configs.schema import Config
-from learner.errors import BadModel, LearnerError
+from learner import checkpoint
+from learner.errors import BadCheckpoint, BadModel, LearnerError
+from learner.incarnation import next_incarnation
 from learner.stopping import StopRequested, StopSwitch
 from learner.watchdog import phase
 from replay.client import BatchReader
@@ -22,32 +26,35 @@ from replay.protocol import ReplayError
 from weight_sync.protocol import WeightSyncError
 
 if TYPE_CHECKING:  # heavy imports wait until the number of threads is set
-    from learner.metrics import Metrics
-    from learner.run import Run
-    from weight_sync.publisher import Publisher
+    from transformers import PreTrainedTokenizerBase
+
+    from learner.trainer import Trainer
 
 log = logging.getLogger(__name__)
-INCARNATION = 1
 FAILED, BAD_INPUT = 1, 2
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the learner to its end; returns the exit code: 0, 2 for bad input, 1 for named errors."""
-    if not arguments:
-        print("usage: python -m learner.worker CONFIG [a.b=c …]", file=sys.stderr)
-        return BAD_INPUT
+    parser = argparse.ArgumentParser(prog="python -m learner.worker")
+    parser.add_argument("config")
+    parser.add_argument("--resume", action="store_true", help="from the run's newest checkpoint")
+    parser.add_argument("--rank", type=int, default=0, help="of learner.ranks (default 0)")
+    parser.add_argument("overrides", nargs="*", metavar="a.b=c")
+    given = parser.parse_intermixed_args(arguments)
     try:
-        config = load(arguments[0], arguments[1:])
-        begin("learner", threads=config.learner.threads)
-        if not config.run_dir:
-            raise ConfigError(
-                "run_dir = '': name the run's directory, for example run_dir=runs/try"
-            )
+        config = load(given.config, given.overrides)
+        _check(config, given.rank)
+        name = f"learner-{given.rank}" if given.rank else "learner"
+        begin(name, threads=config.learner.threads)
         make_socket_dir(config.run_dir)
-        stop = StopSwitch()
-        on_stop(stop)
-        work(config, stop)
-    except (ConfigError, BadModel) as error:
+        if given.rank:
+            follow(config, given.rank)
+        else:
+            stop = StopSwitch()
+            on_stop(stop)
+            work(config, stop, given.resume)
+    except (ConfigError, BadCheckpoint, BadModel) as error:
         print(f"learner: {error}", file=sys.stderr)
         return BAD_INPUT
     except (LearnerError, ReplayError, WeightSyncError) as error:
@@ -56,71 +63,95 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def work(config: Config, stop: StopSwitch) -> None:
-    """Build the collaborators, train, and end the run in order."""
-    # Heavy imports come after `begin` has set the number of threads.
-    import torch
-    from transformers.utils import logging as transformers_logging
+def _check(config: Config, rank: int) -> None:
+    if not config.run_dir:
+        raise ConfigError("run_dir = '': name the run's directory, for example run_dir=runs/try")
+    if not 0 <= rank < config.learner.ranks:
+        ranks = config.learner.ranks
+        raise ConfigError(f"--rank {rank}: learner.ranks = {ranks!r}; give 0 to {ranks - 1}")
 
+
+def follow(config: Config, rank: int) -> None:
+    """Compute along with rank 0 until it leaves."""
+    _prepare_torch(config)
+    from learner import ranks
+
+    ranks.follow(config, rank)
+
+
+def work(config: Config, stop: StopSwitch, resume: bool) -> None:
+    """Build the collaborators, train, and end the run in order."""
+    found = checkpoint.newest(config.run_dir) if resume else None
+    if found:
+        checkpoint.check(found, config)
+    incarnation = next_incarnation(config.run_dir, found.manifest.incarnation if found else 0)
+    step = found.manifest.step if found else 0
+    _prepare_torch(config)
     from learner import loop
+    from learner.evaluations import Evaluations
     from learner.metrics import Metrics
+    from learner.probe import draw_probe
+    from learner.run import Run
     from weight_sync.publisher import Publisher
 
-    transformers_logging.disable_progress_bar()
-    torch.set_num_threads(config.learner.threads)
-    torch.manual_seed(config.seed)
     endpoint = weight_sync_endpoint(config)
     with (
-        Publisher(config.weight_sync, config.actors.count, INCARNATION, endpoint) as publisher,
-        _reader(config) as reader,
-        Metrics(config.run_dir) as metrics,
+        Publisher(config.weight_sync, config.actors.count, incarnation, endpoint) as publisher,
+        _reader(config, incarnation) as reader,
+        Metrics(config.run_dir, purge_step=step + 1 if resume else None) as metrics,
     ):
-        run = _load(config, reader, publisher, metrics, stop)
+        trainer, tokenizer = _load(config, found)
+        probe = draw_probe(tokenizer, config.seed, config.weight_sync.probe_tokens)
+        evaluations = Evaluations(config.run_dir, step if resume else None)
+        parts = (trainer, tokenizer, probe, reader, publisher, metrics, evaluations)
+        run = Run(config, *parts, incarnation=incarnation, stop=stop, step=step, saved=step)
         try:
-            with stop.interruptible():
-                publisher.wait_for_actors(config.weight_sync.join_deadline_s)
-            run.publish()
-            run.wait_applied()
-            reader.resume(run.step)
+            if resume:
+                run.begin_again()
+            else:
+                run.begin()
             cause = loop.train(run)
         except StopRequested as request:
             cause = str(request)
             log.info("stopping: %s", cause)
         run.save()
-        _finish(config, run.step, cause)
-        run.engine.close()
+        _finish(config, incarnation, run.step, cause)
+        trainer.close()
+
+
+def _prepare_torch(config: Config) -> None:
+    # Heavy imports come after `begin` has set the number of threads.
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(config.learner.threads)
+    torch.manual_seed(config.seed)
 
 
 def _load(
-    config: Config,
-    reader: BatchReader,
-    publisher: "Publisher",
-    metrics: "Metrics",
-    stop: StopSwitch,
-) -> "Run":
-    """The model, its optimiser, tokenizer, EMA and probe, with the collaborators they work with."""
+    config: Config, found: checkpoint.Checkpoint | None
+) -> tuple["Trainer", "PreTrainedTokenizerBase"]:
+    """All ranks' trainer, as the checkpoint left it where there is one, and the tokenizer."""
     from transformers import AutoTokenizer
 
-    from learner.ema import Ema
-    from learner.engine import Engine
-    from learner.probe import draw_probe
-    from learner.run import Run
+    from learner.ranks import lead
 
     with phase("loading the model", config.learner.step_deadline_s):
-        engine = Engine(config)
+        trainer = lead(config)
+        if found:
+            trainer.restore(found.folder)
         tokenizer = AutoTokenizer.from_pretrained(
             config.model.path,
             local_files_only=True,
             trust_remote_code=config.model.trust_remote_code,
         )
-    probe = draw_probe(tokenizer, config.seed, config.weight_sync.probe_tokens)
-    ema = Ema(engine, config.learner.proximal_decay)
-    return Run(config, engine, ema, tokenizer, probe, reader, publisher, metrics, stop)
+    return trainer, tokenizer
 
 
-def _finish(config: Config, step: int, cause: str) -> None:
+def _finish(config: Config, incarnation: int, step: int, cause: str) -> None:
     # A connection of its own: on the other an interrupted wait may still have an answer coming.
-    with _reader(config) as reader:
+    with _reader(config, incarnation) as reader:
         try:
             if step:
                 reader.committed(step)
@@ -132,8 +163,8 @@ def _finish(config: Config, step: int, cause: str) -> None:
     log.info("ended after step %d: %s", step, cause)
 
 
-def _reader(config: Config) -> BatchReader:
-    return BatchReader(replay_endpoint(config), INCARNATION, config.learner.batch_deadline_s)
+def _reader(config: Config, incarnation: int) -> BatchReader:
+    return BatchReader(replay_endpoint(config), incarnation, config.learner.batch_deadline_s)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class ActorDesk:
         self._journal.write(records.ActorJoined(now, actor_id, message.tokenizer_digest))
         self._return(actor_id, recorded - held, "not_held")
         for group_id, sibling in sorted(held - recorded):
-            if group_id < self._books.next_group_id:
+            if self._books.was_opened(group_id):
                 self._journal.write(records.Adopted(now, actor_id, group_id, sibling))
         return []
 
@@ -79,7 +79,7 @@ class ActorDesk:
         """Record the first delivery of a sibling; acknowledge every one. Raises CodecError."""
         summary = self._summarise(message.payload)
         group = self._books.unfinished(message.group_id)
-        if message.group_id >= self._books.next_group_id:
+        if not self._books.was_opened(message.group_id):
             return [(peer, Refused(f"group {message.group_id} was never opened"))]
         if group is None:
             status = "dropped" if message.group_id in self._books.dropped else "superseded"

@@ -13,12 +13,15 @@ from functools import singledispatchmethod
 from configs.schema import ReplayConfig
 from replay import records
 from replay.evaluation import Evaluation
+from replay.failures import Failures
 from replay.groups import Group
 from replay.protocol import EvalResult, LogError, StepReport
 from replay.questions import Questions
 from replay.records import Record
 from replay.tally import Tally
-from replay.trajectory import Question
+from replay.trajectory import Kind, Question
+
+ASKED_AGAIN = ("group_deadline", "run_ended")  # causes that are no fault of the question
 
 
 class Books:
@@ -26,8 +29,8 @@ class Books:
 
     `short`: ids of groups with a sibling to lease. `held`: actor id → the (group, sibling) it was
     given and has not answered for, needed or not: what its capacity is counted against. `batches`:
-    recorded and uncommitted, by the step they train. `failures`: (evaluation, question id) →
-    sibling → failed attempts since the question was last answered.
+    recorded and uncommitted, by the step they train. `catching_up`: a learner has started again
+    and has not yet asked for anything new.
     """
 
     def __init__(
@@ -43,18 +46,19 @@ class Books:
         self.dropped: set[int] = set()
         self.short: set[int] = set()
         self.held: dict[str, set[tuple[int, int]]] = {}
-        self.failures: dict[tuple[int, str], dict[int, int]] = {}
+        self.failures = Failures()
         self.batches: dict[int, records.Sampled] = {}
         self.evaluations: dict[int, Evaluation] = {}
         self.unannounced: list[int] = []  # steps of evaluations that no batch has carried yet
         self.results: list[EvalResult] = []
         self.reports: list[StepReport] = []
         self.tally = Tally()
-        self.next_group_id = 1
+        self.next_group_id: dict[Kind, int] = {"train": 1, "eval": records.EVAL_GROUPS}
         self.incarnation = 0
         self.last_sampled = 0
         self.served = 0  # the last step whose batch the current incarnation has been given
         self.committed = 0
+        self.catching_up = False
         self.tokenizer_digest = ""
         self.stop_cause = ""
 
@@ -73,9 +77,10 @@ class Books:
         """The group of this id, if a sibling of it is still wanted."""
         return self.opened.get(group_id) or self.evaluating.get(group_id)
 
-    def attempts(self, group: Group, sibling: int) -> int:
-        """How often this sibling of the group's question has failed since it was last answered."""
-        return self.failures.get((group.evaluation, group.question.id), {}).get(sibling, 0)
+    def was_opened(self, group_id: int) -> bool:
+        """Whether there is, or has been, a group of this id."""
+        kind: Kind = "train" if group_id < records.EVAL_GROUPS else "eval"
+        return group_id < self.next_group_id[kind]
 
     def gauges(self) -> dict[str, float]:
         """Replay's own numbers, by metric name."""
@@ -99,6 +104,15 @@ class Books:
         pass
 
     @evolve.register
+    def _(self, fact: records.RunResumed) -> None:
+        self.stop_cause = ""
+        self.tally.zero_streak = 0
+        self.held.clear()  # every process of before is gone; what it held is to be leased again
+        for group in [*self.opened.values(), *self.evaluating.values()]:
+            group.holders.clear()
+            self._note_missing(group)
+
+    @evolve.register
     def _(self, fact: records.ActorJoined) -> None:
         self.tokenizer_digest = self.tokenizer_digest or fact.tokenizer_digest
         self.held.setdefault(fact.actor_id, set())
@@ -111,18 +125,19 @@ class Books:
     def _(self, fact: records.GroupOpened) -> None:
         group = Group.opened(fact, self.config.group_size)
         if fact.kind == "train":
-            expected = self.questions.next()
+            expected: Question | None = self.questions.next()
             self.opened[fact.group_id] = group
             self.tally.opened += 1
         else:
-            expected = self.evaluations[fact.evaluation].pending.popleft()
+            pending = self.evaluations[fact.evaluation].pending
+            expected = pending.popleft() if pending else None
             self.evaluating[fact.group_id] = group
         if expected != fact.question:
             raise LogError(
                 f"group {fact.group_id} was opened with {fact.question!r}, but here {expected!r} "
                 "is next: the log belongs to other question files or another seed"
             )
-        self.next_group_id = fact.group_id + 1
+        self.next_group_id[fact.kind] = fact.group_id + 1
         self.short.add(fact.group_id)
 
     @evolve.register
@@ -161,7 +176,7 @@ class Books:
         group = self.unfinished(fact.group_id)
         if group and group.holders.get(fact.sibling) == fact.actor_id:
             self._pass_on(group, fact.sibling)
-            self._count_failure(group, fact.sibling)
+            self.failures.count(group, fact.sibling)
             self._note_missing(group)
 
     @evolve.register
@@ -171,19 +186,19 @@ class Books:
         group = self._forget(fact.group_id)
         if fact.cause == "group_deadline":
             for sibling in group.undelivered:
-                self._count_failure(group, sibling)
+                self.failures.count(group, sibling)
         if group.kind == "train":
             self.tally.dropped[fact.cause] += 1
-            if fact.cause == "group_deadline":
+            if fact.cause in ASKED_AGAIN:
                 self.questions.requeue(group.question)
             return
         evaluation = self.evaluations[group.evaluation]
         evaluation.delivered -= len(group.summaries)
-        if fact.cause == "group_deadline":
+        if fact.cause in ASKED_AGAIN:
             evaluation.pending.append(group.question)
         elif fact.cause == "question_failed":
             evaluation.given_up.add(group.question.id)
-            self._forgive(group)
+            self.failures.forgive(group)
 
     @evolve.register
     def _(self, fact: records.QuestionRetired) -> None:
@@ -211,9 +226,14 @@ class Books:
 
     @evolve.register
     def _(self, fact: records.LearnerResumed) -> None:
+        self.catching_up = self.incarnation > 0
         self.incarnation = fact.incarnation
         self.served = fact.step
         self.last_sampled = max(self.last_sampled, fact.step)
+
+    @evolve.register
+    def _(self, fact: records.CaughtUp) -> None:
+        self.catching_up = False
 
     @evolve.register
     def _(self, fact: records.EvaluationOpened) -> None:
@@ -231,7 +251,7 @@ class Books:
     @evolve.register
     def _(self, fact: records.EvaluationVoided) -> None:
         del self.evaluations[fact.step]
-        self.failures = {key: n for key, n in self.failures.items() if key[0] != fact.step}
+        self.failures.forget(fact.step)
         self.unannounced = [s for s in self.unannounced if s != fact.step]
 
     @evolve.register
@@ -261,17 +281,7 @@ class Books:
             return
 
     def _note_missing(self, group: Group) -> None:
-        if group.missing:
-            self.short.add(group.group_id)
-        else:
-            self.short.discard(group.group_id)
-
-    def _count_failure(self, group: Group, sibling: int) -> None:
-        counts = self.failures.setdefault((group.evaluation, group.question.id), {})
-        counts[sibling] = counts.get(sibling, 0) + 1
-
-    def _forgive(self, group: Group) -> None:
-        self.failures.pop((group.evaluation, group.question.id), None)
+        (self.short.add if group.missing else self.short.discard)(group.group_id)
 
     def _forget(self, group_id: int) -> Group:
         for place in (self.opened, self.ready, self.evaluating):
@@ -280,7 +290,7 @@ class Books:
         raise LogError(f"group {group_id} is dropped, but it is neither open nor ready")
 
     def _close(self, group: Group) -> None:
-        self._forgive(group)
+        self.failures.forgive(group)
         if group.kind == "train":
             self.ready[group.group_id] = self.opened.pop(group.group_id)
             self.tally.close(group)

@@ -24,7 +24,7 @@ def drop_if_failing(journal: Journal, group_id: int) -> None:
     group = books.unfinished(group_id)
     if group is None:
         return
-    failures = max((books.attempts(group, i) for i in group.undelivered), default=0)
+    failures = max((books.failures.of(group, i) for i in group.undelivered), default=0)
     if failures >= books.config.max_question_failures:
         _give_up(journal, group, failures)
 
@@ -42,7 +42,7 @@ def drop_expired(journal: Journal, serving_since: float) -> None:
         age = journal.now - max(group.opened_at, serving_since)
         if age < books.config.group_deadline_s or books.stop_cause:
             continue
-        failures = 1 + max(books.attempts(group, i) for i in group.undelivered)
+        failures = 1 + max(books.failures.of(group, i) for i in group.undelivered)
         if failures >= books.config.max_question_failures:
             _give_up(journal, group, failures)
         else:
@@ -89,9 +89,13 @@ def end_run(journal: Journal, cause: str) -> None:
 
 
 def void_after(journal: Journal, step: int) -> None:
-    """Forget the evaluations of steps that a resumed learner will train again."""
+    """Forget the unfinished evaluations of steps that a resumed learner will train again.
+
+    A finished one stays: the same batches, trained again, make the version that it measured.
+    """
     books = journal.books
-    for lost in [lost for lost in books.evaluations if lost > step]:
+    unfinished = [e.step for e in books.evaluations.values() if e.result is None]
+    for lost in [lost for lost in unfinished if lost > step]:
         for group in [g for g in books.evaluating.values() if g.evaluation == lost]:
             drop(journal, group, "resumed")
         journal.write(records.EvaluationVoided(journal.now, lost))

@@ -82,6 +82,7 @@ class LearnerDesk:
             return self._batch(step)
         if step != books.last_sampled + 1 or books.serving_again:
             return Refused(f"step {step} is out of order: step {books.served + 1} comes next")
+        self._caught_up(message)
         choice = self._choose(message.step)
         if not choice.group_ids:
             now = self._journal.now
@@ -118,6 +119,7 @@ class LearnerDesk:
             return refused
         if self._books.stop_cause:
             return Stop(self._books.stop_cause)
+        self._caught_up(message)
         if message.step not in self._books.evaluations:
             self._journal.write(records.EvaluationOpened(self._journal.now, message.step))
             finish_evaluations(self._journal)
@@ -150,6 +152,13 @@ class LearnerDesk:
         if incarnation > current or current == 0:
             return Refused(f"incarnation {incarnation} is not known here: say Resume first")
         return None
+
+    def _caught_up(self, message: Sample | Evaluate) -> None:
+        """A learner that asks for something new serves weights of its own: leasing may go on."""
+        books = self._books
+        if books.catching_up and not books.serving_again:
+            fact = records.CaughtUp(self._journal.now, message.incarnation, books.served)
+            self._journal.write(fact)
 
     def _choose(self, step: int) -> Choice:
         ready = [(g.version, g.group_id) for g in self._books.ready.values()]

@@ -14,7 +14,7 @@ from replay.groups import Group
 from replay.journal import Journal
 from replay.protocol import Lease, Leases
 from replay.roster import Actor, Roster
-from replay.trajectory import Sampling
+from replay.trajectory import Kind, Sampling
 
 
 class Lessor:
@@ -33,14 +33,13 @@ class Lessor:
 
     def grant(self) -> list[tuple[Peer, Leases]]:
         """Write and return every lease that can be given now."""
-        if self._books.stop_cause:
+        # A resumed learner first trains again what is recorded, then has its weights verified.
+        if self._books.stop_cause or self._books.catching_up:
             return []
         current = [a for a in self._roster if a.incarnation == self._books.incarnation]
         self._lease_evaluations(current)
-        # A resumed learner first trains again what is recorded; nothing new is made meanwhile.
-        if not self._books.serving_again:
-            self._lease_lost_siblings(current)
-            self._open_groups(current)
+        self._lease_lost_siblings(current)
+        self._open_groups(current)
         granted, self._granted = self._granted, {}
         return [(peer, Leases(tuple(leases))) for peer, leases in granted.items()]
 
@@ -85,7 +84,8 @@ class Lessor:
 
     def _open(self, actor: Actor, evaluation: int = -1) -> Group:
         books = self._books
-        group_id, now = books.next_group_id, self._journal.now
+        kind: Kind = "eval" if evaluation >= 0 else "train"
+        group_id, now = books.next_group_id[kind], self._journal.now
         if evaluation >= 0:
             question = books.evaluations[evaluation].pending[0]
         else:
@@ -93,7 +93,7 @@ class Lessor:
         fact = records.GroupOpened(
             now,
             group_id,
-            "eval" if evaluation >= 0 else "train",
+            kind,
             question,
             actor.incarnation,
             actor.version,

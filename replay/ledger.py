@@ -154,6 +154,8 @@ class Ledger:
                 return [(peer, self._learner.finish(message))]
 
     def _tick(self) -> None:
+        if self.books.catching_up:
+            self._serving_since = self._journal.now  # no group grows old while none is worked on
         since = self._journal.now if self._serving_since is None else self._serving_since
         drop_expired(self._journal, since)
         if self._journal.now - since >= self.books.config.dead_after_s:

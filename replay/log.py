@@ -4,6 +4,10 @@ Consumes records from the server, before it replies; produces `<run_dir>/events.
 nothing but the operating system. Format: magic `FORAGELG`, u32 format version, then per record u32
 length, u32 crc32 of the payload, payload (one record of `replay.records` in msgpack). Integers are
 little-endian.
+
+A process that is killed while it writes leaves a last record that is cut short; nothing was
+acknowledged of it, so `EventLog.open` sets it aside in `events.log.torn`. Anything else that is not
+whole is refused: a log is never repaired.
 """
 
 import os
@@ -20,6 +24,7 @@ from replay.records import Record
 
 FILE_NAME = "events.log"
 FORMAT_VERSION = 1
+TORN_SUFFIX = ".torn"
 MAGIC = b"FORAGELG"
 MAX_RECORD_BYTES = 64 << 20
 _HEADER = struct.Struct("<8sI")
@@ -27,6 +32,10 @@ _FRAME = struct.Struct("<II")  # length, crc32
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+class TornRecord(LogError):
+    """The last record is cut short: its writer was killed."""
 
 
 class EventLog:
@@ -52,11 +61,10 @@ class EventLog:
 
     @classmethod
     def open(cls, path: Path) -> "EventLog":
-        """Reopen a log to append to it. Raises LogError unless it is whole."""
-        with _opened(path) as file:
-            for _ in _payloads(path, file):
-                pass
+        """Reopen a log to append to it, after its last whole record. Raises LogError."""
+        end = whole_bytes(path)
         try:
+            _set_aside(path, end)
             return cls(path, os.open(path, os.O_WRONLY | os.O_APPEND))
         except OSError as error:
             raise LogError(f"{path}: cannot be appended to: {error.strerror}") from error
@@ -111,6 +119,40 @@ def read(path: Path) -> Iterator[Record]:
                 raise LogError(f"{path}: offset {offset}: {error}") from error
 
 
+def read_whole(path: Path) -> Iterator[Record]:
+    """Yield every record but a last one that is cut short. Raises LogError."""
+    try:
+        yield from read(path)
+    except TornRecord:
+        return
+
+
+def whole_bytes(path: Path) -> int:
+    """Where the last whole record ends. Raises LogError when what follows was not cut short."""
+    end = _HEADER.size
+    try:
+        with _opened(path) as file:
+            for offset, payload in _payloads(path, file):
+                end = offset + _FRAME.size + len(payload)
+    except TornRecord:
+        return end
+    return end
+
+
+def _set_aside(path: Path, end: int) -> None:
+    """Move what lies behind `end` to a file beside the log, durably, before it is cut off."""
+    with path.open("r+b") as log:
+        log.seek(end)
+        if not (rest := log.read()):
+            return
+        with path.with_name(path.name + TORN_SUFFIX).open("ab") as torn:
+            torn.write(rest)
+            torn.flush()
+            os.fsync(torn.fileno())
+        log.truncate(end)
+        os.fsync(log.fileno())
+
+
 def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
@@ -132,7 +174,7 @@ def _payloads(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     offset = _HEADER.size
     while frame := file.read(_FRAME.size):
         if len(frame) < _FRAME.size:
-            raise LogError(f"{path}: offset {offset}: the file ends inside a record's frame")
+            raise TornRecord(f"{path}: offset {offset}: the file ends inside a record's frame")
         length, checksum = _FRAME.unpack(frame)
         if length > MAX_RECORD_BYTES:
             raise LogError(
@@ -140,7 +182,7 @@ def _payloads(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             )
         payload = file.read(length)
         if len(payload) < length:
-            raise LogError(f"{path}: offset {offset}: the file ends inside a record of {length}")
+            raise TornRecord(f"{path}: offset {offset}: the file ends inside a record of {length}")
         if zlib.crc32(payload) != checksum:
             raise LogError(f"{path}: offset {offset}: the record's checksum does not agree")
         yield offset, payload

@@ -2,14 +2,17 @@
 
 A leaf above `protocol`. The ledger decides, writes records and changes only through them, so
 recovery, resume, audit and offline relearning are one fold over this one list. Each record carries
-what the fold needs and `now`, the seconds since the epoch at which it was written. Group ids count
-from 1 in opening order, train and eval together.
+what the fold needs and `now`, the seconds since the epoch at which it was written. Train groups
+count from 1 in opening order; eval groups apart, from `EVAL_GROUPS` on: tokens are seeded by their
+group's id, so evaluating more or less often changes nothing that is trained.
 """
 
 import msgspec
 
 from replay.protocol import EvalResult
 from replay.trajectory import Kind, Question, Trajectory
+
+EVAL_GROUPS = 10**12
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -59,6 +62,16 @@ class RunStarted(Fact, frozen=True):
     """First record of a log: the resolved configuration (YAML) and the run's seed."""
 
     seed: int
+    config: str
+
+
+class RunResumed(Fact, frozen=True):
+    """The run goes on: a new replay process has folded the log; all that ran before it is gone.
+
+    It may follow any record, `Stopped` too, which it takes back. `config` is the resolved
+    configuration (YAML) from here on.
+    """
+
     config: str
 
 
@@ -187,6 +200,13 @@ class LearnerResumed(Fact, frozen=True):
     step: int
 
 
+class CaughtUp(Fact, frozen=True):
+    """A resumed learner has trained the recorded batches again, and its actors have its weights."""
+
+    incarnation: int
+    step: int
+
+
 class EvaluationOpened(Fact, frozen=True):
     """The learner asked for an evaluation of the policy at `step`."""
 
@@ -200,7 +220,7 @@ class EvaluationFinished(Fact, frozen=True):
 
 
 class EvaluationVoided(Fact, frozen=True):
-    """The step of this evaluation is lost: a learner resumed before it; it may be asked again."""
+    """An unfinished evaluation of a step that is trained again; it may be asked for again."""
 
     step: int
 
@@ -221,6 +241,7 @@ class Stopped(Fact, frozen=True):
 
 Record = (
     RunStarted
+    | RunResumed
     | ActorJoined
     | ActorLeft
     | GroupOpened
@@ -235,6 +256,7 @@ Record = (
     | Resampled
     | StepsCommitted
     | LearnerResumed
+    | CaughtUp
     | EvaluationOpened
     | EvaluationFinished
     | EvaluationVoided

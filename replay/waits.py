@@ -42,6 +42,8 @@ def describe_phase(books: Books, learner_waits_for: str) -> str:
         return "waiting for a learner"
     if books.serving_again:
         return f"steps {books.served + 1} to {books.last_sampled} are trained again"
+    if books.catching_up:
+        return "the resumed learner's weights are not verified yet"
     return describe_evaluation(books) or learner_waits_for or f"learner trains step {books.served}"
 
 

@@ -1,10 +1,12 @@
-"""The replay process: `python -m replay.worker CONFIG [a.b=c …]`.
+"""The replay process: `python -m replay.worker CONFIG [--resume] [a.b=c …]`.
 
 Consumes a configuration and its question files; produces `<run_dir>/events.log` and answers at the
-run's replay endpoint. Waits for requests. Ends with 0 once the run is over and its peers have left,
+run's replay endpoint. With `--resume` it folds the log that is there and goes on appending to it.
+Waits for requests. Ends with 0 once the run is over and its peers have left,
 or on SIGTERM; with 2, and a message, when its input cannot be used; with 1 on anything else.
 """
 
+import argparse
 import contextlib
 import logging
 import sys
@@ -20,10 +22,10 @@ from configs.process import begin, on_stop, socket_dir
 from configs.schema import Config
 from replay.codec import decode_trajectory
 from replay.ledger import Ledger
-from replay.log import FILE_NAME, EventLog
+from replay.log import FILE_NAME, EventLog, read_whole
 from replay.protocol import ReplayError
 from replay.questions import Questions, QuestionsError, load_questions
-from replay.records import RunStarted, Summary, summarise
+from replay.records import RunResumed, RunStarted, Summary, summarise
 from replay.server import ReplayServer
 from replay.trajectory import Sampling
 
@@ -32,14 +34,16 @@ logger = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str]) -> int:
     """Serve one run; return the exit code."""
-    if not arguments:
-        print("usage: python -m replay.worker CONFIG [a.b=c ...]", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(prog="python -m replay.worker")
+    parser.add_argument("config")
+    parser.add_argument("--resume", action="store_true", help="go on with the run's event log")
+    parser.add_argument("overrides", nargs="*", metavar="a.b=c")
+    given = parser.parse_intermixed_args(arguments)
     try:
-        config = load(arguments[0], arguments[1:])
+        config = load(given.config, given.overrides)
         ledger = make_ledger(config)
-        log = make_log(config)
-        server = make_server(config, ledger, log)
+        log = make_log(config, ledger, given.resume)
+        server = make_server(config, ledger, log, given.resume)
     except (ConfigError, QuestionsError, ReplayError) as error:
         print(f"replay: {error}", file=sys.stderr)
         return 2
@@ -67,29 +71,36 @@ def make_ledger(config: Config) -> Ledger:
     )
 
 
-def make_log(config: Config) -> EventLog:
-    """The run's new event log, begun with what the run is. Raises ConfigError, LogError."""
+def make_log(config: Config, ledger: Ledger, resume: bool) -> EventLog:
+    """The run's log: a new one, or the one that is there, folded. Raises ConfigError, LogError."""
     if not config.run_dir:
         raise ConfigError("run_dir = '': name the directory that this run writes to")
-    run_dir = Path(config.run_dir)
+    path = Path(config.run_dir) / FILE_NAME
+    if resume:
+        ledger.restore(read_whole(path))
+        return EventLog.open(path)
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"run_dir = {config.run_dir!r}: {error.strerror}") from error
-    log = EventLog.create(run_dir / FILE_NAME)
-    text = yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, width=1000)
-    log.append([RunStarted(time.time(), config.seed, text)])
-    return log
+    return EventLog.create(path)
 
 
-def make_server(config: Config, ledger: Ledger, log: EventLog) -> ReplayServer:
-    """The bound server. When it cannot be, the log, still empty of events, is removed again."""
+def make_server(config: Config, ledger: Ledger, log: EventLog, resume: bool) -> ReplayServer:
+    """The bound server; what begins with it is on record. A log begun in vain is removed again."""
     try:
-        return ReplayServer(config, ledger, log)
+        server = ReplayServer(config, ledger, log)
     except ReplayError:
         log.close()
-        log.path.unlink()
+        if not resume:
+            log.path.unlink()
         raise
+    text = yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, width=1000)
+    now = time.time()
+    fact = RunResumed(now, text) if resume else RunStarted(now, config.seed, text)
+    ledger.restore([fact])
+    log.append([fact])
+    return server
 
 
 def _summary(payload: bytes) -> Summary:

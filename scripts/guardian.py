@@ -15,8 +15,11 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 TOKEN = "FORAGE_RUN"
 SWEEPS = 10
+PID_FILE = "launcher.pid"
 
 
 def start(token: str, directory: Path) -> subprocess.Popen[bytes]:
@@ -59,6 +62,42 @@ def sweep(token: str) -> int:
                 continue
         time.sleep(0.1)
     return ended
+
+
+def launcher_of(directory: Path) -> int | None:
+    """The pid that the run's launcher wrote into its directory, if there is one."""
+    try:
+        return int((directory / PID_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def lives(pid: int, directory: Path) -> bool:
+    """Whether the launcher that wrote its pid there runs still: a later process may have its
+    number.
+    """
+    try:
+        process = psutil.Process(pid)
+        older = process.create_time() <= (directory / PID_FILE).stat().st_mtime + 1.0
+        return older and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, OSError):
+        return False
+
+
+def wait_gone(directory: Path, deadline_s: float) -> int | None:
+    """Wait until no guardian looks after this directory; return one that still does."""
+    end = time.monotonic() + deadline_s
+    while (pid := _guardian_of(directory)) is not None and time.monotonic() < end:
+        time.sleep(0.1)
+    return pid
+
+
+def _guardian_of(directory: Path) -> int | None:
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "scripts.guardian" in words and str(directory) in words:
+            return int(process.pid)
+    return None
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 """The command: `python scripts/launch.py CONFIG [a.b=c ...]` trains (or, with total_steps 0,
-evaluates) a model.
+evaluates) a model; `python scripts/launch.py --resume runs/x [a.b=c ...]` goes on with a run.
 
 Checks everything first (exit 2 with a message), then places retrieval server, replay, learner and
 actors, shows the run, ends it with the first cause when a process dies, and leaves `summary.json`
@@ -10,22 +10,22 @@ interrupted.
 import argparse
 import os
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-import msgspec
 
 from configs.load import ConfigError, load, replay_endpoint, save
 from configs.process import make_socket_dir
 from configs.schema import Config
 from replay.client import Observer
 from replay.protocol import ReplayError
-from scripts import plot, preflight, summary
+from scripts import plot, preflight, resume, summary
 from scripts.console import Console
 from scripts.fleet import Fleet, FleetError
+from scripts.guardian import PID_FILE
+from scripts.resolve import resolve
+from scripts.resume import Progress
 from scripts.supervise import Interrupt, RunFailed, Supervisor
 
 ENVIRONMENT = {
@@ -34,12 +34,17 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
+FIRST = "starting engines, verifying weights, evaluating the start"
+AGAIN = "starting engines, training recorded batches again, verifying weights"
 OUTCOMES = {"completed": "completed"}  # any other cause is an early stop by rule
 EXIT_CODES = {"completed": 0, "failed": 1, "stopped": 3, "interrupted": 130}
 
 
-def commands(config: Config) -> dict[str, list[str]]:
-    """The worker command of every process, by name; each can be run by hand."""
+def commands(config: Config, progress: Progress | None = None) -> dict[str, list[str]]:
+    """The worker command of every process, by name; each can be run by hand.
+
+    With `progress` the run goes on: replay with its log, where there is one, and the learner.
+    """
     path = str(Path(config.run_dir) / "config.yaml")
     members = {
         "retrieval_server": ["-m", "retrieval_server.worker", path],
@@ -48,48 +53,29 @@ def commands(config: Config) -> dict[str, list[str]]:
     }
     if config.retrieval.url:
         del members["retrieval_server"]
+    if progress:
+        members["learner"].append("--resume")
+        members["replay"] += ["--resume"] if progress.log else []
+    for rank in range(1, config.learner.ranks):
+        members[f"learner-{rank}"] = ["-m", "learner.worker", path, "--rank", str(rank)]
     for index in range(config.actors.count):
         members[f"actor-{index}"] = ["-m", "actors.worker", path, "--actor-id", f"actor-{index}"]
     return members
 
 
-def resolve(config: Config, name: str) -> Config:
-    """Fill in what was left open: run directory, retrieval port, absolute paths."""
-    run_dir = config.run_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    retrieval, questions, model = config.retrieval, config.questions, config.model
-    if not retrieval.url and not retrieval.port:
-        with socket.socket() as probe:
-            probe.bind((retrieval.host, 0))
-            retrieval = msgspec.structs.replace(retrieval, port=probe.getsockname()[1])
-    return msgspec.structs.replace(
-        config,
-        run_dir=str(Path(run_dir).resolve()),
-        model=msgspec.structs.replace(model, path=_absolute(model.path)),
-        questions=msgspec.structs.replace(
-            questions, train=_absolute(questions.train), eval=_absolute(questions.eval)
-        ),
-        retrieval=msgspec.structs.replace(retrieval, corpus=_absolute(retrieval.corpus)),
-    )
-
-
-def run(config: Config, console: Console) -> int:
-    """Run one resolved configuration; return the exit code."""
+def run(config: Config, console: Console, progress: Progress | None = None) -> int:
+    """Run one resolved configuration, from its start or from where it is; return the exit code."""
     begun, run_dir = time.monotonic(), Path(config.run_dir)
-    (run_dir / "logs").mkdir(parents=True)
-    save(config, run_dir / "config.yaml")
-    _point_latest(run_dir)
-    _remove_stale_socket_dirs()
-    directory = make_socket_dir(config.run_dir)
-    (directory / "launcher.pid").write_text(str(os.getpid()))
+    directory = _prepare(config, resumed=progress is not None)
     outcome, cause, gauges = "failed", "", {}
     stop = Interrupt()
     try:
         console.phase("starting Ray and placing processes")
         with Fleet(run_dir / "logs", directory) as fleet:
             stop.arm()  # Ray has put handlers of its own in the way
-            fleet.start(commands(config), ENVIRONMENT)
-            console.phase("starting engines, verifying weights, evaluating the start")
-            supervisor = Supervisor(config, fleet, console, stop)
+            fleet.start(commands(config, progress), ENVIRONMENT)
+            console.phase(AGAIN if progress else FIRST)
+            supervisor = Supervisor(config, fleet, console, stop, progress or Progress())
             gauges = supervisor.gauges
             with Observer(replay_endpoint(config)) as observer:
                 cause = supervisor.watch(observer)
@@ -129,8 +115,23 @@ def _leave(
         console.say(f"learning curve: {curve}")
 
 
-def _absolute(path: str) -> str:
-    return str(Path(path).resolve()) if path else path
+def _prepare(config: Config, resumed: bool) -> Path:
+    """Make the run's directories and say that it runs; return that of its sockets."""
+    run_dir = Path(config.run_dir)
+    (run_dir / "logs").mkdir(parents=True, exist_ok=resumed)
+    _save(config)
+    _point_latest(run_dir)
+    _remove_stale_socket_dirs()
+    directory = make_socket_dir(config.run_dir)
+    (directory / PID_FILE).write_text(str(os.getpid()))
+    return directory
+
+
+def _save(config: Config) -> None:
+    path = Path(config.run_dir) / "config.yaml"
+    draft = path.with_suffix(".tmp")
+    save(config, draft)
+    draft.replace(path)
 
 
 def _point_latest(run_dir: Path) -> None:
@@ -144,7 +145,7 @@ def _remove_stale_socket_dirs() -> None:
     """Remove what a launcher that was killed together with its guardian left in /tmp."""
     for path in Path("/tmp").glob(f"forage-{os.getuid()}-*"):
         try:
-            os.kill(int((path / "launcher.pid").read_text()), 0)
+            os.kill(int((path / PID_FILE).read_text()), 0)
         except ProcessLookupError:
             shutil.rmtree(path, ignore_errors=True)
         except (OSError, ValueError):
@@ -161,23 +162,32 @@ def checked(path: str, overrides: Sequence[str]) -> Config:
 def main(argv: list[str] | None = None) -> int:
     """Parse, check, run."""
     parser = argparse.ArgumentParser(description="Train a search agent.")
-    parser.add_argument("config", help="a YAML file, for example configs/base.yaml")
+    parser.add_argument("config", nargs="?", help="a YAML file, for example configs/base.yaml")
     parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="fields to override")
+    parser.add_argument("--resume", metavar="RUN", help="go on with the run in this directory")
     by_hand = "make the run directory and print the commands to run by hand"
     parser.add_argument("--prepare-only", action="store_true", help=by_hand)
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
+    path, overrides, progress = arguments.config, arguments.overrides, None
+    if path and "=" in path and not Path(path).exists():
+        path, overrides = None, [path, *overrides]
     try:
-        config = checked(arguments.config, arguments.overrides)
+        if arguments.resume:
+            config, progress = resume.checked(arguments.resume, path, overrides)
+        elif path:
+            config = checked(path, overrides)
+        else:
+            parser.error("name a configuration, for example configs/base.yaml, or --resume RUN")
     except ConfigError as error:
         print(f"forage: {error}", file=sys.stderr)
         return 2
     if arguments.prepare_only:
         Path(config.run_dir).mkdir(parents=True, exist_ok=True)
-        save(config, Path(config.run_dir) / "config.yaml")
-        for command in commands(config).values():
+        _save(config)
+        for command in commands(config, progress).values():
             print(f"{sys.executable} {' '.join(command)}")
         return 0
-    return run(config, Console())
+    return run(config, Console(), progress)
 
 
 if __name__ == "__main__":

@@ -23,18 +23,19 @@ COLOURS = {"1": "#1b6ca8", "2": "#c8553d", "3": "#588b8b"}
 
 def draw(run_dir: Path) -> Path | None:
     """Write `curve.png`; None when the log holds no evaluation yet."""
-    evaluations: list[EvalResult] = []
-    reports: list[tuple[int, dict[str, float]]] = []
+    found: dict[int, EvalResult] = {}
+    reported: dict[int, dict[str, float]] = {}
     try:
         for record in read(run_dir / "events.log"):
             if isinstance(record, EvaluationFinished):
-                evaluations.append(record.result)
+                found[record.result.step] = record.result
             elif isinstance(record, Reported) and record.step:
-                reports.append((record.step, record.gauges))
+                reported[record.step] = record.gauges  # of a step trained again, the last counts
     except ReplayError:
         pass  # a run that was cut off is drawn up to there
-    if not evaluations:
+    if not found:
         return None
+    evaluations = [found[step] for step in sorted(found)]
     figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=(2, 1))
     steps = [result.step for result in evaluations]
     for hops in sorted(evaluations[0].em_by_hops):
@@ -46,7 +47,7 @@ def draw(run_dir: Path) -> Path | None:
         top.plot(steps, sampled, "o--", color=colour, alpha=0.6, label=f"{name}, sampled (T = 1)")
     top.set(ylim=(-0.02, 1.02), ylabel="exact match (held-out)", title=f"{run_dir.resolve().name}")
     top.legend(loc="lower right", frameon=False)
-    _draw_reports(bottom, reports)
+    _draw_reports(bottom, sorted(reported.items()))
     for axes in (top, bottom):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)

@@ -6,7 +6,6 @@ Each problem is one line that names the field, the value and the remedy.
 import importlib.metadata
 import importlib.util
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,14 +17,16 @@ from replay.protocol import ReplayError
 from replay.questions import load_questions
 from retrieval_server.corpus import load_corpus
 from retrieval_server.protocol import RetrievalError
+from scripts.resolve import can_listen
 
 PROCESS_BYTES = 700 << 20  # imports, buffers and stacks of one process, measured
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
-def check(config: Config) -> None:
-    """Raise ConfigError listing every problem found."""
-    problems = [problem for find in _CHECKS for problem in find(config)]
+def check(config: Config, resumed: bool = False) -> None:
+    """Raise ConfigError listing every problem found; a resumed run has a directory already."""
+    checks = _CHECKS if resumed else (*_CHECKS, _run_dir)
+    problems = [problem for find in checks for problem in find(config)]
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -68,16 +69,11 @@ def _retrieval(config: Config) -> Iterator[str]:
             load_corpus(Path(path))
         except (RetrievalError, ValueError, OSError) as error:
             yield f"retrieval.corpus = {path!r}: {error}"
-    if config.retrieval.port:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((config.retrieval.host, config.retrieval.port))
-            except OSError as error:
-                yield (
-                    f"retrieval.port = {config.retrieval.port!r}: cannot listen on "
-                    f"{config.retrieval.host} ({error.strerror}); stop what uses it, or set it to 0"
-                )
+    if config.retrieval.port and (why := can_listen(config.retrieval)):
+        yield (
+            f"retrieval.port = {config.retrieval.port!r}: cannot listen on "
+            f"{config.retrieval.host} ({why}); stop what uses it, or set it to 0"
+        )
 
 
 def _vllm(config: Config) -> Iterator[str]:
@@ -118,7 +114,10 @@ def _memory(config: Config) -> Iterator[str]:
 def _run_dir(config: Config) -> Iterator[str]:
     path = Path(config.run_dir)
     if path.exists() and any(path.iterdir()):
-        yield f"run_dir = {config.run_dir!r}: in use by another run, which is kept: name a new one"
+        yield (
+            f"run_dir = {config.run_dir!r}: in use by another run, which is kept: name a new one, "
+            f"or go on with that one: --resume {config.run_dir}"
+        )
 
 
 def _lengths(config: Config) -> Iterator[str]:
@@ -137,4 +136,4 @@ def _lengths(config: Config) -> Iterator[str]:
         )
 
 
-_CHECKS = (_model, _lengths, _questions, _retrieval, _vllm, _run_dir, _memory)
+_CHECKS = (_model, _lengths, _questions, _retrieval, _vllm, _memory)

@@ -24,21 +24,32 @@ from replay.records import (
     Leased,
     Record,
     Reported,
+    RunResumed,
+    RunStarted,
     Sampled,
 )
+
+COUNTED = ("sync/updates", "retrieval/requests", "retrieval/errors", "actor/lost_requests")
 
 
 class RunFold:
     """What the summary needs from the log, gathered in one pass; payloads of untrained groups are
     let go.
+
+    A run may have been launched several times: of what was reported twice the last counts, times
+    are summed over launches, and `earlier` holds what the counters (`COUNTED`) came to before.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
-        self.evaluations: list[EvalResult] = []
+        self.evaluations: dict[int, EvalResult] = {}
         self.reports: dict[int, dict[str, float]] = {}
+        self.launches = 0
+        self.earlier: Counter[str] = Counter()
+        self.earlier_wall_s = self._earlier_train_s = self._begun = self._last = 0.0
+        self._counters: dict[str, float] = {}
         self.dropped: Counter[str] = Counter()
         self.kinds: dict[int, str] = {}
-        self.first_lease = self.last_report = 0.0
+        self._first_lease = self._last_report = 0.0
         self.delivered_tokens = self._tokens = 0  # up to the last report, and so far
         self.trajectories_trained = self.tokens_trained = self.steps = 0
         self.staleness_sum = 0
@@ -47,15 +58,36 @@ class RunFold:
         try:
             for record in records:
                 self._take(record)
+                self._last = record.now
         except LogError:
             return  # a log cut off in a record is folded up to there
 
+    @property
+    def train_wall_s(self) -> float | None:
+        """Seconds from the first lease to the last report, summed over launches."""
+        return self._earlier_train_s + self._train_s or None
+
+    @property
+    def _train_s(self) -> float:
+        return max(0.0, self._last_report - self._first_lease) if self._first_lease else 0.0
+
+    def _launch(self, now: float) -> None:
+        self.launches += 1
+        self.earlier_wall_s += self._last - self._begun
+        self._earlier_train_s += self._train_s
+        self._begun = self._last = now
+        self._first_lease = self._last_report = 0.0
+        self.earlier.update({name: int(self._counters.get(name, 0)) for name in COUNTED})
+        self._counters = {}
+
     def _take(self, record: Record) -> None:
         match record:
+            case RunStarted() | RunResumed():
+                self._launch(record.now)
             case GroupOpened():
                 self.kinds[record.group_id] = record.kind
-            case Leased() if not self.first_lease:
-                self.first_lease = record.now
+            case Leased() if not self._first_lease:
+                self._first_lease = record.now
             case Delivered():
                 self._tokens += record.summary.action_tokens
                 if record.summary.kind == "train":
@@ -67,11 +99,11 @@ class RunFold:
             case Sampled():
                 self._train(record)
             case EvaluationFinished():
-                self.evaluations.append(record.result)
+                self.evaluations[record.result.step] = record.result
             case Reported():
-                self.reports[record.step] = record.gauges
+                self.reports[record.step] = self._counters = record.gauges
                 if record.step:
-                    self.last_report, self.delivered_tokens = record.now, self._tokens
+                    self._last_report, self.delivered_tokens = record.now, self._tokens
             case _:
                 pass
 
@@ -102,13 +134,10 @@ def build(
     """Fold the run's log into the summary; `fleet` holds each actor's last gauges."""
     path = Path(config.run_dir) / "events.log"
     fold = RunFold(read(path) if path.exists() else ())
-    start = fold.evaluations[0] if fold.evaluations else None
+    start = fold.evaluations[min(fold.evaluations)] if fold.evaluations else None
     last_step = config.learner.total_steps  # only an evaluation of the last version is final
-    final = next((result for result in fold.evaluations if result.step == last_step), None)
-    train_wall_s = (
-        fold.last_report - fold.first_lease if fold.last_report and fold.first_lease else None
-    )
-
+    final = fold.evaluations.get(last_step)
+    train_wall_s = fold.train_wall_s
     return {
         "status": status,
         "cause": cause,
@@ -116,7 +145,8 @@ def build(
         **_evaluation("final", final),
         "eval_questions": start.questions if start else None,
         "steps": max(fold.reports, default=0),
-        "wall_s": round(wall_s, 2),
+        "launches": max(fold.launches, 1),
+        "wall_s": round(fold.earlier_wall_s + wall_s, 2),
         "train_wall_s": _rounded(train_wall_s),
         "phases_s": {name: round(seconds, 2) for name, seconds in phases_s.items()},
         "actors": config.actors.count,
@@ -126,23 +156,26 @@ def build(
         "staleness_mean": _ratio(fold.staleness_sum, fold.tokens_trained, 4),
         "staleness_max": fold.staleness_max,
         "max_staleness": config.replay.max_staleness,
-        **_fleet(fleet),
+        **_fleet(fleet, fold.earlier),
         "dropped_groups_by_cause": dict(fold.dropped),
         "seed": config.seed,
     }
 
 
-def _fleet(fleet: dict[str, dict[str, float]]) -> dict[str, int]:
-    """Counts that only the actors know: versions applied by the one with most, sums of the rest."""
+def _fleet(fleet: dict[str, dict[str, float]], earlier: Counter[str]) -> dict[str, int]:
+    """Counts that only the actors know: versions applied by the one with most, sums of the rest.
+
+    `earlier` are the counts of launches before, up to their last report.
+    """
 
     def values(name: str) -> list[int]:
         return [int(gauges.get(name, 0.0)) for gauges in fleet.values()]
 
     return {
-        "weight_syncs": max(values("sync/updates"), default=0),
-        "retrieval_requests": sum(values("retrieval/requests")),
-        "retrieval_errors": sum(values("retrieval/errors")),
-        "lost_requests": sum(values("actor/lost_requests")),
+        "weight_syncs": max(values("sync/updates"), default=0) + earlier["sync/updates"],
+        "retrieval_requests": sum(values("retrieval/requests")) + earlier["retrieval/requests"],
+        "retrieval_errors": sum(values("retrieval/errors")) + earlier["retrieval/errors"],
+        "lost_requests": sum(values("actor/lost_requests")) + earlier["actor/lost_requests"],
     }
 
 

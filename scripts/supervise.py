@@ -13,12 +13,14 @@ from configs.schema import Config
 from replay.client import Observer
 from replay.log import read
 from replay.protocol import ReplayError, Status
-from replay.records import Stopped
+from replay.records import RunResumed, Stopped
 from scripts.console import Console
 from scripts.fleet import Fleet
+from scripts.resume import Progress
 
 POLL_S = 0.2
 DRAIN_MARGIN_S = 15.0
+SERVICES = ("replay", "retrieval_server")
 
 
 class RunFailed(RuntimeError):
@@ -46,11 +48,14 @@ class Interrupt:
 class Supervisor:
     """Watches one run. `gauges` holds each actor's last numbers, also of actors that have left."""
 
-    def __init__(self, config: Config, fleet: Fleet, console: Console, stop: Interrupt) -> None:
+    def __init__(
+        self, config: Config, fleet: Fleet, console: Console, stop: Interrupt, shown: Progress
+    ) -> None:
+        """`shown` is what an earlier launch of the run has reported: it is not shown again."""
         self.gauges: dict[str, dict[str, float]] = {}
         self._config, self._fleet, self._console, self._stop = config, fleet, console, stop
         self._stop_cause = ""
-        self._steps = self._evaluations = 0
+        self._steps, self._evaluations = shown.reports, shown.evaluations
         self._asked = self._training = False
         self._silent_until = time.monotonic() + config.actors.starting_deadline_s
 
@@ -72,12 +77,15 @@ class Supervisor:
             time.sleep(POLL_S)
 
     def drain(self) -> None:
-        """After the learner: actors in their deadline, replay, then retrieval. Raises RunFailed."""
+        """After the learner: its ranks and the actors in their deadline, replay, then retrieval.
+
+        Raises RunFailed.
+        """
         fleet = self._fleet
-        actors = [name for name in fleet.members if name.startswith("actor-")]
-        left = fleet.wait(actors, self._config.actors.drain_deadline_s + DRAIN_MARGIN_S)
+        others = [name for name in fleet.members if name.startswith(("actor-", "learner-"))]
+        left = fleet.wait(others, self._config.actors.drain_deadline_s + DRAIN_MARGIN_S)
         fleet.end(left, deadline_s=5.0)
-        for service in ("replay", "retrieval_server"):
+        for service in SERVICES:
             if service in fleet.members:
                 fleet.end([service], deadline_s=10.0)
         if left:
@@ -88,7 +96,8 @@ class Supervisor:
         self._asked = True
         if not self._training:  # engines and learner may be far from asking replay anything
             for name in self._fleet.members:
-                if name not in ("replay", "retrieval_server"):
+                # The learner's other ranks leave with it: it may still need them to save.
+                if name not in SERVICES and not name.startswith("learner-"):
                     self._fleet.members[name].signal(signal.SIGTERM)
         observer.shutdown(self._stop.cause)
 
@@ -109,9 +118,13 @@ class Supervisor:
 
     def _logged_cause(self) -> str:
         """Why the run stopped, when replay has left before it could be asked."""
-        records = read(Path(self._config.run_dir) / "events.log")
-        causes = [record.cause for record in records if isinstance(record, Stopped)]
-        return causes[-1] if causes else "the learner ended without a word"
+        cause = ""
+        for record in read(Path(self._config.run_dir) / "events.log"):
+            if isinstance(record, RunResumed):
+                cause = ""
+            elif isinstance(record, Stopped):
+                cause = record.cause
+        return cause or "the learner ended without a word"
 
     def _show(self, status: Status) -> None:
         self._stop_cause = status.stop_cause
@@ -119,14 +132,19 @@ class Supervisor:
         config = self._config
         for result in status.evaluations:
             self._console.evaluation(result, Path(config.run_dir), config.model.path)
-            if result.step == 0 and config.learner.total_steps and not self._asked:
-                self._training = True
-                self._console.phase("training")
+            if result.step == 0 and config.learner.total_steps:
+                self._begin_training()
         for report in status.steps:
+            self._begin_training()
             self._console.step(report, config.learner.total_steps)
         self._steps += len(status.steps)
         self._evaluations += len(status.evaluations)
         self._console.remind(status.phase)
+
+    def _begin_training(self) -> None:
+        if not (self._training or self._asked):
+            self._training = True
+            self._console.phase("training")
 
 
 def first_cause(fleet: Fleet, broken: dict[str, int]) -> str:

@@ -1,10 +1,14 @@
 """The whole algorithm in one process beside vLLM's engine child: no replay, no broadcast.
 
 Rollouts, update and evaluation take turns; weights enter the engine through a safetensors file in
-shared memory. For debuggers, and the synchronous baseline: the parts are the asynchronous run's.
+shared memory. For debuggers, and the synchronous baseline: the parts are the asynchronous run's,
+and so are the bits where its engines batch nothing and max_staleness is 0. `--recorded RUN` trains
+on what that run has recorded, and starts no engine.
 """
 
+import argparse
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
@@ -13,134 +17,106 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
 from actors.prompt import Prompter, load_tokenizer
-from actors.rollout import rollout
 from actors.vllm_policy import VllmPolicy
 from configs.load import ConfigError, retrieval_url, save
 from configs.process import begin, die_with_parent
-from configs.schema import Config
-from learner import batch as batches
 from learner import checkpoint
-from learner.ema import Ema
-from learner.engine import Engine
-from learner.update import update
-from replay.codec import encode_trajectory
-from replay.protocol import Batch, Lease
-from replay.questions import Questions, load_questions
-from replay.trajectory import Question, Sampling, Trajectory
+from learner.batch import build
+from learner.trainer import Trainer
+from replay.protocol import Batch, ReplayError
 from retrieval_server.client import RetrievalClient
 from scripts import launch
+from scripts.recorded import recorded_batches
+from scripts.rollouts import Rollouts
 
 
-class Rollouts:
-    """Leases questions and gathers their trajectories, as many at once as the fleet would."""
-
-    def __init__(self, config: Config, tokenizer: Any, **parts: Any) -> None:
-        self.config, self.group_size, self.opened = config, config.replay.group_size, 0
-        self.questions = Questions(load_questions(config.questions.train), config.seed)
-        self.eval_questions = load_questions(config.questions.eval, config.questions.eval_limit)
-        prompter = Prompter(tokenizer, config.questions, config.actors)
-        self.parts = {**parts, "prompter": prompter}
-        self.slots = asyncio.Semaphore(config.actors.rollouts_in_flight * config.actors.count)
-
-    async def one(self, lease: Lease) -> Trajectory:
-        """One rollout, when a slot is free."""
-        async with self.slots, asyncio.timeout(self.config.actors.rollout_deadline_s):
-            return await rollout(lease, config=self.config, actor_id="sync", **self.parts)
-
-    async def group(self, question: Question) -> list[Trajectory]:
-        """Every sibling of the next group, which asks `question`."""
-        self.opened += 1
-        group_id, how = self.opened, Sampling(self.config.actors.temperature, self.config.seed)
-        leases = (Lease(group_id, n, "train", question, how) for n in range(self.group_size))
-        return await asyncio.gather(*map(self.one, leases))
-
-    async def batch(self, step: int) -> Batch:
-        """Groups for step + 1; those without signal are replaced when the configuration says so."""
-        groups: list[list[Trajectory]] = []
-        wanted = self.config.replay.groups_per_step
-        while len(groups) < wanted:
-            chosen = [self.questions.next() for _ in range(wanted - len(groups))]
-            for group in await asyncio.gather(*map(self.group, chosen)):
-                if len({t.reward for t in group}) > 1 or not self.config.replay.drop_no_signal:
-                    groups.append(group)
-        payloads = tuple(tuple(map(encode_trajectory, group)) for group in groups)
-        ids, versions = tuple(group[0].group_id for group in groups), (step,) * wanted
-        return Batch(step + 1, ids, versions, payloads, {}, {}, ())
-
-    async def evaluate(self) -> dict[str, float]:
-        """Exact match over the evaluation questions: greedy, sampled at T = 1, greedy by hops."""
-        asked, numbered = self.eval_questions, list(enumerate(self.eval_questions, self.opened + 1))
-        self.opened += len(asked)
-        greedy, sampled = [
-            await asyncio.gather(*(self.one(Lease(n, 0, "eval", q, how)) for n, q in numbered))
-            for how in (Sampling(0.0), Sampling(1.0, self.config.seed))
-        ]
-        scores = {"em": greedy, "sampled_em": sampled}
-        for question, trajectory in zip(asked, greedy, strict=True):
-            scores.setdefault(f"em_{question.hops}_hops", []).append(trajectory)
-        return {name: sum(t.reward or 0.0 for t in ts) / len(ts) for name, ts in scores.items()}
-
-
-async def push(engine: Engine, policy: VllmPolicy, version: int, folder: Path) -> None:
+async def push(trainer: Trainer, policy: VllmPolicy, version: int, folder: Path) -> None:
     """Put the learner's weights into the engine through a file in shared memory."""
     path = folder / "weights.safetensors"
-    save_file({name: weight.contiguous() for name, weight in engine.named_weights()}, path)
+    save_file({name: weight.contiguous() for name, weight in trainer.named_weights()}, path)
     await policy.pause()
     await policy.call_workers("load_snapshot", str(path), version)
     await policy.set_policy_version(version)
     await policy.resume()
 
 
-async def train(config: Config, folder: Path) -> dict[str, float]:
-    """Push, evaluate, roll out, update; `learner.total_steps` times. Return the last evaluation."""
-    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    policy, engine = await VllmPolicy.start(config), Engine(config)
-    ema, total = Ema(engine, config.learner.proximal_decay), config.learner.total_steps
-    url, limits = retrieval_url(config), config.retrieval
+def learn(trainer: Trainer, batch: Batch) -> float:
+    """Take one step; return its loss."""
+    begun, learner = time.monotonic(), trainer.config.learner
+    loss = trainer.learn([build(batch, learner)])["learner/loss"]
+    seconds = f"update {time.monotonic() - begun:.2f} s"
+    print(f"step {batch.step}/{learner.total_steps}  loss {loss:+.3f}  {seconds}", flush=True)
+    return loss
+
+
+async def train(trainer: Trainer, tokenizer: Any, folder: Path) -> dict[str, Any]:
+    """Push, evaluate, roll out, update; `learner.total_steps` times. Return the last evaluation and
+    every step's loss.
+    """
+    config = trainer.config
+    total, url, limits = config.learner.total_steps, retrieval_url(config), config.retrieval
+    prompter, losses = Prompter(tokenizer, config.questions, config.actors), []
+    policy = await VllmPolicy.start(config)
     async with RetrievalClient(url, limits.timeout_s, limits.retries) as retriever:
-        rollouts = Rollouts(config, tokenizer, policy=policy, retriever=retriever)
+        rollouts = Rollouts(config, policy=policy, retriever=retriever, prompter=prompter)
         for step in range(total + 1):
-            begun = time.monotonic()
-            await push(engine, policy, step, folder)
+            await push(trainer, policy, step, folder)
             if step % config.learner.eval_every == 0 or step == total:
                 scores = await rollouts.evaluate()
                 print(f"evaluation at step {step}: {scores}", flush=True)
             if step < total:
-                batch = batches.build(await rollouts.batch(step), config.learner)
-                rolled = time.monotonic()
-                loss = update(engine, ema, batch, config.learner)["learner/loss"]
-                updated = time.monotonic()
-                seconds = f"rollouts {rolled - begun:.2f} s  update {updated - rolled:.2f} s"
-                print(f"step {step + 1}/{total}  loss {loss:+.3f}  {seconds}", flush=True)
-    checkpoint.save(config.run_dir, total, engine, ema, tokenizer)
+                losses.append(learn(trainer, await rollouts.batch(step)))
     policy.close()
-    return scores
+    return {**scores, "losses": losses}
 
 
-def main() -> int:
-    """Check, start the retrieval server, train; exit code 2 on bad input."""
-    try:
-        config = launch.checked(sys.argv[1], sys.argv[2:])
-    except (ConfigError, IndexError) as error:
-        print(f"train_sync CONFIG [a.b=c ...]: {error}", file=sys.stderr)
-        return 2
-    begin("train_sync", config.learner.threads)
-    path = Path(config.run_dir) / "config.yaml"
-    path.parent.mkdir(parents=True)
-    save(config, path)
+def roll_out_and_train(trainer: Trainer, tokenizer: Any, path: Path) -> dict[str, Any]:
+    """`train` beside a retrieval server that reads the configuration at `path`."""
     server = [sys.executable, "-m", "retrieval_server.worker", str(path)]
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
         subprocess.Popen(server) as retrieval,
     ):
         try:
-            scores = asyncio.run(train(config, Path(folder)))
+            return asyncio.run(train(trainer, tokenizer, Path(folder)))
         finally:
             retrieval.terminate()
-    path.with_name("summary.json").write_text(json.dumps(scores, indent=2) + "\n")
+
+
+def main() -> int:
+    """Check, start the retrieval server, train; exit code 2 on bad input."""
+    parser = argparse.ArgumentParser(description="Train in one process, synchronously.")
+    parser.add_argument("config")
+    parser.add_argument("overrides", nargs="*", metavar="a.b=c")
+    parser.add_argument("--recorded", metavar="RUN", help="train on this run's recorded batches")
+    given = parser.parse_args()
+    try:
+        config = launch.checked(given.config, given.overrides)
+        if config.learner.ranks > 1:
+            raise ConfigError(f"learner.ranks = {config.learner.ranks!r}: one process has one rank")
+        recorded = recorded_batches(given.recorded) if given.recorded else None
+    except (ConfigError, ReplayError) as error:
+        print(f"train_sync: {error}", file=sys.stderr)
+        return 2
+    begin("train_sync")
+    torch.set_num_threads(config.learner.threads)
+    path = Path(config.run_dir) / "config.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(config, path)
+    trainer = Trainer(config)
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    if recorded:
+        total = config.learner.total_steps
+        summary = {"losses": [learn(trainer, batch) for batch in itertools.islice(recorded, total)]}
+    else:
+        summary = roll_out_and_train(trainer, tokenizer, path)
+    step = len(summary["losses"])
+    checkpoint.save(config, step, trainer, tokenizer)
+    path.with_name("summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     return 0
 
 

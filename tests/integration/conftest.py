@@ -22,17 +22,11 @@ ROOT = Path(__file__).resolve().parents[2]
 class Run:
     """A launched run whose output is collected line by line."""
 
-    def __init__(self, run_dir: Path, overrides: list[str]) -> None:
+    def __init__(self, run_dir: Path, arguments: list[str]) -> None:
         self.run_dir = run_dir
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "scripts/launch.py",
-                "configs/demo.yaml",
-                f"run_dir={run_dir}",
-                *overrides,
-            ],
+            [sys.executable, "scripts/launch.py", *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -102,17 +96,23 @@ def demo_files(tmp_path_factory: pytest.TempPathFactory) -> DemoFiles:
 
 @pytest.fixture
 def launch(demo_files: DemoFiles, tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Start a run on the demo task; whatever is left of it is killed afterwards."""
+    """Start a run on the demo task, or go on with one (`resume`); whatever is left of it is killed
+    afterwards.
+    """
     runs: list[Run] = []
 
-    def start(*overrides: str, name: str = "run") -> Run:
-        files = [
+    def start(*overrides: str, name: str = "run", resume: bool = False) -> Run:
+        run_dir = tmp_path / name
+        arguments = [
+            "configs/demo.yaml",
+            f"run_dir={run_dir}",
             f"model.path={demo_files.model}",
             f"questions.train={demo_files.train}",
             f"questions.eval={demo_files.eval}",
             f"retrieval.corpus={demo_files.corpus}",
         ]
-        runs.append(Run(tmp_path / name, [*files, *overrides]))
+        again = ["--resume", str(run_dir)]
+        runs.append(Run(run_dir, [*(again if resume else arguments), *overrides]))
         return runs[-1]
 
     yield start

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Config, LearnerConfig, ModelConfig, ReplayConfig
-from learner.model import TokenScorer, TokenScores, load_model
+from learner.diagnostics import TokenFacts
+from learner.model import ChunkLoss, TokenScorer, TokenScores, load_model
 from learner.packing import MicroBatch
+from learner.shards import Whole
 from replay.codec import encode_trajectory
 from replay.protocol import Batch
 from replay.trajectory import Sampling, StopReason, Trajectory, Turn
@@ -19,21 +21,29 @@ VOCABULARY = 20  # ids that the shared tiny model certainly has
 
 
 class PlainEngine:
-    """The engine's interface on plain torch: AdamW, clipping, summed gradients."""
+    """The engine's interface on plain torch: AdamW or SGD, clipping, summed gradients."""
 
     def __init__(self, config: Config):
+        self.device = torch.device("cpu")
         self.model = load_model(config.model)
         self.scorer = TokenScorer(self.model)
         self._max_norm = config.learner.max_grad_norm
-        self.optimiser = torch.optim.AdamW(
-            self.model.parameters(), betas=config.learner.betas, weight_decay=0.0
+        self.optimiser = (
+            torch.optim.SGD(self.model.parameters())
+            if config.learner.optimiser == "sgd"
+            else torch.optim.AdamW(
+                self.model.parameters(), betas=config.learner.betas, weight_decay=0.0
+            )
         )
 
+    @torch.no_grad()
     def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
-        return self.scorer(micro.tokens, micro.loss_mask, temperature)
+        return TokenScores(*self.scorer(micro.tokens, micro.loss_mask, temperature)[:2])
 
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()
+    def accumulate(self, micro: MicroBatch, temperature: float, loss: ChunkLoss) -> TokenScores:
+        logprobs, entropy, value = self.scorer(micro.tokens, micro.loss_mask, temperature, loss)
+        value.backward()
+        return TokenScores(logprobs, entropy)
 
     def step(self, lr: float) -> float:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._max_norm)
@@ -45,6 +55,13 @@ class PlainEngine:
 
     def trainable(self) -> dict[str, Tensor]:
         return dict(self.model.named_parameters())
+
+    @property
+    def shards(self) -> Whole:
+        return Whole(self.trainable())
+
+    def gather(self, facts: list[TokenFacts]) -> list[TokenFacts]:
+        return facts
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, weight.detach()) for name, weight in self.model.named_parameters())
@@ -73,7 +90,7 @@ def plain_engine(config: Config) -> PlainEngine:
     return PlainEngine(config)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_plain_engine() -> type[PlainEngine]:
     return PlainEngine
 
@@ -90,7 +107,7 @@ def _turn(rng: np.random.Generator, version: int, observation: bool) -> Turn:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def trajectory() -> Callable[..., Trajectory]:
     """Random trajectories with one to three turns; keywords override fields."""
 
@@ -115,7 +132,7 @@ def trajectory() -> Callable[..., Trajectory]:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def batch(trajectory: Callable[..., Trajectory]) -> Callable[..., Batch]:
     """Batches of groups of three; only the first sibling earns 1: every group has signal."""
 

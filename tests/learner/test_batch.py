@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from configs.schema import LearnerConfig
-from learner.batch import TrainingBatch, build
+from learner.batch import TrainingBatch, build, build_shares
 from learner.errors import BadBatch
 from replay.codec import decode_trajectory, encode_trajectory
 from replay.protocol import Batch
@@ -21,6 +21,10 @@ def with_trajectory(batch: Batch, record: Trajectory) -> Batch:
     *groups, last = batch.groups
     payloads = (*groups, (*last[:-1], encode_trajectory(record)))
     return msgspec.structs.replace(batch, groups=payloads)
+
+
+def sampled(training: TrainingBatch) -> int:
+    return sum(int(micro.loss_mask.sum()) for micro in training.micro_batches)
 
 
 def credit(training: TrainingBatch) -> list[float]:
@@ -38,10 +42,10 @@ def test_a_batch_becomes_what_the_trajectories_say(batch: Callable[..., Batch]) 
     training = build(given, SMALL)
     records = [decode_trajectory(payload) for group in given.groups for payload in group]
     assert training.step == 3 and training.temperature == 0.7
-    assert training.action_tokens == sum(record.action_count for record in records)
-    assert sum(int(m.loss_mask.sum()) for m in training.micro_batches) == training.action_tokens
+    assert sampled(training) == sum(record.action_count for record in records)
+    assert training.gauges["learner/action_tokens"] == sampled(training)
     assert training.gauges["learner/tokens"] == sum(len(record.tokens) for record in records)
-    assert len(training.micro_batches) > 1 and 0.5 < training.gauges["learner/fill"] <= 1.0
+    assert len(training.micro_batches) > 1 and 0.9 <= training.gauges["learner/fill"] <= 1.0
 
 
 def test_advantages_are_centred_within_each_group(batch: Callable[..., Batch]) -> None:
@@ -75,9 +79,27 @@ def test_staleness_is_per_token_from_the_step_the_batch_was_taken_at(
 ) -> None:
     fresh = trajectory(seed=9, version=4, group_id=2, sibling=2)
     training = build(with_trajectory(batch(step=5, version=1), fresh), SMALL)
-    older = training.action_tokens - fresh.action_count
-    assert training.gauges["replay/staleness"] == pytest.approx(3 * older / training.action_tokens)
+    older = sampled(training) - fresh.action_count
+    assert training.gauges["replay/staleness"] == pytest.approx(3 * older / sampled(training))
     assert training.gauges["replay/staleness_max"] == 3
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_shares_hold_the_step_once_under_its_one_denominator(
+    batch: Callable[..., Batch], ranks: int
+) -> None:
+    given = batch(groups=3)
+    learner = LearnerConfig(micro_batch_tokens=60, ranks=ranks)
+    whole, shares = build(given, learner), build_shares(given, learner)
+    assert len({len(share.micro_batches) for share in shares}) == 1
+    rows = [int(i) for s in shares for m in s.micro_batches for i in m.row_ids if i >= 0]
+    assert sorted(rows) == list(range(9)) and sum(map(sampled, shares)) == sampled(whole)
+    coefficients = {
+        float(c) for s in shares for m in s.micro_batches for c in m.coefficients[m.rows]
+    }
+    assert coefficients == {float(torch.tensor(1.0 / sampled(whole)))}
+    assert shares[0].gauges["learner/tokens"] == whole.gauges["learner/tokens"]
+    assert not any(share.gauges for share in shares[1:])
 
 
 def test_siblings_come_in_order_however_they_arrived(batch: Callable[..., Batch]) -> None:

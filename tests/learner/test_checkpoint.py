@@ -1,58 +1,127 @@
-"""Checkpoints are whole or absent, and the oldest are forgotten."""
+"""Checkpoints are whole or absent, the best is kept, and another run's are refused."""
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from transformers import AutoTokenizer
 
+from configs.schema import Config
 from learner import checkpoint
-from learner.ema import Ema
+from learner.errors import BadCheckpoint
 
 
-def names(run_dir: Path) -> list[str]:
-    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+class Exporter:
+    """A trainer whose model is its configuration."""
+
+    def export(self, folder: Path) -> None:
+        for part in ("model", "ema", "state"):
+            (folder / part).mkdir(parents=True)
+        for part in ("model", "ema"):
+            (folder / part / "config.json").write_text("{}")
+        (folder / "state" / "rank-0.safetensors").touch()
 
 
-def test_the_newest_are_kept(plain_engine: Any, word_tokenizer: Any, tmp_path: Path) -> None:
-    assert checkpoint.newest(tmp_path) is None
+@pytest.fixture
+def save(config: Config, word_tokenizer: Any) -> Callable[..., Path]:
+    """save(step) → the folder."""
+    return lambda step: checkpoint.save(config, step, Exporter(), word_tokenizer, incarnation=4)
+
+
+def names(config: Config) -> list[str]:
+    return sorted(path.name for path in (Path(config.run_dir) / "checkpoints").iterdir())
+
+
+def test_the_newest_are_kept(config: Config, save: Callable[..., Path]) -> None:
+    assert checkpoint.newest(config.run_dir) is None
     for step in (9, 10, 11):
-        checkpoint.save(
-            tmp_path, step, plain_engine, Ema(plain_engine, 0.8), word_tokenizer, keep=2
-        )
-    assert names(tmp_path) == ["step-10", "step-11"]
-    assert checkpoint.newest(tmp_path) == tmp_path / "checkpoints" / "step-11"
+        save(step)
+        checkpoint.retain(config.run_dir, 2, lambda _: None)
+    assert names(config) == ["step-10", "step-11"]
+    found = checkpoint.newest(config.run_dir)
+    assert found.folder == Path(config.run_dir) / "checkpoints" / "step-11"
 
 
-def test_each_part_is_a_model_folder_with_its_tokenizer(
-    plain_engine: Any, word_tokenizer: Any, tmp_path: Path
-) -> None:
-    folder = checkpoint.save(tmp_path, 1, plain_engine, Ema(plain_engine, 0.8), word_tokenizer)
+def test_the_best_is_kept_too(config: Config, save: Callable[..., Path]) -> None:
+    for step in range(1, 6):
+        save(step)
+        checkpoint.retain(config.run_dir, 2, lambda steps: 2 if 2 in steps else None)
+    assert names(config) == ["best", "step-2", "step-4", "step-5"]
+    best = Path(config.run_dir) / "checkpoints" / "best"
+    assert best.is_symlink() and best.resolve().name == "step-2"
+    checkpoint.retain(config.run_dir, 2, lambda _: 5)
+    assert names(config) == ["best", "step-4", "step-5"] and best.resolve().name == "step-5"
+
+
+def test_each_model_has_its_tokenizer(save: Callable[..., Path], word_tokenizer: Any) -> None:
+    folder = save(1)
     for part in ("model", "ema"):
-        assert (folder / part / "model.safetensors").is_file()
         loaded = AutoTokenizer.from_pretrained(folder / part)
         assert loaded.get_vocab() == word_tokenizer.get_vocab()
+    assert [path.name for path in (folder / "state").iterdir()] == ["rank-0.safetensors"]
+
+
+def test_it_says_what_it_is_of(config: Config, save: Callable[..., Path]) -> None:
+    said = json.loads((save(3) / "checkpoint.json").read_text())
+    facts = {"step": 3, "incarnation": 4, "replay_position": 3, "seed": 0, "ranks": 1}
+    assert facts.items() <= said.items()
+    assert said["architecture"]["hidden_size"] == 96 and len(said["architecture_digest"]) == 16
+    assert said["config"]["learner"]["lr"] == config.learner.lr
+    checkpoint.check(checkpoint.newest(config.run_dir), config)
 
 
 def test_a_checkpoint_that_was_cut_short_is_not_one(
-    plain_engine: Any, word_tokenizer: Any, tmp_path: Path
+    config: Config, save: Callable[..., Path], word_tokenizer: Any
 ) -> None:
     class Broken:
-        def save_pretrained(self, folder: Path) -> None:
+        def export(self, folder: Path) -> None:
+            folder.mkdir()
             raise OSError("no space left")
 
-    ema = Ema(plain_engine, 0.8)
     with pytest.raises(OSError, match="no space"):
-        checkpoint.save(tmp_path, 1, plain_engine, ema, Broken())
-    assert checkpoint.newest(tmp_path) is None
-    checkpoint.save(tmp_path, 1, plain_engine, ema, word_tokenizer)
-    assert names(tmp_path) == ["step-1"], "what was left half-written is removed"
+        checkpoint.save(config, 1, Broken(), word_tokenizer)
+    assert checkpoint.newest(config.run_dir) is None
+    save(1)
+    assert names(config) == ["step-1"], "what was left half-written is removed"
 
 
-def test_saving_a_step_again_replaces_it(
-    plain_engine: Any, word_tokenizer: Any, tmp_path: Path
+def test_saving_a_step_again_replaces_it(config: Config, save: Callable[..., Path]) -> None:
+    (save(1) / "stale").touch()
+    assert not (save(1) / "stale").exists()
+    assert names(config) == ["step-1"]
+
+
+def test_another_architecture_is_refused_by_name(
+    config: Config, save: Callable[..., Path], tmp_path: Path
 ) -> None:
-    folder = checkpoint.save(tmp_path, 1, plain_engine, Ema(plain_engine, 0.8), word_tokenizer)
-    (folder / "stale").touch()
-    checkpoint.save(tmp_path, 1, plain_engine, Ema(plain_engine, 0.8), word_tokenizer)
-    assert not (folder / "stale").exists()
+    save(1)
+    other = tmp_path / "other"
+    shutil.copytree(config.model.path, other)
+    written = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(written | {"hidden_size": 192}))
+    changed = msgspec.structs.replace(
+        config, model=msgspec.structs.replace(config.model, path=str(other))
+    )
+    words = "step-1' is of another architecture: hidden_size of model.path = 96 there, 192 here"
+    with pytest.raises(BadCheckpoint, match=words):
+        checkpoint.check(checkpoint.newest(config.run_dir), changed)
+
+
+def test_another_setting_is_refused_by_name(config: Config, save: Callable[..., Path]) -> None:
+    save(1)
+    learner = msgspec.structs.replace(config.learner, zero_stage=3)
+    changed = msgspec.structs.replace(config, learner=learner, seed=5)
+    with pytest.raises(BadCheckpoint, match=r"seed = 0 there, 5 here; learner.zero_stage = 1"):
+        checkpoint.check(checkpoint.newest(config.run_dir), changed)
+
+
+def test_a_folder_without_its_description_is_refused(
+    config: Config, save: Callable[..., Path]
+) -> None:
+    (save(1) / "checkpoint.json").unlink()
+    with pytest.raises(BadCheckpoint, match=r"step-1'.*start a new run with model.path="):
+        checkpoint.newest(config.run_dir)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from learner.ema import Ema
+from learner.shards import Whole
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "losses.json"
 
@@ -18,8 +19,9 @@ class Weights:
     def __init__(self, weight: Tensor) -> None:
         self.weight = torch.nn.Parameter(weight)
 
-    def trainable(self) -> dict[str, Tensor]:
-        return {"weight": self.weight}
+    @property
+    def shards(self) -> Whole:
+        return Whole({"weight": self.weight})
 
     def set(self, value: Tensor) -> None:
         self.weight.data.copy_(value)

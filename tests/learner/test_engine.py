@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from configs.schema import Config, LearnerConfig, ModelConfig
 from learner.batch import build
-from learner.ema import Ema
+from learner.ema import Averages, Ema
 from learner.engine import Engine
 from learner.errors import BadModel
 from learner.update import update
@@ -94,7 +94,7 @@ def test_steps_equal_plain_torch(
     plain = make_plain_engine(config)
     for one, other in zip(engine.trainable().values(), plain.trainable().values(), strict=True):
         assert torch.equal(one, other)
-    pairs = [(each, Ema(each, 0.8)) for each in (engine, plain)]
+    pairs = [(each, Averages(Ema(each, 0.8), None)) for each in (engine, plain)]
     for step in (1, 2, 3):
         training = build(batch(step, step - 1, groups=3), config.learner)
         gauges, expected = (update(*pair, training, config.learner) for pair in pairs)
@@ -103,7 +103,7 @@ def test_steps_equal_plain_torch(
     for name, weight in plain.trainable().items():
         # A percent of the rate: where gradients vanish, Adam steps on their rounding.
         torch.testing.assert_close(engine.trainable()[name], weight, rtol=1e-4, atol=1e-4)
-        masters = [ema.master[name] for _, ema in pairs]
+        masters = [ema.proximal.master[name] for _, ema in pairs]
         torch.testing.assert_close(*masters, rtol=1e-4, atol=1e-4)
 
 

@@ -8,11 +8,14 @@ import msgspec
 import pytest
 
 from configs.schema import Config, WeightSyncConfig
-from learner.ema import Ema
+from learner.batch import TrainingBatch
+from learner.ema import Averages
 from learner.errors import BadBatch
+from learner.evaluations import Evaluations
 from learner.loop import train
 from learner.run import Run
 from learner.stopping import StopRequested
+from learner.update import update
 from replay.protocol import Batch, EvalResult, Stop
 
 Script = list[tuple[Any, ...]]
@@ -29,13 +32,18 @@ class Replay:
 
     def __init__(self, script: Script, batch: Callable[..., Batch], stop_at: int = 99):
         self.script, self.batch, self.stop_at = script, batch, stop_at
+        self.recorded, self.results = 0, set[int]()
+
+    def resume(self, step: int) -> int:
+        self.script.append(("resume", step))
+        return self.recorded
 
     def sample(self, step: int) -> Batch | Stop:
         return Stop("no reward left") if step == self.stop_at else self.batch(step + 1, step)
 
     def evaluate(self, step: int, wait: bool, deadline_s: float) -> EvalResult | None:
         self.script.append(("evaluate", step, wait))
-        return result(step) if wait else None
+        return result(step) if wait or step in self.results else None
 
     def report(self, step: int, gauges: dict[str, float]) -> None:
         self.script.append(("report", step))
@@ -54,6 +62,9 @@ class Publisher:
     def publish(self, version: int, weights: Any, probe: Any, logprobs: Any) -> None:
         assert len(logprobs) == len(probe) - 1 and dict(weights)
         self.script.append(("publish", version))
+
+    def wait_for_actors(self, deadline_s: float) -> None:
+        self.script.append(("joined",))
 
     def wait_applied(self, version: int, deadline_s: float) -> None:
         self.script.append(("applied", version))
@@ -76,13 +87,39 @@ class Written(dict[int, dict[str, float]]):
     def evaluation(self, result: EvalResult) -> None:
         self.evaluations += (result.step,)
 
+    def flush(self) -> None: ...
+
+
+class PlainTrainer:
+    """One rank on the plain engine; its checkpoints hold the model alone."""
+
+    def __init__(self, config: Config, engine: Any):
+        self.config, self.engine = config, engine
+        self.averages = Averages.begin(engine, config.learner)
+        self.probe, self.named_weights = engine.probe, engine.named_weights
+
+    def learn(self, shares: tuple[TrainingBatch, ...]) -> dict[str, float]:
+        return update(self.engine, self.averages, shares[0], self.config.learner)
+
+    def export(self, folder: Path) -> None:
+        self.engine.model.save_pretrained(folder / "model")
+
 
 @pytest.fixture
 def run(config: Config, plain_engine: Any, word_tokenizer: Any, batch: Callable[..., Batch]) -> Run:
+    """A run whose actors serve the starting weights."""
     script: Script = []
-    ema, reader = Ema(plain_engine, 0.8), Replay(script, batch)
-    parts = (word_tokenizer, (3, 4, 5), reader, Publisher(script), Written())
-    return Run(config, plain_engine, ema, *parts)
+    parts = (word_tokenizer, (3, 4, 5), Replay(script, batch), Publisher(script), Written())
+    trainer, evaluations = PlainTrainer(config, plain_engine), Evaluations(config.run_dir)
+    return Run(config, trainer, *parts, evaluations, serving=True)
+
+
+def resumed(run: Run, step: int, recorded: int) -> Run:
+    """The run as a learner takes it up after `step`, with batches recorded since."""
+    run.step = run.saved = step
+    run.serving, run.reader.recorded = False, recorded
+    run.begin_again()
+    return run
 
 
 def changed(run: Run, sync: WeightSyncConfig | None = None, **learner: object) -> Run:
@@ -101,19 +138,19 @@ def test_the_whole_order_of_a_run(run: Run) -> None:
         ("publish", 1),
         ("report", 1),
         ("publish", 2),
-        ("committed", 2),
         ("report", 2),
+        ("committed", 2),
         ("evaluate", 2, False),
         ("publish", 3),
-        ("committed", 3),
         ("report", 3),
+        ("committed", 3),
         ("applied", 3),
         ("evaluate", 2, True),  # no batch has brought its result
         ("evaluate", 3, True),
     ]
     assert run.metrics.evaluations == (0, 2, 3)
     saved = Path(run.config.run_dir) / "checkpoints"
-    assert sorted(path.name for path in saved.iterdir()) == ["step-2", "step-3"]
+    assert sorted(path.name for path in saved.iterdir()) == ["best", "step-2", "step-3"]
 
 
 def test_a_version_may_be_skipped_but_never_the_last(run: Run) -> None:
@@ -132,7 +169,7 @@ def test_an_evaluation_that_came_with_a_batch_is_written_once(run: Run) -> None:
     )
     train(changed(run, eval_every=1))
     assert run.metrics.evaluations == (0, 1, 2, 3)
-    assert run.unfinished == set()
+    assert run.evaluations.unfinished == []
 
 
 def test_every_number_reaches_replay_and_tensorboard(run: Run) -> None:
@@ -156,7 +193,57 @@ def test_stop_ends_training_with_its_cause(run: Run) -> None:
 
 def test_no_steps_is_an_evaluation_of_the_start(run: Run) -> None:
     assert train(changed(run, total_steps=0)) == "completed"
-    assert run.reader.script == [("evaluate", 0, True)]
+    assert run.reader.script == [("evaluate", 0, True), ("applied", 0)]
+
+
+def test_the_first_start_leases_nothing_before_the_weights_are_verified(run: Run) -> None:
+    run.serving = False
+    run.begin()
+    assert run.reader.script == [("joined",), ("publish", 0), ("applied", 0), ("resume", 0)]
+
+
+def test_recorded_batches_are_trained_again_before_anything_is_published(run: Run) -> None:
+    resumed(changed(run, total_steps=5, checkpoint_every=2), step=1, recorded=2)
+    assert train(run) == "completed"
+    assert run.reader.script[:11] == [
+        ("resume", 1),
+        ("check",),
+        ("report", 2),
+        ("committed", 2),
+        ("joined",),
+        ("publish", 3),
+        ("applied", 3),
+        ("report", 3),
+        ("publish", 4),
+        ("report", 4),
+        ("committed", 4),
+    ]
+
+
+def test_without_recorded_batches_a_resumed_run_publishes_at_once(run: Run) -> None:
+    resumed(changed(run, total_steps=5), step=3, recorded=0)
+    assert run.reader.script == [("resume", 3), ("joined",), ("publish", 3), ("applied", 3)]
+
+
+def test_a_resumed_run_asks_only_for_evaluations_without_result(run: Run) -> None:
+    for step in (0, 1, 2):
+        run.evaluations.ask(step)
+    run.evaluations.take(result(0))
+    run.evaluations = Evaluations(run.config.run_dir, resumed_after=2)
+    run.reader.results = {1}
+    train(resumed(changed(run, total_steps=3, eval_every=1), step=2, recorded=0))
+    asked = [entry[1:] for entry in run.reader.script if entry[0] == "evaluate"]
+    assert asked == [(1, False), (2, False), (2, True), (3, True)]
+    assert run.metrics.evaluations == (1, 2, 3)
+
+
+def test_what_was_evaluated_after_the_checkpoint_is_written_again(run: Run) -> None:
+    run.evaluations.ask(2)
+    run.evaluations.take(result(2))
+    run.evaluations = Evaluations(run.config.run_dir, resumed_after=1)
+    run.reader.results = {2}
+    train(resumed(changed(run, total_steps=3, eval_every=2), step=1, recorded=1))
+    assert run.metrics.evaluations == (2, 3)
 
 
 def test_a_signal_ends_it_before_the_next_wait(run: Run) -> None:

@@ -36,3 +36,15 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("eval/em")] == [(20, 0.5)]
     expected = {"eval/sampled_em": 0.25, "eval/em_hops_2": 0.25, "eval/sampled_em_hops_1": 0.5}
     assert {name: events.Scalars(name)[0].value for name in expected} == expected
+
+
+def test_a_later_process_hides_what_it_writes_again(tmp_path: Path) -> None:
+    with Metrics(tmp_path) as metrics:
+        for step in (1, 2, 3):
+            metrics.write(step, {"learner/loss": float(step)})
+    with Metrics(tmp_path, purge_step=3) as metrics:
+        metrics.write(3, {"learner/loss": 7.0})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    written = [(e.step, e.value) for e in events.Scalars("learner/loss")]
+    assert written == [(1, 1.0), (2, 2.0), (3, 7.0)]

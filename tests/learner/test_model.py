@@ -1,5 +1,6 @@
 """Scores against a loop over single prefixes; gradients that ignore what was not sampled."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import GraniteConfig, GraniteForCausalLM, PreTrainedModel
 
 from configs.schema import ModelConfig
 from learner.errors import BadModel
-from learner.model import TokenScorer, load_model
+from learner.model import TokenScorer, load_model, score_logits
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +41,19 @@ def test_column_t_scores_token_t_given_what_came_before(
     model: PreTrainedModel, temperature: float
 ) -> None:
     tokens, mask = draw(1)
-    scores = TokenScorer(model)(tokens, mask, temperature)
-    for row, t in mask.nonzero().tolist():
+    logprobs, entropy, value = TokenScorer(model, 300)(tokens, mask, temperature)
+    assert value is None and len(logprobs) == len(entropy) == mask.sum()
+    for n, (row, t) in enumerate(mask.nonzero().tolist()):
         expected = naive(model, tokens[row, :t], int(tokens[row, t]), temperature)
-        found = torch.stack([scores.logprobs[row, t], scores.entropy[row, t]])
-        torch.testing.assert_close(found.detach(), expected, rtol=1e-4, atol=1e-5)
-    assert not scores.logprobs[~mask].any() and not scores.entropy[~mask].any()
+        found = torch.stack([logprobs[n], entropy[n]])
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_right_padding_changes_nothing(model: PreTrainedModel) -> None:
     tokens, mask = draw(2)
     wider = [torch.cat([t, torch.zeros(3, 4, dtype=t.dtype)], 1) for t in (tokens, mask)]
-    narrow = TokenScorer(model)(tokens, mask, 1.0).logprobs
-    wide = TokenScorer(model)(*wider, 1.0).logprobs
-    torch.testing.assert_close(wide[:, :11], narrow, rtol=1e-5, atol=1e-6)
+    narrow, wide = TokenScorer(model)(tokens, mask, 1.0)[0], TokenScorer(model)(*wider, 1.0)[0]
+    torch.testing.assert_close(wide, narrow, rtol=1e-5, atol=1e-6)
 
 
 @settings(deadline=None, max_examples=15)
@@ -69,12 +69,48 @@ def test_logits_of_untrained_tokens_have_exactly_no_gradient(
         kept.append(output.last_hidden_state)
 
     hook = model.base_model.register_forward_hook(keep)
-    scores = TokenScorer(model)(tokens, mask, 1.0)
+    slopes = torch.rand(int(mask.sum())) + 0.1
+    _, _, value = TokenScorer(model)(
+        tokens, mask, 1.0, lambda logprobs, chunk: (slopes[chunk] * logprobs).sum()
+    )
     hook.remove()
-    (scores.logprobs * torch.randn(3, 11)).sum().backward()
+    value.backward()
     touched = kept[0].grad.abs().sum(-1) > 0  # column t − 1 makes the logits of token t
     assert torch.equal(touched[:, :-1], mask[:, 1:]) and not touched[:, -1].any()
-    assert not scores.entropy.requires_grad
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_gradient_of_every_weight_is_that_of_whole_logits(
+    model: PreTrainedModel, tied: bool
+) -> None:
+    model = copy.deepcopy(model)
+    if not tied:
+        head = model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    tokens, mask = draw(3)
+    logits = model(input_ids=tokens, use_cache=False).logits[:, :-1][mask[:, 1:]]
+    expected = score_logits(logits, tokens[mask], 0.7).logprobs.square().sum()
+    value = TokenScorer(model, 300)(tokens, mask, 0.7, lambda logprobs, _: logprobs.square().sum())[
+        2
+    ]
+    weights = list(model.parameters())
+    for ours, whole in zip(
+        torch.autograd.grad(value, weights), torch.autograd.grad(expected, weights), strict=True
+    ):
+        torch.testing.assert_close(ours, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_a_micro_batch_without_action_tokens_has_zero_gradients(model: PreTrainedModel) -> None:
+    tokens, mask = torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.bool)
+    value = TokenScorer(model)(tokens, mask, 1.0, lambda logprobs, _: logprobs.sum())[2]
+    gradients = torch.autograd.grad(value, list(model.parameters()))
+    assert value.item() == 0.0 and not any(gradient.any() for gradient in gradients)
+
+
+def test_the_head_shares_the_models_parameters(model: PreTrainedModel) -> None:
+    scorer = TokenScorer(model)
+    assert scorer.head.weight is model.get_output_embeddings().weight
+    assert len(list(scorer.parameters())) == len(list(model.parameters()))
 
 
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:

@@ -3,40 +3,74 @@
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.packing import SHORTEST_SHARE, pack, pad, to_row
+from learner.packing import LEAST_FILL, deal, pack, pack_shares, pad, to_row
 from replay.trajectory import Trajectory
 
 lengths = st.lists(st.integers(1, 200), min_size=1, max_size=40)
 
 
+def padded(packed: list[list[int]], sizes: list[int]) -> int:
+    return sum(len(ids) * max(sizes[i] for i in ids) for ids in packed if ids)
+
+
 @settings(deadline=None)
 @given(lengths, st.integers(1, 600))
-def test_every_row_once_within_the_budget(sizes: list[int], budget: int) -> None:
+def test_every_row_once_within_the_budget_and_hardly_padded(sizes: list[int], budget: int) -> None:
     packed = pack(sizes, budget)
     assert sorted(i for ids in packed for i in ids) == list(range(len(sizes)))
     for ids in packed:
-        chosen = [sizes[i] for i in ids]
-        assert len(ids) == 1 or len(ids) * max(chosen) <= budget
-        assert min(chosen) >= SHORTEST_SHARE * max(chosen)
+        assert len(ids) == 1 or padded([ids], sizes) <= budget
+        assert sum(sizes[i] for i in ids) >= LEAST_FILL * padded([ids], sizes)
 
 
-def test_fill_at_the_demo_tasks_lengths() -> None:
+@settings(deadline=None)
+@given(lengths, st.integers(1, 5))
+def test_ranks_get_every_row_once_and_nearly_equal_sums(sizes: list[int], ranks: int) -> None:
+    shares = deal(sizes, ranks)
+    assert len(shares) == ranks
+    assert sorted(i for share in shares for i in share) == list(range(len(sizes)))
+    sums = [sum(sizes[i] for i in share) for share in shares]
+    assert max(sums) - min(sums) <= max(sizes)
+
+
+@settings(deadline=None)
+@given(lengths, st.integers(1, 600), st.integers(1, 5))
+def test_shares_have_equally_many_micro_batches(sizes: list[int], budget: int, ranks: int) -> None:
+    shares = pack_shares(sizes, budget, ranks)
+    flat = [ids for share in shares for ids in share]
+    assert len({len(share) for share in shares}) == 1 and shares == pack_shares(
+        sizes, budget, ranks
+    )
+    assert sorted(i for ids in flat for i in ids) == list(range(len(sizes)))
+    assert all(len(ids) <= 1 or padded([ids], sizes) <= budget for ids in flat)
+    assert ranks > 1 or shares == [pack(sizes, budget)]
+
+
+def test_a_rank_halves_before_it_runs_empty() -> None:
+    assert pack_shares([10, 10, 5, 5, 5, 5], 40, 2) == [[[0], [2, 4]], [[1], [3, 5]]]
+    assert pack_shares([7], 40, 2) == [[[0]], [[]]]
+
+
+@pytest.mark.parametrize("budget", [1024, 4096, 16384])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_fill_at_the_demo_tasks_lengths(budget: int, ranks: int) -> None:
     rng = np.random.default_rng(0)
-    sizes = [int(n) for n in np.concatenate([rng.integers(40, 52, 64), rng.integers(78, 92, 64)])]
-    padded = sum(len(ids) * max(sizes[i] for i in ids) for ids in pack(sizes, 16384))
-    assert sum(sizes) / padded >= 0.9
+    sizes = [int(n) for n in np.concatenate([rng.integers(40, 60, 64), rng.integers(70, 140, 64)])]
+    shares = pack_shares(sizes, budget, ranks)
+    assert sum(sizes) / sum(padded(share, sizes) for share in shares) >= 0.9
 
 
 def test_the_mask_is_what_the_policy_sampled(trajectory: Callable[..., Trajectory]) -> None:
     record = trajectory(seed=3)
-    row = to_row(record, advantage=0.5, newest_version=4)
+    row = to_row(record, advantage=0.5, newest_version=4, coefficient=0.25)
     actions = np.concatenate([turn.action_tokens for turn in record.turns])
     assert row.tokens.tolist() == record.tokens.tolist()
     assert row.tokens[row.loss_mask].tolist() == actions.tolist()
-    assert row.loss_mask.sum() == record.action_count
+    assert row.loss_mask.sum() == record.action_count and row.coefficient == 0.25
     logprobs = np.concatenate([turn.behaviour_logprobs for turn in record.turns])
     assert row.behaviour_logprobs[row.loss_mask].tolist() == logprobs.tolist()
     assert set(row.advantages[row.loss_mask]) == {0.5} and not row.advantages[~row.loss_mask].any()
@@ -44,10 +78,18 @@ def test_the_mask_is_what_the_policy_sampled(trajectory: Callable[..., Trajector
 
 
 def test_padding_adds_only_masked_zeros(trajectory: Callable[..., Trajectory]) -> None:
-    rows = [to_row(trajectory(seed=seed), 1.0, 0) for seed in range(4)]
+    rows = [to_row(trajectory(seed=seed), 1.0, 0, 0.1 * seed) for seed in range(4)]
     micro = pad([2, 0], rows)
     assert micro.row_ids.tolist() == [2, 0]
+    assert micro.coefficients.tolist() == pytest.approx([0.2, 0.0])
+    assert micro.rows.tolist() == [0] * rows[2].loss_mask.sum() + [1] * rows[0].loss_mask.sum()
     for row, index in enumerate([2, 0]):
         size = len(rows[index])
         assert micro.tokens[row, :size].tolist() == rows[index].tokens.tolist()
         assert not micro.tokens[row, size:].any() and not micro.loss_mask[row, size:].any()
+
+
+def test_no_rows_are_one_row_of_nothing() -> None:
+    micro = pad([], [])
+    assert micro.row_ids.tolist() == [-1] and micro.rows.tolist() == []
+    assert micro.tokens.shape == (1, 2) and not micro.loss_mask.any()

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from configs.schema import Config
-from learner import checkpoint
 from learner.batch import TrainingBatch, build
-from learner.ema import Ema
+from learner.ema import Averages, Ema
 from learner.errors import Diverged
-from learner.update import proximal_logprobs, update
+from learner.update import logprobs_under, update
 from replay.codec import decode_trajectory, encode_trajectory
 from replay.protocol import Batch
 
@@ -59,8 +57,8 @@ def naive_loss(model: Any, average: Any, given: Batch, config: Config) -> Tensor
                 ):
                     lp, lo = current[t - 1, token], proximal[t - 1, token].detach()
                     ratio = (lp - lo).exp()
-                    weight = min(float((lo - float(behaviour)).exp()), config.learner.behaviour_cap)
-                    clipped = ratio.clamp(1 - config.learner.clip_low, 1 + config.learner.clip_high)
+                    weight = min(float((lo - float(behaviour)).exp()), 2.0)
+                    clipped = ratio.clamp(0.8, 1.28)
                     total = total - weight * torch.minimum(ratio * credit, clipped * credit)
                     t, count = t + 1, count + 1
                 t += len(turn.observation_tokens)
@@ -72,7 +70,7 @@ def test_equals_the_algorithm_written_out(
 ) -> None:
     engine, twin = make_plain_engine(config), make_plain_engine(config)
     average = make_plain_engine(config).model
-    ema = Ema(engine, 0.8)
+    ema = Averages(Ema(engine, 0.8), None)
     for each in (engine, twin):
         away_from_its_average(each, ema)
     given = batch()
@@ -88,7 +86,9 @@ def test_equals_the_algorithm_written_out(
     moved = {name: 0.8 * start + 0.2 * engine.trainable()[name]
              for name, start in average.named_parameters()}  # fmt: skip
     for name, expected in moved.items():
-        torch.testing.assert_close(ema.master[name], expected.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            ema.proximal.master[name], expected.detach(), rtol=1e-5, atol=1e-6
+        )
 
 
 def test_micro_batching_does_not_change_the_gradient(
@@ -98,7 +98,9 @@ def test_micro_batching_does_not_change_the_gradient(
     for budget in (1, 60, 10_000):
         learner = with_learner(config, micro_batch_tokens=budget).learner
         engine = make_plain_engine(config)
-        gauges = update(engine, Ema(engine, 0.8), build(batch(groups=4), learner), learner)
+        gauges = update(
+            engine, Averages(Ema(engine, 0.8), None), build(batch(groups=4), learner), learner
+        )
         gradients.append(engine.gradients)
         sizes.append(gauges["learner/micro_batches"])
     assert sizes[0] == 12 and sizes[0] > sizes[1] >= sizes[2]
@@ -116,10 +118,10 @@ def test_a_rewarded_action_becomes_likelier_and_a_fruitless_one_less(
         with torch.no_grad():
             scores = [plain_engine.score(m, training.temperature) for m in training.micro_batches]
         pairs = zip(scores, training.micro_batches, strict=True)
-        return torch.stack([(s.logprobs * m.advantages).sum() for s, m in pairs]).sum()
+        return torch.stack([(s.logprobs * m.advantages[m.loss_mask]).sum() for s, m in pairs]).sum()
 
     before = likelihood()
-    update(plain_engine, Ema(plain_engine, 0.8), training, config.learner)
+    update(plain_engine, Averages(Ema(plain_engine, 0.8), None), training, config.learner)
     assert likelihood() > before
 
 
@@ -146,7 +148,7 @@ def test_on_its_own_fresh_samples_every_weight_is_one(
     config: Config, plain_engine: Any, batch: Callable[..., Batch]
 ) -> None:
     training = build(sampled_by(plain_engine, batch()), config.learner)
-    gauges = update(plain_engine, Ema(plain_engine, 0.8), training, config.learner)
+    gauges = update(plain_engine, Averages(Ema(plain_engine, 0.8), None), training, config.learner)
     assert gauges["learner/mismatch_max"] < 1e-5
     ones = ("behaviour_ratio_mean", "behaviour_ratio_max", "ess")
     assert [gauges[f"learner/{name}"] for name in ones] == pytest.approx([1.0] * 3, abs=1e-4)
@@ -169,7 +171,7 @@ def test_a_token_without_a_number_is_masked_counted_and_stays_in_the_denominator
     for value in (math.nan, 20.0):
         engine = make_plain_engine(config)
         training = spoilt(build(batch(), config.learner), value)
-        gauges = update(engine, Ema(engine, 0.8), training, config.learner)
+        gauges = update(engine, Averages(Ema(engine, 0.8), None), training, config.learner)
         assert gauges["learner/masked_tokens"] == float(math.isnan(value))
         assert all(math.isfinite(number) for number in gauges.values())
         gradients.append(engine.gradients)
@@ -178,21 +180,19 @@ def test_a_token_without_a_number_is_masked_counted_and_stays_in_the_denominator
 
 
 def test_proximal_logprobs_are_those_of_a_model_loaded_from_the_saved_average(
-    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch], word_tokenizer: Any,
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    engine = make_plain_engine(config)
-    ema, training = Ema(engine, 0.8), build(batch(), config.learner)
+    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch], tmp_path: Path
+) -> None:
+    engine, twin = make_plain_engine(config), make_plain_engine(config)
+    ema, training = Averages(Ema(engine, 0.8), None), build(batch(), config.learner)
     update(engine, ema, training, config.learner)
-    folder = checkpoint.save(tmp_path, 1, engine, ema, word_tokenizer)
-    loaded = make_plain_engine(
-        msgspec.structs.replace(
-            config, model=msgspec.structs.replace(config.model, path=str(folder / "ema"))
-        )
-    )
-    for micro, proximal in zip(
-        training.micro_batches, proximal_logprobs(engine, ema, training), strict=True
-    ):
+    with torch.no_grad():
+        for name, weight in twin.trainable().items():
+            weight.copy_(ema.proximal.master[name])
+    twin.model.save_pretrained(tmp_path / "ema")
+    model = msgspec.structs.replace(config.model, path=str(tmp_path / "ema"))
+    loaded = make_plain_engine(msgspec.structs.replace(config, model=model))
+    under = logprobs_under(engine, ema.proximal, training.micro_batches, training.temperature)
+    for micro, proximal in zip(training.micro_batches, under, strict=True):
         assert not proximal.requires_grad
         assert torch.equal(proximal, loaded.score(micro, training.temperature).logprobs)
         assert not torch.equal(proximal, engine.score(micro, training.temperature).logprobs)
@@ -203,29 +203,84 @@ def test_lr_zero_changes_nothing(
 ) -> None:
     frozen = with_learner(config, lr=0.0)
     engine = make_plain_engine(frozen)
-    ema = Ema(engine, 0.8)
+    ema = Averages(Ema(engine, 0.8), None)
     before = {name: weight.detach().clone() for name, weight in engine.trainable().items()}
     update(engine, ema, build(batch(), frozen.learner), frozen.learner)
     for name, weight in before.items():
         assert torch.equal(engine.trainable()[name], weight)
-        assert torch.equal(ema.master[name], weight)
+        assert torch.equal(ema.proximal.master[name], weight)
 
 
 def test_weights_that_are_no_numbers_stop_the_run(
     config: Config, plain_engine: Any, batch: Callable[..., Batch]
 ) -> None:
-    ema = Ema(plain_engine, 0.8)
+    ema = Averages(Ema(plain_engine, 0.8), None)
     next(iter(plain_engine.trainable().values())).data.fill_(math.nan)
     with pytest.raises(Diverged, match="step 1: the loss is nan"):
         update(plain_engine, ema, build(batch(), config.learner), config.learner)
 
 
-def test_the_checkpoint_gives_the_same_logits(
-    config: Config, plain_engine: Any, word_tokenizer: Any, tmp_path: Path
+@pytest.mark.parametrize("proximal", ["ema", "start_of_update", "behaviour"])
+@pytest.mark.parametrize("objective", ["grpo", "cispo", "gspo", "dppo_tv", "reinforce"])
+def test_every_mode_takes_a_step_and_reports_finite_numbers(
+    config: Config, plain_engine: Any, batch: Callable[..., Batch], objective: str, proximal: str
 ) -> None:
-    folder = checkpoint.save(tmp_path, 4, plain_engine, Ema(plain_engine, 0.8), word_tokenizer)
-    tokens = torch.arange(2, 12)[None]
-    loaded = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    assert torch.equal(loaded(input_ids=tokens).logits, plain_engine.model(input_ids=tokens).logits)
-    embeddings, head = loaded.get_input_embeddings(), loaded.get_output_embeddings()
-    assert embeddings.weight.data_ptr() == head.weight.data_ptr(), "tied weights stay tied"
+    learner = with_learner(
+        config, objective=objective, proximal=proximal, anchor="ema", kl_coef=0.1
+    ).learner
+    averages = Averages.begin(plain_engine, learner)
+    away_from_its_average(plain_engine, averages.proximal)
+    gauges = update(plain_engine, averages, spoilt(build(batch(), learner), math.nan), learner)
+    assert all(math.isfinite(value) for value in gauges.values())
+    assert gauges["learner/grad_norm"] > 0.0
+    assert gauges["learner/anchor_kl"] > 0.0
+    assert gauges["learner/masked_tokens"] == 1.0
+    assert gauges["learner/ess"] < 1.0, "the recorded log-probs are another policy's"
+
+
+def test_untruncated_modes_without_a_clip_share_one_gradient(
+    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
+) -> None:
+    free = {"clip_low": 1.0, "clip_high": 1e9, "behaviour_cap": 1e9}
+    gradients = []
+    for objective, proximal in (
+        ("grpo", "ema"), ("grpo", "start_of_update"), ("grpo", "behaviour"), ("cispo", "ema"),
+        ("reinforce", "ema"),
+    ):  # fmt: skip
+        learner = with_learner(config, objective=objective, proximal=proximal, **free).learner
+        engine = make_plain_engine(config)
+        averages = Averages.begin(engine, learner)
+        away_from_its_average(engine, averages.proximal)
+        update(engine, averages, build(batch(), learner), learner)
+        gradients.append(engine.gradients)
+    for other in gradients[1:]:
+        for name, gradient in gradients[0].items():
+            torch.testing.assert_close(other[name], gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_the_kl_to_an_anchor_starts_at_zero_and_pulls_back(
+    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
+) -> None:
+    pull = {"anchor": "frozen", "kl_coef": 100.0, "kl_estimator": "k2", "lr": 1e-3}
+    learner = with_learner(config, proximal="start_of_update", **pull).learner
+    engine = make_plain_engine(config)
+    averages = Averages.begin(engine, learner)
+    training = build(sampled_by(engine, batch()), learner)
+    assert update(engine, averages, training, learner)["learner/anchor_kl"] == pytest.approx(
+        0.0, abs=1e-6
+    )
+    away_from_its_average(engine, averages.proximal)
+    distances = [update(engine, averages, training, learner)["learner/anchor_kl"] for _ in range(3)]
+    assert distances[0] > distances[1] > distances[2] > 0.0
+
+
+def test_half_lives_are_reported_in_steps_and_in_staleness(
+    config: Config, plain_engine: Any, batch: Callable[..., Batch]
+) -> None:
+    averages = Averages(Ema(plain_engine, 0.8), None)
+    training = build(batch(step=3, version=0), config.learner)
+    gauges = update(plain_engine, averages, training, config.learner)
+    assert gauges["learner/ema_half_life_steps"] == pytest.approx(math.log(0.5) / math.log(0.8))
+    half = gauges["learner/ema_half_life_steps"] / 2.0
+    assert gauges["learner/ema_half_life_staleness"] == pytest.approx(half)
+    assert gauges["learner/staleness_tokens_2"] == 1.0

@@ -5,7 +5,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,9 @@ from configs.schema import (
 )
 from learner.worker import main
 from replay.client import TrajectoryWriter
+from replay.log import read
 from replay.protocol import Hello, Lease
+from replay.records import LearnerResumed, Resampled, Sampled
 from replay.trajectory import StopReason, Trajectory, Turn
 from weight_sync.buckets import Layout, NamedTensors, dtype_name
 from weight_sync.receiver import Receiver
@@ -95,10 +98,10 @@ class Actor:
         following = asyncio.create_task(sync.run())
         hello, limits = Hello("actor-0", "digest"), config.replay
         endpoint = replay_endpoint(config)
-        await verified.get()
+        first = await verified.get()
         async with TrajectoryWriter(endpoint, hello, limits.heartbeat_s, 20.0) as writer:
             writer.gauges = lambda: {"actor/tokens_per_s": 7.0}
-            await writer.ready(8, 1, 0)
+            await writer.ready(8, *first)
             announcing = asyncio.create_task(self.announce(verified, writer))
             while isinstance(lease := await writer.next(), Lease):
                 await sync.serving.wait()
@@ -139,33 +142,56 @@ def whole(tmp_path: Path, tiny_model_path: Path) -> Config:
     return config
 
 
-async def run_with(
-    config: Config, tmp_path: Path, until: Callable[[Actor], bool]
-) -> tuple[Actor, str]:
-    """Start replay and learner and act; SIGTERM the learner once `until`; returns its log."""
-    actor, processes = Actor(config.model.path), []
+@contextmanager
+def processes(tmp_path: Path, *flags: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Replay and learner; killed if they are left."""
+    started = []
     for package in ("replay", "learner"):
-        command = [sys.executable, "-m", f"{package}.worker", str(tmp_path / "config.yaml")]
-        with (tmp_path / f"{package}.log").open("w") as log:
-            processes.append(subprocess.Popen(command, stderr=log))
-    acting = asyncio.create_task(actor.serve(config))
+        command = [sys.executable, "-m", f"{package}.worker", str(tmp_path / "config.yaml"), *flags]
+        with (tmp_path / f"{package}.log").open("a") as log:
+            started.append(subprocess.Popen(command, stderr=log))
     try:
-        while processes[1].poll() is None:
-            await asyncio.wait([acting], timeout=0.1)
-            assert not (acting.done() and acting.exception()), acting.exception()
-            if until(actor):
-                processes[1].send_signal(signal.SIGTERM)
-                await asyncio.to_thread(processes[1].wait, 30)
-        text = (tmp_path / "learner.log").read_text()
-        assert processes[1].returncode == 0, text
-        await asyncio.wait_for(acting, 20)
-        assert await asyncio.to_thread(processes[0].wait, 20) == 0
+        yield started
     finally:
-        for process in processes:
+        for process in started:
             process.kill()
             process.wait()
+
+
+async def run_with(
+    config: Config, tmp_path: Path, until: Callable[[Actor], bool], *flags: str
+) -> tuple[Actor, str]:
+    """Start replay and learner and act; SIGTERM the learner once `until`; returns its log."""
+    actor = Actor(config.model.path)
+    acting = asyncio.create_task(actor.serve(config))
+    try:
+        with processes(tmp_path, *flags) as (replay, learner):
+            while learner.poll() is None:
+                await asyncio.wait([acting], timeout=0.1)
+                assert not (acting.done() and acting.exception()), acting.exception()
+                if until(actor):
+                    learner.send_signal(signal.SIGTERM)
+                    await asyncio.to_thread(learner.wait, 30)
+            text = (tmp_path / "learner.log").read_text()
+            assert learner.returncode == 0, text
+            await asyncio.wait_for(acting, 20)
+            assert await asyncio.to_thread(replay.wait, 20) == 0
+    finally:
         shutil.rmtree(socket_dir(config.run_dir), ignore_errors=True)
     return actor, text
+
+
+async def run_until_killed(config: Config, tmp_path: Path, until: Callable[[Actor], bool]) -> None:
+    """Start replay and learner and act; SIGKILL both once `until`."""
+    actor = Actor(config.model.path)
+    acting = asyncio.create_task(actor.serve(config))
+    with processes(tmp_path):
+        while not until(actor):
+            await asyncio.wait([acting], timeout=0.05)
+            assert not acting.done(), acting.exception()
+    acting.cancel()
+    await asyncio.wait([acting])
+    shutil.rmtree(socket_dir(config.run_dir))
 
 
 @pytest.mark.slow
@@ -173,7 +199,7 @@ async def test_a_run_from_the_first_version_to_the_last(whole: Config, tmp_path:
     actor, log = await run_with(whole, tmp_path, lambda _: False)
     assert "ended after step 4: completed" in log
     folder = Path(whole.run_dir) / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir()) == ["step-2", "step-4"]
+    assert sorted(path.name for path in folder.iterdir()) == ["best", "step-2", "step-4"]
     trained = AutoModelForCausalLM.from_pretrained(folder / "step-4" / "model", dtype=torch.float32)
     for name, weight in trained.named_parameters():
         assert torch.equal(actor.weights[name], weight), "the actor serves the last version"
@@ -189,6 +215,27 @@ async def test_a_run_from_the_first_version_to_the_last(whole: Config, tmp_path:
 
 
 @pytest.mark.slow
+async def test_a_killed_run_goes_on_from_its_checkpoint(whole: Config, tmp_path: Path) -> None:
+    learner = msgspec.structs.replace(whole.learner, total_steps=12, checkpoint_every=5)
+    config = msgspec.structs.replace(whole, learner=learner)
+    save(config, tmp_path / "config.yaml")
+    await run_until_killed(config, tmp_path, lambda actor: actor.version >= 7)
+    actor, log = await run_with(config, tmp_path, lambda _: False, "--resume")
+    assert "resumed after step 5" in log and "ended after step 12: completed" in log
+    records = list(read(Path(config.run_dir) / "events.log"))
+    resumes = [(r.incarnation, r.step) for r in records if isinstance(r, LearnerResumed)]
+    assert resumes == [(1, 0), (2, 5)]
+    assert [r.step for r in records if isinstance(r, Sampled)] == list(range(1, 13))
+    again = [r.step for r in records if isinstance(r, Resampled)]
+    assert again == list(range(6, 6 + len(again))) and len(again) >= 2
+    events = EventAccumulator(str(Path(config.run_dir) / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("learner/loss")] == list(range(1, 13))
+    assert [event.step for event in events.Scalars("eval/em")] == [0, 2, 4, 6, 8, 10, 12]
+    assert actor.version == 12
+
+
+@pytest.mark.slow
 async def test_sigterm_ends_it_with_a_checkpoint(whole: Config, tmp_path: Path) -> None:
     endless = msgspec.structs.replace(
         whole, learner=LearnerConfig(total_steps=10_000, checkpoint_every=10_000, lr=1e-3)
@@ -201,6 +248,7 @@ async def test_sigterm_ends_it_with_a_checkpoint(whole: Config, tmp_path: Path) 
 
 
 def test_bad_input_is_exit_code_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main([]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main([])
     assert main([str(tmp_path / "absent.yaml")]) == 2
     assert "absent.yaml' does not exist" in capsys.readouterr().err

@@ -11,8 +11,9 @@ import pytest
 from configs.load import load, replay_endpoint
 from configs.process import socket_dir
 from replay.client import BatchReader, Observer
-from replay.log import FILE_NAME, read
-from replay.records import Reported, RunStarted, Stopped
+from replay.log import FILE_NAME, EventLog, read, read_whole
+from replay.protocol import RefusedByReplay
+from replay.records import Reported, RunResumed, RunStarted, Stopped
 from replay.worker import main
 
 PYTHON = [sys.executable, "-m", "replay.worker"]
@@ -93,8 +94,50 @@ def test_bad_input_is_named(config: Path, capsys, overrides: list[str], words: s
 
 
 def test_no_configuration_shows_the_usage(capsys) -> None:
-    assert main([]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main([])
     assert "usage" in capsys.readouterr().err
+
+
+def test_a_resumed_run_goes_on_in_the_same_log(config: Path, worker) -> None:
+    endpoint, path = replay_endpoint(load(config)), run_dir(config) / FILE_NAME
+    with BatchReader(endpoint, 1, 5.0) as trainer:
+        trainer.resume(0)
+        trainer.report(1, {"learner/loss": 0.5})
+    worker.kill()
+    worker.wait()
+    path.write_bytes(path.read_bytes() + b"cut")
+    before = list(read_whole(path))
+    again = subprocess.Popen([*PYTHON, str(config), "--resume"], stderr=subprocess.PIPE, text=True)
+    with BatchReader(endpoint, 1, 5.0) as late, BatchReader(endpoint, 2, 5.0) as trainer:
+        with pytest.raises(RefusedByReplay, match="must exceed 1"):
+            late.resume(0)
+        assert trainer.resume(1) == 0
+        trainer.finish()
+    assert again.wait(timeout=8) == 0, again.communicate()
+    again.communicate()
+    facts = list(read(path))
+    assert facts[: len(before)] == before and isinstance(facts[len(before)], RunResumed)
+
+
+def test_a_log_that_cannot_be_read_is_refused_and_kept(config: Path, capsys) -> None:
+    assert main([str(config), "--resume"]) == 2
+    assert "events.log: cannot be read" in capsys.readouterr().err
+    run_dir(config).mkdir()
+    (run_dir(config) / FILE_NAME).write_bytes(b"somebody's history")
+    assert main([str(config), "--resume"]) == 2
+    assert "offset 0: not an event log" in capsys.readouterr().err
+    assert (run_dir(config) / FILE_NAME).read_bytes() == b"somebody's history"
+
+
+def test_a_resumed_log_outlives_a_failed_start(config: Path) -> None:
+    path = run_dir(config) / FILE_NAME
+    path.parent.mkdir()
+    with EventLog.create(path) as log:
+        log.append([RunStarted(0.0, 7, "")])
+    before = path.read_bytes()
+    assert main([str(config), "--resume", "replay.endpoint=ipc:///none/replay"]) == 2
+    assert path.read_bytes() == before
 
 
 def test_failed_start_leaves_nothing_behind(config: Path) -> None:

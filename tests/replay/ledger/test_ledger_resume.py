@@ -41,7 +41,7 @@ def test_they_come_in_order(trained: Any) -> None:
     assert "step 3 comes next" in trained.sample(4, 2).cause
 
 
-def test_nothing_is_leased_until_they_are_served(trained: Any) -> None:
+def test_nothing_is_leased_until_the_learner_asks_for_something_new(trained: Any) -> None:
     s = trained
     before = len(s.leased["a"])
     s.learner(step=2, incarnation=2)
@@ -50,7 +50,33 @@ def test_nothing_is_leased_until_they_are_served(trained: Any) -> None:
     s.sample(2, 2)
     assert len(s.leased["a"]) == before
     s.sample(3, 2)
+    assert len(s.leased["a"]) == before
+    s.sample(4, 2)
     assert len(s.leased["a"]) > before
+
+
+def test_an_evaluation_is_leased_once_they_are_trained(scene: Any) -> None:
+    s = scene(evals=1, groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 100)
+    s.train("a", 1)
+    s.send("a", Ready("a", 100, 2, 1))
+    s.learner(step=0, incarnation=2)
+    s.send("learner", Evaluate(2, 0))
+    assert s.leased["a"] == []
+    s.sample(0, 2)
+    s.send("learner", Evaluate(2, 1))
+    assert {lease.kind for lease in s.leased["a"]} == {"eval", "train"}
+
+
+def test_groups_do_not_grow_old_meanwhile(trained: Any) -> None:
+    s = trained
+    s.send("a", Ready("a", 100, 1, 4))
+    opened = dict(s.ledger.books.opened)
+    s.learner(step=2, incarnation=2)
+    for _ in range(4):
+        s.tick(100)
+    assert opened and s.ledger.books.opened == opened
 
 
 def test_an_actor_of_the_old_incarnation_gets_nothing_but_may_deliver(trained: Any) -> None:

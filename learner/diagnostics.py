@@ -1,0 +1,157 @@
+"""What a step did, in numbers over its action tokens: where it was stale, clipped, mismatched.
+
+Consumes what each micro-batch leaves, detached; produces `learner/*` gauges. Ratios are over the
+tokens with a finite behaviour log-prob, and measured before the update.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from configs.schema import LearnerConfig
+from learner.importance import (
+    LOG_RATIO_LIMIT,
+    behaviour_ratio,
+    effective_sample_size,
+    log_ratio,
+    sequence_sums,
+)
+from learner.loss import TokenLoss
+from learner.model import TokenScores
+from learner.packing import MicroBatch
+
+# The histogram's bars: (first, last) staleness of each, in steps.
+STALENESS_BARS = {
+    "0": (0, 0),
+    "1": (1, 1),
+    "2": (2, 2),
+    "3_4": (3, 4),
+    "5_8": (5, 8),
+    "9_16": (9, 16),
+    "17_up": (17, 1 << 30),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFacts:
+    """One micro-batch's N action tokens; every field is [N] and has no gradient."""
+
+    rows: Tensor  # whose each token is, within this micro-batch
+    loss: Tensor  # sums, over all tokens of the step, to its loss
+    log_ratio: Tensor  # what the behaviour weight is of; 0 where not usable
+    usable: Tensor  # bool: the behaviour log-prob is finite
+    clipped: Tensor  # bool: acts, and the trust region changed it
+    divergence: Tensor  # weighted KL to the anchor; 0 without one
+    current: Tensor
+    behaviour: Tensor
+    entropy: Tensor
+    advantages: Tensor
+    staleness: Tensor
+
+    @classmethod
+    def gather(
+        cls, micro: MicroBatch, loss: TokenLoss, scores: TokenScores, two_policies: bool
+    ) -> "TokenFacts":
+        """Put together what is known once the gradient is made."""
+        current, terms = scores.logprobs, loss.terms
+        recorded = micro.behaviour_logprobs[micro.loss_mask]
+        usable = recorded.isfinite()
+        anchored = loss.reference is not None
+        return cls(
+            rows=micro.rows,
+            loss=loss.tokens(current),
+            log_ratio=log_ratio(current if two_policies else terms.proximal, recorded, usable),
+            usable=usable,
+            clipped=loss.policy(current).clipped & loss.weights.ne(0.0),
+            divergence=loss.divergence(current) if anchored else torch.zeros_like(current),
+            current=current,
+            behaviour=recorded,
+            entropy=scores.entropy,
+            advantages=terms.advantages,
+            staleness=micro.staleness[micro.loss_mask],
+        )
+
+
+def diagnose(parts: list[TokenFacts], config: LearnerConfig) -> dict[str, float]:
+    """The step's gauges; what the step's tokens cannot tell is left out."""
+    tokens = TokenFacts(
+        *(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(TokenFacts))
+    )
+    gauges = {
+        "learner/loss": float(tokens.loss.double().sum()),
+        "learner/masked_tokens": float((~tokens.usable).sum()),
+    }
+    if len(tokens.loss):
+        gauges["learner/entropy"] = float(tokens.entropy.mean())
+        gauges["learner/clip_fraction"] = float(tokens.clipped.double().mean())
+        gauges |= _staleness(tokens.staleness)
+    if tokens.usable.any():
+        gauges |= _ratios(parts, tokens, config) | _changes(tokens, config)
+    return gauges
+
+
+def _staleness(staleness: Tensor) -> dict[str, float]:
+    return {
+        f"learner/staleness_tokens_{bar}": float(
+            ((staleness >= first) & (staleness <= last)).double().mean()
+        )
+        for bar, (first, last) in STALENESS_BARS.items()
+    }
+
+
+def _ratios(parts: list[TokenFacts], tokens: TokenFacts, config: LearnerConfig) -> dict[str, float]:
+    """Of the behaviour ratio at its configured level: mean, maximum, share outside the bounds; and
+    ESS per token and per sequence, untruncated and truncated.
+    """
+    level, floor, cap = config.behaviour_level, config.behaviour_floor, config.behaviour_cap
+    ratio = torch.cat(
+        [behaviour_ratio(p.log_ratio, p.rows, p.usable, level)[p.usable] for p in parts]
+    )
+    sequences = torch.cat([_sequence_log_ratios(part) for part in parts])
+    by_token = tokens.log_ratio[tokens.usable]
+    return {
+        "learner/behaviour_ratio_mean": float(ratio.mean()),
+        "learner/behaviour_ratio_max": float(ratio.max()),
+        "learner/truncated_fraction": float(((ratio > cap) | (ratio < floor)).double().mean()),
+        "learner/ess": _ess(by_token),
+        "learner/ess_truncated": _ess(by_token, cap),
+        "learner/ess_sequence": _ess(sequences),
+        "learner/ess_sequence_truncated": _ess(sequences, cap),
+    }
+
+
+def _sequence_log_ratios(part: TokenFacts) -> Tensor:
+    """float[S]: of each sequence that has a usable token."""
+    known = sequence_sums(part.usable.to(part.log_ratio), part.rows) > 0
+    return sequence_sums(part.log_ratio, part.rows)[known]
+
+
+def _ess(log_ratios: Tensor, cap: float | None = None) -> float:
+    if cap is None:
+        # A common factor changes nothing: so no ratio overflows, and none needs a clamp.
+        return float(effective_sample_size((log_ratios.double() - log_ratios.max()).exp()))
+    ratios = log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return float(effective_sample_size(ratios.clamp(max=cap)))
+
+
+def _changes(tokens: TokenFacts, config: LearnerConfig) -> dict[str, float]:
+    """How far the policy is from the one that sampled: by credit, and on fresh tokens."""
+    usable = tokens.usable
+    moved = tokens.current - torch.where(usable, tokens.behaviour, 0.0)
+    gauges = {}
+    for name, credited in (
+        ("positive", usable & (tokens.advantages > 0)),
+        ("negative", usable & (tokens.advantages < 0)),
+    ):
+        if credited.any():
+            gauges[f"learner/likelihood_change_{name}"] = float(moved[credited].mean())
+    # Same weights on both sides: what is left is the difference between the two implementations.
+    fresh = usable & (tokens.staleness == 0)
+    if fresh.any():
+        mismatch = moved[fresh].abs()
+        gauges["learner/mismatch"] = float(mismatch.mean())
+        gauges["learner/mismatch_max"] = float(mismatch.max())
+    if config.anchor != "none":
+        gauges["learner/anchor_kl"] = float(tokens.divergence[usable].mean())
+    return gauges

@@ -1,0 +1,199 @@
+"""The language-model head without its logits: log-probs, entropy and the loss's gradient, a chunk
+of tokens at a time.
+
+[N, V] logits would be most of a step's memory. The loss is a sum over tokens, so each chunk's
+logits turn in place into their own gradient and are gone before the next chunk. Rows add up in any
+order, so chunks only change rounding.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+ChunkLoss = Callable[[Tensor, slice], Tensor]  # current log-probs float[n] of a chunk -> its loss
+CHUNK_BYTES = 64 << 20
+SLICE_ENTRIES = 4096  # vocabulary entries for which temporaries beside the logits exist
+
+
+class LogProbHead(nn.Module):
+    """Scores targets under hidden states; holds the very parameters of the model's output layer.
+
+    A module of its own, so that sharded parameters are gathered when it is called.
+    """
+
+    def __init__(self, output_layer: nn.Linear, chunk_bytes: int = CHUNK_BYTES) -> None:
+        """`chunk_bytes` is the largest piece of logits that ever exists, at least one token's."""
+        super().__init__()
+        self.weight = output_layer.weight
+        self.bias = output_layer.bias
+        self.chunk_bytes = chunk_bytes
+
+    def forward(
+        self, hidden: Tensor, targets: Tensor, temperature: float, loss: ChunkLoss | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Log-probs and entropies float32[N], detached, and with `loss` the sum of its values.
+
+        hidden [N, H], targets int64[N]; logits are divided by `temperature`, all in float32
+        (float64 where the hidden states are). Only the value has a gradient: `loss` may depend on
+        the log-probs it is given and on nothing else that is trained.
+        """
+        makes_gradient = loss is not None and torch.is_grad_enabled()
+        task = _Task(targets, temperature, loss, self.chunk_bytes, makes_gradient)
+        return _ChunkedScores.apply(hidden, self.weight, self.bias, task)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    targets: Tensor
+    temperature: float
+    loss: ChunkLoss | None
+    chunk_bytes: int
+    makes_gradient: bool
+
+
+class _ChunkedScores(torch.autograd.Function):
+    """Backward multiplies the gradients made in forward: it needs neither logits nor weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        gradients = _Gradients.begin(hidden, weight, bias, dtype) if task.makes_gradient else None
+        logprobs, entropy = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2))
+        value = None if task.loss is None else hidden.new_zeros((), dtype=dtype)
+        for chunk, logits in _chunks(len(hidden), len(weight), dtype, task.chunk_bytes, hidden):
+            _fill_logits(logits, hidden[chunk], weight, bias, task.temperature)
+            targets = task.targets[chunk]
+            logprobs[chunk], entropy[chunk], total = _score(logits, targets, task.makes_gradient)
+            if task.loss is None:
+                continue
+            share, slope = _evaluate(task.loss, logprobs[chunk], chunk, task.makes_gradient)
+            value += share
+            if gradients is not None:
+                # d logprob / d logits = (onehot − p) / temperature; the logits hold total · p now.
+                slope = slope.unsqueeze(-1) / task.temperature
+                logits.mul_(-slope / total).scatter_add_(-1, targets.unsqueeze(-1), slope)
+                gradients.add(chunk, logits, hidden[chunk], weight)
+        ctx.gradients = gradients
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (hidden, weight, bias)]
+        ctx.mark_non_differentiable(logprobs, entropy)
+        return logprobs, entropy, value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _logprobs: Tensor, _entropy: Tensor, upstream: Tensor) -> tuple:
+        if ctx.gradients is None:
+            raise RuntimeError("the gradient of chunked log-probs can be taken only once")
+        gradients, ctx.gradients = ctx.gradients, None  # autograd may then keep the buffers
+        made = (gradients.hidden, gradients.weight, gradients.bias)
+        return (
+            *(
+                None if gradient is None else gradient.mul_(upstream).to(dtype)
+                for gradient, dtype in zip(made, ctx.dtypes, strict=True)
+            ),
+            None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """Sums over the chunks, in the dtype of the arithmetic: in bf16, dozens of additions drift."""
+
+    hidden: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+
+    @classmethod
+    def begin(
+        cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> "_Gradients":
+        def zeros(like: Tensor | None, wanted: bool) -> Tensor | None:
+            return torch.zeros_like(like, dtype=dtype) if wanted and like is not None else None
+
+        return cls(
+            torch.zeros_like(hidden, dtype=dtype),
+            zeros(weight, weight.requires_grad),
+            zeros(bias, bias is not None and bias.requires_grad),
+        )
+
+    def add(self, chunk: slice, dlogits: Tensor, hidden: Tensor, weight: Tensor) -> None:
+        """Take in a chunk: dlogits [n, V] and the hidden states [n, H] they belong to."""
+        for columns in _columns(weight, dlogits.dtype):
+            piece = dlogits[:, columns].to(weight.dtype)
+            self.hidden[chunk] += piece @ weight[columns]
+            if self.weight is not None and weight.dtype == self.weight.dtype:
+                self.weight[columns].addmm_(piece.t(), hidden)
+            elif self.weight is not None:
+                self.weight[columns] += piece.t() @ hidden
+        if self.bias is not None:
+            self.bias.add_(dlogits.sum(0))
+
+
+def _chunks(
+    tokens: int, vocabulary: int, dtype: torch.dtype, chunk_bytes: int, like: Tensor
+) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of the tokens, each with the same [n, V] buffer for its logits."""
+    size = min(tokens, max(1, chunk_bytes // (vocabulary * dtype.itemsize)))
+    buffer = like.new_empty((size, vocabulary), dtype=dtype)
+    for start in range(0, tokens, max(size, 1)):
+        chunk = slice(start, min(start + size, tokens))
+        yield chunk, buffer[: chunk.stop - start]
+
+
+def _columns(weight: Tensor, dtype: torch.dtype) -> Iterator[slice]:
+    """The vocabulary whole where matrix products need no conversion to `dtype`, else in slices."""
+    width = len(weight) if weight.dtype == dtype else SLICE_ENTRIES
+    for start in range(0, len(weight), width):
+        yield slice(start, start + width)
+
+
+def _fill_logits(
+    logits: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float
+) -> None:
+    for columns in _columns(weight, logits.dtype):
+        part, rows = logits[:, columns], weight[columns]
+        shift = None if bias is None else bias[columns]
+        if weight.dtype != logits.dtype:
+            part.copy_(functional.linear(hidden, rows, shift))
+        elif shift is None:
+            torch.mm(hidden, rows.t(), out=part)
+        else:
+            torch.addmm(shift, hidden, rows.t(), out=part)
+    if temperature != 1.0:
+        logits.div_(temperature)
+
+
+def _score(logits: Tensor, targets: Tensor, keep_exponents: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs [n], entropies [n] and Σ_v exp(z_v) [n, 1], z the logits less their row's maximum.
+
+    The logits are used up; with `keep_exponents` they end as exp(z).
+    """
+    peak = logits.amax(-1, keepdim=True)
+    chosen = logits.gather(-1, targets.unsqueeze(-1)) - peak
+    total, weighted = torch.zeros_like(peak), torch.zeros_like(peak)
+    for part in logits.split(SLICE_ENTRIES, dim=-1):
+        exponents = part.sub_(peak).exp()
+        total += exponents.sum(-1, keepdim=True)
+        weighted += part.mul_(exponents).sum(-1, keepdim=True)
+        if keep_exponents:
+            part.copy_(exponents)
+    log_total = total.log()
+    return (chosen - log_total).squeeze(-1), (log_total - weighted / total).squeeze(-1), total
+
+
+def _evaluate(
+    loss: ChunkLoss, logprobs: Tensor, chunk: slice, slopes: bool
+) -> tuple[Tensor, Tensor]:
+    """The chunk's loss, detached, and with `slopes` its derivative by each log-prob [n]."""
+    with torch.set_grad_enabled(slopes):
+        leaf = logprobs.detach().requires_grad_(slopes)
+        share = loss(leaf, chunk)
+        if not slopes or not share.requires_grad:
+            return share.detach(), torch.zeros_like(logprobs)
+        return share.detach(), torch.autograd.grad(share, leaf, materialize_grads=True)[0]

@@ -1,0 +1,94 @@
+"""What every rank of the learner holds: engine and averages, and what can be done with them.
+
+Every method is collective: all ranks call it in the same order, and rank 0 uses the result.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torch import Tensor, distributed
+
+from configs.schema import Config
+from learner.batch import TrainingBatch
+from learner.ema import Averages
+from learner.engine import Engine
+from learner.errors import BadModel
+from learner.state import load_state, save_state
+from learner.update import update
+
+
+class Trainer:
+    """One rank. Consumes shares of batches; produces versions, gauges and checkpoints' contents."""
+
+    def __init__(self, config: Config, model_path: str | None = None) -> None:
+        """Load `model_path` (default `model.path`); raises BadModel."""
+        self.config = config
+        self.engine = Engine(config, model_path)
+        self.averages = Averages.begin(self.engine, config.learner)
+        self.rank, self.ranks = self.engine.rank, self.engine.ranks
+
+    def learn(self, shares: Sequence[TrainingBatch]) -> dict[str, float]:
+        """Take one step on everybody's shares (one per rank, or this rank's alone); returns its
+        gauges.
+        """
+        share = shares[self.rank] if len(shares) > 1 else shares[0]
+        gauges = update(self.engine, self.averages, share, self.config.learner)
+        return self.averages.gauges(gauges.get("replay/staleness", 0.0)) | gauges
+
+    def probe(self, tokens: Sequence[int]) -> list[float]:
+        """Log-prob of each of tokens[1:] given its prefix, at temperature 1: float[n − 1]."""
+        return self.engine.probe(tokens)
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole weights by Hugging Face name, tied ones once; use each before asking for the
+        next.
+        """
+        return self.engine.named_weights()
+
+    def export(self, folder: Path) -> None:
+        """Write `folder/model`, `folder/ema` and, when on, `folder/anchor` as Hugging Face folders
+        without tokenizer, and each rank's `folder/state/rank-R.safetensors`. Nothing is synced.
+        """
+        self._export_weights(folder / "model")
+        for name, average in self.averages.all().items():
+            with average.swapped_in(self.engine):
+                self._export_weights(folder / name)
+        save_state(_state_path(folder, self.rank), self.config, self.engine, self.averages)
+        self._meet()
+
+    def restore(self, folder: Path) -> None:
+        """Go on from `folder/state` as if never interrupted, bit for bit.
+
+        Raises BadModel naming what differs: architecture, ranks, ZeRO stage, optimiser, dtype.
+        """
+        path = _state_path(folder, self.rank)
+        if not path.is_file():
+            raise BadModel(
+                f"checkpoint {str(folder)!r} has no {path.name}: learner.ranks = {self.ranks!r}, "
+                f"and it was made by {len(list(path.parent.glob('rank-*')))}; resume with as many"
+            )
+        load_state(path, self.config, self.engine, self.averages)
+
+    def close(self) -> None:
+        """Release the engine."""
+        self.engine.close()
+
+    def _export_weights(self, folder: Path) -> None:
+        model, weights = self.engine.model, {}
+        for name, weight in self.engine.named_weights():
+            if self.rank == 0:
+                weights[name] = weight.to("cpu", copy=True).contiguous()
+        if self.rank == 0:
+            known = set(weights)
+            buffers = {name for name, _ in model.named_buffers()} - known
+            state = model.state_dict()
+            weights |= {name: state[name].cpu() for name in sorted(buffers & state.keys())}
+            model.save_pretrained(folder, state_dict=weights)
+
+    def _meet(self) -> None:
+        if self.ranks > 1:
+            distributed.barrier()
+
+
+def _state_path(folder: Path, rank: int) -> Path:
+    return Path(folder) / "state" / f"rank-{rank}.safetensors"

@@ -1,0 +1,39 @@
+"""How often each question has failed since it was last answered, sibling by sibling.
+
+Consumes failed attempts and answers; produces counts that decide when a question is given up. A
+question asked by a training group and the same one asked by an evaluation count apart.
+"""
+
+from dataclasses import dataclass, field
+
+from replay.groups import Group
+
+Key = tuple[int, str]  # evaluation (-1: training), question id
+
+
+@dataclass
+class Failures:
+    """`counts`: key → sibling → failed attempts."""
+
+    counts: dict[Key, dict[int, int]] = field(default_factory=dict)
+
+    def of(self, group: Group, sibling: int) -> int:
+        """How often this sibling of the group's question has failed."""
+        return self.counts.get(_key(group), {}).get(sibling, 0)
+
+    def count(self, group: Group, sibling: int) -> None:
+        """One more failed attempt."""
+        siblings = self.counts.setdefault(_key(group), {})
+        siblings[sibling] = siblings.get(sibling, 0) + 1
+
+    def forgive(self, group: Group) -> None:
+        """The group's question was answered, or given up."""
+        self.counts.pop(_key(group), None)
+
+    def forget(self, evaluation: int) -> None:
+        """This evaluation never was."""
+        self.counts = {key: n for key, n in self.counts.items() if key[0] != evaluation}
+
+
+def _key(group: Group) -> Key:
+    return group.evaluation, group.question.id

@@ -1,0 +1,247 @@
+"""What the learner's step costs: `scripts/bench_learner.py [--quick] [--json FILE]`.
+
+The log-prob head against the plain computation (`scripts.bench_head`), how full micro-batches are
+at the demo task's lengths, and the whole update, with its parts, against a bare forward and
+backward pass of the same micro-batches in plain torch. The proximal pass is counted in both: the
+bare side makes one no-grad pass too.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from configs.schema import Config, LearnerConfig, ModelConfig
+from learner.batch import TrainingBatch, build
+from learner.ema import Averages
+from learner.engine import Engine
+from learner.model import load_model
+from learner.packing import MicroBatch
+from learner.update import update
+from replay.codec import encode_trajectory
+from replay.protocol import Batch
+from replay.trajectory import Sampling, StopReason, Trajectory, Turn
+from scripts import bench_head
+from scripts.demo_start import Recipe, make_model
+from scripts.demo_tokenizer import VOCABULARY
+
+GROUPS, SIBLINGS = 16, 8
+BUDGETS_TOKENS = (1024, 4096, 16384)
+GOALS = {  # name: (limit, whether more is better)
+    "logprob_peak_memory_ratio": (0.15, False),
+    "logprob_time_ratio": (1.3, False),
+    "logprob_difference": (1e-5, False),
+    "gradient_difference": (1e-5, False),
+    "microbatch_fill": (0.9, True),
+    "update_over_bare": (0.8, True),
+}
+PARTS = {"score": "proximal pass", "accumulate": "forward + backward", "step": "optimiser step"}
+
+
+def now() -> float:
+    """Seconds by the wall clock, once the accelerator, if there is one, has done its work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+class Stopwatch:
+    """Stands in for an object and adds up the seconds spent in some of its methods."""
+
+    def __init__(self, watched: Any, names: dict[str, str], seconds: dict[str, float]) -> None:
+        self._watched, self._names, self._seconds = watched, names, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._watched, name)
+        if name not in self._names:
+            return found
+
+        def timed(*arguments: Any) -> Any:
+            start = now()
+            result = found(*arguments)
+            self._seconds[self._names[name]] += now() - start
+            return result
+
+        return timed
+
+
+def rollout(rng: np.random.Generator, group: int, sibling: int) -> Trajectory:
+    """Random tokens in the demo's shape: one search in even groups, two in odd ones; 40 to 140
+    tokens, nearly half of them sampled.
+    """
+
+    def draw(low: int, high: int) -> Any:
+        return rng.integers(3, len(VOCABULARY), int(rng.integers(low, high)), dtype=np.int32)
+
+    turns = []
+    searches = 1 + group % 2
+    for turn in range(searches + 1):
+        action = draw(11, 25)
+        observation = draw(9, 26) if turn < searches else np.empty(0, np.int32)
+        behaviour = (-2.0 * rng.random(len(action))).astype(np.float32)
+        turns.append(Turn(action, behaviour, np.zeros(len(action), np.int32), observation))
+    return Trajectory(
+        group_id=group,
+        sibling=sibling,
+        question_id=f"q{group}",
+        kind="train",
+        actor_id="bench",
+        sampling=Sampling(temperature=1.0),
+        prompt_tokens=draw(9, 16),
+        turns=tuple(turns),
+        stop_reason=StopReason.ANSWERED,
+        answer="x",
+        reward=float(sibling % 2),
+    )
+
+
+def demo_batch() -> Batch:
+    """The batch of step 1, the same at every call."""
+    rng = np.random.default_rng(0)
+    ids = tuple(range(1, GROUPS + 1))
+    groups = tuple(
+        tuple(encode_trajectory(rollout(rng, group, sibling)) for sibling in range(SIBLINGS))
+        for group in ids
+    )
+    return Batch(1, ids, (0,) * GROUPS, groups, {}, {}, ())
+
+
+def bare_pass(model: PreTrainedModel, micro: MicroBatch) -> torch.Tensor:
+    """float[N]: log-probs of the action tokens, by log_softmax over their whole logits."""
+    hidden = model.base_model(input_ids=micro.tokens, use_cache=False).last_hidden_state
+    predicts = micro.loss_mask[:, 1:]
+    log_probabilities = torch.log_softmax(model.lm_head(hidden[:, :-1][predicts]), -1)
+    targets = micro.tokens[:, 1:][predicts].unsqueeze(-1)
+    return log_probabilities.gather(-1, targets).squeeze(-1)
+
+
+def bare(model: PreTrainedModel, micro_batches: list[MicroBatch]) -> None:
+    """A no-grad pass, then forward and backward, over the micro-batches; no optimiser."""
+    with torch.no_grad():
+        for micro in micro_batches:
+            bare_pass(model, micro)
+    for micro in micro_batches:
+        slopes = micro.advantages[micro.loss_mask] * micro.coefficients[micro.rows]
+        (slopes * bare_pass(model, micro)).sum().backward()
+    model.zero_grad()
+
+
+def measure_update(config: Config, training: TrainingBatch, repeats: int) -> dict[str, float]:
+    """Tokens/s of update(), of each of its parts, and of the bare passes; medians of alternating
+    runs.
+    """
+    engine = Engine(config)
+    averages = Averages.begin(engine, config.learner)
+    model = load_model(config.model).to(engine.device)
+    micro_batches = [micro.to(engine.device) for micro in training.micro_batches]
+    tokens = training.gauges["learner/tokens"]
+    rates: dict[str, list[float]] = defaultdict(list)
+    ratios = []
+    for repeat in range(repeats + 1):
+        parts: dict[str, float] = defaultdict(float)
+        watched = Stopwatch(engine, PARTS, parts), Stopwatch(averages, {"update": "EMA"}, parts)
+        whole = _seconds(update, *watched, training, config.learner)
+        plain = _seconds(bare, model, micro_batches)
+        if not repeat:
+            continue  # warm-up
+        ratios.append(plain / whole)
+        parts["the rest: swaps, loss terms, gauges"] = whole - sum(parts.values())
+        parts |= {"whole update": whole, "bare passes": plain}
+        for name, seconds in parts.items():
+            rates[name].append(tokens / seconds)
+    engine.close()
+    found = {name: statistics.median(values) for name, values in rates.items()}
+    return {"update_over_bare": statistics.median(ratios)} | found
+
+
+def _seconds(act: Callable[..., Any], *arguments: Any) -> float:
+    start = now()
+    act(*arguments)
+    return now() - start
+
+
+def measure(arguments: argparse.Namespace, report: Callable[[str], None]) -> dict[str, Any]:
+    """Everything; the update first, because it takes seconds."""
+    torch.set_num_threads(arguments.threads)
+    found: dict[str, Any] = {}
+    with TemporaryDirectory(prefix="forage-bench-") as folder:
+        torch.manual_seed(0)
+        make_model(Recipe()).save_pretrained(folder)
+        learner = LearnerConfig(lr=1e-4, warmup_steps=0, threads=arguments.threads)
+        config = Config(model=ModelConfig(path=folder, dtype="float32"), learner=learner)
+        batch = demo_batch()
+        report("micro-batches and update")
+        found["microbatch_fill_by_budget"] = {
+            budget: build(batch, LearnerConfig(micro_batch_tokens=budget)).gauges["learner/fill"]
+            for budget in BUDGETS_TOKENS
+        }
+        training = build(batch, learner)
+        rates = measure_update(config, training, 5 if arguments.quick else 20)
+    found["update_over_bare"] = rates.pop("update_over_bare")
+    found["microbatch_fill"] = training.gauges["learner/fill"]
+    found["tokens_per_s"] = rates
+    repeats, budget_s = (2, 200.0) if arguments.quick else (5, 1500.0)
+    found |= bench_head.compare(repeats, budget_s, arguments.threads, report)
+    found["method"] = {
+        "update_over_bare": "tokens/s of update() over bare passes; proximal pass in both",
+        "peak_memory": "above weights, gradients and hidden states; a process each, peak "
+        + ("torch.cuda.max_memory_allocated" if torch.cuda.is_available() else "resident set"),
+        "time": "forward + backward, processor time on one CPU thread, else wall clock",
+        "threads": arguments.threads,
+        "update_model": "the demo's: " + str(Recipe().hidden) + " hidden, fp32",
+    }
+    return found
+
+
+def tables(found: dict[str, Any]) -> tuple[Table, Table]:
+    """The goals, and the parts of the update."""
+    goals = Table("measured", "value", "goal", "", title="The learner's step")
+    for name, (limit, more) in GOALS.items():
+        met = found[name] >= limit if more else found[name] <= limit
+        goal = f"{'≥' if more else '≤'} {limit:g}"
+        goals.add_row(name, f"{found[name]:.3g}", goal, "met" if met else "[bold red]missed[/]")
+    for variant in bench_head.VARIANTS:
+        peak = found[f"logprob_peak_bytes_{variant}"] / 2**20
+        cpu, wall = found[f"logprob_cpu_s_{variant}"], found[f"logprob_wall_s_{variant}"]
+        goals.add_row(f"head, {variant}", f"{peak:,.0f} MiB", f"{cpu:.1f} s CPU, {wall:.1f} s", "")
+    parts = Table("part", "tokens/s", title="Update (proximal pass in both update and bare)")
+    for name, rate in found["tokens_per_s"].items():
+        parts.add_row(name, f"{rate:,.0f}")
+    return goals, parts
+
+
+def main() -> None:
+    """Measure, print the tables, write the JSON; exit 1 where values differ."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, at most ten minutes")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    logging.disable_progress_bar()
+    console, notes = Console(), Console(stderr=True)
+    start = time.monotonic()
+    found = measure(
+        arguments, lambda text: notes.print(f"{time.monotonic() - start:5.0f} s  {text}")
+    )
+    console.print(*tables(found))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    exact = ("logprob_difference", "gradient_difference")
+    sys.exit(int(any(found[name] > GOALS[name][0] for name in exact)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""A run's recorded batches: the surviving history, as one fold over its event log.
+
+Consumes `<run>/events.log`; produces the batches in the order of their steps, as the learner was
+given them, with the configurations in force and the numbers it reported. Waits for nothing. A last
+record that is cut short is left out; a log that lacks a step is refused.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from configs.load import load
+from configs.schema import Config
+from replay.log import FILE_NAME, read_whole
+from replay.protocol import Batch, LogError
+from replay.records import (
+    Delivered,
+    GroupDropped,
+    GroupOpened,
+    LearnerResumed,
+    Record,
+    Reported,
+    RunResumed,
+    RunStarted,
+    Sampled,
+)
+
+
+@dataclass
+class Recording:
+    """What a log says. `texts`: resolved configurations (YAML) by the first step each was in force
+    for; `places`: by step, where in the log its batch was put together for the last time;
+    `reports`: the learner's gauges by step.
+    """
+
+    path: Path
+    texts: dict[int, str] = field(default_factory=dict)
+    places: dict[int, int] = field(default_factory=dict)
+    reports: dict[int, dict[str, float]] = field(default_factory=dict)
+    _resumed_with: str = ""
+
+    @classmethod
+    def of(cls, run_dir: str | Path) -> "Recording":
+        """Read a run's log once. Raises LogError without one, without a batch in it, on a gap."""
+        recording = cls(Path(run_dir) / FILE_NAME)
+        for place, record in enumerate(read_whole(recording.path)):
+            recording._take(place, record)
+        recording._check()
+        return recording
+
+    def in_force(self, step: int) -> int:
+        """The first step of those trained under the configuration that `step` was trained under."""
+        return max(first for first in self.texts if first <= step)
+
+    def config(self, step: int, overrides: Sequence[str] = ()) -> Config:
+        """What was in force when `step` was trained, with `a.b=c` overrides. Raises ConfigError."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "config.yaml"
+            path.write_text(self.texts[self.in_force(step)])
+            return load(path, overrides)
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches of steps 1, 2, …; payloads are held from delivery to the group's end only."""
+        opened: dict[int, GroupOpened] = {}
+        payloads: dict[int, dict[int, bytes]] = {}
+        for place, record in enumerate(read_whole(self.path)):
+            match record:
+                case GroupOpened(kind="train"):
+                    opened[record.group_id], payloads[record.group_id] = record, {}
+                case Delivered() if record.group_id in payloads:
+                    payloads[record.group_id][record.sibling] = record.payload
+                case GroupDropped():
+                    payloads.pop(record.group_id, None)
+                case Sampled() if self.places.get(record.step) == place:
+                    ids, step, gauges = record.group_ids, record.step, record.gauges
+                    versions = tuple(opened.pop(group_id).version for group_id in ids)
+                    groups = [sorted(payloads.pop(group_id).items()) for group_id in ids]
+                    encoded = tuple(tuple(payload for _, payload in group) for group in groups)
+                    yield Batch(step, ids, versions, encoded, gauges, {}, ())
+                case _:
+                    pass
+
+    def _take(self, place: int, record: Record) -> None:
+        match record:
+            case RunStarted():
+                self.texts = {1: record.config}
+            case RunResumed():
+                self._resumed_with = record.config
+            case LearnerResumed() if self._resumed_with:
+                before = {step: text for step, text in self.texts.items() if step <= record.step}
+                self.texts = {**before, record.step + 1: self._resumed_with}
+                self._resumed_with = ""
+            case Sampled():
+                # Put together anew, a step takes all that followed its first batch with it.
+                kept = {step: at for step, at in self.places.items() if step < record.step}
+                self.places = {**kept, record.step: place}
+            case Reported():
+                self.reports[record.step] = record.gauges
+            case _:
+                pass
+
+    def _check(self) -> None:
+        if 1 not in self.texts:
+            raise LogError(f"{self.path}: no RunStarted record: the run's configuration is unknown")
+        if not self.places:
+            raise LogError(
+                f"{self.path}: no batch was put together: there is nothing to learn from"
+            )
+        for expected, step in enumerate(self.places, start=1):
+            if step != expected:
+                raise LogError(
+                    f"{self.path}: the batch of step {expected} is not on record, that of step "
+                    f"{step} is: what was trained between is unknown"
+                )
+
+
+def recorded_batches(run_dir: str | Path) -> Iterator[Batch]:
+    """The surviving history's batches, in order. Raises LogError as `Recording.of` does."""
+    return Recording.of(run_dir).batches()

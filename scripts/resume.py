@@ -1,0 +1,162 @@
+"""Going on with a run: everything that must hold before any process of it is started again.
+
+Consumes the run's directory (configuration, event log, checkpoints) and what the user gave;
+produces the configuration to go on with and what has been shown already. Changes nothing there.
+Waits, with a deadline, for what a killed launcher left behind to be ended.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from configs.load import ConfigError, load
+from configs.process import socket_dir
+from configs.schema import Config
+from learner import checkpoint
+from learner.errors import BadCheckpoint
+from learner.evaluations import Evaluations
+from learner.incarnation import last_incarnation
+from replay.books import Books
+from replay.log import FILE_NAME, read_whole
+from replay.protocol import LogError
+from replay.questions import QuestionsError
+from replay.worker import make_ledger
+from scripts import guardian, preflight
+from scripts.resolve import can_listen, with_absolute_paths, with_port
+
+MAY_CHANGE = ("learner.total_steps", "learner.eval_every", "learner.checkpoint_every")
+OPEN = ("run_dir", "retrieval.port")  # follow the machine, not the user
+SWEEP_DEADLINE_S = 15.0
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """What stands in a run's log: how many reports and evaluations; `log` False: there is none."""
+
+    log: bool = False
+    reports: int = 0
+    evaluations: int = 0
+
+
+def checked(run_dir: str, path: str | None, overrides: Sequence[str]) -> tuple[Config, Progress]:
+    """What to go on with. Raises ConfigError, naming every problem, before anything is started."""
+    folder = Path(run_dir).resolve()
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"--resume {run_dir}: no config.yaml there: name a run's directory")
+    recorded = load(folder / "config.yaml")
+    _refuse_living(folder, Path(recorded.run_dir))
+    config = merged(recorded, path, overrides, folder)
+    preflight.check(config, resumed=True)
+    return config, _progress(config)
+
+
+def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder: Path) -> Config:
+    """The recorded configuration with the changes that a resumed run may have.
+
+    Raises ConfigError naming each other field of which something else is said.
+    """
+    given = with_absolute_paths(load(path or folder / "config.yaml", overrides))
+    fields = list(_given_fields(path, overrides))
+    problems = [
+        f"{field} = {_get(given, field)!r}: the run was started with {_get(recorded, field)!r}; "
+        f"only {', '.join(MAY_CHANGE)} may change on --resume: leave it out, or start a new run "
+        f"with model.path={folder}/checkpoints/step-N/model"
+        for field in fields
+        if field not in (*MAY_CHANGE, *OPEN) and _get(given, field) != _get(recorded, field)
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    changes = {f.partition(".")[2]: _get(given, f) for f in fields if f in MAY_CHANGE}
+    retrieval = recorded.retrieval
+    if not retrieval.url and (not retrieval.port or can_listen(retrieval)):
+        retrieval = with_port(msgspec.structs.replace(retrieval, port=0))
+    return msgspec.structs.replace(
+        recorded,
+        run_dir=str(folder),
+        retrieval=retrieval,
+        learner=msgspec.structs.replace(recorded.learner, **changes),
+    )
+
+
+def _given_fields(path: str | None, overrides: Sequence[str]) -> Iterator[str]:
+    """Dotted names of the fields that the user's file and overrides speak of."""
+    if path is not None:
+        yield from _leaves(yaml.safe_load(Path(path).read_text()) or {}, "")
+    for override in overrides:
+        name, _, text = override.partition("=")
+        value = yaml.safe_load(text)
+        yield from _leaves({name.strip(): value}, "")
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + str(key)
+
+
+def _get(config: Config, field: str) -> Any:
+    value: Any = config
+    for name in field.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _refuse_living(folder: Path, recorded: Path) -> None:
+    """Raise ConfigError while a launcher of this run lives; end what a killed one left behind."""
+    places = {folder} if recorded.exists() else {folder, recorded}  # it was moved
+    for directory in (socket_dir(str(place)) for place in places):
+        pid = guardian.launcher_of(directory)
+        if pid is None:
+            continue
+        if guardian.lives(pid, directory):
+            raise ConfigError(
+                f"--resume {folder}: it is still running (launcher {pid}): stop it first "
+                f"(Ctrl-C there, or kill {pid})"
+            )
+        guardian.sweep(f"{directory.name}-{pid}")
+        if left := guardian.wait_gone(directory, SWEEP_DEADLINE_S):
+            raise ConfigError(
+                f"--resume {folder}: what its last launcher left is still being ended by process "
+                f"{left}: try again in a moment"
+            )
+
+
+def _progress(config: Config) -> Progress:
+    """Fold the log, check it against the newest checkpoint. Raises ConfigError."""
+    path = Path(config.run_dir) / FILE_NAME
+    try:
+        found = checkpoint.newest(config.run_dir)
+        if found:
+            checkpoint.check(found, config)
+        last_incarnation(config.run_dir)
+        Evaluations(config.run_dir, resumed_after=0)
+        ledger = make_ledger(config)
+        if path.exists():
+            ledger.restore(read_whole(path))
+    except (BadCheckpoint, LogError, QuestionsError) as error:
+        raise ConfigError(str(error)) from error
+    _check_steps(config, ledger.books, found.manifest.step if found else 0)
+    return Progress(path.exists(), len(ledger.books.reports), len(ledger.books.results))
+
+
+def _check_steps(config: Config, books: Books, saved: int) -> None:
+    total, done = config.learner.total_steps, max(books.last_sampled, saved)
+    if saved < books.committed:
+        raise ConfigError(
+            f"{config.run_dir}/checkpoints: the newest is of step {saved}, but step "
+            f"{books.committed} was saved and its batches are let go: put checkpoints/"
+            f"step-{books.committed} back"
+        )
+    if total < done:
+        raise ConfigError(
+            f"learner.total_steps = {total!r}: the run has come to step {done}: give at least that"
+        )
+    if books.stop_cause == "completed" and total == done:
+        raise ConfigError(
+            f"--resume {config.run_dir}: nothing to continue: it completed its {done} steps; raise "
+            "learner.total_steps to train on"
+        )

@@ -1,0 +1,120 @@
+"""Asynchronous training without lag is synchronous training, to the bit; so is learning again from
+what was recorded.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from scripts.recorded import Recording
+from tests.integration.conftest import Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+ROOT = Path(__file__).resolve().parents[2]
+
+STEPS = 4
+SHORT = [
+    f"learner.total_steps={STEPS}",
+    f"learner.checkpoint_every={STEPS}",
+    "learner.eval_every=2",  # evaluations in between must change nothing
+    "learner.warmup_steps=1",
+    "questions.eval_limit=6",
+    "replay.groups_per_step=3",
+    "replay.group_size=4",
+]
+NOTHING_BATCHED = [
+    "actors.max_num_seqs=1",
+    "actors.prefix_caching=false",
+    "replay.max_staleness=0",
+]
+
+
+def script(name: str, *arguments: object) -> str:
+    """Run a script of ours to its end; its output."""
+    done = subprocess.run(
+        [sys.executable, f"scripts/{name}.py", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def completed(run: Run) -> Path:
+    """The run's directory once it has completed."""
+    assert run.wait(500) == 0, "".join(run.lines) + run.logs()
+    return run.run_dir
+
+
+def losses(run_dir: Path) -> list[float]:
+    """What `train_sync.py` computed."""
+    found: list[float] = json.loads((run_dir / "summary.json").read_text())["losses"]
+    return found
+
+
+def reported(run_dir: Path) -> list[float]:
+    """What the learner of an asynchronous run reported."""
+    reports = Recording.of(run_dir).reports
+    return [reports[step]["learner/loss"] for step in range(1, STEPS + 1)]
+
+
+def check_same(asynchronous: Path, synchronous: Path) -> None:
+    """Every loss and every final weight is the same, and training did change something."""
+    assert reported(asynchronous) == losses(synchronous)
+    assert len(set(losses(synchronous))) == STEPS
+    for part in ("model", "ema"):
+        ours, theirs = (
+            load_file(folder / "checkpoints" / f"step-{STEPS}" / part / "model.safetensors")
+            for folder in (asynchronous, synchronous)
+        )
+        assert ours.keys() == theirs.keys()
+        assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+@pytest.mark.timeout(1000)
+def test_without_lag_and_batching_it_is_the_synchronous_trainer(
+    launch: Callable[..., Run], tmp_path: Path
+) -> None:
+    asynchronous = completed(launch(*SHORT, *NOTHING_BATCHED))
+    synchronous = tmp_path / "sync"
+    script("train_sync", asynchronous / "config.yaml", f"run_dir={synchronous}")
+    check_same(asynchronous, synchronous)
+
+
+@pytest.mark.timeout(1000)
+def test_what_a_batching_run_recorded_gives_its_losses_again(
+    launch: Callable[..., Run], tmp_path: Path
+) -> None:
+    run = completed(launch(*SHORT))
+    again = tmp_path / "again"
+    script("train_sync", run / "config.yaml", f"run_dir={again}", "--recorded", run)
+    check_same(run, again)
+    check_relearnt(run)
+
+
+def check_relearnt(run: Path) -> None:
+    """`relearn.py` repeats the losses under the recorded settings, and not under others."""
+    output = script("relearn", run, "--json", run / "relearnt.json")
+    assert f"{STEPS} of {STEPS} losses are those that the run reported" in output
+    relearnt = rows(run / "relearnt.json")
+    assert [row["loss"] for row in relearnt] == reported(run)
+    assert (run / "relearn-recorded" / "relearn.png").stat().st_size > 0
+    script("relearn", run, "learner.objective=cispo", "--steps", 2)
+    cispo = rows(run / "relearn-objective=cispo" / "steps.json")
+    assert len(cispo) == 2 and cispo[1]["loss"] != relearnt[1]["loss"]
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The steps in a file that `relearn.py` left."""
+    found: list[dict[str, Any]] = json.loads(path.read_text())["steps"]
+    return found

@@ -1,0 +1,47 @@
+"""What a learner knows of evaluations, also after it was killed."""
+
+from pathlib import Path
+
+import pytest
+
+from learner.errors import BadCheckpoint
+from learner.evaluations import Evaluations
+from replay.protocol import EvalResult
+
+
+def result(step: int, em: float, sampled_em: float = 0.0) -> EvalResult:
+    return EvalResult(step, 1, em, sampled_em, {}, {}, 1.0, step, step)
+
+
+def test_the_best_is_by_greedy_then_sampled_exact_match(tmp_path: Path) -> None:
+    known = Evaluations(tmp_path)
+    for step, em, sampled_em in ((0, 0.9, 0.9), (5, 0.5, 0.4), (10, 0.5, 0.6), (15, 0.5, 0.6)):
+        assert known.take(result(step, em, sampled_em))
+    known.ask(20)
+    assert known.best([5, 10, 15, 20]) == 10, "the earliest of equals"
+    assert known.best([5, 20]) == 5
+    assert known.best([20, 25]) is None
+
+
+def test_a_result_counts_once(tmp_path: Path) -> None:
+    known = Evaluations(tmp_path)
+    known.ask(5)
+    assert known.unfinished == [5] and known.take(result(5, 0.5))
+    assert not known.take(result(5, 0.9))
+    assert known.unfinished == [] and known.finished(5)
+
+
+def test_what_lies_after_the_resumed_step_is_forgotten(tmp_path: Path) -> None:
+    before = Evaluations(tmp_path)
+    for step in (0, 5, 10):
+        before.take(result(step, 0.5))
+    before.ask(15)
+    assert Evaluations(tmp_path, resumed_after=5).scores.keys() == {0, 5}
+    assert Evaluations(tmp_path, resumed_after=20).unfinished == [15]
+    assert Evaluations(tmp_path).scores == {}
+
+
+def test_a_spoilt_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "evaluations.json").write_text("{")
+    with pytest.raises(BadCheckpoint, match=r"evaluations\.json: cannot be read"):
+        Evaluations(tmp_path, resumed_after=0)

@@ -1,0 +1,197 @@
+"""Ranks that lead, follow, refuse each other and die: real processes, and their links alone."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from configs.schema import Config
+from learner.batch import build_shares
+from learner.crew import Crew, assemble, enlist
+from learner.errors import BadModel, RankLost
+from learner.exchange import decode_share, encode_share
+from learner.link import Link
+from learner.ranks import follow, lead
+from replay.protocol import Batch
+
+PROGRAM = Path(__file__).with_name("one_of_a_crew.py")
+
+
+@pytest.fixture
+def two_ranks(config: Config) -> Config:
+    learner = msgspec.structs.replace(
+        config.learner, ranks=2, zero_stage=3, micro_batch_tokens=60, step_deadline_s=200.0
+    )
+    return msgspec.structs.replace(config, learner=learner)
+
+
+def impatient(config: Config) -> Config:
+    learner = msgspec.structs.replace(config.learner, step_deadline_s=0.5)
+    return msgspec.structs.replace(config, learner=learner)
+
+
+@pytest.fixture
+def crew_of_two(
+    two_ranks: Config, batch: Callable[..., Batch], tmp_path: Path
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes that have made their steps and wait for the next call."""
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(two_ranks))
+    for step in (1, 2):
+        for rank, share in enumerate(build_shares(batch(step, step - 1), two_ranks.learner)):
+            (tmp_path / f"share-{step}.{rank}").write_bytes(encode_share(share))
+    ranks = []
+    for rank in (0, 1):
+        with (tmp_path / f"errors-{rank}").open("wb") as errors:
+            command = [sys.executable, str(PROGRAM), str(tmp_path), str(rank)]
+            ranks.append(subprocess.Popen(command, stderr=errors))
+    try:
+        wait_for(tmp_path / "steps", ranks)
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def wait_for(path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + 240
+    while not path.exists():
+        ended = [rank.poll() for rank in ranks]
+        errors = [file.read_text()[-1500:] for file in sorted(path.parent.glob("errors-*"))]
+        assert ended == [None, None] and time.monotonic() < deadline, errors
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_leader_trains_exports_restores_and_dismisses(
+    crew_of_two: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    found = msgspec.json.decode((tmp_path / "steps").read_bytes())
+    assert found["gauges"][0] == found["gauges"][1] and len(found["probe"]) == 2
+    assert sorted(path.name for path in (tmp_path / "at-1" / "state").iterdir()) == [
+        "rank-0.safetensors",
+        "rank-1.safetensors",
+    ]
+    (tmp_path / "close").touch()
+    assert [rank.wait(60) for rank in crew_of_two] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_rank_is_named_by_the_other(
+    crew_of_two: list[subprocess.Popen[bytes]], tmp_path: Path, killed: int
+) -> None:
+    crew_of_two[killed].send_signal(signal.SIGKILL)
+    assert crew_of_two[1 - killed].wait(60) != 0
+    errors = (tmp_path / f"errors-{1 - killed}").read_text()
+    assert f"rank {killed} of the learner is gone" in errors
+
+
+def test_ranks_that_do_not_come_are_named(two_ranks: Config) -> None:
+    with pytest.raises(RankLost, match=r"ranks \[1\] of the learner have not joined within 0.5 s"):
+        lead(impatient(two_ranks))
+    with pytest.raises(RankLost, match=r"rank 0 of the learner has not been there for 0.5 s"):
+        follow(impatient(two_ranks), 1)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_does_not_exist_is_refused(two_ranks: Config, rank: int) -> None:
+    with pytest.raises(BadModel, match=rf"rank {rank}: learner.ranks = 2 allows 1 to 1"):
+        follow(two_ranks, rank)
+
+
+def test_a_rank_with_another_configuration_is_refused(two_ranks: Config) -> None:
+    learner = msgspec.structs.replace(two_ranks.learner, lr=0.5)
+    other, crews = msgspec.structs.replace(two_ranks, learner=learner), [Crew(print), Crew(print)]
+    with ThreadPoolExecutor() as pool:
+        leading = pool.submit(assemble, two_ranks, crews[0])
+        with pytest.raises(RankLost, match=r"rank 1 of the learner has another configuration"):
+            enlist(other, 1, crews[1])
+        with pytest.raises(BadModel, match=r"start every rank with the same CONFIG"):
+            leading.result()
+    for crew in crews:
+        crew.close()
+
+
+@pytest.mark.parametrize("given", ["here", "tcp://host", "http://host:1"])
+def test_a_meeting_place_that_is_none_is_refused(two_ranks: Config, given: str) -> None:
+    learner = msgspec.structs.replace(two_ranks.learner, rendezvous=given)
+    with pytest.raises(BadModel, match=r"learner.rendezvous = .*tcp://HOST:PORT"):
+        lead(msgspec.structs.replace(two_ranks, learner=learner))
+
+
+@pytest.mark.parametrize("rendezvous", ["", "tcp://127.0.0.1:{port}"])
+def test_two_that_meet_share_a_store(two_ranks: Config, rendezvous: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = rendezvous.format(port=free.getsockname()[1])
+    learner = msgspec.structs.replace(two_ranks.learner, rendezvous=place)
+    config, crews = msgspec.structs.replace(two_ranks, learner=learner), [Crew(print), Crew(print)]
+    with ThreadPoolExecutor() as pool:
+        leading = pool.submit(assemble, config, crews[0])
+        _, store = enlist(config, 1, crews[1])
+        leading.result().set("key", "value")
+    assert store.get("key") == b"value"
+    for crew in crews:
+        crew.close()
+
+
+@pytest.fixture
+def links() -> Iterator[tuple[Link, Link]]:
+    made = tuple(Link(end, "the peer") for end in socket.socketpair())
+    yield made[0], made[1]
+    for link in made:
+        link.close()
+
+
+def test_messages_keep_their_order(links: tuple[Link, Link]) -> None:
+    for number in range(3):
+        links[0].send("call", {"number": number, "blob": b"x" * 100_000})
+    received = [links[1].receive(5.0) for _ in range(3)]
+    assert [value["number"] for _, value in received] == [0, 1, 2]
+
+
+def test_silence_has_a_deadline(links: tuple[Link, Link]) -> None:
+    with pytest.raises(RankLost, match=r"the peer has said nothing for 0.01 s"):
+        links[0].receive(0.01)
+
+
+@pytest.mark.parametrize(("words", "news"), [("x is full", "failed: x is full"), (None, "is gone")])
+def test_an_end_is_told_to_who_waits_and_to_who_watches(
+    links: tuple[Link, Link], words: str | None, news: str
+) -> None:
+    heard: list[str] = []
+    links[0].watch("rank 7", heard.append)
+    if words is not None:
+        links[1].send("failed", words)
+    links[1].close()
+    with pytest.raises(RankLost, match=f"rank 7 {news}"):
+        links[0].receive(5.0)
+    assert heard == [f"rank 7 {news}"] or wait_until(lambda: heard == [f"rank 7 {news}"])
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 5.0
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_share_arrives_bit_for_bit(two_ranks: Config, batch: Callable[..., Batch]) -> None:
+    share = build_shares(batch(), two_ranks.learner)[0]
+    arrived = decode_share(encode_share(share))
+    assert (arrived.step, arrived.temperature, arrived.gauges) == (
+        share.step, share.temperature, share.gauges,
+    )  # fmt: skip
+    for one, other in zip(arrived.micro_batches, share.micro_batches, strict=True):
+        for name in one.__slots__:
+            assert torch.equal(getattr(one, name), getattr(other, name))

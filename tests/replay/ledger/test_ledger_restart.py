@@ -1,0 +1,125 @@
+"""A run that goes on after all its processes have ended: the log decides, and counters continue."""
+
+from typing import Any
+
+import pytest
+
+from replay.protocol import Batch, Evaluate, Finish, Resumed, Shutdown, Stop, Wait
+from replay.records import GroupOpened, LeaseReturned, RunResumed
+
+
+def go_on(s: Any) -> None:
+    """Everything was killed; a new replay process folds the log."""
+    s.restart()
+    s.leased.clear()
+    fact = RunResumed(s.now, "")
+    s.ledger.restore([fact])
+    s.log.append(fact)
+
+
+@pytest.fixture
+def killed(scene: Any) -> Any:
+    """Four steps sampled, groups open on an actor, one ready; then everything is killed."""
+    s = scene(groups_per_step=1, max_staleness=2, questions=9)
+    s.learner()
+    s.actor("a", 100)
+    s.train("a", 4)
+    for lease in s.leased["a"][:2]:
+        s.deliver("a", lease, version=4)
+    go_on(s)
+    return s
+
+
+def catch_up(s: Any, step: int = 2, capacity: int = 100) -> None:
+    """A learner resumes, trains what is recorded and asks for more; an actor has its weights."""
+    s.learner(step=step, incarnation=2)
+    while isinstance(s.sample(step, 2), Batch):
+        step += 1
+    s.actor("a", capacity, version=step, incarnation=2)
+
+
+def test_admission_goes_on_counting(killed: Any) -> None:
+    catch_up(killed)
+    books = killed.ledger.books
+    sampled = books.last_sampled
+    assert books.standing == len(books.opened) + len(books.ready) + sampled
+    assert books.standing == 2 + sampled + 1, "max_staleness + version + 1, one group a step"
+
+
+def test_group_ids_and_questions_go_on(killed: Any) -> None:
+    catch_up(killed)
+    opened = [fact for fact in killed.log if isinstance(fact, GroupOpened)]
+    assert [fact.group_id for fact in opened] == list(range(1, len(opened) + 1))
+    first_epoch = [fact.question.id for fact in opened[:9]]
+    assert len(set(first_epoch)) == min(9, len(opened))
+
+
+def test_recorded_batches_come_first_then_what_was_ready(killed: Any) -> None:
+    ready = set(killed.ledger.books.ready)
+    assert killed.learner(step=2, incarnation=2) == Resumed(2)
+    assert [killed.sample(step, 2).step for step in (2, 3)] == [3, 4]
+    assert ready and ready >= set(killed.sample(4, 2).group_ids)
+
+
+def test_what_the_dead_held_is_leased_again_and_is_no_failure(killed: Any) -> None:
+    held = list(killed.ledger.books.opened)
+    catch_up(killed)
+    assert {lease.group_id for lease in killed.leased["a"]} >= set(held)
+    assert killed.ledger.books.failures.counts == {}
+    assert not [fact for fact in killed.log if isinstance(fact, LeaseReturned)]
+
+
+def test_a_finished_run_can_go_on(scene: Any) -> None:
+    s = scene(groups_per_step=1)
+    s.learner()
+    s.actor("a", 4)
+    s.train("a", 1)
+    s.send("learner", Finish(1))
+    assert s.sample(1) == Stop("completed")
+    go_on(s)
+    assert not s.ledger.stop_cause
+    s.learner(step=1, incarnation=2)
+    assert isinstance(s.sample(1, 2), Wait)
+    s.actor("a", 4, version=1, incarnation=2)
+    assert s.leased["a"]
+
+
+def test_questions_that_the_end_cut_off_are_asked_again(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=1)
+    s.learner()
+    s.actor("a", 100)
+    cut_off = {lease.question.id for lease in s.leased["a"]}
+    s.send("launcher", Shutdown("SIGTERM"))
+    go_on(s)
+    catch_up(s, step=0)
+    assert {lease.question.id for lease in s.leased["a"]} == cut_off
+    assert s.dropped == {"run_ended": 2}
+
+
+def test_an_evaluation_that_the_end_cut_off_is_completed(scene: Any) -> None:
+    s = scene(evals=2)
+    s.learner()
+    s.send("learner", Evaluate(1, 0))
+    s.actor("a", 4)
+    for lease in s.leased["a"][:3]:
+        s.deliver("a", lease, reward=1.0)
+    s.send("launcher", Shutdown("SIGTERM"))
+    go_on(s)
+    catch_up(s, step=0)
+    assert not s.ledger.books.results
+    s.send("learner", Evaluate(2, 0))
+    s.deliver_all("a", reward=1.0)
+    assert s.ledger.books.results[0].em == 1.0
+
+
+def test_a_streak_without_reward_starts_again(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=20)
+    s.learner()
+    s.actor("a", 2)
+    for _ in range(10):
+        s.deliver_all("a", reward=0.0)
+    assert s.ledger.stop_cause
+    go_on(s)
+    catch_up(s, step=0, capacity=2)
+    s.deliver_all("a", reward=0.0)
+    assert not s.ledger.stop_cause

@@ -1,0 +1,163 @@
+"""A small run's event log, written by a real ledger: one actor that serves every version at once,
+and a learner.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import yaml
+
+from configs.schema import Config, LearnerConfig, ModelConfig, ReplayConfig
+from replay.codec import decode_trajectory, encode_trajectory
+from replay.events import Event
+from replay.ledger import Ledger
+from replay.log import FILE_NAME, EventLog
+from replay.protocol import (
+    Batch,
+    Deliver,
+    Evaluate,
+    Hello,
+    Lease,
+    Leases,
+    Ready,
+    Report,
+    Resume,
+    Sample,
+)
+from replay.questions import Questions
+from replay.records import Record, RunStarted, summarise
+from replay.trajectory import Question, Sampling, StopReason, Trajectory, Turn
+
+QUESTIONS = tuple(Question(f"q-{i}", f"question {i} ?", (str(i),), 1) for i in range(20))
+
+
+def as_text(config: Config) -> str:
+    """The configuration as a log holds it."""
+    return yaml.safe_dump(msgspec.to_builtins(config))
+
+
+def rollout_of(lease: Lease, version: int, reward: float) -> Trajectory:
+    """Two turns of tokens that any model has, seeded by the lease."""
+    random = np.random.default_rng((lease.group_id, lease.sibling))
+    turns = tuple(
+        Turn(
+            action_tokens=random.integers(3, 20, 4, np.int32),
+            behaviour_logprobs=-random.random(4, np.float32) - 1,
+            policy_versions=np.full(4, version, np.int32),
+            observation_tokens=random.integers(3, 20, 2 - 2 * turn, np.int32),
+        )
+        for turn in range(2)
+    )
+    return Trajectory(
+        group_id=lease.group_id,
+        sibling=lease.sibling,
+        question_id=lease.question.id,
+        kind=lease.kind,
+        actor_id="actor",
+        sampling=lease.sampling,
+        prompt_tokens=random.integers(3, 20, 5, np.int32),
+        turns=turns,
+        stop_reason=StopReason.ANSWERED,
+        answer="an answer",
+        reward=reward,
+    )
+
+
+class RecordedRun:
+    """Its log is at `path`; sibling i is rewarded i unless told otherwise."""
+
+    def __init__(self, path: Path, config: Config) -> None:
+        self.path, self.now, self.incarnation = path, 1.0, 1
+        self.leases: list[Lease] = []
+        self.ledger = Ledger(
+            config.replay,
+            Questions(QUESTIONS, config.seed),
+            QUESTIONS[:2],
+            Sampling(1.0, config.seed),
+            lambda payload: summarise(decode_trajectory(payload)),
+        )
+        self.log = EventLog.create(path / FILE_NAME)
+        self.append(RunStarted(0.0, config.seed, as_text(config)))
+        self.send("learner", Resume(1, 0))
+        self.send("actor", Hello("actor", "digest"))
+        self.send("actor", Ready("actor", 100, 1, 0))
+
+    def append(self, *facts: Record) -> None:
+        """Write to the log what the ledger does not know."""
+        self.log.append(facts)
+
+    def send(self, peer: str, message: Any) -> Any:
+        """Apply, write, then hand out; the direct reply."""
+        outcome = self.ledger.apply(Event(peer, message), self.now)
+        self.log.append(outcome.records)
+        direct = None
+        for _, reply in outcome.replies:
+            if isinstance(reply, Leases):
+                self.leases += reply.leases
+            else:
+                direct = reply
+        return direct
+
+    def deliver_all(self, version: int = 0, reward: float | None = None) -> None:
+        """Deliver what the actor holds now."""
+        held, self.leases = self.leases, []
+        for lease in held:
+            earned = float(lease.sibling) if reward is None else reward
+            payload = encode_trajectory(rollout_of(lease, version, earned))
+            self.send("actor", Deliver("actor", lease.group_id, lease.sibling, payload))
+
+    def evaluate(self, step: int) -> None:
+        """The learner asks for an evaluation."""
+        self.send("learner", Evaluate(self.incarnation, step))
+
+    def sample(self, step: int) -> Batch:
+        """The learner asks for the batch of step + 1."""
+        batch = self.send("learner", Sample(self.incarnation, step))
+        assert isinstance(batch, Batch)
+        return batch
+
+    def train(self, step: int) -> Batch:
+        """The actor serves version `step` and rolls out; the learner is given its batch."""
+        self.send("actor", Ready("actor", 100, self.incarnation, step))
+        self.deliver_all(step)
+        return self.sample(step)
+
+    def report(self, step: int, gauges: dict[str, float]) -> None:
+        """The learner's numbers after `step`."""
+        self.send("learner", Report(self.incarnation, step, gauges))
+
+    def resume(self, step: int) -> None:
+        """Another learner goes on after `step`."""
+        self.incarnation += 1
+        self.send("learner", Resume(self.incarnation, step))
+
+
+@pytest.fixture
+def make_recorded_run(tmp_path: Path) -> Iterator[Callable[..., RecordedRun]]:
+    """make_recorded_run(model, **replay): a run of 3 steps of two groups of two."""
+    runs: list[RecordedRun] = []
+
+    def make(model: str = "", **replay: Any) -> RecordedRun:
+        config = Config(
+            model=ModelConfig(path=model, dtype="float32", max_model_len=256),
+            replay=ReplayConfig(groups_per_step=2, group_size=2, max_staleness=0, **replay),
+            learner=LearnerConfig(total_steps=3, lr=1e-3, warmup_steps=0),
+        )
+        folder = tmp_path / f"run-{len(runs)}"
+        folder.mkdir()
+        runs.append(RecordedRun(folder, config))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.log.close()
+
+
+@pytest.fixture
+def recorded_run(make_recorded_run: Callable[..., RecordedRun]) -> RecordedRun:
+    """One such run, with nothing trained yet."""
+    return make_recorded_run()
