@@ -57,13 +57,13 @@ MUTANTS = (
     Mutant(
         "behaviour ratio inverted",
         "learner/importance.py",
-        "proximal_logprobs - behaviour_logprobs",
-        "behaviour_logprobs - proximal_logprobs",
+        "numerator - denominator",
+        "denominator - numerator",
         ("tests/learner/test_importance.py",),
     ),
     Mutant(
         "policy ratio inverted",
-        "learner/objectives/grpo.py",
+        "learner/objectives/base.py",
         "current_logprobs - proximal_logprobs.detach()",
         "proximal_logprobs.detach() - current_logprobs",
         ("tests/learner/objectives/test_grpo.py",),
@@ -74,6 +74,36 @@ MUTANTS = (
         "1.0 - self.decay",
         "self.decay",
         ("tests/learner/test_ema.py",),
+    ),
+    Mutant(
+        "EMA in bf16",
+        "learner/ema.py",
+        "master.lerp_(weights[name].detach().float(), 1.0 - self.decay)",
+        "master.lerp_(weights[name].detach().float(), 1.0 - self.decay)\n"
+        "            master.copy_(master.bfloat16())",
+        ("tests/learner/test_ema.py",),
+    ),
+    Mutant(
+        "swap missed for one tensor",
+        "learner/shards.py",
+        "for name, weight in self._weights.items():\n            weight.copy_(values[name])",
+        "for name, weight in list(self._weights.items())[1:]:\n"
+        "            weight.copy_(values[name])",
+        ("tests/learner/test_ema.py", "tests/learner/test_update.py"),
+    ),
+    Mutant(
+        "weight applied twice",
+        "learner/loss.py",
+        "losses = self.weights[chunk] * self.policy",
+        "losses = self.weights[chunk].square() * self.policy",
+        ("tests/learner/test_correction.py",),
+    ),
+    Mutant(
+        "denominator after rejection",
+        "learner/update.py",
+        "coefficients=micro.coefficients[rows],",
+        "coefficients=micro.coefficients[rows] * len(rows) / weights.ne(0.0).sum(),",
+        ("tests/learner/test_correction.py",),
     ),
     Mutant(
         "advantage uncentred",

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from configs.schema import Config
+from configs.schema import Config, LearnerConfig, ModelConfig
 from learner.batch import TrainingBatch, build
 from learner.errors import BadModel
 from learner.trainer import Trainer
@@ -65,3 +65,95 @@ def test_resumed_steps_equal_the_undisturbed_ones_bit_for_bit(
         assert equal(weights(trainer), last) and torch.equal(torch.rand(3), noise)
         trainer.restore(tmp_path / "at-2")  # also over a life that has gone on
         assert trainer.learn([batches[2]]) == expected[0]
+
+
+@pytest.fixture(scope="module")
+def exported(
+    tiny_model_path: Path, batch: Callable[..., Batch], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Config, Path, dict[str, torch.Tensor]]:
+    """A configuration, what one step of it exported, and the weights it had."""
+    config = Config(
+        model=ModelConfig(path=str(tiny_model_path), dtype="float32"),
+        learner=LearnerConfig(lr=1e-2, warmup_steps=0, zero_stage=3, anchor="frozen"),
+    )
+    folder = tmp_path_factory.mktemp("exported")
+    with training(config) as trainer:
+        trainer.learn([build(batch(1, 0), config.learner)])
+        trainer.export(folder)
+        return config, folder, weights(trainer)
+
+
+def test_the_exported_model_is_the_one_in_training(
+    exported: tuple[Config, Path, dict[str, torch.Tensor]],
+) -> None:
+    config, folder, trained = exported
+    loaded = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert equal({n: w.detach() for n, w in loaded.named_parameters()}, trained)
+    start = load_file(Path(config.model.path) / "model.safetensors")
+    assert equal(load_file(folder / "anchor" / "model.safetensors"), start)
+    average = load_file(folder / "ema" / "model.safetensors")
+    for name, weight in average.items():
+        torch.testing.assert_close(weight, 0.8 * start[name] + 0.2 * trained[name])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fields", "named"),
+    [
+        ("float32", {"zero_stage": 1}, "learner.zero_stage = '3' there, '1' here"),
+        ("float32", {"optimiser": "sgd"}, "learner.optimiser = 'adamw' there, 'sgd' here"),
+        ("float32", {"anchor": "none"}, "learner.anchor = 'frozen' there, 'none' here"),
+        ("bfloat16", {}, "model.dtype = 'float32' there, 'bfloat16' here"),
+    ],
+)
+def test_state_of_another_setting_is_refused_by_name(
+    exported: tuple[Config, Path, dict[str, torch.Tensor]],
+    dtype: str,
+    fields: dict[str, Any],
+    named: str,
+) -> None:
+    config, folder, _ = exported
+    with (
+        training(with_learner(config, dtype, **fields)) as trainer,
+        pytest.raises(BadModel, match=f"{named}; resume with"),
+    ):
+        trainer.restore(folder)
+
+
+def test_state_of_another_architecture_is_refused(
+    exported: tuple[Config, Path, dict[str, torch.Tensor]],
+    make_tiny_model: Callable[[Path, Any], Path],
+    bpe_tokenizer: Any,
+    tmp_path: Path,
+) -> None:
+    config, folder, _ = exported
+    other = ModelConfig(path=str(make_tiny_model(tmp_path / "other", bpe_tokenizer)))
+    other = msgspec.structs.replace(other, dtype="float32")
+    with training(msgspec.structs.replace(config, model=other)) as trainer:
+        before = weights(trainer)
+        with pytest.raises(BadModel, match=r"another architecture: model.path = 'Qwen2"):
+            trainer.restore(folder)
+        assert equal(weights(trainer), before)
+
+
+def test_missing_and_broken_state_is_refused(
+    exported: tuple[Config, Path, dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    config, folder, _ = exported
+    with training(config) as trainer:
+        with pytest.raises(BadModel, match=r"has no rank-0.safetensors: learner.ranks = 1"):
+            trainer.restore(tmp_path)
+        shutil.copytree(folder / "state", tmp_path / "state")
+        (tmp_path / "state" / "rank-0.safetensors").write_bytes(b"\x08")
+        with pytest.raises(BadModel, match="cannot be read"):
+            trainer.restore(tmp_path)
+
+
+def test_half_lives_are_reported_in_steps_and_in_staleness(
+    config: Config, batch: Callable[..., Batch]
+) -> None:
+    config = with_learner(config, anchor="ema", proximal_decay=0.5, anchor_tau=0.5)
+    with training(config) as trainer:
+        gauges = trainer.learn([build(batch(5, 2), config.learner)])
+    assert gauges["learner/ema_half_life_steps"] == 1.0
+    assert gauges["learner/anchor_half_life_steps"] == 10.0
+    assert gauges["learner/ema_half_life_staleness"] == pytest.approx(0.5)

@@ -26,7 +26,7 @@ from replay.protocol import (
     Wait,
 )
 from replay.questions import Questions
-from replay.records import GroupDropped, GroupOpened, Record, Summary
+from replay.records import GroupDropped, GroupOpened, Record, RunResumed, Summary
 from replay.trajectory import Question, Sampling
 
 Key = tuple[int, int]
@@ -83,6 +83,14 @@ class Scene:
         """Replay is killed and started again on its log."""
         self.ledger = self.fresh_ledger()
         self.ledger.restore(self.log)
+
+    def run_again(self) -> None:
+        """Everything was killed; a new replay process goes on with the log."""
+        self.restart()
+        self.leased.clear()
+        fact = RunResumed(self.now, "")
+        self.ledger.restore([fact])
+        self.log.append(fact)
 
     def send(self, peer: Peer, message: object) -> Reply | None:
         """Apply one event; return the direct reply to its peer."""

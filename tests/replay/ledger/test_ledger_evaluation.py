@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from replay.protocol import Deliver, Evaluate, Observe
+from replay.records import EVAL_GROUPS
 
 
 def evaluate(s: Any, step: int, incarnation: int = 1) -> Any:
@@ -45,6 +46,16 @@ def test_they_are_outside_admission_and_buffer(scene: Any) -> None:
     s.deliver_all("a")
     assert len(s.ledger.books.ready) == 1
     assert s.ledger.books.standing == 1
+
+
+def test_they_change_no_train_groups_id(scene: Any) -> None:
+    s = scene(evals=2, max_staleness=0)
+    s.learner()
+    evaluate(s, 0)
+    s.actor("a", 8)
+    leased = {(lease.kind, lease.group_id) for lease in s.leased["a"]}
+    evals = {("eval", EVAL_GROUPS), ("eval", EVAL_GROUPS + 1)}
+    assert leased == {("train", 1), ("train", 2)} | evals
 
 
 def test_an_evaluation_is_never_trained_on(scene: Any) -> None:

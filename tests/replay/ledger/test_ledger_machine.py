@@ -156,6 +156,14 @@ class LedgerMachine(RuleBasedStateMachine):
         for actor in self.world.actors.values():
             actor.connected = False
 
+    @rule(pick=picks)
+    def kill_everything(self, pick: int) -> None:
+        """The whole run is killed, or has ended, and goes on."""
+        for name, actor in self.world.actors.items():
+            self.world.actors[name] = self.tools.Rollouts(actor.capacity)
+        self.scene.run_again()
+        self.resume(pick)
+
     @rule(seconds=st.sampled_from([1.0, 6.0, 120.0]))
     def wait(self, seconds: float) -> None:
         self.world.do(self.scene.tick, seconds)
