@@ -5,6 +5,7 @@ Waits for the socket, at most TICK_S; a message, a signal or the tick unblocks i
 was answered with Wait is kept and put to the ledger again whenever something went on record.
 """
 
+import contextlib
 import errno
 import logging
 import time
@@ -24,7 +25,7 @@ from replay.log import EventLog
 from replay.peers import Peers
 
 TICK_S = 0.1
-_BURST = 1000  # messages between two ticks
+_BURST = 200  # messages between two ticks
 _SELF = b""  # the peer of our own events; no routing id is empty
 
 logger = logging.getLogger(__name__)
@@ -78,11 +79,13 @@ class ReplayServer:
     def _receive(self, timeout_s: float) -> None:
         if not self._socket.poll(max(0, int(timeout_s * 1000))):
             return
-        for _ in range(_BURST):
-            try:
-                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        received: list[list[bytes]] = []
+        with contextlib.suppress(zmq.Again):
+            while len(received) < _BURST:
+                received.append(self._socket.recv_multipart(zmq.NOBLOCK))
+        # A Goodbye that has arrived must be heard before a Hello looks for dead connections.
+        received.sort(key=lambda message: message[0] not in self._peers.actors)
+        for peer, *frames in received:
             self._handle(peer, frames)
 
     def _handle(self, peer: bytes, frames: list[bytes]) -> None:

@@ -157,6 +157,20 @@ MUTANTS = (
         ("tests/replay/ledger/test_ledger_evaluation.py",),
     ),
     Mutant(
+        "resume restarts the admission counters",
+        "replay/books.py",
+        "max(self.last_sampled, fact.step)",
+        "fact.step",
+        ("tests/replay/ledger/test_ledger_restart.py",),
+    ),
+    Mutant(
+        "evaluations number the training groups",
+        "replay/leasing.py",
+        "next_group_id[kind]",
+        'next_group_id["train"]',
+        ("tests/replay/ledger/test_ledger_evaluation.py",),
+    ),
+    Mutant(
         "acknowledged before written",
         "replay/server.py",
         """        self._log.append(outcome.records)

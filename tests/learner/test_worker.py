@@ -16,7 +16,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
 
-from configs.load import replay_endpoint, save, weight_sync_endpoint
+from configs.load import load, replay_endpoint, save, weight_sync_endpoint
 from configs.process import socket_dir
 from configs.schema import (
     ActorsConfig,
@@ -144,10 +144,16 @@ def whole(tmp_path: Path, tiny_model_path: Path) -> Config:
 
 @contextmanager
 def processes(tmp_path: Path, *flags: str) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Replay and learner; killed if they are left."""
-    started = []
-    for package in ("replay", "learner"):
-        command = [sys.executable, "-m", f"{package}.worker", str(tmp_path / "config.yaml"), *flags]
+    """Replay, learner and its other ranks; killed if they are left."""
+    path, started = tmp_path / "config.yaml", []
+    ranks = range(1, load(path).learner.ranks)
+    commands = [
+        ("replay", *flags),
+        ("learner", *flags),
+        *(("learner", f"--rank={r}") for r in ranks),
+    ]
+    for package, *rest in commands:
+        command = [sys.executable, "-m", f"{package}.worker", str(path), *rest]
         with (tmp_path / f"{package}.log").open("a") as log:
             started.append(subprocess.Popen(command, stderr=log))
     try:
@@ -165,7 +171,7 @@ async def run_with(
     actor = Actor(config.model.path)
     acting = asyncio.create_task(actor.serve(config))
     try:
-        with processes(tmp_path, *flags) as (replay, learner):
+        with processes(tmp_path, *flags) as (replay, learner, *ranks):
             while learner.poll() is None:
                 await asyncio.wait([acting], timeout=0.1)
                 assert not (acting.done() and acting.exception()), acting.exception()
@@ -175,7 +181,9 @@ async def run_with(
             text = (tmp_path / "learner.log").read_text()
             assert learner.returncode == 0, text
             await asyncio.wait_for(acting, 20)
-            assert await asyncio.to_thread(replay.wait, 20) == 0
+            assert [await asyncio.to_thread(p.wait, 20) for p in (replay, *ranks)] == [0] * (
+                1 + len(ranks)
+            )
     finally:
         shutil.rmtree(socket_dir(config.run_dir), ignore_errors=True)
     return actor, text
@@ -215,8 +223,13 @@ async def test_a_run_from_the_first_version_to_the_last(whole: Config, tmp_path:
 
 
 @pytest.mark.slow
-async def test_a_killed_run_goes_on_from_its_checkpoint(whole: Config, tmp_path: Path) -> None:
-    learner = msgspec.structs.replace(whole.learner, total_steps=12, checkpoint_every=5)
+@pytest.mark.parametrize(("ranks", "zero_stage"), [(1, 1), (2, 2)])
+async def test_a_killed_run_goes_on_from_its_checkpoint(
+    whole: Config, tmp_path: Path, ranks: int, zero_stage: int
+) -> None:
+    learner = msgspec.structs.replace(
+        whole.learner, total_steps=12, checkpoint_every=5, ranks=ranks, zero_stage=zero_stage
+    )
     config = msgspec.structs.replace(whole, learner=learner)
     save(config, tmp_path / "config.yaml")
     await run_until_killed(config, tmp_path, lambda actor: actor.version >= 7)

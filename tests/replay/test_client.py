@@ -145,11 +145,15 @@ async def test_error_in_gauges_is_raised_where_the_actor_waits(serve) -> None:
             await asyncio.wait_for(actor.next(), 2.0)
 
 
-async def test_second_actor_of_one_id_is_refused(serve) -> None:
+async def test_second_actor_of_one_id_is_refused(serve, learner) -> None:
     running = serve()
-    async with writer(running.endpoint), writer(running.endpoint) as second:
-        with pytest.raises(RefusedByReplay, match="connected already"):
-            await asyncio.wait_for(second.next(), 2.0)
+    learner(running).resume(0)
+    async with writer(running.endpoint) as first:
+        await first.ready(2, 1, 0)
+        await take(first)  # it is known before the second one speaks
+        async with writer(running.endpoint) as second:
+            with pytest.raises(RefusedByReplay, match="connected already"):
+                await asyncio.wait_for(second.next(), 2.0)
 
 
 async def test_goodbye_returns_leases(serve, learner) -> None:

@@ -108,14 +108,17 @@ def test_a_resumed_run_goes_on_in_the_same_log(config: Path, worker) -> None:
     worker.wait()
     path.write_bytes(path.read_bytes() + b"cut")
     before = list(read_whole(path))
-    again = subprocess.Popen([*PYTHON, str(config), "--resume"], stderr=subprocess.PIPE, text=True)
-    with BatchReader(endpoint, 1, 5.0) as late, BatchReader(endpoint, 2, 5.0) as trainer:
-        with pytest.raises(RefusedByReplay, match="must exceed 1"):
-            late.resume(0)
-        assert trainer.resume(1) == 0
-        trainer.finish()
-    assert again.wait(timeout=8) == 0, again.communicate()
-    again.communicate()
+    again = subprocess.Popen([*PYTHON, str(config), "--resume"])
+    try:
+        with BatchReader(endpoint, 1, 5.0) as late, BatchReader(endpoint, 2, 5.0) as trainer:
+            with pytest.raises(RefusedByReplay, match="must exceed 1"):
+                late.resume(0)
+            assert trainer.resume(1) == 0
+            trainer.finish()
+        assert again.wait(timeout=8) == 0
+    finally:
+        again.kill()
+        again.wait()
     facts = list(read(path))
     assert facts[: len(before)] == before and isinstance(facts[len(before)], RunResumed)
 

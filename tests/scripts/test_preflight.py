@@ -104,3 +104,9 @@ def test_prepare_only_prints_commands_that_name_the_run(
     printed = capsys.readouterr().out
     assert printed.count(f"{good['run_dir']}/config.yaml") == 5
     assert "actors.worker" in printed and "--actor-id actor-1" in printed
+
+
+def test_every_rank_of_the_learner_has_its_own_process(good: dict[str, str]) -> None:
+    commands = launch.commands(config(good | {"learner.ranks": "3"}))
+    ranks = {name: command[3:] for name, command in commands.items() if "learner" in name}
+    assert ranks == {"learner": [], "learner-1": ["--rank", "1"], "learner-2": ["--rank", "2"]}

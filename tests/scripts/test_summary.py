@@ -20,6 +20,8 @@ from replay.records import (
     Leased,
     Record,
     Reported,
+    RunResumed,
+    RunStarted,
     Sampled,
     summarise,
 )
@@ -116,6 +118,31 @@ def test_a_run_that_never_started_has_no_numbers(tmp_path: Path) -> None:
     built = summary.build(config, "failed", "actor-0 was killed", 1.0, {}, {})
     assert built["em_start"] is built["em_final"] is built["train_wall_s"] is None
     assert built["status"] == "failed"
+
+
+def test_a_run_launched_twice_is_one_run() -> None:
+    counted = {"retrieval/requests": 5.0, "sync/updates": 3.0, "actor/reward": 0.1}
+    records = [
+        RunStarted(100.0, 0, ""),
+        EvaluationFinished(101.0, result(0, 0.1)),
+        *group(1, "train", [0], 102.0),
+        Sampled(103.0, 1, 1, (1,), (), {}),
+        Reported(104.0, 1, 1, counted),
+        EvaluationFinished(105.0, result(1, 0.3)),
+        RunResumed(200.0, ""),
+        Reported(201.0, 2, 1, counted | {"actor/reward": 0.2}),
+        *group(2, "train", [1], 204.0),
+        Sampled(205.0, 2, 2, (2,), (), {}),
+        Reported(210.0, 2, 2, {}),
+        EvaluationFinished(211.0, result(1, 0.4)),
+        EvaluationFinished(212.0, result(2, 0.9)),
+    ]
+    fold = summary.RunFold(records)
+    assert [fold.evaluations[step].em for step in (0, 1, 2)] == [0.1, 0.4, 0.9]
+    assert fold.reports[1]["actor/reward"] == 0.2 and fold.launches == 2
+    assert (fold.earlier_wall_s, fold.train_wall_s) == (5.0, 2.0 + 6.0)
+    assert fold.earlier["retrieval/requests"] == 5 and fold.earlier["sync/updates"] == 3
+    assert (fold.trajectories_trained, fold.staleness_max) == (2, 0)
 
 
 def test_a_torn_tail_is_summarised_up_to_there(config: Config) -> None:

@@ -66,31 +66,24 @@ class Scene:
         defaults = {"groups_per_step": 2, "group_size": 2, "max_staleness": 1}
         self.config = msgspec.convert(defaults | config, ReplayConfig)
         self.sizes = (questions, evals)
-        self.now = 1000.0
-        self.log: list[Record] = []
+        self.now, self.log = 1000.0, list[Record]()
         self.leased: dict[Peer, list[Lease]] = {}
         self.got: dict[Peer, list[Reply]] = {}
         self.ledger = self.fresh_ledger()
 
     def fresh_ledger(self) -> Ledger:
         """A ledger that has seen nothing."""
-        questions, evals = self.sizes
-        supply = Questions(make_questions(questions), seed=5)
-        sampling = Sampling(temperature=0.9, seed=5)
-        return Ledger(self.config, supply, make_questions(evals, "e"), sampling, decode_summary)
+        questions, evals = make_questions(self.sizes[0]), make_questions(self.sizes[1], "e")
+        supply, sampling = Questions(questions, seed=5), Sampling(temperature=0.9, seed=5)
+        return Ledger(self.config, supply, evals, sampling, decode_summary)
 
-    def restart(self) -> None:
-        """Replay is killed and started again on its log."""
+    def restart(self, resumed: bool = False) -> None:
+        """Replay is killed and started again on its log; `resumed`: all else was killed too."""
+        if resumed:
+            self.log.append(RunResumed(self.now, ""))
+            self.leased.clear()
         self.ledger = self.fresh_ledger()
         self.ledger.restore(self.log)
-
-    def run_again(self) -> None:
-        """Everything was killed; a new replay process goes on with the log."""
-        self.restart()
-        self.leased.clear()
-        fact = RunResumed(self.now, "")
-        self.ledger.restore([fact])
-        self.log.append(fact)
 
     def send(self, peer: Peer, message: object) -> Reply | None:
         """Apply one event; return the direct reply to its peer."""
@@ -188,8 +181,7 @@ class World:
         self.history: dict[int, Batch] = {}
         self.delivered: list[tuple[str, Lease, int]] = []
         self.opened: dict[int, GroupOpened] = {}  # train groups
-        self.dropped: set[int] = set()
-        self._seen = 0
+        self.dropped, self._seen = set[int](), 0
 
     @property
     def stopped(self) -> bool:

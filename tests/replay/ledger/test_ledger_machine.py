@@ -161,7 +161,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """The whole run is killed, or has ended, and goes on."""
         for name, actor in self.world.actors.items():
             self.world.actors[name] = self.tools.Rollouts(actor.capacity)
-        self.scene.run_again()
+        self.scene.restart(resumed=True)
         self.resume(pick)
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 120.0]))

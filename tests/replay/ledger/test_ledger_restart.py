@@ -17,7 +17,7 @@ def killed(scene: Any) -> Any:
     s.train("a", 4)
     for lease in s.leased["a"][:2]:
         s.deliver("a", lease, version=4)
-    s.run_again()
+    s.restart(resumed=True)
     return s
 
 
@@ -67,7 +67,7 @@ def test_a_finished_run_can_go_on(scene: Any) -> None:
     s.train("a", 1)
     s.send("learner", Finish(1))
     assert s.sample(1) == Stop("completed")
-    s.run_again()
+    s.restart(resumed=True)
     assert not s.ledger.stop_cause
     s.learner(step=1, incarnation=2)
     assert isinstance(s.sample(1, 2), Wait)
@@ -81,7 +81,7 @@ def test_questions_that_the_end_cut_off_are_asked_again(scene: Any) -> None:
     s.actor("a", 100)
     cut_off = {lease.question.id for lease in s.leased["a"]}
     s.send("launcher", Shutdown("SIGTERM"))
-    s.run_again()
+    s.restart(resumed=True)
     catch_up(s, step=0)
     assert {lease.question.id for lease in s.leased["a"]} == cut_off
     assert s.dropped == {"run_ended": 2}
@@ -95,7 +95,7 @@ def test_an_evaluation_that_the_end_cut_off_is_completed(scene: Any) -> None:
     for lease in s.leased["a"][:3]:
         s.deliver("a", lease, reward=1.0)
     s.send("launcher", Shutdown("SIGTERM"))
-    s.run_again()
+    s.restart(resumed=True)
     catch_up(s, step=0)
     assert not s.ledger.books.results
     s.send("learner", Evaluate(2, 0))
@@ -110,7 +110,7 @@ def test_a_streak_without_reward_starts_again(scene: Any) -> None:
     for _ in range(10):
         s.deliver_all("a", reward=0.0)
     assert s.ledger.stop_cause
-    s.run_again()
+    s.restart(resumed=True)
     catch_up(s, step=0, capacity=2)
     s.deliver_all("a", reward=0.0)
     assert not s.ledger.stop_cause
