@@ -148,11 +148,12 @@ def _admit(link: Link, config: Config, crew: Crew) -> None:
         log.warning("refused a connection: %s", error)
         link.close()
         return
-    rank = hello["rank"] if what == "join" else None
+    known = what == "join" and isinstance(hello, dict)
+    rank = int(hello.get("rank", 0)) if known else 0
     if rank not in range(1, config.learner.ranks) or rank in crew.links:
         link.send("failed", f"rank {rank!r} is taken or not one of {config.learner.ranks}")
         link.close()
-    elif hello["made_of"] != _digest(config):
+    elif hello.get("made_of") != _digest(config):
         why = (
             f"rank {rank} of the learner has another configuration: start every rank with the same "
             "CONFIG and overrides"

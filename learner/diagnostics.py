@@ -139,7 +139,9 @@ def _changes(tokens: TokenFacts, config: LearnerConfig) -> dict[str, float]:
     """How far the policy is from the one that sampled: by credit, and on fresh tokens."""
     usable = tokens.usable
     moved = tokens.current - torch.where(usable, tokens.behaviour, 0.0)
-    gauges = {}
+    # KL(behaviour ‖ current) of tokens that the behaviour policy sampled: r − 1 − log r.
+    far = moved[usable].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    gauges = {"learner/behaviour_kl": float((far.expm1() - far).mean())}
     for name, credited in (
         ("positive", usable & (tokens.advantages > 0)),
         ("negative", usable & (tokens.advantages < 0)),

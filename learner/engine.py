@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, distributed
+from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -81,8 +82,11 @@ class Engine:
         scorer = TokenScorer(self.model, learner.logprob_chunk_bytes)
         self._trainable = {n: w for n, w in self.model.named_parameters() if w.requires_grad}
         self._life = contextlib.ExitStack()
-        if self._stage == 3:  # asks for the launcher's variable at every forward pass
+        if self._stage == 3:
+            # It asks for the launcher's variable at every forward pass, and replaces torch's linear
+            # by one that does not keep weights (in bf16 that rounds before the bias is added).
             self._life.enter_context(_variables(_local_rank()))
+            self._life.callback(setattr, functional, "linear", functional.linear)
         with _quietly(local=not learner.rendezvous):
             self._engine, self._optimiser, _, _ = deepspeed.initialize(
                 model=scorer,

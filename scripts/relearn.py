@@ -2,7 +2,8 @@
 
 The run's own learner, from its starting weights, on its batches in recorded order, under the
 recorded or another objective. Under the recorded settings, on the same kind of machine, the losses
-are the run's own, bit for bit. Leaves a table, a plot and `steps.json` in `RUN/relearn-<name>`.
+of a run with one learner rank are its own, bit for bit. Leaves a table, a plot and `steps.json` in
+`RUN/relearn-<name>`.
 Exit codes: 0 done, 1 the learner gave up, 130 interrupted (what was done until then is left all the
 same), 2 bad input.
 """
@@ -41,6 +42,7 @@ GAUGES = {
     "grad_norm": "learner/grad_norm",
     "ess": "learner/ess",
     "clip_fraction": "learner/clip_fraction",
+    "behaviour_kl": "learner/behaviour_kl",
     "anchor_kl": "learner/anchor_kl",
 }
 Row = dict[str, Any]  # step, recorded_loss and GAUGES' names; None: not measured
@@ -110,7 +112,11 @@ def report(rows: list[Row], out: Path, name: str, every: int, console: Console) 
     console.print(table(rows, every, name))
     known = [row for row in rows if row["recorded_loss"] is not None]
     equal = sum(row["loss"] == row["recorded_loss"] for row in known)
-    console.print(f"{equal} of {len(known)} losses are those that the run reported, bit for bit")
+    apart = max((abs(row["loss"] - row["recorded_loss"]) for row in known), default=0.0)
+    console.print(
+        f"{equal} of {len(known)} losses are those that the run reported, bit for bit; "
+        f"the largest difference is {apart:.2g}"
+    )
     plot = draw(rows, out / "relearn.png", name)
     console.print(f"plot: {plot}\nsteps: {out / 'steps.json'}", soft_wrap=True)
 
@@ -140,19 +146,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_overrides(given.overrides)
         recording = Recording.of(given.run)
         config = recording.config(1, given.overrides)
+        out = make_places(given)
     except (ConfigError, ReplayError) as error:
         print(f"relearn: {error}", file=sys.stderr)
         return BAD_INPUT
     begin("relearn", config.learner.threads)
-    return learn_and_report(given, recording, config)
+    return learn_and_report(given, out, recording, config)
 
 
-def learn_and_report(given: argparse.Namespace, recording: Recording, config: Config) -> int:
+def make_places(given: argparse.Namespace) -> Path:
+    """The folder to write to, made before anything is learnt. Raises ConfigError."""
+    out: Path = given.out or given.run / folder_name(given.overrides)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {str(out)!r} cannot be made ({error.strerror})") from error
+    if given.json and not given.json.resolve().parent.is_dir():
+        raise ConfigError(f"--json {str(given.json)!r}: there is no such folder to write it in")
+    return out
+
+
+def learn_and_report(
+    given: argparse.Namespace, out: Path, recording: Recording, config: Config
+) -> int:
     """Do what was asked for; the exit code."""
     total = min(given.steps or len(recording.places), len(recording.places))
     every = given.every or -(-total // 20)
     name = folder_name(given.overrides)
-    out, console, code = given.out or given.run / name, Console(), 0
+    console, code = Console(), 0
     rows: list[Row] = []
     try:
         steps = relearn(recording, given.overrides, total)
@@ -160,13 +181,12 @@ def learn_and_report(given: argparse.Namespace, recording: Recording, config: Co
             rows.append(row)
             if not console.is_terminal and row["step"] % every == 0:
                 console.print(f"step {row['step']}/{total}  loss {row['loss']:+.4f}")
-    except LearnerError as error:
+    except (LearnerError, ReplayError) as error:
         print(f"relearn: {type(error).__name__}: {error}", file=sys.stderr)
         code = BAD_INPUT if isinstance(error, BadModel) else FAILED
     except KeyboardInterrupt:
         code = INTERRUPTED
     if rows:
-        out.mkdir(parents=True, exist_ok=True)
         save(config, out / "config.yaml")
         summary = {"run": str(given.run), "overrides": given.overrides, "steps": rows}
         for path in filter(None, (out / "steps.json", given.json)):
@@ -176,9 +196,9 @@ def learn_and_report(given: argparse.Namespace, recording: Recording, config: Co
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    number = int(text) if text.isdecimal() else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number of at least 1")
     return number
 
 

@@ -19,6 +19,7 @@ PANELS = {
     "grad_norm": "gradient norm",
     "ess": "ESS (fraction)",
     "clip_fraction": "clipped fraction",
+    "behaviour_kl": "KL to the behaviour",
     "anchor_kl": "KL to the anchor",
 }
 

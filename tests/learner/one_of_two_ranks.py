@@ -12,10 +12,12 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, distributed
+from transformers import AutoModelForCausalLM
 
 from configs.schema import Config
 from learner.engine import join
 from learner.exchange import decode_share
+from learner.model import TokenScorer
 from learner.trainer import Trainer
 
 DECAY = 0.8  # of the configuration's proximal average
@@ -31,7 +33,8 @@ class Rank:
         self.facts: dict[str, float | bool | list[float]] = {}
 
     def trainer(self, optimiser: str, dtype: str) -> Trainer:
-        learner = msgspec.structs.replace(self.config.learner, optimiser=optimiser)
+        lr = {"sgd": 1e-2, "adamw": 1e-3}[optimiser]
+        learner = msgspec.structs.replace(self.config.learner, optimiser=optimiser, lr=lr)
         model = msgspec.structs.replace(self.config.model, dtype=dtype)
         return Trainer(msgspec.structs.replace(self.config, learner=learner, model=model))
 
@@ -85,6 +88,10 @@ class Rank:
             self.facts[f"{dtype} given back"] = _same(trainer.named_weights(), own)
         after = trainer.engine.score(micro, 0.7).logprobs
         self.facts[f"{dtype} scores given back"] = torch.equal(before, after)
+        saved = AutoModelForCausalLM.from_pretrained(self.folder / dtype / "ema")
+        with torch.no_grad():
+            expected, _, _ = TokenScorer(saved)(micro.tokens, micro.loss_mask, 0.7)
+        self.facts[f"{dtype} off the saved"] = float((scores - expected).abs().max())
         save_file({"scores": scores}, self.folder / f"{dtype}-scores.{self.rank}")
 
     def average(self) -> None:
@@ -105,8 +112,8 @@ class Rank:
 
 
 def _same(named: Iterable[tuple[str, Tensor]], expected: dict[str, Tensor]) -> bool:
-    # Every weight is asked for: gathering one is collective.
-    return all([torch.equal(weight, expected[name]) for name, weight in named])
+    named = dict(named)  # every weight is asked for: gathering one is collective
+    return all(torch.equal(weight, expected[name]) for name, weight in named.items())
 
 
 def main(folder: Path, rank: int) -> None:

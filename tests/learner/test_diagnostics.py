@@ -81,6 +81,8 @@ def test_likelihood_changes_by_the_sign_of_the_advantage() -> None:
     gauges = diagnose([part], CONFIG)
     assert gauges["learner/likelihood_change_positive"] == pytest.approx(1.0)
     assert gauges["learner/likelihood_change_negative"] == pytest.approx(-0.5)
+    expected = sum(math.exp(d) - 1 - d for d in (2.0, 0.0, -0.5)) / 3
+    assert gauges["learner/behaviour_kl"] == pytest.approx(expected)
 
 
 def test_mismatch_is_measured_on_fresh_tokens_alone() -> None:

@@ -51,6 +51,24 @@ def test_a_log_without_batches_is_refused(
     assert "no batch was put together" in refusal(capsys, str(recorded_run.path))
 
 
+@pytest.mark.parametrize(
+    ("option", "place", "words"),
+    [("--out", "file/x", "cannot be made"), ("--json", "nowhere/x.json", "no such folder")],
+)
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_learnt(
+    recorded_run: RecordedRun,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    place: str,
+    words: str,
+) -> None:
+    recorded_run.train(0)
+    (tmp_path / "file").touch()
+    message = refusal(capsys, str(recorded_run.path), option, str(tmp_path / place))
+    assert option in message and words in message
+
+
 def test_the_folder_is_named_after_what_is_different() -> None:
     assert relearn.folder_name([]) == "relearn-recorded"
     changed = ["learner.objective=cispo", "learner.betas=[0.9, 0.99]"]
