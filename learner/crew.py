@@ -58,7 +58,8 @@ class Crew:
         try:
             yield
         except (RuntimeError, RankLost) as error:
-            if not self._lost.wait(2 * GRACE_S):
+            # A RankLost has its name already; the rank's own last words would be better.
+            if not self._lost.wait(RETRY_S if isinstance(error, RankLost) else 2 * GRACE_S):
                 raise
             self._timer.cancel()
             raise RankLost(self._news) from error

@@ -72,12 +72,7 @@ class Engine:
                 "every rank (`python -m learner.worker CONFIG --rank R`)"
             )
         self.rank, self.ranks = distributed.get_rank(), learner.ranks
-        model_config = config.model
-        if model_path is not None:
-            model_config = msgspec.structs.replace(model_config, path=model_path)
-        self.model: PreTrainedModel = load_model(model_config)
-        if learner.gradient_checkpointing:
-            _checkpoint_gradients(self.model)
+        self.model = _load(config, model_path)
         self._stage, self._bf16 = learner.zero_stage, config.model.dtype == "bfloat16"
         scorer = TokenScorer(self.model, learner.logprob_chunk_bytes)
         self._trainable = {n: w for n, w in self.model.named_parameters() if w.requires_grad}
@@ -208,6 +203,16 @@ class Engine:
         if self._stage == 3:
             return deepspeed.zero.GatheredParameters([weight])  # type: ignore[no-any-return]
         return contextlib.nullcontext()
+
+
+def _load(config: Config, model_path: str | None) -> PreTrainedModel:
+    model_config = config.model
+    if model_path is not None:
+        model_config = msgspec.structs.replace(model_config, path=model_path)
+    model = load_model(model_config)
+    if config.learner.gradient_checkpointing:
+        _checkpoint_gradients(model)
+    return model
 
 
 def _make_optimiser(weights: list[Tensor], config: LearnerConfig) -> torch.optim.Optimizer:

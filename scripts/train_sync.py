@@ -26,6 +26,7 @@ from configs.load import ConfigError, retrieval_url, save
 from configs.process import begin, die_with_parent
 from learner import checkpoint
 from learner.batch import build
+from learner.errors import BadModel
 from learner.trainer import Trainer
 from replay.protocol import Batch, ReplayError
 from retrieval_server.client import RetrievalClient
@@ -99,15 +100,15 @@ def main() -> int:
         if config.learner.ranks > 1:
             raise ConfigError(f"learner.ranks = {config.learner.ranks!r}: one process has one rank")
         recorded = recorded_batches(given.recorded) if given.recorded else None
-    except (ConfigError, ReplayError) as error:
+        begin("train_sync")
+        torch.set_num_threads(config.learner.threads)
+        trainer = Trainer(config)
+    except (BadModel, ConfigError, ReplayError) as error:
         print(f"train_sync: {error}", file=sys.stderr)
         return 2
-    begin("train_sync")
-    torch.set_num_threads(config.learner.threads)
     path = Path(config.run_dir) / "config.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     save(config, path)
-    trainer = Trainer(config)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     if recorded:
         total = config.learner.total_steps

@@ -113,10 +113,38 @@ def test_another_architecture_is_refused_by_name(
 
 def test_another_setting_is_refused_by_name(config: Config, save: Callable[..., Path]) -> None:
     save(1)
-    learner = msgspec.structs.replace(config.learner, zero_stage=3)
+    learner = msgspec.structs.replace(config.learner, zero_stage=3, lr=0.5, kl_estimator="k1")
     changed = msgspec.structs.replace(config, learner=learner, seed=5)
-    with pytest.raises(BadCheckpoint, match=r"seed = 0 there, 5 here; learner.zero_stage = 1"):
+    with pytest.raises(BadCheckpoint, match=r"seed = 0 there, 5 here; ") as raised:
         checkpoint.check(checkpoint.newest(config.run_dir), changed)
+    for words in ("zero_stage = 1 there, 3 here", "lr = ", "there, 0.5 here", "kl_estimator = "):
+        assert words in str(raised.value)
+
+
+def test_length_cadence_and_place_may_be_others(
+    config: Config, save: Callable[..., Path]
+) -> None:
+    save(1)
+    learner = msgspec.structs.replace(
+        config.learner, total_steps=900, eval_every=7, checkpoint_every=3
+    )
+    changed = msgspec.structs.replace(
+        config,
+        run_dir="elsewhere",
+        learner=learner,
+        retrieval=msgspec.structs.replace(config.retrieval, port=4321),
+    )
+    checkpoint.check(checkpoint.newest(config.run_dir), changed)
+
+
+def test_a_setting_that_is_not_known_any_more_is_refused(
+    config: Config, save: Callable[..., Path]
+) -> None:
+    save(1)
+    found = checkpoint.newest(config.run_dir)
+    spoilt = msgspec.structs.replace(found.manifest, config={"learner": {"strange": 1}})
+    with pytest.raises(BadCheckpoint, match=r"step-1'.*strange.*start a new run with model.path="):
+        checkpoint.check(checkpoint.Checkpoint(found.folder, spoilt), config)
 
 
 def test_a_folder_without_its_description_is_refused(

@@ -108,7 +108,9 @@ def test_steps_equal_plain_torch(
 
 def relative(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
     """All together: the keys' biases have no gradient, and Adam steps on its rounding."""
-    one, other = (torch.cat([v.flatten() for v in each.values()]) for each in (found, expected))
+    one, other = (
+        torch.cat([v.detach().flatten() for v in each.values()]) for each in (found, expected)
+    )
     return float((one[: len(other)] - other).norm() / other.norm())  # a partition is padded
 
 

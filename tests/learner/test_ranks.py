@@ -1,5 +1,6 @@
 """Ranks that lead, follow, refuse each other and die: real processes, and their links alone."""
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 import torch
 
+from configs.process import socket_dir
 from configs.schema import Config
 from learner.batch import build_shares
 from learner.crew import Crew, assemble, enlist
@@ -26,11 +28,12 @@ PROGRAM = Path(__file__).with_name("one_of_a_crew.py")
 
 
 @pytest.fixture
-def two_ranks(config: Config) -> Config:
+def two_ranks(config: Config) -> Iterator[Config]:
     learner = msgspec.structs.replace(
         config.learner, ranks=2, zero_stage=3, micro_batch_tokens=60, step_deadline_s=200.0
     )
-    return msgspec.structs.replace(config, learner=learner)
+    yield msgspec.structs.replace(config, learner=learner)
+    shutil.rmtree(socket_dir(config.run_dir), ignore_errors=True)
 
 
 def impatient(config: Config) -> Config:

@@ -12,7 +12,7 @@ import zmq
 from replay.client import BatchReader, Observer, TrajectoryWriter
 from replay.codec import decode_trajectory, encode
 from replay.log import read
-from replay.protocol import Hello, Lease, RefusedByReplay, ReplayTimeout, Status, Stop
+from replay.protocol import Hello, Lease, RefusedByReplay, ReplayTimeout, Resumed, Status, Stop
 from replay.records import Delivered, LeaseReturned
 
 
@@ -244,8 +244,23 @@ def test_finish_stops_everybody(serve, learner) -> None:
 
 async def test_silent_replay_is_named_to_the_learner(silence: str) -> None:
     words = rf"resuming after step 3 .*{silence}: no answer"
-    with BatchReader(silence, 1, 5.0, 0.1) as trainer, pytest.raises(ReplayTimeout, match=words):
+    with BatchReader(silence, 1, 0.1) as trainer, pytest.raises(ReplayTimeout, match=words):
         trainer.resume(3)
+
+
+def test_replay_may_fold_a_long_log_before_it_answers_a_resume(tmp_path) -> None:
+    endpoint = f"ipc://{tmp_path}/folding"
+    context = zmq.Context()
+    with context, context.socket(zmq.ROUTER) as folding, BatchReader(endpoint, 1, 5.0, 0.1) as late:
+
+        def answer() -> None:
+            folding.bind(endpoint)
+            folding.send_multipart((folding.recv_multipart()[0], encode(Resumed(2))))
+
+        timer = threading.Timer(0.4, answer)
+        timer.start()
+        assert late.resume(3) == 2
+        timer.join()
 
 
 async def test_silent_replay_is_named_to_the_launcher(silence: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from replay.log import MAX_RECORD_BYTES, EventLog, TornRecord, read, read_whole
+from replay.log import MAX_RECORD_BYTES, EventLog, TornRecord, read, read_whole, refuse_writer
 from replay.protocol import LogError
 from replay.records import ActorLeft, Stopped
 
@@ -52,9 +52,26 @@ def test_appending_nothing_writes_nothing(tmp_path: Path) -> None:
 
 def test_create_refuses_an_existing_log(tmp_path: Path) -> None:
     path = written(tmp_path)
-    with pytest.raises(LogError, match="already exists: choose another run_dir"):
+    with pytest.raises(LogError, match="already exists: choose another run_dir, or .*--resume"):
         EventLog.create(path)
     assert list(read(path)) == RECORDS
+
+
+@pytest.mark.parametrize("begin", [EventLog.create, EventLog.open])
+def test_a_log_has_one_writer(tmp_path: Path, begin) -> None:
+    path = tmp_path / "events.log"
+    if begin == EventLog.open:
+        written(tmp_path)
+    words = r"events\.log: another replay process writes it: end it first"
+    with begin(path) as log:
+        log.append(RECORDS)
+        path.write_bytes(whole := path.read_bytes() + b"cut")
+        for act in (EventLog.open, refuse_writer):
+            with pytest.raises(LogError, match=words):
+                act(path)
+        assert path.read_bytes() == whole, "what its writer is about to finish is not cut off"
+    refuse_writer(path)
+    EventLog.open(path).close()
 
 
 def test_missing_file_and_missing_directory_are_named(tmp_path: Path) -> None:
@@ -67,7 +84,7 @@ def test_missing_file_and_missing_directory_are_named(tmp_path: Path) -> None:
 def test_another_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "events.log"
     path.write_bytes(content)
-    with pytest.raises(LogError, match="offset 0: not an event log"):
+    with pytest.raises(LogError, match="offset 0: not an event log: put the run's own back"):
         list(read(path))
 
 
@@ -90,7 +107,7 @@ def second_offset(path: Path) -> int:
     [
         (lambda data, at: data[: at + 3], "ends inside a record's frame"),
         (lambda data, at: data[: at + 10], "ends inside a record of"),
-        (lambda data, at: data[: at + 9] + b"\0" + data[at + 10 :], "checksum"),
+        (lambda data, at: data[: at + 9] + b"\0" + data[at + 10 :], "checksum does not agree: put back a copy"),
         (lambda data, at: data[:at] + b"\xff" * 4 + data[at + 4 :], "at most"),
     ],
 )

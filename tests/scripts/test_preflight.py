@@ -60,6 +60,25 @@ def test_each_problem_is_named(good: dict[str, str], field: str, value: str, wor
     assert words in str(raised.value)
 
 
+def test_each_rank_of_the_learner_needs_memory(good: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"learner\.ranks = 100000 .* lower .*learner\.ranks"):
+        preflight.check(config(good | {"learner.ranks": "100000"}))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "logged", "said"),
+    [("failed", True, True), ("interrupted", True, True), ("completed", True, False)]
+    + [("failed", False, False)],
+)
+def test_how_to_go_on_is_said_where_a_run_can(
+    tmp_path: Path, outcome: str, logged: bool, said: bool
+) -> None:
+    if logged:
+        (tmp_path / "events.log").touch()
+    command = f"python scripts/launch.py --resume {tmp_path}"
+    assert launch.how_to_go_on(tmp_path, outcome) == (command if said else "")
+
+
 def test_a_malformed_line_is_located(good: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text('{"question": "who?", "answers": ["me"]}\n{"question": 3}\n')
     (tmp_path / "c.jsonl").write_text('{"id": "1"}\n')

@@ -15,9 +15,19 @@ from configs.process import socket_dir
 from configs.schema import Config
 from learner import checkpoint
 from replay.log import EventLog
-from replay.records import LearnerResumed, Record, Reported, RunStarted, StepsCommitted, Stopped
+from replay.records import (
+    LearnerResumed,
+    Record,
+    Reported,
+    RunResumed,
+    RunStarted,
+    StepsCommitted,
+    Stopped,
+)
 from scripts import launch, resume
 from scripts.guardian import PID_FILE
+from scripts.resolve import with_port
+from tests.scripts.conftest import as_text
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGUN = [RunStarted(1.0, 0, ""), LearnerResumed(2.0, 1, 0)]
@@ -46,8 +56,16 @@ class Folder:
         save(self.config, path / "config.yaml")
 
     def log(self, *records: Record) -> "Folder":
+        started = msgspec.structs.replace(BEGUN[0], config=as_text(self.config))
         with EventLog.create(self.path / "events.log") as log:
-            log.append(records)
+            log.append([started, *records[1:]])
+        return self
+
+    def edited(self, field: str, value: object) -> "Folder":
+        tree = yaml.safe_load((self.path / "config.yaml").read_text())
+        *sections, name = field.split(".")
+        (tree[sections[0]] if sections else tree)[name] = value
+        (self.path / "config.yaml").write_text(yaml.safe_dump(tree))
         return self
 
     def saved(self, step: int) -> "Folder":
@@ -134,10 +152,46 @@ def test_any_other_difference_is_named(folder: Folder, override: str, words: str
     assert words in folder.log(*BEGUN).refused(override)
 
 
+@pytest.mark.parametrize(
+    ("field", "there", "here"),
+    [
+        ("learner.lr", 1e-6, 0.5),
+        ("replay.groups_per_step", 16, 8),
+        ("replay.group_size", 8, 4),
+        ("model.dtype", "bfloat16", "float32"),
+    ],
+)
+def test_a_configuration_that_is_not_on_record_is_refused(
+    folder: Folder, field: str, there: object, here: object
+) -> None:
+    said = folder.log(*BEGUN, *TRAINED).saved(20).edited(field, here).refused()
+    assert f"config.yaml: {field} = {here!r}: the event log has {there!r}: put that back" in said
+
+
+def test_the_last_start_on_record_counts(folder: Folder) -> None:
+    folder.log(*BEGUN, RunResumed(6.0, as_text(msgspec.structs.replace(folder.config, seed=9))))
+    assert "seed = 3: the event log has 9" in folder.refused()
+    assert folder.edited("seed", 9).edited("learner.total_steps", 60).checked()[0].seed == 9
+
+
+def test_a_replay_that_was_started_by_hand_is_missed_by_nobody(folder: Folder) -> None:
+    with EventLog.open(folder.log(*BEGUN).path / "events.log"):
+        assert "another replay process writes it: end it first" in folder.refused()
+    folder.checked()
+
+
+def test_another_directory_is_refused_and_another_port_taken(folder: Folder) -> None:
+    said = folder.log(*BEGUN).refused("run_dir=elsewhere")
+    assert "elsewhere': --resume goes on in" in said and "leave it out" in said
+    port = with_port(folder.config.retrieval).port
+    config, _ = folder.checked(f"retrieval.port={port}", f"run_dir={folder.path}")
+    assert config.retrieval.port == port
+
+
 def test_every_difference_is_named_at_once(folder: Folder, tmp_path: Path) -> None:
-    (tmp_path / "other.yaml").write_text("seed: 4\nactors: {count: 3}\n")
+    (tmp_path / "other.yaml").write_text("seed: 4\nactors: {count: 3}\nlearner:\n")
     said = folder.log(*BEGUN).refused(path=str(tmp_path / "other.yaml"))
-    assert "seed = 4" in said and "actors.count = 3" in said
+    assert "seed = 4" in said and "actors.count = 3" in said and "learner =" not in said
 
 
 def test_relative_paths_are_the_same_paths(

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from replay.protocol import Batch, Evaluate, Finish, Resumed, Shutdown, Stop, Wait
+from replay.protocol import Batch, Evaluate, Finish, LogError, Resumed, Shutdown, Stop, Wait
 from replay.records import GroupOpened, LeaseReturned
 
 
@@ -58,6 +59,23 @@ def test_what_the_dead_held_is_leased_again_and_is_no_failure(killed: Any) -> No
     assert {lease.group_id for lease in killed.leased["a"]} >= set(held)
     assert killed.ledger.books.failures.counts == {}
     assert not [fact for fact in killed.log if isinstance(fact, LeaseReturned)]
+
+
+def test_no_group_grows_old_while_the_processes_start(killed: Any) -> None:
+    held = set(killed.ledger.books.opened)
+    killed.tick()
+    killed.tick(1000.0)
+    catch_up(killed)
+    killed.tick()
+    assert held and held <= set(killed.ledger.books.opened)
+    assert not killed.ledger.books.dropped
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_log_of_another_group_size_is_refused(killed: Any, size: int) -> None:
+    killed.config = msgspec.structs.replace(killed.config, group_size=size)
+    with pytest.raises(LogError, match="record contradicts .* put back the run's own"):
+        killed.restart()
 
 
 def test_a_finished_run_can_go_on(scene: Any) -> None:
