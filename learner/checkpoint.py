@@ -11,12 +11,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from configs.changes import differences, recorded_config
 from configs.schema import Config
 from learner.errors import BadCheckpoint
 
@@ -105,17 +106,24 @@ def save(
     return final
 
 
-def retain(run_dir: str | Path, keep: int, choose: Callable[[Sequence[int]], int | None]) -> None:
-    """Point `best` to the step that `choose` names of those saved; forget all others but the newest
-    `keep`.
+def retain(
+    run_dir: str | Path,
+    keep: int,
+    choose: Callable[[Sequence[int]], int | None],
+    unfinished: Collection[int] = (),
+) -> None:
+    """Point `best` to the step that `choose` names of those saved, or leave it where it names none;
+    forget all others but the newest `keep` and those whose evaluation is `unfinished`.
     """
     parent = _parent(run_dir)
     steps = _steps(parent)
     best = choose(steps)
-    if best is not None:
+    if best is None:  # its score may be lost: it is still the best that is known
+        best = _pointed_to(parent / BEST)
+    else:
         _point(parent / BEST, f"step-{best}")
     for old in steps[:-keep]:
-        if old != best:
+        if old != best and old not in unfinished:
             _remove(parent / f"step-{old}")
 
 
@@ -139,31 +147,29 @@ def read(folder: Path) -> Checkpoint:
 
 def check(checkpoint: Checkpoint, config: Config) -> None:
     """Raise BadCheckpoint, naming every difference, unless `config` can go on from it."""
-    found = checkpoint.manifest
-    expected = Manifest.of(config, found.step, found.incarnation)
-    names = {
-        "seed": "seed",
-        "dtype": "model.dtype",
-        "ranks": "learner.ranks",
-        "zero_stage": "learner.zero_stage",
-        "optimiser": "learner.optimiser",
-    }
+    ours, theirs = read_architecture(config.model.path), checkpoint.manifest.architecture
     values = {
-        field: (getattr(found, name), getattr(expected, name)) for name, field in names.items()
+        f"{key} of model.path": (theirs.get(key), ours.get(key))
+        for key in sorted(ours.keys() | theirs.keys())
     }
-    ours, theirs = expected.architecture, found.architecture
-    for key in sorted(ours.keys() | theirs.keys()):
-        values[f"{key} of model.path"] = (theirs.get(key), ours.get(key))
-    differences = [
+    try:
+        values |= differences(recorded_config(checkpoint.manifest.config), config)
+    except ValueError as error:
+        raise BadCheckpoint(
+            f"checkpoint {str(checkpoint.folder)!r}: its configuration cannot be read: {error}; to "
+            f"train on from its weights, start a new run with "
+            f"model.path={checkpoint.folder / 'model'}"
+        ) from error
+    unequal = [
         f"{field} = {there!r} there, {here!r} here"
         for field, (there, here) in values.items()
         if there != here
     ]
-    if differences:
+    if unequal:
         what = "another architecture" if ours != theirs else "another setting"
         raise BadCheckpoint(
-            f"checkpoint {str(checkpoint.folder)!r} is of {what}: {'; '.join(differences)}; put "
-            "back the run's own model.path and checkpoints, or start a new run"
+            f"checkpoint {str(checkpoint.folder)!r} is of {what}: {'; '.join(unequal)}; put "
+            "back the run's own settings, model.path and checkpoints, or start a new run"
         )
     state, ranks = checkpoint.folder / "state", range(config.learner.ranks)
     states = [state / f"rank-{rank}.safetensors" for rank in ranks]
@@ -202,6 +208,11 @@ def _remove(folder: Path) -> None:
     removing = folder.with_name(f".removing-{folder.name}")
     folder.rename(removing)
     shutil.rmtree(removing)
+
+
+def _pointed_to(link: Path) -> int | None:
+    match = _NAME.fullmatch(os.readlink(link)) if link.is_symlink() else None
+    return int(match[1]) if match else None
 
 
 def _point(link: Path, target: str) -> None:

@@ -85,13 +85,16 @@ def lead(
 
     `on_stall(message)` must end the process: a rank was lost while nothing here would notice.
     """
-    if config.learner.ranks == 1:
-        return Trainer(config, model_path)
+    learner = config.learner
+    if learner.ranks == 1:
+        with phase("loading the model", learner.step_deadline_s, on_stall):
+            return Trainer(config, model_path)
     crew = Crew(on_stall)
     try:
         with crew.naming():
-            join(assemble(config, crew), 0, config.learner)
-            return Leader(config, model_path, crew)
+            join(assemble(config, crew), 0, learner)
+            with phase("loading the model", learner.step_deadline_s, on_stall):
+                return Leader(config, model_path, crew)
     except BaseException:
         crew.close()
         raise

@@ -17,7 +17,7 @@ from learner.batch import build_shares
 from learner.errors import BadBatch
 from learner.evaluations import Evaluations
 from learner.metrics import Metrics, aggregate
-from learner.stopping import StopSwitch
+from learner.stopping import StopRequested, StopSwitch
 from learner.watchdog import phase
 from replay.client import BatchReader
 from replay.protocol import Batch, EvalResult, Stop
@@ -57,13 +57,16 @@ class Run:
     serving: bool = False  # every actor has, or had, verified weights of this learner
 
     def begin(self) -> None:
-        """The first start: every actor serves the starting weights before replay leases."""
+        """The first start: every actor serves the starting weights before replay leases.
+
+        Raises StopRequested, like `begin_again`, when replay has been told to stop meanwhile.
+        """
         self._serve()
-        self.reader.resume(self.step)
+        self._resume()
 
     def begin_again(self) -> None:
         """A later start: replay serves again what it has recorded since this step."""
-        recorded = self.reader.resume(self.step)
+        recorded = self._resume()
         self.again_until = self.step + recorded
         log.info("resumed after step %d; %d batches are trained again", self.step, recorded)
         if not recorded:
@@ -185,8 +188,14 @@ class Run:
         )
 
     def _retain(self) -> None:
-        keep = self.config.learner.keep_checkpoints
-        checkpoint.retain(self.config.run_dir, keep, self.evaluations.best)
+        keep, known = self.config.learner.keep_checkpoints, self.evaluations
+        checkpoint.retain(self.config.run_dir, keep, known.best, known.unfinished)
+
+    def _resume(self) -> int:
+        reply = self.reader.resume(self.step)
+        if isinstance(reply, Stop):
+            raise StopRequested(reply.cause)
+        return reply
 
     def _serve(self) -> None:
         """Wait for every actor, publish this version and wait until all have verified it."""

@@ -32,8 +32,7 @@ class Trainer:
         gauges.
         """
         share = shares[self.rank] if len(shares) > 1 else shares[0]
-        gauges = update(self.engine, self.averages, share, self.config.learner)
-        return self.averages.gauges(gauges.get("replay/staleness", 0.0)) | gauges
+        return update(self.engine, self.averages, share, self.config.learner)
 
     def probe(self, tokens: Sequence[int]) -> list[float]:
         """Log-prob of each of tokens[1:] given its prefix, at temperature 1: float[n − 1]."""

@@ -137,8 +137,9 @@ def _load(
 
     from learner.ranks import lead
 
-    with phase("loading the model", config.learner.step_deadline_s):
-        trainer = lead(config)
+    # A phase inside: ranks that do not join are named, not mistaken for a stall here.
+    trainer = lead(config)
+    with phase("restoring the checkpoint", config.learner.step_deadline_s):
         if found:
             trainer.restore(found.folder)
         tokenizer = AutoTokenizer.from_pretrained(

@@ -29,8 +29,7 @@ class Books:
 
     `short`: ids of groups with a sibling to lease. `held`: actor id → the (group, sibling) it was
     given and has not answered for, needed or not: what its capacity is counted against. `batches`:
-    recorded and uncommitted, by the step they train. `catching_up`: a learner has started again
-    and has not yet asked for anything new.
+    recorded, uncommitted, by step. `catching_up`: started again, and nothing new is asked for yet.
     """
 
     def __init__(
@@ -106,6 +105,7 @@ class Books:
     @evolve.register
     def _(self, fact: records.RunResumed) -> None:
         self.stop_cause = ""
+        self.catching_up = self.incarnation > 0
         self.tally.zero_streak = 0
         self.held.clear()  # every process of before is gone; what it held is to be leased again
         for group in [*self.opened.values(), *self.evaluating.values()]:

@@ -2,7 +2,8 @@
 
 Consume leases, batches and status; produce trajectories, requests and heartbeats. Every wait has a
 name and a deadline: an actor gives up when its heartbeats stay unanswered for `dead_after_s`, the
-others when replay is silent for `reply_deadline_s`, or says only Wait until the deadline.
+others when replay is silent for `reply_deadline_s` (a resumed learner: until its deadline), or says
+only Wait until the deadline.
 """
 
 import asyncio
@@ -166,9 +167,11 @@ class _Caller:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         _dealer(self._socket, self._endpoint, self._reply_deadline_s)
 
-    def _call(self, request: wire.Request, wanted: type[_T], what: str) -> _T | Stop:
+    def _call(
+        self, request: wire.Request, wanted: type[_T], what: str, deadline_s: float | None = None
+    ) -> _T | Stop:
         self._send(request, what)
-        return self._checked(self._receive(what), wanted, what)
+        return self._checked(self._receive(what, deadline_s), wanted, what)
 
     def _send(self, request: wire.Request, what: str) -> None:
         try:
@@ -176,9 +179,10 @@ class _Caller:
         except zmq.Again as error:
             raise self._timeout(what, self._reply_deadline_s, "no room to send") from error
 
-    def _receive(self, what: str) -> wire.Reply:
-        if not self._socket.poll(int(self._reply_deadline_s * 1000)):
-            raise self._timeout(what, self._reply_deadline_s, "no answer")
+    def _receive(self, what: str, deadline_s: float | None = None) -> wire.Reply:
+        limit_s = self._reply_deadline_s if deadline_s is None else deadline_s
+        if not self._socket.poll(int(limit_s * 1000)):
+            raise self._timeout(what, limit_s, "no answer")
         return decode_reply(self._socket.recv())
 
     def _checked(self, reply: wire.Reply, wanted: type[_T], what: str) -> _T | Stop:
@@ -209,11 +213,13 @@ class BatchReader(_Caller):
         self.wait_for_batch_s = self.wait_for_oldest_s = 0.0
         self._logged_s = float("-inf")
 
-    def resume(self, step: int) -> int:
+    def resume(self, step: int) -> int | Stop:
         """Say which step is completed; return how many recorded batches come again."""
         request = wire.Resume(self._incarnation, step)
-        reply = self._call(request, wire.Resumed, f"resuming after step {step}")
-        return 0 if isinstance(reply, Stop) else reply.recorded_batches
+        what = f"resuming after step {step}"
+        # Replay binds its endpoint once it has folded its log, which may be long.
+        reply = self._call(request, wire.Resumed, what, self._deadline_s)
+        return reply if isinstance(reply, Stop) else reply.recorded_batches
 
     def sample(self, step: int) -> wire.Batch | Stop:
         """At learner step `step`, wait for the batch that trains step + 1."""

@@ -91,7 +91,8 @@ def end_run(journal: Journal, cause: str) -> None:
 def void_after(journal: Journal, step: int) -> None:
     """Forget the unfinished evaluations of steps that a resumed learner will train again.
 
-    A finished one stays: the same batches, trained again, make the version that it measured.
+    A finished one stays, as a result of the version that it measured: the same batches, trained
+    again, make the same one, unless `learner.total_steps` has changed and the rate depends on it.
     """
     books = journal.books
     unfinished = [e.step for e in books.evaluations.values() if e.result is None]

@@ -28,6 +28,7 @@ from replay.protocol import (
     Heartbeat,
     Hello,
     LeaseFailed,
+    LogError,
     Observe,
     Ready,
     Report,
@@ -75,9 +76,15 @@ class Ledger:
         self._learner_waits_for = ""
 
     def restore(self, records: Iterable[Record]) -> None:
-        """Fold a log into a fresh ledger. Raises LogError where it contradicts the questions."""
+        """Fold a log. Raises LogError where it contradicts the questions or the configuration."""
         for record in records:
-            self.books.evolve(record)
+            try:
+                self.books.evolve(record)
+            except LookupError as error:
+                raise LogError(
+                    f"event log: a {type(record).__name__} record contradicts those before it "
+                    f"({error!r}): it was written under another configuration: put back the run's own"
+                ) from error
 
     def apply(self, event: Event, now: float) -> Outcome:
         """Decide about one event at `now`: seconds since the epoch, never decreasing.

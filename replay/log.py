@@ -7,9 +7,10 @@ little-endian.
 
 A process that is killed while it writes leaves a last record that is cut short; nothing was
 acknowledged of it, so `EventLog.open` sets it aside in `events.log.torn`. Anything else that is not
-whole is refused: a log is never repaired.
+whole is refused: a log is never repaired. Its one writer holds a lock on it while it lives.
 """
 
+import fcntl
 import os
 import struct
 import zlib
@@ -52,22 +53,30 @@ class EventLog:
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         except FileExistsError as error:
-            raise LogError(f"{path} already exists: choose another run_dir") from error
+            raise LogError(
+                f"{path} already exists: choose another run_dir, or go on with that run: --resume"
+            ) from error
         except OSError as error:
             raise LogError(f"{path}: cannot be created: {error.strerror}") from error
         log = cls(path, fd)
+        _lock(path, fd, fcntl.LOCK_EX)
         log._write(_HEADER.pack(MAGIC, FORMAT_VERSION))
         return log
 
     @classmethod
     def open(cls, path: Path) -> "EventLog":
         """Reopen a log to append to it, after its last whole record. Raises LogError."""
-        end = whole_bytes(path)
         try:
-            _set_aside(path, end)
-            return cls(path, os.open(path, os.O_WRONLY | os.O_APPEND))
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+            try:
+                _lock(path, fd, fcntl.LOCK_EX)  # before looking: a writer may be in mid-record
+                _set_aside(path, whole_bytes(path))
+            except BaseException:
+                os.close(fd)
+                raise
         except OSError as error:
             raise LogError(f"{path}: cannot be appended to: {error.strerror}") from error
+        return cls(path, fd)
 
     def append(self, records: Sequence[Record]) -> None:
         """Write records, in order. Raises LogError; then nothing may be acknowledged."""
@@ -127,6 +136,12 @@ def read_whole(path: Path) -> Iterator[Record]:
         return
 
 
+def refuse_writer(path: Path) -> None:
+    """Raise LogError while a process has the log open for appending."""
+    with _opened(path) as file:
+        _lock(path, file.fileno(), fcntl.LOCK_SH)
+
+
 def whole_bytes(path: Path) -> int:
     """Where the last whole record ends. Raises LogError when what follows was not cut short."""
     end = _HEADER.size
@@ -137,6 +152,17 @@ def whole_bytes(path: Path) -> int:
     except TornRecord:
         return end
     return end
+
+
+def _lock(path: Path, fd: int, kind: int) -> None:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise LogError(f"{path}: another replay process writes it: end it first") from error
+    except OSError as error:
+        raise LogError(
+            f"{path}: cannot be locked: {error.strerror}: choose a run_dir on another file system"
+        ) from error
 
 
 def _set_aside(path: Path, end: int) -> None:
@@ -164,7 +190,7 @@ def _payloads(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """(offset of the record, its checked payload); the header is checked first."""
     header = file.read(_HEADER.size)
     if len(header) < _HEADER.size or header[: len(MAGIC)] != MAGIC:
-        raise LogError(f"{path}: offset 0: not an event log")
+        raise LogError(f"{path}: offset 0: not an event log: put the run's own back")
     version = _HEADER.unpack(header)[1]
     if version != FORMAT_VERSION:
         raise LogError(
@@ -184,6 +210,9 @@ def _payloads(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         if len(payload) < length:
             raise TornRecord(f"{path}: offset {offset}: the file ends inside a record of {length}")
         if zlib.crc32(payload) != checksum:
-            raise LogError(f"{path}: offset {offset}: the record's checksum does not agree")
+            raise LogError(
+                f"{path}: offset {offset}: the record's checksum does not agree: put back a copy of "
+                "the log, or start a new run from a checkpoint"
+            )
         yield offset, payload
         offset += _FRAME.size + length

@@ -23,7 +23,7 @@ from configs.schema import Config
 from replay.codec import decode_trajectory
 from replay.ledger import Ledger
 from replay.log import FILE_NAME, EventLog, read_whole
-from replay.protocol import ReplayError
+from replay.protocol import LogError, ReplayError
 from replay.questions import Questions, QuestionsError, load_questions
 from replay.records import RunResumed, RunStarted, Summary, summarise
 from replay.server import ReplayServer
@@ -77,8 +77,13 @@ def make_log(config: Config, ledger: Ledger, resume: bool) -> EventLog:
         raise ConfigError("run_dir = '': name the directory that this run writes to")
     path = Path(config.run_dir) / FILE_NAME
     if resume:
-        ledger.restore(read_whole(path))
-        return EventLog.open(path)
+        log = EventLog.open(path)  # locked first, so that nobody writes behind what is folded
+        try:
+            ledger.restore(read_whole(path))
+        except LogError:
+            log.close()
+            raise
+        return log
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

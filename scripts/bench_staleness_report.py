@@ -2,7 +2,8 @@
 
 A cell is a variant at one staleness k; its curve is the mean over seeds of sampled exact match (T =
 1, held-out questions of one and of two hops, half each). A run that was stopped because it had
-collapsed keeps its last value to the end. *Final* is the mean of the last three evaluations.
+collapsed keeps its last value to the end. *Final* is the mean of the last three evaluations. A run
+has *collapsed* when its final is less than half of its own best evaluation, or it was stopped.
 "Updates to reach" is read off the mean curve, straight between evaluations.
 """
 
@@ -33,7 +34,7 @@ def make_row(variant: str, staleness: int, records: Sequence[Record], updates: i
         "variant": variant,
         "staleness": staleness,
         "seeds": [record["seed"] for record in records],
-        "collapsed": sum(record["collapsed"] for record in records),
+        "collapsed": sum(_has_collapsed(record, len(steps)) for record in records),
         "updates": updates,
         "final": {name: _mean(curve[-FINAL_EVALUATIONS:]) for name, curve in curves.items()},
         "final_per_seed": [_mean(_curve(r, "sampled", len(steps))[-3:]) for r in records],
@@ -81,6 +82,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         "collapsed_uncorrected": sum(row["collapsed"] for row in uncorrected),
         "runs_uncorrected": sum(len(row["seeds"]) for row in uncorrected),
         "final": f"mean of the last {FINAL_EVALUATIONS} evaluations, mean over seeds",
+        "collapsed_means": "final below half of the run's best evaluation, or stopped as collapsed",
         "rows": list(rows),
     }
 
@@ -148,6 +150,11 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figure.tight_layout(rect=(0, 0.09, 1, 1))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def _has_collapsed(record: Record, length: int) -> bool:
+    curve = _curve(record, "sampled", length)
+    return record["collapsed"] or _mean(curve[-FINAL_EVALUATIONS:]) < max(curve) / 2
 
 
 def _curve(record: Record, name: str, length: int) -> list[float]:

@@ -19,6 +19,7 @@ from configs.load import ConfigError, load, replay_endpoint, save
 from configs.process import make_socket_dir
 from configs.schema import Config
 from replay.client import Observer
+from replay.log import FILE_NAME
 from replay.protocol import ReplayError
 from scripts import plot, preflight, resume, summary
 from scripts.console import Console
@@ -96,6 +97,13 @@ def run(config: Config, console: Console, progress: Progress | None = None) -> i
     return EXIT_CODES[outcome]
 
 
+def how_to_go_on(run_dir: Path, outcome: str) -> str:
+    """The command that goes on with a run that failed or was interrupted; '' where none can."""
+    if outcome not in ("failed", "interrupted") or not (run_dir / FILE_NAME).exists():
+        return ""
+    return f"python scripts/launch.py --resume {run_dir}"
+
+
 def _leave(
     config: Config,
     console: Console,
@@ -113,6 +121,8 @@ def _leave(
     console.say(f"EM {report['em_start']} -> {report['em_final']}, {report['steps']} steps; {path}")
     if curve:
         console.say(f"learning curve: {curve}")
+    if command := how_to_go_on(run_dir, outcome):
+        console.say(f"to go on with it: {command}")
 
 
 def _prepare(config: Config, resumed: bool) -> Path:

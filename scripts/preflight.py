@@ -98,7 +98,9 @@ def _memory(config: Config) -> Iterator[str]:
         sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
     )
     actors = config.actors.count * (3 * PROCESS_BYTES + weights + config.actors.kv_cache_bytes)
-    learner = 2 * PROCESS_BYTES + 6 * weights  # weights, gradients, two Adam moments, EMA, staging
+    copies = 1 if config.learner.zero_stage else config.learner.ranks
+    # Weights at every rank; gradients, two Adam moments, EMA and staging, which ZeRO shares out.
+    learner = config.learner.ranks * (2 * PROCESS_BYTES + weights) + copies * 5 * weights
     needed = actors + learner + 3 * PROCESS_BYTES
     free = psutil.virtual_memory().available
     if needed > free:
@@ -106,8 +108,9 @@ def _memory(config: Config) -> Iterator[str]:
         yield (
             f"too little memory: about {needed / gib:.1f} GiB are needed (actors.count = "
             f"{config.actors.count!r} x (engine + actors.kv_cache_bytes = "
-            f"{config.actors.kv_cache_bytes / gib:.1f} GiB), learner {learner / gib:.1f} GiB) and "
-            f"{free / gib:.1f} GiB are free: lower actors.count or actors.kv_cache_bytes"
+            f"{config.actors.kv_cache_bytes / gib:.1f} GiB), learner.ranks = {config.learner.ranks!r}: "
+            f"{learner / gib:.1f} GiB) and {free / gib:.1f} GiB are free: lower actors.count, "
+            "actors.kv_cache_bytes or learner.ranks"
         )
 
 

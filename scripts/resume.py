@@ -5,30 +5,30 @@ produces the configuration to go on with and what has been shown already. Change
 Waits, with a deadline, for what a killed launcher left behind to be ended.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
 
+from configs.changes import MAY_CHANGE, OPEN, differences, leaves, recorded_config
 from configs.load import ConfigError, load
 from configs.process import socket_dir
-from configs.schema import Config
+from configs.schema import Config, Section
 from learner import checkpoint
 from learner.errors import BadCheckpoint
 from learner.evaluations import Evaluations
 from learner.incarnation import last_incarnation
 from replay.books import Books
-from replay.log import FILE_NAME, read_whole
+from replay.log import FILE_NAME, read_whole, refuse_writer
 from replay.protocol import LogError
 from replay.questions import QuestionsError
+from replay.records import RunResumed, RunStarted
 from replay.worker import make_ledger
 from scripts import guardian, preflight
 from scripts.resolve import can_listen, with_absolute_paths, with_port
 
-MAY_CHANGE = ("learner.total_steps", "learner.eval_every", "learner.checkpoint_every")
-OPEN = ("run_dir", "retrieval.port")  # follow the machine, not the user
 SWEEP_DEADLINE_S = 15.0
 
 
@@ -47,6 +47,7 @@ def checked(run_dir: str, path: str | None, overrides: Sequence[str]) -> tuple[C
         raise ConfigError(f"--resume {run_dir}: no config.yaml there: name a run's directory")
     recorded = load(folder / "config.yaml")
     _refuse_living(folder, Path(recorded.run_dir))
+    _check_record(folder, recorded)
     config = merged(recorded, path, overrides, folder)
     preflight.check(config, resumed=True)
     return config, _progress(config)
@@ -58,7 +59,12 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
     Raises ConfigError naming each other field of which something else is said.
     """
     given = with_absolute_paths(load(path or folder / "config.yaml", overrides))
-    fields = list(_given_fields(path, overrides))
+    fields = [field for field in _given_fields(path, overrides) if _is_set(given, field)]
+    if given.run_dir and Path(given.run_dir).resolve() not in (folder, Path(recorded.run_dir)):
+        raise ConfigError(
+            f"run_dir = {given.run_dir!r}: --resume goes on in {folder}: leave it out, or move the "
+            "run's directory first"
+        )
     problems = [
         f"{field} = {_get(given, field)!r}: the run was started with {_get(recorded, field)!r}; "
         f"only {', '.join(MAY_CHANGE)} may change on --resume: leave it out, or start a new run "
@@ -70,7 +76,9 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
         raise ConfigError("\n".join(problems))
     changes = {f.partition(".")[2]: _get(given, f) for f in fields if f in MAY_CHANGE}
     retrieval = recorded.retrieval
-    if not retrieval.url and (not retrieval.port or can_listen(retrieval)):
+    if "retrieval.port" in fields and given.retrieval.port:
+        retrieval = msgspec.structs.replace(retrieval, port=given.retrieval.port)
+    elif not retrieval.url and (not retrieval.port or can_listen(retrieval)):
         retrieval = with_port(msgspec.structs.replace(retrieval, port=0))
     return msgspec.structs.replace(
         recorded,
@@ -83,19 +91,15 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
 def _given_fields(path: str | None, overrides: Sequence[str]) -> Iterator[str]:
     """Dotted names of the fields that the user's file and overrides speak of."""
     if path is not None:
-        yield from _leaves(yaml.safe_load(Path(path).read_text()) or {}, "")
+        yield from (name for name, _ in leaves(yaml.safe_load(Path(path).read_text()) or {}))
     for override in overrides:
         name, _, text = override.partition("=")
-        value = yaml.safe_load(text)
-        yield from _leaves({name.strip(): value}, "")
+        yield from (field for field, _ in leaves({name.strip(): yaml.safe_load(text)}))
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + str(key)
+def _is_set(config: Config, field: str) -> bool:
+    """Whether this names a field: a section without a line in it sets nothing."""
+    return not isinstance(_get(config, field), Section)
 
 
 def _get(config: Config, field: str) -> Any:
@@ -123,6 +127,29 @@ def _refuse_living(folder: Path, recorded: Path) -> None:
                 f"--resume {folder}: what its last launcher left is still being ended by process "
                 f"{left}: try again in a moment"
             )
+
+
+def _check_record(folder: Path, written: Config) -> None:
+    """Raise ConfigError unless config.yaml is what the run's last start on record was given."""
+    path, text = folder / FILE_NAME, None
+    if not path.exists():
+        return
+    try:
+        refuse_writer(path)
+        for record in read_whole(path):
+            if isinstance(record, RunStarted | RunResumed):
+                text = record.config
+        recorded = written if text is None else recorded_config(yaml.safe_load(text))
+    except LogError as error:
+        raise ConfigError(str(error)) from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: the configuration on record cannot be read: {error}") from error
+    problems = [
+        f"{folder}/config.yaml: {field} = {here!r}: the event log has {there!r}: put that back"
+        for field, (there, here) in differences(recorded, written).items()
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def _progress(config: Config) -> Progress:

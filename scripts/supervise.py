@@ -11,7 +11,7 @@ from pathlib import Path
 
 from configs.schema import Config
 from replay.client import Observer
-from replay.log import read
+from replay.log import read_whole
 from replay.protocol import ReplayError, Status
 from replay.records import RunResumed, Stopped
 from scripts.console import Console
@@ -94,12 +94,17 @@ class Supervisor:
     def _end_early(self, observer: Observer) -> None:
         self._console.phase("stopping")
         self._asked = True
-        if not self._training:  # engines and learner may be far from asking replay anything
-            for name in self._fleet.members:
-                # The learner's other ranks leave with it: it may still need them to save.
-                if name not in SERVICES and not name.startswith("learner-"):
-                    self._fleet.members[name].signal(signal.SIGTERM)
-        observer.shutdown(self._stop.cause)
+        for name, member in self._fleet.members.items():
+            # An engine that still starts is far from asking replay anything.
+            hears = self._training and name in self.gauges
+            if name.startswith("actor-") and not hears:
+                member.signal(signal.SIGTERM)
+        try:
+            observer.shutdown(self._stop.cause)
+        finally:
+            # The learner may wait for actors that have left. Its other ranks leave with it: it may
+            # still need them to save.
+            self._fleet.members["learner"].signal(signal.SIGTERM)
 
     def _judge(self, dead: dict[str, int]) -> None:
         """Raise RunFailed on a death that nobody asked for."""
@@ -119,7 +124,7 @@ class Supervisor:
     def _logged_cause(self) -> str:
         """Why the run stopped, when replay has left before it could be asked."""
         cause = ""
-        for record in read(Path(self._config.run_dir) / "events.log"):
+        for record in read_whole(Path(self._config.run_dir) / "events.log"):
             if isinstance(record, RunResumed):
                 cause = ""
             elif isinstance(record, Stopped):

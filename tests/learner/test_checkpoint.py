@@ -1,6 +1,7 @@
 """Checkpoints are whole or absent, the best is kept, and another run's are refused."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,56 @@ def test_the_best_is_kept_too(config: Config, save: Callable[..., Path]) -> None
     assert best.is_symlink() and best.resolve().name == "step-2"
     checkpoint.retain(config.run_dir, 2, lambda _: 5)
     assert names(config) == ["best", "step-4", "step-5"] and best.resolve().name == "step-5"
+
+
+def test_what_is_still_being_evaluated_is_kept(config: Config, save: Callable[..., Path]) -> None:
+    for step in (20, 25, 30):
+        save(step)
+        checkpoint.retain(config.run_dir, 1, lambda _: None, unfinished=[20, 40])
+    assert names(config) == ["step-20", "step-30"]
+    checkpoint.retain(config.run_dir, 1, lambda steps: 20 if 20 in steps else None)
+    assert names(config) == ["best", "step-20", "step-30"]
+
+
+def test_the_best_stays_when_its_score_is_lost(config: Config, save: Callable[..., Path]) -> None:
+    save(1)
+    checkpoint.retain(config.run_dir, 1, lambda _: 1)
+    for step in (2, 3):
+        save(step)
+        checkpoint.retain(config.run_dir, 1, lambda _: None)
+    assert names(config) == ["best", "step-1", "step-3"]
+    best = Path(config.run_dir) / "checkpoints" / "best"
+    assert best.resolve().name == "step-1" and best.exists()
+
+
+@pytest.fixture
+def disk(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What is synced and what is renamed, in order, by path below the run's directory."""
+    events: list[tuple[str, ...]] = []
+    rename, root = Path.rename, Path(config.run_dir).resolve()
+
+    def name(path: str | Path) -> str:
+        return str(Path(path).resolve().relative_to(root))
+
+    def recorded(path: Path, target: Path) -> Path:
+        events.append(("rename", name(path), name(target)))
+        return rename(path, target)
+
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: events.append(("sync", name(f"/proc/self/fd/{fd}")))
+    )
+    monkeypatch.setattr(Path, "rename", recorded)
+    return events
+
+
+def test_all_of_it_is_on_the_disk_before_it_has_its_name(
+    save: Callable[..., Path], disk: list[tuple[str, ...]]
+) -> None:
+    folder, draft = save(1), "checkpoints/.writing-step-1"
+    named = disk.index(("rename", draft, "checkpoints/step-1"))
+    inside = {("sync", f"{draft}/{path.relative_to(folder)}") for path in folder.rglob("*")}
+    assert len(inside) > 6 and inside | {("sync", draft)} == set(disk[:named])
+    assert disk[named + 1 :] == [("sync", "checkpoints")], "then the name itself"
 
 
 def test_each_model_has_its_tokenizer(save: Callable[..., Path], word_tokenizer: Any) -> None:
@@ -121,9 +172,7 @@ def test_another_setting_is_refused_by_name(config: Config, save: Callable[..., 
         assert words in str(raised.value)
 
 
-def test_length_cadence_and_place_may_be_others(
-    config: Config, save: Callable[..., Path]
-) -> None:
+def test_length_cadence_and_place_may_be_others(config: Config, save: Callable[..., Path]) -> None:
     save(1)
     learner = msgspec.structs.replace(
         config.learner, total_steps=900, eval_every=7, checkpoint_every=3

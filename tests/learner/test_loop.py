@@ -26,15 +26,16 @@ def result(step: int) -> EvalResult:
 
 
 class Replay:
-    """Serves batches and notes what it is asked."""
+    """Serves batches and notes what it is asked; takes as committed what `folder` holds."""
 
     wait_for_batch_s = wait_for_oldest_s = 0.5
 
-    def __init__(self, script: Script, batch: Callable[..., Batch], stop_at: int = 99):
-        self.script, self.batch, self.stop_at = script, batch, stop_at
-        self.recorded, self.results = 0, set[int]()
+    def __init__(self, script: Script, batch: Callable[..., Batch], folder: Path):
+        self.script, self.batch, self.folder, self.stop_at = script, batch, folder, 99
+        self.recorded: int | Stop = 0
+        self.results = set[int]()
 
-    def resume(self, step: int) -> int:
+    def resume(self, step: int) -> int | Stop:
         self.script.append(("resume", step))
         return self.recorded
 
@@ -50,6 +51,7 @@ class Replay:
         self.reported = gauges
 
     def committed(self, step: int) -> None:
+        assert (self.folder / f"step-{step}" / "checkpoint.json").is_file(), "not durable yet"
         self.script.append(("committed", step))
 
 
@@ -109,7 +111,8 @@ class PlainTrainer:
 def run(config: Config, plain_engine: Any, word_tokenizer: Any, batch: Callable[..., Batch]) -> Run:
     """A run whose actors serve the starting weights."""
     script: Script = []
-    parts = (word_tokenizer, (3, 4, 5), Replay(script, batch), Publisher(script), Written())
+    replay = Replay(script, batch, Path(config.run_dir) / "checkpoints")
+    parts = (word_tokenizer, (3, 4, 5), replay, Publisher(script), Written())
     trainer, evaluations = PlainTrainer(config, plain_engine), Evaluations(config.run_dir)
     return Run(config, trainer, *parts, evaluations, serving=True)
 
@@ -223,6 +226,32 @@ def test_recorded_batches_are_trained_again_before_anything_is_published(run: Ru
 def test_without_recorded_batches_a_resumed_run_publishes_at_once(run: Run) -> None:
     resumed(changed(run, total_steps=5), step=3, recorded=0)
     assert run.reader.script == [("resume", 3), ("joined",), ("publish", 3), ("applied", 3)]
+
+
+@pytest.mark.parametrize("begin", [Run.begin, Run.begin_again])
+def test_a_run_that_was_stopped_meanwhile_is_not_begun(
+    run: Run, begin: Callable[[Run], None]
+) -> None:
+    run.reader.recorded = Stop("no reward left")
+    with pytest.raises(StopRequested, match="no reward left"):
+        begin(run)
+    assert run.reader.script[-1] == ("resume", 0)
+
+
+def test_a_checkpoint_waits_for_its_evaluation(run: Run) -> None:
+    changed(run, total_steps=4, checkpoint_every=1, eval_every=2, keep_checkpoints=1)
+    train(run)
+    folder = run.reader.folder
+    assert sorted(path.name for path in folder.iterdir()) == ["best", "step-2", "step-4"]
+    assert (folder / "best").resolve().name == "step-2"
+
+
+def test_numbers_are_flushed_before_the_checkpoint_that_stands_for_them(run: Run) -> None:
+    there: list[bool] = []
+    run.metrics.flush = lambda: there.append((run.reader.folder / "step-1").exists())
+    run.step = 1
+    run.save()
+    assert there == [False] and (run.reader.folder / "step-1").exists()
 
 
 def test_a_resumed_run_asks_only_for_evaluations_without_result(run: Run) -> None:

@@ -260,6 +260,18 @@ async def test_sigterm_ends_it_with_a_checkpoint(whole: Config, tmp_path: Path) 
     assert f"ended after {saved.name.replace('-', ' ')}: SIGTERM" in log
 
 
+@pytest.mark.slow
+def test_a_rank_that_does_not_come_is_named(whole: Config, tmp_path: Path) -> None:
+    learner = msgspec.structs.replace(whole.learner, ranks=2, step_deadline_s=2.0)
+    config = msgspec.structs.replace(whole, learner=learner)
+    save(config, tmp_path / "config.yaml")
+    command = [sys.executable, "-m", "learner.worker", str(tmp_path / "config.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    shutil.rmtree(socket_dir(config.run_dir))
+    assert done.returncode == 1, done.stderr
+    assert "ranks [1] of the learner have not joined within 2 s" in done.stderr
+
+
 def test_bad_input_is_exit_code_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([])

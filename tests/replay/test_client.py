@@ -105,7 +105,7 @@ async def test_stop_returns_what_was_not_begun(serve, learner) -> None:
         await asyncio.sleep(0.1)
         for _ in range(2):
             assert await asyncio.wait_for(actor.next(), 2.0) == Stop("enough")
-    assert learner(running, 2).resume(0) == 0
+    assert learner(running, 2).resume(0) == Stop("enough")
     causes = {r.cause for r in read(running.log_path) if isinstance(r, LeaseReturned)}
     assert causes == {"shutdown"}
 

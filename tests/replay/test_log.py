@@ -107,7 +107,10 @@ def second_offset(path: Path) -> int:
     [
         (lambda data, at: data[: at + 3], "ends inside a record's frame"),
         (lambda data, at: data[: at + 10], "ends inside a record of"),
-        (lambda data, at: data[: at + 9] + b"\0" + data[at + 10 :], "checksum does not agree: put back a copy"),
+        (
+            lambda data, at: data[: at + 9] + b"\0" + data[at + 10 :],
+            "checksum does not agree: put back a copy",
+        ),
         (lambda data, at: data[:at] + b"\xff" * 4 + data[at + 4 :], "at most"),
     ],
 )

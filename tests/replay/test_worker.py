@@ -125,7 +125,7 @@ def test_a_resumed_run_goes_on_in_the_same_log(config: Path, worker) -> None:
 
 def test_a_log_that_cannot_be_read_is_refused_and_kept(config: Path, capsys) -> None:
     assert main([str(config), "--resume"]) == 2
-    assert "events.log: cannot be read" in capsys.readouterr().err
+    assert "events.log: cannot be appended to: No such file" in capsys.readouterr().err
     run_dir(config).mkdir()
     (run_dir(config) / FILE_NAME).write_bytes(b"somebody's history")
     assert main([str(config), "--resume"]) == 2

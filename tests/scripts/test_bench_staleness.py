@@ -108,6 +108,11 @@ def test_a_collapsed_run_counts_with_its_last_value_to_the_end() -> None:
     assert (row["collapsed"], row["seeds"]) == (1, [0, 1])
 
 
+def test_a_run_that_lost_more_than_half_of_its_best_has_collapsed() -> None:
+    lost, shaken = [0.1, 0.5, 0.8, 0.3, 0.3, 0.3], [0.1, 0.5, 0.8, 0.6, 0.3, 0.5]
+    assert make_row("none", 8, [record(0, lost), record(1, shaken)], 50)["collapsed"] == 1
+
+
 def test_the_summary_compares_the_default_with_fresh_data_and_with_clipping() -> None:
     rows = [
         make_row("default", 0, [record(0, [0.0, 0.7, 0.9])], 20),

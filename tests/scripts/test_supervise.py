@@ -1,0 +1,95 @@
+"""How a run is ended early: who is told, by whom, and in which order."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from configs.schema import Config, LearnerConfig
+from replay.protocol import ReplayTimeout, Status, StepReport
+from scripts.console import Console
+from scripts.resume import Progress
+from scripts.supervise import Supervisor
+
+CAUSE = "interrupted by SIGINT"
+
+
+class Member:
+    """A process that ends when it is signalled."""
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self.name, self.told = name, told
+
+    def signal(self, number: int) -> None:
+        self.told.append(self.name)
+
+
+class Fleet:
+    """Whoever is signalled ends well; to be asked for long means that the launcher hangs."""
+
+    def __init__(self, told: list[str], polls: int = 12) -> None:
+        names = ("retrieval_server", "replay", "learner", "learner-1", "actor-0", "actor-1")
+        self.members, self.told, self.polls = {n: Member(n, told) for n in names}, told, polls
+
+    def dead(self) -> dict[str, int]:
+        self.polls -= 1
+        assert self.polls > 0, f"the learner goes on; told: {self.told}"
+        return {name: 0 for name in self.members if name in self.told}
+
+
+class Replay:
+    """Reports one step, then the person presses Ctrl-C."""
+
+    def __init__(self, told: list[str], stop: Any, status: Status, silent: bool = False) -> None:
+        self.told, self.stop, self.answer, self.silent = told, stop, status, silent
+
+    def status(self, after_step: int, after_evaluation: int) -> Status:
+        self.stop.cause = CAUSE
+        return self.answer
+
+    def shutdown(self, cause: str) -> None:
+        self.told.append(cause)
+        if self.silent:
+            raise ReplayTimeout("no answer")
+
+
+@pytest.fixture
+def interrupt(tmp_path: Path) -> Callable[..., list[str]]:
+    """interrupt(steps, fleet) → who was told, in order, once the learner has ended."""
+
+    def run(steps: tuple[StepReport, ...], fleet: dict[str, Any], silent: bool = False) -> list[str]:
+        told: list[str] = []
+        stop = SimpleNamespace(cause="")
+        config = Config(run_dir=str(tmp_path), learner=LearnerConfig(total_steps=9))
+        members = Fleet(told)
+        parts = (config, members, Console(), stop, Progress())
+        status = Status(steps=steps, evaluations=(), fleet=fleet, phase="", stop_cause="")
+        assert Supervisor(*parts).watch(Replay(told, stop, status, silent)) == CAUSE
+        return told
+
+    return run
+
+
+STEP = (StepReport(6, {}),)
+SERVING = {"actor-0": {"actor/tokens_per_s": 1.0}, "actor-1": {"actor/tokens_per_s": 1.0}}
+
+
+def test_ctrl_c_lets_actors_drain_and_ends_the_learner_s_wait(
+    interrupt: Callable[..., list[str]],
+) -> None:
+    assert interrupt(STEP, SERVING) == [CAUSE, "learner"]
+
+
+def test_engines_that_still_start_are_told_while_recorded_batches_are_trained(
+    interrupt: Callable[..., list[str]],
+) -> None:
+    assert interrupt(STEP, {"actor-0": {"actor/tokens_per_s": 1.0}}) == ["actor-1", CAUSE, "learner"]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_before_training_everybody_is_told(
+    interrupt: Callable[..., list[str]], silent: bool
+) -> None:
+    assert sorted(interrupt((), SERVING, silent)) == ["actor-0", "actor-1", CAUSE, "learner"]
