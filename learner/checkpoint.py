@@ -211,7 +211,7 @@ def _remove(folder: Path) -> None:
 
 
 def _pointed_to(link: Path) -> int | None:
-    match = _NAME.fullmatch(os.readlink(link)) if link.is_symlink() else None
+    match = _NAME.fullmatch(link.readlink().name) if link.is_symlink() else None
     return int(match[1]) if match else None
 
 

@@ -27,10 +27,10 @@ class StopSwitch:
     @contextmanager
     def interruptible(self) -> Iterator[None]:
         """A wait that a stop ends. Raises StopRequested at once if the stop came before."""
-        if self._cause:
-            raise StopRequested(self._cause)
-        self._waiting = True
+        self._waiting = True  # first: a signal after the look at the cause must not be missed
         try:
+            if self._cause:
+                raise StopRequested(self._cause)
             yield
         finally:
             self._waiting = False

@@ -137,7 +137,7 @@ def _load(
 
     from learner.ranks import lead
 
-    # A phase inside: ranks that do not join are named, not mistaken for a stall here.
+    # It has phases of its own: ranks that do not join are named, not taken for a stall here.
     trainer = lead(config)
     with phase("restoring the checkpoint", config.learner.step_deadline_s):
         if found:

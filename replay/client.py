@@ -2,8 +2,7 @@
 
 Consume leases, batches and status; produce trajectories, requests and heartbeats. Every wait has a
 name and a deadline: an actor gives up when its heartbeats stay unanswered for `dead_after_s`, the
-others when replay is silent for `reply_deadline_s` (a resumed learner: until its deadline), or says
-only Wait until the deadline.
+others when replay is silent for `reply_deadline_s`, or says only Wait until the deadline.
 """
 
 import asyncio
@@ -167,11 +166,9 @@ class _Caller:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         _dealer(self._socket, self._endpoint, self._reply_deadline_s)
 
-    def _call(
-        self, request: wire.Request, wanted: type[_T], what: str, deadline_s: float | None = None
-    ) -> _T | Stop:
+    def _call(self, request: wire.Request, wanted: type[_T], what: str) -> _T | Stop:
         self._send(request, what)
-        return self._checked(self._receive(what, deadline_s), wanted, what)
+        return self._checked(self._receive(what, self._reply_deadline_s), wanted, what)
 
     def _send(self, request: wire.Request, what: str) -> None:
         try:
@@ -179,8 +176,7 @@ class _Caller:
         except zmq.Again as error:
             raise self._timeout(what, self._reply_deadline_s, "no room to send") from error
 
-    def _receive(self, what: str, deadline_s: float | None = None) -> wire.Reply:
-        limit_s = self._reply_deadline_s if deadline_s is None else deadline_s
+    def _receive(self, what: str, limit_s: float) -> wire.Reply:
         if not self._socket.poll(int(limit_s * 1000)):
             raise self._timeout(what, limit_s, "no answer")
         return decode_reply(self._socket.recv())
@@ -215,10 +211,9 @@ class BatchReader(_Caller):
 
     def resume(self, step: int) -> int | Stop:
         """Say which step is completed; return how many recorded batches come again."""
-        request = wire.Resume(self._incarnation, step)
-        what = f"resuming after step {step}"
-        # Replay binds its endpoint once it has folded its log, which may be long.
-        reply = self._call(request, wire.Resumed, what, self._deadline_s)
+        what = f"resuming after step {step}"  # replay may fold a long log before it answers
+        self._send(wire.Resume(self._incarnation, step), what)
+        reply = self._checked(self._receive(what, self._deadline_s), wire.Resumed, what)
         return reply if isinstance(reply, Stop) else reply.recorded_batches
 
     def sample(self, step: int) -> wire.Batch | Stop:
@@ -275,7 +270,7 @@ class BatchReader(_Caller):
         waited_s = {False: 0.0, True: 0.0}
         oldest = False
         self._send(request, what)
-        while isinstance(reply := self._receive(what), wire.Wait):
+        while isinstance(reply := self._receive(what, self._reply_deadline_s), wire.Wait):
             now_s = time.monotonic()
             waited_s[oldest] += now_s - since_s
             since_s, oldest = now_s, reply.oldest

@@ -83,7 +83,8 @@ class Ledger:
             except LookupError as error:
                 raise LogError(
                     f"event log: a {type(record).__name__} record contradicts those before it "
-                    f"({error!r}): it was written under another configuration: put back the run's own"
+                    f"({error!r}): it was written under another configuration: put back the run's "
+                    "own"
                 ) from error
 
     def apply(self, event: Event, now: float) -> Outcome:

@@ -211,8 +211,8 @@ def _payloads(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             raise TornRecord(f"{path}: offset {offset}: the file ends inside a record of {length}")
         if zlib.crc32(payload) != checksum:
             raise LogError(
-                f"{path}: offset {offset}: the record's checksum does not agree: put back a copy of "
-                "the log, or start a new run from a checkpoint"
+                f"{path}: offset {offset}: the record's checksum does not agree: put back a copy "
+                "of the log, or start a new run from a checkpoint"
             )
         yield offset, payload
         offset += _FRAME.size + length

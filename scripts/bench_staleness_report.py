@@ -3,7 +3,8 @@
 A cell is a variant at one staleness k; its curve is the mean over seeds of sampled exact match (T =
 1, held-out questions of one and of two hops, half each). A run that was stopped because it had
 collapsed keeps its last value to the end. *Final* is the mean of the last three evaluations. A run
-has *collapsed* when its final is less than half of its own best evaluation, or it was stopped.
+has *collapsed* when its last three evaluations all lie below half of its best one, or it was
+stopped.
 "Updates to reach" is read off the mean curve, straight between evaluations.
 """
 
@@ -82,7 +83,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         "collapsed_uncorrected": sum(row["collapsed"] for row in uncorrected),
         "runs_uncorrected": sum(len(row["seeds"]) for row in uncorrected),
         "final": f"mean of the last {FINAL_EVALUATIONS} evaluations, mean over seeds",
-        "collapsed_means": "final below half of the run's best evaluation, or stopped as collapsed",
+        "collapsed_means": "the last evaluations all below half of the run's best, or stopped as collapsed",
         "rows": list(rows),
     }
 
@@ -154,7 +155,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 def _has_collapsed(record: Record, length: int) -> bool:
     curve = _curve(record, "sampled", length)
-    return record["collapsed"] or _mean(curve[-FINAL_EVALUATIONS:]) < max(curve) / 2
+    return record["collapsed"] or max(curve[-FINAL_EVALUATIONS:]) < max(curve) / 2
 
 
 def _curve(record: Record, name: str, length: int) -> list[float]:

@@ -171,6 +171,20 @@ MUTANTS = (
         ("tests/replay/ledger/test_ledger_evaluation.py",),
     ),
     Mutant(
+        "committed before durable",
+        "learner/run.py",
+        "            self.save()\n            self.reader.committed(self.step)",
+        "            self.reader.committed(self.step)\n            self.save()",
+        ("tests/learner/test_loop.py",),
+    ),
+    Mutant(
+        "checkpoint named before it is on disk",
+        "learner/checkpoint.py",
+        "    _sync_tree(writing)\n",
+        "",
+        ("tests/learner/test_checkpoint.py",),
+    ),
+    Mutant(
         "acknowledged before written",
         "replay/server.py",
         """        self._log.append(outcome.records)

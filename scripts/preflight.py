@@ -99,7 +99,7 @@ def _memory(config: Config) -> Iterator[str]:
     )
     actors = config.actors.count * (3 * PROCESS_BYTES + weights + config.actors.kv_cache_bytes)
     copies = 1 if config.learner.zero_stage else config.learner.ranks
-    # Weights at every rank; gradients, two Adam moments, EMA and staging, which ZeRO shares out.
+    # Weights on every rank; gradients, two Adam moments, EMA and staging, which ZeRO shares out.
     learner = config.learner.ranks * (2 * PROCESS_BYTES + weights) + copies * 5 * weights
     needed = actors + learner + 3 * PROCESS_BYTES
     free = psutil.virtual_memory().available
@@ -108,9 +108,10 @@ def _memory(config: Config) -> Iterator[str]:
         yield (
             f"too little memory: about {needed / gib:.1f} GiB are needed (actors.count = "
             f"{config.actors.count!r} x (engine + actors.kv_cache_bytes = "
-            f"{config.actors.kv_cache_bytes / gib:.1f} GiB), learner.ranks = {config.learner.ranks!r}: "
-            f"{learner / gib:.1f} GiB) and {free / gib:.1f} GiB are free: lower actors.count, "
-            "actors.kv_cache_bytes or learner.ranks"
+            f"{config.actors.kv_cache_bytes / gib:.1f} GiB), learner.ranks = "
+            f"{config.learner.ranks!r}: {learner / gib:.1f} GiB) and "
+            f"{free / gib:.1f} GiB are free: lower actors.count, actors.kv_cache_bytes or "
+            "learner.ranks"
         )
 
 

@@ -60,11 +60,6 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
     """
     given = with_absolute_paths(load(path or folder / "config.yaml", overrides))
     fields = [field for field in _given_fields(path, overrides) if _is_set(given, field)]
-    if given.run_dir and Path(given.run_dir).resolve() not in (folder, Path(recorded.run_dir)):
-        raise ConfigError(
-            f"run_dir = {given.run_dir!r}: --resume goes on in {folder}: leave it out, or move the "
-            "run's directory first"
-        )
     problems = [
         f"{field} = {_get(given, field)!r}: the run was started with {_get(recorded, field)!r}; "
         f"only {', '.join(MAY_CHANGE)} may change on --resume: leave it out, or start a new run "
@@ -72,6 +67,12 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
         for field in fields
         if field not in (*MAY_CHANGE, *OPEN) and _get(given, field) != _get(recorded, field)
     ]
+    places = [Path(place).resolve() for place in (folder, recorded.run_dir)]
+    if given.run_dir and Path(given.run_dir).resolve() not in places:
+        problems.append(
+            f"run_dir = {given.run_dir!r}: --resume goes on in {folder}: leave it out, or move the "
+            "run's directory first"
+        )
     if problems:
         raise ConfigError("\n".join(problems))
     changes = {f.partition(".")[2]: _get(given, f) for f in fields if f in MAY_CHANGE}
@@ -142,8 +143,11 @@ def _check_record(folder: Path, written: Config) -> None:
         recorded = written if text is None else recorded_config(yaml.safe_load(text))
     except LogError as error:
         raise ConfigError(str(error)) from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: the configuration on record cannot be read: {error}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"{path}: the configuration on record cannot be read: {error}: go on with the program "
+            f"that wrote it, or start a new run with model.path={folder}/checkpoints/step-N/model"
+        ) from error
     problems = [
         f"{folder}/config.yaml: {field} = {here!r}: the event log has {there!r}: put that back"
         for field, (there, here) in differences(recorded, written).items()

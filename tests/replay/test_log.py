@@ -52,7 +52,7 @@ def test_appending_nothing_writes_nothing(tmp_path: Path) -> None:
 
 def test_create_refuses_an_existing_log(tmp_path: Path) -> None:
     path = written(tmp_path)
-    with pytest.raises(LogError, match="already exists: choose another run_dir, or .*--resume"):
+    with pytest.raises(LogError, match=r"already exists: choose another run_dir, or .*--resume"):
         EventLog.create(path)
     assert list(read(path)) == RECORDS
 

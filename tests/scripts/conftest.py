@@ -1,5 +1,5 @@
 """A small run's event log, written by a real ledger: one actor that serves every version at once,
-and a learner.
+and a learner; and a run's directory as a killed run leaves it.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import yaml
 
+from configs.load import ConfigError, load, save
 from configs.schema import Config, LearnerConfig, ModelConfig, ReplayConfig
+from learner import checkpoint
 from replay.codec import decode_trajectory, encode_trajectory
 from replay.events import Event
 from replay.ledger import Ledger
@@ -31,6 +33,9 @@ from replay.protocol import (
 from replay.questions import Questions
 from replay.records import Record, RunStarted, summarise
 from replay.trajectory import Question, Sampling, StopReason, Trajectory, Turn
+from scripts import resume
+
+ROOT = Path(__file__).resolve().parents[2]
 
 QUESTIONS = tuple(Question(f"q-{i}", f"question {i} ?", (str(i),), 1) for i in range(20))
 
@@ -136,6 +141,55 @@ class RecordedRun:
         self.send("learner", Resume(self.incarnation, step))
 
 
+class Exporter:
+    """A trainer without weights."""
+
+    def export(self, folder: Path) -> None:
+        (folder / "state").mkdir(parents=True)
+        (folder / "state" / "rank-0.safetensors").touch()
+
+
+class Folder:
+    """A run's directory as a killed run leaves it."""
+
+    def __init__(self, path: Path, inputs: dict[str, str]) -> None:
+        self.path = path
+        path.mkdir()
+        overrides = [f"{k}={v}" for k, v in inputs.items()]
+        self.config = load(
+            ROOT / "configs" / "base.yaml",
+            [*overrides, f"run_dir={path}", "learner.total_steps=40", "seed=3"],
+        )
+        save(self.config, path / "config.yaml")
+
+    def log(self, *records: Record) -> "Folder":
+        started = RunStarted(1.0, self.config.seed, as_text(self.config))
+        with EventLog.create(self.path / "events.log") as log:
+            log.append([started, *records])
+        return self
+
+    def edited(self, field: str, value: object) -> "Folder":
+        tree = yaml.safe_load((self.path / "config.yaml").read_text())
+        *sections, name = field.split(".")
+        (tree[sections[0]] if sections else tree)[name] = value
+        (self.path / "config.yaml").write_text(yaml.safe_dump(tree))
+        return self
+
+    def saved(self, step: int) -> "Folder":
+        checkpoint.save(self.config, step, Exporter(), None)
+        return self
+
+    def checked(self, *overrides: str, path: str | None = None) -> tuple[Config, resume.Progress]:
+        return resume.checked(str(self.path), path, overrides)
+
+    def refused(self, *overrides: str, path: str | None = None) -> str:
+        before = {p: p.read_bytes() for p in self.path.rglob("*") if p.is_file()}
+        with pytest.raises(ConfigError) as raised:
+            self.checked(*overrides, path=path)
+        assert before == {p: p.read_bytes() for p in self.path.rglob("*") if p.is_file()}
+        return str(raised.value)
+
+
 @pytest.fixture
 def make_recorded_run(tmp_path: Path) -> Iterator[Callable[..., RecordedRun]]:
     """make_recorded_run(model, **replay): a run of 3 steps of two groups of two."""
@@ -161,3 +215,27 @@ def make_recorded_run(tmp_path: Path) -> Iterator[Callable[..., RecordedRun]]:
 def recorded_run(make_recorded_run: Callable[..., RecordedRun]) -> RecordedRun:
     """One such run, with nothing trained yet."""
     return make_recorded_run()
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, str]:
+    """Overrides that name a model, questions and a corpus."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"hidden_size": 96, "max_position_embeddings": 4096}')
+    (model / "model.safetensors").write_bytes(b"0" * 8)
+    (model / "tokenizer.json").write_text("{}")
+    (tmp_path / "q.jsonl").write_text('{"question": "who?", "answers": ["me"]}\n')
+    (tmp_path / "c.jsonl").write_text('{"id": "1", "contents": "Title\\ntext"}\n')
+    return {
+        "model.path": str(model),
+        "questions.train": str(tmp_path / "q.jsonl"),
+        "questions.eval": str(tmp_path / "q.jsonl"),
+        "retrieval.corpus": str(tmp_path / "c.jsonl"),
+        "actors.kv_cache_bytes": "1000000",
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, inputs: dict[str, str]) -> Folder:
+    return Folder(tmp_path / "run", inputs)

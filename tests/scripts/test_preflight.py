@@ -61,14 +61,18 @@ def test_each_problem_is_named(good: dict[str, str], field: str, value: str, wor
 
 
 def test_each_rank_of_the_learner_needs_memory(good: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"learner\.ranks = 100000 .* lower .*learner\.ranks"):
+    with pytest.raises(ConfigError, match=r"learner\.ranks = 100000: .* lower .*learner\.ranks"):
         preflight.check(config(good | {"learner.ranks": "100000"}))
 
 
 @pytest.mark.parametrize(
     ("outcome", "logged", "said"),
-    [("failed", True, True), ("interrupted", True, True), ("completed", True, False)]
-    + [("failed", False, False)],
+    [
+        ("failed", True, True),
+        ("interrupted", True, True),
+        ("completed", True, False),
+        ("failed", False, False),
+    ],
 )
 def test_how_to_go_on_is_said_where_a_run_can(
     tmp_path: Path, outcome: str, logged: bool, said: bool

@@ -10,101 +10,17 @@ import msgspec
 import pytest
 import yaml
 
-from configs.load import ConfigError, load, save
+from configs.load import ConfigError
 from configs.process import socket_dir
-from configs.schema import Config
-from learner import checkpoint
 from replay.log import EventLog
-from replay.records import (
-    LearnerResumed,
-    Record,
-    Reported,
-    RunResumed,
-    RunStarted,
-    StepsCommitted,
-    Stopped,
-)
+from replay.records import LearnerResumed, Reported, RunResumed, StepsCommitted, Stopped
 from scripts import launch, resume
 from scripts.guardian import PID_FILE
 from scripts.resolve import with_port
-from tests.scripts.conftest import as_text
+from tests.scripts.conftest import Folder, as_text
 
-ROOT = Path(__file__).resolve().parents[2]
-BEGUN = [RunStarted(1.0, 0, ""), LearnerResumed(2.0, 1, 0)]
+BEGUN = [LearnerResumed(2.0, 1, 0)]
 TRAINED = [LearnerResumed(3.0, 1, 20), StepsCommitted(4.0, 1, 20), Reported(5.0, 1, 20, {})]
-
-
-class Exporter:
-    """A trainer without weights."""
-
-    def export(self, folder: Path) -> None:
-        (folder / "state").mkdir(parents=True)
-        (folder / "state" / "rank-0.safetensors").touch()
-
-
-class Folder:
-    """A run's directory as a killed run leaves it."""
-
-    def __init__(self, path: Path, inputs: dict[str, str]) -> None:
-        self.path = path
-        path.mkdir()
-        overrides = [f"{k}={v}" for k, v in inputs.items()]
-        self.config = load(
-            ROOT / "configs" / "base.yaml",
-            [*overrides, f"run_dir={path}", "learner.total_steps=40", "seed=3"],
-        )
-        save(self.config, path / "config.yaml")
-
-    def log(self, *records: Record) -> "Folder":
-        started = msgspec.structs.replace(BEGUN[0], config=as_text(self.config))
-        with EventLog.create(self.path / "events.log") as log:
-            log.append([started, *records[1:]])
-        return self
-
-    def edited(self, field: str, value: object) -> "Folder":
-        tree = yaml.safe_load((self.path / "config.yaml").read_text())
-        *sections, name = field.split(".")
-        (tree[sections[0]] if sections else tree)[name] = value
-        (self.path / "config.yaml").write_text(yaml.safe_dump(tree))
-        return self
-
-    def saved(self, step: int) -> "Folder":
-        checkpoint.save(self.config, step, Exporter(), None)
-        return self
-
-    def checked(self, *overrides: str, path: str | None = None) -> tuple[Config, resume.Progress]:
-        return resume.checked(str(self.path), path, overrides)
-
-    def refused(self, *overrides: str, path: str | None = None) -> str:
-        before = {p: p.read_bytes() for p in self.path.rglob("*") if p.is_file()}
-        with pytest.raises(ConfigError) as raised:
-            self.checked(*overrides, path=path)
-        assert before == {p: p.read_bytes() for p in self.path.rglob("*") if p.is_file()}
-        return str(raised.value)
-
-
-@pytest.fixture
-def inputs(tmp_path: Path) -> dict[str, str]:
-    """Overrides that name a model, questions and a corpus."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"hidden_size": 96, "max_position_embeddings": 4096}')
-    (model / "model.safetensors").write_bytes(b"0" * 8)
-    (model / "tokenizer.json").write_text("{}")
-    (tmp_path / "q.jsonl").write_text('{"question": "who?", "answers": ["me"]}\n')
-    (tmp_path / "c.jsonl").write_text('{"id": "1", "contents": "Title\\ntext"}\n')
-    return {
-        "model.path": str(model),
-        "questions.train": str(tmp_path / "q.jsonl"),
-        "questions.eval": str(tmp_path / "q.jsonl"),
-        "retrieval.corpus": str(tmp_path / "c.jsonl"),
-        "actors.kv_cache_bytes": "1000000",
-    }
-
-
-@pytest.fixture
-def folder(tmp_path: Path, inputs: dict[str, str]) -> Folder:
-    return Folder(tmp_path / "run", inputs)
 
 
 def test_a_killed_run_goes_on_as_recorded(folder: Folder) -> None:
@@ -172,6 +88,12 @@ def test_the_last_start_on_record_counts(folder: Folder) -> None:
     folder.log(*BEGUN, RunResumed(6.0, as_text(msgspec.structs.replace(folder.config, seed=9))))
     assert "seed = 3: the event log has 9" in folder.refused()
     assert folder.edited("seed", 9).edited("learner.total_steps", 60).checked()[0].seed == 9
+
+
+@pytest.mark.parametrize("text", ["", "learner: {strange: 1}", "learner: {"])
+def test_a_record_of_another_program_is_refused(folder: Folder, text: str) -> None:
+    said = folder.log(*BEGUN, RunResumed(6.0, text)).refused()
+    assert "the configuration on record cannot be read" in said and "start a new run with" in said
 
 
 def test_a_replay_that_was_started_by_hand_is_missed_by_nobody(folder: Folder) -> None:

@@ -1,4 +1,4 @@
-"""How a run is ended early: who is told, by whom, and in which order."""
+"""How a run is ended early: who is told, and in which order."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +14,7 @@ from scripts.resume import Progress
 from scripts.supervise import Supervisor
 
 CAUSE = "interrupted by SIGINT"
+Gauges = dict[str, dict[str, float]]
 
 
 class Member:
@@ -59,13 +60,13 @@ class Replay:
 def interrupt(tmp_path: Path) -> Callable[..., list[str]]:
     """interrupt(steps, fleet) → who was told, in order, once the learner has ended."""
 
-    def run(steps: tuple[StepReport, ...], fleet: dict[str, Any], silent: bool = False) -> list[str]:
+    def run(steps: tuple[StepReport, ...], fleet: Gauges, silent: bool = False) -> list[str]:
         told: list[str] = []
         stop = SimpleNamespace(cause="")
         config = Config(run_dir=str(tmp_path), learner=LearnerConfig(total_steps=9))
         members = Fleet(told)
         parts = (config, members, Console(), stop, Progress())
-        status = Status(steps=steps, evaluations=(), fleet=fleet, phase="", stop_cause="")
+        status = Status(steps, (), {}, fleet, phase="", stop_cause="")
         assert Supervisor(*parts).watch(Replay(told, stop, status, silent)) == CAUSE
         return told
 
@@ -85,7 +86,8 @@ def test_ctrl_c_lets_actors_drain_and_ends_the_learner_s_wait(
 def test_engines_that_still_start_are_told_while_recorded_batches_are_trained(
     interrupt: Callable[..., list[str]],
 ) -> None:
-    assert interrupt(STEP, {"actor-0": {"actor/tokens_per_s": 1.0}}) == ["actor-1", CAUSE, "learner"]
+    fleet = {"actor-0": SERVING["actor-0"]}
+    assert interrupt(STEP, fleet) == ["actor-1", CAUSE, "learner"]
 
 
 @pytest.mark.parametrize("silent", [False, True])
