@@ -83,7 +83,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         "collapsed_uncorrected": sum(row["collapsed"] for row in uncorrected),
         "runs_uncorrected": sum(len(row["seeds"]) for row in uncorrected),
         "final": f"mean of the last {FINAL_EVALUATIONS} evaluations, mean over seeds",
-        "collapsed_means": "the last evaluations all below half of the run's best, or stopped as collapsed",
+        "collapsed_means": "last evaluations all below half of the best, or stopped",
         "rows": list(rows),
     }
 
