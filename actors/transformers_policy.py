@@ -99,7 +99,9 @@ class TransformersPolicy:
                 break
             chosen = rows.compact(chosen, blocks)
             logits = rows.decode(self.model, chosen)
-        blocks.append(rows.cache.block(torch.arange(len(rows.who)), rows.who))
+        blocks.append(
+            rows.cache.block(torch.arange(len(rows.who), device=rows.who.device), rows.who)
+        )
         completions = [self._completion(*row) for row in sampled.rows()]
         self._memory = Memory()  # of the last batch alone: its rollouts' next turns come next
         for block in blocks:

@@ -168,7 +168,7 @@ class LearnerConfig(Section, frozen=True):
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat = 1.0
     ranks: Positive = 1
-    rendezvous: str = ""  # empty: a file in the run's own socket directory; else tcp://host:port
+    rendezvous: str = ""  # empty: a socket in the run's own directory; else tcp://host:port
     zero_stage: Annotated[int, Meta(ge=0, le=3)] = 1
     gradient_checkpointing: bool = False
     micro_batch_tokens: Positive = 16384  # padded, per forward pass of a rank

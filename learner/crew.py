@@ -27,7 +27,7 @@ from learner.link import Link
 
 log = logging.getLogger(__name__)
 GRACE_S = 5.0  # for the main thread to end by itself once a rank is lost
-RETRY_S = 0.1
+RETRY_S, CONNECT_S = 0.1, 5.0
 
 
 class Crew:
@@ -201,7 +201,9 @@ def _listen(config: Config) -> socket.socket:
 def _connect(config: Config) -> socket.socket | None:
     if config.learner.rendezvous:
         with contextlib.suppress(OSError):
-            return socket.create_connection(_address(config), timeout=None)
+            connection = socket.create_connection(_address(config), timeout=CONNECT_S)
+            connection.settimeout(None)
+            return connection
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

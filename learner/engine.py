@@ -42,8 +42,8 @@ _ds_logger.setLevel(logging.ERROR)
 
 
 def join(store: distributed.Store, rank: int, config: LearnerConfig) -> None:
-    """Make this process a rank of `learner.ranks`; a collective of more than `step_deadline_s`
-    raises.
+    """Make this process a rank of `learner.ranks`; a collective of all that takes more than
+    `step_deadline_s` raises. DeepSpeed's own groups have no such bound: the caller's phases do.
     """
     with _quietly(local=not config.rendezvous):
         distributed.init_process_group(

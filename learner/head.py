@@ -38,7 +38,8 @@ class LogProbHead(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Log-probs and entropies float32[N], detached, and with `loss` the sum of its values.
 
-        hidden [N, H], targets int64[N]; logits are divided by `temperature`, all in float32
+        hidden [N, H], targets int64[N]; logits (products in the weights' dtype) are divided by
+        `temperature`, and the softmax and all sums are in float32
         (float64 where the hidden states are). Only the value has a gradient: `loss` may depend on
         the log-probs it is given and on nothing else that is trained.
         """

@@ -206,5 +206,6 @@ class Run:
         self.serving = True
 
     def _publish(self) -> None:
-        logprobs = self.trainer.probe(self.probe)
-        self.publisher.publish(self.step, self.trainer.named_weights(), self.probe, logprobs)
+        with phase(f"publishing version {self.step}", self.config.learner.step_deadline_s):
+            logprobs = self.trainer.probe(self.probe)
+            self.publisher.publish(self.step, self.trainer.named_weights(), self.probe, logprobs)

@@ -49,6 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         begin(name, threads=config.learner.threads)
         make_socket_dir(config.run_dir)
         if given.rank:
+            on_stop(lambda cause: log.info("%s: rank 0 says when to leave", cause))
             follow(config, given.rank)
         else:
             stop = StopSwitch()

@@ -3,8 +3,8 @@
 A cell is a variant at one staleness k; its curve is the mean over seeds of sampled exact match (T =
 1, held-out questions of one and of two hops, half each). A run that was stopped because it had
 collapsed keeps its last value to the end. *Final* is the mean of the last three evaluations. A run
-has *collapsed* when its last three evaluations all lie below half of its best one, or it was
-stopped.
+has *collapsed* when its last three evaluations all lie below half of its best one after the start,
+or it was stopped; it is *dead* when it ends below .05.
 "Updates to reach" is read off the mean curve, straight between evaluations.
 """
 
@@ -22,6 +22,7 @@ from rich.table import Table
 Record = dict[str, Any]
 Row = dict[str, Any]
 FINAL_EVALUATIONS = 3
+DEAD_BELOW = 0.05
 EM = ("sampled", "sampled_1", "sampled_2", "greedy", "greedy_1", "greedy_2")
 
 
@@ -36,6 +37,7 @@ def make_row(variant: str, staleness: int, records: Sequence[Record], updates: i
         "staleness": staleness,
         "seeds": [record["seed"] for record in records],
         "collapsed": sum(_has_collapsed(record, len(steps)) for record in records),
+        "dead": sum(_curve(r, "sampled", len(steps))[-1] < DEAD_BELOW for r in records),
         "updates": updates,
         "final": {name: _mean(curve[-FINAL_EVALUATIONS:]) for name, curve in curves.items()},
         "final_per_seed": [_mean(_curve(r, "sampled", len(steps))[-3:]) for r in records],
@@ -80,7 +82,12 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         "updates_ratio_at_8": at_8 / at_0 if at_0 and at_8 else None,
         "margin_over_clip": {str(k): margin(k) for k in (4, 8, 16)},
         "reaches_060_at_16": {v: of(v, 16, "reaches_060") for v in ("default", "clip")},
+        "worst_final_default": min(
+            (em for r in rows if r["variant"] == "default" for em in r["final_per_seed"]),
+            default=None,
+        ),
         "collapsed_uncorrected": sum(row["collapsed"] for row in uncorrected),
+        "dead_uncorrected": sum(row["dead"] for row in uncorrected),
         "runs_uncorrected": sum(len(row["seeds"]) for row in uncorrected),
         "final": f"mean of the last {FINAL_EVALUATIONS} evaluations, mean over seeds",
         "collapsed_means": "last evaluations all below half of the best, or stopped",
@@ -155,7 +162,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 def _has_collapsed(record: Record, length: int) -> bool:
     curve = _curve(record, "sampled", length)
-    return record["collapsed"] or max(curve[-FINAL_EVALUATIONS:]) < max(curve) / 2
+    return record["collapsed"] or max(curve[-FINAL_EVALUATIONS:]) < max(curve[1:], default=0.0) / 2
 
 
 def _curve(record: Record, name: str, length: int) -> list[float]:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,26 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Equal names compute the same: a digest of all that the run depends on but the code."""
-        config = self.config
+        """Equal names compute the same: a digest of code, configuration and the demo's files (whose
+        folder is named after what made them).
+        """
+        config, files = self.config, Path(self.config.model.path).parent.name
+        questions = msgspec.structs.replace(config.questions, train="", eval="")
+        model = msgspec.structs.replace(config.model, path=files)
         sections = [config.learner, config.actors, config.replay, config.retrieval.top_k]
-        settings = msgspec.to_builtins([*sections, config.questions.eval_limit, self.eval_every])
+        settings = msgspec.to_builtins([*sections, questions, model, self.eval_every, _code()])
         text = json.dumps(settings, sort_keys=True).encode()
         digest = hashlib.blake2b(text, digest_size=5).hexdigest()
         return f"k{self.staleness}-seed{self.seed}-{digest}"
+
+
+@cache
+def _code() -> str:
+    root, digest = Path(__file__).resolve().parent.parent, hashlib.blake2b(digest_size=8)
+    for pattern in ("learner/**/*.py", "actors/*.py", "scripts/bench_staleness_r[ou]*.py"):
+        for path in sorted(root.glob(pattern)):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 class StaleRun:

@@ -83,7 +83,8 @@ def test_equal_settings_share_a_run_and_others_do_not(make_job: Callable[[int], 
     same = Job((*job.overrides, "learner.proximal=ema"), 1, 0, job.eval_every)
     other = Job((*job.overrides, "learner.proximal=behaviour"), 1, 0, job.eval_every)
     assert job.name == same.name
-    assert len({job.name, other.name, make_job(2).name}) == 3
+    coarse = Job((*job.overrides, "model.dtype=bfloat16"), 1, 0, job.eval_every)
+    assert len({job.name, other.name, coarse.name, make_job(2).name}) == 4
 
 
 def record(seed: int, curve: list[float], collapsed: bool = False) -> dict[str, Any]:
@@ -125,3 +126,4 @@ def test_the_summary_compares_the_default_with_fresh_data_and_with_clipping() ->
     assert summary["margin_over_clip"]["8"] == pytest.approx((1.05 - 0.6) / 3)
     assert summary["margin_over_clip"]["4"] is None
     assert (summary["collapsed_default"], summary["collapsed_uncorrected"]) == (0, 1)
+    assert (summary["worst_final_default"], summary["dead_uncorrected"]) == (pytest.approx(0.35), 1)
