@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import zmq
@@ -156,17 +157,24 @@ async def test_second_actor_of_one_id_is_refused(serve, learner) -> None:
                 await asyncio.wait_for(second.next(), 2.0)
 
 
+def returned(log_path: Path) -> set[str]:
+    """Why leases have been given back."""
+    return {record.cause for record in read(log_path) if isinstance(record, LeaseReturned)}
+
+
 async def test_goodbye_returns_leases(serve, learner) -> None:
     running = serve()
     learner(running).resume(0)
     async with writer(running.endpoint) as actor:
         await actor.ready(2, 1, 0)
         await take(actor)
+    async with asyncio.timeout(10):
+        while not (causes := returned(running.log_path)):  # the goodbye travels on its own
+            await asyncio.sleep(0.02)
+    assert causes == {"goodbye"}
     async with writer(running.endpoint, "actor-1") as other:
         await other.ready(2, 1, 0)
         await take(other)
-    causes = {r.cause for r in read(running.log_path) if isinstance(r, LeaseReturned)}
-    assert causes == {"goodbye"}
 
 
 async def test_evaluation_is_waited_for(serve, learner, rollout) -> None:
