@@ -136,12 +136,17 @@ def _ess(log_ratios: Tensor, cap: float | None = None) -> float:
 
 
 def _changes(tokens: TokenFacts, config: LearnerConfig) -> dict[str, float]:
-    """How far the policy is from the one that sampled: by credit, and on fresh tokens."""
+    """How far the policy is from the one that sampled, whatever the mode: over all tokens, by credit,
+    and on fresh ones."""
     usable = tokens.usable
     moved = tokens.current - torch.where(usable, tokens.behaviour, 0.0)
     # KL(behaviour ‖ current) of tokens that the behaviour policy sampled: r − 1 − log r.
     far = moved[usable].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    gauges = {"learner/behaviour_kl": float((far.expm1() - far).mean())}
+    gauges = {
+        "learner/behaviour_kl": float((far.expm1() - far).mean()),
+        "learner/current_ess": _ess(moved[usable]),
+        "learner/current_ratio_max": float(far.max().exp()),
+    }
     for name, credited in (
         ("positive", usable & (tokens.advantages > 0)),
         ("negative", usable & (tokens.advantages < 0)),

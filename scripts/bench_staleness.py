@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # it imports torch
     from scripts.bench_staleness_run import Job
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-AGES, SEEDS, UPDATES, EVAL_EVERY = (0, 8, 16, 4, 2, 1), (0, 1, 2), 80, 10
+AGES, SEEDS, UPDATES, EVAL_EVERY = (0, 8, 16, 4, 2, 1), (0, 1, 2), 60, 10
 QUICK_AGES, QUICK_VARIANTS, QUICK_UPDATES = (0, 8, 16), ("default", "clip", "none"), 50
 _PLAIN = (
     *("learner.objective=grpo", "learner.proximal=ema", "learner.proximal_decay=0.8"),

@@ -36,8 +36,8 @@ from scripts.bench_staleness_rollouts import Rollouts
 COLLAPSED_BELOW = 0.05  # sampled EM over both hops
 SAY_EVERY = 5  # evaluations
 GAUGES = {
-    "ess": "learner/ess",
-    "largest_ratio": "learner/behaviour_ratio_max",
+    "ess": "learner/current_ess",  # of current over behaviour: the same for every variant
+    "largest_ratio": "learner/current_ratio_max",
     "clipped": "learner/clip_fraction",
     "grad_norm": "learner/grad_norm",
 }

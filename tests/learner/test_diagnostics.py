@@ -83,6 +83,10 @@ def test_likelihood_changes_by_the_sign_of_the_advantage() -> None:
     assert gauges["learner/likelihood_change_negative"] == pytest.approx(-0.5)
     expected = sum(math.exp(d) - 1 - d for d in (2.0, 0.0, -0.5)) / 3
     assert gauges["learner/behaviour_kl"] == pytest.approx(expected)
+    ratios = [math.exp(d) for d in (2.0, 0.0, -0.5)]
+    ess = sum(ratios) ** 2 / sum(r * r for r in ratios) / len(ratios)
+    assert gauges["learner/current_ess"] == pytest.approx(ess)
+    assert gauges["learner/current_ratio_max"] == pytest.approx(math.exp(2.0))
 
 
 def test_mismatch_is_measured_on_fresh_tokens_alone() -> None:
