@@ -26,18 +26,19 @@ from actors.rollout import rollout
 from actors.runner import MeteredPolicy, Runner, VerifiedVersions
 from actors.vllm_policy import VllmPolicy
 from configs.load import ConfigError, load, replay_endpoint, retrieval_url, weight_sync_endpoint
-from configs.process import begin, die_with_parent
+from configs.process import CONSEQUENCE, begin, die_with_parent
 from configs.schema import Config
 from replay.client import TrajectoryWriter
-from replay.protocol import Hello, ReplayError
+from replay.protocol import Hello, ReplayError, ReplayTimeout
 from retrieval_server.client import RetrievalClient
-from weight_sync.protocol import WeightSyncError
+from weight_sync.protocol import PeerFailed, SyncTimeout, TransportFailed, WeightSyncError
 from weight_sync.subscriber import Subscriber
 
 if __name__ == "__mp_main__":  # the engine's spawned child imports its parent's main module first
     die_with_parent()
 
 logger = logging.getLogger(__name__)
+OTHERS_FAULTS = (ReplayTimeout, PeerFailed, TransportFailed, SyncTimeout)
 
 
 async def run(config: Config, actor_id: str) -> None:
@@ -141,7 +142,8 @@ def main(arguments: Sequence[str]) -> int:
     except* (ConfigError, EngineUnusable) as group:
         code = _report(given.actor_id, group, 2)
     except* (ActorError, ReplayError, WeightSyncError) as group:
-        code = _report(given.actor_id, group, 1)
+        own = group.split(OTHERS_FAULTS)[1]
+        code = _report(given.actor_id, group, 1 if own else CONSEQUENCE)
     return code
 
 

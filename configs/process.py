@@ -16,6 +16,9 @@ PACKAGES = (
     "configs", "replay", "weight_sync", "retrieval_server", "actors", "learner", "scripts",
 )  # fmt: skip
 REPOSITORY = Path(__file__).resolve().parent.parent
+# The exit code of a process that ends because another one has gone or fallen silent: the cause of a
+# run's end is looked for elsewhere first.
+CONSEQUENCE = 3
 _PR_SET_PDEATHSIG = 1
 
 

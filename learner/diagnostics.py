@@ -136,8 +136,8 @@ def _ess(log_ratios: Tensor, cap: float | None = None) -> float:
 
 
 def _changes(tokens: TokenFacts, config: LearnerConfig) -> dict[str, float]:
-    """How far the policy is from the one that sampled, whatever the mode: over all tokens, by credit,
-    and on fresh ones."""
+    """How far the policy is from the one that sampled, whatever the mode: over all tokens, by
+    credit, and on fresh ones."""
     usable = tokens.usable
     moved = tokens.current - torch.where(usable, tokens.behaviour, 0.0)
     # KL(behaviour ‖ current) of tokens that the behaviour policy sampled: r − 1 − log r.

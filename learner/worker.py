@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configs.load import ConfigError, load, replay_endpoint, weight_sync_endpoint
-from configs.process import begin, make_socket_dir, on_stop
+from configs.process import CONSEQUENCE, begin, make_socket_dir, on_stop
 from configs.schema import Config
 from learner import checkpoint
-from learner.errors import BadCheckpoint, BadModel, LearnerError
+from learner.errors import BadCheckpoint, BadModel, LearnerError, RankLost
 from learner.incarnation import next_incarnation
 from learner.stopping import StopRequested, StopSwitch
 from learner.watchdog import phase
 from replay.client import BatchReader
-from replay.protocol import ReplayError
-from weight_sync.protocol import WeightSyncError
+from replay.protocol import ReplayError, ReplayTimeout
+from weight_sync.protocol import PeerFailed, SyncTimeout, TransportFailed, WeightSyncError
 
 if TYPE_CHECKING:  # heavy imports wait until the number of threads is set
     from transformers import PreTrainedTokenizerBase
@@ -32,10 +32,13 @@ if TYPE_CHECKING:  # heavy imports wait until the number of threads is set
 
 log = logging.getLogger(__name__)
 FAILED, BAD_INPUT = 1, 2
+OTHERS_FAULTS = (RankLost, ReplayTimeout, PeerFailed, TransportFailed, SyncTimeout)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the learner to its end; returns the exit code: 0, 2 for bad input, 1 for named errors."""
+    """Run the learner to its end; returns the exit code: 0, 2 for bad input, 1 for named errors,
+    CONSEQUENCE for those in which another process has gone or is silent.
+    """
     parser = argparse.ArgumentParser(prog="python -m learner.worker")
     parser.add_argument("config")
     parser.add_argument("--resume", action="store_true", help="from the run's newest checkpoint")
@@ -60,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         return BAD_INPUT
     except (LearnerError, ReplayError, WeightSyncError) as error:
         print(f"learner: {type(error).__name__}: {error}", file=sys.stderr)
-        return FAILED
+        return CONSEQUENCE if isinstance(error, OTHERS_FAULTS) else FAILED
     return 0
 
 

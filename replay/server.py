@@ -36,7 +36,9 @@ class ReplayServer:
 
     def __init__(self, config: Config, ledger: Ledger, log: EventLog) -> None:
         self._ledger, self._log, self._peers = ledger, log, Peers(config)
+        self._inbox: list[list[bytes]] = []  # read, not yet handled
         self._lost: list[Peer] = []
+        self._parting: set[Peer] = set()  # nobody answers one that has gone
         self._signals: list[str] = []
         self._signalled = False
         self._refused = self._unroutable = 0
@@ -79,14 +81,17 @@ class ReplayServer:
     def _receive(self, timeout_s: float) -> None:
         if not self._socket.poll(max(0, int(timeout_s * 1000))):
             return
-        received: list[list[bytes]] = []
-        with contextlib.suppress(zmq.Again):
-            while len(received) < _BURST:
-                received.append(self._socket.recv_multipart(zmq.NOBLOCK))
+        self._read(_BURST)
         # A Goodbye that has arrived must be heard before a Hello looks for dead connections.
-        received.sort(key=lambda message: message[0] not in self._peers.actors)
-        for peer, *frames in received:
+        self._inbox.sort(key=lambda message: message[0] not in self._peers.actors)
+        while self._inbox:
+            peer, *frames = self._inbox.pop(0)
             self._handle(peer, frames)
+
+    def _read(self, most: int | None = None) -> None:
+        with contextlib.suppress(zmq.Again):
+            while most is None or len(self._inbox) < most:
+                self._inbox.append(self._socket.recv_multipart(zmq.NOBLOCK))
 
     def _handle(self, peer: bytes, frames: list[bytes]) -> None:
         try:
@@ -121,12 +126,22 @@ class ReplayServer:
         """Tell the ledger of connections found dead, and ask kept questions again."""
         while changed or self._lost:
             while self._lost:
-                peer = self._lost.pop()
-                if self._peers.actors.pop(peer, None) is not None:
-                    self._decide(peer, PeerLost())
+                self._lose(self._lost.pop())
             changed = False
             for peer, kept in list(self._peers.kept.items()):
                 self._decide(peer, kept.request)
+
+    def _lose(self, peer: Peer) -> None:
+        """Forget a connection; what it had said before it broke, perhaps Goodbye, counts."""
+        self._read()
+        said = [message for message in self._inbox if message[0] == peer]
+        self._inbox = [message for message in self._inbox if message[0] != peer]
+        self._parting.add(peer)
+        for sender, *frames in said:
+            self._handle(sender, frames)
+        self._parting.remove(peer)
+        if self._peers.actors.pop(peer, None) is not None:
+            self._decide(peer, PeerLost())
 
     def _find_dead(self) -> None:
         for peer in self._peers.actors:
@@ -138,7 +153,10 @@ class ReplayServer:
             self._signalled = True
             self._decide(_SELF, protocol.Shutdown(self._signals[0]))
             self._find_dead()
-        self._lost += self._peers.silent(now_s)
+        if silent := self._peers.silent(now_s):
+            self._read()  # perhaps it is us who did not listen
+            speaking = {message[0] for message in self._inbox}
+            self._lost += [peer for peer in silent if peer not in speaking]
         self._decide(_SELF, Tick())
         self._follow_up(changed=True)
         if self._ledger.stop_cause:
@@ -148,7 +166,7 @@ class ReplayServer:
         return len(self._signals) > 1 or self._peers.may_leave(self._signalled, time.monotonic())
 
     def _send(self, peer: Peer, reply: protocol.Reply) -> None:
-        if not isinstance(peer, bytes) or peer == _SELF:
+        if not isinstance(peer, bytes) or peer == _SELF or peer in self._parting:
             return
         if isinstance(reply, protocol.Status | protocol.Batch):
             reply = msgspec.structs.replace(reply, gauges=reply.gauges | self.gauges())

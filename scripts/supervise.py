@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+from configs.process import CONSEQUENCE
 from configs.schema import Config
 from replay.client import Observer
 from replay.log import read_whole
@@ -19,6 +20,7 @@ from scripts.fleet import Fleet
 from scripts.resume import Progress
 
 POLL_S = 0.2
+SETTLE_S = 5.0  # for the first cause to end as well, once its consequences have
 DRAIN_MARGIN_S = 15.0
 SERVICES = ("replay", "retrieval_server")
 
@@ -57,6 +59,7 @@ class Supervisor:
         self._stop_cause = ""
         self._steps, self._evaluations = shown.reports, shown.evaluations
         self._asked = self._training = False
+        self._settled_at = 0.0
         self._silent_until = time.monotonic() + config.actors.starting_deadline_s
 
     def watch(self, observer: Observer) -> str:
@@ -71,7 +74,8 @@ class Supervisor:
                 self._silent_until = 0.0
             except ReplayError as error:
                 self._judge_silence(dead, error)
-            self._judge(dead)
+            if self._judge(dead):
+                continue
             if "learner" in dead:
                 return self._stop_cause or self._stop.cause or self._logged_cause()
             time.sleep(POLL_S)
@@ -106,14 +110,23 @@ class Supervisor:
             # still need them to save.
             self._fleet.members["learner"].signal(signal.SIGTERM)
 
-    def _judge(self, dead: dict[str, int]) -> None:
-        """Raise RunFailed on a death that nobody asked for."""
+    def _judge(self, dead: dict[str, int]) -> bool:
+        """Whether somebody has died whom nobody asked to. Raises RunFailed once the first cause is
+        known, or SETTLE_S after the first death.
+        """
         ending = bool(self._stop_cause or self._stop.cause)
         broken = {name: code for name, code in dead.items() if code or not ending}
         if "learner" in dead and not dead["learner"]:
             broken = {name: code for name, code in broken.items() if code}
-        if broken and not self._stop.cause:
+        if not broken or self._stop.cause:
+            return False
+        now = time.monotonic()
+        self._settled_at = self._settled_at or now + SETTLE_S
+        alive = self._fleet.members.keys() - dead.keys()
+        if set(broken.values()) != {CONSEQUENCE} or now > self._settled_at or not alive:
             raise RunFailed(first_cause(self._fleet, broken))
+        time.sleep(POLL_S)
+        return True
 
     def _judge_silence(self, dead: dict[str, int], error: ReplayError) -> None:
         """Replay may still be starting, or have left after everybody else; else it is a failure."""
@@ -153,8 +166,11 @@ class Supervisor:
 
 
 def first_cause(fleet: Fleet, broken: dict[str, int]) -> str:
-    """A killed process is a cause, one that fails beside it usually a consequence."""
-    name = min(broken, key=lambda name: (broken[name] >= 0, broken[name] == 0, name))
+    """A killed process is a cause; one that fails beside it is often, and one that says so always
+    a consequence.
+    """
+    by_blame = {CONSEQUENCE: 3, 0: 2}
+    name = min(broken, key=lambda n: (by_blame.get(broken[n], broken[n] >= 0), n))
     code = broken[name]
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     member = fleet.members[name]

@@ -41,7 +41,7 @@ class Channel(Protocol):
         """Actors that have joined, sorted."""
 
     def send(self, actor_id: str, message: FromLearner) -> None:
-        """Send; raises WeightSyncError naming an actor that has gone."""
+        """Send; raises PeerFailed naming the actor."""
 
     def receive(self, deadline: float | None) -> FromActor | None:
         """The next message; None at the deadline (monotonic seconds) or when interrupted."""

@@ -18,6 +18,7 @@ class WeightSyncError(Exception):
     WeightSyncError
     ├── ManifestMismatch   the actor's model has other tensors, shapes or dtypes than the manifest
     ├── VerificationFailed digest or probe did not agree, or a load was not complete
+    ├── PeerFailed         the other side has left, or failed by a fault of its own
     ├── TransportFailed    the collective could not be formed, or broke
     └── SyncTimeout        a named phase passed its deadline
     """
@@ -29,6 +30,10 @@ class ManifestMismatch(WeightSyncError):
 
 class VerificationFailed(WeightSyncError):
     """The bytes' digest or the probe's log-probs did not agree."""
+
+
+class PeerFailed(WeightSyncError):
+    """The other side of the control channel has left, or failed by a fault of its own."""
 
 
 class TransportFailed(WeightSyncError):
@@ -160,8 +165,9 @@ decode_rendezvous = msgspec.msgpack.Decoder(Rendezvous).decode
 
 def as_error(text: str) -> WeightSyncError:
     """The exception that a message's `error` text describes, by its leading type name."""
-    kinds = {kind.__name__: kind for kind in (ManifestMismatch, TransportFailed, SyncTimeout)}
-    return kinds.get(text.partition(":")[0], VerificationFailed)(text)
+    known = (ManifestMismatch, VerificationFailed, TransportFailed, SyncTimeout)
+    kinds = {kind.__name__: kind for kind in known}
+    return kinds.get(text.partition(":")[0], PeerFailed)(text)
 
 
 def describe(error: BaseException) -> str:

@@ -25,6 +25,7 @@ from weight_sync.protocol import (
     FromActor,
     FromLearner,
     Join,
+    PeerFailed,
     Refused,
     SyncTimeout,
     WeightSyncError,
@@ -221,11 +222,11 @@ class _RouterChannel:
             self._bell.send(b"")
 
     def send(self, actor_id: str, message: FromLearner) -> None:
-        """Send; raises WeightSyncError naming an actor that has gone."""
+        """Send; raises PeerFailed naming the actor."""
         try:
             self._router.send_multipart([self._routing_ids[actor_id], encode(message)])
         except zmq.ZMQError as error:
-            raise WeightSyncError(
+            raise PeerFailed(
                 f"{actor_id} has gone: could not send {type(message).__name__}: {error}"
             ) from error
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from configs.process import CONSEQUENCE
+
 Start = Callable[..., subprocess.Popen[str]]
 slow = pytest.mark.slow
 
@@ -84,7 +86,7 @@ def test_silent_replay_ends_the_actor_by_name(start: Start, tiny_model_path: Pat
     family = psutil.Process(process.pid).children(recursive=True)
     begun = time.monotonic()
     _, complaint = process.communicate(timeout=60)
-    assert process.returncode == 1 and "actor-0: ReplayTimeout: " in complaint
+    assert process.returncode == CONSEQUENCE and "actor-0: ReplayTimeout: " in complaint
     assert "Traceback" not in complaint and time.monotonic() - begun < 30
     assert not psutil.wait_procs(family, timeout=5)[1]
 

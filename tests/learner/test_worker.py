@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForCausalLM
 
 from configs.load import load, replay_endpoint, save, weight_sync_endpoint
-from configs.process import socket_dir
+from configs.process import CONSEQUENCE, socket_dir
 from configs.schema import (
     ActorsConfig,
     Config,
@@ -268,7 +268,7 @@ def test_a_rank_that_does_not_come_is_named(whole: Config, tmp_path: Path) -> No
     command = [sys.executable, "-m", "learner.worker", str(tmp_path / "config.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     shutil.rmtree(socket_dir(config.run_dir))
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == CONSEQUENCE, done.stderr
     assert "ranks [1] of the learner have not joined within 2 s" in done.stderr
 
 

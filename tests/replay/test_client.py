@@ -12,7 +12,7 @@ import zmq
 
 from replay.client import BatchReader, Observer, TrajectoryWriter
 from replay.codec import decode_trajectory, encode
-from replay.log import read
+from replay.log import EventLog, read
 from replay.protocol import Hello, Lease, RefusedByReplay, ReplayTimeout, Resumed, Status, Stop
 from replay.records import Delivered, LeaseReturned
 
@@ -162,19 +162,49 @@ def returned(log_path: Path) -> set[str]:
     return {record.cause for record in read(log_path) if isinstance(record, LeaseReturned)}
 
 
+async def until(true: Callable[[], object]) -> None:
+    """Wait until `true` says so."""
+    while not true():
+        await asyncio.sleep(0.02)
+
+
 async def test_goodbye_returns_leases(serve, learner) -> None:
     running = serve()
     learner(running).resume(0)
     async with writer(running.endpoint) as actor:
         await actor.ready(2, 1, 0)
         await take(actor)
-    async with asyncio.timeout(10):
-        while not (causes := returned(running.log_path)):  # the goodbye travels on its own
-            await asyncio.sleep(0.02)
-    assert causes == {"goodbye"}
+    # The goodbye travels on its own.
+    await asyncio.wait_for(until(lambda: returned(running.log_path)), 10.0)
+    assert returned(running.log_path) == {"goodbye"}
     async with writer(running.endpoint, "actor-1") as other:
         await other.ready(2, 1, 0)
         await take(other)
+
+
+async def test_a_goodbye_counts_though_its_connection_is_found_dead_first(serve, learner) -> None:
+    writing = threading.Event()
+    writing.set()
+
+    class Disk(EventLog):
+        def append(self, records) -> None:
+            assert writing.wait(5.0)
+            super().append(records)
+
+    running = serve(Disk)
+    learner(running).resume(0)
+    async with writer(running.endpoint, "actor-1") as other:
+        async with writer(running.endpoint) as actor:
+            await actor.ready(2, 1, 0)
+            await take(actor)
+            writing.clear()
+            await other.ready(2, 1, 0)  # its leases go on record, which lasts
+            await asyncio.sleep(0.3)  # actor-0's heartbeats wait for answers
+        await asyncio.sleep(0.3)  # actor-0 is gone: no answer reaches it
+        writing.set()
+        await take(other)
+        await asyncio.wait_for(until(lambda: returned(running.log_path)), 3.0)
+    assert returned(running.log_path) == {"goodbye"}
 
 
 async def test_evaluation_is_waited_for(serve, learner, rollout) -> None:

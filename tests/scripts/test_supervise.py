@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from configs.process import CONSEQUENCE
 from configs.schema import Config, LearnerConfig
 from replay.protocol import ReplayTimeout, Status, StepReport
 from scripts.console import Console
 from scripts.resume import Progress
-from scripts.supervise import Supervisor
+from scripts.supervise import RunFailed, Supervisor
 
 CAUSE = "interrupted by SIGINT"
 Gauges = dict[str, dict[str, float]]
@@ -95,3 +96,38 @@ def test_before_training_everybody_is_told(
     interrupt: Callable[..., list[str]], silent: bool
 ) -> None:
     assert sorted(interrupt((), SERVING, silent)) == ["actor-0", "actor-1", CAUSE, "learner"]
+
+
+def first_to_blame(tmp_path: Path, ends: list[dict[str, int]]) -> str:
+    """The cause that the supervisor names when these have ended, poll by poll."""
+    status = Status((), (), {}, SERVING, phase="", stop_cause="")
+    fleet = SimpleNamespace(members={}, dead=lambda: ends.pop(0) if len(ends) > 1 else ends[0])
+    for name in ("replay", "learner", "actor-0", "actor-1"):
+        words = SimpleNamespace(log_path=f"{name}.log", last_words=lambda: "")
+        fleet.members[name] = words
+    config, stop = Config(run_dir=str(tmp_path)), SimpleNamespace(cause="")
+    supervisor = Supervisor(config, fleet, Console(), stop, Progress())  # type: ignore[arg-type]
+    observer = SimpleNamespace(status=lambda *_: status)
+    with pytest.raises(RunFailed) as failure:
+        supervisor.watch(observer)  # type: ignore[arg-type]
+    return str(failure.value)
+
+
+@pytest.mark.parametrize("code", [1, -9])
+def test_a_consequence_that_ends_first_is_not_the_cause(tmp_path: Path, code: int) -> None:
+    ends = [{"learner": CONSEQUENCE}] * 3 + [{"learner": CONSEQUENCE, "actor-0": code}]
+    assert first_to_blame(tmp_path, ends).startswith("actor-0 ")
+
+
+def test_a_failure_is_the_cause_at_once(tmp_path: Path) -> None:
+    ends = [{"learner": 1}, {"learner": 1, "actor-0": -9}]
+    assert first_to_blame(tmp_path, ends).startswith("learner ended with code 1")
+
+
+def test_of_consequences_alone_the_first_name_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scripts.supervise.SETTLE_S", 0.5)
+    assert first_to_blame(tmp_path, [{"learner": CONSEQUENCE}]).startswith("learner ")
+    every = dict.fromkeys(("learner", "actor-1", "replay"), CONSEQUENCE)
+    assert first_to_blame(tmp_path, [every | {"actor-0": 0}]).startswith("actor-0 ")
