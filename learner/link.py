@@ -17,6 +17,7 @@ import msgspec
 from learner.errors import RankLost
 
 Message = tuple[str, Any]  # what is called or told, and with what
+CLOSE = "close"  # the last message of who leaves in order: its end is no news
 _HEADER = struct.Struct(">Q")
 _KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 5}  # seconds, seconds, probes
 
@@ -40,7 +41,7 @@ class Link:
 
     def watch(self, peer: str, on_end: Callable[[str], None]) -> None:
         """From now on call the peer so, and call `on_end(message)` once, on a thread, when it is
-        gone or tells that it failed.
+        gone without CLOSE or tells that it failed.
         """
         with self._ending:
             self.peer, self._on_end, news = peer, on_end, self._news
@@ -78,7 +79,7 @@ class Link:
         self._connection.close()
 
     def _read(self) -> None:
-        news = "is gone"
+        news, announced = "is gone", False
         try:
             with self._connection.makefile("rb") as stream:
                 while header := stream.read(_HEADER.size):
@@ -87,11 +88,12 @@ class Link:
                     if what == "failed":
                         news = f"failed: {value}"
                         break
+                    announced = what == CLOSE
                     self._inbox.put((what, value))
         except (OSError, struct.error, msgspec.DecodeError) as error:
             news = f"is gone: {error}"
         with self._ending:
             self._news, on_end = news, self._on_end
         self._inbox.put(None)
-        if on_end is not None:
+        if on_end is not None and not announced:
             on_end(f"{self.peer} {news}")

@@ -18,6 +18,7 @@ from learner.crew import Crew, assemble, enlist
 from learner.engine import join
 from learner.errors import BadBatch, BadModel, RankLost
 from learner.exchange import decode_share, encode_share
+from learner.link import CLOSE
 from learner.trainer import Trainer
 from learner.watchdog import die, phase
 
@@ -73,7 +74,7 @@ class Leader(Trainer):
         """Let the others go, and release the engine."""
         self._crew.dismiss()
         with contextlib.suppress(RankLost):
-            self._crew.tell("close")
+            self._crew.tell(CLOSE)
         super().close()
         self._crew.close()
 
@@ -122,7 +123,7 @@ def follow(
             join(store, rank, learner)
             with phase(f"loading the model on rank {rank}", learner.step_deadline_s, on_stall):
                 trainer = Trainer(config, model_path)
-            while (call := link.receive())[0] != "close":
+            while (call := link.receive())[0] != CLOSE:
                 name = f"{call[0]} on rank {rank}"
                 with phase(name, learner.step_deadline_s, on_stall):
                     _serve(trainer, *call)

@@ -92,6 +92,21 @@ MUTANTS = (
         ("tests/learner/test_ema.py", "tests/learner/test_update.py"),
     ),
     Mutant(
+        "swap missed for a part of one buffer (ZeRO 1, 2)",
+        "learner/shards.py",
+        "            part.copy_(values[name])\n            if",
+        "            part[8:].copy_(values[name][8:])\n            if",
+        ("tests/learner/test_engine.py",),
+    ),
+    Mutant(
+        "swap missed for a part of one weight (ZeRO 3)",
+        "learner/shards.py",
+        "self._masters, self._partitions, strict=True):\n            part.copy_(values[name])",
+        "self._masters, self._partitions, strict=True):\n"
+        "            part[8:].copy_(values[name][8:])",
+        ("tests/learner/test_engine.py",),
+    ),
+    Mutant(
         "weight applied twice",
         "learner/loss.py",
         "losses = self.weights[chunk] * self.policy",
@@ -254,6 +269,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="only these faults")
     arguments = parser.parse_args()
     chosen = [m for m in MUTANTS if not arguments.names or m.name in arguments.names]
+    if unknown := set(arguments.names) - {mutant.name for mutant in MUTANTS}:
+        parser.error(f"no fault is called {min(unknown)!r}")
     survivors = []
     with tempfile.TemporaryDirectory(prefix="forage-mutants-") as folder:
         tree = copy_tree(Path(folder))

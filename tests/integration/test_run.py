@@ -43,8 +43,15 @@ def scalars(run_dir: Path) -> EventAccumulator:
     return events
 
 
-def test_a_run_completes_and_leaves_what_it_says(launch: Callable[..., Run]) -> None:
-    run = launch(*SHORT)
+@pytest.mark.parametrize(
+    "ranks",
+    [(), ("learner.ranks=2", "learner.zero_stage=3")],
+    ids=["one rank", "two ranks"],
+)
+def test_a_run_completes_and_leaves_what_it_says(
+    launch: Callable[..., Run], ranks: tuple[str, ...]
+) -> None:
+    run = launch(*SHORT, *ranks)
     assert run.wait(400) == 0, "".join(run.lines) + run.logs()
     summary = json.loads((run.run_dir / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("completed", 6)

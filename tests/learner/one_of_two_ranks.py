@@ -63,6 +63,7 @@ class Rank:
         trainer = self.trainer("adamw", dtype)
         self.train(trainer, range(1, 3))
         trainer.export(self.folder / dtype)
+        self.keep(f"{dtype}-exported", trainer)
         self.swap(trainer, dtype)
         expected = self.train(trainer, range(3, 7))
         weights = self.keep(f"{dtype}-6", trainer)

@@ -114,6 +114,24 @@ def relative(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) 
     return float((one[: len(other)] - other).norm() / other.norm())  # a partition is padded
 
 
+def test_a_swap_reaches_every_element_and_comes_back(
+    prepared: tuple[Config, Engine, str], batch: Callable[..., Batch]
+) -> None:
+    config, engine, _ = prepared
+    micro = build(batch(), config.learner).micro_batches[0]
+    own = {name: weight.clone() for name, weight in engine.named_weights()}
+    before = engine.score(micro, 1.0).logprobs
+    ema = Ema(engine, 0.8)
+    for master in ema.master.values():
+        master.add_(1.0)
+    with ema.swapped_in(engine):
+        for name, weight in engine.named_weights():
+            torch.testing.assert_close(weight, own[name] + 1.0, rtol=0, atol=1e-6)
+        assert not torch.equal(engine.score(micro, 1.0).logprobs, before)
+    assert all(torch.equal(weight, own[name]) for name, weight in engine.named_weights())
+    assert torch.equal(engine.score(micro, 1.0).logprobs, before)
+
+
 def test_an_infinite_gradient_has_no_finite_norm(
     prepared: tuple[Config, Engine, str], batch: Callable[..., Batch]
 ) -> None:

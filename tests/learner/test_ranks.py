@@ -20,7 +20,7 @@ from learner.batch import build_shares
 from learner.crew import Crew, assemble, enlist
 from learner.errors import BadModel, RankLost
 from learner.exchange import decode_share, encode_share
-from learner.link import Link
+from learner.link import CLOSE, Link
 from learner.ranks import follow, lead
 from replay.protocol import Batch
 
@@ -180,6 +180,18 @@ def test_an_end_is_told_to_who_waits_and_to_who_watches(
     with pytest.raises(RankLost, match=f"rank 7 {news}"):
         links[0].receive(5.0)
     assert heard == [f"rank 7 {news}"] or wait_until(lambda: heard == [f"rank 7 {news}"])
+
+
+def test_an_end_that_was_announced_is_no_news(links: tuple[Link, Link]) -> None:
+    heard: list[str] = []
+    links[0].watch("rank 7", heard.append)
+    links[1].send(CLOSE)
+    links[1].close()
+    assert links[0].receive(5.0) == (CLOSE, None)
+    with pytest.raises(RankLost, match="rank 7 is gone"):
+        links[0].receive(5.0)
+    links[0].close()  # its reader has ended
+    assert heard == []
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:

@@ -163,3 +163,6 @@ def test_exported_folders_hold_every_weight_once(pair: Pair, dtype: str, kind: s
     expected = load_file(Path(pair.config.model.path) / "model.safetensors")
     assert {n: w.shape for n, w in saved.items()} == {n: w.shape for n, w in expected.items()}
     assert {weight.dtype for weight in saved.values()} == {getattr(torch, dtype)}
+    if kind == "model":
+        trained = pair.weights(f"{dtype}-exported")
+        assert all(torch.equal(weight, trained[name]) for name, weight in saved.items())

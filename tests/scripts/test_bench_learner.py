@@ -51,6 +51,14 @@ def test_a_stopwatch_counts_what_it_is_told_to() -> None:
     assert watched.pop() == 3 and seconds["sorting"] > 0.0 and len(seconds) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_head_needs_a_fraction_of_the_plain_one_s_memory() -> None:
+    figures = bench_head.compare(1, 0.0, 1, print)
+    assert figures["logprob_peak_memory_ratio"] <= 0.15
+    assert figures["logprob_difference"] <= 1e-5
+
+
 def test_a_measurement_that_fails_says_how(tmp_path: Path) -> None:
     with pytest.raises(
         RuntimeError, match=r"(?s)bench_head none .* ended with 2: .*invalid choice"
