@@ -116,6 +116,7 @@ class ReplayConfig(Section, frozen=True):
     max_question_failures: Positive = 5  # then the question is retired
     heartbeat_s: Seconds = 1.0
     dead_after_s: Seconds = 10.0
+    disk_deadline_s: Seconds = 600.0  # how long the event log waits for room on a full disk
 
 
 class WeightSyncConfig(Section, frozen=True):

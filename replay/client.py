@@ -7,6 +7,7 @@ others when replay is silent for `reply_deadline_s`, or says only Wait until the
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Self, TypeVar
@@ -149,6 +150,7 @@ class _Caller:
 
     def __init__(self, endpoint: str, reply_deadline_s: float = 10.0) -> None:
         self._endpoint, self._reply_deadline_s = endpoint, reply_deadline_s
+        self._logged_s = -math.inf
         self._context = zmq.Context()
         self._connect()
 
@@ -167,8 +169,7 @@ class _Caller:
         _dealer(self._socket, self._endpoint, self._reply_deadline_s)
 
     def _call(self, request: wire.Request, wanted: type[_T], what: str) -> _T | Stop:
-        self._send(request, what)
-        return self._checked(self._receive(what, self._reply_deadline_s), wanted, what)
+        return self._checked(self._wait(request, what, math.inf)[0], wanted, what)
 
     def _send(self, request: wire.Request, what: str) -> None:
         try:
@@ -180,6 +181,29 @@ class _Caller:
         if not self._socket.poll(int(limit_s * 1000)):
             raise self._timeout(what, limit_s, "no answer")
         return decode_reply(self._socket.recv())
+
+    def _wait(
+        self, request: wire.Request, what: str, deadline_s: float
+    ) -> tuple[wire.Reply, dict[bool, float]]:
+        """Ask once; replay says Wait until it has the answer. Also seconds waited, by `oldest`."""
+        start_s = since_s = time.monotonic()
+        waited_s = {False: 0.0, True: 0.0}
+        oldest = False
+        self._send(request, what)
+        while isinstance(reply := self._receive(what, self._reply_deadline_s), wire.Wait):
+            now_s = time.monotonic()
+            waited_s[oldest] += now_s - since_s
+            since_s, oldest = now_s, reply.oldest
+            if now_s - start_s >= deadline_s:
+                raise self._timeout(what, now_s - start_s, reply.reason)
+            self._log(what, reply.reason)
+        waited_s[oldest] += time.monotonic() - since_s
+        return reply, waited_s
+
+    def _log(self, what: str, reason: str) -> None:
+        if (now_s := time.monotonic()) - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = now_s
+            logger.info("waiting for %s: %s", what, reason)
 
     def _checked(self, reply: wire.Reply, wanted: type[_T], what: str) -> _T | Stop:
         if isinstance(reply, wanted | Stop):
@@ -207,7 +231,6 @@ class BatchReader(_Caller):
         super().__init__(endpoint, reply_deadline_s)
         self._incarnation, self._deadline_s = incarnation, deadline_s
         self.wait_for_batch_s = self.wait_for_oldest_s = 0.0
-        self._logged_s = float("-inf")
 
     def resume(self, step: int) -> int | Stop:
         """Say which step is completed; return how many recorded batches come again."""
@@ -261,29 +284,6 @@ class BatchReader(_Caller):
     def finish(self, cause: str = "completed") -> None:
         """End the run."""
         self._call(wire.Finish(self._incarnation, cause), wire.Done, "the end of the run")
-
-    def _wait(
-        self, request: wire.Request, what: str, deadline_s: float
-    ) -> tuple[wire.Reply, dict[bool, float]]:
-        """Ask once; replay says Wait until it has the answer. Also seconds waited, by `oldest`."""
-        start_s = since_s = time.monotonic()
-        waited_s = {False: 0.0, True: 0.0}
-        oldest = False
-        self._send(request, what)
-        while isinstance(reply := self._receive(what, self._reply_deadline_s), wire.Wait):
-            now_s = time.monotonic()
-            waited_s[oldest] += now_s - since_s
-            since_s, oldest = now_s, reply.oldest
-            if now_s - start_s >= deadline_s:
-                raise self._timeout(what, now_s - start_s, reply.reason)
-            self._log(what, reply.reason)
-        waited_s[oldest] += time.monotonic() - since_s
-        return reply, waited_s
-
-    def _log(self, what: str, reason: str) -> None:
-        if (now_s := time.monotonic()) - self._logged_s >= LOG_EVERY_S:
-            self._logged_s = now_s
-            logger.info("waiting for %s: %s", what, reason)
 
 
 class Observer(_Caller):

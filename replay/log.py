@@ -1,7 +1,8 @@
 """The event log: one append-only file of facts; recovery, resume and audit are each a fold over it.
 
-Consumes records from the server, before it replies; produces `<run_dir>/events.log`. Waits for
-nothing but the operating system. Format: magic `FORAGELG`, u32 format version, then per record u32
+Consumes records from the server; produces `<run_dir>/events.log`. `append` collects, `sync` makes
+everything collected durable at once, and only then may anything be answered (group commit). Waits
+for nothing but the disk. Format: magic `FORAGELG`, u32 format version, then per record u32
 length, u32 crc32 of the payload, payload (one record of `replay.records` in msgpack). Integers are
 little-endian.
 
@@ -10,6 +11,7 @@ acknowledged of it, so `EventLog.open` sets it aside in `events.log.torn`. Anyth
 whole is refused: a log is never repaired. Its one writer holds a lock on it while it lives.
 """
 
+import errno
 import fcntl
 import os
 import struct
@@ -28,6 +30,7 @@ FORMAT_VERSION = 1
 TORN_SUFFIX = ".torn"
 MAGIC = b"FORAGELG"
 MAX_RECORD_BYTES = 64 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _HEADER = struct.Struct("<8sI")
 _FRAME = struct.Struct("<II")  # length, crc32
 
@@ -35,17 +38,22 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 
+class LogFull(LogError):
+    """There is no room on the disk, or the quota is used up; there may be again."""
+
+
 class TornRecord(LogError):
     """The last record is cut short: its writer was killed."""
 
 
 class EventLog:
-    """An event log open for appending; `append` returns once the operating system has the bytes."""
+    """An event log open for appending."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self._fd = fd
-        self._end = os.fstat(fd).st_size
+        self._end = os.fstat(fd).st_size  # of what is durable
+        self._collected = bytearray()
 
     @classmethod
     def create(cls, path: Path) -> "EventLog":
@@ -60,7 +68,9 @@ class EventLog:
             raise LogError(f"{path}: cannot be created: {error.strerror}") from error
         log = cls(path, fd)
         _lock(path, fd, fcntl.LOCK_EX)
-        log._write(_HEADER.pack(MAGIC, FORMAT_VERSION))
+        log._collected += _HEADER.pack(MAGIC, FORMAT_VERSION)
+        log.sync()
+        _sync_folder(path.parent)
         return log
 
     @classmethod
@@ -79,13 +89,32 @@ class EventLog:
         return cls(path, fd)
 
     def append(self, records: Sequence[Record]) -> None:
-        """Write records, in order. Raises LogError; then nothing may be acknowledged."""
-        frames = b"".join(self._frame(record) for record in records)
-        if frames:
-            self._write(frames)
+        """Collect records, in order, for the next `sync`. Raises LogError, and collects none."""
+        self._collected += b"".join([self._frame(record) for record in records])
+
+    def sync(self) -> None:
+        """Return once everything collected is on the disk.
+
+        Raises LogError. Then nothing collected may be acknowledged; LogFull says that it is still
+        collected, and that the next call may succeed.
+        """
+        if not self._collected:
+            return
+        try:
+            self._write(self._collected)
+            os.fdatasync(self._fd)
+        except OSError as error:
+            # What a full disk still took would lie before the next attempt.
+            again = error.errno in _FULL and self._cut_back()
+            raise (LogFull if again else LogError)(
+                f"{self.path}: offset {self._end}: cannot write {len(self._collected)} bytes: "
+                f"{error.strerror}"
+            ) from error
+        self._end += len(self._collected)
+        self._collected.clear()
 
     def close(self) -> None:
-        """Close the file; closing twice is harmless."""
+        """Close the file, without what is collected and not synced; closing twice is harmless."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -93,8 +122,12 @@ class EventLog:
     def __enter__(self) -> "EventLog":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None and self._fd >= 0:
+                self.sync()
+        finally:
+            self.close()
 
     def _frame(self, record: Record) -> bytes:
         payload = _ENCODER.encode(record)
@@ -105,17 +138,18 @@ class EventLog:
             )
         return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            try:
-                written = os.write(self._fd, view)
-            except OSError as error:
-                raise LogError(
-                    f"{self.path}: offset {self._end}: cannot write: {error.strerror}"
-                ) from error
-            self._end += written
-            view = view[written:]
+    def _write(self, data: bytearray) -> None:
+        with memoryview(data) as view:
+            done = 0
+            while done < len(view):
+                done += os.write(self._fd, view[done:])
+
+    def _cut_back(self) -> bool:
+        try:
+            os.ftruncate(self._fd, self._end)
+        except OSError:
+            return False
+        return True
 
 
 def read(path: Path) -> Iterator[Record]:
@@ -177,6 +211,14 @@ def _set_aside(path: Path, end: int) -> None:
             os.fsync(torn.fileno())
         log.truncate(end)
         os.fsync(log.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _opened(path: Path) -> BinaryIO:

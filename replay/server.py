@@ -1,8 +1,12 @@
 """The socket loop of replay: receive, decide, write, answer. One thread.
 
-Consumes requests of actors, learner and launcher on one ROUTER; produces log records, then replies.
+Consumes requests of actors, learner and launcher on one ROUTER; produces log records, then replies:
+everything that arrived together becomes durable together, and only then is any of it answered.
 Waits for the socket, at most TICK_S; a message, a signal or the tick unblocks it. A question that
 was answered with Wait is kept and put to the ledger again whenever something went on record.
+
+While the log has no room, only what promises nothing is answered: actors hear that replay lives,
+the console how the run stands, who else asks is told to wait; `replay.disk_deadline_s` ends it.
 """
 
 import contextlib
@@ -21,11 +25,15 @@ from replay import protocol
 from replay.codec import MAX_REQUEST_BYTES, decode_request, encode
 from replay.events import Event, Outcome, Peer, PeerLost, Tick
 from replay.ledger import Ledger
-from replay.log import EventLog
+from replay.log import EventLog, LogFull
 from replay.peers import Peers
+from replay.room import Room
 
 TICK_S = 0.1
 _BURST = 200  # messages between two ticks
+_MOST_HELD = 10_000  # messages, while the log is full
+_PROMISES_NOTHING = (protocol.Alive, protocol.Status, protocol.Refused, protocol.Wait)
+_WITHOUT_ROOM = (protocol.Heartbeat, protocol.Observe)  # what is answered while the log is full
 _SELF = b""  # the peer of our own events; no routing id is empty
 
 logger = logging.getLogger(__name__)
@@ -36,7 +44,9 @@ class ReplayServer:
 
     def __init__(self, config: Config, ledger: Ledger, log: EventLog) -> None:
         self._ledger, self._log, self._peers = ledger, log, Peers(config)
-        self._inbox: list[list[bytes]] = []  # read, not yet handled
+        self._inbox: list[tuple[bytes, protocol.Request]] = []  # read, not yet handled
+        self._outbox: list[tuple[Peer, protocol.Reply]] = []  # sent once it is durable
+        self._room = Room(config.replay.disk_deadline_s)
         self._lost: list[Peer] = []
         self._parting: set[Peer] = set()  # nobody answers one that has gone
         self._signals: list[str] = []
@@ -64,9 +74,11 @@ class ReplayServer:
         try:
             while not self._over():
                 self._receive(tick_s + TICK_S - time.monotonic())
+                self._settle()
                 if time.monotonic() >= tick_s + TICK_S:
                     tick_s = time.monotonic()
                     self._tick(tick_s)
+                    self._settle()
         finally:
             self.close()
 
@@ -79,32 +91,44 @@ class ReplayServer:
             Path(path).unlink(missing_ok=True)
 
     def _receive(self, timeout_s: float) -> None:
-        if not self._socket.poll(max(0, int(timeout_s * 1000))):
-            return
-        self._read(_BURST)
+        if self._socket.poll(max(0, int(timeout_s * 1000))) and len(self._inbox) < _MOST_HELD:
+            self._read(_BURST)
         # A Goodbye that has arrived must be heard before a Hello looks for dead connections.
         self._inbox.sort(key=lambda message: message[0] not in self._peers.actors)
+        held: list[tuple[bytes, protocol.Request]] = []
         while self._inbox:
-            peer, *frames = self._inbox.pop(0)
-            self._handle(peer, frames)
+            peer, request = self._inbox.pop(0)
+            if self._room.full and not isinstance(request, _WITHOUT_ROOM):
+                held.append((peer, request))
+            else:
+                self._handle(peer, request)
+        self._inbox = held
 
     def _read(self, most: int | None = None) -> None:
+        count = 0
         with contextlib.suppress(zmq.Again):
-            while most is None or len(self._inbox) < most:
-                self._inbox.append(self._socket.recv_multipart(zmq.NOBLOCK))
+            while most is None or count < most:
+                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                count += 1
+                try:
+                    if len(frames) != 1:
+                        raise protocol.CodecError(f"a message of {len(frames)} frames: send one")
+                    self._inbox.append((peer, decode_request(frames[0])))
+                except protocol.CodecError as error:
+                    self._refuse(peer, error)
 
-    def _handle(self, peer: bytes, frames: list[bytes]) -> None:
+    def _refuse(self, peer: bytes, error: protocol.CodecError) -> None:
+        self._refused += 1
+        logger.warning("refused a message: %s", error)
+        self._send(peer, protocol.Refused(str(error)))
+
+    def _handle(self, peer: bytes, request: protocol.Request) -> None:
+        if isinstance(request, protocol.Hello):
+            self._find_dead()  # else a restarted actor would find its id in use
         try:
-            if len(frames) != 1:
-                raise protocol.CodecError(f"a message of {len(frames)} frames: send one")
-            request = decode_request(frames[0])
-            if isinstance(request, protocol.Hello):
-                self._find_dead()  # else a restarted actor would find its id in use
             outcome = self._ledger.apply(Event(peer, request), self._now())
         except protocol.CodecError as error:
-            self._refused += 1
-            logger.warning("refused a message: %s", error)
-            return self._send(peer, protocol.Refused(str(error)))
+            return self._refuse(peer, error)
         self._peers.heard(peer, request, time.monotonic())
         self._commit(outcome, request)
         if isinstance(request, protocol.Heartbeat):
@@ -112,11 +136,40 @@ class ReplayServer:
         self._follow_up(bool(outcome.records))
 
     def _commit(self, outcome: Outcome, request: protocol.Request | None = None) -> None:
-        """Write, then answer."""
         self._log.append(outcome.records)
         for peer, reply in outcome.replies:
+            if isinstance(reply, protocol.Status) and self._room.full:
+                reply = msgspec.structs.replace(reply, phase=self._room.cause)
             if request is None or self._peers.answers(peer, request, reply, time.monotonic()):
+                if isinstance(reply, _PROMISES_NOTHING):
+                    self._send(peer, reply)
+                else:
+                    self._outbox.append((peer, reply))
+
+    def _settle(self) -> None:
+        """Make durable what was decided, then answer. Raises LogError."""
+        while True:
+            try:
+                self._log.sync()
+            except LogFull as error:
+                return self._hold_on(error)
+            if self._room.full:
+                self._room.found()
+            outbox, self._outbox = self._outbox, []
+            for peer, reply in outbox:
                 self._send(peer, reply)
+            if not self._lost:
+                return None
+            self._follow_up(changed=False)
+
+    def _hold_on(self, error: LogFull) -> None:
+        """There is no room: who asked something is told so, now and then."""
+        if self._signals:
+            raise error
+        if self._room.missing(error, time.monotonic()):
+            asking = {peer for peer, _ in [*self._outbox, *self._inbox]} | self._peers.kept.keys()
+            for peer in asking - self._peers.actors.keys():
+                self._send(peer, protocol.Wait(self._room.cause, oldest=False))
 
     def _decide(self, peer: Peer, message: protocol.Request | Tick | PeerLost) -> None:
         request = None if isinstance(message, Tick | PeerLost) else message
@@ -124,7 +177,7 @@ class ReplayServer:
 
     def _follow_up(self, changed: bool) -> None:
         """Tell the ledger of connections found dead, and ask kept questions again."""
-        while changed or self._lost:
+        while (changed or self._lost) and not self._room.full:
             while self._lost:
                 self._lose(self._lost.pop())
             changed = False
@@ -137,8 +190,8 @@ class ReplayServer:
         said = [message for message in self._inbox if message[0] == peer]
         self._inbox = [message for message in self._inbox if message[0] != peer]
         self._parting.add(peer)
-        for sender, *frames in said:
-            self._handle(sender, frames)
+        for sender, request in said:
+            self._handle(sender, request)
         self._parting.remove(peer)
         if self._peers.actors.pop(peer, None) is not None:
             self._decide(peer, PeerLost())
@@ -149,6 +202,8 @@ class ReplayServer:
         self._follow_up(changed=False)
 
     def _tick(self, now_s: float) -> None:
+        if self._room.full:
+            return
         if self._signals and not self._signalled:
             self._signalled = True
             self._decide(_SELF, protocol.Shutdown(self._signals[0]))

@@ -3,7 +3,8 @@
 Consumes a configuration and its question files; produces `<run_dir>/events.log` and answers at the
 run's replay endpoint. With `--resume` it folds the log that is there and goes on appending to it.
 Waits for requests. Ends with 0 once the run is over and its peers have left,
-or on SIGTERM; with 2, and a message, when its input cannot be used; with 1 on anything else.
+or on SIGTERM; with 2, and a message, when its input cannot be used; with 1 when the log cannot be
+written, or on anything else.
 """
 
 import argparse
@@ -48,8 +49,12 @@ def main(arguments: Sequence[str]) -> int:
         print(f"replay: {error}", file=sys.stderr)
         return 2
     on_stop(server.stop)
-    with log:
-        server.run()
+    try:
+        with log:
+            server.run()
+    except LogError as error:
+        print(f"replay: {error}", file=sys.stderr)
+        return 1
     logger.info("run over: %s", ledger.stop_cause)
     with contextlib.suppress(OSError):
         socket_dir(config.run_dir).rmdir()  # only when nobody else has a socket in it
@@ -105,6 +110,7 @@ def make_server(config: Config, ledger: Ledger, log: EventLog, resume: bool) -> 
     fact = RunResumed(now, text) if resume else RunStarted(now, config.seed, text)
     ledger.restore([fact])
     log.append([fact])
+    log.sync()
     return server
 
 

@@ -119,11 +119,11 @@ def serve() -> Iterator[Callable[..., Running]]:
 
 
 def _serve(server: ReplayServer, log: EventLog, errors: list[LogError]) -> None:
-    with log:
-        try:
+    try:
+        with log:
             server.run()
-        except LogError as error:
-            errors.append(error)
+    except LogError as error:
+        errors.append(error)
 
 
 @pytest.fixture

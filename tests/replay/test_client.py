@@ -187,9 +187,9 @@ async def test_a_goodbye_counts_though_its_connection_is_found_dead_first(serve,
     writing.set()
 
     class Disk(EventLog):
-        def append(self, records) -> None:
+        def sync(self) -> None:
             assert writing.wait(5.0)
-            super().append(records)
+            super().sync()
 
     running = serve(Disk)
     learner(running).resume(0)

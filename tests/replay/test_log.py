@@ -1,12 +1,21 @@
 """The event log: append-only, whole or refused with file and offset."""
 
 import os
+import resource
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from replay.log import MAX_RECORD_BYTES, EventLog, TornRecord, read, read_whole, refuse_writer
+from replay.log import (
+    MAX_RECORD_BYTES,
+    EventLog,
+    LogFull,
+    TornRecord,
+    read,
+    read_whole,
+    refuse_writer,
+)
 from replay.protocol import LogError
 from replay.records import ActorLeft, Stopped
 
@@ -28,11 +37,38 @@ def test_header_is_magic_and_version(tmp_path: Path) -> None:
     assert written(tmp_path).read_bytes()[:12] == b"FORAGELG\x01\x00\x00\x00"
 
 
-def test_append_reaches_the_system_before_it_returns(tmp_path: Path) -> None:
+def test_sync_writes_all_that_is_collected_and_forces_it_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    forcing = os.fdatasync
     with EventLog.create(tmp_path / "events.log") as log:
-        for count in range(1, 3):
-            log.append(RECORDS[:1])
-            assert len(list(read(log.path))) == count
+        size = log.path.stat().st_size
+        monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(fd), forcing(fd)))
+        log.append(RECORDS[:1])
+        log.append(RECORDS[1:])
+        assert log.path.stat().st_size == size
+        log.sync()
+        assert list(read(log.path)) == RECORDS and len(synced) == 1
+        log.sync()
+        assert len(synced) == 1  # nothing to force
+
+
+def test_a_file_that_may_not_grow_is_cut_back_and_written_once_it_may(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    size, limits = path.stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    with EventLog.open(path) as log:
+        log.append([Stopped(4.0, "x" * 5000)])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 1000, limits[1]))
+        try:
+            with pytest.raises(LogFull, match=rf"offset {size}: cannot write 5\d+ bytes: File too"):
+                log.sync()
+            assert path.stat().st_size == size
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        log.append([Stopped(5.0, "later")])
+        log.sync()
+    assert list(read(path)) == [*RECORDS, Stopped(4.0, "x" * 5000), Stopped(5.0, "later")]
 
 
 def test_reopened_log_goes_on(tmp_path: Path) -> None:
@@ -65,6 +101,7 @@ def test_a_log_has_one_writer(tmp_path: Path, begin) -> None:
     words = r"events\.log: another replay process writes it: end it first"
     with begin(path) as log:
         log.append(RECORDS)
+        log.sync()
         path.write_bytes(whole := path.read_bytes() + b"cut")
         for act in (EventLog.open, refuse_writer):
             with pytest.raises(LogError, match=words):
@@ -162,5 +199,7 @@ def test_a_full_disk_is_named() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     log = EventLog(Path("/dev/full"), os.open("/dev/full", os.O_WRONLY))
-    with log, pytest.raises(LogError, match="/dev/full: offset 0: cannot write: No space"):
-        log.append(RECORDS)
+    log.append(RECORDS)
+    with pytest.raises(LogError, match=r"/dev/full: offset 0: cannot write \d+ bytes: No space"):
+        log.sync()
+    log.close()

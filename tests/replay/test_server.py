@@ -9,7 +9,7 @@ import zmq
 from configs.schema import Config, ReplayConfig
 from replay import protocol as wire
 from replay.codec import decode_reply, decode_trajectory, encode, encode_trajectory
-from replay.log import EventLog, read
+from replay.log import EventLog, LogFull, read
 from replay.protocol import LogError, ReplayError
 from replay.records import Delivered, LeaseReturned
 from replay.server import ReplayServer
@@ -90,9 +90,9 @@ def test_deliver_acknowledge_sample_batch(serve, connect, learner, rollout) -> N
 
 def test_delivery_is_on_record_before_it_is_acknowledged(serve, connect, learner, rollout) -> None:
     class SlowLog(EventLog):
-        def append(self, records) -> None:
-            time.sleep(0.1 if any(isinstance(r, Delivered) for r in records) else 0.0)
-            super().append(records)
+        def sync(self) -> None:
+            time.sleep(0.1)
+            super().sync()
 
     running = serve(log_class=SlowLog)
     learner(running)
@@ -105,20 +105,89 @@ def test_delivery_is_on_record_before_it_is_acknowledged(serve, connect, learner
 
 
 def test_what_cannot_be_written_is_not_acknowledged(serve, connect, learner, rollout) -> None:
-    class FullDisk(EventLog):
-        def append(self, records) -> None:
-            if any(isinstance(r, Delivered) for r in records):
-                raise LogError("events.log: offset 12: cannot write: No space left on device")
-            super().append(records)
+    class BrokenDisk(EventLog):
+        broken = False
 
-    running = serve(log_class=FullDisk)
+        def sync(self) -> None:
+            if self.broken:
+                raise LogError("events.log: offset 12: cannot write 9 bytes: Input/output error")
+            super().sync()
+
+    running = serve(log_class=BrokenDisk)
     learner(running)
     actor = connect(running)
-    actor.say(delivery(rollout, actor.leases("actor-0")[0]))
+    lease = actor.leases("actor-0")[0]
+    BrokenDisk.broken = True
+    actor.say(delivery(rollout, lease))
     running.thread.join(3)
-    assert "No space left" in str(running.errors[0])
+    assert "Input/output error" in str(running.errors[0])
     with pytest.raises(AssertionError, match="no Acknowledged"):
         actor.hear(wire.Acknowledged, 0.1)
+
+
+class FullDisk(EventLog):
+    """Has room where `room` says so."""
+
+    room = True
+
+    def sync(self) -> None:
+        if not self.room:
+            raise LogFull("events.log: offset 12: cannot write 9 bytes: No space left on device")
+        super().sync()
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> type[FullDisk]:
+    monkeypatch.setattr(FullDisk, "room", True)
+    return FullDisk
+
+
+def test_a_full_disk_holds_everybody_up_and_loses_nothing(
+    serve, connect, learner, rollout, full_disk
+) -> None:
+    running = serve(log_class=full_disk)
+    trainer, actor, console = learner(running), connect(running), connect(running)
+    leases = actor.leases("actor-0")
+    actor.say(delivery(rollout, leases[0]))
+    actor.hear(wire.Acknowledged)
+    full_disk.room = False
+    actor.say(delivery(rollout, leases[1]))
+    trainer.say(wire.Report(1, 0, {}))
+    assert "No space left on device" in trainer.hear(wire.Wait).reason
+    for _ in range(3):  # actors are told that replay lives
+        actor.say(wire.Heartbeat("actor-0", {}))
+        actor.hear(wire.Alive)
+    console.say(wire.Observe(0, 0))
+    assert "waits for room on the disk" in console.hear(wire.Status).phase
+    with pytest.raises(AssertionError, match="no Acknowledged"):
+        actor.hear(wire.Acknowledged, 0.3)
+    full_disk.room = True
+    assert actor.hear(wire.Acknowledged) == wire.Acknowledged(1, 1, "accepted")
+    trainer.hear(wire.Done)
+    trainer.say(wire.Sample(1, 0))
+    assert trainer.hear(wire.Batch).group_ids == (1,)
+
+
+def test_a_disk_that_stays_full_ends_the_run_by_name(
+    serve, connect, learner, rollout, full_disk
+) -> None:
+    running = serve(log_class=full_disk, disk_deadline_s=0.3)
+    learner(running)
+    full_disk.room = False
+    connect(running).say(wire.Hello("actor-0", "digest"))
+    running.thread.join(3)
+    assert "No space left on device" in str(running.errors[0])
+
+
+def test_a_signal_ends_the_wait_for_room(serve, learner, full_disk) -> None:
+    running = serve(log_class=full_disk)
+    trainer = learner(running)
+    full_disk.room = False
+    trainer.say(wire.Report(1, 0, {}))
+    trainer.hear(wire.Wait)
+    running.server.stop("SIGTERM")
+    running.thread.join(3)
+    assert "No space left on device" in str(running.errors[0])
 
 
 def test_duplicate_delivery_is_superseded(serve, connect, learner, rollout) -> None:

@@ -94,11 +94,13 @@ class RecordedRun:
     def append(self, *facts: Record) -> None:
         """Write to the log what the ledger does not know."""
         self.log.append(facts)
+        self.log.sync()
 
     def send(self, peer: str, message: Any) -> Any:
         """Apply, write, then hand out; the direct reply."""
         outcome = self.ledger.apply(Event(peer, message), self.now)
         self.log.append(outcome.records)
+        self.log.sync()
         direct = None
         for _, reply in outcome.replies:
             if isinstance(reply, Leases):
