@@ -15,6 +15,7 @@ from configs.process import socket_dir
 from replay.codec import decode_trajectory
 from replay.log import read
 from replay.records import Delivered, GroupOpened, Sampled
+from scripts.audit_books import Audit
 from tests.integration.conftest import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
@@ -96,6 +97,9 @@ def check_log(run_dir: Path) -> None:
                     assert record.step - 1 - 2 <= trajectory.oldest_version
                     assert trajectory.newest_version <= record.step - 1
     assert len(trained) == len(set(trained)) == 6 * 4
+    books = Audit()
+    books.fold(run_dir / "events.log")
+    assert books.faults == []
 
 
 def test_ctrl_c_drains_and_leaves_nothing(launch: Callable[..., Run]) -> None:
