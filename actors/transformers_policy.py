@@ -37,6 +37,12 @@ class TransformersPolicy:
     """A causal language model of transformers that samples; `version` labels what it samples."""
 
     def __init__(self, model: Any, tokenizer: Any, version: int = 0) -> None:
+        """Raises ValueError for a model whose attention would add a boolean mask, not apply it."""
+        attention = getattr(model.config, "_attn_implementation", "sdpa")
+        if attention != "sdpa":
+            raise ValueError(
+                f"attention {attention!r}: load the model with attn_implementation='sdpa'"
+            )
         self.model, self.version = model.eval(), version
         self._tokenizer = tokenizer
         stop = stop_arguments(tokenizer)
@@ -75,10 +81,10 @@ class TransformersPolicy:
             with torch.inference_mode():
                 completions = self._batch(requests)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            for request in requests:
-                if not request.done.done():
-                    request.done.set_exception(GenerationFailed(f"the model failed: {error}"))
-            return
+            return _fail(requests, GenerationFailed(f"the model failed: {error}"))
+        except Exception as error:
+            _fail(requests, error)  # else those who wait would wait for ever
+            raise
         for request, completion in zip(requests, completions, strict=True):
             if not request.done.done():  # cancelled meanwhile
                 request.done.set_result(completion)
@@ -100,7 +106,7 @@ class TransformersPolicy:
             chosen = rows.compact(chosen, blocks)
             logits = rows.decode(self.model, chosen)
         blocks.append(
-            rows.cache.block(torch.arange(len(rows.who), device=rows.who.device), rows.who)
+            rows.cache.block(torch.arange(len(rows.who), device=rows.cache.seen.device), rows.who)
         )
         completions = [self._completion(*row) for row in sampled.rows()]
         self._memory = Memory()  # of the last batch alone: its rollouts' next turns come next
@@ -130,6 +136,12 @@ class TransformersPolicy:
             versions=np.full(length, self.version, np.int32),
             finish_reason="stop" if stopped else "length",
         )
+
+
+def _fail(requests: Sequence[_Request], error: Exception) -> None:
+    for request in requests:
+        if not request.done.done():
+            request.done.set_exception(error)
 
 
 class _Sampled:

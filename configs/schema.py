@@ -132,6 +132,9 @@ class WeightSyncConfig(Section, frozen=True):
     publish_deadline_s: Seconds = 30.0
 
 
+_UNUSED = {"reinforce": ("clip_low", "clip_high", "ratio_cap"), "cispo": ("ratio_cap",)}
+
+
 class LearnerConfig(Section, frozen=True):
     """The optimiser, the objective, its corrections, and the cadence of evaluation and checkpoints.
 
@@ -145,7 +148,7 @@ class LearnerConfig(Section, frozen=True):
     objective: Literal["grpo", "cispo", "gspo", "dppo_tv", "reinforce"] = "grpo"
     clip_low: NonNegativeFloat | None = None  # None: the objective's own (docs/algorithms.md)
     clip_high: NonNegativeFloat | None = None
-    ratio_cap: Annotated[float, Meta(gt=1.0)] | None = None  # grpo: dual clip; dppo_tv: cap
+    ratio_cap: Annotated[float, Meta(gt=1.0)] | None = None  # grpo, gspo: dual clip; dppo_tv: cap
     proximal: Literal["ema", "start_of_update", "behaviour"] = "ema"
     proximal_decay: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.8  # per step
     behaviour_weight: Literal["truncate", "mask", "none"] = "truncate"
@@ -180,6 +183,12 @@ class LearnerConfig(Section, frozen=True):
     step_deadline_s: Seconds = 300.0
 
     def __post_init__(self) -> None:
+        for name in _UNUSED.get(self.objective, ()):
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(
+                    f"learner.{name} = {value!r} acts on nothing with learner.objective = "
+                    f"{self.objective!r}: set it to null"
+                )
         if self.kl_coef and self.anchor == "none":
             raise ValueError(
                 f"learner.kl_coef = {self.kl_coef!r} needs an anchor: set learner.anchor to 'ema' "

@@ -8,7 +8,6 @@ Nothing here imports torch, so that a launcher can look too.
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Sequence
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from configs.changes import differences, recorded_config
+from configs.files import sync
 from configs.schema import Config
 from learner.errors import BadCheckpoint
 
@@ -102,7 +102,8 @@ def save(
     if final.exists():
         _remove(final)
     writing.rename(final)
-    _sync(parent)
+    sync(parent)
+    sync(parent.parent)
     return final
 
 
@@ -224,12 +225,4 @@ def _point(link: Path, target: str) -> None:
 
 def _sync_tree(root: Path) -> None:
     for path in (*root.rglob("*"), root):
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path)

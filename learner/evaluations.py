@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from configs.files import write_durably
 from learner.errors import BadCheckpoint
 from replay.protocol import EvalResult
 
@@ -64,10 +65,7 @@ class Evaluations:
 
     def _set(self, step: int, score: Score | None) -> None:
         self.scores[step] = score
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_suffix(".tmp")
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(self.scores)))
-        draft.replace(self._path)
+        write_durably(self._path, msgspec.json.format(msgspec.json.encode(self.scores)))
 
     def _read(self) -> dict[int, Score | None]:
         try:

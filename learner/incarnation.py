@@ -4,9 +4,9 @@ Consumes `<run_dir>/incarnation`; produces the next one, written before anybody 
 that was stopped and wakes up beside its successor is refused by its lower number.
 """
 
-import os
 from pathlib import Path
 
+from configs.files import write_durably
 from learner.errors import BadCheckpoint
 
 FILE_NAME = "incarnation"
@@ -18,14 +18,7 @@ def next_incarnation(run_dir: str | Path, known: int = 0) -> int:
     Raises BadCheckpoint where the file holds no number.
     """
     incarnation = max(last_incarnation(run_dir), known) + 1
-    path = Path(run_dir) / FILE_NAME
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".tmp")
-    with draft.open("w") as file:
-        file.write(f"{incarnation}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    write_durably(Path(run_dir) / FILE_NAME, f"{incarnation}\n".encode())
     return incarnation
 
 

@@ -24,6 +24,7 @@ def train(run: Run) -> str:
         gauges = run.learn(batch)
         run.publish()
         run.log(batch, gauges)
+        run.serve_again()
         run.checkpoint()
         if run.step < learner.total_steps and run.step % learner.eval_every == 0:
             run.evaluate(wait=False)

@@ -90,18 +90,19 @@ class Run:
         return gauges | {"learner/update_s": seconds, "learner/tokens_per_s": rate}
 
     def publish(self) -> None:
-        """Publish this version if due: every `publish_every` steps, the first and the last.
-
-        While recorded batches are trained again nothing is; then all actors verify what resulted.
+        """Publish this version if due: every `publish_every` steps, the first and the last; nothing
+        while recorded batches are trained again.
         """
-        if not self.serving and self.step >= self.again_until:
-            self._serve()
-            return
         due = self.step % self.config.weight_sync.publish_every == 0
         if self.serving and (due or self.step == self.config.learner.total_steps):
             self._publish()
         else:
             self.publisher.check()
+
+    def serve_again(self) -> None:
+        """Once the recorded batches are trained again, have all actors verify what resulted."""
+        if not self.serving and self.step >= self.again_until:
+            self._serve()
 
     def wait_applied(self) -> None:
         """Wait until every actor serves this version, verified."""

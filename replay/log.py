@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from configs.files import sync
 from replay.protocol import LogError
 from replay.records import Record
 
@@ -70,7 +71,7 @@ class EventLog:
         _lock(path, fd, fcntl.LOCK_EX)
         log._collected += _HEADER.pack(MAGIC, FORMAT_VERSION)
         log.sync()
-        _sync_folder(path.parent)
+        sync(path.parent)
         return log
 
     @classmethod
@@ -211,14 +212,6 @@ def _set_aside(path: Path, end: int) -> None:
             os.fsync(torn.fileno())
         log.truncate(end)
         os.fsync(log.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _opened(path: Path) -> BinaryIO:

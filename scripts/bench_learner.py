@@ -8,6 +8,7 @@ bare side makes one no-grad pass too.
 
 import argparse
 import json
+import operator
 import statistics
 import sys
 import time
@@ -35,6 +36,7 @@ from replay.codec import encode_trajectory
 from replay.protocol import Batch
 from replay.trajectory import Sampling, StopReason, Trajectory, Turn
 from scripts import bench_head
+from scripts.bench_memory import peak_of
 from scripts.demo_start import Recipe, make_model
 from scripts.demo_tokenizer import VOCABULARY
 
@@ -58,24 +60,40 @@ def now() -> float:
     return time.perf_counter()
 
 
-class Stopwatch:
-    """Stands in for an object and adds up the seconds spent in some of its methods."""
+def seconds_of(act: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """What `act(*arguments)` returns, and how long it took."""
+    start = now()
+    return act(*arguments), now() - start
 
-    def __init__(self, watched: Any, names: dict[str, str], seconds: dict[str, float]) -> None:
-        self._watched, self._names, self._seconds = watched, names, seconds
+
+class Watch:
+    """Stands in for an object and measures some of its methods; `join` puts the amounts of several
+    calls together.
+    """
+
+    def __init__(
+        self,
+        watched: Any,
+        names: dict[str, str],
+        found: dict[str, float],
+        probe: Callable[..., tuple[Any, float]] = seconds_of,
+        join: Callable[[float, float], float] = operator.add,
+    ) -> None:
+        self._watched, self._names, self._found = watched, names, found
+        self._probe, self._join = probe, join
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._watched, name)
         if name not in self._names:
             return found
 
-        def timed(*arguments: Any) -> Any:
-            start = now()
-            result = found(*arguments)
-            self._seconds[self._names[name]] += now() - start
+        def measured(*arguments: Any) -> Any:
+            result, amount = self._probe(found, *arguments)
+            part = self._names[name]
+            self._found[part] = self._join(self._found.get(part, 0.0), amount)
             return result
 
-        return timed
+        return measured
 
 
 def rollout(rng: np.random.Generator, group: int, sibling: int) -> Trajectory:
@@ -139,9 +157,11 @@ def bare(model: PreTrainedModel, micro_batches: list[MicroBatch]) -> None:
     model.zero_grad()
 
 
-def measure_update(config: Config, training: TrainingBatch, repeats: int) -> dict[str, float]:
-    """Tokens/s of update(), of each of its parts, and of the bare passes; medians of alternating
-    runs.
+def measure_update(
+    config: Config, training: TrainingBatch, repeats: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Tokens/s of update(), of each of its parts, and of the bare passes: medians of alternating
+    runs; and the peak bytes of each, above what it found.
     """
     engine = Engine(config)
     averages = Averages.begin(engine, config.learner)
@@ -151,10 +171,10 @@ def measure_update(config: Config, training: TrainingBatch, repeats: int) -> dic
     rates: dict[str, list[float]] = defaultdict(list)
     ratios = []
     for repeat in range(repeats + 1):
-        parts: dict[str, float] = defaultdict(float)
-        watched = Stopwatch(engine, PARTS, parts), Stopwatch(averages, {"update": "EMA"}, parts)
-        whole = _seconds(update, *watched, training, config.learner)
-        plain = _seconds(bare, model, micro_batches)
+        parts: dict[str, float] = {}
+        watched = Watch(engine, PARTS, parts), Watch(averages, {"update": "EMA"}, parts)
+        _, whole = seconds_of(update, *watched, training, config.learner)
+        _, plain = seconds_of(bare, model, micro_batches)
         if not repeat:
             continue  # warm-up
         ratios.append(plain / whole)
@@ -162,15 +182,17 @@ def measure_update(config: Config, training: TrainingBatch, repeats: int) -> dic
         parts |= {"whole update": whole, "bare passes": plain}
         for name, seconds in parts.items():
             rates[name].append(tokens / seconds)
+    peaks: dict[str, float] = {}
+    watched = (
+        Watch(engine, PARTS, peaks, peak_of, max),
+        Watch(averages, {"update": "EMA"}, peaks, peak_of, max),
+    )
+    update(*watched, training, config.learner)
+    peaks["whole update"] = peak_of(update, engine, averages, training, config.learner)[1]
+    peaks["bare passes"] = peak_of(bare, model, micro_batches)[1]
     engine.close()
     found = {name: statistics.median(values) for name, values in rates.items()}
-    return {"update_over_bare": statistics.median(ratios)} | found
-
-
-def _seconds(act: Callable[..., Any], *arguments: Any) -> float:
-    start = now()
-    act(*arguments)
-    return now() - start
+    return {"update_over_bare": statistics.median(ratios)} | found, peaks
 
 
 def measure(arguments: argparse.Namespace, report: Callable[[str], None]) -> dict[str, Any]:
@@ -189,10 +211,10 @@ def measure(arguments: argparse.Namespace, report: Callable[[str], None]) -> dic
             for budget in BUDGETS_TOKENS
         }
         training = build(batch, learner)
-        rates = measure_update(config, training, 5 if arguments.quick else 20)
+        rates, peaks = measure_update(config, training, 5 if arguments.quick else 20)
     found["update_over_bare"] = rates.pop("update_over_bare")
     found["microbatch_fill"] = training.gauges["learner/fill"]
-    found["tokens_per_s"] = rates
+    found["tokens_per_s"], found["peak_bytes"] = rates, peaks
     repeats, budget_s = (2, 200.0) if arguments.quick else (5, 1500.0)
     found |= bench_head.compare(repeats, budget_s, arguments.threads, report)
     found["method"] = {
@@ -217,9 +239,11 @@ def tables(found: dict[str, Any]) -> tuple[Table, Table]:
         peak = found[f"logprob_peak_bytes_{variant}"] / 2**20
         cpu, wall = found[f"logprob_cpu_s_{variant}"], found[f"logprob_wall_s_{variant}"]
         goals.add_row(f"head, {variant}", f"{peak:,.0f} MiB", f"{cpu:.1f} s CPU, {wall:.1f} s", "")
-    parts = Table("part", "tokens/s", title="Update (proximal pass in both update and bare)")
+    title = "Update (proximal pass in both update and bare)"
+    parts = Table("part", "tokens/s", "peak MiB above what it found", title=title)
     for name, rate in found["tokens_per_s"].items():
-        parts.add_row(name, f"{rate:,.0f}")
+        peak = found["peak_bytes"].get(name)
+        parts.add_row(name, f"{rate:,.0f}", "" if peak is None else f"{peak / 2**20:,.0f}")
     return goals, parts
 
 

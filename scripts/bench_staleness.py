@@ -18,6 +18,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.load import ConfigError
 from configs.process import die_with_parent
 
 if TYPE_CHECKING:  # it imports torch
@@ -77,11 +78,12 @@ def plan(arguments: argparse.Namespace) -> dict[tuple[str, int, int], "Job"]:
     return jobs
 
 
-def run_all(todo: dict[str, tuple[str, "Job"]], arguments: argparse.Namespace) -> None:
-    """Run what is to do, in so many processes, until the minutes are over."""
+def run_all(
+    todo: dict[str, tuple[str, "Job"]], arguments: argparse.Namespace, deadline: float
+) -> None:
+    """Run what is to do, in so many processes, until `deadline` (time.time())."""
     from scripts.bench_staleness_run import work
 
-    deadline = time.time() + 60.0 * arguments.minutes
     folder = str(arguments.out)
     with ProcessPoolExecutor(
         arguments.workers, mp_context=get_context("spawn"), initializer=die_with_parent
@@ -94,6 +96,10 @@ def run_all(todo: dict[str, tuple[str, "Job"]], arguments: argparse.Namespace) -
         except BaseException:
             pool.shutdown(cancel_futures=True, wait=False)
             raise
+
+
+def _label(variant: str, age: int, seed: int) -> str:
+    return f"{variant} k={age} seed={seed}"
 
 
 def rows(
@@ -120,7 +126,8 @@ def report(jobs: dict[tuple[str, int, int], "Job"], arguments: argparse.Namespac
     made = list(rows(jobs, arguments.out, arguments.updates))
     if not made:
         return
-    summary = summarise(made)
+    kept = {path.stem for path in arguments.out.glob("*.json")}
+    summary = summarise(made, [_label(*key) for key, job in jobs.items() if job.name not in kept])
     Console(width=140).print(make_table(made))
     for name, value in summary.items():
         if name != "rows":
@@ -147,7 +154,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     add("--updates", type=int, help=f"per run ({UPDATES}; quick: {QUICK_UPDATES})")
     add("--eval-every", type=int, default=EVAL_EVERY)
     add("--schedule", choices=("constant", "linear", "cosine"), help="default: the demo's own")
-    add("--minutes", type=float, default=30.0, help="stop after so long; call again to go on")
+    add("--minutes", type=float, help="stop after so long (30; quick: 12); call again to go on")
     add("--workers", type=int, default=2)
     add("--out", type=Path, default=REPOSITORY / "runs" / "bench_staleness")
     add("--plot", type=Path)
@@ -160,7 +167,14 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     arguments.variants = arguments.variants or [*(QUICK_VARIANTS if quick else VARIANTS), *added]
     arguments.staleness = arguments.staleness or (QUICK_AGES if quick else AGES)
     arguments.seeds = arguments.seeds or ((0,) if quick else SEEDS)
-    arguments.updates = arguments.updates or (QUICK_UPDATES if quick else UPDATES)
+    if arguments.updates is None:
+        arguments.updates = QUICK_UPDATES if quick else UPDATES
+    arguments.minutes = arguments.minutes or (12.0 if quick else 30.0)
+    for name in ("updates", "eval_every", "workers"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} {getattr(arguments, name)}: at least 1")
+    if min(arguments.staleness) < 0:
+        parser.error(f"--staleness {min(arguments.staleness)}: at least 0")
     unknown = [name for name in arguments.variants if name not in arguments.known]
     if unknown:
         parser.error(f"--variants {unknown[0]!r}: one of {', '.join(arguments.known)}")
@@ -170,18 +184,24 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     """Run what is not finished, then report; exit code 3 when something is left."""
     arguments = parse(words)
+    deadline = time.time() + 60.0 * arguments.minutes
     os.environ["OMP_NUM_THREADS"] = "1"  # one thread per process: more of them spin
     arguments.out.mkdir(parents=True, exist_ok=True)
-    jobs = plan(arguments)
+    try:
+        jobs = plan(arguments)
+        names = {key: job.name for key, job in jobs.items()}
+    except ConfigError as error:
+        print(f"bench_staleness: {error}", file=sys.stderr)
+        return 2
     todo = {
-        job.name: (f"{variant} k={age} seed={seed}", job)
-        for (variant, age, seed), job in reversed(jobs.items())
+        names[key]: (_label(*key), job)
+        for key, job in reversed(jobs.items())
         if not (arguments.out / f"{job.name}.json").is_file()
     }
     todo = dict(reversed(todo.items()))  # by the first variant of those that share a run
     if todo:
         print(f"{len(todo)} runs to do in {arguments.out}", flush=True)
-        run_all(todo, arguments)
+        run_all(todo, arguments, deadline)
     report(jobs, arguments)
     left = [
         label for name, (label, _) in todo.items() if not (arguments.out / f"{name}.json").is_file()

@@ -28,8 +28,7 @@ EM = ("sampled", "sampled_1", "sampled_2", "greedy", "greedy_1", "greedy_2")
 
 def make_row(variant: str, staleness: int, records: Sequence[Record], updates: int) -> Row:
     """One cell of the table from its finished runs (at least one), whose length is `updates`."""
-    longest = max(records, key=lambda record: len(record["evaluations"]))
-    steps = [int(scores["update"]) for scores in longest["evaluations"]]
+    steps = _evaluated_at(records, updates)
     curves = {name: _mean_curve(records, name, len(steps)) for name in EM}
     every = [update for record in records for update in record["updates"]]
     return {
@@ -53,6 +52,14 @@ def make_row(variant: str, staleness: int, records: Sequence[Record], updates: i
     }
 
 
+def _evaluated_at(records: Sequence[Record], updates: int) -> list[int]:
+    """The updates of a whole run's evaluations, also where every run was stopped."""
+    longest = max(records, key=lambda record: len(record["evaluations"]))
+    steps = [int(scores["update"]) for scores in longest["evaluations"]]
+    every = steps[1] - steps[0] if len(steps) > 1 else updates
+    return steps + [min(at, updates) for at in range(steps[-1] + every, updates + every, every)]
+
+
 def reaches(steps: Sequence[int], curve: Sequence[float], level: float) -> float | None:
     """The first update at which the curve is at `level`, straight between evaluations; or None."""
     for i, value in enumerate(curve):
@@ -64,30 +71,39 @@ def reaches(steps: Sequence[int], curve: Sequence[float], level: float) -> float
     return None
 
 
-def summarise(rows: Sequence[Row]) -> dict[str, Any]:
-    """The JSON file's contents. A number whose runs are not there yet is None."""
+def summarise(rows: Sequence[Row], missing: Sequence[str] = ()) -> dict[str, Any]:
+    """The JSON file's contents. A number whose runs are not there yet is None; `missing` names
+    those.
+    """
     cells = {(row["variant"], row["staleness"]): row for row in rows}
 
     def of(variant: str, staleness: int, name: str) -> Any:
         return cells.get((variant, staleness), {}).get(name)
 
     def margin(staleness: int) -> float | None:
-        pair = [of(variant, staleness, "final") for variant in ("default", "clip")]
-        return None if None in pair else pair[0]["sampled"] - pair[1]["sampled"]
+        ours, theirs = (cells.get((variant, staleness)) for variant in ("default", "clip"))
+        if not ours or not theirs or ours["seeds"] != theirs["seeds"]:
+            return None
+        return float(ours["final"]["sampled"] - theirs["final"]["sampled"])
+
+    def total(rows: Sequence[Row], name: str) -> int | None:
+        return sum(row[name] for row in rows) if rows else None
 
     at_0, at_8 = of("default", 0, "reaches_070"), of("default", 8, "reaches_070")
+    alike = of("default", 0, "seeds") == of("default", 8, "seeds")
     uncorrected = [row for row in rows if row["variant"] == "none" and row["staleness"] > 0]
     return {
-        "collapsed_default": sum(r["collapsed"] for r in rows if r["variant"] == "default"),
-        "updates_ratio_at_8": at_8 / at_0 if at_0 and at_8 else None,
+        "missing": list(missing),
+        "collapsed_default": total([r for r in rows if r["variant"] == "default"], "collapsed"),
+        "updates_ratio_at_8": at_8 / at_0 if at_0 and at_8 and alike else None,
         "margin_over_clip": {str(k): margin(k) for k in (4, 8, 16)},
         "reaches_060_at_16": {v: of(v, 16, "reaches_060") for v in ("default", "clip")},
         "worst_final_default": min(
             (em for r in rows if r["variant"] == "default" for em in r["final_per_seed"]),
             default=None,
         ),
-        "collapsed_uncorrected": sum(row["collapsed"] for row in uncorrected),
-        "dead_uncorrected": sum(row["dead"] for row in uncorrected),
+        "collapsed_uncorrected": total(uncorrected, "collapsed"),
+        "dead_uncorrected": total(uncorrected, "dead"),
         "runs_uncorrected": sum(len(row["seeds"]) for row in uncorrected),
         "final": f"mean of the last {FINAL_EVALUATIONS} evaluations, mean over seeds",
         "collapsed_means": "last evaluations all below half of the best, or stopped",

@@ -35,6 +35,18 @@ from scripts.bench_staleness_rollouts import Rollouts
 
 COLLAPSED_BELOW = 0.05  # sampled EM over both hops
 SAY_EVERY = 5  # evaluations
+USED = (  # what can change a run's figures
+    *("learner/objectives/*.py", "scripts/bench_staleness_r[ou]*.py", "replay/questions.py"),
+    *(f"learner/{name}.py" for name in (
+        "advantage", "batch", "diagnostics", "ema", "engine", "head", "importance", "kl", "loss",
+        "model", "packing", "reduction", "schedule", "shards", "update",
+    )),
+    *(f"actors/{name}.py" for name in (
+        "actions", "engine_setup", "environment", "prompt", "reward", "rollout",
+        "transformers_cache", "transformers_policy",
+    )),
+    *("retrieval_server/corpus.py", "retrieval_server/index.py"),
+)  # fmt: skip
 GAUGES = {
     "ess": "learner/current_ess",  # of current over behaviour: the same for every variant
     "largest_ratio": "learner/current_ratio_max",
@@ -66,7 +78,9 @@ class Job:
         config, files = self.config, Path(self.config.model.path).parent.name
         questions = msgspec.structs.replace(config.questions, train="", eval="")
         model = msgspec.structs.replace(config.model, path=files)
-        sections = [config.learner, config.actors, config.replay, config.retrieval.top_k]
+        replay = [config.replay.groups_per_step, config.replay.group_size]
+        replay += [config.replay.drop_no_signal]
+        sections = [config.learner, config.actors, replay, config.retrieval.top_k]
         settings = msgspec.to_builtins([*sections, questions, model, self.eval_every, _code()])
         text = json.dumps(settings, sort_keys=True).encode()
         digest = hashlib.blake2b(text, digest_size=5).hexdigest()
@@ -75,8 +89,9 @@ class Job:
 
 @cache
 def _code() -> str:
+    """Digest of USED."""
     root, digest = Path(__file__).resolve().parent.parent, hashlib.blake2b(digest_size=8)
-    for pattern in ("learner/**/*.py", "actors/*.py", "scripts/bench_staleness_r[ou]*.py"):
+    for pattern in USED:
         for path in sorted(root.glob(pattern)):
             digest.update(path.read_bytes())
     return digest.hexdigest()

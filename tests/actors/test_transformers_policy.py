@@ -1,6 +1,7 @@
 """The transformers policy against plain forward passes, alone and in a batch."""
 
 import asyncio
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,19 @@ async def test_a_model_that_fails_is_named_to_everybody(policy: TransformersPoli
     asked = (policy.complete([t], temperature=1.0, seed=0, max_tokens=4) for t in (5, 10**6))
     results = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(result, GenerationFailed) for result in results)
+
+
+async def test_a_fault_of_the_program_reaches_those_who_wait(
+    policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "_batch", lambda requests: requests[0].nothing)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # it is reported there too
+    with pytest.raises(AttributeError, match="nothing"):
+        await asyncio.wait_for(policy.complete([5], temperature=1.0, seed=0, max_tokens=4), 5.0)
+
+
+def test_an_attention_that_adds_its_mask_is_refused(model: Any, bpe_tokenizer: Any) -> None:
+    other = copy.deepcopy(model)
+    other.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="attention 'eager': load the model with"):
+        TransformersPolicy(other, bpe_tokenizer)

@@ -39,6 +39,7 @@ def test_overrides_win_and_types_are_kept(yaml_file: Path) -> None:
         ("learner.kl_coef=0.1", ["learner.kl_coef", "0.1", "learner.anchor"]),
         ("learner.reduction=constant_length", ["learner.constant_length_tokens"]),
         ("learner.behaviour_floor=3", ["learner.behaviour_floor", "3", "behaviour_cap", "2"]),
+        ("learner={objective: reinforce, clip_low: 0.1}", ["clip_low", "0.1", "'reinforce'"]),
         ("learner.betas=[0.9]", ["learner.betas", "0.9"]),
         ("nonsense", ["nonsense", "a.b=value"]),
         ("seed.deep=1", ["seed", "deep", "1"]),

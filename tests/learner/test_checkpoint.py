@@ -105,7 +105,8 @@ def test_all_of_it_is_on_the_disk_before_it_has_its_name(
     named = disk.index(("rename", draft, "checkpoints/step-1"))
     inside = {("sync", f"{draft}/{path.relative_to(folder)}") for path in folder.rglob("*")}
     assert len(inside) > 6 and inside | {("sync", draft)} == set(disk[:named])
-    assert disk[named + 1 :] == [("sync", "checkpoints")], "then the name itself"
+    # Then the name itself, and that of the directory that it is in.
+    assert disk[named + 1 :] == [("sync", "checkpoints"), ("sync", ".")]
 
 
 def test_each_model_has_its_tokenizer(save: Callable[..., Path], word_tokenizer: Any) -> None:

@@ -208,19 +208,32 @@ def test_the_first_start_leases_nothing_before_the_weights_are_verified(run: Run
 def test_recorded_batches_are_trained_again_before_anything_is_published(run: Run) -> None:
     resumed(changed(run, total_steps=5, checkpoint_every=2), step=1, recorded=2)
     assert train(run) == "completed"
-    assert run.reader.script[:11] == [
+    assert run.reader.script[:12] == [
         ("resume", 1),
         ("check",),
         ("report", 2),
         ("committed", 2),
+        ("check",),
+        ("report", 3),
         ("joined",),
         ("publish", 3),
         ("applied", 3),
-        ("report", 3),
         ("publish", 4),
         ("report", 4),
         ("committed", 4),
     ]
+
+
+def test_a_stop_while_actors_join_again_keeps_the_step_s_numbers(run: Run) -> None:
+    resumed(changed(run, total_steps=5), step=1, recorded=2)
+
+    def stopped(_: float) -> None:
+        raise StopRequested("SIGINT")
+
+    run.publisher.wait_for_actors = stopped
+    with pytest.raises(StopRequested, match="SIGINT"):
+        train(run)
+    assert run.step == 3 and run.reader.script[-1] == ("report", 3)
 
 
 def test_without_recorded_batches_a_resumed_run_publishes_at_once(run: Run) -> None:

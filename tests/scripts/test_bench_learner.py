@@ -13,12 +13,13 @@ from scripts import bench_head
 from scripts.bench_learner import (
     GROUPS,
     SIBLINGS,
-    Stopwatch,
+    Watch,
     bare_pass,
     demo_batch,
     measure_update,
     rollout,
 )
+from scripts.bench_memory import peak_of
 from scripts.demo_start import Recipe, make_model
 
 
@@ -46,9 +47,22 @@ def test_both_sides_score_the_same_tokens_alike(demo_model: ModelConfig) -> None
 
 def test_a_stopwatch_counts_what_it_is_told_to() -> None:
     seconds = {"sorting": 0.0}
-    watched = Stopwatch([3, 1], {"sort": "sorting"}, seconds)
+    watched = Watch([3, 1], {"sort": "sorting"}, seconds)
     watched.sort()
     assert watched.pop() == 3 and seconds["sorting"] > 0.0 and len(seconds) == 1
+
+
+def test_the_peak_is_what_the_work_needed_at_its_worst() -> None:
+    def work() -> int:
+        large = torch.ones(64 << 20, dtype=torch.uint8)
+        total = int(large[:5].sum())
+        del large
+        return total
+
+    for _ in range(2):  # also when malloc has such memory at hand
+        result, peak = peak_of(work)
+        assert result == 5 and 60 << 20 < peak < 90 << 20
+    assert peak_of(lambda: None)[1] < 4 << 20
 
 
 @pytest.mark.slow
@@ -69,7 +83,8 @@ def test_a_measurement_that_fails_says_how(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_parts_make_up_the_update(demo_model: ModelConfig) -> None:
     config = Config(model=demo_model, learner=LearnerConfig(lr=1e-4, micro_batch_tokens=2048))
-    rates = measure_update(config, build(demo_batch(), config.learner), 1)
+    rates, peaks = measure_update(config, build(demo_batch(), config.learner), 1)
+    assert peaks.keys() < rates.keys() and peaks["whole update"] >= peaks["forward + backward"] > 0
     whole = 1.0 / rates.pop("whole update")
     assert rates.pop("update_over_bare") > 0.0 and rates.pop("bare passes") > 0.0
     assert sum(1.0 / rate for rate in rates.values()) == pytest.approx(whole)

@@ -11,7 +11,7 @@ import torch
 
 from scripts import bench_staleness
 from scripts.bench_staleness_report import make_row, reaches, summarise
-from scripts.bench_staleness_run import Job, StaleRun, work
+from scripts.bench_staleness_run import USED, Job, StaleRun, work
 
 TEXT = "what is the mayor of bore ?"
 QUESTIONS = [{"question": TEXT, "answers": ["kelu"], "hops": hops} for hops in (1, 2)]
@@ -127,3 +127,40 @@ def test_the_summary_compares_the_default_with_fresh_data_and_with_clipping() ->
     assert summary["margin_over_clip"]["4"] is None
     assert (summary["collapsed_default"], summary["collapsed_uncorrected"]) == (0, 1)
     assert (summary["worst_final_default"], summary["dead_uncorrected"]) == (pytest.approx(0.35), 1)
+
+
+def test_a_cell_whose_runs_all_stopped_is_carried_to_the_end_too() -> None:
+    stopped = [record(seed, [0.4, 0.3, 0.02], collapsed=True) for seed in (0, 1)]
+    row = make_row("none", 16, stopped, 60)
+    assert row["curve"]["update"] == [0, 10, 20, 30, 40, 50, 60]
+    assert row["final"]["sampled"] == pytest.approx(0.02) and row["dead"] == 2
+
+
+def test_a_number_without_its_runs_is_none() -> None:
+    empty = summarise([], ["default k=0 seed=0"])
+    assert empty["collapsed_default"] is empty["collapsed_uncorrected"] is None
+    assert empty["missing"] == ["default k=0 seed=0"]
+    curve = [0.0, 0.7, 0.9]
+    both = [make_row("default", 8, [record(0, curve), record(1, curve)], 20)]
+    both.append(make_row("clip", 8, [record(0, curve)], 20))
+    assert summarise(both)["margin_over_clip"]["8"] is None
+
+
+def test_all_code_that_changes_a_run_is_there_to_be_compared() -> None:
+    root = Path(bench_staleness.__file__).resolve().parent.parent
+    assert all(list(root.glob(pattern)) for pattern in USED)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--staleness", "0", "-1"], "--staleness -1: at least 0"),
+        (["--workers", "0"], "--workers 0: at least 1"),
+        (["--updates", "0"], "--updates 0: at least 1"),
+        (["--variants", "clop"], "--variants 'clop': one of default, clip"),
+    ],
+)
+def test_bad_words_are_named(words: list[str], message: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench_staleness.parse(words)
+    assert message in capsys.readouterr().err
