@@ -2,9 +2,7 @@
 
 Consumes records from the server; produces `<run_dir>/events.log`. `append` collects, `sync` makes
 everything collected durable at once, and only then may anything be answered (group commit). Waits
-for nothing but the disk. Format: magic `FORAGELG`, u32 format version, then per record u32
-length, u32 crc32 of the payload, payload (one record of `replay.records` in msgpack). Integers are
-little-endian.
+for nothing but the disk.
 
 A process that is killed while it writes leaves a last record that is cut short; nothing was
 acknowledged of it, so `EventLog.open` sets it aside in `events.log.torn`. Anything else that is not
@@ -14,8 +12,6 @@ whole is refused: a log is never repaired. Its one writer holds a lock on it whi
 import errno
 import fcntl
 import os
-import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -23,28 +19,30 @@ from typing import BinaryIO
 import msgspec
 
 from configs.files import sync
+from replay.log_format import (
+    FORMAT_VERSION,
+    FRAME,
+    HEADER,
+    MAGIC,
+    MAX_RECORD_BYTES,
+    Damage,
+    TornRecord,
+    framed,
+    payloads,
+    pieces,
+)
 from replay.protocol import LogError
 from replay.records import Record
 
 FILE_NAME = "events.log"
-FORMAT_VERSION = 1
 TORN_SUFFIX = ".torn"
-MAGIC = b"FORAGELG"
-MAX_RECORD_BYTES = 64 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_HEADER = struct.Struct("<8sI")
-_FRAME = struct.Struct("<II")  # length, crc32
-
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 
 class LogFull(LogError):
     """There is no room on the disk, or the quota is used up; there may be again."""
-
-
-class TornRecord(LogError):
-    """The last record is cut short: its writer was killed."""
 
 
 class EventLog:
@@ -69,7 +67,7 @@ class EventLog:
             raise LogError(f"{path}: cannot be created: {error.strerror}") from error
         log = cls(path, fd)
         _lock(path, fd, fcntl.LOCK_EX)
-        log._collected += _HEADER.pack(MAGIC, FORMAT_VERSION)
+        log._collected += HEADER.pack(MAGIC, FORMAT_VERSION)
         log.sync()
         sync(path.parent)
         return log
@@ -137,7 +135,7 @@ class EventLog:
                 f"{self.path}: offset {self._end}: a {type(record).__name__} record of "
                 f"{len(payload)} bytes: at most {MAX_RECORD_BYTES}"
             )
-        return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+        return framed(payload)
 
     def _write(self, data: bytearray) -> None:
         with memoryview(data) as view:
@@ -156,11 +154,31 @@ class EventLog:
 def read(path: Path) -> Iterator[Record]:
     """Yield every record in order. Raises LogError at the first that is not whole."""
     with _opened(path) as file:
-        for offset, payload in _payloads(path, file):
+        for offset, payload in payloads(path, file):
+            yield _decoded(path, offset, payload)
+
+
+def read_past_damage(path: Path) -> Iterator[Record | Damage]:
+    """Yield every record that can be read and, in its place, each stretch that cannot. Raises
+    LogError for what is no log, TornRecord at a last record that is cut short.
+    """
+    with _opened(path) as file:
+        for found in pieces(path, file):
+            if isinstance(found, Damage):
+                yield found
+                continue
+            offset, payload = found
             try:
-                yield _DECODER.decode(payload)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise LogError(f"{path}: offset {offset}: {error}") from error
+                yield _decoded(path, offset, payload)
+            except LogError as error:
+                yield Damage(offset, offset + FRAME.size + len(payload), str(error))
+
+
+def _decoded(path: Path, offset: int, payload: bytes) -> Record:
+    try:
+        return _DECODER.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise LogError(f"{path}: offset {offset}: {error}") from error
 
 
 def read_whole(path: Path) -> Iterator[Record]:
@@ -179,11 +197,11 @@ def refuse_writer(path: Path) -> None:
 
 def whole_bytes(path: Path) -> int:
     """Where the last whole record ends. Raises LogError when what follows was not cut short."""
-    end = _HEADER.size
+    end = HEADER.size
     try:
         with _opened(path) as file:
-            for offset, payload in _payloads(path, file):
-                end = offset + _FRAME.size + len(payload)
+            for offset, payload in payloads(path, file):
+                end = offset + FRAME.size + len(payload)
     except TornRecord:
         return end
     return end
@@ -219,35 +237,3 @@ def _opened(path: Path) -> BinaryIO:
         return path.open("rb")
     except OSError as error:
         raise LogError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _payloads(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """(offset of the record, its checked payload); the header is checked first."""
-    header = file.read(_HEADER.size)
-    if len(header) < _HEADER.size or header[: len(MAGIC)] != MAGIC:
-        raise LogError(f"{path}: offset 0: not an event log: put the run's own back")
-    version = _HEADER.unpack(header)[1]
-    if version != FORMAT_VERSION:
-        raise LogError(
-            f"{path}: offset {len(MAGIC)}: format version {version}, this program reads "
-            f"{FORMAT_VERSION}"
-        )
-    offset = _HEADER.size
-    while frame := file.read(_FRAME.size):
-        if len(frame) < _FRAME.size:
-            raise TornRecord(f"{path}: offset {offset}: the file ends inside a record's frame")
-        length, checksum = _FRAME.unpack(frame)
-        if length > MAX_RECORD_BYTES:
-            raise LogError(
-                f"{path}: offset {offset}: a record of {length} bytes: at most {MAX_RECORD_BYTES}"
-            )
-        payload = file.read(length)
-        if len(payload) < length:
-            raise TornRecord(f"{path}: offset {offset}: the file ends inside a record of {length}")
-        if zlib.crc32(payload) != checksum:
-            raise LogError(
-                f"{path}: offset {offset}: the record's checksum does not agree: put back a copy "
-                "of the log, or start a new run from a checkpoint"
-            )
-        yield offset, payload
-        offset += _FRAME.size + length

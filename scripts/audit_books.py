@@ -15,7 +15,8 @@ import yaml
 from configs.schema import Config
 from replay import records
 from replay.groups import EVAL_SIBLINGS
-from replay.log import TornRecord, read
+from replay.log import read_past_damage
+from replay.log_format import Damage, TornRecord
 from replay.protocol import LogError
 from replay.records import Record
 from replay.trajectory import Kind
@@ -43,9 +44,17 @@ class Audit:
         self._gone: dict[int, str] = {}
 
     def fold(self, path: Path) -> None:
-        """Take a whole log. Raises LogError where it cannot be read; a torn end is noted."""
+        """Take a whole log. Raises LogError for what is no log; a torn end is noted, and damage is
+        a fault, after which the rest is read.
+        """
         try:
-            for place, record in enumerate(read(path)):
+            for place, record in enumerate(read_past_damage(path)):
+                if isinstance(record, Damage):
+                    self.faults.append(
+                        f"{path}: offset {record.start}: {record.end - record.start} bytes cannot "
+                        f"be read: {record.cause}"
+                    )
+                    continue
                 if place == 0 and not isinstance(record, records.RunStarted):
                     self.faults.append("the log does not begin with RunStarted")
                 self.take(record)

@@ -7,15 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from replay.log import (
-    MAX_RECORD_BYTES,
-    EventLog,
-    LogFull,
-    TornRecord,
-    read,
-    read_whole,
-    refuse_writer,
-)
+from replay.log import EventLog, LogFull, read, read_whole, refuse_writer
+from replay.log_format import MAX_RECORD_BYTES, TornRecord
 from replay.protocol import LogError
 from replay.records import ActorLeft, Stopped
 

@@ -125,6 +125,17 @@ def test_a_group_that_is_too_old_or_not_whole_is_named(
     assert fault == "group 1 was trained at step 1 without [0, 1]"
 
 
+def test_damage_is_a_fault_and_the_rest_is_read(trained: RecordedRun) -> None:
+    log = trained.path / FILE_NAME
+    data = bytearray(log.read_bytes())
+    at = data.rfind(b"StepsCommitted")
+    data[at] ^= 1
+    log.write_bytes(data)
+    found = folded(trained, Stopped(3.0, "x"))
+    assert any("bytes cannot be read: the record's checksum" in fault for fault in found.faults)
+    assert found.stop_cause == "x" and found.summary()["steps"] == 2
+
+
 def test_the_command(trained: RecordedRun, tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "audit.json"
     assert audit.main([str(trained.path), "--json", str(file)]) == 0
