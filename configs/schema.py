@@ -150,7 +150,7 @@ class LearnerConfig(Section, frozen=True):
     clip_high: NonNegativeFloat | None = None
     ratio_cap: Annotated[float, Meta(gt=1.0)] | None = None  # grpo, gspo: dual clip; dppo_tv: cap
     proximal: Literal["ema", "start_of_update", "behaviour"] = "ema"
-    proximal_decay: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.8  # per step
+    proximal_decay: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.5  # per step
     behaviour_weight: Literal["truncate", "mask", "none"] = "truncate"
     behaviour_level: Literal["token", "sequence", "geometric"] = "token"
     behaviour_cap: PositiveFloat = 2.0

@@ -74,7 +74,9 @@ def exported(
     """A configuration, what one step of it exported, and the weights it had."""
     config = Config(
         model=ModelConfig(path=str(tiny_model_path), dtype="float32"),
-        learner=LearnerConfig(lr=1e-2, warmup_steps=0, zero_stage=3, anchor="frozen"),
+        learner=LearnerConfig(
+            lr=1e-2, warmup_steps=0, zero_stage=3, anchor="frozen", proximal_decay=0.75
+        ),
     )
     folder = tmp_path_factory.mktemp("exported")
     with training(config) as trainer:
@@ -93,7 +95,7 @@ def test_the_exported_model_is_the_one_in_training(
     assert equal(load_file(folder / "anchor" / "model.safetensors"), start)
     average = load_file(folder / "ema" / "model.safetensors")
     for name, weight in average.items():
-        torch.testing.assert_close(weight, 0.8 * start[name] + 0.2 * trained[name])
+        torch.testing.assert_close(weight, 0.75 * start[name] + 0.25 * trained[name])
 
 
 @pytest.mark.parametrize(
