@@ -2,8 +2,11 @@
 
 Arrays are raw little-endian bytes. `decode(encode(x))` is exact, bit for bit, non-finite log-probs
 included. Every bound below is checked on both sides; a CodecError names the field that breaks one.
+A message ends with the crc32 of what comes before, so that no byte changed on the way is believed.
 """
 
+import struct
+import zlib
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -26,6 +29,8 @@ MAX_PARTS = 256  # entries of `reward_parts` and of `timings`
 MAX_CAPACITY = 1 << 16  # rollouts of one actor
 MAX_ID_CHARS = 1024
 MAX_TEXT_CHARS = 1 << 20
+
+_CHECKSUM = struct.Struct("<I")
 
 _Id = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
 _Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
@@ -88,13 +93,14 @@ _REPLY: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 def encode_trajectory(trajectory: Trajectory) -> bytes:
     """Trajectory → bytes. Raises CodecError naming the field when a bound is exceeded."""
     payload = _encode(_to_wire(trajectory), "Trajectory", MAX_TRAJECTORY_BYTES)
-    _decode(_TRAJECTORY, payload, "Trajectory", MAX_TRAJECTORY_BYTES)  # the sender learns it first
+    _decode(_TRAJECTORY, payload, "Trajectory")  # the sender learns it first
     return payload
 
 
 def decode_trajectory(payload: bytes) -> Trajectory:
     """Bytes → Trajectory (its arrays are read-only views of `payload`). Raises CodecError."""
-    wire = _decode(_TRAJECTORY, payload, "Trajectory", MAX_TRAJECTORY_BYTES)
+    _check_size(payload, "Trajectory", MAX_TRAJECTORY_BYTES)
+    wire = _decode(_TRAJECTORY, payload, "Trajectory")
     turns = tuple(_from_wire_turn(turn, i) for i, turn in enumerate(wire.turns))
     prompt = _array(wire.prompt_tokens, np.int32, "prompt_tokens")
     fields = msgspec.structs.asdict(wire) | {
@@ -110,12 +116,17 @@ def decode_trajectory(payload: bytes) -> Trajectory:
 
 def encode(message: Request | Reply) -> bytes:
     """A protocol message → bytes. Raises CodecError on size or a value msgpack cannot hold."""
-    return _encode(message, type(message).__name__, MAX_REPLY_BYTES)
+    return sealed(_encode(message, type(message).__name__, MAX_REPLY_BYTES))
+
+
+def sealed(payload: bytes) -> bytes:
+    """An encoded message with its checksum."""
+    return payload + _CHECKSUM.pack(zlib.crc32(payload))
 
 
 def decode_request(payload: bytes) -> Request:
     """Bytes → Request. Raises CodecError naming the field."""
-    request = _decode(_REQUEST, payload, "Request", MAX_REQUEST_BYTES)
+    request = _decode(_REQUEST, _opened(payload, "Request", MAX_REQUEST_BYTES), "Request")
     if len(payload) > MAX_CONTROL_BYTES and not isinstance(request, Deliver):
         raise CodecError(
             f"{type(request).__name__} of {len(payload)} bytes: at most {MAX_CONTROL_BYTES}"
@@ -132,7 +143,7 @@ def decode_request(payload: bytes) -> Request:
 
 def decode_reply(payload: bytes) -> Reply:
     """Bytes → Reply. Raises CodecError naming the field."""
-    return _decode(_REPLY, payload, "Reply", MAX_REPLY_BYTES)
+    return _decode(_REPLY, _opened(payload, "Reply", MAX_REPLY_BYTES), "Reply")
 
 
 def _encode(value: Any, name: str, limit: int) -> bytes:
@@ -140,14 +151,25 @@ def _encode(value: Any, name: str, limit: int) -> bytes:
         payload = _ENCODER.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CodecError(f"{name}: {error}") from error
-    if len(payload) > limit:
-        raise CodecError(f"{name} of {len(payload)} bytes: at most {limit}")
+    _check_size(payload, name, limit)
     return payload
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[_T], payload: bytes, name: str, limit: int) -> _T:
+def _opened(message: bytes, name: str, limit: int) -> memoryview:
+    """A message without its checksum, which must agree."""
+    _check_size(message, name, limit)
+    payload, checksum = memoryview(message)[: -_CHECKSUM.size], message[-_CHECKSUM.size :]
+    if checksum != _CHECKSUM.pack(zlib.crc32(payload)):
+        raise CodecError(f"{name} of {len(message)} bytes: the checksum does not agree")
+    return payload
+
+
+def _check_size(payload: bytes, name: str, limit: int) -> None:
     if len(payload) > limit:
         raise CodecError(f"{name} of {len(payload)} bytes: at most {limit}")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_T], payload: bytes | memoryview, name: str) -> _T:
     try:
         return decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

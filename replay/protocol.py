@@ -11,7 +11,7 @@ import msgspec
 
 from replay.trajectory import Kind, Question, Sampling
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class ReplayError(Exception):

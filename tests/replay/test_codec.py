@@ -123,9 +123,11 @@ def test_mutated_bytes_decode_or_raise_codec_error(seed: int) -> None:
 @given(st.binary(max_size=200))
 @settings(max_examples=100, deadline=None)
 def test_any_bytes_are_a_message_or_a_codec_error(data: bytes) -> None:
+    payload = b"\x81\xa4type" + data
     for decode in (codec.decode_request, codec.decode_reply, codec.decode_trajectory):
-        with pytest.raises(CodecError):
-            decode(b"\x81\xa4type" + data)  # type: ignore[operator]
+        for message in (payload, codec.sealed(payload)):
+            with pytest.raises(CodecError):
+                decode(message)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_any_bytes_are_a_message_or_a_codec_error(data: bytes) -> None:
 )
 def test_hostile_messages_are_codec_errors(tail: bytes) -> None:
     with pytest.raises(CodecError, match="Request"):
-        codec.decode_request(b"\x82\xa4type\xa8Shutdown" + tail)
+        codec.decode_request(codec.sealed(b"\x82\xa4type\xa8Shutdown" + tail))
 
 
 @pytest.mark.parametrize(

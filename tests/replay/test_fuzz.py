@@ -1,0 +1,88 @@
+"""Frames that were changed on the way: each is refused, none is believed, and memory is bounded."""
+
+import random
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from replay import codec, protocol
+from replay.protocol import CodecError
+from replay.trajectory import Sampling, StopReason, Trajectory, Turn
+
+FRAMES = 100_000
+
+
+def trajectory(tokens: int) -> Trajectory:
+    row = np.arange(tokens, dtype=np.int32)
+    turn = Turn(row, -row.astype(np.float32), row, row)
+    return Trajectory(
+        group_id=1, sibling=0, question_id="q", kind="train", actor_id="actor-0",
+        sampling=Sampling(1.0), prompt_tokens=row, turns=(turn,), stop_reason=StopReason.ANSWERED,
+        answer="x", reward=1.0,
+    )  # fmt: skip
+
+
+def mutated(frame: bytes, rng: random.Random) -> bytes:
+    """The frame with a few bytes changed, dropped, doubled or put in."""
+    data = bytearray(frame)
+    for _ in range(rng.randint(1, 4)):
+        at, length = rng.randrange(len(data) + 1), rng.randint(1, 8)
+        how = rng.randrange(4)
+        if how == 0:
+            data[at : at + length] = rng.randbytes(len(data[at : at + length]))
+        elif how == 1:
+            del data[at : at + length]
+        elif how == 2:
+            data[at:at] = rng.randbytes(length)
+        else:
+            data[at:at] = data[at : at + length]
+    return bytes(data)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_mutated_frame_is_believed() -> None:
+    rng = random.Random(0)
+    payload = codec.encode_trajectory(trajectory(40))
+    requests = [
+        codec.encode(message)
+        for message in (
+            protocol.Deliver("actor-0", 1, 0, payload),
+            protocol.Hello("actor-0", "digest", ((3, 1),)),
+            protocol.Ready("actor-0", 64, 1, 3),
+            protocol.Sample(1, 4),
+            protocol.Heartbeat("actor-0", {"actor/tokens_per_s": 1.0}),
+        )
+    ]
+    causes: Counter[str] = Counter()
+    tracemalloc.start()
+    for number in range(FRAMES):
+        frame = requests[number % len(requests)]
+        other = mutated(frame, rng)
+        if other == frame:
+            continue
+        with pytest.raises(CodecError) as refusal:
+            codec.decode_request(other)
+        causes["checksum" if "checksum" in str(refusal.value) else "size"] += 1
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert causes["checksum"] > 0.99 * FRAMES and peak < 1 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_mutated_payload_crashes_the_decoder_or_takes_memory() -> None:
+    rng = random.Random(1)
+    payload = codec.encode_trajectory(trajectory(40))
+    refused = 0
+    tracemalloc.start()
+    for _ in range(FRAMES):
+        try:
+            codec.decode_trajectory(mutated(payload, rng))
+        except CodecError:
+            refused += 1
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert refused > FRAMES // 2 and peak < 1 << 20
