@@ -25,6 +25,7 @@ from actors.prompt import Prompter, load_tokenizer, tokenizer_digest
 from actors.rollout import rollout
 from actors.runner import MeteredPolicy, Runner, VerifiedVersions
 from actors.vllm_policy import VllmPolicy
+from configs.keys import keys_of
 from configs.load import ConfigError, load, replay_endpoint, retrieval_url, weight_sync_endpoint
 from configs.process import CONSEQUENCE, begin, die_with_parent
 from configs.schema import Config
@@ -51,13 +52,18 @@ async def run(config: Config, actor_id: str) -> None:
     retriever = RetrievalClient(
         retrieval_url(config), asked.timeout_s, asked.retries, asked.max_connections
     )
+    endpoint = replay_endpoint(config)
+    for each in (endpoint, weight_sync_endpoint(config)):
+        if keys := keys_of(config, each):
+            keys.check()  # before the engine takes its time
     policy = await VllmPolicy.start(config)
     logger.info("engine ready with %s", config.model.path)
     try:
         async with (
             retriever,
             TrajectoryWriter(
-                replay_endpoint(config), hello, replay.heartbeat_s, replay.dead_after_s
+                *(endpoint, hello, replay.heartbeat_s, replay.dead_after_s),
+                keys=keys_of(config, endpoint),
             ) as writer,
         ):
             await _serve(config, hello.actor_id, policy, prompter, retriever, writer)
@@ -74,7 +80,8 @@ async def _serve(
     writer: TrajectoryWriter,
 ) -> None:
     endpoint = weight_sync_endpoint(config)
-    subscriber = Subscriber(actor_id, endpoint, policy, config.weight_sync)
+    keys = keys_of(config, endpoint)
+    subscriber = Subscriber(actor_id, endpoint, policy, config.weight_sync, keys=keys)
     meter, versions = MeteredPolicy(policy), VerifiedVersions(subscriber.serving)
     subscriber.on_verified = versions.add
     roll = partial(

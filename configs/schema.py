@@ -210,6 +210,7 @@ class Config(Section, frozen=True):
 
     seed: NonNegative = 0
     run_dir: str = ""  # empty: runs/<config name>-<time>
+    keys: str = ""  # folder of the run's keys for tcp:// endpoints; empty: <run_dir>/keys
     model: ModelConfig = ModelConfig()
     questions: QuestionsConfig = QuestionsConfig()
     retrieval: RetrievalConfig = RetrievalConfig()

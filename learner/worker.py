@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from configs.keys import keys_of
 from configs.load import ConfigError, load, replay_endpoint, weight_sync_endpoint
 from configs.process import CONSEQUENCE, begin, make_socket_dir, on_stop
 from configs.schema import Config
@@ -99,8 +100,11 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> None:
     from weight_sync.publisher import Publisher
 
     endpoint = weight_sync_endpoint(config)
+    keys = keys_of(config, endpoint)
     with (
-        Publisher(config.weight_sync, config.actors.count, incarnation, endpoint) as publisher,
+        Publisher(
+            config.weight_sync, config.actors.count, incarnation, endpoint, keys
+        ) as publisher,
         _reader(config, incarnation) as reader,
         Metrics(config.run_dir, purge_step=step + 1 if resume else None) as metrics,
     ):
@@ -169,7 +173,8 @@ def _finish(config: Config, incarnation: int, step: int, cause: str) -> None:
 
 
 def _reader(config: Config, incarnation: int) -> BatchReader:
-    return BatchReader(replay_endpoint(config), incarnation, config.learner.batch_deadline_s)
+    endpoint, limit_s = replay_endpoint(config), config.learner.batch_deadline_s
+    return BatchReader(endpoint, incarnation, limit_s, keys=keys_of(config, endpoint))
 
 
 if __name__ == "__main__":

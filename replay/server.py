@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from configs.keys import Guard, keys_of
 from configs.load import replay_endpoint
 from configs.process import make_socket_dir
 from configs.schema import Config
@@ -54,6 +55,7 @@ class ReplayServer:
         self._refused = self._unroutable = 0
         self._epoch_s = time.time() - time.monotonic()  # a wall clock that never steps back
         self._context = zmq.Context()
+        self._guard: Guard | None = None
         self._endpoint = replay_endpoint(config)
         self._socket = self._bind(config)
 
@@ -84,6 +86,8 @@ class ReplayServer:
 
     def close(self) -> None:
         """Send what is left, for a second at most, and remove the socket's file."""
+        if self._guard is not None:
+            self._guard.close()
         self._socket.close(linger=1000)
         self._context.term()
         scheme, _, path = self._endpoint.partition("://")
@@ -248,8 +252,12 @@ class ReplayServer:
         try:
             if not config.replay.endpoint:
                 make_socket_dir(config.run_dir)
+            if keys := keys_of(config, endpoint):
+                self._guard = keys.make().guard(self._context, socket)
             socket.bind(endpoint)
         except (zmq.ZMQError, OSError) as error:
+            if self._guard is not None:
+                self._guard.close()
             self._context.destroy(linger=0)
             raise protocol.ReplayError(
                 f"replay.endpoint = {endpoint!r} cannot be bound ({error}): "

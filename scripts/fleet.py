@@ -20,6 +20,8 @@ from typing import Any
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "token")
+# Ray gives its workers way to everything else on the machine (15); they are the work here.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import ray
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from configs.keys import keys_of
 from configs.load import ConfigError, load, replay_endpoint, save
 from configs.process import make_socket_dir
 from configs.schema import Config
@@ -78,7 +79,8 @@ def run(config: Config, console: Console, progress: Progress | None = None) -> i
             console.phase(AGAIN if progress else FIRST)
             supervisor = Supervisor(config, fleet, console, stop, progress or Progress())
             gauges = supervisor.gauges
-            with Observer(replay_endpoint(config)) as observer:
+            endpoint = replay_endpoint(config)
+            with Observer(endpoint, keys=keys_of(config, endpoint)) as observer:
                 cause = supervisor.watch(observer)
             console.phase("draining")
             supervisor.drain()
@@ -129,6 +131,9 @@ def _prepare(config: Config, resumed: bool) -> Path:
     """Make the run's directories and say that it runs; return that of its sockets."""
     run_dir = Path(config.run_dir)
     (run_dir / "logs").mkdir(parents=True, exist_ok=resumed)
+    for endpoint in (config.replay.endpoint, config.weight_sync.endpoint):
+        if keys := keys_of(config, endpoint):
+            keys.make()  # before several processes ask for them
     _save(config)
     _point_latest(run_dir)
     _remove_stale_socket_dirs()

@@ -18,6 +18,7 @@ import msgspec
 import torch
 import zmq
 
+from configs.keys import Keys
 from configs.schema import WeightSyncConfig
 from weight_sync.broadcast import Broadcast
 from weight_sync.protocol import (
@@ -51,7 +52,12 @@ class Publisher:
     """
 
     def __init__(
-        self, config: WeightSyncConfig, actors: int, incarnation: int, endpoint: str
+        self,
+        config: WeightSyncConfig,
+        actors: int,
+        incarnation: int,
+        endpoint: str,
+        keys: Keys | None = None,
     ) -> None:
         self._deadline_s, self._endpoint = config.publish_deadline_s, endpoint
         self._staging = Staging(config.bucket_bytes)
@@ -61,7 +67,7 @@ class Publisher:
         self._published = self._applied = -1
         self._error: BaseException | None = None
         self._gauges: dict[str, float] = {"sync/updates": 0.0}
-        self._channel = _RouterChannel(endpoint, actors)
+        self._channel = _RouterChannel(endpoint, actors, keys)
         broadcast = Broadcast(config, incarnation, self._channel, self._say)
         # Actors on this machine reach the store on the loopback; nothing else needs to.
         host = urlsplit(endpoint).hostname if endpoint.startswith("tcp://") else None
@@ -191,7 +197,7 @@ class Publisher:
 class _RouterChannel:
     """The ROUTER that actors join at, and a bell by which another thread interrupts `receive`."""
 
-    def __init__(self, endpoint: str, actors: int) -> None:
+    def __init__(self, endpoint: str, actors: int, keys: Keys | None) -> None:
         self.closing = False
         self._actors = actors
         self._routing_ids: dict[str, bytes] = {}
@@ -203,6 +209,7 @@ class _RouterChannel:
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_MS)
+        self._guard = keys.make().guard(self._context, self._router) if keys else None
         try:
             self._router.bind(endpoint)
         except zmq.ZMQError as error:
@@ -245,6 +252,8 @@ class _RouterChannel:
 
     def close(self) -> None:
         """Close the sockets; messages under way get half a second."""
+        if self._guard is not None:
+            self._guard.close()
         for each in (self._bell, self._wake, self._router):
             each.close(500)
         self._context.term()

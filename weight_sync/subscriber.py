@@ -19,6 +19,7 @@ import zmq
 import zmq.asyncio
 from numpy.typing import NDArray
 
+from configs.keys import Keys
 from configs.schema import WeightSyncConfig
 from weight_sync.protocol import (
     Applied,
@@ -83,12 +84,13 @@ class Subscriber:
         engine: ServingEngine,
         config: WeightSyncConfig,
         on_verified: Callable[[int, int], None] | None = None,
+        keys: Keys | None = None,
     ) -> None:
         self.verified: tuple[int, int] | None = None
         self.serving = asyncio.Event()
         self.on_verified = on_verified
         self._actor_id = actor_id
-        self._endpoint = endpoint
+        self._endpoint, self._keys = endpoint, keys
         self._engine = engine
         self._config = config
         self._gauges: dict[str, float] = {"sync/updates": 0.0}
@@ -104,6 +106,8 @@ class Subscriber:
             dealer.setsockopt(zmq.LINGER, 500)
             dealer.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
             dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_MS)
+            if self._keys is not None:
+                self._keys.present(dealer)
             dealer.connect(self._endpoint)
             link = _Link(dealer, f"{self._actor_id}: the learner at {self._endpoint}")
             await link.send(Join(self._actor_id))

@@ -1,16 +1,22 @@
 """The server on a real socket, with the real ledger and log."""
 
+import socket as socketlib
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 import zmq
 
+from configs.keys import Keys, keys_of
 from configs.schema import Config, ReplayConfig
 from replay import protocol as wire
+from replay.client import Observer
 from replay.codec import decode_reply, decode_trajectory, encode, encode_trajectory
 from replay.log import EventLog, LogFull, read
-from replay.protocol import LogError, ReplayError
+from replay.protocol import LogError, ReplayError, ReplayTimeout
 from replay.records import Delivered, LeaseReturned
 from replay.server import ReplayServer
 
@@ -207,6 +213,39 @@ def test_two_actors_get_groups_of_their_own(serve, connect, learner) -> None:
         {lease.group_id for lease in connect(running).leases(name)} for name in ("a-0", "a-1")
     ]
     assert groups == [{1}, {2}]
+
+
+@pytest.mark.timeout(60)
+def test_over_tcp_only_the_run_s_own_keys_are_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fresh_ledger
+) -> None:
+    with closing(socketlib.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    config = Config(run_dir=str(tmp_path), replay=ReplayConfig(endpoint=endpoint))
+    log = EventLog.create(tmp_path / "events.log")
+    server = ReplayServer(config, fresh_ledger(config), log)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        keys, others = keys_of(config, endpoint), Keys(tmp_path / "others").make()
+        with Observer(endpoint, 5.0, keys) as console:
+            assert console.status().phase == "waiting for a learner"
+        for theirs in (None, others):
+            with (
+                Observer(endpoint, 0.5, theirs) as console,
+                pytest.raises(ReplayTimeout, match=f"for status from replay at {endpoint}"),
+            ):
+                console.status()
+        assert "does not speak CurveZMQ with our key" in caplog.text
+        with Observer(endpoint, 5.0, keys) as console:
+            assert console.status().gauges["replay/refused_messages"] == 0.0
+    finally:
+        server.stop("test")
+        server.stop("test")
+        thread.join(5.0)
+        log.close()
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -78,18 +78,18 @@ class Fleet:
     script = Path(__file__)
 
     def __init__(self, endpoint: str) -> None:
-        self.endpoint = endpoint
+        self.endpoint, self.keys = endpoint, None
         self.subscribers: list[Subscriber] = []
         self.tasks: list[asyncio.Task[None]] = []
 
     def add(self, actor_id: str, config: WeightSyncConfig = CONFIG) -> BareEngine:
         engine = BareEngine()
-        self.subscribers.append(Subscriber(actor_id, self.endpoint, engine, config))
+        self.subscribers.append(Subscriber(actor_id, self.endpoint, engine, config, keys=self.keys))
         self.tasks.append(asyncio.create_task(self.subscribers[-1].run()))
         return engine
 
     def publisher(self, actors: int, config: WeightSyncConfig = CONFIG) -> Publisher:
-        return Publisher(config, actors, 7, self.endpoint)
+        return Publisher(config, actors, 7, self.endpoint, self.keys)
 
     def publish(self, publisher: Publisher, version: int) -> dict[str, torch.Tensor]:
         weights = make_weights(version)

@@ -1,14 +1,17 @@
 """Publisher and subscribers over a real ipc socket and real gloo, around bare engines."""
 
 import asyncio
+import socket
 import subprocess
 import sys
+from contextlib import closing
 
 import msgspec
 import pytest
 import torch
 import zmq
 
+from configs.keys import Keys
 from configs.schema import WeightSyncConfig
 from weight_sync.protocol import (
     ManifestMismatch,
@@ -194,6 +197,24 @@ async def test_a_third_actor_of_two_is_refused(fleet) -> None:
             await fleet.tasks[1]
         fleet.publish(publisher, 0)
         await wait_applied(publisher, 0)
+
+
+async def test_over_tcp_the_run_s_keys_let_an_actor_in_and_others_do_not(fleet, tmp_path) -> None:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        fleet.endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    fleet.keys = Keys(tmp_path / "keys")
+    with fleet.publisher(1) as publisher:
+        fleet.add("actor-0")
+        await asyncio.to_thread(publisher.wait_for_actors, 20)
+        weights = fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        assert fleet.subscribers[0].verified == (7, 0) and weights
+        fleet.keys = Keys(tmp_path / "others").make()
+        fleet.add("actor-1", msgspec.structs.replace(fleet.config, join_deadline_s=0.5))
+        with pytest.raises(SyncTimeout, match=r"actor-1: the learner at tcp.* no Rendezvous"):
+            await fleet.tasks[1]
+        publisher.check()
 
 
 async def test_a_silent_learner_is_named(fleet) -> None:

@@ -1,0 +1,88 @@
+"""Keys of a run, on real sockets: its own are let in, others are refused and named in the log."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from configs.keys import Keys, keys_of
+from configs.load import ConfigError
+from configs.schema import Config
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return Keys(tmp_path / "run" / "keys").make()
+
+
+@pytest.fixture
+def ask(keys: Keys) -> Iterator[Callable[..., bytes | None]]:
+    """ask(keys): what a guarded socket hears of somebody who has these keys."""
+    context: zmq.Context[Any] = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    guard = keys.guard(context, socket)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+
+    def asking(theirs: Keys | None) -> bytes | None:
+        other: zmq.Context[Any] = zmq.Context()
+        dealer = other.socket(zmq.DEALER)
+        if theirs:
+            theirs.present(dealer)
+        dealer.connect(f"tcp://127.0.0.1:{port}")
+        dealer.send(b"hello")
+        heard = socket.recv_multipart()[1] if socket.poll(2000 if theirs is keys else 500) else None
+        other.destroy(linger=0)
+        return heard
+
+    yield asking
+    guard.close()
+    socket.close(linger=0)
+    context.term()
+
+
+def mixed(keys: Keys, folder: Path) -> Keys:
+    """Another run's client pair beside this run's public key."""
+    other = Keys(folder).make()
+    (folder / "server.key").write_bytes((keys.folder / "server.key").read_bytes())
+    return other
+
+
+def test_the_run_s_own_key_is_let_in(ask: Callable[..., bytes | None], keys: Keys) -> None:
+    assert ask(keys) == b"hello"
+
+
+def test_no_key_and_other_keys_are_refused_by_name(
+    ask: Callable[..., bytes | None], keys: Keys, tmp_path: Path, caplog: Any
+) -> None:
+    caplog.set_level(logging.WARNING)
+    assert ask(None) is None
+    assert ask(Keys(tmp_path / "other").make()) is None
+    assert "does not speak CurveZMQ with our key" in caplog.text
+    assert ask(mixed(keys, tmp_path / "mixed")) is None
+    assert "its key is not this run's" in caplog.text
+    assert ask(keys) == b"hello", "the others are not disturbed"
+
+
+def test_the_keys_are_made_once_and_for_their_owner_alone(keys: Keys) -> None:
+    before = {path.name: path.read_bytes() for path in keys.folder.iterdir()}
+    keys.make()
+    assert before == {path.name: path.read_bytes() for path in keys.folder.iterdir()}
+    assert set(before) == {"server.key", "server.key_secret", "client.key", "client.key_secret"}
+    assert keys.folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in keys.folder.iterdir()} == {0o600}
+    assert [path.name for path in keys.folder.parent.iterdir()] == ["keys"]
+
+
+def test_missing_keys_are_named_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"keys = .*none'.*start replay first, or copy the keys"):
+        Keys(tmp_path / "none").check()
+
+
+def test_only_tcp_needs_keys(tmp_path: Path) -> None:
+    config = Config(run_dir=str(tmp_path))
+    assert keys_of(config, "ipc:///tmp/x") is None
+    found = keys_of(config, "tcp://127.0.0.1:5555")
+    assert found and found.folder == tmp_path / "keys"
