@@ -99,12 +99,10 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> None:
     from learner.run import Run
     from weight_sync.publisher import Publisher
 
-    endpoint = weight_sync_endpoint(config)
+    endpoint, actors = weight_sync_endpoint(config), config.actors.count
     keys = keys_of(config, endpoint)
     with (
-        Publisher(
-            config.weight_sync, config.actors.count, incarnation, endpoint, keys
-        ) as publisher,
+        Publisher(config.weight_sync, actors, incarnation, endpoint, keys) as publisher,
         _reader(config, incarnation) as reader,
         Metrics(config.run_dir, purge_step=step + 1 if resume else None) as metrics,
     ):

@@ -190,6 +190,8 @@ class ReplayServer:
 
     def _lose(self, peer: Peer) -> None:
         """Forget a connection; what it had said before it broke, perhaps Goodbye, counts."""
+        if peer in self._parting:
+            return  # more than one answer found nobody
         self._read()
         said = [message for message in self._inbox if message[0] == peer]
         self._inbox = [message for message in self._inbox if message[0] != peer]

@@ -40,10 +40,9 @@ def show(audit: Audit, console: Console) -> None:
     if audit.torn:
         console.print(f"[yellow]the last record is cut short: {audit.torn}[/]")
     verdict = "[red]the books do not close" if audit.faults else "[green]the books close"
-    console.print(
-        f"{verdict}[/]: {summary['steps']} steps sampled, committed up to "
-        f"{audit.committed}, at most {audit.staleness_max} steps old"
-    )
+    age = "" if audit.staleness_max is None else f", at most {audit.staleness_max} steps old"
+    steps = f"{summary['steps']} steps sampled, committed up to {audit.committed}"
+    console.print(f"{verdict}[/]: {steps}{age}")
 
 
 def main(words: Sequence[str] | None = None) -> int:

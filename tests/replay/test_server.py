@@ -17,7 +17,7 @@ from replay.client import Observer
 from replay.codec import decode_reply, decode_trajectory, encode, encode_trajectory
 from replay.log import EventLog, LogFull, read
 from replay.protocol import LogError, ReplayError, ReplayTimeout
-from replay.records import Delivered, LeaseReturned
+from replay.records import ActorLeft, Delivered, LeaseReturned
 from replay.server import ReplayServer
 
 
@@ -129,6 +129,32 @@ def test_what_cannot_be_written_is_not_acknowledged(serve, connect, learner, rol
     assert "Input/output error" in str(running.errors[0])
     with pytest.raises(AssertionError, match="no Acknowledged"):
         actor.hear(wire.Acknowledged, 0.1)
+
+
+def test_several_answers_that_find_nobody_are_one_loss(serve, connect, learner, rollout) -> None:
+    class SlowLog(EventLog):
+        slow_s = 0.0
+
+        def sync(self) -> None:
+            time.sleep(self.slow_s)
+            super().sync()
+
+    running = serve(log_class=SlowLog)
+    learner(running)
+    actor = connect(running)
+    leases = actor.leases("actor-0")
+    SlowLog.slow_s = 0.3
+    actor.say(*(delivery(rollout, lease) for lease in leases))
+    time.sleep(0.1)  # they are on their way to the disk
+    actor.say(wire.Heartbeat("actor-0", {}), wire.Heartbeat("actor-0", {}), wire.Goodbye("actor-0"))
+    actor.context.destroy(linger=500)
+    time.sleep(0.6)
+    SlowLog.slow_s = 0.0
+    console = connect(running)
+    console.say(wire.Observe(0, 0))
+    assert console.hear(wire.Status).phase and running.thread.is_alive()
+    left = [r for r in read(running.log_path) if isinstance(r, ActorLeft)]
+    assert [record.cause for record in left] == ["goodbye"]
 
 
 class FullDisk(EventLog):
