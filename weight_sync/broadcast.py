@@ -1,36 +1,46 @@
-"""The protocol as the learner speaks it: form the group once, then one version after another.
+"""The protocol as the learner speaks it: whoever lacks a version gets it, together, verified.
 
 Consumes parcels and the actors' messages through a `Channel`; produces manifests, bytes over the
-transport and the gauges of each completed version. Waits for every actor at each stage of the
-protocol, with a deadline that names those who are silent; unblocked by their messages. Knows no
-socket and no thread.
+transport and the gauges of each completed version. Waits for those actors at each stage of the
+protocol, with a deadline that names who is silent; unblocked by their messages, or by the death or
+return of one of them. Who is lost is dropped and may join again; the others get the version anew.
+Knows no socket and no thread.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from configs.schema import WeightSyncConfig
 from weight_sync import buckets
 from weight_sync.protocol import (
+    Answer,
     Applied,
-    Connected,
+    Connecting,
     FromActor,
     FromLearner,
     Join,
+    Ping,
     Receiving,
     Sent,
     SyncTimeout,
+    TransportFailed,
     WeightManifest,
+    WeightSyncError,
     as_error,
 )
 from weight_sync.staging import Parcel
 from weight_sync.transport import GlooTransport
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5  # how often those who are waited for are looked after
+_ATTEMPTS = 5  # in a row without a completed version
+
+AnswerType = TypeVar("AnswerType", bound=Answer)
 
 
 class Channel(Protocol):
@@ -40,11 +50,20 @@ class Channel(Protocol):
     def peers(self) -> Sequence[str]:
         """Actors that have joined, sorted."""
 
-    def send(self, actor_id: str, message: FromLearner) -> None:
-        """Send; raises PeerFailed naming the actor."""
+    def send(self, actor_id: str, message: FromLearner) -> bool:
+        """Send; False when the actor's connection is gone."""
+
+    def drop(self, actor_id: str) -> None:
+        """Forget an actor; it may join again."""
 
     def receive(self, deadline: float | None) -> FromActor | None:
-        """The next message; None at the deadline (monotonic seconds) or when interrupted."""
+        """The next message; None at the deadline (monotonic seconds) or when interrupted. A Join
+        is of an actor that was not there, or came back on another connection.
+        """
+
+
+class _LostError(WeightSyncError):
+    """An actor of the group under way has gone, come back anew or failed; it has been dropped."""
 
 
 class Broadcast:
@@ -54,61 +73,109 @@ class Broadcast:
         self,
         config: WeightSyncConfig,
         incarnation: int,
+        address: str,
         channel: Channel,
         say: Callable[[str], None],
     ) -> None:
-        self._config = config
-        self._incarnation = incarnation
-        self._channel = channel
-        self._say = say
+        """`address` is where the collective's store listens."""
+        self._config, self._incarnation, self._address = config, incarnation, address
+        self._channel, self._say = channel, say
+        self._has: dict[str, int] = {}  # the version of this incarnation that serves there
         self._transport: GlooTransport | None = None
-        self._first = True
+        self._group: tuple[str, ...] = ()  # the actors in it, by rank
+        self._replaced: set[str] = set()  # who joined since the group was formed
+        self._epoch = 0
+        self._failures = 0
 
-    def form(self, actors: int, address: str) -> None:
-        """Wait for `actors` joins, host the store at `address` and form the group with them.
+    def hear(self, deadline: float | None) -> Answer | None:
+        """Take one message; return it when it is an answer. Raises what an actor reports."""
+        message = self._channel.receive(deadline)
+        if isinstance(message, Join):
+            own = message.incarnation == self._incarnation
+            self._has[message.actor_id] = message.policy_version if own else -1
+            self._replaced.add(message.actor_id)
+            log.info("%s joined", message.actor_id)
+            return None
+        if isinstance(message, Connecting | Applied) and message.error:
+            return self._failed(message)
+        if isinstance(message, Applied) and message.incarnation == self._incarnation:
+            self._has[message.actor_id] = message.policy_version
+        return message
 
-        Unbounded by itself: the learner's thread bounds it (`Publisher.wait_for_actors`).
+    def behind(self, version: int) -> tuple[str, ...]:
+        """The actors that do not serve this version yet."""
+        return tuple(name for name in self._channel.peers if self._has[name] < version)
+
+    def deliver(self, parcel: Parcel) -> dict[str, float] | None:
+        """Announce, send and have a version applied by all who are behind; returns its gauges.
+
+        None when one of them was lost on the way: see who is behind now. Raises ManifestMismatch or
+        VerificationFailed as an actor reports them, and TransportFailed when this fails again and
+        again; each names the actors.
         """
-        while len(self._channel.peers) < actors:
-            self._say(f"actors to join: {_missing(self._channel.peers, actors)}")
-            self._accept(None)
-        peers, deadline_s = self._channel.peers, self._config.join_deadline_s
-        prefix = f"forage/weight_sync/{self._incarnation}"
-        self._transport = transport = GlooTransport.host(
-            address, prefix, actors + 1, self._incarnation, deadline_s
-        )
-        for rank, actor_id in enumerate(peers, start=1):
-            self._channel.send(actor_id, msgspec.structs.replace(transport.rendezvous, rank=rank))
-        self._say(f"{', '.join(peers)} to form the gloo group")
-        transport.form()
-        self._gather(Connected, -1, deadline_s)
-        log.info("gloo group formed with %s", ", ".join(peers))
-
-    def send_version(self, parcel: Parcel) -> dict[str, float]:
-        """Announce, send and have one version applied by every actor; returns its gauges.
-
-        Raises what an actor reports, or SyncTimeout or TransportFailed; each names the actors.
-        """
-        assert self._transport is not None, "form() comes first"
-        version, deadline_s = parcel.version, self._config.publish_deadline_s
-        if self._first:  # an engine's first request can take as long as its start
-            deadline_s, self._first = self._config.join_deadline_s, False
-        self._tell_all(self._manifest(parcel))
-        self._gather(Receiving, version, deadline_s)
-        self._say(f"the broadcast of version {version} to {', '.join(self._channel.peers)}")
-        begun = time.perf_counter()
-        self._transport.broadcast(parcel.buckets, deadline_s)
-        gauges = {"sync/broadcast_s": time.perf_counter() - begun}
-        self._tell_all(Sent(self._incarnation, version))
-        applied = self._gather(Applied, version, deadline_s)
-        for name in ("generation_pause_s", "receive_s", "apply_s", "probe_error"):
-            gauges[f"sync/{name}"] = max(getattr(each, name) for each in applied)
+        names = self.behind(parcel.version)
+        try:
+            gauges = self._send(parcel, self._joined_by(names), names)
+        except (_LostError, TransportFailed) as error:
+            self._leave()
+            self._failures += 1
+            gone = [name for name in names if not self._look_after(name)]
+            log.warning("version %d is sent again: %s", parcel.version, error)
+            if self._failures >= _ATTEMPTS and not gone:
+                raise TransportFailed(
+                    f"version {parcel.version} did not reach {', '.join(names)} in "
+                    f"{self._failures} attempts: {error}"
+                ) from error
+            return None
+        self._failures = 0
         return gauges
 
     def close(self) -> None:
         """Leave the group."""
-        if self._transport is not None:
-            self._transport.close()
+        self._leave()
+
+    def _joined_by(self, names: tuple[str, ...]) -> GlooTransport:
+        """The collective of these actors; formed unless it is the last one."""
+        if self._transport and self._group == names and self._replaced.isdisjoint(names):
+            return self._transport
+        self._leave()
+        self._epoch += 1
+        deadline_s = self._config.publish_deadline_s
+        transport = GlooTransport.host(
+            self._address, len(names) + 1, self._incarnation, self._epoch, deadline_s
+        )
+        self._transport, self._group, self._replaced = transport, names, set()
+        for rank, name in enumerate(names, start=1):
+            self._tell(name, msgspec.structs.replace(transport.rendezvous, rank=rank))
+        self._gather(Connecting, names, "", deadline_s)
+        self._say(f"{', '.join(names)} to form the gloo group")
+        transport.form()
+        log.info("gloo group %d formed with %s", self._epoch, ", ".join(names))
+        return transport
+
+    def _send(
+        self, parcel: Parcel, transport: GlooTransport, names: tuple[str, ...]
+    ) -> dict[str, float]:
+        version, config = parcel.version, self._config
+        # The first version of all may be an engine's first request, as slow as its start.
+        first = max(self._has.values()) < 0
+        deadline_s = config.join_deadline_s if first else config.publish_deadline_s
+        of = f" of version {version}"
+        manifest = self._manifest(parcel)
+        for name in names:
+            self._tell(name, manifest)
+        self._gather(Receiving, names, of, deadline_s)
+        self._say(f"the broadcast{of} to {', '.join(names)}")
+        begun = time.perf_counter()
+        transport.broadcast(parcel.buckets, deadline_s)
+        gauges = {"sync/broadcast_s": time.perf_counter() - begun}
+        sent = Sent(self._incarnation, version)
+        for name in names:
+            self._tell(name, sent)
+        applied = self._gather(Applied, names, of, deadline_s)
+        for each in ("generation_pause_s", "receive_s", "apply_s", "probe_error"):
+            gauges[f"sync/{each}"] = max(getattr(answer, each) for answer in applied)
+        return gauges
 
     def _manifest(self, parcel: Parcel) -> WeightManifest:
         return WeightManifest(
@@ -122,41 +189,56 @@ class Broadcast:
             self._config.probe_tolerance,
         )
 
-    def _tell_all(self, message: FromLearner) -> None:
-        for actor_id in self._channel.peers:
-            self._channel.send(actor_id, message)
+    def _tell(self, name: str, message: FromLearner) -> None:
+        if name not in self._channel.peers or not self._channel.send(name, message):
+            self._channel.drop(name)
+            raise _LostError(f"{name} left before {type(message).__name__} could be sent")
 
-    def _gather(self, kind: type, version: int, deadline_s: float) -> list[FromActor]:
-        answers: dict[str, FromActor] = {}
+    def _gather(
+        self, kind: type[AnswerType], names: tuple[str, ...], of: str, deadline_s: float
+    ) -> list[AnswerType]:
+        """One answer of this kind and epoch from each. Raises _LostError naming who is lost."""
+        answers: dict[str, AnswerType] = {}
         deadline = time.monotonic() + deadline_s
-        of = f" of version {version}" if version >= 0 else ""
-        while missing := [each for each in self._channel.peers if each not in answers]:
+        while missing := [name for name in names if name not in answers]:
             what = f"{kind.__name__}{of} from {', '.join(missing)}"
             self._say(what)
-            message = self._accept(deadline)
-            if message is None and time.monotonic() >= deadline:
-                raise SyncTimeout(f"the learner waited {deadline_s:g} s for {what}")
-            if (
-                message
-                and isinstance(message, kind)
-                and getattr(message, "policy_version", -1) == version
-            ):
-                answers[message.actor_id] = message
+            answer = self.hear(min(deadline, time.monotonic() + _LOOK_S))
+            if isinstance(answer, kind) and answer.epoch == self._epoch:
+                answers[answer.actor_id] = answer
+                continue
+            if lost := [name for name in missing if not self._look_after(name)]:
+                raise _LostError(f"{', '.join(lost)} left while the learner waited for {what}")
+            if time.monotonic() >= deadline:
+                for name in missing:
+                    self._channel.drop(name)
+                raise _LostError(f"the learner waited {deadline_s:g} s for {what}")
         return list(answers.values())
 
-    def _accept(self, deadline: float | None) -> FromActor | None:
-        message = self._channel.receive(deadline)
-        if isinstance(message, Applied) and message.error:
-            raise as_error(
-                f"{message.error} ({message.actor_id}, version {message.policy_version}, probe "
-                f"error {message.probe_error:.3g}, tolerance {self._config.probe_tolerance:g})"
+    def _look_after(self, name: str) -> bool:
+        """Whether this member of the group is still the one that it was formed with."""
+        if name in self._channel.peers and not self._channel.send(name, Ping()):
+            self._channel.drop(name)
+        return name in self._channel.peers and name not in self._replaced
+
+    def _failed(self, answer: Connecting | Applied) -> None:
+        """Raise what an actor reports if it says something about weights; else drop the actor."""
+        name = answer.actor_id
+        if isinstance(answer, Connecting):
+            text = f"{answer.error} ({name})"
+        else:
+            text = (
+                f"{answer.error} ({name}, version {answer.policy_version}, probe error "
+                f"{answer.probe_error:.3g}, tolerance {self._config.probe_tolerance:g})"
             )
-        if isinstance(message, Join):
-            log.info("%s joined", message.actor_id)
-        return message
+        error = as_error(text)
+        if not isinstance(error, TransportFailed | SyncTimeout):
+            raise error
+        if answer.epoch == self._epoch and name in self._group:
+            self._channel.drop(name)
+            log.warning("%s failed: %s", name, text)
 
-
-def _missing(joined: Sequence[str], actors: int) -> str:
-    """Who has not joined, by the names the launcher gives."""
-    absent = [name for i in range(actors) if (name := f"actor-{i}") not in joined]
-    return f"{', '.join(absent[: actors - len(joined)])} ({len(joined)} of {actors} joined)"
+    def _leave(self) -> None:
+        transport, self._transport, self._group = self._transport, None, ()
+        if transport is not None:
+            transport.close()

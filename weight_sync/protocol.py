@@ -3,11 +3,15 @@
 (incarnation, policy_version) is ordered lexicographically: a restarted learner has a higher
 incarnation, and a message of an older one is refused. Version 0 is the starting weights; version k
 is made by optimiser step k.
+
+Actors come and go, so the collective that carries the bytes is formed anew whenever those who need
+a version are not those it was formed with. Each forming has an `epoch`, which every answer repeats:
+an answer to one that was given up means nothing.
 """
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 # vLLM's `worker_extension_cls`; a name, so that nobody has to import vLLM to say it
 WORKER_EXTENSION = "weight_sync.vllm_worker.WeightSyncWorker"
 
@@ -56,16 +60,26 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """Actor → learner, first message: who I am."""
+    """Actor → learner, first message and again whenever nothing has come for a second: who I am.
+
+    `incarnation` and `policy_version` are of the weights that serve here, -1 before the first.
+    """
 
     actor_id: str
+    incarnation: int = -1
+    policy_version: int = -1
     protocol: int = PROTOCOL
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Learner → actor: nothing to do; it cannot be sent where nobody is."""
+
+
 class Rendezvous(msgspec.Struct, frozen=True, tag=True):
-    """Learner → actor: where the collective forms. Rank 0 is the learner."""
+    """Learner → actor: where the collective forms. Rank 0 is the learner. It ends all before it."""
 
     incarnation: int
+    epoch: int
     store_host: str
     store_port: int
     prefix: str
@@ -74,10 +88,12 @@ class Rendezvous(msgspec.Struct, frozen=True, tag=True):
     timeout_s: float
 
 
-class Connected(msgspec.Struct, frozen=True, tag=True):
-    """Actor → learner: the collective is formed on my side."""
+class Connecting(msgspec.Struct, frozen=True, tag=True):
+    """Actor → learner: a thread of mine is on its way into the collective."""
 
     actor_id: str
+    epoch: int
+    error: str = ""
 
 
 class WeightManifest(msgspec.Struct, frozen=True, tag=True):
@@ -105,6 +121,7 @@ class Receiving(msgspec.Struct, frozen=True, tag=True):
     """
 
     actor_id: str
+    epoch: int
     policy_version: int
 
 
@@ -122,6 +139,7 @@ class Applied(msgspec.Struct, frozen=True, tag=True):
     """
 
     actor_id: str
+    epoch: int
     incarnation: int
     policy_version: int
     bytes_digest: str
@@ -152,8 +170,9 @@ class WorkerReport(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-FromActor = Join | Connected | Receiving | Applied
-FromLearner = Rendezvous | WeightManifest | Sent | Refused
+Answer = Connecting | Receiving | Applied
+FromActor = Join | Answer
+FromLearner = Ping | Rendezvous | WeightManifest | Sent | Refused
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_actor = msgspec.msgpack.Decoder(FromActor).decode

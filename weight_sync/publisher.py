@@ -1,10 +1,11 @@
 """The learner's side of weight sync: versions in, verified actors out.
 
 Consumes named tensors with a probe (`publish`, on the learner's thread) and the actors' messages (a
-ROUTER); produces manifests and broadcast bytes, from one side thread. The side thread waits as
-`broadcast` says, and between versions for a message, a new version or `close`. The learner's thread
-waits only in `wait_for_actors` and `wait_applied`, and meets what ended the side thread there, in
-`publish` or in `check`.
+ROUTER); produces manifests and broadcast bytes, from one side thread. Nothing is sent before as
+many actors as there are at the start have joined; from then on actors come and go, and whoever
+joins gets the newest version. The side thread waits as `broadcast` says, and between versions for a
+message, a new version or `close`. The learner's thread waits only in `wait_for_actors` and
+`wait_applied`, and meets what ended the side thread there, in `publish` or in `check`.
 """
 
 import logging
@@ -14,39 +15,20 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
 import torch
-import zmq
 
 from configs.keys import Keys
 from configs.schema import WeightSyncConfig
 from weight_sync.broadcast import Broadcast
-from weight_sync.protocol import (
-    PROTOCOL,
-    FromActor,
-    FromLearner,
-    Join,
-    PeerFailed,
-    Refused,
-    SyncTimeout,
-    WeightSyncError,
-    decode_from_actor,
-    encode,
-)
+from weight_sync.channel import Closing, RouterChannel
+from weight_sync.protocol import SyncTimeout, WeightSyncError
 from weight_sync.staging import Staging
 
 log = logging.getLogger(__name__)
 
-_HEARTBEAT_MS = 1000
-_SILENT_MS = 10_000
-
-
-class _ClosingError(WeightSyncError):
-    """The side thread is asked to stop."""
-
 
 class Publisher:
-    """Publishes policy versions to `actors` actors; a context manager, or call `close`.
+    """Publishes policy versions to `actors` or more actors; a context manager, or call `close`.
 
     Binds `endpoint` at once; raises WeightSyncError when it cannot.
     """
@@ -63,17 +45,19 @@ class Publisher:
         self._staging = Staging(config.bucket_bytes)
         self._changed = threading.Condition()
         self._waiting_for = ""
-        self._formed = False
+        self._joined = 0
         self._published = self._applied = -1
         self._error: BaseException | None = None
         self._gauges: dict[str, float] = {"sync/updates": 0.0}
-        self._channel = _RouterChannel(endpoint, actors, keys)
-        broadcast = Broadcast(config, incarnation, self._channel, self._say)
+        self._channel = RouterChannel(endpoint, keys)
         # Actors on this machine reach the store on the loopback; nothing else needs to.
         host = urlsplit(endpoint).hostname if endpoint.startswith("tcp://") else None
+        address = host or "127.0.0.1"
+        broadcast = Broadcast(config, incarnation, address, self._channel, self._say)
+        self._actors = actors
         self._thread = threading.Thread(
             target=self._main,
-            args=(broadcast, actors, host or "127.0.0.1"),
+            args=(broadcast,),
             name="weight-publisher",
             daemon=True,
         )
@@ -86,8 +70,10 @@ class Publisher:
         self.close()
 
     def wait_for_actors(self, deadline_s: float) -> None:
-        """Wait until every actor is in the collective. Raises SyncTimeout, naming the missing."""
-        self._wait(lambda: self._formed, deadline_s, "all actors to connect")
+        """Wait until as many actors have joined as the publisher was made for. Raises SyncTimeout,
+        naming the missing.
+        """
+        self._wait(lambda: self._joined >= self._actors, deadline_s, "all actors to join")
 
     def publish(
         self,
@@ -117,7 +103,7 @@ class Publisher:
         self._channel.ring()
 
     def wait_applied(self, version: int, deadline_s: float) -> None:
-        """Wait until every actor serves `version` or a newer one, verified.
+        """Wait until every actor that has not left serves `version` or a newer one, verified.
 
         Raises VerificationFailed, ManifestMismatch, TransportFailed or SyncTimeout, naming the
         actor.
@@ -157,14 +143,16 @@ class Publisher:
     def _say(self, what: str) -> None:
         self._waiting_for = what
 
-    def _main(self, broadcast: Broadcast, actors: int, host: str) -> None:
+    def _main(self, broadcast: Broadcast) -> None:
         """The side thread."""
         try:
-            broadcast.form(actors, host)
-            self._set(formed=True)
+            while self._joined < self._actors:
+                self._say(f"actors to join: {_missing(self._channel.peers, self._actors)}")
+                broadcast.hear(None)
+                self._set(joined=len(self._channel.peers))
             while True:
-                self._send_next(broadcast)
-        except _ClosingError:
+                self._serve(broadcast)
+        except Closing:
             log.debug("the publisher's thread ends")
         except WeightSyncError as error:
             log.error("weight sync ended: %s", error)
@@ -175,17 +163,20 @@ class Publisher:
         finally:
             broadcast.close()
 
-    def _send_next(self, broadcast: Broadcast) -> None:
-        parcel = self._staging.take()
-        if parcel is None:
-            self._say("a version to be published")
-            self._channel.receive(None)
-            return
-        gauges = broadcast.send_version(parcel)
-        self._staging.release(parcel.buckets)
-        gauges["sync/updates"] = self._gauges["sync/updates"] + 1.0
-        self._gauges.update(gauges)
-        self._set(applied=parcel.version)
+    def _serve(self, broadcast: Broadcast) -> None:
+        """Bring the newest version to whoever lacks it, or wait until somebody may."""
+        parcel = self._staging.newest()
+        if parcel is not None and broadcast.behind(parcel.version):
+            gauges = broadcast.deliver(parcel)
+            if gauges is not None and parcel.version > self._applied:
+                gauges["sync/updates"] = self._gauges["sync/updates"] + 1.0
+                self._gauges.update(gauges)
+        elif parcel is not None and parcel.version > self._applied and self._channel.peers:
+            self._set(applied=parcel.version)
+        else:
+            alone = "" if self._channel.peers else ", or an actor to join: none is left"
+            self._say(f"a version to be published{alone}")
+            broadcast.hear(None)
 
     def _set(self, **changes: object) -> None:
         with self._changed:
@@ -194,98 +185,7 @@ class Publisher:
             self._changed.notify_all()
 
 
-class _RouterChannel:
-    """The ROUTER that actors join at, and a bell by which another thread interrupts `receive`."""
-
-    def __init__(self, endpoint: str, actors: int, keys: Keys | None) -> None:
-        self.closing = False
-        self._actors = actors
-        self._routing_ids: dict[str, bytes] = {}
-        self._context = zmq.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        self._bell, self._wake = (self._context.socket(zmq.PAIR) for _ in range(2))
-        self._wake.bind("inproc://bell")
-        self._bell.connect("inproc://bell")
-        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._router.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-        self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_MS)
-        self._guard = keys.make().guard(self._context, self._router) if keys else None
-        try:
-            self._router.bind(endpoint)
-        except zmq.ZMQError as error:
-            self.close()
-            raise WeightSyncError(
-                f"weight_sync.endpoint {endpoint!r}: cannot listen: {error}"
-            ) from error
-
-    @property
-    def peers(self) -> Sequence[str]:
-        """Actors that have joined, sorted."""
-        return sorted(self._routing_ids)
-
-    def ring(self) -> None:
-        """Interrupt `receive`; of the learner's thread only."""
-        if self._bell.poll(0, zmq.POLLOUT):
-            self._bell.send(b"")
-
-    def send(self, actor_id: str, message: FromLearner) -> None:
-        """Send; raises PeerFailed naming the actor."""
-        try:
-            self._router.send_multipart([self._routing_ids[actor_id], encode(message)])
-        except zmq.ZMQError as error:
-            raise PeerFailed(
-                f"{actor_id} has gone: could not send {type(message).__name__}: {error}"
-            ) from error
-
-    def receive(self, deadline: float | None) -> FromActor | None:
-        """The next message; None at the deadline (monotonic seconds) or when the bell rang."""
-        left_ms = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000))
-        poller = zmq.Poller()
-        for readable in (self._router, self._wake):
-            poller.register(readable, zmq.POLLIN)
-        ready = dict(poller.poll(left_ms))
-        if self._wake in ready:
-            self._wake.recv()
-        if self.closing:
-            raise _ClosingError("closing")
-        return self._take(*self._router.recv_multipart()) if self._router in ready else None
-
-    def close(self) -> None:
-        """Close the sockets; messages under way get half a second."""
-        if self._guard is not None:
-            self._guard.close()
-        for each in (self._bell, self._wake, self._router):
-            each.close(500)
-        self._context.term()
-
-    def _take(self, routing_id: bytes, payload: bytes) -> FromActor | None:
-        try:
-            message: FromActor = decode_from_actor(payload)
-        except msgspec.DecodeError as error:
-            log.warning("dropped a message that is not of an actor: %s", error)
-            return None
-        if isinstance(message, Join):
-            return message if self._admit(routing_id, message) else None
-        if self._routing_ids.get(message.actor_id) != routing_id:
-            cause = f"{message.actor_id!r} sent {type(message).__name__} without having joined"
-            self._refuse(routing_id, cause)
-            return None
-        return message
-
-    def _admit(self, routing_id: bytes, join: Join) -> bool:
-        cause = ""
-        if join.protocol != PROTOCOL:
-            cause = f"{join.actor_id!r} speaks protocol {join.protocol!r}, the learner {PROTOCOL!r}"
-        elif join.actor_id in self._routing_ids:
-            cause = f"an actor named {join.actor_id!r} has joined already"
-        elif len(self._routing_ids) == self._actors:
-            cause = f"{join.actor_id!r} is one too many: all {self._actors} actors have joined"
-        if cause:
-            self._refuse(routing_id, cause)
-            return False
-        self._routing_ids[join.actor_id] = routing_id
-        return True
-
-    def _refuse(self, routing_id: bytes, cause: str) -> None:
-        log.warning("refused: %s", cause)
-        self._router.send_multipart([routing_id, encode(Refused(cause))])
+def _missing(joined: Sequence[str], actors: int) -> str:
+    """Who has not joined, by the names the launcher gives."""
+    absent = [name for i in range(actors) if (name := f"actor-{i}") not in joined]
+    return f"{', '.join(absent[: actors - len(joined)])} ({len(joined)} of {actors} joined)"

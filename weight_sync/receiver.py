@@ -1,8 +1,9 @@
 """The receiving end of the broadcast: one version at a time into reused buckets, then a model.
 
-Consumes an encoded Rendezvous, then per version an encoded manifest and its bytes; produces one
-encoded WorkerReport per call. `connect` waits for the group, `apply` for the thread that receives,
-both with deadlines. Knows no engine: the model is two functions, so that vLLM's worker and a bare
+Consumes an encoded Rendezvous whenever the group is formed anew, then per version an encoded
+manifest and its bytes; produces one encoded WorkerReport per call. `connect` waits for nothing,
+`receive` for the thread that joins the group, `apply` for the thread that receives, both with
+deadlines. Knows no engine: the model is two functions, so that vLLM's worker and a bare
 module serve alike.
 """
 
@@ -15,7 +16,9 @@ import torch
 from weight_sync import buckets
 from weight_sync.protocol import (
     ManifestMismatch,
+    Rendezvous,
     SyncTimeout,
+    TransportFailed,
     VerificationFailed,
     WeightManifest,
     WeightSyncError,
@@ -43,15 +46,13 @@ class Receiver:
     ) -> None:
         self._layout = layout
         self._load = load
-        self._transport: GlooTransport | None = None
+        self._connection: _Connection | None = None
         self._reception: _Reception | None = None
 
     def connect(self, rendezvous: bytes) -> bytes:
-        """Join the group of an encoded Rendezvous; blocks until every rank is there."""
-        try:
-            self._transport = GlooTransport.join(decode_rendezvous(rendezvous))
-        except WeightSyncError as error:
-            return failure(error)
+        """Begin to join the group of an encoded Rendezvous; what was under way is given up."""
+        self._connection = _Connection(decode_rendezvous(rendezvous))
+        self._connection.start()
         return encode(WorkerReport())
 
     def receive(self, manifest: bytes, deadline_s: float) -> bytes:
@@ -77,19 +78,48 @@ class Receiver:
         return encode(WorkerReport(received, receive_s=reception.seconds, apply_s=apply_s))
 
     def _start(self, manifest: WeightManifest, deadline_s: float) -> None:
-        last = self._reception
-        if self._transport is None:
+        if self._connection is None:
             raise ManifestMismatch("the broadcast group has not been joined")
-        if last is not None and last.is_alive():
-            raise SyncTimeout(f"version {last.manifest.policy_version} is still under way")
         offered = {spec.name: (spec.shape, spec.dtype) for spec in manifest.tensors}
         buckets.require_same(offered, self._layout(), ("learner", "actor"))
-        if last is not None and last.manifest.bucket_bytes == manifest.bucket_bytes:
+        transport, last = self._connection.finish(deadline_s), self._reception
+        under_way = last is not None and last.is_alive()
+        if last and under_way and last.transport is transport:
+            raise SyncTimeout(f"version {last.manifest.policy_version} is still under way")
+        if last and not under_way and last.manifest.bucket_bytes == manifest.bucket_bytes:
             staging = last.staging
         else:
             staging = buckets.allocate(manifest.bucket_bytes)
-        self._reception = _Reception(self._transport, manifest, staging, deadline_s)
+        self._reception = _Reception(transport, manifest, staging, deadline_s)
         self._reception.start()
+
+
+class _Connection(threading.Thread):
+    """One way into a group; a thread, so that generation goes on meanwhile."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        super().__init__(name="weight-connection", daemon=True)
+        self._rendezvous = rendezvous
+        self._transport: GlooTransport | None = None
+        self._error: WeightSyncError | None = None
+
+    def run(self) -> None:
+        """Reach the store, then every other rank."""
+        try:
+            self._transport = GlooTransport.join(self._rendezvous)
+        except WeightSyncError as error:
+            self._error = error
+
+    def finish(self, deadline_s: float) -> GlooTransport:
+        """The group; raises what went wrong on the way."""
+        self.join(deadline_s)
+        if self._error is not None:
+            raise self._error
+        if self._transport is None:
+            raise TransportFailed(
+                f"epoch {self._rendezvous.epoch}: the group was not formed within {deadline_s:g} s"
+            )
+        return self._transport
 
 
 class _Reception(threading.Thread):
@@ -106,7 +136,7 @@ class _Reception(threading.Thread):
         self.manifest = manifest
         self.staging = staging
         self.seconds = 0.0
-        self._transport = transport
+        self.transport = transport
         self._deadline_s = deadline_s
         self._digest = ""
         self._error: WeightSyncError | None = None
@@ -115,7 +145,7 @@ class _Reception(threading.Thread):
         """Receive, then digest."""
         begun = time.perf_counter()
         try:
-            self._transport.broadcast(self.staging, self._deadline_s)
+            self.transport.broadcast(self.staging, self._deadline_s)
             self._digest = buckets.digest(self.staging)
         except WeightSyncError as error:
             self._error = error

@@ -1,8 +1,9 @@
 """Two reused sets of buckets: the learner's thread fills, the publisher's thread sends.
 
-Consumes named tensors; produces `Parcel`s. Never waits: while one parcel is being sent the other
-set is filled, and filled again by the next version if nobody has taken it (the latest wins). A set
-that is being filled or sent is in nobody else's hands, so no parcel is ever torn.
+Consumes named tensors; produces `Parcel`s. Never waits: while one parcel is being sent, or kept for
+an actor that comes late, the other set is filled, and filled again by the next version if nobody
+has asked for it (the latest wins). A set that is being filled or sent is in nobody else's hands, so
+no parcel is ever torn.
 """
 
 import threading
@@ -17,7 +18,7 @@ from weight_sync.protocol import TensorSpec
 
 @dataclass(frozen=True)
 class Parcel:
-    """One version ready to be sent; `buckets` are borrowed until `Staging.release`."""
+    """One version ready to be sent; `buckets` are the reader's until it asks for the next."""
 
     version: int
     specs: tuple[TensorSpec, ...]
@@ -27,7 +28,7 @@ class Parcel:
 
 
 class Staging:
-    """The double buffer; `put` on one thread, `take` and `release` on another."""
+    """The double buffer; `put` on one thread, `newest` on another."""
 
     def __init__(self, bucket_bytes: int) -> None:
         self.overtaken = 0
@@ -36,6 +37,7 @@ class Staging:
         self._specs: tuple[TensorSpec, ...] = ()
         self._free: list[list[torch.Tensor]] = []
         self._ready: Parcel | None = None
+        self._taken: Parcel | None = None
 
     def put(
         self,
@@ -62,20 +64,22 @@ class Staging:
         try:
             buckets.pack(named, self._specs, target)
         except BaseException:
-            self.release(target)
+            with self._lock:
+                self._free.append(target)
             raise
         probe = (tuple(map(int, probe_tokens)), tuple(map(float, probe_logprobs)))
         parcel = Parcel(version, self._specs, target, *probe)
         with self._lock:
             self._ready = parcel
 
-    def take(self) -> Parcel | None:
-        """The newest complete version, or None; its buckets are the caller's until `release`."""
-        with self._lock:
-            parcel, self._ready = self._ready, None
-        return parcel
+    def newest(self) -> Parcel | None:
+        """The newest complete version, again as often as asked; None before the first.
 
-    def release(self, borrowed: list[torch.Tensor]) -> None:
-        """Give a parcel's buckets back."""
+        Its buckets are the caller's until the next call: only this frees those of an older one.
+        """
         with self._lock:
-            self._free.append(borrowed)
+            if self._ready is not None:
+                if self._taken is not None:
+                    self._free.append(self._taken.buckets)
+                self._taken, self._ready = self._ready, None
+            return self._taken

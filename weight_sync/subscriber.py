@@ -1,17 +1,20 @@
 """The actor's side of weight sync: applies what the learner sends and verifies that it serves.
 
-Consumes the learner's messages (a DEALER) and a `ServingEngine`; produces `Connected`, `Receiving`,
-`Applied`, and `serving`, an event that is set exactly while verified weights serve. Waits for the
-learner: for the rendezvous and, once a version is announced, for its bytes, with deadlines; for the
-next version without one (a learner that evaluates is silent for minutes; its death is the
-launcher's to notice). Runs on the actor's event loop and never blocks it.
+Consumes the learner's messages (a DEALER) and a `ServingEngine`; produces `Join`, the answers to
+what the learner says, and `serving`, an event that is set exactly while verified weights serve.
+Waits for the learner: for the first rendezvous, and for bytes once they have been sent, with
+deadlines; for the next version without one (a learner that evaluates is silent for minutes; its
+death is the launcher's to notice). While nothing comes it says Join again every second: a learner
+that started anew, or has dropped this actor, takes it in. Runs on the actor's event loop and never
+blocks it.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -21,9 +24,10 @@ from numpy.typing import NDArray
 
 from configs.keys import Keys
 from configs.schema import WeightSyncConfig
+from weight_sync.channel import HEARTBEAT_MS, SILENT_MS
 from weight_sync.protocol import (
     Applied,
-    Connected,
+    Connecting,
     FromActor,
     FromLearner,
     Join,
@@ -32,6 +36,7 @@ from weight_sync.protocol import (
     Rendezvous,
     Sent,
     SyncTimeout,
+    TransportFailed,
     VerificationFailed,
     WeightManifest,
     WeightSyncError,
@@ -45,10 +50,7 @@ from weight_sync.protocol import (
 
 log = logging.getLogger(__name__)
 
-_HEARTBEAT_MS = 1000
-_SILENT_MS = 10_000
-
-Expected = TypeVar("Expected", bound=FromLearner)
+JOIN_AGAIN_S = 1.0
 
 
 class ServingEngine(Protocol):
@@ -93,31 +95,37 @@ class Subscriber:
         self._endpoint, self._keys = endpoint, keys
         self._engine = engine
         self._config = config
+        self._epoch = -1  # of the group joined last
+        self._manifest: WeightManifest | None = None  # announced, not yet sent
         self._gauges: dict[str, float] = {"sync/updates": 0.0}
 
     async def run(self) -> None:
         """Join and follow until cancelled.
 
-        Raises SyncTimeout when the learner falls silent in a phase that has a deadline,
-        WeightSyncError when it refuses this actor. A version that fails is reported to the learner;
-        `serving` then stays cleared.
+        Raises SyncTimeout when the learner says nothing until `join_deadline_s`, WeightSyncError
+        when it refuses this actor. A version that fails is reported to the learner; `serving` then
+        stays cleared, unless only the transport failed.
         """
         with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.setsockopt(zmq.LINGER, 500)
-            dealer.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-            dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_MS)
+            dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+            dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
             if self._keys is not None:
                 self._keys.present(dealer)
             dealer.connect(self._endpoint)
             link = _Link(dealer, f"{self._actor_id}: the learner at {self._endpoint}")
-            await link.send(Join(self._actor_id))
-            rendezvous = await link.expect(Rendezvous, self._config.join_deadline_s)
-            report = await self._call("weight_sync_connect", encode(rendezvous))
-            if report.error:
-                raise as_error(report.error)
-            await link.send(Connected(self._actor_id))
+            begun, heard = time.monotonic(), False
+            await self._join(link)
             while True:
-                await self._follow(link, await link.expect(WeightManifest, None))
+                limit_s = self._config.join_deadline_s
+                message = await link.next(JOIN_AGAIN_S if heard else min(JOIN_AGAIN_S, limit_s))
+                if message is not None:
+                    heard = heard or isinstance(message, Rendezvous)
+                    await self._follow(link, message)
+                elif heard or time.monotonic() - begun < limit_s:
+                    await self._join(link)
+                else:
+                    raise SyncTimeout(f"{link.peer} sent no Rendezvous within {limit_s:g} s")
 
     def gauges(self) -> dict[str, float]:
         """Seconds and errors of the last version applied here, and how many there were."""
@@ -129,7 +137,25 @@ class Subscriber:
         config = self._config
         return config.publish_deadline_s if self.verified else config.join_deadline_s
 
-    async def _follow(self, link: "_Link", manifest: WeightManifest) -> None:
+    async def _join(self, link: "_Link") -> None:
+        incarnation, version = self.verified or (-1, -1)
+        await link.send(Join(self._actor_id, incarnation, version))
+
+    async def _follow(self, link: "_Link", message: FromLearner) -> None:
+        if isinstance(message, Refused):
+            raise WeightSyncError(f"{link.peer} refused: {message.cause}")
+        if isinstance(message, Rendezvous):
+            self._epoch, self._manifest = message.epoch, None
+            report = await self._call("weight_sync_connect", encode(message))
+            await link.send(Connecting(self._actor_id, message.epoch, report.error))
+        elif isinstance(message, WeightManifest):
+            await self._expect(link, message)
+        elif isinstance(message, Sent) and self._manifest is not None:
+            manifest, self._manifest = self._manifest, None
+            await link.send(await self._apply(manifest))
+
+    async def _expect(self, link: "_Link", manifest: WeightManifest) -> None:
+        """Have the bytes of what is announced received while generation goes on."""
         refusal = self._refusal(manifest)
         if not refusal:
             report = await self._call("weight_sync_receive", encode(manifest), self._deadline_s)
@@ -138,13 +164,12 @@ class Subscriber:
             log.error("version %d refused: %s", manifest.policy_version, refusal)
             await link.send(self._applied(manifest, WorkerReport(error=refusal)))
             return
-        await link.send(Receiving(self._actor_id, manifest.policy_version))
-        await link.expect(Sent, self._deadline_s)
-        await link.send(await self._apply(manifest))
+        self._manifest = manifest
+        await link.send(Receiving(self._actor_id, self._epoch, manifest.policy_version))
 
     def _refusal(self, manifest: WeightManifest) -> str:
         version = (manifest.incarnation, manifest.policy_version)
-        if self.verified is not None and version <= self.verified:
+        if self.verified is not None and version < self.verified:
             error = VerificationFailed(
                 f"(incarnation, version) {version!r} after {self.verified!r}"
             )
@@ -152,7 +177,9 @@ class Subscriber:
         return ""
 
     async def _apply(self, manifest: WeightManifest) -> Applied:
-        """Pause, apply, resume, verify; unless all of it worked, `serving` stays cleared."""
+        """Pause, apply, resume, verify; unless all of it worked, `serving` stays cleared (but for a
+        version whose bytes never came).
+        """
         self.serving.clear()
         deadline_s = self._deadline_s
         begun = time.perf_counter()
@@ -160,6 +187,9 @@ class Subscriber:
         report = await self._call("weight_sync_apply", deadline_s)
         if report.error:
             log.error("version %d not applied: %s", manifest.policy_version, report.error)
+            if isinstance(as_error(report.error), TransportFailed | SyncTimeout) and self.verified:
+                await self._engine.resume()  # nothing was written: what served before serves on
+                self.serving.set()
             return self._applied(manifest, report)
         await self._engine.set_policy_version(manifest.policy_version)
         probe = asyncio.create_task(self._probe(manifest, deadline_s))
@@ -211,6 +241,7 @@ class Subscriber:
     ) -> Applied:
         return Applied(
             self._actor_id,
+            self._epoch,
             manifest.incarnation,
             manifest.policy_version,
             report.bytes_digest,
@@ -231,29 +262,20 @@ class Subscriber:
 
 
 class _Link:
-    """The DEALER, with deadlines; `peer` is how the learner is named in errors."""
+    """The DEALER; `peer` is how the learner is named in errors."""
 
     def __init__(self, dealer: zmq.asyncio.Socket, peer: str) -> None:
+        self.peer = peer
         self._dealer = dealer
-        self._peer = peer
 
     async def send(self, message: FromActor) -> None:
-        """Send one message."""
-        await self._dealer.send(encode(message))
+        """Send one message; lost when the learner has been gone for long: it hears Join again."""
+        with contextlib.suppress(zmq.Again):
+            await self._dealer.send(encode(message), zmq.NOBLOCK)
 
-    async def expect(self, kind: type[Expected], deadline_s: float | None) -> Expected:
-        """The next message, which must be a `kind`. Raises SyncTimeout or WeightSyncError."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                message = decode_from_learner(await self._dealer.recv())
-        except TimeoutError as error:
-            raise SyncTimeout(
-                f"{self._peer} sent no {kind.__name__} within {deadline_s:g} s"
-            ) from error
-        if isinstance(message, Refused):
-            raise WeightSyncError(f"{self._peer} refused: {message.cause}")
-        if not isinstance(message, kind):
-            raise WeightSyncError(
-                f"{self._peer} sent {type(message).__name__}, expected {kind.__name__}"
-            )
+    async def next(self, limit_s: float) -> FromLearner | None:
+        """The next message, None when there is none within `limit_s`."""
+        if not await self._dealer.poll(int(limit_s * 1000)):
+            return None
+        message: FromLearner = decode_from_learner(await self._dealer.recv())
         return message

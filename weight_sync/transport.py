@@ -30,7 +30,7 @@ class GlooTransport:
 
     @classmethod
     def host(
-        cls, address: str, prefix: str, world_size: int, incarnation: int, timeout_s: float
+        cls, address: str, world_size: int, incarnation: int, epoch: int, timeout_s: float
     ) -> "GlooTransport":
         """Open the store at `address` on a free port, as rank 0; returns at once."""
         # The store is handed a bound socket: left to itself it listens on every interface.
@@ -44,7 +44,9 @@ class GlooTransport:
             timeout=timedelta(seconds=timeout_s),
             master_listen_fd=listener.detach(),
         )
-        return cls(store, Rendezvous(incarnation, address, port, prefix, 0, world_size, timeout_s))
+        prefix = f"forage/weight_sync/{incarnation}/{epoch}"
+        where = (address, port, prefix)
+        return cls(store, Rendezvous(incarnation, epoch, *where, 0, world_size, timeout_s))
 
     @classmethod
     def join(cls, rendezvous: Rendezvous) -> "GlooTransport":

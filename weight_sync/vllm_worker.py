@@ -38,14 +38,15 @@ class WeightSyncWorker:
     _weight_sync_receiver: Receiver
 
     def weight_sync_connect(self, rendezvous: bytes) -> bytes:
-        """Join the group of an encoded Rendezvous; blocks until every rank is there."""
+        """Begin to join the group of an encoded Rendezvous."""
         workers = self.parallel_config.world_size
         if workers != 1:
             return failure(ManifestMismatch(f"the engine has {workers!r} workers, not one"))
-        model = self.model_runner.get_model()
-        self._weight_sync_receiver = Receiver(
-            lambda: checkpoint_layout(model), lambda named_tensors: _load(model, named_tensors)
-        )
+        if not hasattr(self, "_weight_sync_receiver"):
+            model = self.model_runner.get_model()
+            self._weight_sync_receiver = Receiver(
+                lambda: checkpoint_layout(model), lambda named_tensors: _load(model, named_tensors)
+            )
         return self._weight_sync_receiver.connect(rendezvous)
 
     def weight_sync_receive(self, manifest: bytes, deadline_s: float) -> bytes:

@@ -2,8 +2,6 @@
 
 import asyncio
 import socket
-import subprocess
-import sys
 from contextlib import closing
 
 import msgspec
@@ -20,6 +18,7 @@ from weight_sync.protocol import (
     WeightSyncError,
 )
 from weight_sync.publisher import Publisher
+from weight_sync.transport import GlooTransport
 
 
 async def wait_applied(publisher: Publisher, version: int, deadline_s: float = 10.0) -> None:
@@ -99,14 +98,18 @@ async def test_another_model_is_refused_before_any_byte(fleet) -> None:
             await wait_applied(publisher, 0)
 
 
-async def test_a_flipped_bit_is_caught_before_it_is_loaded(fleet) -> None:
+async def test_a_flipped_bit_is_caught_before_it_is_loaded(fleet, monkeypatch) -> None:
     engine = fleet.add("actor-0")
     before = {name: tensor.clone() for name, tensor in engine.weights.items()}
     with fleet.publisher(1) as publisher:
         await asyncio.to_thread(publisher.wait_for_actors, 20)
-        transport = engine.receiver._transport
-        broadcast = transport.broadcast
-        transport.broadcast = lambda staging, s: broadcast(staging, s) or staging[0][:1].add_(1)
+        broadcast = GlooTransport.broadcast
+
+        def flip(transport: GlooTransport, staging: list[torch.Tensor], deadline_s: float) -> None:
+            broadcast(transport, staging, deadline_s)
+            staging[0][:1].add_(1 if transport.rendezvous.rank else 0)
+
+        monkeypatch.setattr(GlooTransport, "broadcast", flip)
         fleet.publish(publisher, 0)
         with pytest.raises(VerificationFailed, match=r"announced digest .* received .*actor-0"):
             await wait_applied(publisher, 0)
@@ -119,7 +122,7 @@ async def test_an_older_incarnation_is_refused(fleet) -> None:
     with fleet.publisher(1) as publisher:
         fleet.publish(publisher, 0)
         await wait_applied(publisher, 0)
-        fleet.subscribers[0].verified = (8, 0)
+        fleet.subscribers[0].verified = (8, 0)  # what a newer learner had it apply
         fleet.publish(publisher, 1)
         with pytest.raises(VerificationFailed, match=r"\(7, 1\) after \(8, 0\)"):
             await wait_applied(publisher, 1)
@@ -175,30 +178,6 @@ async def test_an_actor_that_never_joins_is_named(fleet) -> None:
         await asyncio.to_thread(publisher.wait_for_actors, 0.5)
 
 
-async def test_an_actor_that_stalls_is_named(fleet) -> None:
-    fleet.add("actor-0")
-    stalled = fleet.add("actor-1")
-    config = msgspec.structs.replace(fleet.config, publish_deadline_s=0.5)
-    with fleet.publisher(2, config) as publisher:
-        fleet.publish(publisher, 0)
-        await wait_applied(publisher, 0)
-        stalled.pause = asyncio.Event().wait
-        fleet.publish(publisher, 1)
-        with pytest.raises(SyncTimeout, match=r"Applied of version 1 from actor-1$"):
-            await wait_applied(publisher, 1)
-
-
-async def test_a_third_actor_of_two_is_refused(fleet) -> None:
-    fleet.add("actor-0")
-    with fleet.publisher(1) as publisher:
-        await asyncio.to_thread(publisher.wait_for_actors, 20)
-        fleet.add("actor-9")
-        with pytest.raises(WeightSyncError, match="'actor-9' is one too many"):
-            await fleet.tasks[1]
-        fleet.publish(publisher, 0)
-        await wait_applied(publisher, 0)
-
-
 async def test_over_tcp_the_run_s_keys_let_an_actor_in_and_others_do_not(fleet, tmp_path) -> None:
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
@@ -239,23 +218,3 @@ def test_garbage_on_the_socket_is_dropped(endpoint) -> None:
 def test_an_endpoint_that_cannot_be_bound_is_named(tmp_path) -> None:
     with pytest.raises(WeightSyncError, match=r"endpoint 'ipc://.*/absent/x': cannot listen"):
         Publisher(WeightSyncConfig(), 1, 0, f"ipc://{tmp_path}/absent/x")
-
-
-async def test_actors_in_processes_of_their_own(fleet) -> None:
-    command = [sys.executable, str(fleet.script)]
-    actors = [subprocess.Popen([*command, f"actor-{i}", fleet.endpoint]) for i in range(2)]
-    try:
-        with fleet.publisher(2) as publisher:
-            publisher.wait_for_actors(60)
-            for version in range(3):
-                fleet.publish(publisher, version)
-                await wait_applied(publisher, version)
-            actors[1].kill()
-            actors[1].wait()
-            fleet.publish(publisher, 3)
-            with pytest.raises(WeightSyncError, match="actor-1"):
-                await wait_applied(publisher, 3)
-    finally:
-        for actor in actors:
-            actor.kill()
-            actor.wait()

@@ -1,0 +1,195 @@
+"""Actors and learners come and go: the others go on, and who comes gets the newest version."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+import torch
+
+from weight_sync import channel
+from weight_sync.protocol import SyncTimeout, WeightSyncError
+from weight_sync.publisher import Publisher
+from weight_sync.transport import GlooTransport
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+async def wait_applied(publisher: Publisher, version: int, deadline_s: float = 20.0) -> None:
+    await asyncio.to_thread(publisher.wait_applied, version, deadline_s)
+
+
+async def wait_until(reached: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20.0
+    while not reached():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def start(fleet) -> Iterator[Start]:
+    """start("actor-0"): an actor in a process of its own."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(actor_id: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, str(fleet.script), actor_id, fleet.endpoint]
+        started.append(subprocess.Popen(command))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+async def test_a_killed_actor_is_no_reason_to_wait_and_comes_back(fleet, start) -> None:
+    engine = fleet.add("actor-0")
+    doomed = start("actor-1")
+    with fleet.publisher(2) as publisher:
+        await asyncio.to_thread(publisher.wait_for_actors, 60)
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        doomed.kill()
+        doomed.wait()
+        weights = fleet.publish(publisher, 1)
+        await wait_applied(publisher, 1)
+        assert torch.equal(engine.weights["head"], weights["head"])
+        start("actor-1")
+        await wait_until(lambda: len(publisher._channel.peers) == 2, "it joins again")
+        fleet.publish(publisher, 2)
+        await wait_applied(publisher, 2)
+        assert fleet.subscribers[0].verified == (7, 2)
+
+
+async def test_a_stopped_actor_is_dropped_at_the_deadline_and_catches_up(fleet, start) -> None:
+    fleet.add("actor-0")
+    stopped = start("actor-1")
+    config = msgspec.structs.replace(fleet.config, publish_deadline_s=1.0)
+    with fleet.publisher(2, config) as publisher:
+        await asyncio.to_thread(publisher.wait_for_actors, 60)
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        stopped.send_signal(signal.SIGSTOP)
+        fleet.publish(publisher, 1)
+        await wait_applied(publisher, 1)
+        assert fleet.subscribers[0].verified == (7, 1)
+        stopped.send_signal(signal.SIGCONT)
+        await wait_until(lambda: len(publisher._channel.peers) == 2, "it joins again")
+        fleet.publish(publisher, 2)
+        await wait_applied(publisher, 2)
+
+
+async def test_whoever_joins_late_catches_up_and_the_others_notice_nothing(fleet) -> None:
+    first = fleet.add("actor-0")
+    with fleet.publisher(1) as publisher:
+        fleet.publish(publisher, 0)
+        weights = fleet.publish(publisher, 1)
+        await wait_applied(publisher, 1)
+        before = list(first.calls)
+        late = fleet.add("actor-1")
+        await wait_until(lambda: fleet.subscribers[1].verified == (7, 1), "it catches up")
+        assert torch.equal(late.weights["head"], weights["head"]) and first.calls == before
+        fleet.publish(publisher, 2)
+        await wait_applied(publisher, 2)
+        assert [each.verified for each in fleet.subscribers] == [(7, 2), (7, 2)]
+        assert publisher.gauges()["sync/updates"] == 3 - publisher.gauges()["sync/overtaken"]
+
+
+async def test_with_nobody_left_the_next_to_come_gets_the_newest(fleet, start) -> None:
+    only = start("actor-0")
+    with fleet.publisher(1) as publisher:
+        await asyncio.to_thread(publisher.wait_for_actors, 60)
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        only.kill()
+        only.wait()
+        fleet.publish(publisher, 1)
+        with pytest.raises(SyncTimeout, match="an actor to join: none is left"):
+            await wait_applied(publisher, 1, 3.0)
+        fleet.add("actor-0")
+        await wait_applied(publisher, 1)
+        assert fleet.subscribers[0].verified == (7, 1)
+
+
+async def test_a_learner_that_starts_anew_finds_its_actors(fleet) -> None:
+    engines = [fleet.add("actor-0"), fleet.add("actor-1")]
+    with fleet.publisher(2) as publisher:
+        fleet.publish(publisher, 5)
+        await wait_applied(publisher, 5)
+    with Publisher(fleet.config, 2, 8, fleet.endpoint) as publisher:
+        await asyncio.to_thread(publisher.wait_for_actors, 20)
+        assert all(each.serving.is_set() for each in fleet.subscribers)
+        weights = fleet.publish(publisher, 3)
+        await wait_applied(publisher, 3)
+        assert [each.verified for each in fleet.subscribers] == [(8, 3), (8, 3)]
+        assert all(torch.equal(each.weights["embed"], weights["embed"]) for each in engines)
+
+
+async def test_bytes_that_never_come_leave_what_serves(fleet, monkeypatch) -> None:
+    """The group breaks after `Sent`, on one actor's side only."""
+    engines = [fleet.add("actor-0"), fleet.add("actor-1")]
+    with fleet.publisher(2) as publisher:
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        broadcast, broken = GlooTransport.broadcast, []
+
+        def breaks(transport: GlooTransport, staging: list[torch.Tensor], seconds: float) -> None:
+            broadcast(transport, staging, seconds)
+            if transport.rendezvous.rank == 2 and not broken:
+                broken.append(list(engines[1].calls))
+                staging[0].zero_()
+                raise SyncTimeout("the bytes were lost")
+
+        monkeypatch.setattr(GlooTransport, "broadcast", breaks)
+        weights = fleet.publish(publisher, 1)
+        await wait_applied(publisher, 1)
+        await wait_until(lambda: fleet.subscribers[1].verified == (7, 1), "it gets them again")
+        assert broken and fleet.subscribers[1].serving.is_set()
+        assert all(torch.equal(each.weights["head"], weights["head"]) for each in engines)
+        assert engines[1].calls.count("resume") == engines[1].calls.count("pause")
+
+
+async def test_an_actor_s_name_is_taken_while_its_bearer_lives(fleet, monkeypatch) -> None:
+    monkeypatch.setattr(channel, "_RIVAL_S", 0.5)
+    fleet.add("actor-0")
+    with fleet.publisher(1) as publisher:
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        fleet.add("actor-0")
+        with pytest.raises(WeightSyncError, match="named 'actor-0' has joined already"):
+            await asyncio.wait_for(fleet.tasks[1], 10)
+        fleet.publish(publisher, 1)
+        await wait_applied(publisher, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_fifty_kills_at_random_moments(fleet, start) -> None:
+    """The learner goes on publishing; the survivor always gets the newest version."""
+    fleet.add("actor-0")
+    chance, version = random.Random(0), 0
+    with fleet.publisher(2) as publisher:
+        other = start("actor-1")
+        await asyncio.to_thread(publisher.wait_for_actors, 60)
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        for _ in range(50):
+            end = time.monotonic() + chance.random() * 0.2
+            while time.monotonic() < end:
+                version += 1
+                fleet.publish(publisher, version)
+                await asyncio.sleep(0.005)
+            os.kill(other.pid, signal.SIGKILL)
+            version += 1
+            fleet.publish(publisher, version)
+            await wait_applied(publisher, version, 10.0)
+            other.wait()
+            assert fleet.subscribers[0].verified == (7, version)
+            other = start("actor-1")
+            await wait_until(lambda: len(publisher._channel.peers) == 2, "it joins again")
