@@ -27,7 +27,7 @@ from actors.runner import MeteredPolicy, Runner, VerifiedVersions
 from actors.vllm_policy import VllmPolicy
 from configs.keys import keys_of
 from configs.load import ConfigError, load, replay_endpoint, retrieval_url, weight_sync_endpoint
-from configs.process import CONSEQUENCE, begin, die_with_parent
+from configs.process import CONSEQUENCE, announce_ready, begin, die_with_parent
 from configs.schema import Config
 from replay.client import TrajectoryWriter
 from replay.protocol import Hello, ReplayError, ReplayTimeout
@@ -111,6 +111,7 @@ async def _announce(versions: VerifiedVersions, writer: TrajectoryWriter, capaci
     while True:
         incarnation, version = await versions.announcements.get()
         logger.info("serving version %d of incarnation %d", version, incarnation)
+        announce_ready()
         await writer.ready(capacity, incarnation, version)
 
 

@@ -42,6 +42,14 @@ def begin(name: str, threads: int | None = None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
+def announce_ready() -> None:
+    """Tell whoever started this process, if it asked (`FORAGE_READY`, a file to make), that it
+    does its work now.
+    """
+    if path := os.environ.get("FORAGE_READY"):
+        Path(path).touch()
+
+
 def assert_packages() -> None:
     """Raise RuntimeError unless all seven packages resolve inside this repository."""
     for package in PACKAGES:

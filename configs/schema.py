@@ -205,6 +205,16 @@ class LearnerConfig(Section, frozen=True):
             )
 
 
+class FleetConfig(Section, frozen=True):
+    """What the launcher does about a process that ends or stands still."""
+
+    restarts: NonNegative = 8  # in all, per launch; then the run ends with the first cause
+    first_pause_s: Seconds = 0.5  # before a restart; doubled each time one ends soon again
+    longest_pause_s: Seconds = 30.0
+    stopped_deadline_s: Seconds = 300.0  # how long a process may be stopped (SIGSTOP)
+    silence_deadline_s: Seconds = 30.0  # how long replay may give the launcher no answer
+
+
 class Config(Section, frozen=True):
     """One run."""
 
@@ -218,3 +228,4 @@ class Config(Section, frozen=True):
     replay: ReplayConfig = ReplayConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     learner: LearnerConfig = LearnerConfig()
+    fleet: FleetConfig = FleetConfig()

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from configs.process import announce_ready
 from configs.schema import Config
 from learner.batch import TrainingBatch
 from learner.crew import Crew, assemble, enlist
@@ -123,6 +124,7 @@ def follow(
             join(store, rank, learner)
             with phase(f"loading the model on rank {rank}", learner.step_deadline_s, on_stall):
                 trainer = Trainer(config, model_path)
+            announce_ready()
             while (call := link.receive())[0] != CLOSE:
                 name = f"{call[0]} on rank {rank}"
                 with phase(name, learner.step_deadline_s, on_stall):

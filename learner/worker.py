@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from configs.keys import keys_of
 from configs.load import ConfigError, load, replay_endpoint, weight_sync_endpoint
-from configs.process import CONSEQUENCE, begin, make_socket_dir, on_stop
+from configs.process import CONSEQUENCE, announce_ready, begin, make_socket_dir, on_stop
 from configs.schema import Config
 from learner import checkpoint
 from learner.errors import BadCheckpoint, BadModel, LearnerError, RankLost
@@ -153,6 +153,7 @@ def _load(
             local_files_only=True,
             trust_remote_code=config.model.trust_remote_code,
         )
+    announce_ready()
     return trainer, tokenizer
 
 

@@ -19,7 +19,7 @@ import msgspec
 import yaml
 
 from configs.load import ConfigError, load
-from configs.process import begin, on_stop, socket_dir
+from configs.process import announce_ready, begin, on_stop, socket_dir
 from configs.schema import Config
 from replay.codec import decode_trajectory
 from replay.ledger import Ledger
@@ -51,6 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     on_stop(server.stop)
     try:
         with log:
+            announce_ready()
             server.run()
     except LogError as error:
         print(f"replay: {error}", file=sys.stderr)

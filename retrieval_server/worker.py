@@ -119,6 +119,7 @@ def serve(config: Config, listener: socket.socket) -> int:
     process.on_stop(partial(_drain, server))
     host, port = listener.getsockname()[:2]
     logger.info("serving %d passages on http://%s:%d", len(documents), host, port)
+    process.announce_ready()
     server.run(sockets=[listener])
     return 0
 

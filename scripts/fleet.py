@@ -23,6 +23,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")
 # Ray gives its workers way to everything else on the machine (15); they are the work here.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
+import psutil
 import ray
 
 from scripts import guardian
@@ -60,6 +61,17 @@ class Host:
         """The worker's exit code (negative: the signal that ended it), or None while it runs."""
         return None if self._process is None else self._process.poll()
 
+    def stopped(self) -> list[int]:
+        """The pids that are stopped (SIGSTOP) of the worker and its own, such as its engine."""
+        if self._process is None or self._process.poll() is not None:
+            return []
+        try:
+            worker = psutil.Process(self._process.pid)
+            family = [worker, *worker.children(recursive=True)]
+            return [each.pid for each in family if each.status() == psutil.STATUS_STOPPED]
+        except psutil.NoSuchProcess:
+            return []  # one of them ended meanwhile
+
     def kill(self, signal_number: int) -> None:
         """Send a signal to the worker if it still runs."""
         if self._process is not None and self._process.poll() is None:
@@ -80,12 +92,26 @@ class Host:
 
 
 class Member:
-    """One placed process: its name, log and pid."""
+    """One placed process: its name, log and pid, and the command that started it."""
 
-    def __init__(self, name: str, host: Any, pid: int, log_path: Path) -> None:
-        self.name, self.pid, self.log_path = name, pid, log_path
-        self._host = host
+    def __init__(
+        self, name: str, host: Any, pid: int, log_path: Path, ready_path: Path, command: list[str]
+    ) -> None:
+        self.name, self.pid, self.log_path, self.command = name, pid, log_path, command
+        self._host, self._ready_path = host, ready_path
         self.exit_code: int | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the process has said that it does its work."""
+        return self._ready_path.exists()
+
+    def stopped(self) -> list[int]:
+        """The pids that are stopped (SIGSTOP) of it and its own processes."""
+        try:
+            return list(ray.get(self._host.stopped.remote(), timeout=CALL_DEADLINE_S))
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            return []  # `poll` says what has become of it
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs; a host that is gone counts as killed (-9)."""
@@ -116,11 +142,11 @@ class Member:
 class Fleet:
     """Every process of a run, by name; `with Fleet(...)` ends them all, whatever happens."""
 
-    def __init__(self, log_dir: Path, directory: Path) -> None:
+    def __init__(self, log_dir: Path, directory: Path, environment: dict[str, str]) -> None:
         """`directory` is the run's own 0700 directory under /tmp: sockets, and Ray's session inside
-        it.
+        it. `environment` is added to that of every process.
         """
-        self.log_dir, self.directory = log_dir, directory
+        self.log_dir, self.directory, self._environment = log_dir, directory, environment
         self.members: dict[str, Member] = {}
 
     def __enter__(self) -> "Fleet":
@@ -146,22 +172,32 @@ class Fleet:
         self._guardian.stdin.close()
         self._guardian.wait(CALL_DEADLINE_S)
 
-    def start(self, commands: dict[str, list[str]], environment: dict[str, str]) -> None:
-        """Place one process per entry, all at once. Raises FleetError naming what failed."""
+    def start(self, commands: dict[str, list[str]]) -> None:
+        """Place one process per entry, all at once; one that has ended is replaced. Raises
+        FleetError naming what failed.
+        """
         remote = ray.remote(num_cpus=0, max_restarts=0)(Host)
-        hosts = {
-            name: remote.remote(
-                [sys.executable, *command], environment, str(self.log_dir / f"{name}.log")
-            )
-            for name, command in commands.items()
-        }
+        hosts = {}
+        for name, command in commands.items():
+            ready = self._ready_path(name)
+            ready.unlink(missing_ok=True)
+            environment = {**self._environment, "FORAGE_READY": str(ready)}
+            line = [sys.executable, *command]
+            hosts[name] = remote.remote(line, environment, str(self._log_path(name)))
         started = {name: host.start.remote() for name, host in hosts.items()}
         for name, pid in started.items():
             try:
                 found = ray.get(pid, timeout=60.0)
             except (ray.exceptions.RayError, FleetError) as error:
                 raise FleetError(f"could not place {name}: {error}") from error
-            self.members[name] = Member(name, hosts[name], found, self.log_dir / f"{name}.log")
+            paths = (self._log_path(name), self._ready_path(name))
+            self.members[name] = Member(name, hosts[name], found, *paths, commands[name])
+
+    def _log_path(self, name: str) -> Path:
+        return self.log_dir / f"{name}.log"
+
+    def _ready_path(self, name: str) -> Path:
+        return self.directory / f"{name}.ready"
 
     def dead(self) -> dict[str, int]:
         """Exit codes of the processes that have ended."""

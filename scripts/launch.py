@@ -73,9 +73,9 @@ def run(config: Config, console: Console, progress: Progress | None = None) -> i
     stop = Interrupt()
     try:
         console.phase("starting Ray and placing processes")
-        with Fleet(run_dir / "logs", directory) as fleet:
+        with Fleet(run_dir / "logs", directory, ENVIRONMENT) as fleet:
             stop.arm()  # Ray has put handlers of its own in the way
-            fleet.start(commands(config, progress), ENVIRONMENT)
+            fleet.start(commands(config, progress))
             console.phase(AGAIN if progress else FIRST)
             supervisor = Supervisor(config, fleet, console, stop, progress or Progress())
             gauges = supervisor.gauges

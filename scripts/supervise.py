@@ -1,8 +1,9 @@
-"""From placed processes to a named ending: shows the run, and ends it with the first cause.
+"""From placed processes to a named ending: shows the run, has it kept whole, or ends it with the
+first cause.
 
 Consumes replay's `Status` and the fleet's exit codes; produces the cause of the end and the actors'
-last gauges; waits for the learner to end well, unblocked by its exit, by any other process's death
-or by Ctrl-C.
+last gauges; waits for the learner to end well, unblocked by its exit, by a death that no restart
+makes good (`keeper`), or by Ctrl-C.
 """
 
 import signal
@@ -17,6 +18,7 @@ from replay.protocol import ReplayError, Status
 from replay.records import RunResumed, Stopped
 from scripts.console import Console
 from scripts.fleet import Fleet
+from scripts.keeper import BudgetSpent, Keeper, first_cause
 from scripts.resume import Progress
 
 POLL_S = 0.2
@@ -60,18 +62,22 @@ class Supervisor:
         self._steps, self._evaluations = shown.reports, shown.evaluations
         self._asked = self._training = False
         self._settled_at = 0.0
-        self._silent_until = time.monotonic() + config.actors.starting_deadline_s
+        self._left: set[str] = set()  # actors that have left in order
+        self._heard_s = time.monotonic() + config.actors.starting_deadline_s
+        self.keeper = Keeper(config.fleet, fleet, Path(config.run_dir), console.say)
 
     def watch(self, observer: Observer) -> str:
         """Show the run until the learner has ended well; return why it ended. Raises RunFailed."""
         while True:
             # Exit codes first: who ended well has told replay why, so the status explains them.
             dead = self._fleet.dead()
+            self.keeper.look()
             try:
                 if self._stop.cause and not self._asked:
                     self._end_early(observer)
-                self._show(observer.status(self._steps, self._evaluations))
-                self._silent_until = 0.0
+                if "replay" not in dead or "learner" in dead:
+                    self._show(observer.status(self._steps, self._evaluations))
+                    self._heard_s = time.monotonic()
             except ReplayError as error:
                 self._judge_silence(dead, error)
             if self._judge(dead):
@@ -86,7 +92,7 @@ class Supervisor:
         Raises RunFailed.
         """
         fleet = self._fleet
-        others = [name for name in fleet.members if name.startswith(("actor-", "learner-"))]
+        others = [name for name in fleet.members if name not in (*SERVICES, "learner")]
         left = fleet.wait(others, self._config.actors.drain_deadline_s + DRAIN_MARGIN_S)
         fleet.end(left, deadline_s=5.0)
         for service in SERVICES:
@@ -111,15 +117,39 @@ class Supervisor:
             self._fleet.members["learner"].signal(signal.SIGTERM)
 
     def _judge(self, dead: dict[str, int]) -> bool:
-        """Whether somebody has died whom nobody asked to. Raises RunFailed once the first cause is
-        known, or SETTLE_S after the first death.
+        """Whether somebody has died whom nobody asked to, and the run goes on. Raises RunFailed
+        when it does not.
         """
         ending = bool(self._stop_cause or self._stop.cause)
         broken = {name: code for name, code in dead.items() if code or not ending}
         if "learner" in dead and not dead["learner"]:
             broken = {name: code for name, code in broken.items() if code}
+        if not ending:
+            broken = self._without_leavers(broken)
         if not broken or self._stop.cause:
             return False
+        if ending or not self._config.fleet.restarts:
+            return self._settle(broken, dead)
+        try:
+            self.keeper.tend(broken)
+        except BudgetSpent as spent:
+            raise RunFailed(str(spent)) from spent
+        time.sleep(POLL_S)
+        return True
+
+    def _without_leavers(self, broken: dict[str, int]) -> dict[str, int]:
+        """Without the actors that were asked to leave and have; the last one may not."""
+        leavers = {name for name, code in broken.items() if name.startswith("actor-") and not code}
+        for name in sorted(leavers - self._left):
+            self._console.say(f"{name} has left", "bold yellow")
+        self._left |= leavers
+        actors = {name for name in self._fleet.members if name.startswith("actor-")}
+        if self._left and actors <= self._left:
+            raise RunFailed(f"every actor has left: {', '.join(sorted(actors))}")
+        return {name: code for name, code in broken.items() if name not in leavers}
+
+    def _settle(self, broken: dict[str, int], dead: dict[str, int]) -> bool:
+        """Raise RunFailed once the first cause is known, or SETTLE_S after the first death."""
         now = time.monotonic()
         self._settled_at = self._settled_at or now + SETTLE_S
         alive = self._fleet.members.keys() - dead.keys()
@@ -129,10 +159,19 @@ class Supervisor:
         return True
 
     def _judge_silence(self, dead: dict[str, int], error: ReplayError) -> None:
-        """Replay may still be starting, or have left after everybody else; else it is a failure."""
-        starting = time.monotonic() < self._silent_until
-        if not (starting or dead or self._fleet.dead() or self._stop.cause):
+        """Replay may still be starting, be stopped for a while, or have left after everybody else;
+        else it is replaced.
+        """
+        limit_s = self._config.fleet.silence_deadline_s
+        standing = "replay" in self.keeper.waiting or self.keeper.stopped("replay")
+        if standing or dead or self._fleet.dead() or self._stop.cause:
+            return
+        if time.monotonic() - self._heard_s < limit_s:
+            return
+        if not self._config.fleet.restarts:
             raise RunFailed(f"replay does not answer: {error}") from error
+        self.keeper.end("replay", f"gave no answer for {limit_s:g} s")
+        self._heard_s = time.monotonic()
 
     def _logged_cause(self) -> str:
         """Why the run stopped, when replay has left before it could be asked."""
@@ -163,15 +202,3 @@ class Supervisor:
         if not (self._training or self._asked):
             self._training = True
             self._console.phase("training")
-
-
-def first_cause(fleet: Fleet, broken: dict[str, int]) -> str:
-    """A killed process is a cause; one that fails beside it is often, and one that says so always
-    a consequence.
-    """
-    by_blame = {CONSEQUENCE: 3, 0: 2}
-    name = min(broken, key=lambda n: (by_blame.get(broken[n], broken[n] >= 0), n))
-    code = broken[name]
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    member = fleet.members[name]
-    return f"{name} {how} (log: {member.log_path})\n{member.last_words()}".rstrip()

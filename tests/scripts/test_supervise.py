@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from configs.process import CONSEQUENCE
-from configs.schema import Config, LearnerConfig
+from configs.schema import Config, FleetConfig, LearnerConfig
 from replay.protocol import ReplayTimeout, Status, StepReport
 from scripts.console import Console
 from scripts.resume import Progress
@@ -20,6 +20,8 @@ Gauges = dict[str, dict[str, float]]
 
 class Member:
     """A process that ends when it is signalled."""
+
+    exit_code, pid, ready = 0, 1, True
 
     def __init__(self, name: str, told: list[str]) -> None:
         self.name, self.told = name, told
@@ -103,9 +105,10 @@ def first_to_blame(tmp_path: Path, ends: list[dict[str, int]]) -> str:
     status = Status((), (), {}, SERVING, phase="", stop_cause="")
     fleet = SimpleNamespace(members={}, dead=lambda: ends.pop(0) if len(ends) > 1 else ends[0])
     for name in ("replay", "learner", "actor-0", "actor-1"):
-        words = SimpleNamespace(log_path=f"{name}.log", last_words=lambda: "")
-        fleet.members[name] = words
-    config, stop = Config(run_dir=str(tmp_path)), SimpleNamespace(cause="")
+        words = {"name": name, "log_path": f"{name}.log", "last_words": lambda: ""}
+        fleet.members[name] = SimpleNamespace(pid=1, ready=True, exit_code=0, **words)
+    fragile = FleetConfig(restarts=0)
+    config, stop = Config(run_dir=str(tmp_path), fleet=fragile), SimpleNamespace(cause="")
     supervisor = Supervisor(config, fleet, Console(), stop, Progress())  # type: ignore[arg-type]
     observer = SimpleNamespace(status=lambda *_: status)
     with pytest.raises(RunFailed) as failure:
@@ -130,4 +133,4 @@ def test_of_consequences_alone_the_first_name_is_told(
     monkeypatch.setattr("scripts.supervise.SETTLE_S", 0.5)
     assert first_to_blame(tmp_path, [{"learner": CONSEQUENCE}]).startswith("learner ")
     every = dict.fromkeys(("learner", "actor-1", "replay"), CONSEQUENCE)
-    assert first_to_blame(tmp_path, [every | {"actor-0": 0}]).startswith("actor-0 ")
+    assert first_to_blame(tmp_path, [every | {"replay": 0}]).startswith("replay ")

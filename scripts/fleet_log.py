@@ -1,0 +1,35 @@
+"""`<run_dir>/fleet.jsonl`: what became of each process of a run, one line an event.
+
+Consumes what the launcher notices; produces lines of `{"at_s", "event", "name", ...}`, `at_s` in
+seconds since the epoch. Events: `started` (pid), `ready`, `ended` (code, cause), `restarting`
+(pause_s), `left`, `stopped`, `continued`. Waits for nothing.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "fleet.jsonl"
+
+
+class FleetLog:
+    """Appends; `write` may be called from one thread."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / FILE_NAME
+
+    def write(self, event: str, name: str, **facts: object) -> None:
+        """One line."""
+        line = {"at_s": time.time(), "event": event, "name": name, **facts}
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def read_fleet_log(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """Every event so far; none where the launcher has written none."""
+    path = run_dir / FILE_NAME
+    if path.exists():
+        for line in path.read_text().splitlines():
+            yield json.loads(line)

@@ -1,0 +1,172 @@
+"""Keeps a fleet whole: starts again what ends unasked, within a budget, and replaces what stands
+still.
+
+Consumes the fleet's exit codes and states; produces restarts, lines for a person and
+`fleet.jsonl`. A restart waits `fleet.first_pause_s`, twice as long each time that the same process
+ends soon after the last; the ranks of a learner start together. Waits for nothing itself: the
+supervisor asks it again and again.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from configs.process import CONSEQUENCE
+from configs.schema import FleetConfig
+from scripts.fleet import Fleet, Member
+from scripts.fleet_log import FleetLog
+
+BAD_INPUT = 2  # the exit code of a process that would refuse the same input again
+SOON_S = 60.0  # a process that ends later than this after its start starts afresh
+LOOK_S = 3.0  # how often stopped processes are looked for
+
+
+class BudgetSpent(RuntimeError):
+    """No restart is left, or none would help; the message is the first cause."""
+
+
+class Keeper:
+    """`restarts` lists what was restarted and why, in order."""
+
+    def __init__(
+        self, config: FleetConfig, fleet: Fleet, run_dir: Path, say: Callable[[str, str], None]
+    ) -> None:
+        """`say(text, style)` tells the person at the terminal."""
+        self.restarts: list[dict[str, str]] = []
+        self._config, self._fleet, self._say = config, fleet, say
+        self._log = FleetLog(run_dir)
+        self._due: dict[str, float] = {}  # when to start it again
+        self._since: dict[str, float] = {}
+        self._tries: dict[str, int] = {}
+        self._stopped: dict[str, float] = {}
+        self._unready: set[str] = set()
+        self._looked_s = 0.0
+        self._note_started(list(fleet.members))
+
+    @property
+    def waiting(self) -> set[str]:
+        """Those that are about to be started again, or have not said that they are ready."""
+        return self._due.keys() | self._unready
+
+    def tend(self, broken: Mapping[str, int]) -> None:
+        """Start again, in time, those that ended unasked (name → exit code). Raises BudgetSpent."""
+        now = time.monotonic()
+        fresh = {name: code for name, code in broken.items() if name not in self._due}
+        for name, code in sorted(fresh.items(), key=_blame):
+            if name not in self._due:  # another rank's end may have brought it here
+                self._schedule(name, code, now)
+        due = [name for name, at in self._due.items() if at <= now]
+        # The ranks of a learner find each other only if all start anew.
+        due = [name for name in due if self._fleet.members[name].poll() is not None]
+        if due:
+            self._fleet.start({name: self._command(name) for name in due})
+            for name in due:
+                del self._due[name]
+            self._note_started(due)
+
+    def look(self) -> None:
+        """Note who is ready; name who is stopped, and end it once its time is over."""
+        for name in [name for name in self._unready if self._fleet.members[name].ready]:
+            self._unready.discard(name)
+            self._log.write("ready", name)
+        now = time.monotonic()
+        if now - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now
+        for name, member in self._fleet.members.items():
+            self._look_at(name, member, now)
+
+    def stopped(self, name: str) -> bool:
+        """Whether this process was stopped when last looked at."""
+        return name in self._stopped
+
+    def end(self, name: str, why: str) -> None:
+        """End a process that does not do its work; `tend` starts it again."""
+        self._say(f"{name} {why}: it is ended", "bold yellow")
+        self._fleet.members[name].signal(signal.SIGKILL)
+
+    def _look_at(self, name: str, member: Member, now: float) -> None:
+        pids = member.stopped() if member.exit_code is None else []
+        if not pids:
+            if self._stopped.pop(name, None) is not None:
+                self._log.write("continued", name)
+            return
+        since = self._stopped.setdefault(name, now)
+        limit_s = self._config.stopped_deadline_s
+        if since == now:
+            self._log.write("stopped", name)
+            self._say(
+                f"{name} is stopped (SIGSTOP): `kill -CONT {' '.join(map(str, pids))}` lets it go "
+                f"on; in {limit_s:g} s (fleet.stopped_deadline_s) it is replaced",
+                "bold yellow",
+            )
+        elif now - since >= limit_s:
+            del self._stopped[name]
+            self.end(name, f"was stopped for {limit_s:g} s")
+
+    def _schedule(self, name: str, code: int, now: float) -> None:
+        cause = cause_of(self._fleet.members[name], code)
+        first_line = cause.splitlines()[0]
+        self._log.write("ended", name, code=code, cause=first_line)
+        if code == BAD_INPUT:
+            raise BudgetSpent(cause)
+        if len(self.restarts) >= self._config.restarts:
+            raise BudgetSpent(self._spent(cause))
+        soon = now - self._since[name] < SOON_S
+        self._tries[name] = self._tries.get(name, 0) + 1 if soon else 1
+        pause_s = self._config.first_pause_s * 2 ** min(self._tries[name] - 1, 30)
+        pause_s = min(pause_s, self._config.longest_pause_s)
+        self.restarts.append({"name": name, "cause": cause})
+        for other in self._bound_to(name):
+            self._due[other] = now + pause_s
+            if other != name:
+                self._fleet.members[other].signal(signal.SIGKILL)
+        number, budget = len(self.restarts), self._config.restarts
+        self._say(f"{first_line}; restart {number} of {budget} in {pause_s:g} s", "bold yellow")
+        self._log.write("restarting", name, pause_s=pause_s)
+
+    def _spent(self, cause: str) -> str:
+        if not self.restarts:
+            return cause
+        first = self.restarts[0]["cause"]
+        return f"{first}\nfleet.restarts = {len(self.restarts)} are spent; then {cause}"
+
+    def _bound_to(self, name: str) -> list[str]:
+        ranks = [each for each in self._fleet.members if is_rank(each)]
+        return ranks if is_rank(name) else [name]
+
+    def _command(self, name: str) -> list[str]:
+        command = self._fleet.members[name].command
+        again = (is_rank(name) and "--rank" not in command) or name == "replay"
+        return [*command, "--resume"] if again and "--resume" not in command else command
+
+    def _note_started(self, names: list[str]) -> None:
+        for name in names:
+            self._since[name] = time.monotonic()
+            self._unready.add(name)
+            self._log.write("started", name, pid=self._fleet.members[name].pid)
+
+
+def is_rank(name: str) -> bool:
+    """Whether this is a process of the learner."""
+    return name == "learner" or name.startswith("learner-")
+
+
+def cause_of(member: Member, code: int) -> str:
+    """How a process ended, where its log is, and the end of that."""
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    return f"{member.name} {how} (log: {member.log_path})\n{member.last_words()}".rstrip()
+
+
+def first_cause(fleet: Fleet, broken: Mapping[str, int]) -> str:
+    """A killed process is a cause; one that fails beside it is often, and one that says so always
+    a consequence.
+    """
+    name, code = min(broken.items(), key=_blame)
+    return cause_of(fleet.members[name], code)
+
+
+def _blame(ended: tuple[str, int]) -> tuple[int, str]:
+    name, code = ended
+    return {CONSEQUENCE: 3, 0: 2}.get(code, code >= 0), name
