@@ -47,15 +47,21 @@ class Host:
         self._command, self._log_path = command, log_path
         self._environment = {**os.environ, **environment, "FORAGE_PARENT": str(os.getpid())}
         self._process: subprocess.Popen[bytes] | None = None
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def start(self) -> int:
-        """Start the worker and return its pid."""
+    def start(self, command: list[str] | None = None) -> int:
+        """Start the worker, by another command if one is given, and return its pid. Raises
+        FleetError while one runs.
+        """
+        if self._process is not None and self._process.poll() is None:
+            raise FleetError(f"process {self._process.pid} still runs {' '.join(self._command)}")
+        self._command, self._process = command or self._command, None
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
-        if not self._started.wait(CALL_DEADLINE_S) or self._process is None:
+        process = self._process if started.wait(CALL_DEADLINE_S) else None
+        if process is None:
             raise FleetError(f"could not start {' '.join(self._command)}")
-        return self._process.pid
+        return process.pid
 
     def poll(self) -> int | None:
         """The worker's exit code (negative: the signal that ended it), or None while it runs."""
@@ -77,7 +83,7 @@ class Host:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal_number)
 
-    def _run(self) -> None:
+    def _run(self, started: threading.Event) -> None:
         with Path(self._log_path).open("ab", buffering=0) as log_file:
             self._process = subprocess.Popen(
                 self._command,
@@ -87,7 +93,7 @@ class Host:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            self._started.set()
+            started.set()
             self._process.wait()
 
 
@@ -98,7 +104,7 @@ class Member:
         self, name: str, host: Any, pid: int, log_path: Path, ready_path: Path, command: list[str]
     ) -> None:
         self.name, self.pid, self.log_path, self.command = name, pid, log_path, command
-        self._host, self._ready_path = host, ready_path
+        self.host, self._ready_path = host, ready_path
         self.exit_code: int | None = None
 
     @property
@@ -109,15 +115,23 @@ class Member:
     def stopped(self) -> list[int]:
         """The pids that are stopped (SIGSTOP) of it and its own processes."""
         try:
-            return list(ray.get(self._host.stopped.remote(), timeout=CALL_DEADLINE_S))
+            return list(ray.get(self.host.stopped.remote(), timeout=CALL_DEADLINE_S))
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
             return []  # `poll` says what has become of it
+
+    def host_lives(self) -> bool:
+        """Whether the host answers, so that it may start the process again."""
+        try:
+            ray.get(self.host.poll.remote(), timeout=CALL_DEADLINE_S)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            return False
+        return True
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs; a host that is gone counts as killed (-9)."""
         if self.exit_code is None:
             try:
-                self.exit_code = ray.get(self._host.poll.remote(), timeout=CALL_DEADLINE_S)
+                self.exit_code = ray.get(self.host.poll.remote(), timeout=CALL_DEADLINE_S)
             except ray.exceptions.RayActorError:
                 self.exit_code = -signal.SIGKILL
             except ray.exceptions.GetTimeoutError as error:
@@ -129,7 +143,7 @@ class Member:
     def signal(self, number: int) -> None:
         """Send a signal to the process if it still runs."""
         try:
-            ray.get(self._host.kill.remote(number), timeout=CALL_DEADLINE_S)
+            ray.get(self.host.kill.remote(number), timeout=CALL_DEADLINE_S)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
             log.warning("the host of %s is gone", self.name)
 
@@ -176,22 +190,26 @@ class Fleet:
         """Place one process per entry, all at once; one that has ended is replaced. Raises
         FleetError naming what failed.
         """
-        remote = ray.remote(num_cpus=0, max_restarts=0)(Host)
-        hosts = {}
-        for name, command in commands.items():
-            ready = self._ready_path(name)
-            ready.unlink(missing_ok=True)
-            environment = {**self._environment, "FORAGE_READY": str(ready)}
-            line = [sys.executable, *command]
-            hosts[name] = remote.remote(line, environment, str(self._log_path(name)))
-        started = {name: host.start.remote() for name, host in hosts.items()}
-        for name, pid in started.items():
+        started = {name: self._place(name, command) for name, command in commands.items()}
+        for name, (host, pid) in started.items():
             try:
                 found = ray.get(pid, timeout=60.0)
             except (ray.exceptions.RayError, FleetError) as error:
                 raise FleetError(f"could not place {name}: {error}") from error
             paths = (self._log_path(name), self._ready_path(name))
-            self.members[name] = Member(name, hosts[name], found, *paths, commands[name])
+            self.members[name] = Member(name, host, found, *paths, commands[name])
+
+    def _place(self, name: str, command: list[str]) -> tuple[Any, Any]:
+        """The host of a process, its last one if that lives, and the pid to come."""
+        ready, line = self._ready_path(name), [sys.executable, *command]
+        ready.unlink(missing_ok=True)
+        if name in self.members and self.members[name].host_lives():
+            host = self.members[name].host
+            return host, host.start.remote(line)
+        environment = {**self._environment, "FORAGE_READY": str(ready)}
+        remote = ray.remote(num_cpus=0, max_restarts=0)(Host)
+        host = remote.remote(line, environment, str(self._log_path(name)))
+        return host, host.start.remote()
 
     def _log_path(self, name: str) -> Path:
         return self.log_dir / f"{name}.log"

@@ -1,8 +1,8 @@
 """`<run_dir>/fleet.jsonl`: what became of each process of a run, one line an event.
 
 Consumes what the launcher notices; produces lines of `{"at_s", "event", "name", ...}`, `at_s` in
-seconds since the epoch. Events: `started` (pid), `ready`, `ended` (code, cause), `restarting`
-(pause_s), `left`, `stopped`, `continued`. Waits for nothing.
+seconds since the epoch. Events: `started` (pid), `ready`, `ended` (code, cause),
+`restarting` (cause, pause_s), `stopped`, `continued`. Waits for nothing.
 """
 
 import json
@@ -33,3 +33,9 @@ def read_fleet_log(run_dir: Path) -> Iterator[dict[str, Any]]:
     if path.exists():
         for line in path.read_text().splitlines():
             yield json.loads(line)
+
+
+def restarts(run_dir: Path) -> list[dict[str, str]]:
+    """Who was restarted, over all launches of the run, and why."""
+    events = [line for line in read_fleet_log(run_dir) if line["event"] == "restarting"]
+    return [{"name": line["name"], "cause": line["cause"]} for line in events]

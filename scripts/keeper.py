@@ -124,7 +124,7 @@ class Keeper:
                 self._fleet.members[other].signal(signal.SIGKILL)
         number, budget = len(self.restarts), self._config.restarts
         self._say(f"{first_line}; restart {number} of {budget} in {pause_s:g} s", "bold yellow")
-        self._log.write("restarting", name, pause_s=pause_s)
+        self._log.write("restarting", name, cause=first_line, pause_s=pause_s)
 
     def _spent(self, cause: str) -> str:
         if not self.restarts:

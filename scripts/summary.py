@@ -28,6 +28,7 @@ from replay.records import (
     RunStarted,
     Sampled,
 )
+from scripts.fleet_log import restarts
 
 COUNTED = ("sync/updates", "retrieval/requests", "retrieval/errors", "actor/lost_requests")
 
@@ -157,6 +158,7 @@ def build(
         "staleness_max": fold.staleness_max,
         "max_staleness": config.replay.max_staleness,
         **_fleet(fleet, fold.earlier),
+        "restarts": restarts(path.parent),
         "dropped_groups_by_cause": dict(fold.dropped),
         "seed": config.seed,
     }

@@ -92,6 +92,7 @@ class Supervisor:
         Raises RunFailed.
         """
         fleet = self._fleet
+        fleet.end([name for name in self.keeper.waiting if name not in SERVICES], deadline_s=5.0)
         others = [name for name in fleet.members if name not in (*SERVICES, "learner")]
         left = fleet.wait(others, self._config.actors.drain_deadline_s + DRAIN_MARGIN_S)
         fleet.end(left, deadline_s=5.0)

@@ -42,6 +42,7 @@ SETTINGS = [
     "learner.eval_every=10",
     "questions.eval_limit=20",
     "replay.groups_per_step=4",
+    "fleet.restarts=0",
 ]
 
 

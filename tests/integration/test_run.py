@@ -126,7 +126,7 @@ def test_ctrl_c_drains_and_leaves_nothing(launch: Callable[..., Run]) -> None:
 def test_a_killed_process_ends_the_run_with_its_cause(
     launch: Callable[..., Run], name: str, words: str
 ) -> None:
-    run = launch(*SHORT, "learner.total_steps=500")
+    run = launch(*SHORT, "learner.total_steps=500", "fleet.restarts=0")
     run.wait_for("step    1/", 300)
     pid = run.engine_of(name) if words == "its engine" else run.pid_of(words)
     os.kill(pid, signal.SIGKILL)

@@ -161,6 +161,11 @@ def test_a_stopped_child_is_seen(tmp_path: Path) -> None:
         children[0].suspend()
         assert host.stopped() == [children[0].pid]
         children[0].kill()
+        host.kill(signal.SIGKILL)
+        host._thread.join(10)
+        again = host.start([sys.executable, "-c", "raise SystemExit(5)"])
+        host._thread.join(10)
+        assert again != pid and host.poll() == 5
     finally:
         host.kill(signal.SIGKILL)
         host._thread.join(10)
