@@ -4,15 +4,19 @@ The environment is set before vLLM or torch are imported; a machine without a us
 in our words, with the remedy.
 """
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
 import os
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 from actors.actions import STOP_TAGS
 from actors.policy import EngineUnusable
 from actors.prompt import single_token_ids
+from configs.process import socket_dir
 from configs.schema import Config
 
 _BATCHED_TOKENS = 8192
@@ -62,6 +66,37 @@ def prepare_environment(config: Config) -> None:
         }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+
+
+class Scratch:
+    """A directory for the sockets and rendezvous files that vLLM makes and leaves; inside the run's
+    own where there is one, so that they go when this process is killed too.
+    """
+
+    def __init__(self, run_dir: str) -> None:
+        place = socket_dir(run_dir)
+        parent = place if run_dir and place.is_dir() else None
+        self._folder = tempfile.TemporaryDirectory(prefix="engine-", dir=parent)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """An engine that is started inside puts its files there."""
+        names = ("TMPDIR", "VLLM_RPC_BASE_PATH")
+        before = {name: os.environ.get(name) for name in names}
+        os.environ.update(dict.fromkeys(names, self._folder.name))
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+    def remove(self) -> None:
+        """Remove it, with what is in it; twice is harmless."""
+        with contextlib.suppress(FileNotFoundError):
+            self._folder.cleanup()
 
 
 def engine_arguments(config: Config, worker_extension: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine_setup import (
+    Scratch,
     check_installation,
     engine_arguments,
     prepare_environment,
@@ -44,11 +45,14 @@ class VllmPolicy:
     """One engine, shared by all rollouts of this process; make it with `await
     VllmPolicy.start(config)`."""
 
-    def __init__(self, engine: "AsyncLLM", stop_arguments: dict[str, Any]) -> None:
+    def __init__(
+        self, engine: "AsyncLLM", stop_arguments: dict[str, Any], scratch: Scratch | None = None
+    ) -> None:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         self._parameters = SamplingParams
         self._engine: AsyncLLM | None = engine
+        self._scratch = scratch
         self._numbers = itertools.count()
         self._arguments = {
             **stop_arguments,
@@ -64,14 +68,17 @@ class VllmPolicy:
         which the event loop stands still). Raises EngineUnusable."""
         check_installation()
         prepare_environment(config)
-        path = config.model.path
+        path, scratch = config.model.path, Scratch(config.run_dir)
         try:
             # Not in a thread: the child dies with the thread that started it.
-            return cls(
-                _start_engine(engine_arguments(config, worker_extension)),
-                stop_arguments(load_tokenizer(path, config.model.trust_remote_code)),
-            )
+            with scratch.entered():
+                return cls(
+                    _start_engine(engine_arguments(config, worker_extension)),
+                    stop_arguments(load_tokenizer(path, config.model.trust_remote_code)),
+                    scratch,
+                )
         except (RuntimeError, ValueError, OSError) as error:
+            scratch.remove()
             raise EngineUnusable(f"vLLM could not load model.path = {path!r}: {error}") from error
 
     @property
@@ -150,6 +157,8 @@ class VllmPolicy:
             engine.shutdown(timeout=KILL_AFTER_S)
             del engine
             gc.collect()
+        if self._scratch is not None:
+            self._scratch.remove()
 
     async def _generate(self, tokens: Sequence[int], parameters: Any) -> Any:
         from vllm.exceptions import VLLMClientError

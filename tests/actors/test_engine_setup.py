@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from actors.engine_setup import engine_arguments, prepare_environment
+from actors.engine_setup import Scratch, engine_arguments, prepare_environment
+from configs.process import make_socket_dir
 from configs.schema import ActorsConfig, Config, ModelConfig
 
 CHECK = "from actors.engine_setup import check_installation as c; c()"
@@ -61,3 +63,21 @@ def test_the_engine_is_started_as_configured() -> None:
     if "kv_cache_memory_bytes" in arguments:  # on a CPU
         assert arguments["kv_cache_memory_bytes"] == 77
         assert arguments["max_num_batched_tokens"] == 9000  # every prompt fits one batch
+
+
+@pytest.mark.parametrize("of_a_run", [True, False])
+def test_what_an_engine_leaves_goes_with_it(tmp_path, monkeypatch, of_a_run) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run_dir = str(tmp_path / "run")
+    place = make_socket_dir(run_dir) if of_a_run else Path(tempfile.gettempdir())
+    scratch = Scratch(run_dir)
+    with scratch.entered():
+        folder = Path(os.environ["TMPDIR"])
+        assert folder.parent == place and os.environ["VLLM_RPC_BASE_PATH"] == str(folder)
+        (folder / "vllm_dist_0").touch()
+    assert os.environ["TMPDIR"] == str(tmp_path) and "VLLM_RPC_BASE_PATH" not in os.environ
+    scratch.remove()
+    scratch.remove()
+    assert not folder.exists()
+    if of_a_run:
+        place.rmdir()

@@ -100,6 +100,7 @@ def launch(demo_files: DemoFiles, tmp_path: Path) -> Iterator[Callable[..., Run]
     afterwards.
     """
     runs: list[Run] = []
+    before = set(Path("/tmp").glob("vllm_dist_*"))
 
     def start(*overrides: str, name: str = "run", resume: bool = False) -> Run:
         run_dir = tmp_path / name
@@ -122,3 +123,4 @@ def launch(demo_files: DemoFiles, tmp_path: Path) -> Iterator[Callable[..., Run]
             run.process.wait()
         for pid in run.leftovers(5.0):
             os.kill(pid, signal.SIGKILL)
+    assert not set(Path("/tmp").glob("vllm_dist_*")) - before
