@@ -65,6 +65,22 @@ class Keeper:
                 del self._due[name]
             self._note_started(due)
 
+    def scale(self, count: int, actor_command: Callable[[str], list[str]]) -> None:
+        """Have `actor-0` to `actor-(count - 1)` run, and the other actors drain and leave."""
+        members, names = self._fleet.members, [f"actor-{index}" for index in range(count)]
+        learner = members["learner"]  # if it starts again, it is to wait for so many
+        command = [word for word in learner.command if not word.startswith("actors.count=")]
+        learner.command = [*command, f"actors.count={count}"]
+        new = [n for n in names if n not in members or members[n].poll() == 0]
+        self._fleet.start({name: actor_command(name) for name in new})
+        self._note_started(new)
+        rest = [n for n in members if n.startswith("actor-") and n not in names]
+        leaving = [name for name in rest if members[name].poll() is None]
+        for name in leaving:
+            members[name].signal(signal.SIGTERM)
+        changes = [f"{name} starts" for name in new] + [f"{name} is to leave" for name in leaving]
+        self._say(f"{count} actors wanted: {', '.join(changes) or 'as it is'}", "bold yellow")
+
     def look(self) -> None:
         """Note who is ready; name who is stopped, and end it once its time is over."""
         for name in [name for name in self._unready if self._fleet.members[name].ready]:

@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from configs.keys import keys_of
@@ -61,8 +62,14 @@ def commands(config: Config, progress: Progress | None = None) -> dict[str, list
     for rank in range(1, config.learner.ranks):
         members[f"learner-{rank}"] = ["-m", "learner.worker", path, "--rank", str(rank)]
     for index in range(config.actors.count):
-        members[f"actor-{index}"] = ["-m", "actors.worker", path, "--actor-id", f"actor-{index}"]
+        members[f"actor-{index}"] = actor_command(config, f"actor-{index}")
     return members
+
+
+def actor_command(config: Config, name: str) -> list[str]:
+    """The worker command of one actor."""
+    path = str(Path(config.run_dir) / "config.yaml")
+    return ["-m", "actors.worker", path, "--actor-id", name]
 
 
 def run(config: Config, console: Console, progress: Progress | None = None) -> int:
@@ -77,7 +84,8 @@ def run(config: Config, console: Console, progress: Progress | None = None) -> i
             stop.arm()  # Ray has put handlers of its own in the way
             fleet.start(commands(config, progress))
             console.phase(AGAIN if progress else FIRST)
-            supervisor = Supervisor(config, fleet, console, stop, progress or Progress())
+            shown, start = progress or Progress(), partial(actor_command, config)
+            supervisor = Supervisor(config, fleet, console, stop, shown, start)
             gauges = supervisor.gauges
             endpoint = replay_endpoint(config)
             with Observer(endpoint, keys=keys_of(config, endpoint)) as observer:

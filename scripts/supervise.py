@@ -8,6 +8,7 @@ makes good (`keeper`), or by Ctrl-C.
 
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from configs.process import CONSEQUENCE
@@ -20,6 +21,7 @@ from scripts.console import Console
 from scripts.fleet import Fleet
 from scripts.keeper import BudgetSpent, Keeper, first_cause
 from scripts.resume import Progress
+from scripts.scale import Wanted
 
 POLL_S = 0.2
 SETTLE_S = 5.0  # for the first cause to end as well, once its consequences have
@@ -53,9 +55,17 @@ class Supervisor:
     """Watches one run. `gauges` holds each actor's last numbers, also of actors that have left."""
 
     def __init__(
-        self, config: Config, fleet: Fleet, console: Console, stop: Interrupt, shown: Progress
+        self,
+        config: Config,
+        fleet: Fleet,
+        console: Console,
+        stop: Interrupt,
+        shown: Progress,
+        actor_command: Callable[[str], list[str]],
     ) -> None:
-        """`shown` is what an earlier launch of the run has reported: it is not shown again."""
+        """`shown` is what an earlier launch of the run has reported: it is not shown again.
+        `actor_command(name)` starts an actor.
+        """
         self.gauges: dict[str, dict[str, float]] = {}
         self._config, self._fleet, self._console, self._stop = config, fleet, console, stop
         self._stop_cause = ""
@@ -65,6 +75,7 @@ class Supervisor:
         self._left: set[str] = set()  # actors that have left in order
         self._heard_s = time.monotonic() + config.actors.starting_deadline_s
         self.keeper = Keeper(config.fleet, fleet, Path(config.run_dir), console.say)
+        self._wanted, self._actor_command = Wanted(Path(config.run_dir)), actor_command
 
     def watch(self, observer: Observer) -> str:
         """Show the run until the learner has ended well; return why it ended. Raises RunFailed."""
@@ -72,6 +83,8 @@ class Supervisor:
             # Exit codes first: who ended well has told replay why, so the status explains them.
             dead = self._fleet.dead()
             self.keeper.look()
+            if (wanted := self._wanted.change()) and not self._asked:
+                self.keeper.scale(wanted, self._actor_command)
             try:
                 if self._stop.cause and not self._asked:
                     self._end_early(observer)
@@ -143,9 +156,9 @@ class Supervisor:
         leavers = {name for name, code in broken.items() if name.startswith("actor-") and not code}
         for name in sorted(leavers - self._left):
             self._console.say(f"{name} has left", "bold yellow")
-        self._left |= leavers
+        self._left = leavers  # one that has come back may leave again
         actors = {name for name in self._fleet.members if name.startswith("actor-")}
-        if self._left and actors <= self._left:
+        if leavers and actors <= leavers:
             raise RunFailed(f"every actor has left: {', '.join(sorted(actors))}")
         return {name: code for name, code in broken.items() if name not in leavers}
 

@@ -169,3 +169,22 @@ def test_a_stopped_child_is_seen(tmp_path: Path) -> None:
     finally:
         host.kill(signal.SIGKILL)
         host._thread.join(10)
+
+
+def test_the_fleet_grows_and_shrinks(keep, clock) -> None:
+    fleet, kept, said = keep()
+    kept.scale(3, lambda name: [name])
+    assert fleet.started[1:] == [{"actor-2": ["actor-2"]}] and "actor-2 starts" in said[-1]
+    kept.scale(1, lambda name: [name])
+    left = {name for name in (*NAMES, "actor-2") if fleet.members[name].exit_code is not None}
+    assert left == {"actor-1", "actor-2"} and said[-1].endswith(
+        "actor-1 is to leave, actor-2 is to leave"
+    )
+    fleet.members["actor-1"].exit_code = 0
+    kept.scale(2, lambda name: [name])
+    assert fleet.started[-1] == {"actor-1": ["actor-1"]}
+    dead = fleet.end("learner", -9)
+    kept.tend(dead)
+    clock.s += 1.1
+    kept.tend(dead | fleet.end("learner-1", -9))
+    assert fleet.started[-1]["learner"] == ["learner", "actors.count=2", "--resume"]

@@ -68,7 +68,7 @@ def interrupt(tmp_path: Path) -> Callable[..., list[str]]:
         stop = SimpleNamespace(cause="")
         config = Config(run_dir=str(tmp_path), learner=LearnerConfig(total_steps=9))
         members = Fleet(told)
-        parts = (config, members, Console(), stop, Progress())
+        parts = (config, members, Console(), stop, Progress(), lambda name: [name])
         status = Status(steps, (), {}, fleet, phase="", stop_cause="")
         assert Supervisor(*parts).watch(Replay(told, stop, status, silent)) == CAUSE
         return told
@@ -109,7 +109,8 @@ def first_to_blame(tmp_path: Path, ends: list[dict[str, int]]) -> str:
         fleet.members[name] = SimpleNamespace(pid=1, ready=True, exit_code=0, **words)
     fragile = FleetConfig(restarts=0)
     config, stop = Config(run_dir=str(tmp_path), fleet=fragile), SimpleNamespace(cause="")
-    supervisor = Supervisor(config, fleet, Console(), stop, Progress())  # type: ignore[arg-type]
+    parts = (config, fleet, Console(), stop, Progress(), lambda name: [name])
+    supervisor = Supervisor(*parts)  # type: ignore[arg-type]
     observer = SimpleNamespace(status=lambda *_: status)
     with pytest.raises(RunFailed) as failure:
         supervisor.watch(observer)  # type: ignore[arg-type]
