@@ -64,6 +64,7 @@ async def run(config: Config, actor_id: str) -> None:
             TrajectoryWriter(
                 *(endpoint, hello, replay.heartbeat_s, replay.dead_after_s),
                 keys=keys_of(config, endpoint),
+                restart_deadline_s=replay.restart_deadline_s,
             ) as writer,
         ):
             await _serve(config, hello.actor_id, policy, prompter, retriever, writer)

@@ -72,7 +72,7 @@ class RetrievalConfig(Section, frozen=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = 0  # 0 = a free one, chosen by the launcher
     top_k: Annotated[int, Meta(ge=0, le=100)] = 3  # 0: nothing is asked, every observation is empty
     timeout_s: Seconds = 30.0
-    retries: NonNegative = 3
+    retries: NonNegative = 3  # of what a server met; until timeout_s while none listens
     max_connections: Positive = 64
 
 
@@ -103,7 +103,7 @@ class ActorsConfig(Section, frozen=True):
 
 
 class ReplayConfig(Section, frozen=True):
-    """Admission, deadlines and the event log."""
+    """Admission, deadlines and the event log. Raises ValueError where two contradict each other."""
 
     endpoint: str = ""  # empty: ipc:// in the run's own socket directory
     groups_per_step: Positive = 16
@@ -116,7 +116,15 @@ class ReplayConfig(Section, frozen=True):
     max_question_failures: Positive = 5  # then the question is retired
     heartbeat_s: Seconds = 1.0
     dead_after_s: Seconds = 10.0
+    restart_deadline_s: Seconds = 120.0  # how long its clients wait for a replay that is silent
     disk_deadline_s: Seconds = 600.0  # how long the event log waits for room on a full disk
+
+    def __post_init__(self) -> None:
+        if self.restart_deadline_s < self.dead_after_s:
+            raise ValueError(
+                f"replay.restart_deadline_s = {self.restart_deadline_s!r} lies below "
+                f"replay.dead_after_s = {self.dead_after_s!r}: raise it, or lower that"
+            )
 
 
 class WeightSyncConfig(Section, frozen=True):

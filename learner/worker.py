@@ -173,7 +173,11 @@ def _finish(config: Config, incarnation: int, step: int, cause: str) -> None:
 
 def _reader(config: Config, incarnation: int) -> BatchReader:
     endpoint, limit_s = replay_endpoint(config), config.learner.batch_deadline_s
-    return BatchReader(endpoint, incarnation, limit_s, keys=keys_of(config, endpoint))
+    return BatchReader(
+        *(endpoint, incarnation, limit_s),
+        keys=keys_of(config, endpoint),
+        restart_deadline_s=config.replay.restart_deadline_s,
+    )
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from replay.protocol import (
     Refused,
     Reply,
     Stop,
+    Unknown,
+    Welcome,
 )
 from replay.records import Summary
 from replay.roster import Roster
@@ -42,26 +44,28 @@ class ActorDesk:
         self._summarise = summarise
 
     def hello(self, peer: Peer, message: Hello) -> Replies:
-        """Take an actor in, with the leases that it holds; they are never leased to another."""
+        """Take an actor in, with the leases that it holds; they are never leased to another.
+
+        What it is delivering stays as it is on record: its delivery has come, or comes again.
+        """
         if cause := self._why_refused(peer, message):
             return [(peer, Refused(cause))]
-        if self._books.stop_cause:
-            return [(peer, Stop(self._books.stop_cause))]
         actor_id, now = message.actor_id, self._journal.now
         held, recorded = set(message.held), set(self._books.held.get(actor_id, ()))
-        self._roster.join(actor_id, peer)
+        self._roster.join(actor_id, peer, message.instance)
         self._journal.write(records.ActorJoined(now, actor_id, message.tokenizer_digest))
-        self._return(actor_id, recorded - held, "not_held")
+        self._return(actor_id, recorded - held - set(message.delivering), "not_held")
         for group_id, sibling in sorted(held - recorded):
             if self._books.was_opened(group_id):
                 self._journal.write(records.Adopted(now, actor_id, group_id, sibling))
-        return []
+        stop = self._books.stop_cause
+        return [(peer, Welcome()), *([(peer, Stop(stop))] if stop else [])]
 
     def ready(self, peer: Peer, message: Ready) -> Replies:
         """Note what an actor can do now."""
         actor = self._roster.get(message.actor_id)
         if actor is None or actor.peer != peer:
-            return [(peer, _unknown(message.actor_id))]
+            return [(peer, Unknown())]
         actor.capacity = message.capacity
         actor.incarnation = message.incarnation
         actor.version = message.policy_version
@@ -71,7 +75,7 @@ class ActorDesk:
         """Keep an actor's latest gauges."""
         actor = self._roster.get(message.actor_id)
         if actor is None or actor.peer != peer:
-            return [(peer, _unknown(message.actor_id))]
+            return [(peer, Unknown())]
         actor.gauges = message.gauges
         return []
 
@@ -98,7 +102,8 @@ class ActorDesk:
     def goodbye(self, peer: Peer, message: Goodbye) -> Replies:
         """An actor leaves; what it still holds is to be leased again."""
         actor = self._roster.get(message.actor_id)
-        if actor is not None and actor.peer == peer:
+        on_record = message.actor_id in self._books.held  # it may leave before it said Hello again
+        if actor.peer == peer if actor else on_record:
             self.dismiss(message.actor_id, "goodbye")
         return []
 
@@ -122,7 +127,8 @@ class ActorDesk:
         if message.protocol != PROTOCOL:
             return f"replay speaks protocol {PROTOCOL}, {message.actor_id} {message.protocol}"
         known = self._roster.get(message.actor_id)
-        if known is not None and known.peer != peer:
+        moved = known is not None and bool(message.instance) and known.instance == message.instance
+        if known is not None and known.peer != peer and not moved:
             return f"{message.actor_id} is connected already: every actor needs its own id"
         digest = self._books.tokenizer_digest
         if digest and message.tokenizer_digest != digest:
@@ -174,7 +180,3 @@ def _why_foreign(group: Group, message: Deliver, summary: Summary) -> str:
     if found != expected or not 0 <= message.sibling < group.size:
         return f"delivery for {expected} of {group.size} siblings holds a trajectory of {found}"
     return ""
-
-
-def _unknown(actor_id: str) -> Refused:
-    return Refused(f"{actor_id} is not known here: say Hello first")

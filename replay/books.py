@@ -30,6 +30,7 @@ class Books:
     `short`: ids of groups with a sibling to lease. `held`: actor id → the (group, sibling) it was
     given and has not answered for, needed or not: what its capacity is counted against. `batches`:
     recorded, uncommitted, by step. `catching_up`: started again, and nothing new is asked for yet.
+    `learner`: the process that resumed as this incarnation, empty when it must be gone.
     """
 
     def __init__(
@@ -53,13 +54,12 @@ class Books:
         self.reports: list[StepReport] = []
         self.tally = Tally()
         self.next_group_id: dict[Kind, int] = {"train": 1, "eval": records.EVAL_GROUPS}
-        self.incarnation = 0
+        self.incarnation, self.learner = 0, ""
         self.last_sampled = 0
         self.served = 0  # the last step whose batch the current incarnation has been given
         self.committed = 0
         self.catching_up = False
-        self.tokenizer_digest = ""
-        self.stop_cause = ""
+        self.tokenizer_digest = self.stop_cause = ""
 
     @property
     def standing(self) -> int:
@@ -99,12 +99,12 @@ class Books:
         raise TypeError(f"no fold for {fact!r}")
 
     @evolve.register
-    def _(self, fact: records.RunStarted) -> None:
+    def _(self, fact: records.RunStarted | records.ReplayRestarted) -> None:
         pass
 
     @evolve.register
     def _(self, fact: records.RunResumed) -> None:
-        self.stop_cause = ""
+        self.stop_cause = self.learner = ""
         self.catching_up = self.incarnation > 0
         self.tally.zero_streak = 0
         self.held.clear()  # every process of before is gone; what it held is to be leased again
@@ -176,7 +176,7 @@ class Books:
         group = self.unfinished(fact.group_id)
         if group and group.holders.get(fact.sibling) == fact.actor_id:
             self._pass_on(group, fact.sibling)
-            self.failures.count(group, fact.sibling)
+            self.failures.count(group, fact.sibling, fact.cause)
             self._note_missing(group)
 
     @evolve.register
@@ -227,7 +227,7 @@ class Books:
     @evolve.register
     def _(self, fact: records.LearnerResumed) -> None:
         self.catching_up = self.incarnation > 0
-        self.incarnation = fact.incarnation
+        self.incarnation, self.learner = fact.incarnation, fact.instance
         self.served = fact.step
         self.last_sampled = max(self.last_sampled, fact.step)
 

@@ -1,6 +1,8 @@
 """A connection to replay that asks and waits: what its blocking clients have in common.
 
-Consumes replies; every wait has a name and a deadline, and a Wait of replay's is logged.
+Consumes replies; every wait has a name and a deadline, and a Wait of replay's is logged. Every
+request may be repeated: one that is not answered is asked again on a new connection, for replay may
+have been killed and started again.
 """
 
 import logging
@@ -18,6 +20,7 @@ from replay.protocol import RefusedByReplay, ReplayTimeout, Stop
 
 LINGER_MS = 1000
 LOG_EVERY_S = 10.0
+RESTART_DEADLINE_S = 120.0
 logger = logging.getLogger("replay.client")
 _T = TypeVar("_T", bound=wire.Reply)
 
@@ -42,12 +45,21 @@ def dealer(
 
 
 class Caller:
-    """A blocking connection, made anew after a ReplayTimeout: a late reply is nobody else's."""
+    """A blocking connection, made anew after each silence: a late reply is nobody else's.
+
+    Replay is asked again when it says nothing for `reply_deadline_s`, until it has been silent for
+    `restart_deadline_s`; where that is shorter, it is asked once.
+    """
 
     def __init__(
-        self, endpoint: str, reply_deadline_s: float = 10.0, keys: Keys | None = None
+        self,
+        endpoint: str,
+        reply_deadline_s: float = 10.0,
+        keys: Keys | None = None,
+        restart_deadline_s: float = RESTART_DEADLINE_S,
     ) -> None:
         self._endpoint, self._reply_deadline_s, self._keys = endpoint, reply_deadline_s, keys
+        self._silence_s = max(reply_deadline_s, restart_deadline_s)
         self._logged_s = -math.inf
         self._context = zmq.Context()
         self._connect()
@@ -75,28 +87,40 @@ class Caller:
         except zmq.Again as error:
             raise self._timeout(what, self._reply_deadline_s, "no room to send") from error
 
-    def _receive(self, what: str, limit_s: float) -> wire.Reply:
-        if not self._socket.poll(int(limit_s * 1000)):
-            raise self._timeout(what, limit_s, "no answer")
-        return decode_reply(self._socket.recv())
+    def _receive(self, limit_s: float) -> wire.Reply | None:
+        """The next reply; None when there is none for so long."""
+        heard = self._socket.poll(max(1, int(limit_s * 1000)))
+        return decode_reply(self._socket.recv()) if heard else None
 
     def _wait(
-        self, request: wire.Request, what: str, deadline_s: float
+        self, request: wire.Request, what: str, deadline_s: float, silence_s: float | None = None
     ) -> tuple[wire.Reply, dict[bool, float]]:
-        """Ask once; replay says Wait until it has the answer. Also seconds waited, by `oldest`."""
-        start_s = since_s = time.monotonic()
+        """Ask until replay answers; it says Wait until it can. Also seconds waited, by `oldest`.
+
+        Raises ReplayTimeout when it only said Wait for `deadline_s`, or nothing for `silence_s`
+        (default: as long as a restart may take).
+        """
+        limit_s = self._silence_s if silence_s is None else silence_s
+        start_s = since_s = heard_s = time.monotonic()
         waited_s = {False: 0.0, True: 0.0}
-        oldest = False
+        oldest, reason = False, "no answer"
         self._send(request, what)
-        while isinstance(reply := self._receive(what, self._reply_deadline_s), wire.Wait):
+        while True:
+            reply = self._receive(min(self._reply_deadline_s, heard_s + limit_s - since_s))
             now_s = time.monotonic()
             waited_s[oldest] += now_s - since_s
-            since_s, oldest = now_s, reply.oldest
-            if now_s - start_s >= deadline_s:
-                raise self._timeout(what, now_s - start_s, reply.reason)
-            self._log(what, reply.reason)
-        waited_s[oldest] += time.monotonic() - since_s
-        return reply, waited_s
+            since_s = now_s
+            if reply is not None and not isinstance(reply, wire.Wait):
+                return reply, waited_s
+            if reply is not None:
+                heard_s, oldest, reason = now_s, reply.oldest, reply.reason
+            if now_s - start_s >= deadline_s or now_s - heard_s >= limit_s:
+                reason = "no answer" if now_s - heard_s >= limit_s else reason
+                raise self._timeout(what, now_s - start_s, reason)
+            if reply is None:
+                self._connect_anew()
+                self._send(request, what)
+            self._log(what, reason if reply else f"no answer for {now_s - heard_s:.1f} s")
 
     def _log(self, what: str, reason: str) -> None:
         if (now_s := time.monotonic()) - self._logged_s >= LOG_EVERY_S:
@@ -109,8 +133,11 @@ class Caller:
         cause = getattr(reply, "cause", f"the answer was {type(reply).__name__}")
         raise RefusedByReplay(f"{what}: {cause}")
 
-    def _timeout(self, what: str, waited_s: float, reason: str) -> ReplayTimeout:
+    def _connect_anew(self) -> None:
         self._socket.close(linger=0)
         self._connect()
+
+    def _timeout(self, what: str, waited_s: float, reason: str) -> ReplayTimeout:
+        self._connect_anew()
         place = f"replay at {self._endpoint}"
         return ReplayTimeout(f"waited {waited_s:.1f} s for {what} from {place}: {reason}")

@@ -1,13 +1,15 @@
 """Replay's clients: `TrajectoryWriter` (actors), `BatchReader` (learner), `Observer` (launcher).
 
-Consume leases, batches and status; produce trajectories, requests and heartbeats. Every wait has a
-name and a deadline: an actor gives up when its heartbeats stay unanswered for `dead_after_s`, the
-others when replay is silent for `reply_deadline_s`, or says only Wait until the deadline.
+Consume leases, batches and status; produce trajectories, requests and heartbeats. They outlive a
+replay that is killed and started again on its log: an actor introduces itself anew, the others ask
+again. Every wait has a name and a deadline: all give up when replay is silent for
+`restart_deadline_s`, the learner also when it is only told to Wait until its own deadline.
 """
 
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Self
 
@@ -16,10 +18,11 @@ import zmq.asyncio
 
 import replay.protocol as wire
 from configs.keys import Keys
-from replay.caller import LINGER_MS, Caller, dealer
+from replay.caller import LINGER_MS, RESTART_DEADLINE_S, Caller, dealer
 from replay.codec import decode_reply, encode, encode_trajectory
 from replay.inbox import Inbox
 from replay.protocol import Lease, ReplayTimeout, Stop
+from replay.standing import Standing
 from replay.trajectory import Trajectory
 
 EVALUATION_POLL_S = 0.05
@@ -30,8 +33,10 @@ class TrajectoryWriter:
     """An actor's connection: leases in, trajectories out. Use as an async context manager.
 
     `gauges` is called for each Heartbeat. What waits here when Stop arrives is returned as failed
-    (`shutdown`). Every method raises ReplayTimeout once replay has fallen silent, and
-    RefusedByReplay once it has refused this actor.
+    (`shutdown`). A replay that is silent for `dead_after_s` is noted in the log; one that was
+    started again is told what this actor holds and serves, and what it had not acknowledged. Every
+    method raises ReplayTimeout once heartbeats stay unanswered for `restart_deadline_s`, and
+    RefusedByReplay once replay has refused this actor.
     """
 
     def __init__(
@@ -41,19 +46,22 @@ class TrajectoryWriter:
         heartbeat_s: float,
         dead_after_s: float,
         keys: Keys | None = None,
+        restart_deadline_s: float = RESTART_DEADLINE_S,
     ) -> None:
         self.gauges: Callable[[], Mapping[str, float]] = dict
-        self._endpoint, self._hello, self._keys = endpoint, hello, keys
+        self._endpoint, self._actor_id, self._keys = endpoint, hello.actor_id, keys
         self._heartbeat_s, self._dead_after_s = heartbeat_s, dead_after_s
-        self._inbox = Inbox()
+        self._restart_deadline_s = restart_deadline_s
+        self._inbox, self._standing = Inbox(), Standing(hello)
         self._unanswered = 0  # heartbeats since replay was last heard
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set(zmq.SNDHWM, 0)  # while replay is away: its leases' answers, heartbeats
         dealer(self._socket, self._endpoint, self._dead_after_s, self._keys)
-        await self._send(self._hello)
+        await self._send(self._standing.hello(time.monotonic()))
         for work in (self._listen(), self._beat()):
             task = asyncio.create_task(work)
             task.add_done_callback(self._ended)
@@ -66,14 +74,17 @@ class TrajectoryWriter:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             if self._inbox.error is None:
-                await self._send(wire.Goodbye(self._hello.actor_id))
+                await self._send(wire.Goodbye(self._actor_id))
         finally:
             self._socket.close(linger=LINGER_MS)
             await asyncio.to_thread(self._context.term)
 
     async def ready(self, capacity: int, incarnation: int, version: int) -> None:
         """State what this actor can hold in all, and the version it has applied and verified."""
-        await self._send(wire.Ready(self._hello.actor_id, capacity, incarnation, version))
+        self._check()
+        statement = wire.Ready(self._actor_id, capacity, incarnation, version)
+        if self._standing.ready(statement):
+            await self._send(statement)
 
     async def next(self) -> Lease | Stop:
         """Wait for the next lease, or Stop (then always Stop), while replay answers heartbeats."""
@@ -82,62 +93,79 @@ class TrajectoryWriter:
     async def deliver(self, trajectory: Trajectory) -> str:
         """Send a trajectory; return the status of its acknowledgement once it is on record.
 
-        Raises CodecError before anything is sent, ReplayTimeout when it is not acknowledged.
+        Waits while heartbeats are answered: replay may be waiting for room on its disk. Raises
+        CodecError before anything is sent.
         """
         key = trajectory.group_id, trajectory.sibling
-        payload = encode_trajectory(trajectory)
+        delivery = wire.Deliver(self._actor_id, *key, encode_trajectory(trajectory))
         status = self._inbox.expect(key)
+        self._standing.deliver(delivery)
         try:
-            await self._send(wire.Deliver(self._hello.actor_id, *key, payload))
-            async with asyncio.timeout(self._dead_after_s):
-                return await asyncio.shield(status)
-        except TimeoutError as error:
-            what = f"the acknowledgement of group {key[0]} sibling {key[1]}"
-            raise self._silence(what) from error
+            await self._send(delivery)
+            return await asyncio.shield(status)
         finally:
             self._inbox.forget(key)
+            self._standing.abandon(key)
 
     async def fail(self, lease: Lease, cause: str) -> None:
         """Give a lease back: infrastructure failed, which is never a reward."""
         key = lease.group_id, lease.sibling
-        await self._send(wire.LeaseFailed(self._hello.actor_id, *key, cause))
+        self._standing.held.discard(key)
+        await self._send(wire.LeaseFailed(self._actor_id, *key, cause))
 
-    async def _send(self, message: wire.FromActor) -> None:
+    def _check(self) -> None:
         if self._inbox.error is not None:
             raise self._inbox.error
-        try:
-            await self._socket.send(encode(message))
-        except zmq.Again as error:
-            raise self._silence(f"room to send {type(message).__name__}") from error
+
+    async def _send(self, message: wire.FromActor) -> None:
+        self._check()
+        await self._socket.send(encode(message))
 
     async def _beat(self) -> None:
         # Counted in heartbeats, not in time: a blocked event loop hears nothing, but asks nothing.
-        while self._unanswered * self._heartbeat_s < self._dead_after_s:
-            await self._send(wire.Heartbeat(self._hello.actor_id, dict(self.gauges())))
+        noted = False
+        while (silent_s := self._unanswered * self._heartbeat_s) < self._restart_deadline_s:
+            if (silent := silent_s >= self._dead_after_s) and not noted:
+                logger.warning("%s", self._silence(silent_s))
+            noted = silent
+            await self._send(wire.Heartbeat(self._actor_id, dict(self.gauges())))
             self._unanswered += 1
             await asyncio.sleep(self._heartbeat_s)
-        raise self._silence("the answer to a heartbeat")
+        raise self._silence(self._restart_deadline_s)
 
     async def _listen(self) -> None:
         while True:
             reply = decode_reply(await self._socket.recv())
             self._unanswered = 0
-            for lease in self._inbox.take(reply):
-                await self.fail(lease, "shutdown")
+            if isinstance(reply, wire.Unknown):
+                await self._introduce()
+            elif isinstance(reply, wire.Welcome):
+                for message in self._standing.welcomed():
+                    await self._send(message)
+            else:
+                self._standing.hear(reply)
+                for lease in self._inbox.take(reply):
+                    await self.fail(lease, "shutdown")
+
+    async def _introduce(self) -> None:
+        if hello := self._standing.unknown(time.monotonic()):
+            leases = len(hello.held) + len(hello.delivering)
+            logger.warning("replay does not know this actor: hello again, with %d leases", leases)
+            await self._send(hello)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._inbox.fail(error)
 
-    def _silence(self, what: str) -> ReplayTimeout:
+    def _silence(self, waited_s: float) -> ReplayTimeout:
         return ReplayTimeout(
-            f"actor {self._hello.actor_id} waited {self._dead_after_s:g} s for {what} "
+            f"actor {self._actor_id} waited {waited_s:g} s for the answer to a heartbeat "
             f"from replay at {self._endpoint}"
         )
 
 
 class BatchReader(Caller):
-    """The learner's connection; blocking. `deadline_s` bounds `sample` as a whole.
+    """The learner's connection; blocking. `deadline_s` bounds `sample` as a whole, and `resume`.
 
     `wait_for_batch_s` and `wait_for_oldest_s`: how long the last `sample` waited for
     trajectories, and for an older unfinished group although a batch was ready otherwise.
@@ -150,16 +178,19 @@ class BatchReader(Caller):
         deadline_s: float,
         reply_deadline_s: float = 10.0,
         keys: Keys | None = None,
+        restart_deadline_s: float = RESTART_DEADLINE_S,
     ) -> None:
-        super().__init__(endpoint, reply_deadline_s, keys)
+        super().__init__(endpoint, reply_deadline_s, keys, restart_deadline_s)
         self._incarnation, self._deadline_s = incarnation, deadline_s
+        self._instance = uuid.uuid4().hex
         self.wait_for_batch_s = self.wait_for_oldest_s = 0.0
 
     def resume(self, step: int) -> int | Stop:
         """Say which step is completed; return how many recorded batches come again."""
         what = f"resuming after step {step}"  # replay may fold a long log before it answers
-        self._send(wire.Resume(self._incarnation, step), what)
-        reply = self._checked(self._receive(what, self._deadline_s), wire.Resumed, what)
+        request = wire.Resume(self._incarnation, step, self._instance)
+        raw, _ = self._wait(request, what, self._deadline_s, silence_s=self._deadline_s)
+        reply = self._checked(raw, wire.Resumed, what)
         return reply if isinstance(reply, Stop) else reply.recorded_batches
 
     def sample(self, step: int) -> wire.Batch | Stop:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from replay.groups import Group
 
+NOBODYS_FAULT = ("not_held", "absent")  # given back for a restart of replay's, nothing failed
 Key = tuple[int, str]  # evaluation (-1: training), question id
 
 
@@ -21,8 +22,10 @@ class Failures:
         """How often this sibling of the group's question has failed."""
         return self.counts.get(_key(group), {}).get(sibling, 0)
 
-    def count(self, group: Group, sibling: int) -> None:
-        """One more failed attempt."""
+    def count(self, group: Group, sibling: int, cause: str = "") -> None:
+        """One more failed attempt, unless nothing failed."""
+        if cause in NOBODYS_FAULT:
+            return
         siblings = self.counts.setdefault(_key(group), {})
         siblings[sibling] = siblings.get(sibling, 0) + 1
 

@@ -7,10 +7,11 @@ it is committed. Waits for nothing: a batch that cannot be made yet is answered 
 names who is waited for.
 """
 
+import msgspec
+
 from replay import records
 from replay.admission import Bounds, Choice, choose_batch
 from replay.endings import drop_untrainable, end_run, finish_evaluations, void_after
-from replay.events import Peer
 from replay.groups import Group
 from replay.journal import Journal
 from replay.protocol import (
@@ -32,6 +33,8 @@ from replay.protocol import (
 from replay.roster import Roster
 from replay.waits import describe_batch_wait
 
+_ENCODER = msgspec.msgpack.Encoder()
+
 
 class LearnerDesk:
     """One method per message of the learner."""
@@ -42,13 +45,15 @@ class LearnerDesk:
         self._roster = roster
         config = self._books.config
         self._bounds = Bounds(config.groups_per_step, config.max_staleness)
-        self._peer: Peer | None = None
 
-    def resume(self, peer: Peer, message: Resume) -> Resumed | Refused | Stop:
-        """Take a learner that has completed `step` steps; refuse older incarnations from now on."""
+    def resume(self, message: Resume) -> Resumed | Refused | Stop:
+        """Take a learner that has completed `step` steps; refuse older incarnations from now on.
+
+        Its own repetition is answered like the first time, as long as it has sampled nothing.
+        """
         books, now = self._books, self._journal.now
         repeated = (message.incarnation, message.step) == (books.incarnation, books.served)
-        if repeated and peer == self._peer:
+        if repeated and message.instance and message.instance == books.learner:
             return Resumed(books.last_sampled - message.step)
         if message.incarnation <= books.incarnation:
             return Refused(
@@ -62,11 +67,11 @@ class LearnerDesk:
             )
         if books.stop_cause:
             return Stop(books.stop_cause)
-        self._peer = peer
         drop_untrainable(self._journal, message.step)
         void_after(self._journal, message.step)
         self._journal.write(records.StepsCommitted(now, message.incarnation, message.step))
-        self._journal.write(records.LearnerResumed(now, message.incarnation, message.step))
+        fact = records.LearnerResumed(now, message.incarnation, message.step, message.instance)
+        self._journal.write(fact)
         return Resumed(books.last_sampled - message.step)
 
     def sample(self, message: Sample) -> Batch | Wait | Refused | Stop:
@@ -130,8 +135,7 @@ class LearnerDesk:
         """Record the learner's numbers, once."""
         if refused := self._fence(message.incarnation):
             return refused
-        last = self._books.reports[-1:]
-        if last != [StepReport(message.step, message.gauges)]:
+        if not self._is_last_report(StepReport(message.step, message.gauges)):
             fact = records.Reported(
                 self._journal.now, message.incarnation, message.step, message.gauges
             )
@@ -144,6 +148,10 @@ class LearnerDesk:
             return refused
         end_run(self._journal, message.cause)
         return Done()
+
+    def _is_last_report(self, report: StepReport) -> bool:
+        # Compared as bytes: a number that is not one differs from itself.
+        return [_ENCODER.encode(r) for r in self._books.reports[-1:]] == [_ENCODER.encode(report)]
 
     def _fence(self, incarnation: int) -> Refused | None:
         current = self._books.incarnation

@@ -147,7 +147,7 @@ class Ledger:
     ) -> Replies:
         match message:
             case Resume():
-                return [(peer, self._learner.resume(peer, message))]
+                return [(peer, self._learner.resume(message))]
             case Sample():
                 reply = self._learner.sample(message)
                 self._learner_waits_for = reply.reason if isinstance(reply, Wait) else ""

@@ -26,13 +26,14 @@ class Kept(msgspec.Struct, frozen=True):
 class Peers:
     """When each actor's connection was last heard, and the questions kept for an answer."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, learning: bool = False) -> None:
+        """`learning`: a learner has resumed before replay was started again."""
         self.actors: dict[Peer, float] = {}
         self.kept: dict[Peer, Kept] = {}
         self._dead_after_s = config.replay.dead_after_s
         self._drain_s = config.actors.drain_deadline_s + GRACE_S
         self._step_s = config.learner.step_deadline_s
-        self._learning = False
+        self._learning = learning
         self._spoken_s = float("-inf")
         self._stopped_s = float("inf")
 
@@ -66,14 +67,14 @@ class Peers:
         """Note that the run is over: from here on the server lingers."""
         self._stopped_s = min(self._stopped_s, now_s)
 
-    def may_leave(self, signalled: bool, now_s: float) -> bool:
-        """Whether all have left, or have had their time.
+    def may_leave(self, signalled: bool, now_s: float, awaited: bool = False) -> bool:
+        """Whether all have left, or have had their time; `awaited`: an actor may come back.
 
         A learner that has not finished is given its step's deadline; once a signal says that the
-        rest is gone (`signalled`), only actors are waited for.
+        rest is gone (`signalled`), only actors that are here are waited for.
         """
         learning = self._learning and not signalled
         limit_s = self._drain_s + (self._step_s if learning else 0.0)
-        quiet = signalled or now_s - self._spoken_s > QUIET_S
+        quiet = signalled or (now_s - self._spoken_s > QUIET_S and not awaited)
         gone = not self.actors and not learning and quiet
         return now_s >= self._stopped_s and (gone or now_s - self._stopped_s > limit_s)

@@ -1,5 +1,4 @@
-"""Every message that crosses replay's socket, and this package's errors. A leaf module beside
-`trajectory`.
+"""Every message that crosses replay's socket, and this package's errors. A leaf.
 
 Producers and consumers are in each docstring. Versions are ordered as (incarnation,
 policy_version): each learner start has a higher incarnation. An actor *states* what it can do
@@ -11,7 +10,7 @@ import msgspec
 
 from replay.trajectory import Kind, Question, Sampling
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class ReplayError(Exception):
@@ -49,21 +48,21 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(Message, frozen=True):
-    """First message of an actor: who it is and which leases it still holds (after a replay
-    restart).
+    """First message of an actor, and again after Unknown: who it is, which leases it still works on
+    (`held`), and what it has delivered without an acknowledgement so far (`delivering`).
     """
 
     actor_id: str
     tokenizer_digest: str
     held: tuple[tuple[int, int], ...] = ()  # (group_id, sibling)
     protocol: int = PROTOCOL
+    delivering: tuple[tuple[int, int], ...] = ()  # (group_id, sibling)
+    instance: str = ""  # drawn by each process: the same actor on another connection
 
 
 class Ready(Message, frozen=True):
-    """An actor's statement, sent after Hello, after each verified version and when its capacity
-    changes.
-
-    `capacity` is the total number of rollouts it can hold at once, not what is free now.
+    """An actor's statement, sent after each Welcome, after each verified version and when its
+    capacity changes: the rollouts it can hold at once in all, not what is free now.
     """
 
     actor_id: str
@@ -82,9 +81,7 @@ class Deliver(Message, frozen=True):
 
 
 class LeaseFailed(Message, frozen=True):
-    """A rollout that died of infrastructure: time-out, engine abort, failed probe, shutdown. Never
-    a reward.
-    """
+    """A rollout that died of infrastructure: time-out, engine abort, shutdown. Never a reward."""
 
     actor_id: str
     group_id: int
@@ -116,6 +113,14 @@ class Lease(msgspec.Struct, frozen=True):
     kind: Kind
     question: Question
     sampling: Sampling
+
+
+class Welcome(Message, frozen=True):
+    """Reply to Hello: taken, on record."""
+
+
+class Unknown(Message, frozen=True):
+    """Reply to an actor not known here, as replay was started again or lost it: say Hello."""
 
 
 class Leases(Message, frozen=True):
@@ -153,12 +158,13 @@ class Refused(Message, frozen=True):
 
 
 class Resume(Message, frozen=True):
-    """First message of a learner: its incarnation (higher than any before) and the step it starts
-    after.
+    """First message of a learner: its incarnation (higher than any before), the step it starts
+    after, and a name drawn by its process, by which a repetition is known.
     """
 
     incarnation: int
     step: int
+    instance: str = ""
 
 
 class Sample(Message, frozen=True):
@@ -201,9 +207,7 @@ class Finish(Message, frozen=True):
 
 
 class EvalResult(msgspec.Struct, frozen=True):
-    """One finished evaluation: exact match over all evaluation questions, and by hops (keys as
-    strings).
-    """
+    """One finished evaluation: exact match over all its questions, and by hops (as strings)."""
 
     step: int
     questions: int
@@ -223,15 +227,12 @@ class Resumed(Message, frozen=True):
 
 
 class Batch(Message, frozen=True):
-    """Reply to Sample: whole groups for step s + 1; each trajectory encoded by `replay.codec`.
-
-    `versions[i]` is the version group i was opened under; groups are ordered by group id.
-    """
+    """Reply to Sample: whole groups for step s + 1, by group id."""
 
     step: int
     group_ids: tuple[int, ...]
-    versions: tuple[int, ...]
-    groups: tuple[tuple[bytes, ...], ...]
+    versions: tuple[int, ...]  # that each group was opened under
+    groups: tuple[tuple[bytes, ...], ...]  # trajectories encoded by `replay.codec`
     gauges: dict[str, float]  # replay's own
     fleet: dict[str, dict[str, float]]  # by actor id: its latest gauges
     evaluations: tuple[EvalResult, ...]  # finished since the last Batch
@@ -294,6 +295,6 @@ FromActor = Hello | Ready | Deliver | LeaseFailed | Heartbeat | Goodbye
 FromLearner = Resume | Sample | Committed | Evaluate | Report | Finish
 FromLauncher = Observe | Shutdown
 Request = FromActor | FromLearner | FromLauncher
-ToActor = Leases | Acknowledged | Alive | Stop | Refused
+ToActor = Welcome | Unknown | Leases | Acknowledged | Alive | Stop | Refused
 ToLearner = Resumed | Batch | Wait | EvalProgress | Done | Stop | Refused
 Reply = ToActor | ToLearner | Status

@@ -75,6 +75,12 @@ class RunResumed(Fact, frozen=True):
     config: str
 
 
+class ReplayRestarted(Fact, frozen=True):
+    """Replay alone was killed and has folded the log; learner and actors live on. Nothing ends by
+    it: incarnation, leases and served batches stand, and so does `Stopped`.
+    """
+
+
 class ActorJoined(Fact, frozen=True):
     """An actor said hello and was taken."""
 
@@ -194,10 +200,13 @@ class StepsCommitted(Fact, frozen=True):
 
 
 class LearnerResumed(Fact, frozen=True):
-    """A learner started, having completed `step` steps; older incarnations are refused."""
+    """A learner started, having completed `step` steps; older incarnations are refused. `instance`
+    names its process.
+    """
 
     incarnation: int
     step: int
+    instance: str = ""
 
 
 class CaughtUp(Fact, frozen=True):
@@ -242,6 +251,7 @@ class Stopped(Fact, frozen=True):
 Record = (
     RunStarted
     | RunResumed
+    | ReplayRestarted
     | ActorJoined
     | ActorLeft
     | GroupOpened

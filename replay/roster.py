@@ -15,6 +15,7 @@ class Actor:
 
     actor_id: str
     peer: Peer
+    instance: str = ""
     capacity: int = 0
     incarnation: int = -1
     version: int = -1
@@ -41,9 +42,9 @@ class Roster:
         """The actor that speaks from this peer."""
         return next((actor for actor in self if actor.peer == peer), None)
 
-    def join(self, actor_id: str, peer: Peer) -> Actor:
+    def join(self, actor_id: str, peer: Peer, instance: str = "") -> Actor:
         """Take an actor in; what it said before counts no more."""
-        self._actors[actor_id] = Actor(actor_id, peer)
+        self._actors[actor_id] = Actor(actor_id, peer, instance)
         return self._actors[actor_id]
 
     def leave(self, actor_id: str) -> None:

@@ -33,7 +33,9 @@ from replay.room import Room
 TICK_S = 0.1
 _BURST = 200  # messages between two ticks
 _MOST_HELD = 10_000  # messages, while the log is full
-_PROMISES_NOTHING = (protocol.Alive, protocol.Status, protocol.Refused, protocol.Wait)
+_PROMISES_NOTHING = (
+    *(protocol.Alive, protocol.Status, protocol.Refused, protocol.Unknown, protocol.Wait),
+)
 _WITHOUT_ROOM = (protocol.Heartbeat, protocol.Observe)  # what is answered while the log is full
 _SELF = b""  # the peer of our own events; no routing id is empty
 
@@ -44,7 +46,8 @@ class ReplayServer:
     """Serves one run; bound at construction (ReplayError when the endpoint cannot be)."""
 
     def __init__(self, config: Config, ledger: Ledger, log: EventLog) -> None:
-        self._ledger, self._log, self._peers = ledger, log, Peers(config)
+        self._ledger, self._log = ledger, log
+        self._peers = Peers(config, learning=bool(ledger.books.learner))
         self._inbox: list[tuple[bytes, protocol.Request]] = []  # read, not yet handled
         self._outbox: list[tuple[Peer, protocol.Reply]] = []  # sent once it is durable
         self._room = Room(config.replay.disk_deadline_s)
@@ -224,7 +227,9 @@ class ReplayServer:
             self._peers.stopping(now_s)
 
     def _over(self) -> bool:
-        return len(self._signals) > 1 or self._peers.may_leave(self._signalled, time.monotonic())
+        awaited = bool(self._ledger.books.held)  # actors on record, back or not
+        may_leave = self._peers.may_leave(self._signalled, time.monotonic(), awaited)
+        return len(self._signals) > 1 or may_leave
 
     def _send(self, peer: Peer, reply: protocol.Reply) -> None:
         if not isinstance(peer, bytes) or peer == _SELF or peer in self._parting:

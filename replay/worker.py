@@ -1,7 +1,9 @@
-"""The replay process: `python -m replay.worker CONFIG [--resume] [a.b=c …]`.
+"""The replay process: `python -m replay.worker CONFIG [--resume | --restart] [a.b=c …]`.
 
 Consumes a configuration and its question files; produces `<run_dir>/events.log` and answers at the
-run's replay endpoint. With `--resume` it folds the log that is there and goes on appending to it.
+run's replay endpoint. With `--resume` or `--restart` it folds the log that is there and goes on
+appending to it: `--resume` for a run of which nothing runs any more, `--restart` where replay alone
+was killed and learner and actors live on (before it had begun a log, the run begins here).
 Waits for requests. Ends with 0 once the run is over and its peers have left,
 or on SIGTERM; with 2, and a message, when its input cannot be used; with 1 when the log cannot be
 written, or on anything else.
@@ -12,12 +14,14 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import yaml
 
+from configs.changes import leaves
 from configs.load import ConfigError, load
 from configs.process import announce_ready, begin, on_stop, socket_dir
 from configs.schema import Config
@@ -26,7 +30,14 @@ from replay.ledger import Ledger
 from replay.log import FILE_NAME, EventLog, read_whole
 from replay.protocol import LogError, ReplayError
 from replay.questions import Questions, QuestionsError, load_questions
-from replay.records import RunResumed, RunStarted, Summary, summarise
+from replay.records import (
+    Record,
+    ReplayRestarted,
+    RunResumed,
+    RunStarted,
+    Summary,
+    summarise,
+)
 from replay.server import ReplayServer
 from replay.trajectory import Sampling
 
@@ -37,14 +48,16 @@ def main(arguments: Sequence[str]) -> int:
     """Serve one run; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m replay.worker")
     parser.add_argument("config")
-    parser.add_argument("--resume", action="store_true", help="go on with the run's event log")
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--resume", action="store_true", help="go on with a run that has ended")
+    again.add_argument("--restart", action="store_true", help="learner and actors live on")
     parser.add_argument("overrides", nargs="*", metavar="a.b=c")
     given = parser.parse_intermixed_args(arguments)
     try:
         config = load(given.config, given.overrides)
         ledger = make_ledger(config)
-        log = make_log(config, ledger, given.resume)
-        server = make_server(config, ledger, log, given.resume)
+        log, recorded = make_log(config, ledger, given.resume, given.restart)
+        server = make_server(config, ledger, log, recorded, given.restart)
     except (ConfigError, QuestionsError, ReplayError) as error:
         print(f"replay: {error}", file=sys.stderr)
         return 2
@@ -77,42 +90,85 @@ def make_ledger(config: Config) -> Ledger:
     )
 
 
-def make_log(config: Config, ledger: Ledger, resume: bool) -> EventLog:
-    """The run's log: a new one, or the one that is there, folded. Raises ConfigError, LogError."""
+def make_log(
+    config: Config, ledger: Ledger, resume: bool, restart: bool
+) -> tuple[EventLog, str | None]:
+    """The run's log: a new one, or the one that is there, folded; then also the configuration on
+    record (empty where nothing is). Raises ConfigError, LogError.
+    """
     if not config.run_dir:
         raise ConfigError("run_dir = '': name the directory that this run writes to")
     path = Path(config.run_dir) / FILE_NAME
-    if resume:
+    if resume or (restart and path.exists()):
         log = EventLog.open(path)  # locked first, so that nobody writes behind what is folded
         try:
-            ledger.restore(read_whole(path))
+            return log, _fold(ledger, path)
         except LogError:
             log.close()
             raise
-        return log
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"run_dir = {config.run_dir!r}: {error.strerror}") from error
-    return EventLog.create(path)
+    return EventLog.create(path), None
 
 
-def make_server(config: Config, ledger: Ledger, log: EventLog, resume: bool) -> ReplayServer:
-    """The bound server; what begins with it is on record. A log begun in vain is removed again."""
+def make_server(
+    config: Config, ledger: Ledger, log: EventLog, recorded: str | None, restart: bool
+) -> ReplayServer:
+    """The bound server; what begins with it is on record. A log begun in vain is removed again.
+
+    Raises ConfigError where the configuration is not what a restarted run has on record, and
+    ReplayError.
+    """
     try:
+        fact = _beginning(config, recorded, restart)
+        ledger.restore([fact])
         server = ReplayServer(config, ledger, log)
-    except ReplayError:
+    except (ConfigError, ReplayError):
         log.close()
-        if not resume:
+        if recorded is None:
             log.path.unlink()
         raise
-    text = yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, width=1000)
-    now = time.time()
-    fact = RunResumed(now, text) if resume else RunStarted(now, config.seed, text)
-    ledger.restore([fact])
     log.append([fact])
     log.sync()
     return server
+
+
+def _fold(ledger: Ledger, path: Path) -> str:
+    text = ""
+
+    def noted() -> Iterator[Record]:
+        nonlocal text
+        for record in read_whole(path):
+            if isinstance(record, RunStarted | RunResumed):
+                text = record.config
+            yield record
+
+    ledger.restore(noted())
+    return text
+
+
+def _beginning(config: Config, recorded: str | None, restart: bool) -> Record:
+    text = yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, width=1000)
+    now = time.time()
+    if recorded is None or (restart and not recorded):
+        return RunStarted(now, config.seed, text)
+    if not restart:
+        return RunResumed(now, text)
+    if recorded != text:
+        raise ConfigError(_changes(yaml.safe_load(recorded), msgspec.to_builtins(config)))
+    return ReplayRestarted(now)
+
+
+def _changes(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    there, here = dict(leaves(recorded)), dict(leaves(given))
+    return "\n".join(
+        f"--restart: {field} = {here.get(field)!r}: the event log has {there.get(field)!r}: put "
+        "that back, or stop the run and go on with --resume"
+        for field in sorted(here.keys() | there.keys())
+        if here.get(field) != there.get(field)
+    )
 
 
 def _summary(payload: bytes) -> Summary:

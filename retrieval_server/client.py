@@ -1,7 +1,8 @@
 """The one way to ask a retrieval server: pooled, with a deadline, retrying named failures only.
 
 Consumes queries; produces passages; waits for the server at most `timeout_s`, retries included;
-unblocked by a good reply, or by the deadline as a RetrievalError. An infrastructure failure is
+unblocked by a good reply, or by the deadline as a RetrievalError. A server that is killed and
+started again within that time is noticed by nobody but the gauges. An infrastructure failure is
 always an exception here, never a result: its text cannot reach a trajectory.
 """
 
@@ -25,6 +26,7 @@ from retrieval_server.protocol import (
     RetrievalRefused,
     RetrievalTimeout,
     RetrievalUnavailable,
+    RetrievalUnreachable,
     RetrieveRequest,
     ScoredReply,
 )
@@ -45,7 +47,8 @@ class RetrievalClient:
     Calls made while a POST is under way gather for `_GATHER_S` and share the next one; at most
     `max_connections` POSTs are under way. `url`: the server's base URL, or that of its `/retrieve`.
     `timeout_s`: deadline of a POST with its retries; while retries are left, an attempt may use
-    half of the time that remains, so that one lost reply does not use it up.
+    half of the time that remains, so that one lost reply does not use it up. `retries` bounds
+    attempts that a server met; while nobody listens, connecting is tried until the deadline.
     """
 
     def __init__(
@@ -81,8 +84,8 @@ class RetrievalClient:
     async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
         """Per query at most `top_k` passages, best first; no match is an empty list.
 
-        Raises RetrievalTimeout, RetrievalUnavailable, BadReply (each after its retries) or, for a
-        request that no retry would help, RetrievalRefused.
+        Raises RetrievalTimeout, RetrievalUnavailable, BadReply (each after its retries; with no
+        connection at the deadline) or, for a request that no retry would help, RetrievalRefused.
         """
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {top_k!r}")
@@ -111,18 +114,21 @@ class RetrievalClient:
     async def _post(self, queries: list[str], top_k: int) -> list[list[Passage]]:
         body = _encoder.encode(RetrieveRequest(queries, top_k, return_scores=True))
         deadline = time.monotonic() + self._timeout_s
-        for attempt in range(self._retries):
+        left, attempt = self._retries, 0
+        while True:
+            remaining = deadline - time.monotonic()
             pause = self._pause(attempt)
             try:
                 return await self._poster.post(
-                    body, len(queries), (deadline - time.monotonic()) / 2
+                    body, len(queries), remaining / 2 if left else remaining
                 )
-            except _RETRIED:
-                if time.monotonic() + pause >= deadline:
+            except _RETRIED as error:
+                met = not isinstance(error, RetrievalUnreachable)
+                if (met and not left) or time.monotonic() + pause >= deadline:
                     raise
+            left, attempt = left - met, attempt + 1
             self._retried += 1
             await asyncio.sleep(pause)
-        return await self._poster.post(body, len(queries), deadline - time.monotonic())
 
     def _pause(self, attempt: int) -> float:
         """Seconds before the next attempt: doubled each time; jittered, not to return in step."""
@@ -156,6 +162,8 @@ class _Poster:
             good = True
         except TimeoutError as error:
             raise RetrievalTimeout(f"{self._url} did not answer within {seconds:.3g} s") from error
+        except httpx.ConnectError as error:
+            raise RetrievalUnreachable(f"{self._url}: {type(error).__name__}: {error}") from error
         except httpx.RequestError as error:
             raise RetrievalUnavailable(f"{self._url}: {type(error).__name__}: {error}") from error
         finally:

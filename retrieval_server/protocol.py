@@ -24,7 +24,8 @@ class RetrievalError(Exception):
     RetrievalError
     ├── CorpusError           a corpus that cannot be served; names file, line, field and remedy
     ├── RetrievalTimeout      no answer within the call's deadline           (retried)
-    ├── RetrievalUnavailable  no connection, a broken one, 429 or 5xx        (retried)
+    ├── RetrievalUnavailable  a broken connection, 429 or 5xx                (retried)
+    │   └── RetrievalUnreachable  no connection                              (until the deadline)
     ├── BadReply              a reply that is not what was asked for         (retried)
     └── RetrievalRefused      any other 4xx: the request itself is at fault  (never retried)
     """
@@ -40,6 +41,10 @@ class RetrievalTimeout(RetrievalError):
 
 class RetrievalUnavailable(RetrievalError):
     """No connection, a broken one, or a server that says it cannot answer (429, 5xx)."""
+
+
+class RetrievalUnreachable(RetrievalUnavailable):
+    """Nobody listens there: the server is being started again, or the address is wrong."""
 
 
 class BadReply(RetrievalError):

@@ -34,7 +34,7 @@ class Audit:
         self.dropped: dict[Kind, Counter[str]] = {"train": Counter(), "eval": Counter()}
         self.torn, self.committed = "", 0
         self.staleness_max: int | None = None
-        self.stop_cause = ""
+        self.stop_cause, self.replay_restarts = "", 0
         self._config, self._incarnation = Config(), 0
         self._kinds: dict[int, Kind] = {}
         self._oldest: dict[Sibling, int] = {}  # delivered: the oldest version among its tokens
@@ -76,6 +76,10 @@ class Audit:
         self.stop_cause = ""
         self.leases["ended with their processes"] += len(self._held)
         self._held.clear()
+
+    @take.register
+    def _(self, fact: records.ReplayRestarted) -> None:
+        self.replay_restarts += 1  # nothing ends by it: incarnation, leases and batches stand
 
     @take.register
     def _(self, fact: records.GroupOpened) -> None:
@@ -264,6 +268,7 @@ class Audit:
             "steps": len(self._sampled),
             "steps_committed": self.committed,
             "staleness_max": self.staleness_max,
+            "replay_restarts": self.replay_restarts,
             "stop_cause": self.stop_cause,
             "torn": self.torn,
         }

@@ -88,7 +88,9 @@ def run(config: Config, console: Console, progress: Progress | None = None) -> i
             supervisor = Supervisor(config, fleet, console, stop, shown, start)
             gauges = supervisor.gauges
             endpoint = replay_endpoint(config)
-            with Observer(endpoint, keys=keys_of(config, endpoint)) as observer:
+            keys = keys_of(config, endpoint)
+            # It looks at the processes meanwhile, so it does not wait for replay to come back.
+            with Observer(endpoint, keys=keys, restart_deadline_s=0.0) as observer:
                 cause = supervisor.watch(observer)
             console.phase("draining")
             supervisor.drain()

@@ -25,7 +25,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         f"run_dir: {tmp_path}/run\n"
         "model: {dtype: float32, max_model_len: 128}\n"
         "actors: {kv_cache_bytes: 67108864}\nretrieval: {port: 1}\n"
-        f"replay: {{endpoint: 'ipc://{tmp_path}/replay', dead_after_s: 3}}\n"
+        f"replay: {{endpoint: 'ipc://{tmp_path}/replay', dead_after_s: 3, restart_deadline_s: 3}}\n"
         f"weight_sync: {{endpoint: 'ipc://{tmp_path}/sync'}}\n"
     )
     begun: list[subprocess.Popen[str]] = []
@@ -95,7 +95,7 @@ def test_silent_replay_ends_the_actor_by_name(start: Start, tiny_model_path: Pat
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
 def test_sigterm_drains_and_exits_0(start: Start, tiny_model_path: Path) -> None:
-    process = start(f"model.path={tiny_model_path}", "replay.dead_after_s=60")
+    process = start(f"model.path={tiny_model_path}", "replay.restart_deadline_s=60")
     wait_for(process, "waiting for the first weights")
     process.terminate()
     _, log = process.communicate(timeout=60)

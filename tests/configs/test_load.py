@@ -44,6 +44,7 @@ def test_overrides_win_and_types_are_kept(yaml_file: Path) -> None:
         ("nonsense", ["nonsense", "a.b=value"]),
         ("seed.deep=1", ["seed", "deep", "1"]),
         ("weight_sync.publish_every=9", ["publish_every", "9", "max_staleness"]),
+        ("replay.dead_after_s=300", ["restart_deadline_s", "120", "dead_after_s", "300", "raise"]),
         ("actors.rollouts_in_flight=2", ["rollouts_in_flight", "2", "group_size"]),
         ("questions.prompt=hello", ["questions.prompt", "hello", "{question}"]),
     ],

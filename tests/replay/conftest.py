@@ -26,12 +26,14 @@ QUESTIONS = tuple(Question(f"q-{i}", f"question {i}?", (f"answer {i}",), 1) for 
 EVAL_QUESTIONS = (Question("e-1", "evaluation?", ("yes",), 2),)
 
 
-def trajectory_for(lease: Lease, actor_id: str = "actor-0", reward: float = 1.0) -> Trajectory:
-    """A short rollout of `lease` under version 0."""
+def trajectory_for(
+    lease: Lease, actor_id: str = "actor-0", reward: float = 1.0, version: int = 0
+) -> Trajectory:
+    """A short rollout of `lease` under one version."""
     turn = Turn(
         action_tokens=np.array([5, 6, 7], np.int32),
         behaviour_logprobs=np.array([-0.1, -0.2, -0.3], np.float32),
-        policy_versions=np.zeros(3, np.int32),
+        policy_versions=np.full(3, version, np.int32),
         observation_tokens=np.array([8], np.int32),
     )
     return Trajectory(
@@ -128,7 +130,7 @@ def _serve(server: ReplayServer, log: EventLog, errors: list[LogError]) -> None:
 
 @pytest.fixture
 def rollout() -> Callable[..., Trajectory]:
-    """rollout(lease, actor_id, reward) → Trajectory."""
+    """rollout(lease, actor_id, reward, version) → Trajectory."""
     return trajectory_for
 
 

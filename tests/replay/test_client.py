@@ -17,8 +17,12 @@ from replay.protocol import Hello, Lease, RefusedByReplay, ReplayTimeout, Resume
 from replay.records import Delivered, LeaseReturned
 
 
-def writer(endpoint: str, actor_id: str = "actor-0", dead_after_s: float = 2.0) -> TrajectoryWriter:
-    return TrajectoryWriter(endpoint, Hello(actor_id, "digest"), 0.05, dead_after_s)
+def writer(
+    endpoint: str, actor_id: str = "actor-0", dead_after_s: float = 2.0, **limits: float
+) -> TrajectoryWriter:
+    hello = Hello(actor_id, "digest")
+    limits = {"restart_deadline_s": dead_after_s} | limits
+    return TrajectoryWriter(endpoint, hello, 0.05, dead_after_s, **limits)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -302,14 +306,29 @@ def test_replay_may_fold_a_long_log_before_it_answers_a_resume(tmp_path) -> None
 
 
 async def test_silent_replay_is_named_to_the_launcher(silence: str) -> None:
-    with Observer(silence, 0.1) as console, pytest.raises(ReplayTimeout, match="for status"):
+    words = rf"waited 0\.[1-3] s for status from replay at {silence}: no answer"
+    with (
+        Observer(silence, 0.1, restart_deadline_s=0.0) as console,
+        pytest.raises(ReplayTimeout, match=words),
+    ):
         console.status()
+
+
+def test_a_silent_replay_is_asked_again_until_the_deadline(silence: str, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    words = rf"waited 0\.[5-7] s for status from replay at {silence}: no answer"
+    with (
+        Observer(silence, 0.1, restart_deadline_s=0.5) as console,
+        pytest.raises(ReplayTimeout, match=words),
+    ):
+        console.status()
+    assert "waiting for status: no answer for 0.1 s" in caplog.text
 
 
 def test_late_reply_is_not_taken_for_the_next_one_s(tmp_path) -> None:
     endpoint = f"ipc://{tmp_path}/late"
     context = zmq.Context()
-    with context, context.socket(zmq.ROUTER) as slow, Observer(endpoint, 0.2) as console:
+    with context, context.socket(zmq.ROUTER) as slow, _hasty(endpoint) as console:
         slow.bind(endpoint)
         with pytest.raises(ReplayTimeout):
             console.status()
@@ -322,6 +341,26 @@ def test_late_reply_is_not_taken_for_the_next_one_s(tmp_path) -> None:
         timer = threading.Timer(0.1, answer)
         timer.start()
         assert console.status().phase == "fresh"
+        timer.join()
+
+
+def _hasty(endpoint: str) -> Observer:
+    return Observer(endpoint, 0.6, restart_deadline_s=0.0)
+
+
+def test_a_request_is_repeated_to_a_replay_that_comes_back(tmp_path) -> None:
+    endpoint = f"ipc://{tmp_path}/back"
+    context = zmq.Context()
+    with context, context.socket(zmq.ROUTER) as back, Observer(endpoint, 0.1) as console:
+
+        def answer() -> None:
+            back.bind(endpoint)
+            back.recv_multipart()  # lost with a replay that was killed
+            back.send_multipart((back.recv_multipart()[0], encode(status_of("back"))))
+
+        timer = threading.Timer(0.4, answer)
+        timer.start()
+        assert console.status().phase == "back"
         timer.join()
 
 

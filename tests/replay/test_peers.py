@@ -71,3 +71,16 @@ def test_learner_is_waited_for_until_it_finishes(peers: Peers) -> None:
     assert peers.may_leave(False, 126.0)
     peers.heard(b"l", Finish(1), 120.0)
     assert peers.may_leave(False, 122.1)
+
+
+def test_after_a_restart_who_was_there_is_waited_for() -> None:
+    learning = Peers(CONFIG, learning=True)
+    learning.stopping(0.0)
+    assert not learning.may_leave(False, 60.0)
+    assert learning.may_leave(True, 60.0)
+    peers = Peers(CONFIG)
+    peers.stopping(0.0)
+    assert not peers.may_leave(False, 20.0, awaited=True)
+    assert peers.may_leave(False, 20.0, awaited=False)
+    assert peers.may_leave(True, 20.0, awaited=True)
+    assert peers.may_leave(False, 20.1 + GRACE_S, awaited=True)

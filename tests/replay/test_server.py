@@ -259,7 +259,7 @@ def test_over_tcp_only_the_run_s_own_keys_are_served(
             assert console.status().phase == "waiting for a learner"
         for theirs in (None, others):
             with (
-                Observer(endpoint, 0.5, theirs) as console,
+                Observer(endpoint, 0.5, theirs, restart_deadline_s=0.0) as console,
                 pytest.raises(ReplayTimeout, match=f"for status from replay at {endpoint}"),
             ):
                 console.status()
@@ -323,7 +323,7 @@ def test_leases_of_a_silent_actor_go_to_another(serve, connect, learner) -> None
             taken |= {(x.group_id, x.sibling) for x in getattr(reply, "leases", ())}
     assert taken == {(lease.group_id, lease.sibling) for lease in leases}
     silent.say(wire.Heartbeat("silent", {}))
-    assert "Hello" in silent.hear(wire.Refused).cause
+    silent.hear(wire.Unknown)
 
 
 def test_restarted_actor_takes_its_id_back_at_once(serve, connect, learner) -> None:

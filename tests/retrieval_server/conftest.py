@@ -98,9 +98,9 @@ async def faulty() -> AsyncIterator[Callable[..., Awaitable[Faulty]]]:
     """Start faulty servers by their scripts."""
     servers: list[asyncio.Server] = []
 
-    async def start(*script: bytes | None) -> Faulty:
+    async def start(*script: bytes | None, port: int = 0) -> Faulty:
         fault = Faulty(list(script))
-        server = await asyncio.start_server(fault.answer, "127.0.0.1", 0)
+        server = await asyncio.start_server(fault.answer, "127.0.0.1", port)
         servers.append(server)
         fault.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         return fault

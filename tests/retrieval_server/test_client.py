@@ -14,6 +14,7 @@ from retrieval_server.protocol import (
     RetrievalRefused,
     RetrievalTimeout,
     RetrievalUnavailable,
+    RetrievalUnreachable,
 )
 
 Start = Callable[..., Awaitable[Any]]
@@ -123,10 +124,40 @@ async def test_silence_is_a_timeout_within_the_deadline(faulty: Start) -> None:
     assert server.connections == len(server.bodies)
 
 
-async def test_nobody_listening_is_unavailable(free_port: int) -> None:
-    async with RetrievalClient(f"http://127.0.0.1:{free_port}", retries=1) as client:
-        with pytest.raises(RetrievalUnavailable, match="ConnectError"):
+async def test_nobody_listening_is_unreachable_at_the_deadline(free_port: int) -> None:
+    url, clock = f"http://127.0.0.1:{free_port}", asyncio.get_running_loop().time
+    async with RetrievalClient(url, timeout_s=1.0, retries=1) as client:
+        begun = clock()
+        with pytest.raises(RetrievalUnreachable, match=f"{url}/retrieve: ConnectError"):
             await client.retrieve(["q"], 1)
+        assert clock() - begun < 1.5
+    assert client.gauges()["retrieval/retried"] > 2  # until the next pause would pass the deadline
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+async def test_a_server_that_is_started_again_is_waited_for(
+    faulty: Start, reply: Callable[..., bytes], free_port: int, retries: int
+) -> None:
+    url = f"http://127.0.0.1:{free_port}"
+    async with RetrievalClient(url, timeout_s=10.0, retries=retries) as client:
+        asked = asyncio.create_task(client.retrieve(["q"], 1))
+        await asyncio.sleep(1.5)
+        server = await faulty(reply(200, GOOD), port=free_port)
+        assert (await asked)[0][0].id == "5"
+    assert len(server.bodies) == 1
+    assert client.gauges()["retrieval/retried"] > 2
+    assert client.gauges()["retrieval/errors"] == 0
+
+
+async def test_being_away_uses_up_no_retry(
+    faulty: Start, reply: Callable[..., bytes], free_port: int
+) -> None:
+    async with RetrievalClient(f"http://127.0.0.1:{free_port}", 10.0, retries=1) as client:
+        asked = asyncio.create_task(client.retrieve(["q"], 1))
+        await asyncio.sleep(0.5)
+        server = await faulty(reply(503, b""), reply(200, GOOD), port=free_port)
+        assert (await asked)[0][0].id == "5"
+    assert len(server.bodies) == 2
 
 
 async def test_a_refusal_is_never_retried(faulty: Start, reply: Callable[..., bytes]) -> None:

@@ -17,6 +17,7 @@ from replay.records import (
     Leased,
     LeaseReturned,
     Record,
+    ReplayRestarted,
     Resampled,
     RunResumed,
     RunStarted,
@@ -63,6 +64,19 @@ def test_a_launch_ends_the_leases_of_the_one_before(recorded_run: RecordedRun) -
     found = folded(recorded_run, RunResumed(5.0, last(recorded_run, RunStarted).config))
     assert found.faults == [] and found.summary()["leases"]["held"] == 0
     assert found.leases["ended with their processes"] == held > 0
+
+
+def test_a_restart_of_replay_ends_nothing(recorded_run: RecordedRun) -> None:
+    recorded_run.train(0)
+    recorded_run.send("actor", Ready("actor", 100, 1, 1))
+    held = folded(recorded_run).summary()["leases"]["held"]
+    recorded_run.append(ReplayRestarted(5.0))
+    recorded_run.train(1)
+    found = folded(recorded_run)
+    assert found.faults == [] and held > 0
+    assert found.summary()["replay_restarts"] == 1
+    assert found.leases["ended with their processes"] == 0
+    assert found.summary()["steps"] == 2
 
 
 @pytest.fixture

@@ -24,9 +24,17 @@ from replay.protocol import (
     Sample,
     Stop,
     Wait,
+    Welcome,
 )
 from replay.questions import Questions
-from replay.records import GroupDropped, GroupOpened, Record, RunResumed, Summary
+from replay.records import (
+    GroupDropped,
+    GroupOpened,
+    Record,
+    ReplayRestarted,
+    RunResumed,
+    Summary,
+)
 from replay.trajectory import Question, Sampling
 
 Key = tuple[int, int]
@@ -79,8 +87,8 @@ class Scene:
 
     def restart(self, resumed: bool = False) -> None:
         """Replay is killed and started again on its log; `resumed`: all else was killed too."""
+        self.log.append(RunResumed(self.now, "") if resumed else ReplayRestarted(self.now))
         if resumed:
-            self.log.append(RunResumed(self.now, ""))
             self.leased.clear()
         self.ledger = self.fresh_ledger()
         self.ledger.restore(self.log)
@@ -115,8 +123,10 @@ class Scene:
         self, name: str, capacity: int, version: int = 0, incarnation: int = 1, **hello: object
     ) -> Reply | None:
         """An actor says hello and what it can do."""
-        refused = self.send(name, Hello(name, "digest", **hello))  # type: ignore[arg-type]
-        return refused or self.send(name, Ready(name, capacity, incarnation, version))
+        answer = self.send(name, Hello(name, "digest", **hello))  # type: ignore[arg-type]
+        if not isinstance(answer, Welcome):
+            return answer
+        return self.send(name, Ready(name, capacity, incarnation, version))
 
     def lose(self, name: str) -> None:
         """An actor is killed."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from replay.protocol import Goodbye, Hello, Ready
+from replay.protocol import Goodbye, Hello, Ready, Welcome
 from replay.records import LeaseReturned
 
 
@@ -171,6 +171,41 @@ def test_after_a_restart_leases_not_held_any_more_are_leased_again(scene: Any) -
     assert [x.sibling for x in s.leased["a"]] == [0, 1, 1]
 
 
+def test_no_question_pays_for_restarts_of_replay(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0, max_question_failures=2, dead_after_s=10)
+    s.learner()
+    s.actor("a", 2)
+    for name in ("a", "a", "b", "c"):  # it comes back with nothing, twice; then others do
+        s.restart()
+        s.actor(name, 2)
+        s.tick(11)
+    assert s.dropped == {}
+    assert not s.ledger.books.questions.retired
+
+
+def test_what_is_being_delivered_stays_as_it_is_on_record(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 2)
+    first, second = s.leased["a"]
+    s.deliver("a", first)  # nothing is known of the other: it was under way when replay was killed
+    s.restart()
+    s.actor("a", 2, delivering=((1, 0), (1, 1)))
+    assert s.ledger.books.held["a"] == {(1, 1)}
+    assert s.deliver("a", second) == "accepted"
+    assert s.ledger.books.tally.superseded == s.ledger.books.tally.returned == 0
+
+
+def test_an_actor_may_leave_before_it_said_hello_again(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 2)
+    s.restart()
+    s.send("a", Goodbye("a"))
+    s.actor("b", 2)
+    assert len(s.leased["b"]) == 2
+
+
 def test_after_a_restart_absent_actors_are_given_up(scene: Any) -> None:
     s = scene(groups_per_step=1, max_staleness=0, dead_after_s=10)
     s.learner()
@@ -209,7 +244,7 @@ def test_a_second_hello_of_the_same_connection_is_taken(scene: Any) -> None:
     s = scene(groups_per_step=1, max_staleness=0)
     s.learner()
     s.actor("a", 2)
-    assert s.send("a", Hello("a", "digest", ((1, 0), (1, 1)))) is None
+    assert s.send("a", Hello("a", "digest", ((1, 0), (1, 1)))) == Welcome()
     assert s.ledger.books.held["a"] == {(1, 0), (1, 1)}
 
 

@@ -103,10 +103,20 @@ def test_an_incarnation_must_be_higher(trained: Any) -> None:
     assert "must exceed 1" in trained.send("other", Resume(1, 4)).cause
 
 
-def test_a_repeated_resume_of_the_same_connection_is_answered(trained: Any) -> None:
-    trained.learner(step=2, incarnation=2)
-    assert trained.learner(step=2, incarnation=2) == Resumed(2)
-    assert isinstance(trained.send("other", Resume(2, 2)), Refused)
+def test_a_repeated_resume_of_the_same_learner_is_answered(trained: Any) -> None:
+    trained.send("learner", Resume(2, 2, "mine"))
+    trained.restart()
+    assert trained.send("reconnected", Resume(2, 2, "mine")) == Resumed(2)
+    assert isinstance(trained.send("learner", Resume(2, 2, "other")), Refused)
+    assert isinstance(trained.send("learner", Resume(2, 2)), Refused)
+    trained.sample(2, 2)
+    assert isinstance(trained.send("learner", Resume(2, 2, "mine")), Refused)
+
+
+def test_a_learner_of_before_the_run_went_on_is_refused(trained: Any) -> None:
+    trained.send("learner", Resume(2, 2, "mine"))
+    trained.restart(resumed=True)
+    assert "must exceed 2" in trained.send("learner", Resume(2, 2, "mine")).cause
 
 
 @pytest.mark.parametrize("message", [Committed, Evaluate, Finish, Report])

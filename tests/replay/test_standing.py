@@ -1,0 +1,74 @@
+"""What a replay that was started again is told, and in which order."""
+
+import pytest
+
+from replay.protocol import Acknowledged, Deliver, Hello, Lease, Leases, Ready
+from replay.standing import HELLO_AGAIN_S, Standing
+from replay.trajectory import Question, Sampling
+
+READY = Ready("a", 8, 1, 3)
+
+
+def delivery(sibling: int) -> Deliver:
+    return Deliver("a", 1, sibling, b"")
+
+
+@pytest.fixture
+def known() -> Standing:
+    """An actor that holds the siblings 0 to 2 of group 1 and serves."""
+    standing = Standing(Hello("a", "digest"))
+    standing.hello(0.0)
+    standing.welcomed()
+    assert standing.ready(READY)
+    question, sampling = Question("q", "who?", ("me",), 1), Sampling(1.0, 0)
+    leases = (Lease(1, sibling, "train", question, sampling) for sibling in range(3))
+    standing.hear(Leases(tuple(leases)))
+    return standing
+
+
+def test_a_statement_waits_for_the_welcome() -> None:
+    standing = Standing(Hello("a", "digest"))
+    standing.hello(0.0)
+    assert not standing.ready(READY)
+    assert standing.welcomed() == [READY]
+    assert standing.welcomed() == []
+
+
+def test_a_hello_tells_what_is_worked_on_and_what_is_under_way(known: Standing) -> None:
+    known.deliver(delivery(1))
+    known.held.discard((1, 2))  # it was given back
+    hello = known.unknown(5.0)
+    assert hello is not None
+    assert (hello.held, hello.delivering) == (((1, 0),), ((1, 1),))
+    assert not known.known
+
+
+def test_each_process_has_a_name_of_its_own(known: Standing) -> None:
+    again, other = known.hello(1.0), Standing(Hello("a", "digest")).hello(1.0)
+    assert again.instance == known.hello(2.0).instance != other.instance
+
+
+def test_a_hello_under_way_is_not_said_twice(known: Standing) -> None:
+    assert known.unknown(5.0)
+    assert known.unknown(5.0 + HELLO_AGAIN_S / 2) is None
+    assert known.unknown(5.0 + HELLO_AGAIN_S)
+
+
+def test_only_what_was_lost_is_delivered_again(known: Standing) -> None:
+    known.deliver(delivery(0))
+    known.deliver(delivery(1))
+    known.unknown(5.0)
+    known.deliver(delivery(2))  # behind the Hello
+    known.hear(Acknowledged(1, 0, "accepted"))  # it was before the Hello, and not lost
+    assert known.welcomed() == [delivery(1), READY]
+
+
+def test_a_lease_given_again_is_held_though_its_first_delivery_is_waited_for(
+    known: Standing,
+) -> None:
+    known.deliver(delivery(0))
+    known.hear(Acknowledged(1, 0, "dropped"))
+    question, sampling = Question("q", "who?", ("me",), 1), Sampling(1.0, 0)
+    known.hear(Leases((Lease(1, 0, "train", question, sampling),)))
+    known.abandon((1, 0))  # whoever delivered it hears of it last
+    assert known.hello(1.0).held == ((1, 0), (1, 1), (1, 2))
