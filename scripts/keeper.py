@@ -154,8 +154,9 @@ class Keeper:
 
     def _command(self, name: str) -> list[str]:
         command = self._fleet.members[name].command
-        again = (is_rank(name) and "--rank" not in command) or name == "replay"
-        return [*command, "--resume"] if again and "--resume" not in command else command
+        flag = {"replay": "--restart", "learner": "--resume"}.get(name)
+        rest = [word for word in command if word not in ("--restart", "--resume")]
+        return [*rest, flag] if flag else command
 
     def _note_started(self, names: list[str]) -> None:
         for name in names:

@@ -39,6 +39,7 @@ ENVIRONMENT = {
 }
 FIRST = "starting engines, verifying weights, evaluating the start"
 AGAIN = "starting engines, training recorded batches again, verifying weights"
+STATUS_S = 2.0  # for an answer of replay; it may be silent for longer (fleet.silence_deadline_s)
 OUTCOMES = {"completed": "completed"}  # any other cause is an early stop by rule
 EXIT_CODES = {"completed": 0, "failed": 1, "stopped": 3, "interrupted": 130}
 
@@ -90,7 +91,7 @@ def run(config: Config, console: Console, progress: Progress | None = None) -> i
             endpoint = replay_endpoint(config)
             keys = keys_of(config, endpoint)
             # It looks at the processes meanwhile, so it does not wait for replay to come back.
-            with Observer(endpoint, keys=keys, restart_deadline_s=0.0) as observer:
+            with Observer(endpoint, STATUS_S, keys, restart_deadline_s=0.0) as observer:
                 cause = supervisor.watch(observer)
             console.phase("draining")
             supervisor.drain()
