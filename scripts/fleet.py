@@ -43,25 +43,36 @@ class Host:
     long as the worker starts it and waits for it.
     """
 
-    def __init__(self, command: list[str], environment: dict[str, str], log_path: str) -> None:
-        self._command, self._log_path = command, log_path
-        self._environment = {**os.environ, **environment, "FORAGE_PARENT": str(os.getpid())}
+    def __init__(
+        self, command: list[str], environment: dict[str, str], log_path: str, ready_path: str
+    ) -> None:
+        self._command, self._log_path, self._ready_path = command, log_path, ready_path
+        parent = {"FORAGE_PARENT": str(os.getpid()), "FORAGE_READY": ready_path}
+        self._environment = {**os.environ, **environment, **parent}
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, command: list[str] | None = None) -> int:
-        """Start the worker, by another command if one is given, and return its pid. Raises
-        FleetError while one runs.
+    def start(self, command: list[str] | None = None) -> tuple[int, float]:
+        """Start the worker, by another command if one is given; return its pid and when that was
+        (seconds since the epoch). Raises FleetError while one runs.
         """
         if self._process is not None and self._process.poll() is None:
             raise FleetError(f"process {self._process.pid} still runs {' '.join(self._command)}")
         self._command, self._process = command or self._command, None
+        Path(self._ready_path).unlink(missing_ok=True)
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
         process = self._process if started.wait(CALL_DEADLINE_S) else None
         if process is None:
             raise FleetError(f"could not start {' '.join(self._command)}")
-        return process.pid
+        return process.pid, self._started_at
+
+    def ready_at(self) -> float | None:
+        """When the worker said that it does its work (seconds since the epoch); None before."""
+        try:
+            return Path(self._ready_path).stat().st_mtime
+        except FileNotFoundError:
+            return None
 
     def poll(self) -> int | None:
         """The worker's exit code (negative: the signal that ended it), or None while it runs."""
@@ -84,6 +95,7 @@ class Host:
             self._process.send_signal(signal_number)
 
     def _run(self, started: threading.Event) -> None:
+        self._started_at = time.time()
         with Path(self._log_path).open("ab", buffering=0) as log_file:
             self._process = subprocess.Popen(
                 self._command,
@@ -98,19 +110,22 @@ class Host:
 
 
 class Member:
-    """One placed process: its name, log and pid, and the command that started it."""
+    """One placed process: its name, log and pid, the command that started it, and when."""
 
     def __init__(
-        self, name: str, host: Any, pid: int, log_path: Path, ready_path: Path, command: list[str]
+        self, name: str, host: Any, started: tuple[int, float], log_path: Path, command: list[str]
     ) -> None:
-        self.name, self.pid, self.log_path, self.command = name, pid, log_path, command
-        self.host, self._ready_path = host, ready_path
+        self.name, self.log_path, self.command, self.host = name, log_path, command, host
+        self.pid, self.started_at = started
         self.exit_code: int | None = None
 
-    @property
-    def ready(self) -> bool:
-        """Whether the process has said that it does its work."""
-        return self._ready_path.exists()
+    def ready_at(self) -> float | None:
+        """When the process said that it does its work (seconds since the epoch); None before."""
+        try:
+            found: float | None = ray.get(self.host.ready_at.remote(), timeout=CALL_DEADLINE_S)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            return None  # `poll` says what has become of it
+        return found
 
     def stopped(self) -> list[int]:
         """The pids that are stopped (SIGSTOP) of it and its own processes."""
@@ -190,32 +205,27 @@ class Fleet:
         """Place one process per entry, all at once; one that has ended is replaced. Raises
         FleetError naming what failed.
         """
-        started = {name: self._place(name, command) for name, command in commands.items()}
-        for name, (host, pid) in started.items():
+        placed = {name: self._place(name, command) for name, command in commands.items()}
+        for name, (host, start) in placed.items():
             try:
-                found = ray.get(pid, timeout=60.0)
+                started = ray.get(start, timeout=60.0)
             except (ray.exceptions.RayError, FleetError) as error:
                 raise FleetError(f"could not place {name}: {error}") from error
-            paths = (self._log_path(name), self._ready_path(name))
-            self.members[name] = Member(name, host, found, *paths, commands[name])
+            self.members[name] = Member(name, host, started, self._log_path(name), commands[name])
 
     def _place(self, name: str, command: list[str]) -> tuple[Any, Any]:
-        """The host of a process, its last one if that lives, and the pid to come."""
-        ready, line = self._ready_path(name), [sys.executable, *command]
-        ready.unlink(missing_ok=True)
+        """The host of a process, its last one if that lives, and what its start will return."""
+        line = [sys.executable, *command]
         if name in self.members and self.members[name].host_lives():
             host = self.members[name].host
             return host, host.start.remote(line)
-        environment = {**self._environment, "FORAGE_READY": str(ready)}
+        ready = str(self.directory / f"{name}.ready")
         remote = ray.remote(num_cpus=0, max_restarts=0)(Host)
-        host = remote.remote(line, environment, str(self._log_path(name)))
+        host = remote.remote(line, self._environment, str(self._log_path(name)), ready)
         return host, host.start.remote()
 
     def _log_path(self, name: str) -> Path:
         return self.log_dir / f"{name}.log"
-
-    def _ready_path(self, name: str) -> Path:
-        return self.directory / f"{name}.ready"
 
     def dead(self) -> dict[str, int]:
         """Exit codes of the processes that have ended."""

@@ -20,9 +20,14 @@ class FleetLog:
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / FILE_NAME
 
-    def write(self, event: str, name: str, **facts: object) -> None:
-        """One line."""
-        line = {"at_s": time.time(), "event": event, "name": name, **facts}
+    def write(self, event: str, name: str, at_s: float | None = None, **facts: object) -> None:
+        """One line; `at_s` is now unless given."""
+        line = {
+            "at_s": time.time() if at_s is None else at_s,
+            "event": event,
+            "name": name,
+            **facts,
+        }
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 

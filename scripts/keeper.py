@@ -83,9 +83,10 @@ class Keeper:
 
     def look(self) -> None:
         """Note who is ready; name who is stopped, and end it once its time is over."""
-        for name in [name for name in self._unready if self._fleet.members[name].ready]:
-            self._unready.discard(name)
-            self._log.write("ready", name)
+        for name in sorted(self._unready):
+            if (at_s := self._fleet.members[name].ready_at()) is not None:
+                self._unready.discard(name)
+                self._log.write("ready", name, at_s)
         now = time.monotonic()
         if now - self._looked_s < LOOK_S:
             return
@@ -162,7 +163,8 @@ class Keeper:
         for name in names:
             self._since[name] = time.monotonic()
             self._unready.add(name)
-            self._log.write("started", name, pid=self._fleet.members[name].pid)
+            member = self._fleet.members[name]
+            self._log.write("started", name, member.started_at, pid=member.pid)
 
 
 def is_rank(name: str) -> bool:

@@ -52,6 +52,8 @@ def test_a_run_outlives_the_death_of_each_kind(
         words = f"--actor-id {name}" if name.startswith("actor") else f"{name}.worker"
         os.kill(run.engine_of(name) if victim == "engine" else run.pid_of(words), signal.SIGKILL)
         wait_for(run, "ready", name, 2, 240)
+    done = max(int(line.split()[1].split("/")[0]) for line in run.lines if line.startswith("step "))
+    run.wait_for(f"step {done + 5:>4}/", 120)
     os.kill(run.process.pid, signal.SIGINT)
     assert run.wait(120) == 130, "".join(run.lines) + run.logs()
     summary = json.loads((run.run_dir / "summary.json").read_text())

@@ -30,7 +30,8 @@ class Fleet:
     def start(self, commands: dict[str, list[str]]) -> None:
         self.started.append(commands)
         for name, command in commands.items():
-            member = SimpleNamespace(name=name, command=command, pid=7, ready=False, exit_code=None)
+            member = SimpleNamespace(name=name, command=command, pid=7, exit_code=None)
+            member.started_at, member.ready_at = 1.0, lambda: None
             member.log_path, member.last_words = f"{name}.log", lambda: "its last words"
             member.stopped, member.poll = list, lambda member=member: member.exit_code
             member.signal = lambda number, m=member: setattr(m, "exit_code", -int(number))
@@ -69,7 +70,7 @@ def test_what_ends_is_started_again_after_its_pause(keep, clock, tmp_path) -> No
     kept.tend(dead)
     assert fleet.started[1:] == [{"actor-0": ["actor-0"]}]
     assert said == ["actor-0 was killed by SIGKILL (log: actor-0.log); restart 1 of 8 in 1 s"]
-    fleet.members["actor-0"].ready = True
+    fleet.members["actor-0"].ready_at = lambda: 2.0
     kept.look()
     events = [(e["event"], e["name"]) for e in read_fleet_log(tmp_path)][len(NAMES) :]
     kinds = ["ended", "restarting", "started", "ready"]
@@ -149,8 +150,8 @@ def test_a_stopped_process_is_named_and_in_the_end_replaced(keep, clock, tmp_pat
 
 def test_a_stopped_child_is_seen(tmp_path: Path) -> None:
     child = "import os, subprocess; subprocess.run(['sleep', '60'], start_new_session=True)"
-    host = Host([sys.executable, "-c", child], {}, str(tmp_path / "log"))
-    pid = host.start()
+    host = Host([sys.executable, "-c", child], {}, str(tmp_path / "log"), str(tmp_path / "ready"))
+    pid, _ = host.start()
     try:
         import psutil
 
@@ -162,7 +163,7 @@ def test_a_stopped_child_is_seen(tmp_path: Path) -> None:
         children[0].kill()
         host.kill(signal.SIGKILL)
         host._thread.join(10)
-        again = host.start([sys.executable, "-c", "raise SystemExit(5)"])
+        again, _ = host.start([sys.executable, "-c", "raise SystemExit(5)"])
         host._thread.join(10)
         assert again != pid and host.poll() == 5
     finally:

@@ -21,7 +21,7 @@ Gauges = dict[str, dict[str, float]]
 class Member:
     """A process that ends when it is signalled."""
 
-    exit_code, pid, ready = 0, 1, True
+    exit_code, pid, started_at, ready_at = 0, 1, 0.0, lambda _: 1.0
 
     def __init__(self, name: str, told: list[str]) -> None:
         self.name, self.told = name, told
@@ -106,7 +106,8 @@ def first_to_blame(tmp_path: Path, ends: list[dict[str, int]]) -> str:
     fleet = SimpleNamespace(members={}, dead=lambda: ends.pop(0) if len(ends) > 1 else ends[0])
     for name in ("replay", "learner", "actor-0", "actor-1"):
         words = {"name": name, "log_path": f"{name}.log", "last_words": lambda: ""}
-        fleet.members[name] = SimpleNamespace(pid=1, ready=True, exit_code=0, **words)
+        fleet.members[name] = SimpleNamespace(pid=1, started_at=0.0, exit_code=0, **words)
+        fleet.members[name].ready_at = lambda: 1.0
     fragile = FleetConfig(restarts=0)
     config, stop = Config(run_dir=str(tmp_path), fleet=fragile), SimpleNamespace(cause="")
     parts = (config, fleet, Console(), stop, Progress(), lambda name: [name])
