@@ -29,6 +29,11 @@ class _Room:
         free = [(a.capacity - len(books.held.get(a.actor_id, ())), a.actor_id, a) for a in actors]
         self._places = sorted(free)  # names differ: actors are not compared
 
+    @property
+    def most(self) -> int:
+        """How many more rollouts the roomiest can hold."""
+        return self._places[-1][0] if self._places else 0
+
     def take(self, slots: int, fits: Callable[[Actor], bool] = lambda _: True) -> Actor | None:
         """The roomiest actor that fits and has `slots` free, which are then taken."""
         for i in range(len(self._places) - 1, -1, -1):
@@ -67,9 +72,9 @@ class Lessor:
             return []
         actors = self._roster if among is None else among
         current = [a for a in actors if a.incarnation == self._books.incarnation]
-        if not current:
-            return []
         room = _Room(self._books, current)
+        if room.most < 1:
+            return []
         self._lease_evaluations(room)
         self._lease_lost_siblings(room)
         self._open_groups(room)

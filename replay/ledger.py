@@ -46,7 +46,8 @@ from replay.roster import Actor, Roster
 from replay.trajectory import Question, Sampling
 from replay.waits import describe_phase
 
-_OF_ONE_ACTOR = (ActorJoined, Delivered, Superseded)  # facts that change nobody else's prospects
+_OWN = (Deliver, Heartbeat, Ready, Hello)  # messages that may change the sender's room or weights,
+_OF_ONE_ACTOR = (ActorJoined, Delivered, Superseded)  # and facts that leave the others'
 
 
 class Ledger:
@@ -118,9 +119,7 @@ class Ledger:
 
     def _affected(self, message: Request | Tick | PeerLost) -> list[Actor] | None:
         """The actor that alone may be leased something after this message; None: any may."""
-        if not isinstance(message, Hello | Ready | Deliver | Heartbeat):
-            return None
-        if not self._journal.wrote_only(_OF_ONE_ACTOR):
+        if not isinstance(message, _OWN) or not self._journal.wrote_only(_OF_ONE_ACTOR):
             return None
         actor = self._roster.get(message.actor_id)
         return [] if actor is None else [actor]

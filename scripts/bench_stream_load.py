@@ -2,7 +2,8 @@
 
 One process, one DEALER socket an actor. Each says Hello and Ready, beats its heart once a second,
 takes the leases that it is pushed, delivers a rollout for each and awaits its acknowledgement;
-whenever the learner is some steps on, all say Ready with its version. Saturated, an actor keeps
+whenever the learner is some steps on, all say Ready with its version. When all has been measured
+they deliver nothing more, and leave on Stop. Saturated, an actor keeps
 `window` deliveries under way; else it delivers one every `every_s` seconds, and the time to the
 acknowledgement counts from the moment at which it was due. Waits for replay until `deadline_s`.
 """
@@ -32,8 +33,8 @@ LINGER_MS = 5000
 class Plan(msgspec.Struct, frozen=True):
     """What one process is to do; times are seconds.
 
-    The window of time measured begins `warm_up_s` after the last of its `peers` was first
-    acknowledged, and lasts `seconds`. Peers are numbered from `first`. `every_s` 0: saturate.
+    The window of time measured begins `warm_up_s` after the last of its `peers` has had `round`
+    acknowledgements, and lasts `seconds`. Peers are numbered from `first`. `every_s` 0: saturate.
     """
 
     endpoint: str
@@ -44,6 +45,7 @@ class Plan(msgspec.Struct, frozen=True):
     capacity: int
     window: int
     every_s: float
+    round: int
     version_lag: int  # steps until Ready is said again
     warm_up_s: float
     seconds: float
@@ -58,6 +60,7 @@ class Peer:
         self.leases: deque[wire.Lease] = deque()
         self.due: deque[float] = deque()  # when deliveries should have been made
         self.sent: dict[tuple[int, int], float] = {}
+        self.acknowledged = 0
         self.heartbeat = encode(wire.Heartbeat(name, {"actor/running": 8.0, "actor/waiting": 0.0}))
 
 
@@ -66,11 +69,12 @@ class Load:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.at_s, self.took_s = array("d"), array("d")
-        self.statuses: dict[str, int] = {}
+        self._at_s, self._took_s = array("d"), array("d")
+        self._statuses: dict[str, int] = {}
         self._version, self._template = 0, None
-        self._silent = set(range(plan.peers))  # not acknowledged yet
+        self._to_come = plan.peers  # that have not had their first round
         self._begin_s = self._end_s = float("inf")
+        self._stopped = False
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, plan.peers + 16)
         self._epoll = select.epoll()
@@ -78,19 +82,23 @@ class Load:
         self._at_fd: dict[int, int] = {}
         self._timers: list[tuple[float, int, bool]] = []  # when, who, whether for its heartbeat
 
-    def run(self) -> dict[str, object]:
-        """Connect, deliver, take leave; raises TimeoutError at the deadline."""
+    def run(self) -> None:
+        """Connect, deliver, tell, leave on Stop; raises TimeoutError at the deadline."""
         limit_s = time.monotonic() + self.plan.deadline_s
         for index in range(self.plan.peers):
             self._connect(index)
-        look_s = 0.0
-        while (now_s := time.monotonic()) < self._end_s or self._under_way():
+        look_s, told = 0.0, False
+        while not self._stopped:
+            now_s = time.monotonic()
             if now_s > limit_s:
                 raise TimeoutError(
-                    f"after {self.plan.deadline_s:g} s {len(self._silent)} of {self.plan.peers} "
-                    f"peers had no acknowledgement, {self._under_way()} deliveries are open: "
-                    "look at the server's log or allow more time"
+                    f"after {self.plan.deadline_s:g} s {self._to_come} of {self.plan.peers} peers "
+                    f"had not had {self.plan.round} acknowledgements, {self._under_way()} were "
+                    "waited for: look at the server's log or allow more time"
                 )
+            if not told and now_s >= self._end_s and not self._under_way():
+                told = True
+                self._tell()
             if now_s >= look_s:
                 look_s = now_s + LOOK_S
                 self._follow_learner()
@@ -99,7 +107,16 @@ class Load:
                 self._hear(self._at_fd[fd])
             self._beat(time.monotonic())
         self._leave()
-        return {"begin_s": self._begin_s, "end_s": self._end_s, "statuses": self.statuses}
+
+    def _tell(self) -> None:
+        """Write down what was seen; the figures last, for they say that it is complete."""
+        with Path(self.plan.out + ".f64").open("wb") as file:
+            self._at_s.tofile(file)
+            self._took_s.tofile(file)
+        found = {"begin_s": self._begin_s, "end_s": self._end_s, "statuses": self._statuses}
+        new = Path(self.plan.out + ".new")
+        new.write_text(json.dumps(found), encoding="utf-8")
+        new.replace(self.plan.out + ".json")
 
     def _under_way(self) -> int:
         return sum(len(peer.sent) for peer in self._peers)
@@ -158,25 +175,28 @@ class Load:
             now_s = time.monotonic()
             match reply:
                 case wire.Acknowledged(group_id, sibling, status):
-                    self.at_s.append(now_s)
-                    self.took_s.append(now_s - peer.sent.pop((group_id, sibling)))
-                    self.statuses[status] = self.statuses.get(status, 0) + 1
-                    self._note_first(index, now_s)
+                    self._at_s.append(now_s)
+                    self._took_s.append(now_s - peer.sent.pop((group_id, sibling)))
+                    self._statuses[status] = self._statuses.get(status, 0) + 1
+                    self._count(peer, now_s)
                 case wire.Leases(leases):
                     peer.leases.extend(leases)
-                case wire.Refused(cause) | wire.Stop(cause):
-                    raise RuntimeError(f"{peer.name} was told {type(reply).__name__}: {cause}")
+                case wire.Stop():
+                    self._stopped = True
+                case wire.Refused(cause):
+                    raise RuntimeError(f"{peer.name} was refused: {cause}")
             self._deliver(peer, now_s)
 
-    def _note_first(self, index: int, now_s: float) -> None:
-        if self._silent:
-            self._silent.discard(index)
-            if not self._silent:
+    def _count(self, peer: Peer, now_s: float) -> None:
+        peer.acknowledged += 1
+        if peer.acknowledged == self.plan.round:
+            self._to_come -= 1
+            if not self._to_come:
                 self._begin_s = now_s + self.plan.warm_up_s
                 self._end_s = self._begin_s + self.plan.seconds
 
     def _deliver(self, peer: Peer, now_s: float) -> None:
-        while peer.leases and now_s < self._end_s:
+        while peer.leases and now_s < self._end_s and not self._stopped:
             if self.plan.every_s and not peer.due:
                 return
             if not self.plan.every_s and len(peer.sent) >= self.plan.window:
@@ -196,17 +216,6 @@ class Load:
         self._context.term()
 
 
-def main() -> None:
-    """Run the plan; its figures go to `out`.json, the acknowledgements to `out`.f64."""
-    plan = msgspec.json.decode(sys.argv[1], type=Plan)
-    load = Load(plan)
-    figures = load.run()
-    with Path(plan.out + ".f64").open("wb") as file:
-        load.at_s.tofile(file)
-        load.took_s.tofile(file)
-    Path(plan.out + ".json").write_text(json.dumps(figures), encoding="utf-8")
-
-
 if __name__ == "__main__":
     begin("load")
-    main()
+    Load(msgspec.json.decode(sys.argv[1], type=Plan)).run()

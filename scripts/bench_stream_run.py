@@ -29,10 +29,10 @@ GROUP_SIZE = 8
 GROUPS_PER_STEP = 64
 MAX_STALENESS = 47  # what may stand before admission holds back: 48 steps of 512
 VERSION_LAG = 16
-UNDER_WAY = 256  # deliveries, over all peers, that keep the server busy
+UNDER_WAY = 1024  # deliveries, over all peers, that keep the server busy
 PROCESSES = 2  # that deliver
 QUESTIONS = 1000
-START_S, LEAVE_S, POLL_S = 60.0, 30.0, 0.2
+START_S, LEAVE_S, POLL_S = 120.0, 30.0, 0.2
 
 
 class RunFailed(RuntimeError):
@@ -62,10 +62,11 @@ class Row(msgspec.Struct, frozen=True):
                 capacity=max(GROUP_SIZE, 2 * window),
                 window=window,
                 every_s=self.every_s,
+                round=1 if self.every_s else GROUP_SIZE,
                 version_lag=VERSION_LAG,
                 warm_up_s=self.warm_up_s,
                 seconds=self.seconds,
-                deadline_s=START_S + self.warm_up_s + self.seconds,
+                deadline_s=START_S + self.warm_up_s + self.seconds + LEAVE_S,
             )
             for i in range(processes)
         ]
@@ -160,11 +161,11 @@ def run_row(row: Row, folder: Path, server: tuple[str, ...] = ("-m", "replay.wor
             for name, plan in zip(loads, plans, strict=True):
                 text = msgspec.json.encode(plan).decode()
                 processes.start(name, "-m", "scripts.bench_stream_load", text)
-            processes.wait(loads, plans[0].deadline_s + START_S, lambda: False)
+            told = [Path(plan.out + ".json") for plan in plans]
+            processes.wait([], plans[0].deadline_s, lambda: all(path.exists() for path in told))
             with Observer(endpoint, LEAVE_S) as console:
                 console.shutdown("measured")
-            processes.wait(["learner"], LEAVE_S, lambda: False)
-            processes.wait(["server"], LEAVE_S, lambda: False)
+            processes.wait([*loads, "learner", "server"], LEAVE_S, lambda: False)
             return _figures(row, plans, processes, folder)
     finally:
         socket_file.unlink(missing_ok=True)
