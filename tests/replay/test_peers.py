@@ -71,3 +71,12 @@ def test_learner_is_waited_for_until_it_finishes(peers: Peers) -> None:
     assert peers.may_leave(False, 126.0)
     peers.heard(b"l", Finish(1), 120.0)
     assert peers.may_leave(False, 122.1)
+
+
+def test_actors_are_found_by_the_name_they_last_gave(peers: Peers) -> None:
+    for peer, name in ((b"1", "a"), (b"2", "b"), (b"3", "a")):
+        peers.heard(peer, Heartbeat(name, {}), 0.0)
+    assert peers.called("a") == [b"1", b"3"]
+    assert peers.called(None) == [b"1", b"2", b"3"]
+    peers.heard(b"1", Goodbye("a"), 0.0)
+    assert peers.called("a") == [b"3"] and peers.called("c") == []
