@@ -210,11 +210,13 @@ def _figures(row: Row, plans: list[Plan], processes: Processes, folder: Path) ->
         for status, count in part["statuses"].items():
             statuses[status] = statuses.get(status, 0) + count
     per_s = len(took_s) / (end_s - begin_s)
+    server = processes.cpu_share("server", begin_s, end_s)
     log_bytes = (folder / FILE_NAME).stat().st_size
     return {
         "peers": row.peers,
         "every_s": row.every_s,
         "trajectories_per_s": per_s,
+        "per_server_cpu_s": per_s / server,
         "mb_per_s": per_s * log_bytes / sum(statuses.values()) / 1e6,
         "ack_p50_s": float(np.quantile(took_s, 0.5)),
         "ack_p99_s": float(np.quantile(took_s, 0.99)),
@@ -223,7 +225,7 @@ def _figures(row: Row, plans: list[Plan], processes: Processes, folder: Path) ->
         "log_bytes": log_bytes,
         "steps": int((folder / "step").read_text()),
         "cpu": {
-            "server": processes.cpu_share("server", begin_s, end_s),
+            "server": server,
             "learner": processes.cpu_share("learner", begin_s, end_s),
             "actors": sum(
                 processes.cpu_share(f"load-{i}", begin_s, end_s) for i in range(len(plans))

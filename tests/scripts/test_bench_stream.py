@@ -43,13 +43,12 @@ def test_a_server_that_ends_is_named(tmp_path: Path) -> None:
 @pytest.mark.timeout(90)
 def test_the_figures_have_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"trajectories_per_s": 10.0, "ack_p50_s": 0.1, "ack_p99_s": 0.2, "mb_per_s": 1.0}
+    row |= {"per_server_cpu_s": 20.0, "peak_rss_bytes": 1}
     cpu = {"server": 0.5, "learner": 0.1, "actors": 0.1}
     monkeypatch.setattr(
         bench_stream,
         "run_row",
-        lambda r, _: (
-            row | {"peers": r.peers, "every_s": r.every_s, "peak_rss_bytes": 1, "cpu": cpu}
-        ),
+        lambda r, _: row | {"peers": r.peers, "every_s": r.every_s, "cpu": cpu},
     )
     queue = [{"producers": 1, "under_way": 1, "trajectories_per_s": 2.0}]
     monkeypatch.setattr(bench_stream, "ray_queue", lambda *_: queue)
