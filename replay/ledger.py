@@ -119,6 +119,8 @@ class Ledger:
 
     def _affected(self, message: Request | Tick | PeerLost) -> list[Actor] | None:
         """The actor that alone may be leased something after this message; None: any may."""
+        if isinstance(message, Sample | Observe) and self._journal.wrote_only(()):
+            return []  # a question kept for its answer is put again after every burst
         if not isinstance(message, _OWN) or not self._journal.wrote_only(_OF_ONE_ACTOR):
             return None
         actor = self._roster.get(message.actor_id)

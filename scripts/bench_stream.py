@@ -162,7 +162,7 @@ def main(words: list[str] | None = None) -> int:
     except (NoRay, RunFailed, ReplayError, subprocess.TimeoutExpired) as error:
         print(f"bench_stream: {error}", file=sys.stderr)
         return 1
-    Console().print(*tables(found))
+    Console(width=None if sys.stdout.isatty() else 100).print(*tables(found))
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
