@@ -56,13 +56,12 @@ def can_pass(left_behind: Collection[int], step: int, bounds: Bounds) -> bool:
     """May a learner at `step` leave groups of these versions unsampled behind its batch?
 
     For every j ≥ step, the groups of version ≤ j − max_staleness must fit the (j − step)·G places
-    that come before step j is over.
+    that come before step j is over. Places only grow with j, so each version is looked at once: at
+    the first j at which the groups up to it count.
     """
-    last = max([step, *left_behind]) + bounds.max_staleness
     return all(
-        sum(version <= j - bounds.max_staleness for version in left_behind)
-        <= (j - step) * bounds.groups_per_step
-        for j in range(step, last + 1)
+        count <= max(0, version + bounds.max_staleness - step) * bounds.groups_per_step
+        for count, version in enumerate(sorted(left_behind), start=1)
     )
 
 

@@ -265,7 +265,7 @@ class Books:
     def _hand_out(self, actor_id: str, group_id: int, sibling: int) -> None:
         self.held.setdefault(actor_id, set()).add((group_id, sibling))
         group = self.unfinished(group_id)
-        if group and sibling in group.missing:
+        if group and group.misses(sibling):
             group.holders[sibling] = actor_id
             self._note_missing(group)
 
@@ -281,7 +281,7 @@ class Books:
             return
 
     def _note_missing(self, group: Group) -> None:
-        (self.short.add if group.missing else self.short.discard)(group.group_id)
+        (self.short.add if group.short else self.short.discard)(group.group_id)
 
     def _forget(self, group_id: int) -> Group:
         for place in (self.opened, self.ready, self.evaluating):

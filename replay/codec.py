@@ -31,6 +31,7 @@ MAX_ID_CHARS = 1024
 MAX_TEXT_CHARS = 1 << 20
 
 _CHECKSUM = struct.Struct("<I")
+_INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 
 _Id = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
 _Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
@@ -102,7 +103,7 @@ def decode_trajectory(payload: bytes) -> Trajectory:
     _check_size(payload, "Trajectory", MAX_TRAJECTORY_BYTES)
     wire = _decode(_TRAJECTORY, payload, "Trajectory")
     turns = tuple(_from_wire_turn(turn, i) for i, turn in enumerate(wire.turns))
-    prompt = _array(wire.prompt_tokens, np.int32, "prompt_tokens")
+    prompt = _array(wire.prompt_tokens, _INT32, "prompt_tokens")
     fields = msgspec.structs.asdict(wire) | {
         "sampling": Sampling(wire.sampling.temperature, wire.sampling.seed),
         "prompt_tokens": prompt,
@@ -204,33 +205,30 @@ def _to_wire_turn(turn: Turn) -> _WireTurn:
 
 
 def _from_wire_turn(wire: _WireTurn, index: int) -> Turn:
-    where = f"turns[{index}]"
     try:
         return Turn(
-            action_tokens=_array(wire.action_tokens, np.int32, f"{where}.action_tokens"),
-            behaviour_logprobs=_array(
-                wire.behaviour_logprobs, np.float32, f"{where}.behaviour_logprobs"
-            ),
-            policy_versions=_array(wire.policy_versions, np.int32, f"{where}.policy_versions"),
-            observation_tokens=_array(
-                wire.observation_tokens, np.int32, f"{where}.observation_tokens"
-            ),
+            action_tokens=_array(wire.action_tokens, _INT32, "action_tokens"),
+            behaviour_logprobs=_array(wire.behaviour_logprobs, _FLOAT32, "behaviour_logprobs"),
+            policy_versions=_array(wire.policy_versions, _INT32, "policy_versions"),
+            observation_tokens=_array(wire.observation_tokens, _INT32, "observation_tokens"),
             searches=tuple(
                 Search(search.query, search.passage_ids, search.seconds, search.status)
                 for search in wire.searches
             ),
             malformed=wire.malformed,
         )
+    except CodecError as error:
+        raise CodecError(f"turns[{index}].{error}") from error
     except ValueError as error:
-        raise CodecError(f"{where}: {error}") from error
+        raise CodecError(f"turns[{index}]: {error}") from error
 
 
 def _raw(array: NDArray[Any]) -> bytes:
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def _array(raw: bytes, dtype: type[np.generic], field: str) -> NDArray[Any]:
+def _array(raw: bytes, wire_dtype: np.dtype[Any], field: str) -> NDArray[Any]:
     if len(raw) % 4:
         raise CodecError(f"{field}: {len(raw)} bytes are not a whole number of 4-byte items")
-    little_endian = np.dtype(dtype).newbyteorder("<")
-    return np.frombuffer(raw, little_endian).astype(dtype, copy=False)
+    array = np.frombuffer(raw, wire_dtype)
+    return array if wire_dtype.isnative else array.astype(wire_dtype.newbyteorder("="))

@@ -46,9 +46,19 @@ class Group:
         return tuple(i for i in range(self.size) if i not in self.summaries)
 
     @property
+    def short(self) -> bool:
+        """Some sibling is missing; nobody is waited for who has delivered."""
+        return len(self.summaries) + len(self.holders) < self.size
+
+    def misses(self, sibling: int) -> bool:
+        """Nobody has this sibling and nobody makes it."""
+        wanted = 0 <= sibling < self.size
+        return wanted and sibling not in self.summaries and sibling not in self.holders
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """Siblings that nobody has and nobody makes: to be leased."""
-        return tuple(i for i in self.undelivered if i not in self.holders)
+        return tuple(i for i in range(self.size) if self.misses(i))
 
     @property
     def rewards(self) -> tuple[float, ...]:

@@ -20,6 +20,10 @@ class Journal:
         self.books.evolve(fact)
         self._written.append(fact)
 
+    def wrote_only(self, kinds: tuple[type[Record], ...]) -> bool:
+        """Whether everything written since the last `take` is of these kinds."""
+        return all(isinstance(fact, kinds) for fact in self._written)
+
     def take(self) -> tuple[Record, ...]:
         """Everything written since the last call, in order."""
         written, self._written = tuple(self._written), []

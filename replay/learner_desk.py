@@ -169,6 +169,8 @@ class LearnerDesk:
             self._journal.write(fact)
 
     def _choose(self, step: int) -> Choice:
+        if len(self._books.ready) < self._bounds.groups_per_step:
+            return Choice(())  # without a look at a thousand open groups
         ready = [(g.version, g.group_id) for g in self._books.ready.values()]
         unfinished = [(g.version, g.group_id) for g in self._books.opened.values()]
         return choose_batch(ready, unfinished, step, self._bounds)

@@ -2,19 +2,49 @@
 
 Consumes the books, the roster and the supply of questions; writes `GroupOpened` and `Leased`,
 produces the `Leases` to push. Waits for free capacity, for an actor with the current weights and
-for admission; any event may unblock it, so it is asked after each one.
+for admission; any event may unblock it, so it is asked after each one. Each grant gives all that
+can be given, so an event that changes one actor's room or weights alone needs no look at the
+others: with a thousand of them that is most of the work.
 """
 
-from collections.abc import Iterable
+from bisect import insort
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from replay import records
 from replay.admission import Bounds, can_open
+from replay.books import Books
 from replay.events import Peer
 from replay.groups import Group
 from replay.journal import Journal
 from replay.protocol import Lease, Leases
 from replay.roster import Actor, Roster
 from replay.trajectory import Kind, Sampling
+
+
+class _Room:
+    """How many more rollouts each actor can hold, as leases are given out; roomiest last."""
+
+    def __init__(self, books: Books, actors: Iterable[Actor]) -> None:
+        free = [(a.capacity - len(books.held.get(a.actor_id, ())), a.actor_id, a) for a in actors]
+        self._places = sorted(free)  # names differ: actors are not compared
+
+    @property
+    def most(self) -> int:
+        """How many more rollouts the roomiest can hold."""
+        return self._places[-1][0] if self._places else 0
+
+    def take(self, slots: int, fits: Callable[[Actor], bool] = lambda _: True) -> Actor | None:
+        """The roomiest actor that fits and has `slots` free, which are then taken."""
+        for i in range(len(self._places) - 1, -1, -1):
+            free, name, actor = self._places[i]
+            if free < slots:
+                return None
+            if fits(actor):
+                del self._places[i]
+                insort(self._places, (free - slots, name, actor))
+                return actor
+        return None
 
 
 class Lessor:
@@ -31,52 +61,52 @@ class Lessor:
         self._bounds = Bounds(config.groups_per_step, config.max_staleness, total_steps)
         self._granted: dict[Peer, list[Lease]] = {}
 
-    def grant(self) -> list[tuple[Peer, Leases]]:
-        """Write and return every lease that can be given now."""
+    def grant(self, among: Iterable[Actor] | None = None) -> list[tuple[Peer, Leases]]:
+        """Write and return every lease that can be given now.
+
+        `among`: the only actors that may have more room or newer weights than at the last call, if
+        nothing else has changed since; None: look at all.
+        """
         # A resumed learner first trains again what is recorded, then has its weights verified.
         if self._books.stop_cause or self._books.catching_up:
             return []
-        current = [a for a in self._roster if a.incarnation == self._books.incarnation]
-        self._lease_evaluations(current)
-        self._lease_lost_siblings(current)
-        self._open_groups(current)
+        actors = self._roster if among is None else among
+        current = [a for a in actors if a.incarnation == self._books.incarnation]
+        room = _Room(self._books, current)
+        if room.most < 1:
+            return []
+        self._lease_evaluations(room)
+        self._lease_lost_siblings(room)
+        self._open_groups(room)
         granted, self._granted = self._granted, {}
         return [(peer, Leases(tuple(leases))) for peer, leases in granted.items()]
 
-    def free(self, actor: Actor) -> int:
-        """How many more rollouts it can hold; what it was given and has not answered for counts."""
-        return actor.capacity - len(self._books.held.get(actor.actor_id, ()))
-
-    def _roomiest(self, actors: Iterable[Actor], slots: int) -> Actor | None:
-        fitting = [actor for actor in actors if self.free(actor) >= slots]
-        return max(fitting, key=lambda a: (self.free(a), a.actor_id), default=None)
-
-    def _lease_evaluations(self, current: list[Actor]) -> None:
+    def _lease_evaluations(self, room: _Room) -> None:
         for group in self._short("eval"):
             for sibling in group.missing:
-                if actor := self._roomiest(current, 1):
+                if actor := room.take(1):
                     self._lease(actor, group, (sibling,))
         for evaluation in self._books.evaluations.values():
-            while evaluation.pending and (actor := self._roomiest(current, 1)):
+            while evaluation.pending and (actor := room.take(1)):
                 group = self._open(actor, evaluation.step)
                 self._lease(actor, group, (0,))
-                if second := self._roomiest(current, 1):
+                if second := room.take(1):
                     self._lease(second, group, (1,))
 
-    def _lease_lost_siblings(self, current: list[Actor]) -> None:
+    def _lease_lost_siblings(self, room: _Room) -> None:
         for group in self._short("train"):
-            new_enough = [actor for actor in current if actor.version >= group.version]
             for sibling in group.missing:
-                if actor := self._roomiest(new_enough, 1):
+                if actor := room.take(1, partial(_new_enough, group)):
                     self._lease(actor, group, (sibling,))
 
-    def _open_groups(self, current: list[Actor]) -> None:
-        while actor := self._roomiest(
-            (a for a in current if can_open(self._books.standing, a.version, self._bounds)),
-            self._books.config.group_size,
-        ):
+    def _open_groups(self, room: _Room) -> None:
+        size = self._books.config.group_size
+        while actor := room.take(size, self._may_open):
             group = self._open(actor)
             self._lease(actor, group, group.missing)
+
+    def _may_open(self, actor: Actor) -> bool:
+        return can_open(self._books.standing, actor.version, self._bounds)
 
     def _short(self, kind: str) -> list[Group]:
         found = (self._books.unfinished(group_id) for group_id in sorted(self._books.short))
@@ -114,3 +144,7 @@ class Lessor:
         if group.kind == "train":
             return self._sampling
         return Sampling(temperature=float(sibling), seed=self._sampling.seed)
+
+
+def _new_enough(group: Group, actor: Actor) -> bool:
+    return actor.version >= group.version

@@ -41,10 +41,13 @@ from replay.protocol import (
     Wait,
 )
 from replay.questions import Questions
-from replay.records import Record
-from replay.roster import Roster
+from replay.records import ActorJoined, Delivered, Record, Superseded
+from replay.roster import Actor, Roster
 from replay.trajectory import Question, Sampling
 from replay.waits import describe_phase
+
+_OWN = (Deliver, Heartbeat, Ready, Hello)  # messages that may change the sender's room or weights,
+_OF_ONE_ACTOR = (ActorJoined, Delivered, Superseded)  # and facts that leave the others'
 
 
 class Ledger:
@@ -100,7 +103,7 @@ class Ledger:
         replies = self._decide(event.peer, event.message)
         finish_evaluations(self._journal)
         stop_without_questions(self._journal)
-        replies += self._lessor.grant()
+        replies += self._lessor.grant(self._affected(event.message))
         if running and self.books.stop_cause:
             replies += [(actor.peer, Stop(self.books.stop_cause)) for actor in self._roster]
         return Outcome(self._journal.take(), tuple(replies))
@@ -113,6 +116,15 @@ class Ledger:
     def stop_cause(self) -> str:
         """Why the run is over; empty while it runs."""
         return self.books.stop_cause
+
+    def _affected(self, message: Request | Tick | PeerLost) -> list[Actor] | None:
+        """The actor that alone may be leased something after this message; None: any may."""
+        if isinstance(message, Sample | Observe) and self._journal.wrote_only(()):
+            return []  # a question kept for its answer is put again after every burst
+        if not isinstance(message, _OWN) or not self._journal.wrote_only(_OF_ONE_ACTOR):
+            return None
+        actor = self._roster.get(message.actor_id)
+        return [] if actor is None else [actor]
 
     def _decide(self, peer: Peer, message: Request | Tick | PeerLost) -> Replies:
         match message:

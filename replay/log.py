@@ -27,9 +27,9 @@ from replay.log_format import (
     MAX_RECORD_BYTES,
     Damage,
     TornRecord,
-    framed,
     payloads,
     pieces,
+    seal,
 )
 from replay.protocol import LogError
 from replay.records import Record
@@ -89,7 +89,13 @@ class EventLog:
 
     def append(self, records: Sequence[Record]) -> None:
         """Collect records, in order, for the next `sync`. Raises LogError, and collects none."""
-        self._collected += b"".join([self._frame(record) for record in records])
+        start = len(self._collected)
+        try:
+            for record in records:
+                self._frame(record)
+        except LogError:
+            del self._collected[start:]
+            raise
 
     def sync(self) -> None:
         """Return once everything collected is on the disk.
@@ -128,14 +134,18 @@ class EventLog:
         finally:
             self.close()
 
-    def _frame(self, record: Record) -> bytes:
-        payload = _ENCODER.encode(record)
-        if len(payload) > MAX_RECORD_BYTES:
+    def _frame(self, record: Record) -> None:
+        """Encode it where it will be written from: trajectories are not copied once more."""
+        at = len(self._collected)
+        self._collected += bytes(FRAME.size)
+        _ENCODER.encode_into(record, self._collected, at + FRAME.size)
+        size = len(self._collected) - at - FRAME.size
+        if size > MAX_RECORD_BYTES:
             raise LogError(
                 f"{self.path}: offset {self._end}: a {type(record).__name__} record of "
-                f"{len(payload)} bytes: at most {MAX_RECORD_BYTES}"
+                f"{size} bytes: at most {MAX_RECORD_BYTES}"
             )
-        return framed(payload)
+        seal(self._collected, at)
 
     def _write(self, data: bytearray) -> None:
         with memoryview(data) as view:

@@ -41,9 +41,11 @@ class Damage:
     cause: str
 
 
-def framed(payload: bytes) -> bytes:
-    """A record as it stands in the file."""
-    return FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+def seal(buffer: bytearray, at: int) -> None:
+    """Write the frame, for which there is room at `at`, of the payload that fills the rest."""
+    with memoryview(buffer)[at + FRAME.size :] as payload:
+        frame = FRAME.pack(len(payload), zlib.crc32(payload))
+    buffer[at : at + FRAME.size] = frame
 
 
 def payloads(path: Path, file: BinaryIO) -> Iterator[Piece]:

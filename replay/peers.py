@@ -23,12 +23,19 @@ class Kept(msgspec.Struct, frozen=True):
     at_s: float
 
 
+class Said(msgspec.Struct, frozen=True):
+    """When a connection was last heard, and as whom it spoke."""
+
+    at_s: float
+    actor_id: str
+
+
 class Peers:
     """When each actor's connection was last heard, and the questions kept for an answer."""
 
     def __init__(self, config: Config, learning: bool = False) -> None:
         """`learning`: a learner has resumed before replay was started again."""
-        self.actors: dict[Peer, float] = {}
+        self.actors: dict[Peer, Said] = {}
         self.kept: dict[Peer, Kept] = {}
         self._dead_after_s = config.replay.dead_after_s
         self._drain_s = config.actors.drain_deadline_s + GRACE_S
@@ -44,7 +51,7 @@ class Peers:
         if isinstance(request, Goodbye):
             self.actors.pop(peer, None)
         elif isinstance(request, FromActor):
-            self.actors[peer] = now_s
+            self.actors[peer] = Said(now_s, request.actor_id)
         elif isinstance(request, Resume | Finish):
             self._learning = isinstance(request, Resume)
 
@@ -59,9 +66,13 @@ class Peers:
         self.kept[peer] = Kept(request, reply, now_s)
         return True
 
+    def called(self, actor_id: str | None) -> list[Peer]:
+        """The connections of actors that speak under this name; None: of all actors."""
+        return [p for p, said in self.actors.items() if actor_id in (None, said.actor_id)]
+
     def silent(self, now_s: float) -> list[Peer]:
         """Actors not heard for `replay.dead_after_s`."""
-        return [peer for peer, at_s in self.actors.items() if now_s - at_s > self._dead_after_s]
+        return [p for p, said in self.actors.items() if now_s - said.at_s > self._dead_after_s]
 
     def stopping(self, now_s: float) -> None:
         """Note that the run is over: from here on the server lingers."""

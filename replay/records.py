@@ -37,6 +37,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 def summarise(trajectory: Trajectory) -> Summary:
     """Return the summary of a decoded trajectory."""
+    oldest_version, newest_version = trajectory.version_span
     return Summary(
         group_id=trajectory.group_id,
         sibling=trajectory.sibling,
@@ -47,8 +48,8 @@ def summarise(trajectory: Trajectory) -> Summary:
         malformed=sum(turn.malformed for turn in trajectory.turns),
         turns=len(trajectory.turns),
         action_tokens=trajectory.action_count,
-        oldest_version=trajectory.oldest_version,
-        newest_version=trajectory.newest_version,
+        oldest_version=oldest_version,
+        newest_version=newest_version,
     )
 
 

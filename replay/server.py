@@ -51,6 +51,8 @@ class ReplayServer:
         self._inbox: list[tuple[bytes, protocol.Request]] = []  # read, not yet handled
         self._outbox: list[tuple[Peer, protocol.Reply]] = []  # sent once it is durable
         self._room = Room(config.replay.disk_deadline_s)
+        self._changed = False  # something went on record since kept questions were last asked
+        self._newcomers = False  # since the last tick
         self._lost: list[Peer] = []
         self._parting: set[Peer] = set()  # nobody answers one that has gone
         self._signals: list[str] = []
@@ -110,6 +112,7 @@ class ReplayServer:
             else:
                 self._handle(peer, request)
         self._inbox = held
+        self._follow_up(self._changed)
 
     def _read(self, most: int | None = None) -> None:
         count = 0
@@ -131,7 +134,8 @@ class ReplayServer:
 
     def _handle(self, peer: bytes, request: protocol.Request) -> None:
         if isinstance(request, protocol.Hello):
-            self._find_dead()  # else a restarted actor would find its id in use
+            self._newcomers = True
+            self._find_dead(request.actor_id)  # else a restarted actor would find its id in use
         try:
             outcome = self._ledger.apply(Event(peer, request), self._now())
         except protocol.CodecError as error:
@@ -140,7 +144,8 @@ class ReplayServer:
         self._commit(outcome, request)
         if isinstance(request, protocol.Heartbeat):
             self._send(peer, protocol.Alive())
-        self._follow_up(bool(outcome.records))
+        self._changed |= bool(outcome.records)
+        self._follow_up(changed=False)
 
     def _commit(self, outcome: Outcome, request: protocol.Request | None = None) -> None:
         self._log.append(outcome.records)
@@ -187,7 +192,7 @@ class ReplayServer:
         while (changed or self._lost) and not self._room.full:
             while self._lost:
                 self._lose(self._lost.pop())
-            changed = False
+            changed = self._changed = False
             for peer, kept in list(self._peers.kept.items()):
                 self._decide(peer, kept.request)
 
@@ -205,8 +210,9 @@ class ReplayServer:
         if self._peers.actors.pop(peer, None) is not None:
             self._decide(peer, PeerLost())
 
-    def _find_dead(self) -> None:
-        for peer in self._peers.actors:
+    def _find_dead(self, actor_id: str | None = None) -> None:
+        """Speak to every actor, or to those of this name."""
+        for peer in self._peers.called(actor_id):
             self._send(peer, protocol.Alive())  # unroutable: its process is gone
         self._follow_up(changed=False)
 
@@ -216,6 +222,9 @@ class ReplayServer:
         if self._signals and not self._signalled:
             self._signalled = True
             self._decide(_SELF, protocol.Shutdown(self._signals[0]))
+            self._newcomers = True
+        if self._newcomers:
+            self._newcomers = False
             self._find_dead()
         if silent := self._peers.silent(now_s):
             self._read()  # perhaps it is us who did not listen

@@ -6,6 +6,7 @@ Action and observation segments *are* the mask. Shape invariants are checked her
 construction.
 """
 
+import math
 from enum import StrEnum
 from typing import Literal
 
@@ -73,23 +74,23 @@ class Turn(msgspec.Struct, frozen=True, eq=False):
             array = getattr(self, name)
             if array.dtype != dtype or array.ndim != 1:
                 raise ValueError(
-                    f"Turn.{name} must be {np.dtype(dtype)}[n], got "
-                    f"{array.dtype}{list(array.shape)!r}"
+                    f"Turn.{name} must be {dtype}[n], got {array.dtype}{list(array.shape)!r}"
                 )
-        lengths = {name: len(getattr(self, name)) for name in list(_TURN_ARRAYS)[:3]}
-        if len(set(lengths.values())) != 1:
+        actions = len(self.action_tokens)
+        if not actions == len(self.behaviour_logprobs) == len(self.policy_versions):
+            lengths = {name: len(getattr(self, name)) for name in list(_TURN_ARRAYS)[:3]}
             raise ValueError(
                 f"Turn: one log-prob and one version per action token, got lengths {lengths!r}"
             )
-        if lengths["action_tokens"] == 0:
+        if actions == 0:
             raise ValueError("Turn.action_tokens is empty: a completion has at least one token")
 
 
-_TURN_ARRAYS: dict[str, type] = {
-    "action_tokens": np.int32,
-    "behaviour_logprobs": np.float32,
-    "policy_versions": np.int32,
-    "observation_tokens": np.int32,
+_TURN_ARRAYS = {  # compared once for each array of each turn: dtypes, not types to be converted
+    "action_tokens": np.dtype(np.int32),
+    "behaviour_logprobs": np.dtype(np.float32),
+    "policy_versions": np.dtype(np.int32),
+    "observation_tokens": np.dtype(np.int32),
 }
 
 
@@ -130,7 +131,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, kw_only=True):
                 "Trajectory.turns is empty: a rollout that dies before its first "
                 "turn is a LeaseFailed"
             )
-        if self.reward is not None and not np.isfinite(self.reward):
+        if self.reward is not None and not math.isfinite(self.reward):
             raise ValueError(f"Trajectory.reward must be finite or None, got {self.reward!r}")
         if self.reward is None and not self.reward_cause:
             raise ValueError("Trajectory.reward None needs a reward_cause")
@@ -156,9 +157,15 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     @property
     def oldest_version(self) -> int:
         """The oldest policy version among the sampled tokens."""
-        return min(int(turn.policy_versions.min()) for turn in self.turns)
+        return self.version_span[0]
 
     @property
     def newest_version(self) -> int:
         """The newest policy version among the sampled tokens."""
-        return max(int(turn.policy_versions.max()) for turn in self.turns)
+        return self.version_span[1]
+
+    @property
+    def version_span(self) -> tuple[int, int]:
+        """The oldest and the newest policy version among the sampled tokens."""
+        versions = np.concatenate([turn.policy_versions for turn in self.turns])
+        return int(versions.min()), int(versions.max())

@@ -84,3 +84,12 @@ def test_after_a_restart_who_was_there_is_waited_for() -> None:
     assert peers.may_leave(False, 20.0, awaited=False)
     assert peers.may_leave(True, 20.0, awaited=True)
     assert peers.may_leave(False, 20.1 + GRACE_S, awaited=True)
+
+
+def test_actors_are_found_by_the_name_they_last_gave(peers: Peers) -> None:
+    for peer, name in ((b"1", "a"), (b"2", "b"), (b"3", "a")):
+        peers.heard(peer, Heartbeat(name, {}), 0.0)
+    assert peers.called("a") == [b"1", b"3"]
+    assert peers.called(None) == [b"1", b"2", b"3"]
+    peers.heard(b"1", Goodbye("a"), 0.0)
+    assert peers.called("a") == [b"3"] and peers.called("c") == []

@@ -131,3 +131,23 @@ def test_too_small_an_actor_is_named(scene: Any) -> None:
     s.learner()
     s.actor("a", 3)
     assert "a has 3 of 3 rollouts free, a group needs 4" in s.sample(0).reason
+
+
+def test_a_dropped_group_makes_room_for_another_actor(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0, drop_no_signal=True)
+    s.learner()
+    s.actor("a", 2)
+    s.actor("b", 2)
+    assert "b" not in s.leased
+    s.send("a", Ready("a", 0, 1, 0))  # it takes no more
+    s.deliver_all("a", reward=1.0)
+    assert [lease.group_id for lease in s.leased["b"]] == [2, 2]
+
+
+def test_the_roomiest_actor_is_given_the_next_group(scene: Any) -> None:
+    s = scene(groups_per_step=3, max_staleness=0)
+    s.actor("a", 2)
+    s.actor("b", 6)
+    s.learner()
+    opened = {name: [lease.group_id for lease in s.leased[name]] for name in s.leased}
+    assert opened == {"b": [1, 1, 2, 2, 3, 3]}  # of equals, the last by name

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 
 from replay.books import Books
 from replay.protocol import Committed, Done, EvalProgress, Evaluate, Resumed, Shutdown
+from replay.records import ActorLeft, GroupDropped, GroupOpened, Leased
 
 names = st.sampled_from(("a", "b", "c"))
 picks = st.integers(0, 99)
@@ -178,6 +179,15 @@ class LedgerMachine(RuleBasedStateMachine):
             assert len(places) == len(set(places))
             ended = books.tally.committed + books.tally.dropped.total()
             assert books.tally.opened == len(places) + ended
+
+    @invariant()
+    def each_event_leases_all_that_can_be_leased(self) -> None:
+        """An event looks at its own actor only; a tick, at all of them, has nothing to add."""
+        if hasattr(self, "world"):
+            seen = len(self.scene.log)
+            self.world.do(self.scene.tick, 0.0)
+            kinds = {type(fact) for fact in self.scene.log[seen:]}
+            assert kinds & {GroupDropped, ActorLeft} or not kinds & {GroupOpened, Leased}
 
     @invariant()
     def no_actor_is_given_more_than_it_holds(self) -> None:
