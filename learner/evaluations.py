@@ -18,10 +18,15 @@ FILE_NAME = "evaluations.json"
 
 
 class Score(msgspec.Struct, frozen=True):
-    """Exact match over all questions, greedy and at T = 1."""
+    """Exact match over all questions, greedy and at T = 1.
+
+    `late`: answered by later weights only, as when a resumed learner asked again; it says nothing
+    of this step's checkpoint.
+    """
 
     em: float
     sampled_em: float
+    late: bool = False
 
 
 class Evaluations:
@@ -53,14 +58,16 @@ class Evaluations:
         """Note a result; False when it is known already."""
         if self.finished(result.step):
             return False
-        self._set(result.step, Score(result.em, result.sampled_em))
+        late = result.oldest_version > result.step
+        self._set(result.step, Score(result.em, result.sampled_em, late))
         return True
 
     def best(self, steps: Iterable[int]) -> int | None:
         """Of these steps the one with the highest greedy, then sampled exact match; the earliest of
         equals.
         """
-        scored = [(score, step) for step in steps if (score := self.scores.get(step)) is not None]
+        found = [(self.scores.get(step), step) for step in steps]
+        scored = [(score, step) for score, step in found if score is not None and not score.late]
         return max(scored, key=lambda s: (s[0].em, s[0].sampled_em, -s[1]))[1] if scored else None
 
     def _set(self, step: int, score: Score | None) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from learner.errors import BadCheckpoint
@@ -45,3 +46,11 @@ def test_a_spoilt_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "evaluations.json").write_text("{")
     with pytest.raises(BadCheckpoint, match=r"evaluations\.json: cannot be read"):
         Evaluations(tmp_path, resumed_after=0)
+
+
+def test_what_later_weights_answered_does_not_make_a_checkpoint_the_best(tmp_path: Path) -> None:
+    known = Evaluations(tmp_path)
+    known.take(result(5, 0.5))
+    known.take(msgspec.structs.replace(result(10, 0.9), oldest_version=14, newest_version=15))
+    assert known.finished(10) and known.best([5, 10]) == 5
+    assert Evaluations(tmp_path, resumed_after=10).best([5, 10]) == 5

@@ -1,0 +1,194 @@
+"""The demo under fire: `scripts/chaos.py` kills and stops its processes one after another, the next
+one once the last has recovered, and shows that nothing was lost, repeated or hung.
+
+Runs the demo task twice with the same settings, undisturbed and disturbed, each in `--out`; what is
+finished there is not run again. Prints every blow with its detection and recovery, then the books'
+verdict; `--json` writes the figures. Exit code 0 when the books close and every blow was survived.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from configs.process import die_with_parent
+from scripts.audit_books import Audit
+from scripts.chaos_victims import KINDS, Blow, ChaosFailed, Victims, plan
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+END_S = 1500.0
+HOLD_S = 12.0  # longer than replay.dead_after_s: a stopped actor is given up and comes back
+SETTINGS = ("fleet.restarts=1000", "fleet.first_pause_s=0.1", "learner.checkpoint_every=5")
+
+
+def launch(run_dir: Path, settings: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """Start the demo task on `run_dir`; its output goes to `<run_dir>.out`."""
+    from scripts.demo_task import prepare
+
+    files = prepare(REPOSITORY / ".cache", 0, lambda line: print(f"  {line}", flush=True))
+    command = [
+        *(sys.executable, "scripts/launch.py", "configs/demo.yaml", f"run_dir={run_dir}"),
+        *(f"model.path={files.model}", f"questions.train={files.train}"),
+        *(f"questions.eval={files.eval}", f"retrieval.corpus={files.corpus}", *settings),
+    ]
+    with run_dir.with_suffix(".out").open("wb") as out:
+        return subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,
+        )
+
+
+def undisturbed(run_dir: Path, settings: Sequence[str]) -> dict[str, Any]:
+    """The summary of a run that nobody disturbs."""
+    if not (run_dir / "summary.json").exists():
+        shutil.rmtree(run_dir, ignore_errors=True)
+        print("the run without chaos ...", flush=True)
+        launch(run_dir, settings).wait(END_S)
+    return _summary(run_dir)
+
+
+def disturbed(
+    run_dir: Path, settings: Sequence[str], blows: Sequence[tuple[str, str]], seed: int
+) -> list[Blow]:
+    """Strike a run as planned and let it end; what was done is kept beside it."""
+    record = run_dir.with_suffix(".blows.json")
+    if record.exists():
+        return [Blow(**each) for each in json.loads(record.read_text())]
+    shutil.rmtree(run_dir, ignore_errors=True)  # one that was cut off
+    print("the run under fire ...", flush=True)
+    launcher = launch(run_dir, settings)
+    victims, done = Victims(launcher, run_dir, seed), []
+    try:
+        victims.wait_until_training()
+        for number, (kind, how) in enumerate(blows, 1):
+            blow = victims.strike(kind, how, HOLD_S)
+            done.append(blow)
+            print(
+                f"[{number}/{len(blows)}] {how} {blow.name} ({kind}): on record after "
+                f"{blow.detected_s:.1f} s, back after {blow.recovered_s:.1f} s (its start took "
+                f"{blow.cold_s:.1f} s)",
+                flush=True,
+            )
+    except ChaosFailed as failure:
+        print(f"chaos: {failure}; see {run_dir.with_suffix('.out')}", file=sys.stderr)
+    begun = time.monotonic()
+    while launcher.poll() is None and time.monotonic() - begun < END_S:
+        time.sleep(0.5)
+    record.write_text(json.dumps([asdict(blow) for blow in done]))
+    return done
+
+
+def report(run_dir: Path, blows: Sequence[Blow], quiet: dict[str, Any]) -> dict[str, Any]:
+    """The figures of both runs."""
+    books = Audit()
+    books.fold(run_dir / "events.log")
+    audit, summary = books.summary(), _summary(run_dir)
+    groups = audit["train_groups"]
+    dropped = sum(count for name, count in groups.items() if name.startswith("dropped"))
+    ended = groups["committed"] + groups["sampled"] + groups["standing"] + dropped
+    kills = [blow for blow in blows if blow.how == "kill"]
+    ratios = [blow.recovered_s / blow.cold_s for blow in kills]
+    final, still = summary["em_final"], quiet["em_final"]
+    return {
+        "kills": len(kills),
+        "kills_by_kind": dict(Counter(blow.kind for blow in kills)),
+        "stops": len(blows) - len(kills),
+        "lost": groups["opened"] - ended,
+        "trained_twice": sum("was trained at" in fault for fault in books.faults),
+        "books_close": audit["books_close"],
+        "faults": books.faults,
+        "status": summary["status"],
+        "cause": summary["cause"].splitlines()[0],
+        "steps": summary["steps"],
+        "em_final": final,
+        "em_undisturbed": still,
+        "em_gap": None if final is None or still is None else still - final,
+        "wall_s": summary["wall_s"],
+        "wall_undisturbed_s": quiet["wall_s"],
+        "detection_max_s": max((blow.detected_s for blow in blows), default=None),
+        "recovery_s": _recoveries(kills),
+        "recovery_over_cold_start_max": max(ratios, default=None),
+        "recovery_over_cold_start_p50": statistics.median(ratios) if ratios else None,
+    }
+
+
+def _recoveries(kills: Sequence[Blow]) -> dict[str, dict[str, float]]:
+    found = {}
+    for kind in KINDS:
+        if times := [blow.recovered_s for blow in kills if blow.kind == kind]:
+            cold_s = statistics.median(blow.cold_s for blow in kills if blow.kind == kind)
+            found[kind] = {"p50": statistics.median(times), "max": max(times), "cold_start": cold_s}
+    return found
+
+
+def _summary(run_dir: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    except OSError as error:
+        raise ChaosFailed(f"{run_dir}: no summary: see {run_dir.with_suffix('.out')}") from error
+    return found
+
+
+def show(figures: dict[str, Any]) -> None:
+    """A table of recoveries and the verdict."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("killed", "times", "back: p50 s", "max s", "its cold start s", title="recovery")
+    for kind, times in figures["recovery_s"].items():
+        count = str(figures["kills_by_kind"][kind])
+        table.add_row(kind, count, *(f"{times[name]:.1f}" for name in ("p50", "max", "cold_start")))
+    console = Console()
+    console.print(table)
+    for name, value in figures.items():
+        if name != "recovery_s":
+            console.print(f"{name}: {value}", markup=False, highlight=False)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Both runs and their report; exit code 1 when not all was survived, or the books are open."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="3 kills and 1 stop in a shorter run")
+    add("--kills", type=int, help="15 (quick: 3)")
+    add("--stops", type=int, help="5 (quick: 1)")
+    add("--steps", type=int, help="learner.total_steps of both runs (300; quick: 60)")
+    add("--seed", type=int, default=0, help="of who is struck when")
+    add("--out", type=Path, default=REPOSITORY / "runs" / "chaos")
+    add("--json", type=Path)
+    given = parser.parse_args(words)
+    kills = given.kills if given.kills is not None else 3 if given.quick else 15
+    stops = given.stops if given.stops is not None else 1 if given.quick else 5
+    steps = given.steps or (60 if given.quick else 300)
+    given.out.mkdir(parents=True, exist_ok=True)
+    settings = [*SETTINGS, f"learner.total_steps={steps}"]
+    try:
+        struck = given.out / f"struck-{kills}-{stops}-{steps}-{given.seed}"
+        blows = disturbed(struck, settings, plan(kills, stops, given.seed), given.seed)
+        quiet = undisturbed(given.out / f"quiet-{steps}", settings)
+        figures = report(struck, blows, quiet)
+    except ChaosFailed as failure:
+        print(f"chaos: {failure}", file=sys.stderr)
+        return 1
+    show(figures)
+    if given.json:
+        given.json.write_text(json.dumps(figures, indent=2) + "\n")
+    whole = figures["books_close"] and figures["status"] == "completed" and not figures["lost"]
+    return 0 if whole and len(blows) == kills + stops else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

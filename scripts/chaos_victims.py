@@ -1,0 +1,137 @@
+"""Kills and stops processes of a run that another process launched, and times what follows.
+
+Consumes the run's `fleet.jsonl` (who has which pid, who ended, who is ready) and signals processes
+by pid; produces one `Blow` per kill or stop. Every wait has a deadline and ends early when the run
+does.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from scripts.fleet_log import read_fleet_log
+
+KINDS = ("actor", "engine", "replay", "retrieval_server", "learner")
+DETECTION_S, RECOVERY_S, START_S = 60.0, 300.0, 400.0
+
+
+class ChaosFailed(RuntimeError):
+    """The run ended, or did not recover, before everything planned was done to it."""
+
+
+@dataclass(frozen=True)
+class Blow:
+    """One kill or stop: seconds until it was on record, and until its process did its work again.
+
+    `cold_s` is how long the same process took at the start of the run.
+    """
+
+    kind: str
+    name: str
+    how: str  # "kill" or "stop"
+    detected_s: float
+    recovered_s: float
+    cold_s: float
+
+
+class Victims:
+    """The processes of one launched run. `launcher` runs it, `run_dir` is its directory."""
+
+    def __init__(self, launcher: "subprocess.Popen[bytes]", run_dir: Path, seed: int) -> None:
+        self._launcher, self._run_dir = launcher, run_dir
+        self._chance = random.Random(seed)
+
+    def wait_until_training(self) -> None:
+        """Wait for every process to do its work."""
+        end = time.monotonic() + START_S
+        while not self._all_ready():
+            self._go_on(end, "every process to be ready")
+
+    def strike(self, kind: str, how: str, hold_s: float) -> Blow:
+        """Kill a process of this kind, or stop it for `hold_s`; wait until all is well again."""
+        name = self._name(kind)
+        pid = self._pid(name)
+        if kind == "engine":
+            pid = _engine_of(pid)
+        at_s = time.time()
+        os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+        seen = self._wait("ended" if how == "kill" else "stopped", name, at_s, DETECTION_S)
+        if how == "stop":
+            time.sleep(max(0.0, hold_s - (time.time() - at_s)))
+            at_s = time.time()  # from here on it may recover
+            os.kill(pid, signal.SIGCONT)
+        back = self._wait("ready" if how == "kill" else "continued", name, at_s, RECOVERY_S)
+        detected_s = seen - (at_s if how == "kill" else at_s - hold_s)
+        self.wait_until_training()
+        time.sleep(self._chance.uniform(0.5, 4.0))
+        return Blow(kind, name, how, max(0.0, detected_s), back - at_s, self._cold_s(name))
+
+    def _name(self, kind: str) -> str:
+        if kind not in ("actor", "engine"):
+            return kind
+        names: set[str] = {e["name"] for e in self._events() if e["name"].startswith("actor-")}
+        return self._chance.choice(sorted(names))
+
+    def _events(self) -> list[dict[str, Any]]:
+        return list(read_fleet_log(self._run_dir))
+
+    def _pid(self, name: str) -> int:
+        started = [e for e in self._events() if (e["event"], e["name"]) == ("started", name)]
+        return int(started[-1]["pid"])
+
+    def _cold_s(self, name: str) -> float:
+        """From the first start of a process until it was ready."""
+        first: dict[str, float] = {}
+        for event in self._events():
+            if event["name"] == name:
+                first.setdefault(event["event"], event["at_s"])
+        return float(first["ready"] - first["started"])
+
+    def _all_ready(self) -> bool:
+        state: dict[str, str] = {}
+        for event in self._events():
+            state[event["name"]] = event["event"]
+        return bool(state) and set(state.values()) <= {"ready", "continued"}
+
+    def _wait(self, event: str, name: str, after_s: float, limit_s: float) -> float:
+        """When this event came, in seconds since the epoch."""
+        end = time.monotonic() + limit_s
+        while True:
+            for each in self._events():
+                if (each["event"], each["name"]) == (event, name) and each["at_s"] >= after_s:
+                    return float(each["at_s"])
+            self._go_on(end, f"{name} to be {event}")
+
+    def _go_on(self, end: float, what: str) -> None:
+        if self._launcher.poll() is not None:
+            raise ChaosFailed(f"the run ended while chaos waited for {what}")
+        if time.monotonic() > end:
+            raise ChaosFailed(f"chaos waited in vain for {what}")
+        time.sleep(0.1)
+
+
+def plan(kills: int, stops: int, seed: int) -> Sequence[tuple[str, str]]:
+    """(kind, how) in random order; every kind as often as the others, as far as it goes."""
+    chance = random.Random(seed)
+    blows = [(KINDS[i % len(KINDS)], "kill") for i in range(kills)]
+    blows += [(kind, "stop") for kind in chance.choices(KINDS, k=stops)]
+    chance.shuffle(blows)
+    return blows
+
+
+def _engine_of(actor: int) -> int:
+    children = psutil.Process(actor).children()
+    engines: list[int] = [
+        c.pid for c in children if "resource_tracker" not in " ".join(c.cmdline())
+    ]
+    if not engines:
+        raise ChaosFailed(f"the actor with pid {actor} has no engine")
+    return int(engines[0])
