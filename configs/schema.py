@@ -117,6 +117,7 @@ class ReplayConfig(Section, frozen=True):
     heartbeat_s: Seconds = 1.0
     dead_after_s: Seconds = 10.0
     disk_deadline_s: Seconds = 600.0  # how long the event log waits for room on a full disk
+    segment_bytes: Annotated[int, Meta(ge=1 << 20)] = 256 << 20  # then the log's next file begins
 
 
 class WeightSyncConfig(Section, frozen=True):

@@ -1,9 +1,9 @@
 """The replay process: `python -m replay.worker CONFIG [--resume] [a.b=c …]`.
 
-Consumes a configuration and its question files; produces `<run_dir>/events.log` and answers at the
-run's replay endpoint. With `--resume` it folds the log that is there and goes on appending to it.
-Waits for requests. Ends with 0 once the run is over and its peers have left,
-or on SIGTERM; with 2, and a message, when its input cannot be used; with 1 when the log cannot be
+Consumes a configuration and its question files; produces `<run_dir>/events.log`, in segments, and
+answers at the run's replay endpoint. With `--resume` it folds the log that is there and goes on
+appending to it. Waits for requests. Ends with 0 once the run is over and its peers have left, or
+on SIGTERM; with 2, and a message, when its input cannot be used; with 1 when the log cannot be
 written, or on anything else.
 """
 
@@ -82,7 +82,9 @@ def make_log(config: Config, ledger: Ledger, resume: bool) -> EventLog:
         raise ConfigError("run_dir = '': name the directory that this run writes to")
     path = Path(config.run_dir) / FILE_NAME
     if resume:
-        log = EventLog.open(path)  # locked first, so that nobody writes behind what is folded
+        log = EventLog.open(
+            path, config.replay.segment_bytes
+        )  # locked first, so that nobody writes behind what is folded
         try:
             ledger.restore(read_whole(path))
         except LogError:
@@ -93,7 +95,7 @@ def make_log(config: Config, ledger: Ledger, resume: bool) -> EventLog:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"run_dir = {config.run_dir!r}: {error.strerror}") from error
-    return EventLog.create(path)
+    return EventLog.create(path, config.replay.segment_bytes)
 
 
 def make_server(config: Config, ledger: Ledger, log: EventLog, resume: bool) -> ReplayServer:
