@@ -103,7 +103,7 @@ def pieces(segment: Segment, file: BinaryIO) -> Iterator[Piece | Damage]:
     path, size = segment.path, os.fstat(file.fileno()).st_size
     offset, cause = _check_header(segment, file)
     if cause:
-        whole = _next_whole(file, 0, size)
+        whole = _next_whole(file, -1, size)  # also one right there, where the header is lost
         if whole is None and not segment.number:
             raise LogError(f"{path}: offset 0: {cause}: put the run's own back")
         offset = size if whole is None else whole

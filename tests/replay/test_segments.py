@@ -141,6 +141,13 @@ def test_behind_a_damaged_header_the_records_are_kept(path: Path, at: int) -> No
     assert (damage.path, damage.start, damage.end) == (segment(path, 2), 0, 28)
 
 
+def test_behind_a_lost_header_the_records_are_kept(path: Path) -> None:
+    segment(path, 2).write_bytes(segment(path, 2).read_bytes()[28:])
+    found = list(read_past_damage(path))
+    assert [record for record in found if not isinstance(record, Damage)] == RECORDS
+    assert len(found) == len(RECORDS) + 1
+
+
 def test_one_writer_holds_all_segments(path: Path) -> None:
     with EventLog.open(path, SMALL) as log:
         write(log, RECORDS)
