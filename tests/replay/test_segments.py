@@ -15,6 +15,7 @@ from tests.replay.crash import killed_everywhere
 
 SMALL = 100  # bytes; every record below has about 60
 RECORDS: list[Record] = [ActorLeft(float(i), f"actor-{i}", "goodbye") for i in range(9)]
+FEW = RECORDS[:5]  # in three segments
 
 
 def write(log: EventLog, records: list[Record]) -> None:
@@ -201,20 +202,20 @@ def test_a_kill_at_any_system_call_loses_nothing_that_was_acknowledged(tmp_path:
             continue
         told = int(path.with_name("told").read_text() or 0)
         found = list(read_whole(path))
-        assert found == RECORDS[: len(found)] and told <= len(found) <= told + 1
+        assert found == FEW[: len(found)] and told <= len(found) <= told + 1
         with EventLog.open(path, SMALL) as log:
-            write(log, RECORDS[len(found) :])
-        assert list(read(path)) == RECORDS
+            write(log, FEW[len(found) :])
+        assert list(read(path)) == FEW
         assert not list(path.parent.glob("*.draft"))
         for file in path.parent.iterdir():
             file.unlink()
-    assert number > 40
+    assert number > 30
 
 
 def _write_and_tell(path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     with EventLog.create(path, SMALL) as log:
-        for number, record in enumerate(RECORDS):
+        for number, record in enumerate(FEW):
             path.with_name("told").write_text(str(number))
             write(log, [record])
 
