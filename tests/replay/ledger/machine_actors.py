@@ -86,6 +86,13 @@ class ActorRules(RuleBasedStateMachine):
         if flight := sorted(self.world.actors[name].flight):
             self.world.deliver(name, flight[pick % len(flight)], signal)
 
+    @rule(name=names, pick=picks, signal=st.booleans())
+    def deliver_group(self, name: str, pick: int, signal: bool) -> None:
+        """All that an actor has of one group; equal rewards say nothing to a learner."""
+        flight = sorted(self.world.actors[name].flight)
+        for key in [key for key in flight if key[0] == flight[pick % len(flight)][0]]:
+            self.world.deliver(name, key, signal)
+
     @rule(pick=picks)
     def deliver_again(self, pick: int) -> None:
         if delivered := self.world.delivered:
