@@ -86,12 +86,13 @@ class ActorRules(RuleBasedStateMachine):
         if flight := sorted(self.world.actors[name].flight):
             self.world.deliver(name, flight[pick % len(flight)], signal)
 
-    @rule(name=names, pick=picks, signal=st.booleans())
-    def deliver_group(self, name: str, pick: int, signal: bool) -> None:
-        """All that an actor has of one group; equal rewards say nothing to a learner."""
-        flight = sorted(self.world.actors[name].flight)
-        for key in [key for key in flight if key[0] == flight[pick % len(flight)][0]]:
-            self.world.deliver(name, key, signal)
+    @rule(pick=picks)
+    def deliver_without_signal(self, pick: int) -> None:
+        """All that an actor has of one group, with one reward: nothing to learn from."""
+        held = sorted((key, name) for name, a in self.world.actors.items() for key in a.flight)
+        for (group_id, _), name in held[pick % max(1, len(held)) :][:1]:
+            for key in sorted(key for key in self.world.actors[name].flight if key[0] == group_id):
+                self.world.deliver(name, key, signal=False)
 
     @rule(pick=picks)
     def deliver_again(self, pick: int) -> None:
