@@ -150,11 +150,13 @@ class VllmPolicy:
         raise EngineDead("the engine's process is gone")
 
     def close(self) -> None:
-        """End the engine's process, by force after `KILL_AFTER_S`: its teardown can be slow."""
+        """End the engine's process, by force after `KILL_AFTER_S` (at once when it has failed):
+        its teardown can be slow.
+        """
         engine, self._engine = self._engine, None
         if engine is not None:
             logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of every kill
-            engine.shutdown(timeout=KILL_AFTER_S)
+            engine.shutdown(timeout=0.0 if engine.errored else KILL_AFTER_S)
             del engine
             gc.collect()
         if self._scratch is not None:

@@ -163,8 +163,9 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _report(actor_id: str, group: BaseExceptionGroup[Exception], code: int) -> int:
-    for error in _leaves(group):
-        print(f"{actor_id}: {type(error).__name__}: {error}", file=sys.stderr)
+    lines = (f"{actor_id}: {type(error).__name__}: {error}" for error in _leaves(group))
+    for line in dict.fromkeys(lines):  # each rollout has its own
+        print(line, file=sys.stderr)
     return code
 
 

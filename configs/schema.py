@@ -118,6 +118,7 @@ class ReplayConfig(Section, frozen=True):
     dead_after_s: Seconds = 10.0
     restart_deadline_s: Seconds = 120.0  # how long its clients wait for a replay that is silent
     disk_deadline_s: Seconds = 600.0  # how long the event log waits for room on a full disk
+    segment_bytes: Annotated[int, Meta(ge=1 << 20)] = 256 << 20  # then the log's next file begins
 
     def __post_init__(self) -> None:
         if self.restart_deadline_s < self.dead_after_s:

@@ -79,7 +79,9 @@ class Ledger:
         self._learner_waits_for = ""
 
     def restore(self, records: Iterable[Record]) -> None:
-        """Fold a log. Raises LogError where it contradicts the questions or the configuration."""
+        """Fold a log. Raises LogError where it contradicts the questions or the configuration, or
+        lacks a payload that may be asked for.
+        """
         for record in records:
             try:
                 self.books.evolve(record)
@@ -89,6 +91,7 @@ class Ledger:
                     f"({error!r}): it was written under another configuration: put back the run's "
                     "own"
                 ) from error
+        self._refuse_compacted()
 
     def apply(self, event: Event, now: float) -> Outcome:
         """Decide about one event at `now`: seconds since the epoch, never decreasing.
@@ -125,6 +128,15 @@ class Ledger:
             return None
         actor = self._roster.get(message.actor_id)
         return [] if actor is None else [actor]
+
+    def _refuse_compacted(self) -> None:
+        for place in (self.books.opened, self.books.ready, self.books.sampled):
+            for group in place.values():
+                if not all(group.payloads.values()):
+                    raise LogError(
+                        f"event log: the payloads of group {group.group_id} were compacted away, "
+                        "but no step that trained it is committed: put back the log from before"
+                    )
 
     def _decide(self, peer: Peer, message: Request | Tick | PeerLost) -> Replies:
         match message:

@@ -1,9 +1,13 @@
-"""The bytes of an event log: a header, then one frame per record; and where damage ends.
+"""The bytes of one segment of an event log: a header, then one frame per record; and where damage
+ends.
 
-Magic `FORAGELG`, u32 format version, then per record u32 length, u32 crc32 of the payload, payload
-(one record of `replay.records` in msgpack). Integers are little-endian. A writer that is killed
-leaves a last frame that is cut short, and nothing behind it: the same bytes with a whole record
-behind them are damage, and history that must not be cut off.
+Header: magic `FORAGELG`, u32 format version; from version 2 on also the segment's number (u32), how
+many records stand in the segments before it (u64), and the crc32 of all that. Version 1 is a first
+segment as replay begins it; version 2 any other, and any that was compacted. Per record: u32
+length, u32 crc32 of the payload, payload (one record of `replay.records` in msgpack). Integers are
+little-endian. A writer that is killed leaves a last frame of the newest segment cut short, and
+nothing behind it: the same bytes with a whole record behind them, or in a closed segment, are
+damage, and history that must not be cut off.
 """
 
 import os
@@ -16,10 +20,12 @@ from typing import BinaryIO
 
 from replay.protocol import LogError
 
-FORMAT_VERSION = 1
+FIRST_VERSION, FORMAT_VERSION = 1, 2
 MAGIC = b"FORAGELG"
 MAX_RECORD_BYTES = 64 << 20
-HEADER = struct.Struct("<8sI")
+HEADER = struct.Struct("<8sI")  # magic, version
+PLACE = struct.Struct("<IQ")  # from version 2 on: number, records before
+_CHECKSUM = struct.Struct("<I")
 FRAME = struct.Struct("<II")  # length, crc32
 _FIRST_KEY = b"\xa4type"  # of every record, after one byte that says how many fields it has
 _ENDS = "the file ends inside"
@@ -32,10 +38,30 @@ class TornRecord(LogError):
     """The last record is cut short: its writer was killed."""
 
 
+class OtherFormat(LogError):
+    """An event log of a format that this program does not read."""
+
+
+@dataclass
+class Segment:
+    """One file of a log: its place among the others (from 0), and whether another follows it.
+
+    `before`: how many records stand in the segments before it; None: as its header says. `start`:
+    where its first record begins, once its header has been read.
+    """
+
+    path: Path
+    number: int = 0
+    closed: bool = False
+    before: int | None = 0
+    start: int = 0
+
+
 @dataclass(frozen=True)
 class Damage:
-    """Bytes from offset `start` up to `end` that are no records, and why."""
+    """Bytes of one segment, from offset `start` up to `end`, that are no records, and why."""
 
+    path: Path
     start: int
     end: int
     cause: str
@@ -48,25 +74,49 @@ def seal(buffer: bytearray, at: int) -> None:
     buffer[at : at + FRAME.size] = frame
 
 
-def payloads(path: Path, file: BinaryIO) -> Iterator[Piece]:
+def framed(payload: bytes) -> bytes:
+    """A payload with its frame."""
+    buffer = bytearray(FRAME.size) + payload
+    seal(buffer, 0)
+    return bytes(buffer)
+
+
+def first_header() -> bytes:
+    """How a log begins."""
+    return HEADER.pack(MAGIC, FIRST_VERSION)
+
+
+def placed_header(number: int, before: int) -> bytes:
+    """How segment `number` begins, with `before` records in those before it."""
+    data = HEADER.pack(MAGIC, FORMAT_VERSION) + PLACE.pack(number, before)
+    return data + _CHECKSUM.pack(zlib.crc32(data))
+
+
+def payloads(segment: Segment, file: BinaryIO) -> Iterator[Piece]:
     """Every record. Raises LogError at the first that is not whole; TornRecord when it is the last
-    and cut short.
+    of the newest segment and cut short.
     """
-    for piece in pieces(path, file):
+    for piece in pieces(segment, file):
         if isinstance(piece, Damage):
             raise LogError(
-                f"{path}: offset {piece.start}: {piece.cause}: put back a copy of the log, or "
-                "start a new run from a checkpoint; `scripts/audit.py` reads what is left"
+                f"{piece.path}: offset {piece.start}: {piece.cause}: put back a copy of the log, "
+                "or start a new run from a checkpoint; `scripts/audit.py` reads what is left"
             )
         yield piece
 
 
-def pieces(path: Path, file: BinaryIO) -> Iterator[Piece | Damage]:
+def pieces(segment: Segment, file: BinaryIO) -> Iterator[Piece | Damage]:
     """Every record, and every stretch between records that is none. Raises LogError for a file that
-    is no log of this format, TornRecord as `payloads` does.
+    is no log of this format, TornRecord as `payloads` does. Fills in `segment.before`.
     """
-    _check_header(path, file)
-    offset, size = HEADER.size, os.fstat(file.fileno()).st_size
+    path, size = segment.path, os.fstat(file.fileno()).st_size
+    offset, cause = _check_header(segment, file)
+    if cause:
+        whole = _next_whole(file, -1, size)  # also one right there, where the header is lost
+        if whole is None and not segment.number:
+            raise LogError(f"{path}: offset 0: {cause}: put the run's own back")
+        offset = size if whole is None else whole
+        yield Damage(path, 0, offset, cause)
     while offset < size:
         payload, cause = _frame_at(file, offset, size)
         if not cause:
@@ -74,23 +124,39 @@ def pieces(path: Path, file: BinaryIO) -> Iterator[Piece | Damage]:
             offset += FRAME.size + len(payload)
             continue
         whole = _next_whole(file, offset, size)
-        if whole is None and (cause.startswith(_ENDS) or _only_zeros(file, offset)):
+        torn = cause.startswith(_ENDS) or _only_zeros(file, offset)
+        if whole is None and torn and not segment.closed:
             raise TornRecord(f"{path}: offset {offset}: {cause}")
         end = size if whole is None else whole
-        yield Damage(offset, end, cause)
+        yield Damage(path, offset, end, cause)
         offset = end
 
 
-def _check_header(path: Path, file: BinaryIO) -> None:
+def _check_header(segment: Segment, file: BinaryIO) -> tuple[int, str]:
+    """How long the header is, and what is wrong with it. Raises OtherFormat where a log begins."""
     header = file.read(HEADER.size)
     if len(header) < HEADER.size or header[: len(MAGIC)] != MAGIC:
-        raise LogError(f"{path}: offset 0: not an event log: put the run's own back")
+        return 0, "not an event log"
     version = HEADER.unpack(header)[1]
-    if version != FORMAT_VERSION:
-        raise LogError(
-            f"{path}: offset {len(MAGIC)}: format version {version}, this program reads "
-            f"{FORMAT_VERSION}"
-        )
+    if version == FIRST_VERSION:
+        number, before = 0, 0
+    elif version == FORMAT_VERSION:
+        header += file.read(PLACE.size + _CHECKSUM.size)
+        place, checksum = header[HEADER.size : -_CHECKSUM.size], header[-_CHECKSUM.size :]
+        if checksum != _CHECKSUM.pack(zlib.crc32(header[: -_CHECKSUM.size])):
+            return 0, "the header's checksum does not agree"
+        number, before = PLACE.unpack(place)
+    else:
+        cause = f"format version {version}, this program reads 1 and {FORMAT_VERSION}"
+        if segment.number:
+            return 0, cause
+        raise OtherFormat(f"{segment.path}: offset {len(MAGIC)}: {cause}")
+    if number != segment.number:
+        return 0, f"this is segment {number}, and stands in the place of {segment.number}"
+    if segment.before not in (None, before):
+        return 0, f"{before} records belong before this segment, there are {segment.before}"
+    segment.before, segment.start = before, len(header)
+    return segment.start, ""
 
 
 def _frame_at(file: BinaryIO, offset: int, size: int) -> tuple[bytes, str]:

@@ -126,14 +126,28 @@ class Adopted(Fact, frozen=True):
     sibling: int
 
 
+class Compacted(msgspec.Struct, frozen=True):
+    """What is left of a payload that was taken away: its size, and the sum of the versions of its
+    sampled tokens.
+    """
+
+    payload_bytes: int
+    version_sum: int
+
+
 class Delivered(Fact, frozen=True):
-    """The first durable delivery of a sibling: the encoded trajectory and its summary."""
+    """The first durable delivery of a sibling: the encoded trajectory and its summary.
+
+    Where `compacted` says so the payload is empty: its group is committed, or dropped, or of a
+    finished evaluation, and nothing that goes on with the run asks for it again.
+    """
 
     actor_id: str
     group_id: int
     sibling: int
     payload: bytes
     summary: Summary
+    compacted: Compacted | None = None
 
 
 class Superseded(Fact, frozen=True):

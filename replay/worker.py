@@ -1,10 +1,10 @@
 """The replay process: `python -m replay.worker CONFIG [--resume | --restart] [a.b=c …]`.
 
-Consumes a configuration and its question files; produces `<run_dir>/events.log` and answers at the
-run's replay endpoint. With `--resume` or `--restart` it folds the log that is there and goes on
-appending to it: `--resume` for a run of which nothing runs any more, `--restart` where replay alone
-was killed and learner and actors live on (before it had begun a log, the run begins here).
-Waits for requests. Ends with 0 once the run is over and its peers have left,
+Consumes a configuration and its question files; produces `<run_dir>/events.log`, in segments, and
+answers at the run's replay endpoint. With `--resume` or `--restart` it folds the log that is there
+and goes on appending to it: `--resume` for a run of which nothing runs any more, `--restart` where
+replay alone was killed and learner and actors live on (before it had begun a log, the run begins
+here). Waits for requests. Ends with 0 once the run is over and its peers have left,
 or on SIGTERM; with 2, and a message, when its input cannot be used; with 1 when the log cannot be
 written, or on anything else.
 """
@@ -99,8 +99,10 @@ def make_log(
     if not config.run_dir:
         raise ConfigError("run_dir = '': name the directory that this run writes to")
     path = Path(config.run_dir) / FILE_NAME
+    segment_bytes = config.replay.segment_bytes
     if resume or (restart and path.exists()):
-        log = EventLog.open(path)  # locked first, so that nobody writes behind what is folded
+        # Locked first, so that nobody writes behind what is folded.
+        log = EventLog.open(path, segment_bytes)
         try:
             return log, _fold(ledger, path)
         except LogError:
@@ -110,7 +112,7 @@ def make_log(
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"run_dir = {config.run_dir!r}: {error.strerror}") from error
-    return EventLog.create(path), None
+    return EventLog.create(path, segment_bytes), None
 
 
 def make_server(

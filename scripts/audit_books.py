@@ -51,8 +51,8 @@ class Audit:
             for place, record in enumerate(read_past_damage(path)):
                 if isinstance(record, Damage):
                     self.faults.append(
-                        f"{path}: offset {record.start}: {record.end - record.start} bytes cannot "
-                        f"be read: {record.cause}"
+                        f"{record.path}: offset {record.start}: {record.end - record.start} bytes "
+                        f"cannot be read: {record.cause}"
                     )
                     continue
                 if place == 0 and not isinstance(record, records.RunStarted):

@@ -2,7 +2,7 @@
 
 Consumes `<run>/events.log`; produces the batches in the order of their steps, as the learner was
 given them, with the configurations in force and the numbers it reported. Waits for nothing. A last
-record that is cut short is left out; a log that lacks a step is refused.
+record that is cut short is left out; a log that lacks a step, or was compacted, is refused.
 """
 
 import tempfile
@@ -39,10 +39,14 @@ class Recording:
     places: dict[int, int] = field(default_factory=dict)
     reports: dict[int, dict[str, float]] = field(default_factory=dict)
     _resumed_with: str = ""
+    _compacted: set[int] = field(default_factory=set)  # groups
+    _without_payloads: set[int] = field(default_factory=set)  # steps
 
     @classmethod
     def of(cls, run_dir: str | Path) -> "Recording":
-        """Read a run's log once. Raises LogError without one, without a batch in it, on a gap."""
+        """Read a run's log once. Raises LogError without one, without a batch, on a gap, and
+        where payloads of a batch were compacted away.
+        """
         recording = cls(Path(run_dir) / FILE_NAME)
         for place, record in enumerate(read_whole(recording.path)):
             recording._take(place, record)
@@ -91,7 +95,13 @@ class Recording:
                 before = {step: text for step, text in self.texts.items() if step <= record.step}
                 self.texts = {**before, record.step + 1: self._resumed_with}
                 self._resumed_with = ""
+            case Delivered() if record.compacted:
+                self._compacted.add(record.group_id)
             case Sampled():
+                gone = not self._compacted.isdisjoint(record.group_ids)
+                (self._without_payloads.add if gone else self._without_payloads.discard)(
+                    record.step
+                )
                 # Put together anew, a step takes all that followed its first batch with it.
                 kept = {step: at for step, at in self.places.items() if step < record.step}
                 self.places = {**kept, record.step: place}
@@ -101,6 +111,11 @@ class Recording:
                 pass
 
     def _check(self) -> None:
+        if gone := sorted(self._without_payloads & self.places.keys()):
+            raise LogError(
+                f"{self.path}: the trajectories of {len(gone)} steps, {gone[0]} to {gone[-1]}, "
+                "were compacted away (scripts/compact.py): learn from a copy of the log from before"
+            )
         if 1 not in self.texts:
             raise LogError(f"{self.path}: no RunStarted record: the run's configuration is unknown")
         if not self.places:

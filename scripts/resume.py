@@ -25,6 +25,7 @@ from replay.log import FILE_NAME, read_whole, refuse_writer
 from replay.protocol import LogError
 from replay.questions import QuestionsError
 from replay.records import RunResumed, RunStarted
+from replay.segments import exists
 from replay.worker import make_ledger
 from scripts import guardian, preflight
 from scripts.resolve import can_listen, with_absolute_paths, with_port
@@ -133,7 +134,7 @@ def _refuse_living(folder: Path, recorded: Path) -> None:
 def _check_record(folder: Path, written: Config) -> None:
     """Raise ConfigError unless config.yaml is what the run's last start on record was given."""
     path, text = folder / FILE_NAME, None
-    if not path.exists():
+    if not exists(path):
         return
     try:
         refuse_writer(path)
@@ -166,12 +167,12 @@ def _progress(config: Config) -> Progress:
         last_incarnation(config.run_dir)
         Evaluations(config.run_dir, resumed_after=0)
         ledger = make_ledger(config)
-        if path.exists():
+        if there := exists(path):
             ledger.restore(read_whole(path))
     except (BadCheckpoint, LogError, QuestionsError) as error:
         raise ConfigError(str(error)) from error
     _check_steps(config, ledger.books, found.manifest.step if found else 0)
-    return Progress(path.exists(), len(ledger.books.reports), len(ledger.books.results))
+    return Progress(there, len(ledger.books.reports), len(ledger.books.results))
 
 
 def _check_steps(config: Config, books: Books, saved: int) -> None:

@@ -1,12 +1,13 @@
 """Print a run's rollouts in colour: `scripts/show.py RUN [--step N] [--question ID] [--limit N]`.
 
 The policy's own tokens are green, passages cyan, corrections yellow; each rollout is headed by its
-question, the policy versions that sampled it, its stop reason and its reward.
+question, the policy versions that sampled it, its stop reason and its reward. Rollouts that
+`scripts/compact.py` took out of the log are counted at the end.
 """
 
 import argparse
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,35 +25,64 @@ from replay.trajectory import Question, Trajectory
 Shown = tuple[Question, Trajectory, int | None]  # the step it trained; None: not (yet) trained
 
 
+class Gone:
+    """Rollouts that were asked for, but whose payloads were compacted away."""
+
+    def __init__(self) -> None:
+        self.evaluated = 0
+        self.trained: Counter[int | None] = Counter()  # by step; None: not trained
+
+    def __str__(self) -> str:
+        steps = sorted(step for step in self.trained if step is not None)
+        trained = f", of steps {steps[0]} to {steps[-1]}" if steps else ""
+        return (
+            f"{self.trained.total()} train rollouts{trained}, and {self.evaluated} evaluation "
+            "rollouts were compacted away (scripts/compact.py) and cannot be shown: look at a copy "
+            "of the log from before"
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.evaluated or self.trained)
+
+
 def rollouts(
-    run_dir: Path, step: int | None = None, question: str | None = None
+    run_dir: Path,
+    step: int | None = None,
+    question: str | None = None,
+    gone: Gone | None = None,
 ) -> Iterator[Shown]:
     """Yield (question, trajectory, step trained) in the log's order; `step` keeps what trained that
-    step.
+    step. What was compacted away is left out, and counted in `gone`.
     """
     questions: dict[int, Question] = {}
     waiting: dict[int, list[bytes]] = {}
+    gone = gone if gone is not None else Gone()
     for record in read(run_dir / "events.log"):
         match record:
             case GroupOpened():
                 questions[record.group_id] = record.question
             case Delivered() if question in (None, questions[record.group_id].id):
                 if record.summary.kind == "eval":
-                    if step is None:
+                    if step is None and record.compacted:
+                        gone.evaluated += 1
+                    elif step is None:
                         yield questions[record.group_id], decode_trajectory(record.payload), None
                 else:
                     waiting.setdefault(record.group_id, []).append(record.payload)
             case Sampled() if step in (None, record.step):
                 for group_id in record.group_ids:
                     for payload in waiting.pop(group_id, []):
-                        yield questions[group_id], decode_trajectory(payload), record.step
+                        if payload:
+                            yield questions[group_id], decode_trajectory(payload), record.step
+                        else:
+                            gone.trained[record.step] += 1
             case GroupDropped():
                 waiting.pop(record.group_id, None)
             case _:
                 pass
     if step is None:
         for group_id, payloads in waiting.items():
-            for payload in payloads:
+            for payload in filter(None, payloads):
                 yield questions[group_id], decode_trajectory(payload), None
 
 
@@ -66,7 +96,7 @@ def last_evaluated(run_dir: Path, count: int) -> list[Shown]:
         for record in read(run_dir / "events.log"):
             if isinstance(record, GroupOpened) and record.kind == "eval":
                 questions[record.group_id] = record.question
-            elif isinstance(record, Delivered) and record.summary.kind == "eval":
+            elif isinstance(record, Delivered) and record.summary.kind == "eval" and record.payload:
                 newest.append(record)
     except LogError:
         pass
@@ -124,8 +154,8 @@ def main() -> int:
     try:
         config = load(arguments.run / "config.yaml")
         tokenizer = load_tokenizer(config.model.path)
-        count = 0
-        for shown in rollouts(arguments.run, arguments.step, arguments.question):
+        count, gone = 0, Gone()
+        for shown in rollouts(arguments.run, arguments.step, arguments.question, gone):
             console.print(render(shown, tokenizer))
             count += 1
             if count == arguments.limit:
@@ -133,7 +163,9 @@ def main() -> int:
     except (ConfigError, ReplayError, OSError) as error:
         print(f"show: {error}", file=sys.stderr)
         return 2
-    if not count:
+    if gone:
+        print(f"show: {gone}", file=sys.stderr)
+    elif not count:
         print(
             "show: no rollout matches; leave out --step and --question to see all", file=sys.stderr
         )

@@ -55,7 +55,7 @@ class RunFold:
         self.trajectories_trained = self.tokens_trained = self.steps = 0
         self.staleness_sum = 0
         self.staleness_max: int | None = None
-        self._payloads: dict[int, list[bytes]] = {}
+        self._delivered: dict[int, list[Delivered]] = {}
         try:
             for record in records:
                 self._take(record)
@@ -92,9 +92,9 @@ class RunFold:
             case Delivered():
                 self._tokens += record.summary.action_tokens
                 if record.summary.kind == "train":
-                    self._payloads.setdefault(record.group_id, []).append(record.payload)
+                    self._delivered.setdefault(record.group_id, []).append(record)
             case GroupDropped():
-                self._payloads.pop(record.group_id, None)
+                self._delivered.pop(record.group_id, None)
                 if self.kinds.get(record.group_id) == "train":
                     self.dropped[record.cause] += 1
             case Sampled():
@@ -112,16 +112,24 @@ class RunFold:
         self.steps = max(self.steps, record.step)
         for group_id in record.group_ids:
             oldest = []
-            for payload in self._payloads.pop(group_id, []):
-                trajectory = decode_trajectory(payload)
-                versions = np.concatenate([turn.policy_versions for turn in trajectory.turns])
+            for fact in self._delivered.pop(group_id, []):
+                tokens, versions, first = _versions(fact)
                 self.trajectories_trained += 1
-                self.tokens_trained += len(versions)
-                self.staleness_sum += int(((record.step - 1) - versions).sum())
-                oldest.append(trajectory.oldest_version)
+                self.tokens_trained += tokens
+                self.staleness_sum += (record.step - 1) * tokens - versions
+                oldest.append(first)
             if oldest:
                 worst = record.step - 1 - min(oldest)
                 self.staleness_max = max(worst, self.staleness_max or 0)
+
+
+def _versions(fact: Delivered) -> tuple[int, int, int]:
+    """The sampled tokens of a trajectory: how many, the sum of their versions, and the oldest."""
+    if fact.compacted:
+        return fact.summary.action_tokens, fact.compacted.version_sum, fact.summary.oldest_version
+    trajectory = decode_trajectory(fact.payload)
+    versions = np.concatenate([turn.policy_versions for turn in trajectory.turns])
+    return len(versions), int(versions.sum()), trajectory.oldest_version
 
 
 def build(

@@ -51,7 +51,7 @@ def test_a_length_that_reaches_past_the_end_does_not_cut_history_off(path: Path)
             act(path)
         assert not isinstance(raised.value, TornRecord)
     assert path.read_bytes() == before
-    damage = Damage(second, third, "the file ends inside a record of 9999")
+    damage = Damage(path, second, third, "the file ends inside a record of 9999")
     assert list(read_past_damage(path)) == [RECORDS[0], damage, *RECORDS[2:]]
 
 

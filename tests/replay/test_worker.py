@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import load, replay_endpoint
+from configs.load import ConfigError, load, replay_endpoint
 from configs.process import socket_dir
 from replay.client import BatchReader, Observer
 from replay.log import FILE_NAME, EventLog, read, read_whole
 from replay.protocol import RefusedByReplay
 from replay.records import Reported, RunResumed, RunStarted, Stopped
-from replay.worker import main
+from replay.worker import main, make_ledger, make_log
 
 PYTHON = [sys.executable, "-m", "replay.worker"]
 
@@ -141,6 +141,23 @@ def test_a_resumed_log_outlives_a_failed_start(config: Path) -> None:
     before = path.read_bytes()
     assert main([str(config), "--resume", "replay.endpoint=ipc:///none/replay"]) == 2
     assert path.read_bytes() == before
+
+
+def test_the_log_goes_on_in_segments_of_the_configured_size(config: Path) -> None:
+    settings = load(config, [f"replay.segment_bytes={1 << 20}"])
+    large = Stopped(1.0, "x" * (1 << 20))
+    log, _ = make_log(settings, make_ledger(settings), resume=False, restart=False)
+    with log:
+        log.append([large])
+        log.sync()
+        log.append([large])
+    assert log.path.with_name("events.log.000001").is_file()
+    log, _ = make_log(settings, make_ledger(settings), resume=True, restart=False)
+    with log:
+        log.append([large])
+    assert log.path.with_name("events.log.000002").is_file() and list(read(log.path)) == [large] * 3
+    with pytest.raises(ConfigError, match=r"replay\.segment_bytes = 1000"):
+        load(config, ["replay.segment_bytes=1000"])
 
 
 def test_failed_start_leaves_nothing_behind(config: Path) -> None:

@@ -17,7 +17,7 @@ from learner import checkpoint
 from replay.codec import decode_trajectory, encode_trajectory
 from replay.events import Event
 from replay.ledger import Ledger
-from replay.log import FILE_NAME, EventLog
+from replay.log import FILE_NAME, SEGMENT_BYTES, EventLog
 from replay.protocol import (
     Batch,
     Deliver,
@@ -75,7 +75,7 @@ def rollout_of(lease: Lease, version: int, reward: float) -> Trajectory:
 class RecordedRun:
     """Its log is at `path`; sibling i is rewarded i unless told otherwise."""
 
-    def __init__(self, path: Path, config: Config) -> None:
+    def __init__(self, path: Path, config: Config, segment_bytes: int) -> None:
         self.path, self.now, self.incarnation = path, 1.0, 1
         self.leases: list[Lease] = []
         self.ledger = Ledger(
@@ -85,7 +85,7 @@ class RecordedRun:
             Sampling(1.0, config.seed),
             lambda payload: summarise(decode_trajectory(payload)),
         )
-        self.log = EventLog.create(path / FILE_NAME)
+        self.log = EventLog.create(path / FILE_NAME, segment_bytes)
         self.append(RunStarted(0.0, config.seed, as_text(config)))
         self.send("learner", Resume(1, 0))
         self.send("actor", Hello("actor", "digest"))
@@ -194,10 +194,10 @@ class Folder:
 
 @pytest.fixture
 def make_recorded_run(tmp_path: Path) -> Iterator[Callable[..., RecordedRun]]:
-    """make_recorded_run(model, **replay): a run of 3 steps of two groups of two."""
+    """make_recorded_run(model, segment_bytes, **replay): a run of 3 steps of two groups of two."""
     runs: list[RecordedRun] = []
 
-    def make(model: str = "", **replay: Any) -> RecordedRun:
+    def make(model: str = "", segment_bytes: int = SEGMENT_BYTES, **replay: Any) -> RecordedRun:
         config = Config(
             model=ModelConfig(path=model, dtype="float32", max_model_len=256),
             replay=ReplayConfig(groups_per_step=2, group_size=2, max_staleness=0, **replay),
@@ -205,7 +205,7 @@ def make_recorded_run(tmp_path: Path) -> Iterator[Callable[..., RecordedRun]]:
         )
         folder = tmp_path / f"run-{len(runs)}"
         folder.mkdir()
-        runs.append(RecordedRun(folder, config))
+        runs.append(RecordedRun(folder, config, segment_bytes))
         return runs[-1]
 
     yield make

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.mutants import MUTANTS, ROOT, Mutant, plant
+from scripts.mutants import ROOT, plant
+from scripts.mutants_table import MUTANTS, Mutant
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

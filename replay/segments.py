@@ -1,0 +1,140 @@
+"""The files of an event log: `events.log`, then `events.log.000001`, `events.log.000002`, …
+
+Consumes the log's path; produces its segments in order, new ones, and the lock on them all. Waits
+for nothing but the disk.
+
+History goes from the first file to the last. The first keeps the log's own name for good, so that
+whoever looks for the log, or locks it, finds it at any instant; the one with the highest number is
+appended to, the others are closed. A segment is made under another name (`….draft`), header
+included, and forced to the disk before it is named: whatever a crash leaves is a whole log with or
+without an empty last segment, and perhaps a draft that nobody reads. Compaction replaces a closed
+segment in the same way, whole. No name is ever taken away, so a gap in the numbers is a loss.
+"""
+
+import fcntl
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from configs.files import sync
+from replay.log_format import Segment, placed_header
+from replay.protocol import LogError
+
+DRAFT_SUFFIX = ".draft"
+
+
+def segment_path(path: Path, number: int) -> Path:
+    """Where segment `number` of the log at `path` is; 0 is the log's own name."""
+    return path.with_name(f"{path.name}.{number:06}") if number else path
+
+
+def exists(path: Path) -> bool:
+    """Whether any segment of this log is there."""
+    return path.exists() or bool(_numbers(path))
+
+
+def segments(path: Path) -> list[Segment]:
+    """The segments that the log has now, in order. Raises LogError when one is missing.
+
+    A writer may add to the last of them meanwhile, or begin another: what is read is a beginning of
+    the log all the same.
+    """
+    numbers = _numbers(path)
+    last = max(numbers, default=0)
+    there = {0, *numbers} if path.exists() or not numbers else numbers
+    missing = [number for number in range(last) if number not in there]
+    if missing:
+        raise LogError(
+            f"{segment_path(path, missing[0])}: this segment of the event log is missing, but "
+            f"{segment_path(path, last).name} is there: put it back"
+        )
+    return [Segment(segment_path(path, n), n, closed=n < last) for n in range(last + 1)]
+
+
+def begin(path: Path, number: int, before: int) -> int:
+    """Make segment `number`, with `before` records in front of it; return it open for appending.
+
+    Raises OSError; then there is no such segment, or an empty one, and it can be begun again.
+    """
+    final = segment_path(path, number)
+    draft = draft_of(final)
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    try:
+        write_all(fd, placed_header(number, before))
+        os.fsync(fd)
+        draft.rename(final)
+        sync(path.parent)
+    except BaseException:
+        os.close(fd)
+        with suppress(OSError):
+            draft.unlink()
+        raise
+    return fd
+
+
+def draft_of(path: Path) -> Path:
+    """Where a segment is written until it is whole."""
+    return path.with_name(path.name + DRAFT_SUFFIX)
+
+
+def clear_drafts(path: Path) -> None:
+    """Remove what a crash left of segments that never were. Raises OSError. Hold the lock."""
+    for draft in path.parent.glob(f"{path.name}*{DRAFT_SUFFIX}"):
+        draft.unlink()
+
+
+def write_all(fd: int, data: bytes | bytearray) -> None:
+    """Write all of it. Raises OSError."""
+    with memoryview(data) as view:
+        done = 0
+        while done < len(view):
+            done += os.write(fd, view[done:])
+
+
+def locked(path: Path) -> int:
+    """The log's first segment, open, locked for a writer until it is closed. Raises LogError,
+    OSError.
+    """
+    segments(path)  # none is missing
+    while True:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+        try:
+            lock(path, fd, fcntl.LOCK_EX)
+            if _is(path, fd):  # compaction may have put another file there
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def lock(path: Path, fd: int, kind: int) -> None:
+    """Lock the first segment of a log, open as `fd`. Raises LogError while another has it."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise LogError(
+            f"{path}: another process writes it (replay, or scripts/compact.py): end it first"
+        ) from error
+    except OSError as error:
+        raise LogError(
+            f"{path}: cannot be locked: {error.strerror}: choose a run_dir on another file system"
+        ) from error
+
+
+def _is(path: Path, fd: int) -> bool:
+    here, there = os.fstat(fd), path.stat()
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _numbers(path: Path) -> set[int]:
+    pattern = re.compile(re.escape(path.name) + r"\.([0-9]{6,})")
+    return {int(found[1]) for name in _names(path.parent) if (found := pattern.fullmatch(name))}
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [entry.name for entry in folder.iterdir()]
+    except OSError:
+        return []  # whoever opens the log will say so

@@ -1,0 +1,250 @@
+"""The faults that `scripts/mutants.py` plants: each breaks a promise, and names who must notice."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: `old` stands exactly once in `file` and becomes `new`; `tests` are pytest's
+    arguments.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = (
+    Mutant(
+        "observation unmasked",
+        "learner/packing.py",
+        "row.loss_mask[action] = True",
+        "row.loss_mask[start : action.stop + len(turn.observation_tokens)] = True",
+        ("tests/learner/test_packing.py",),
+    ),
+    Mutant(
+        "stop tag untrained",
+        "learner/packing.py",
+        "row.loss_mask[action] = True",
+        "row.loss_mask[start : action.stop - 1] = True",
+        ("tests/learner/test_packing.py",),
+    ),
+    Mutant(
+        "log-probs shifted by one",
+        "learner/model.py",
+        "tokens[:, 1:][predicts]",
+        "tokens[:, :-1][predicts]",
+        ("tests/learner/test_model.py",),
+    ),
+    Mutant(
+        "behaviour ratio inverted",
+        "learner/importance.py",
+        "numerator - denominator",
+        "denominator - numerator",
+        ("tests/learner/test_importance.py",),
+    ),
+    Mutant(
+        "policy ratio inverted",
+        "learner/objectives/base.py",
+        "current_logprobs - proximal_logprobs.detach()",
+        "proximal_logprobs.detach() - current_logprobs",
+        ("tests/learner/objectives/test_grpo.py",),
+    ),
+    Mutant(
+        "EMA decay swapped",
+        "learner/ema.py",
+        "1.0 - self.decay",
+        "self.decay",
+        ("tests/learner/test_ema.py",),
+    ),
+    Mutant(
+        "EMA in bf16",
+        "learner/ema.py",
+        "master.lerp_(weights[name].detach().float(), 1.0 - self.decay)",
+        "master.lerp_(weights[name].detach().float(), 1.0 - self.decay)\n"
+        "            master.copy_(master.bfloat16())",
+        ("tests/learner/test_ema.py",),
+    ),
+    Mutant(
+        "swap missed for one tensor",
+        "learner/shards.py",
+        "for name, weight in self._weights.items():\n            weight.copy_(values[name])",
+        "for name, weight in list(self._weights.items())[1:]:\n"
+        "            weight.copy_(values[name])",
+        ("tests/learner/test_ema.py", "tests/learner/test_update.py"),
+    ),
+    Mutant(
+        "swap missed for a part of one buffer (ZeRO 1, 2)",
+        "learner/shards.py",
+        "            part.copy_(values[name])\n            if",
+        "            part[8:].copy_(values[name][8:])\n            if",
+        ("tests/learner/test_engine.py",),
+    ),
+    Mutant(
+        "swap missed for a part of one weight (ZeRO 3)",
+        "learner/shards.py",
+        "self._masters, self._partitions, strict=True):\n            part.copy_(values[name])",
+        "self._masters, self._partitions, strict=True):\n"
+        "            part[8:].copy_(values[name][8:])",
+        ("tests/learner/test_engine.py",),
+    ),
+    Mutant(
+        "weight applied twice",
+        "learner/loss.py",
+        "losses = self.weights[chunk] * self.policy",
+        "losses = self.weights[chunk].square() * self.policy",
+        ("tests/learner/test_correction.py",),
+    ),
+    Mutant(
+        "denominator after rejection",
+        "learner/update.py",
+        "coefficients=micro.coefficients[rows],",
+        "coefficients=micro.coefficients[rows] * len(rows) / weights.ne(0.0).sum(),",
+        ("tests/learner/test_correction.py",),
+    ),
+    Mutant(
+        "advantage uncentred",
+        "learner/advantage.py",
+        "centred = scored - scored.mean()",
+        "centred = scored.clone()",
+        ("tests/learner/test_advantage.py",),
+    ),
+    Mutant(
+        "tied LM head left stale after a sync",
+        "weight_sync/vllm_worker.py",
+        "    _read_live_weights(model)\n    loaded",
+        "    loaded",
+        ("tests/weight_sync/test_vllm.py::test_the_tied_head_follows_the_embedding",),
+    ),
+    Mutant(
+        "version tagged one late",
+        "actors/vllm_policy.py",
+        "= int(span.version)",
+        "= max(0, int(span.version) - 1)",
+        ("tests/actors/test_vllm_policy.py::test_spans_become_one_version_per_token",),
+    ),
+    Mutant(
+        "answer read from a passage",
+        "actors/rollout.py",
+        "environment.step(completion.tokens, len(context))",
+        "environment.step(context[len(prompt) :], len(context))",
+        ("tests/actors/test_rollout.py::test_an_answer_in_a_passage_earns_nothing",),
+    ),
+    Mutant(
+        "admission off by one",
+        "replay/admission.py",
+        "standing < allowed_groups(",
+        "standing <= allowed_groups(",
+        ("tests/replay/ledger/test_ledger_leases.py", "tests/replay/test_admission.py"),
+    ),
+    Mutant(
+        "older unfinished group passed over",
+        "replay/admission.py",
+        "if not can_pass(",
+        "if False and not can_pass(",
+        ("tests/replay/ledger/test_ledger_batches.py", "tests/replay/test_admission.py"),
+    ),
+    Mutant(
+        "evaluation trajectory trained on",
+        "replay/books.py",
+        "            del self.evaluating[group.group_id]\n",
+        "            del self.evaluating[group.group_id]\n"
+        "            self.ready[group.group_id] = group\n"
+        '            group.payloads = {i: b"" for i in range(group.size)}\n',
+        ("tests/replay/ledger/test_ledger_evaluation.py",),
+    ),
+    Mutant(
+        "resume restarts the admission counters",
+        "replay/books.py",
+        "max(self.last_sampled, fact.step)",
+        "fact.step",
+        ("tests/replay/ledger/test_ledger_restart.py",),
+    ),
+    Mutant(
+        "evaluations number the training groups",
+        "replay/leasing.py",
+        "next_group_id[kind]",
+        'next_group_id["train"]',
+        ("tests/replay/ledger/test_ledger_evaluation.py",),
+    ),
+    Mutant(
+        "committed before durable",
+        "learner/run.py",
+        "            self.save()\n            self.reader.committed(self.step)",
+        "            self.reader.committed(self.step)\n            self.save()",
+        ("tests/learner/test_loop.py",),
+    ),
+    Mutant(
+        "checkpoint named before it is on disk",
+        "learner/checkpoint.py",
+        "    _sync_tree(writing)\n",
+        "",
+        ("tests/learner/test_checkpoint.py",),
+    ),
+    Mutant(
+        "acknowledged before written",
+        "replay/server.py",
+        "                    self._outbox.append((peer, reply))",
+        "                    self._send(peer, reply)",
+        ("tests/replay/test_server.py",),
+    ),
+    Mutant(
+        "lost lease not given again",
+        "replay/leasing.py",
+        "        self._lease_lost_siblings(room)\n",
+        "",
+        ("tests/replay/ledger/test_ledger_failures.py",),
+    ),
+    Mutant(
+        "trained group stays ready",
+        "replay/books.py",
+        "self.ready.pop(group_id) for group_id in fact",
+        "self.ready[group_id] for group_id in fact",
+        ("tests/replay/ledger/test_ledger_batches.py",),
+    ),
+    Mutant(
+        "second delivery of a sibling taken",
+        "replay/actor_desk.py",
+        "if message.sibling in group.summaries:",
+        "if False and message.sibling in group.summaries:",
+        ("tests/replay/ledger/test_ledger_batches.py",),
+    ),
+    Mutant(
+        "older incarnation accepted",
+        "replay/learner_desk.py",
+        "if incarnation < current:",
+        "if incarnation < current - 1:",
+        ("tests/replay/ledger/test_ledger_resume.py",),
+    ),
+    Mutant(
+        "log: bound checked after allocation",
+        "replay/log_format.py",
+        '    if not length:\n        return b"", "an empty record"\n',
+        "    payload = file.read(length)\n    file.seek(offset + FRAME.size)\n"
+        '    if not length:\n        return b"", "an empty record"\n',
+        ("tests/replay/test_log_fuzz.py::test_a_corrupted_length_takes_no_more_than_a_record_may",),
+    ),
+    Mutant(
+        "log: end of a closed segment taken for torn",
+        "replay/log_format.py",
+        "and torn and not segment.closed",
+        "and torn",
+        ("tests/replay/test_segments.py",),
+    ),
+    Mutant(
+        "log: segment named before it is on disk",
+        "replay/segments.py",
+        "        os.fsync(fd)\n        draft.rename(final)\n",
+        "        draft.rename(final)\n",
+        ("tests/replay/test_segments.py",),
+    ),
+    Mutant(
+        "compaction takes what is not committed",
+        "replay/compaction.py",
+        "if step <= fact.step]",
+        "if step <= fact.step + 1]",
+        ("tests/replay/test_compaction.py",),
+    ),
+)
