@@ -49,6 +49,19 @@ class Keeper:
         """Those that are about to be started again, or have not said that they are ready."""
         return self._due.keys() | self._unready
 
+    def states(self) -> dict[str, str]:
+        """What keeps a process from its work, by name; without those that work."""
+        now = time.monotonic()
+        found = {name: f"starts since {now - self._since[name]:.0f} s" for name in self._unready}
+        for name, since in self._stopped.items():
+            found[name] = f"is stopped (SIGSTOP) since {now - since:.0f} s"
+        for name, member in self._fleet.members.items():
+            if member.exit_code is not None:
+                found[name] = f"has ended with {member.exit_code}"
+        for name, due in self._due.items():
+            found[name] = f"has ended, and starts again in {max(0.0, due - now):.1f} s"
+        return found
+
     def tend(self, broken: Mapping[str, int]) -> None:
         """Start again, in time, those that ended unasked (name → exit code). Raises BudgetSpent."""
         now = time.monotonic()

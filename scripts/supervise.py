@@ -22,6 +22,7 @@ from scripts.fleet import Fleet
 from scripts.keeper import BudgetSpent, Keeper, first_cause
 from scripts.resume import Progress
 from scripts.scale import Wanted
+from scripts.wait_graph import wait_graph
 
 POLL_S = 0.2
 SETTLE_S = 5.0  # for the first cause to end as well, once its consequences have
@@ -72,13 +73,24 @@ class Supervisor:
         self._steps, self._evaluations = shown.reports, shown.evaluations
         self._asked = self._training = False
         self._settled_at = 0.0
+        self._status: Status | None = None
+        self._explained: set[str] = set()
         self._left: set[str] = set()  # actors that have left in order
         self._heard_s = time.monotonic() + config.actors.starting_deadline_s
         self.keeper = Keeper(config.fleet, fleet, Path(config.run_dir), console.say)
         self._wanted, self._actor_command = Wanted(Path(config.run_dir)), actor_command
 
     def watch(self, observer: Observer) -> str:
-        """Show the run until the learner has ended well; return why it ended. Raises RunFailed."""
+        """Show the run until the learner has ended well; return why it ended. Raises RunFailed,
+        having said who waited for whom.
+        """
+        try:
+            return self._watch(observer)
+        except RunFailed:
+            self._explain()
+            raise
+
+    def _watch(self, observer: Observer) -> str:
         while True:
             # Exit codes first: who ended well has told replay why, so the status explains them.
             dead = self._fleet.dead()
@@ -144,12 +156,24 @@ class Supervisor:
             return False
         if ending or not self._config.fleet.restarts:
             return self._settle(broken, dead)
+        waiters = {name for name, code in broken.items() if code == CONSEQUENCE}
+        if waiters - self._explained:  # a deadline has passed
+            self._explain()
+        self._explained = waiters
         try:
             self.keeper.tend(broken)
         except BudgetSpent as spent:
             raise RunFailed(str(spent)) from spent
         time.sleep(POLL_S)
         return True
+
+    def _explain(self) -> None:
+        """Say who waits for whom, for what, since when."""
+        age_s = max(0.0, time.monotonic() - self._heard_s)
+        lines = wait_graph(self._status, age_s, self._fleet.members, self.keeper.states())
+        self._console.say("who waits for whom:", "bold yellow")
+        for line in lines:
+            self._console.say(f"  {line}")
 
     def _without_leavers(self, broken: dict[str, int]) -> dict[str, int]:
         """Without the actors that were asked to leave and have; the last one may not."""
@@ -198,7 +222,7 @@ class Supervisor:
         return cause or "the learner ended without a word"
 
     def _show(self, status: Status) -> None:
-        self._stop_cause = status.stop_cause
+        self._status, self._stop_cause = status, status.stop_cause
         self.gauges.update(status.fleet)
         config = self._config
         for result in status.evaluations:
