@@ -89,8 +89,9 @@ def disturbed(
     return done
 
 
-def report(run_dir: Path, blows: Sequence[Blow], quiet: dict[str, Any]) -> dict[str, Any]:
-    """The figures of both runs."""
+def report(run_dir: Path, blows: Sequence[Blow], quiet: dict[str, Any] | None) -> dict[str, Any]:
+    """The figures of both runs, or of the disturbed one alone."""
+    quiet = quiet or {"em_final": None, "wall_s": None}
     books = Audit()
     books.fold(run_dir / "events.log")
     audit, summary = books.summary(), _summary(run_dir)
@@ -168,6 +169,7 @@ def main(words: Sequence[str] | None = None) -> int:
     add("--steps", type=int, help="learner.total_steps of both runs (300; quick: 60)")
     add("--seed", type=int, default=0, help="of who is struck when")
     add("--out", type=Path, default=REPOSITORY / "runs" / "chaos")
+    add("--alone", action="store_true", help="without the undisturbed run")
     add("--json", type=Path)
     given = parser.parse_args(words)
     kills = given.kills if given.kills is not None else 3 if given.quick else 15
@@ -178,7 +180,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         struck = given.out / f"struck-{kills}-{stops}-{steps}-{given.seed}"
         blows = disturbed(struck, settings, plan(kills, stops, given.seed), given.seed)
-        quiet = undisturbed(given.out / f"quiet-{steps}", settings)
+        quiet = None if given.alone else undisturbed(given.out / f"quiet-{steps}", settings)
         figures = report(struck, blows, quiet)
     except ChaosFailed as failure:
         print(f"chaos: {failure}", file=sys.stderr)

@@ -15,7 +15,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 @pytest.mark.timeout(1500)
 def test_three_kills_and_a_stop_lose_and_repeat_nothing(tmp_path: Path) -> None:
     figures = tmp_path / "chaos.json"
-    command = [sys.executable, "scripts/chaos.py", "--quick", "--out", str(tmp_path / "chaos")]
+    command = [
+        sys.executable,
+        "scripts/chaos.py",
+        "--quick",
+        "--alone",
+        "--out",
+        str(tmp_path / "chaos"),
+    ]
     done = subprocess.run(
         [*command, "--json", str(figures)],
         cwd=ROOT, capture_output=True, text=True, timeout=1400, check=False,

@@ -36,18 +36,14 @@ def wait_for(run: Run, event: str, name: str, count: int, deadline_s: float) -> 
         time.sleep(0.1)
 
 
+VICTIMS = ("actor-1", "engine", "replay", "learner", "retrieval_server")
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "victims",
-    [("actor-1", "engine", "learner"), ("replay", "retrieval_server")],
-    ids=["programs", "services"],
-)
-def test_a_run_outlives_the_death_of_each_kind(
-    launch: Callable[..., Run], victims: tuple[str, ...]
-) -> None:
+def test_a_run_outlives_the_death_of_each_kind(launch: Callable[..., Run]) -> None:
     run = launch(*RUN)
     run.wait_for("step    2/", 300)
-    for victim in victims:
+    for victim in VICTIMS:
         name = "actor-0" if victim == "engine" else victim
         words = f"--actor-id {name}" if name.startswith("actor") else f"{name}.worker"
         os.kill(run.engine_of(name) if victim == "engine" else run.pid_of(words), signal.SIGKILL)
@@ -59,7 +55,7 @@ def test_a_run_outlives_the_death_of_each_kind(
     summary = json.loads((run.run_dir / "summary.json").read_text())
     assert summary["steps"] > 4
     restarted = [each["name"] for each in summary["restarts"]]
-    assert restarted == ["actor-0" if victim == "engine" else victim for victim in victims]
+    assert restarted == ["actor-0" if victim == "engine" else victim for victim in VICTIMS]
     books = Audit()
     books.fold(run.run_dir / "events.log")
     assert books.faults == [] and books.committed > 0

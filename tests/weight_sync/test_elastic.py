@@ -169,8 +169,8 @@ async def test_an_actor_s_name_is_taken_while_its_bearer_lives(fleet, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-async def test_fifty_kills_at_random_moments(fleet, start) -> None:
+@pytest.mark.timeout(300)
+async def test_kills_at_random_moments(fleet, start) -> None:
     """The learner goes on publishing; the survivor always gets the newest version."""
     fleet.add("actor-0")
     chance, version = random.Random(0), 0
@@ -179,7 +179,7 @@ async def test_fifty_kills_at_random_moments(fleet, start) -> None:
         await asyncio.to_thread(publisher.wait_for_actors, 60)
         fleet.publish(publisher, 0)
         await wait_applied(publisher, 0)
-        for _ in range(50):
+        for _ in range(12):
             end = time.monotonic() + chance.random() * 0.2
             while time.monotonic() < end:
                 version += 1
