@@ -252,8 +252,9 @@ class ReplayServer:
                 raise
             self._unroutable += 1
             self._peers.kept.pop(peer, None)
-            self._lost.append(peer)
-            logger.warning("%s could not be sent: %s", type(reply).__name__, error)
+            if peer not in self._lost:  # once for all that it had coming
+                self._lost.append(peer)
+                logger.warning("%s could not be sent: %s", type(reply).__name__, error)
 
     def _now(self) -> float:
         return self._epoch_s + time.monotonic()
