@@ -15,9 +15,10 @@ from replay import records
 from replay.evaluation import Evaluation
 from replay.failures import Failures
 from replay.groups import Group
-from replay.protocol import EvalResult, LogError, StepReport
+from replay.protocol import LogError
 from replay.questions import Questions
 from replay.records import Record
+from replay.run_protocol import EvalResult, StepReport
 from replay.tally import Tally
 from replay.trajectory import Kind, Question
 

@@ -20,6 +20,7 @@ from replay.learner_desk import LearnerDesk
 from replay.leasing import Lessor
 from replay.protocol import (
     Committed,
+    Decided,
     Deliver,
     Done,
     Evaluate,
@@ -29,20 +30,17 @@ from replay.protocol import (
     Hello,
     LeaseFailed,
     LogError,
-    Observe,
     Ready,
     Report,
-    Request,
     Resume,
     Sample,
-    Shutdown,
-    Status,
     Stop,
     Wait,
 )
 from replay.questions import Questions
 from replay.records import Record
 from replay.roster import Roster
+from replay.run_protocol import Observe, Shutdown, Status
 from replay.trajectory import Question, Sampling
 from replay.waits import describe_phase
 
@@ -114,7 +112,7 @@ class Ledger:
         """Why the run is over; empty while it runs."""
         return self.books.stop_cause
 
-    def _decide(self, peer: Peer, message: Request | Tick | PeerLost) -> Replies:
+    def _decide(self, peer: Peer, message: Decided | Tick | PeerLost) -> Replies:
         match message:
             case Tick():
                 self._tick()

@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 )
 
 from replay.books import Books
-from replay.protocol import Committed, Done, EvalProgress, Evaluate, Resumed, Shutdown
+from replay.protocol import Committed, Done, EvalProgress, Evaluate, Resumed
+from replay.run_protocol import Shutdown
 
 names = st.sampled_from(("a", "b", "c"))
 picks = st.integers(0, 99)
