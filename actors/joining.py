@@ -21,8 +21,9 @@ from configs.load import ConfigError, parse, retrieval_url, weight_sync_endpoint
 from configs.schema import Config
 from replay.newcomer import Newcomer
 from replay.protocol import ReplayTimeout
+from retrieval_server.bearer import read_token
 from retrieval_server.client import RetrievalClient
-from retrieval_server.protocol import RetrievalError
+from retrieval_server.protocol import RetrievalError, RetrievalRefused
 
 DEADLINE_S = 20.0  # for replay's answer
 MAX_IPC_BYTES = 107
@@ -126,9 +127,12 @@ def _retrieval(config: Config) -> Iterator[str]:
 async def _search(config: Config) -> None:
     """One search. An actor whose searches all fail would spoil the run's questions."""
     url, asked = retrieval_url(config), config.retrieval
+    token = read_token(asked.token_file)
     try:
-        async with RetrievalClient(url, asked.timeout_s, asked.retries) as client:
+        async with RetrievalClient(url, asked.timeout_s, asked.retries, token=token) as client:
             await client.retrieve(["forage"], 1)
+    except RetrievalRefused as error:
+        raise ConfigError(f"a search from this host was refused: {error}") from error
     except RetrievalError as error:
         raise ConfigError(
             f"retrieval.url = {url!r}: a search from this host failed: {error}: say here where the "

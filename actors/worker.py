@@ -35,6 +35,7 @@ from configs.process import CONSEQUENCE, announce_ready, begin, die_with_parent
 from configs.schema import Config
 from replay.client import TrajectoryWriter
 from replay.protocol import Hello, ReplayError, ReplayTimeout
+from retrieval_server.bearer import read_token
 from retrieval_server.client import RetrievalClient
 from weight_sync.protocol import PeerFailed, SyncTimeout, TransportFailed, WeightSyncError
 from weight_sync.subscriber import Subscriber
@@ -54,7 +55,8 @@ async def run(config: Config, actor_id: str) -> None:
     hello = Hello(actor_id, tokenizer_digest(tokenizer))
     asked, replay = config.retrieval, config.replay
     retriever = RetrievalClient(
-        retrieval_url(config), asked.timeout_s, asked.retries, asked.max_connections
+        *(retrieval_url(config), asked.timeout_s, asked.retries, asked.max_connections),
+        token=read_token(asked.token_file),
     )
     endpoint = replay_endpoint(config)
     for each in (endpoint, weight_sync_endpoint(config)):

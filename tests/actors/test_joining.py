@@ -20,6 +20,7 @@ from configs.schema import Config
 from replay.log import EventLog
 from replay.server import ReplayServer
 from tests.replay.conftest import new_ledger
+from tests.retrieval_server.conftest import serving
 
 Start = Callable[..., Config]
 
@@ -120,6 +121,20 @@ def test_what_this_host_lacks_is_named(run: Start, overrides: list[str], said: s
     endpoint = run().replay.endpoint
     with pytest.raises(ConfigError, match=said):
         joining.configuration(endpoint, "", overrides)
+
+
+@pytest.mark.parametrize("token", ["sesame-12", "other", ""])
+def test_a_search_is_tried_with_the_run_s_token(run: Start, tmp_path: Path, token: str) -> None:
+    (tmp_path / "token").write_text(token)
+    (tmp_path / "token").chmod(0o600)
+    named = [f"retrieval.token_file={tmp_path}/token"] if token else []
+    with serving("sesame-12") as url:
+        words = ["retrieval.top_k=1", f"retrieval.url={url}", *named]
+        if token == "sesame-12":
+            assert joining.configuration(run().replay.endpoint, "", words).retrieval.url == url
+            return
+        with pytest.raises(ConfigError, match=r"refused: .* 401: retrieval\.token_file does not"):
+            joining.configuration(run().replay.endpoint, "", words)
 
 
 @pytest.mark.parametrize(
