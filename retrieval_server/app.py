@@ -52,6 +52,14 @@ def _json(schema: dict[str, Any], description: str) -> dict[str, Any]:
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: _json({"anyOf": [_SCORED, _PLAIN]}, "Per query, best first"),
+    401: _json(_REFUSAL, "The token is missing or wrong"),
+    413: _json(_REFUSAL, "The body is too large"),
+    422: _json(_REFUSAL, "The request is malformed or over a limit"),
+}
+
+
 class _App(FastAPI):
     """FastAPI whose OpenAPI page takes its schemas from the wire types."""
 
@@ -81,12 +89,7 @@ def create_app(
     @app.post(
         "/retrieve",
         openapi_extra={"requestBody": {"required": True, **_json(_REQUEST, "What to search for")}},
-        responses={
-            200: _json({"anyOf": [_SCORED, _PLAIN]}, "Per query, best first"),
-            401: _json(_REFUSAL, "The token is missing or wrong"),
-            413: _json(_REFUSAL, "The body is too large"),
-            422: _json(_REFUSAL, "The request is malformed or over a limit"),
-        },
+        responses=_RESPONSES,
     )
     async def retrieve(request: Request) -> Response:
         """Search for every query; `return_scores` chooses the form of the reply."""

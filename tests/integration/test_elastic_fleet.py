@@ -21,7 +21,7 @@ from tests.integration.conftest import ROOT, Run
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 RUN = [
-    "learner.total_steps=500",
+    "learner.total_steps=2000",
     "learner.eval_every=50",
     "learner.checkpoint_every=4",
     "questions.eval_limit=20",
@@ -70,7 +70,7 @@ def wait_for_record(
         time.sleep(0.5)
 
 
-@pytest.mark.timeout(540)
+@pytest.mark.timeout(900)
 def test_an_actor_joins_by_hand_and_leaves_and_the_fleet_shrinks(
     launch: Callable[..., Run], join: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
@@ -83,7 +83,7 @@ def test_an_actor_joins_by_hand_and_leaves_and_the_fleet_shrinks(
     def delivers(record: Record) -> bool:
         return isinstance(record, Delivered) and record.actor_id == NAME
 
-    wait_for_record(run, "the helper delivered nothing", delivers, 150)
+    wait_for_record(run, "the helper delivered nothing", delivers, 280)
     actor.send_signal(signal.SIGTERM)
     assert actor.wait(60) == 0, (tmp_path / "helper.log").read_text()
     assert "drained: SIGTERM" in (tmp_path / "helper.log").read_text()
