@@ -1,4 +1,5 @@
-"""One actor's process: `python -m actors.worker CONFIG --actor-id actor-0 [a.b=c …]`.
+"""One actor's process: `python -m actors.worker CONFIG --actor-id actor-0 [a.b=c …]`, or, to join a
+running run from anywhere: `python -m actors.worker --connect ENDPOINT [--keys FOLDER] [a.b=c …]`.
 
 Consumes leases from replay, weights from the learner and passages from the retrieval server;
 produces trajectories, failed leases and gauges. Starts the engine, joins weight sync, and asks for
@@ -12,13 +13,16 @@ import asyncio
 import importlib
 import importlib.util
 import logging
+import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from actors import joining
 from actors.engine_setup import check_installation, prepare_environment
 from actors.policy import ActorError, EngineUnusable
 from actors.prompt import Prompter, load_tokenizer, tokenizer_digest
@@ -31,6 +35,7 @@ from configs.process import CONSEQUENCE, announce_ready, begin, die_with_parent
 from configs.schema import Config
 from replay.client import TrajectoryWriter
 from replay.protocol import Hello, ReplayError, ReplayTimeout
+from retrieval_server.bearer import read_token
 from retrieval_server.client import RetrievalClient
 from weight_sync.protocol import PeerFailed, SyncTimeout, TransportFailed, WeightSyncError
 from weight_sync.subscriber import Subscriber
@@ -50,7 +55,8 @@ async def run(config: Config, actor_id: str) -> None:
     hello = Hello(actor_id, tokenizer_digest(tokenizer))
     asked, replay = config.retrieval, config.replay
     retriever = RetrievalClient(
-        retrieval_url(config), asked.timeout_s, asked.retries, asked.max_connections
+        *(retrieval_url(config), asked.timeout_s, asked.retries, asked.max_connections),
+        token=read_token(asked.token_file),
     )
     endpoint = replay_endpoint(config)
     for each in (endpoint, weight_sync_endpoint(config)):
@@ -134,16 +140,12 @@ def _tokenizer(config: Config) -> Any:
 
 def main(arguments: Sequence[str]) -> int:
     """Run one actor; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m actors.worker")
-    parser.add_argument("config")
-    parser.add_argument("--actor-id", required=True)
-    parser.add_argument("overrides", nargs="*", metavar="a.b=c")
-    given = parser.parse_intermixed_args(arguments)
+    given = _parsed(arguments)
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))  # until there is a loop
     code = 0
     try:
         begin(given.actor_id)
-        config = load(given.config, given.overrides)
+        config = _configuration(given)
         check_installation()
         prepare_environment(config)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -154,6 +156,35 @@ def main(arguments: Sequence[str]) -> int:
         own = group.split(OTHERS_FAULTS)[1]
         code = _report(given.actor_id, group, 1 if own else CONSEQUENCE)
     return code
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m actors.worker")
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="the run's config.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="a.b=c")
+    parser.add_argument("--connect", metavar="ENDPOINT", help="of the replay whose run to join")
+    parser.add_argument("--keys", metavar="FOLDER", default="", help="a copy of the run's keys")
+    parser.add_argument("--actor-id", metavar="NAME", help="with --connect: HOSTNAME-PID if absent")
+    given = parser.parse_intermixed_args(arguments)
+    first, connect = given.config, given.connect
+    if connect and first and "=" in first and not Path(first).exists():
+        given.config, given.overrides = None, [first, *given.overrides]
+    if connect and given.config:
+        parser.error(f"CONFIG {first!r} and --connect {connect!r}: each names a run: drop one")
+    if not connect and not given.config:
+        parser.error("name the run: CONFIG, or --connect ENDPOINT to join one")
+    if not connect and not given.actor_id:
+        parser.error("--actor-id is missing: name this actor, for example --actor-id actor-0")
+    if not connect and given.keys:
+        parser.error(f"--keys {given.keys!r} is for --connect: with CONFIG, say keys={given.keys}")
+    given.actor_id = given.actor_id or f"{socket.gethostname()}-{os.getpid()}"
+    return given
+
+
+def _configuration(given: argparse.Namespace) -> Config:
+    if given.connect:
+        return joining.configuration(given.connect, given.keys, given.overrides)
+    return load(given.config, given.overrides)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

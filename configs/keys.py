@@ -70,12 +70,18 @@ class Keys:
     def _load(self, name: str, secret: bool) -> tuple[bytes, bytes]:
         path = self.folder / f"{name}.key{'_secret' if secret else ''}"
         try:
+            mode = path.stat().st_mode & 0o777
             public, private = zmq.auth.load_certificate(path)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"keys = {str(self.folder)!r}: {path.name} cannot be read ({error}): start replay "
                 "first, or copy the keys folder of the run here"
             ) from error
+        if secret and mode & 0o077:
+            raise ConfigError(
+                f"keys = {str(self.folder)!r}: {path.name} has mode {mode:04o}, which lets others "
+                f"read it: chmod 600 {path}"
+            )
         return public, private or b""
 
 

@@ -58,12 +58,17 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(
             f"configuration file {str(path)!r} does not exist: name one of configs/*.yaml"
         )
+    return parse(path.read_text(), overrides, str(path))
+
+
+def parse(text: str, overrides: Sequence[str], source: str) -> Config:
+    """`load`, of text that came from `source`."""
     try:
-        tree = yaml.load(path.read_text(), _Loader) or {}
+        tree = yaml.load(text, _Loader) or {}
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+        raise ConfigError(f"{source}: not valid YAML: {error}") from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: expected sections such as `model:`, got {tree!r}")
+        raise ConfigError(f"{source}: expected sections such as `model:`, got {tree!r}")
     for override in overrides:
         _override(tree, override)
     _check_keys(tree, Config, "")
@@ -77,8 +82,12 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def save(config: Config, path: Path) -> None:
     """Write the whole resolved configuration."""
-    tree = msgspec.to_builtins(config)
-    path.write_text(yaml.safe_dump(tree, sort_keys=False, width=1000))
+    path.write_text(dump(config))
+
+
+def dump(config: Config) -> str:
+    """The whole resolved configuration as YAML; `parse` reads it."""
+    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, width=1000)
 
 
 def replay_endpoint(config: Config) -> str:

@@ -70,6 +70,7 @@ class RetrievalConfig(Section, frozen=True):
     url: str = ""  # non-empty: an external server; none is started
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 0  # 0 = a free one, chosen by the launcher
+    token_file: str = ""  # 0600; holds what clients must show; empty: everybody is let in
     top_k: Annotated[int, Meta(ge=0, le=100)] = 3  # 0: nothing is asked, every observation is empty
     timeout_s: Seconds = 30.0
     retries: NonNegative = 3  # of what a server met; until timeout_s while none listens

@@ -82,7 +82,11 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     try:
         architecture = AutoConfig.from_pretrained(folder, **kwargs)
         model = AutoModelForCausalLM.from_pretrained(
-            folder, config=architecture, dtype=getattr(torch, config.dtype), **kwargs
+            folder,
+            config=architecture,
+            dtype=getattr(torch, config.dtype),
+            use_safetensors=True,
+            **kwargs,
         )
     except (OSError, ValueError) as error:
         raise BadModel(f"model.path = {config.path!r} cannot be loaded: {error}") from error

@@ -15,9 +15,9 @@ from replay import records
 from replay.evaluation import Evaluation
 from replay.failures import Failures
 from replay.groups import Group
-from replay.protocol import EvalResult, LogError, StepReport
+from replay.protocol import LogError
 from replay.questions import Questions
-from replay.records import Record
+from replay.run_protocol import EvalResult, StepReport
 from replay.tally import Tally
 from replay.trajectory import Kind, Question
 
@@ -94,7 +94,7 @@ class Books:
         return {name: float(n) for name, n in places.items()} | self.tally.gauges()
 
     @singledispatchmethod
-    def evolve(self, fact: Record) -> None:
+    def evolve(self, fact: records.Record) -> None:
         """Take in one fact. Raises LogError where it contradicts the questions."""
         raise TypeError(f"no fold for {fact!r}")
 

@@ -22,6 +22,7 @@ from replay.caller import LINGER_MS, RESTART_DEADLINE_S, Caller, dealer
 from replay.codec import decode_reply, encode, encode_trajectory
 from replay.inbox import Inbox
 from replay.protocol import Lease, ReplayTimeout, Stop
+from replay.run_protocol import EvalResult, Observe, Shutdown, Status
 from replay.standing import Standing
 from replay.trajectory import Trajectory
 
@@ -201,9 +202,7 @@ class BatchReader(Caller):
         self.wait_for_batch_s, self.wait_for_oldest_s = waited_s[False], waited_s[True]
         return self._checked(reply, wire.Batch, what)
 
-    def evaluate(
-        self, step: int, wait: bool, deadline_s: float | None = None
-    ) -> wire.EvalResult | None:
+    def evaluate(self, step: int, wait: bool, deadline_s: float | None = None) -> EvalResult | None:
         """Ask for the evaluation at `step`; return its result, or None when unfinished or stopped.
 
         With `wait`, None means stopped; `deadline_s` (default: the reader's) bounds the whole wait.
@@ -243,12 +242,12 @@ class BatchReader(Caller):
 class Observer(Caller):
     """The launcher's connection; blocking."""
 
-    def status(self, after_step: int = 0, after_evaluation: int = 0) -> wire.Status:
+    def status(self, after_step: int = 0, after_evaluation: int = 0) -> Status:
         """How the run stands; steps and evaluations beyond the first so many."""
-        reply = self._call(wire.Observe(after_step, after_evaluation), wire.Status, "status")
-        assert isinstance(reply, wire.Status)
+        reply = self._call(Observe(after_step, after_evaluation), Status, "status")
+        assert isinstance(reply, Status)
         return reply
 
     def shutdown(self, cause: str) -> None:
         """Stop the run: no more leases, no more batches."""
-        self._call(wire.Shutdown(cause), wire.Done, "shutdown")
+        self._call(Shutdown(cause), wire.Done, "shutdown")

@@ -7,7 +7,7 @@ learner and launcher alike). The ledger itself remembers which peer an actor spo
 
 import msgspec
 
-from replay.protocol import Reply, Request
+from replay.protocol import Decided, Reply
 from replay.records import Record
 
 Peer = bytes | str
@@ -27,7 +27,7 @@ class Event(msgspec.Struct, frozen=True):
     """A request, or what the server noticed, and the peer it concerns (ignored for `Tick`)."""
 
     peer: Peer
-    message: Request | Tick | PeerLost
+    message: Decided | Tick | PeerLost
 
 
 class Outcome(msgspec.Struct, frozen=True):

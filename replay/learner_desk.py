@@ -26,11 +26,11 @@ from replay.protocol import (
     Resume,
     Resumed,
     Sample,
-    StepReport,
     Stop,
     Wait,
 )
 from replay.roster import Roster
+from replay.run_protocol import StepReport
 from replay.waits import describe_batch_wait
 
 _ENCODER = msgspec.msgpack.Encoder()

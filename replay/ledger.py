@@ -20,6 +20,7 @@ from replay.learner_desk import LearnerDesk
 from replay.leasing import Lessor
 from replay.protocol import (
     Committed,
+    Decided,
     Deliver,
     Done,
     Evaluate,
@@ -29,20 +30,17 @@ from replay.protocol import (
     Hello,
     LeaseFailed,
     LogError,
-    Observe,
     Ready,
     Report,
-    Request,
     Resume,
     Sample,
-    Shutdown,
-    Status,
     Stop,
     Wait,
 )
 from replay.questions import Questions
 from replay.records import ActorJoined, Delivered, Record, Superseded
 from replay.roster import Actor, Roster
+from replay.run_protocol import Observe, Shutdown, Status
 from replay.trajectory import Question, Sampling
 from replay.waits import describe_phase
 
@@ -120,7 +118,7 @@ class Ledger:
         """Why the run is over; empty while it runs."""
         return self.books.stop_cause
 
-    def _affected(self, message: Request | Tick | PeerLost) -> list[Actor] | None:
+    def _affected(self, message: Decided | Tick | PeerLost) -> list[Actor] | None:
         """The actor that alone may be leased something after this message; None: any may."""
         if isinstance(message, Sample | Observe) and self._journal.wrote_only(()):
             return []  # a question kept for its answer is put again after every burst
@@ -138,7 +136,7 @@ class Ledger:
                         "but no step that trained it is committed: put back the log from before"
                     )
 
-    def _decide(self, peer: Peer, message: Request | Tick | PeerLost) -> Replies:
+    def _decide(self, peer: Peer, message: Decided | Tick | PeerLost) -> Replies:
         match message:
             case Tick():
                 self._tick()

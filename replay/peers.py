@@ -8,7 +8,7 @@ import msgspec
 
 from configs.schema import Config
 from replay.events import Peer
-from replay.protocol import Finish, FromActor, Goodbye, Reply, Request, Resume, Wait
+from replay.protocol import Decided, Finish, FromActor, Goodbye, Reply, Resume, Wait
 
 WAIT_AGAIN_S = 0.5
 QUIET_S = 2.0  # after the end, the console may still ask
@@ -18,7 +18,7 @@ GRACE_S = 5.0  # beyond the actors' own drain deadline
 class Kept(msgspec.Struct, frozen=True):
     """A learner's question that was answered with Wait, and when."""
 
-    request: Request
+    request: Decided
     told: Wait
     at_s: float
 
@@ -44,7 +44,7 @@ class Peers:
         self._spoken_s = float("-inf")
         self._stopped_s = float("inf")
 
-    def heard(self, peer: Peer, request: Request, now_s: float) -> None:
+    def heard(self, peer: Peer, request: Decided, now_s: float) -> None:
         """Note that `peer` sent `request`; a new question replaces the one kept for it."""
         self._spoken_s = now_s
         self.kept.pop(peer, None)
@@ -55,7 +55,7 @@ class Peers:
         elif isinstance(request, Resume | Finish):
             self._learning = isinstance(request, Resume)
 
-    def answers(self, peer: Peer, request: Request, reply: Reply, now_s: float) -> bool:
+    def answers(self, peer: Peer, request: Decided, reply: Reply, now_s: float) -> bool:
         """Whether to send `reply`; a Wait is kept, and told again only when it is news."""
         if not isinstance(reply, Wait):
             self.kept.pop(peer, None)

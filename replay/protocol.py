@@ -1,4 +1,5 @@
-"""Every message that crosses replay's socket, and this package's errors. A leaf.
+"""The messages of actors and learner, the unions of all that crosses replay's socket, and this
+package's errors. A leaf above `message` and `run_protocol`.
 
 Producers and consumers are in each docstring. Versions are ordered as (incarnation,
 policy_version): each learner start has a higher incarnation. An actor *states* what it can do
@@ -8,6 +9,8 @@ leased out itself, so a stale statement cannot over-commit.
 
 import msgspec
 
+from replay.message import Message
+from replay.run_protocol import Describe, Described, EvalResult, Observe, Shutdown, Status
 from replay.trajectory import Kind, Question, Sampling
 
 PROTOCOL = 3
@@ -38,10 +41,6 @@ class ReplayTimeout(ReplayError):
 
 class RefusedByReplay(ReplayError):
     """Replay refused a message; the text is its reason."""
-
-
-class Message(msgspec.Struct, frozen=True, tag=True):
-    """A tagged message."""
 
 
 # ---- actors → replay
@@ -206,20 +205,6 @@ class Finish(Message, frozen=True):
 # ---- replay → learner
 
 
-class EvalResult(msgspec.Struct, frozen=True):
-    """One finished evaluation: exact match over all its questions, and by hops (as strings)."""
-
-    step: int
-    questions: int
-    em: float  # greedy
-    sampled_em: float  # T = 1
-    em_by_hops: dict[str, float]
-    sampled_em_by_hops: dict[str, float]
-    searches: float  # mean per greedy rollout
-    oldest_version: int
-    newest_version: int
-
-
 class Resumed(Message, frozen=True):
     """Reply to Resume: how many recorded batches after `step` come again before new ones."""
 
@@ -257,44 +242,11 @@ class Done(Message, frozen=True):
     """Reply to Committed, Report, Finish, Shutdown: taken."""
 
 
-# ---- launcher → replay
-
-
-class Observe(Message, frozen=True):
-    """Console → replay: everything after these counts."""
-
-    after_step: int
-    after_evaluation: int
-
-
-class StepReport(msgspec.Struct, frozen=True):
-    """One learner step's gauges."""
-
-    step: int
-    gauges: dict[str, float]
-
-
-class Status(Message, frozen=True):
-    """Reply to Observe."""
-
-    steps: tuple[StepReport, ...]
-    evaluations: tuple[EvalResult, ...]
-    gauges: dict[str, float]
-    fleet: dict[str, dict[str, float]]
-    phase: str  # what replay is doing or waiting for, in words
-    stop_cause: str  # empty while running
-
-
-class Shutdown(Message, frozen=True):
-    """Launcher → replay: stop leasing, answer Sample with Stop(cause)."""
-
-    cause: str
-
-
 FromActor = Hello | Ready | Deliver | LeaseFailed | Heartbeat | Goodbye
 FromLearner = Resume | Sample | Committed | Evaluate | Report | Finish
 FromLauncher = Observe | Shutdown
-Request = FromActor | FromLearner | FromLauncher
+Decided = FromActor | FromLearner | FromLauncher  # by the ledger
+Request = Decided | Describe
 ToActor = Welcome | Unknown | Leases | Acknowledged | Alive | Stop | Refused
 ToLearner = Resumed | Batch | Wait | EvalProgress | Done | Stop | Refused
-Reply = ToActor | ToLearner | Status
+Reply = ToActor | ToLearner | Status | Described

@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from configs.keys import Guard, keys_of
-from configs.load import replay_endpoint
+from configs.load import dump, replay_endpoint
 from configs.process import make_socket_dir
 from configs.schema import Config
 from replay import protocol
@@ -29,14 +29,13 @@ from replay.ledger import Ledger
 from replay.log import EventLog, LogFull
 from replay.peers import Peers
 from replay.room import Room
+from replay.run_protocol import Describe, Described, Observe, Shutdown, Status
 
 TICK_S = 0.1
 _BURST = 200  # messages between two ticks
 _MOST_HELD = 10_000  # messages, while the log is full
-_PROMISES_NOTHING = (
-    *(protocol.Alive, protocol.Status, protocol.Refused, protocol.Unknown, protocol.Wait),
-)
-_WITHOUT_ROOM = (protocol.Heartbeat, protocol.Observe)  # what is answered while the log is full
+_PROMISES_NOTHING = (*(protocol.Alive, Status, protocol.Refused, protocol.Unknown, protocol.Wait),)
+_WITHOUT_ROOM = (protocol.Heartbeat, Observe, Describe)  # what is answered while the log is full
 _SELF = b""  # the peer of our own events; no routing id is empty
 
 logger = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ class ReplayServer:
         self._epoch_s = time.time() - time.monotonic()  # a wall clock that never steps back
         self._context = zmq.Context()
         self._guard: Guard | None = None
-        self._endpoint = replay_endpoint(config)
+        self._endpoint, self._described = replay_endpoint(config), Described(dump(config))
         self._socket = self._bind(config)
 
     def stop(self, cause: str) -> None:
@@ -133,6 +132,8 @@ class ReplayServer:
         self._send(peer, protocol.Refused(str(error)))
 
     def _handle(self, peer: bytes, request: protocol.Request) -> None:
+        if isinstance(request, Describe):
+            return self._send(peer, self._described)
         if isinstance(request, protocol.Hello):
             self._newcomers = True
             self._find_dead(request.actor_id)  # else a restarted actor would find its id in use
@@ -147,10 +148,10 @@ class ReplayServer:
         self._changed |= bool(outcome.records)
         self._follow_up(changed=False)
 
-    def _commit(self, outcome: Outcome, request: protocol.Request | None = None) -> None:
+    def _commit(self, outcome: Outcome, request: protocol.Decided | None = None) -> None:
         self._log.append(outcome.records)
         for peer, reply in outcome.replies:
-            if isinstance(reply, protocol.Status) and self._room.full:
+            if isinstance(reply, Status) and self._room.full:
                 reply = msgspec.structs.replace(reply, phase=self._room.cause)
             if request is None or self._peers.answers(peer, request, reply, time.monotonic()):
                 if isinstance(reply, _PROMISES_NOTHING):
@@ -183,7 +184,7 @@ class ReplayServer:
             for peer in asking - self._peers.actors.keys():
                 self._send(peer, protocol.Wait(self._room.cause, oldest=False))
 
-    def _decide(self, peer: Peer, message: protocol.Request | Tick | PeerLost) -> None:
+    def _decide(self, peer: Peer, message: protocol.Decided | Tick | PeerLost) -> None:
         request = None if isinstance(message, Tick | PeerLost) else message
         self._commit(self._ledger.apply(Event(peer, message), self._now()), request)
 
@@ -221,7 +222,7 @@ class ReplayServer:
             return
         if self._signals and not self._signalled:
             self._signalled = True
-            self._decide(_SELF, protocol.Shutdown(self._signals[0]))
+            self._decide(_SELF, Shutdown(self._signals[0]))
             self._newcomers = True
         if self._newcomers:
             self._newcomers = False
@@ -243,7 +244,7 @@ class ReplayServer:
     def _send(self, peer: Peer, reply: protocol.Reply) -> None:
         if not isinstance(peer, bytes) or peer == _SELF or peer in self._parting:
             return
-        if isinstance(reply, protocol.Status | protocol.Batch):
+        if isinstance(reply, Status | protocol.Batch):
             reply = msgspec.structs.replace(reply, gauges=reply.gauges | self.gauges())
         try:
             self._socket.send_multipart((peer, encode(reply)), zmq.NOBLOCK)

@@ -22,7 +22,7 @@ import msgspec
 import yaml
 
 from configs.changes import leaves
-from configs.load import ConfigError, load
+from configs.load import ConfigError, dump, load
 from configs.process import announce_ready, begin, on_stop, socket_dir
 from configs.schema import Config
 from replay.codec import decode_trajectory
@@ -152,8 +152,7 @@ def _fold(ledger: Ledger, path: Path) -> str:
 
 
 def _beginning(config: Config, recorded: str | None, restart: bool) -> Record:
-    text = yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, width=1000)
-    now = time.time()
+    text, now = dump(config), time.time()
     if recorded is None or (restart and not recorded):
         return RunStarted(now, config.seed, text)
     if not restart:

@@ -6,7 +6,7 @@ behind a batcher; both live in the lifespan.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -17,11 +17,13 @@ from fastapi.openapi.utils import get_openapi
 from starlette.requests import ClientDisconnect
 
 from retrieval_server.batching import Batcher
+from retrieval_server.bearer import shows
 from retrieval_server.index import Hit, Index
 from retrieval_server.protocol import (
     ALLOWED,
     DEFAULT_TOP_K,
     MAX_BODY_BYTES,
+    UNAUTHORIZED,
     Document,
     Health,
     PlainReply,
@@ -50,6 +52,14 @@ def _json(schema: dict[str, Any], description: str) -> dict[str, Any]:
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: _json({"anyOf": [_SCORED, _PLAIN]}, "Per query, best first"),
+    401: _json(_REFUSAL, "The token is missing or wrong"),
+    413: _json(_REFUSAL, "The body is too large"),
+    422: _json(_REFUSAL, "The request is malformed or over a limit"),
+}
+
+
 class _App(FastAPI):
     """FastAPI whose OpenAPI page takes its schemas from the wire types."""
 
@@ -63,11 +73,15 @@ class _App(FastAPI):
 
 
 def create_app(
-    documents: Sequence[Document], index: Index, default_top_k: int = DEFAULT_TOP_K
+    documents: Sequence[Document],
+    index: Index,
+    default_top_k: int = DEFAULT_TOP_K,
+    token: str = "",
 ) -> FastAPI:
     """The application over documents and an index of their contents, positions agreeing.
 
-    `default_top_k` answers requests whose `topk` is null.
+    `default_top_k` answers requests whose `topk` is null. A search must show `token`, unless it is
+    empty.
     """
 
     app = _App(title="Forage retrieval server", version="1", lifespan=_lifespan(index))
@@ -75,14 +89,12 @@ def create_app(
     @app.post(
         "/retrieve",
         openapi_extra={"requestBody": {"required": True, **_json(_REQUEST, "What to search for")}},
-        responses={
-            200: _json({"anyOf": [_SCORED, _PLAIN]}, "Per query, best first"),
-            413: _json(_REFUSAL, "The body is too large"),
-            422: _json(_REFUSAL, "The request is malformed or over a limit"),
-        },
+        responses=_RESPONSES,
     )
     async def retrieve(request: Request) -> Response:
         """Search for every query; `return_scores` chooses the form of the reply."""
+        if not shows(token, request.headers.get("authorization", "")):
+            return _reply(Refusal(UNAUTHORIZED), 401, {"www-authenticate": "Bearer"})
         try:
             asked = _request_decoder.decode(await _body(request))
         except _TooLarge:
@@ -143,5 +155,7 @@ def _result(
     return PlainReply([[documents[hit.position] for hit in row] for row in hits])
 
 
-def _reply(body: msgspec.Struct, status: int = 200) -> Response:
-    return Response(_encoder.encode(body), status, media_type="application/json")
+def _reply(
+    body: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    return Response(_encoder.encode(body), status, headers, media_type="application/json")

@@ -49,12 +49,18 @@ class RetrievalClient:
     `timeout_s`: deadline of a POST with its retries; while retries are left, an attempt may use
     half of the time that remains, so that one lost reply does not use it up. `retries` bounds
     attempts that a server met; while nobody listens, connecting is tried until the deadline.
+    `token`: shown with every request, unless it is empty.
     """
 
     def __init__(
-        self, url: str, timeout_s: float = 30.0, retries: int = 3, max_connections: int = 64
+        self,
+        url: str,
+        timeout_s: float = 30.0,
+        retries: int = 3,
+        max_connections: int = 64,
+        token: str = "",
     ) -> None:
-        self._poster = _Poster(url)
+        self._poster = _Poster(url, token)
         self._timeout_s = timeout_s
         self._retries = retries
         self._batcher = Batcher(
@@ -144,10 +150,13 @@ class _Poster:
     used at once.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, token: str) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"retrieval url must begin with http:// or https://, got {url!r}")
         self._url = httpx.URL(url.rstrip("/").removesuffix("/retrieve") + "/retrieve")
+        self._headers = {"content-type": "application/json"}
+        if token:
+            self._headers["authorization"] = f"Bearer {token}"
         self._tls = httpx.create_ssl_context() if self._url.scheme == "https" else False
         self._idle: list[httpx.AsyncHTTPTransport] = []
 
@@ -184,15 +193,18 @@ class _Poster:
         return httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=limits)
 
     def _request(self, body: bytes) -> httpx.Request:
-        return httpx.Request(
-            "POST", self._url, content=body, headers={"content-type": "application/json"}
-        )
+        return httpx.Request("POST", self._url, content=body, headers=self._headers)
 
 
 def _parse(status: int, content: bytes, expected: int, url: str) -> list[list[Passage]]:
     said = content[:200].decode(errors="replace")
     if status == 429 or status >= 500:
         raise RetrievalUnavailable(f"{url} answered {status}: {said!r}")
+    if status == 401:
+        raise RetrievalRefused(
+            f"{url} answered 401: retrieval.token_file does not hold its token: give a copy of "
+            f"the server's: {said!r}"
+        )
     if status != 200:
         raise RetrievalRefused(f"{url} answered {status}: {said!r}")
     try:

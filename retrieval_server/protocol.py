@@ -119,7 +119,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Body of every 4xx: what was wrong and what is allowed."""
+    """Body of every 4xx: what was wrong, and what is allowed or to be done."""
 
     detail: str
 
@@ -128,4 +128,8 @@ ALLOWED = (
     f"allowed: `queries`, a list of at most {MAX_QUERIES} strings of at most {MAX_QUERY_CHARS} "
     f"characters each; `topk`, null or 1 to {MAX_TOP_K}; `return_scores`, true or false; "
     f"a body of at most {MAX_BODY_BYTES} bytes"
+)
+UNAUTHORIZED = (
+    "the header `Authorization: Bearer TOKEN` is missing or shows another token than the server's: "
+    "give the client the server's own retrieval.token_file"
 )

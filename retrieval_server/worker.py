@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from configs import load, process
 from configs.schema import Config
+from retrieval_server.bearer import is_loopback, read_token
 from retrieval_server.protocol import DEFAULT_TOP_K, MAX_TOP_K, CorpusError
 
 if TYPE_CHECKING:
@@ -37,12 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load.load(parsed.config, parsed.overrides)
         check(config)
+        token = read_token(config.retrieval.token_file)
         listener = bind(config.retrieval.host, config.retrieval.port)
     except load.ConfigError as error:
         print(f"retrieval_server: {error}", file=sys.stderr)
         return 2
     with listener:
-        return serve(config, listener)
+        return serve(config, listener, token)
 
 
 def check(config: Config) -> None:
@@ -86,7 +88,7 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(config: Config, listener: socket.socket) -> int:
+def serve(config: Config, listener: socket.socket, token: str) -> int:
     """Index the corpus and serve until SIGTERM or SIGINT; returns the exit code."""
     # Imported late: numpy reads the thread count that `begin` set when it is first imported.
     import uvicorn
@@ -102,7 +104,10 @@ def serve(config: Config, listener: socket.socket) -> int:
     except CorpusError as error:
         print(f"retrieval_server: retrieval.corpus: {error}", file=sys.stderr)
         return 2
-    app = create_app(documents, index, config.retrieval.top_k or DEFAULT_TOP_K)
+    host, port = listener.getsockname()[:2]
+    if not token:
+        _warn_of_strangers(config, host)
+    app = create_app(documents, index, config.retrieval.top_k or DEFAULT_TOP_K, token)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -117,11 +122,19 @@ def serve(config: Config, listener: socket.socket) -> int:
     )
     # While it serves, uvicorn handles the signals: it drains, restores ours and raises them again.
     process.on_stop(partial(_drain, server))
-    host, port = listener.getsockname()[:2]
     logger.info("serving %d passages on http://%s:%d", len(documents), host, port)
     process.announce_ready()
     server.run(sockets=[listener])
     return 0
+
+
+def _warn_of_strangers(config: Config, address: str) -> None:
+    if not is_loopback(address):
+        logger.warning(
+            "retrieval.host = %r: everybody who can reach %s may search here, for "
+            "retrieval.token_file is empty: name a file with a token, or listen on 127.0.0.1",
+            *(config.retrieval.host, address),
+        )
 
 
 def _leave(cause: str) -> None:

@@ -15,6 +15,7 @@ from configs.load import ConfigError
 from configs.schema import Config
 from replay.protocol import ReplayError
 from replay.questions import load_questions
+from retrieval_server.bearer import read_token
 from retrieval_server.corpus import load_corpus
 from retrieval_server.protocol import RetrievalError
 from scripts.resolve import can_listen
@@ -59,6 +60,10 @@ def _questions(config: Config) -> Iterator[str]:
 
 
 def _retrieval(config: Config) -> Iterator[str]:
+    try:
+        read_token(config.retrieval.token_file)
+    except ConfigError as error:
+        yield str(error)
     if config.retrieval.url:
         return
     path = config.retrieval.corpus

@@ -26,11 +26,16 @@ def with_absolute_paths(config: Config) -> Config:
     questions, retrieval = config.questions, config.retrieval
     return msgspec.structs.replace(
         config,
+        keys=_absolute(config.keys),
         model=msgspec.structs.replace(config.model, path=_absolute(config.model.path)),
         questions=msgspec.structs.replace(
             questions, train=_absolute(questions.train), eval=_absolute(questions.eval)
         ),
-        retrieval=msgspec.structs.replace(retrieval, corpus=_absolute(retrieval.corpus)),
+        retrieval=msgspec.structs.replace(
+            retrieval,
+            corpus=_absolute(retrieval.corpus),
+            token_file=_absolute(retrieval.token_file),
+        ),
     )
 
 

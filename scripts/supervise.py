@@ -15,8 +15,9 @@ from configs.process import CONSEQUENCE
 from configs.schema import Config
 from replay.client import Observer
 from replay.log import read_whole
-from replay.protocol import ReplayError, Status
+from replay.protocol import ReplayError
 from replay.records import RunResumed, Stopped
+from replay.run_protocol import Status
 from scripts.console import Console
 from scripts.fleet import Fleet
 from scripts.keeper import BudgetSpent, Keeper, first_cause

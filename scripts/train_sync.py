@@ -29,6 +29,7 @@ from learner.batch import build
 from learner.errors import BadModel
 from learner.trainer import Trainer
 from replay.protocol import Batch, ReplayError
+from retrieval_server.bearer import read_token
 from retrieval_server.client import RetrievalClient
 from scripts import launch
 from scripts.recorded import recorded_batches
@@ -62,7 +63,8 @@ async def train(trainer: Trainer, tokenizer: Any, folder: Path) -> dict[str, Any
     total, url, limits = config.learner.total_steps, retrieval_url(config), config.retrieval
     prompter, losses = Prompter(tokenizer, config.questions, config.actors), []
     policy = await VllmPolicy.start(config)
-    async with RetrievalClient(url, limits.timeout_s, limits.retries) as retriever:
+    token = read_token(limits.token_file)
+    async with RetrievalClient(url, limits.timeout_s, limits.retries, token=token) as retriever:
         rollouts = Rollouts(config, policy=policy, retriever=retriever, prompter=prompter)
         for step in range(total + 1):
             await push(trainer, policy, step, folder)

@@ -6,7 +6,7 @@ lines of text. Pure.
 
 from collections.abc import Iterable, Mapping
 
-from replay.protocol import Status
+from replay.run_protocol import Status
 
 # (gauge of an actor, words)
 _ACTOR = (

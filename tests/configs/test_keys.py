@@ -81,6 +81,12 @@ def test_missing_keys_are_named_with_the_remedy(tmp_path: Path) -> None:
         Keys(tmp_path / "none").check()
 
 
+def test_a_copy_that_others_can_read_is_named(keys: Keys) -> None:
+    (keys.folder / "client.key_secret").chmod(0o644)
+    with pytest.raises(ConfigError, match=r"client.key_secret has mode 0644, .*: chmod 600 /"):
+        keys.check()
+
+
 def test_only_tcp_needs_keys(tmp_path: Path) -> None:
     config = Config(run_dir=str(tmp_path))
     assert keys_of(config, "ipc:///tmp/x") is None

@@ -13,8 +13,9 @@ import zmq
 from replay.client import BatchReader, Observer, TrajectoryWriter
 from replay.codec import decode_trajectory, encode
 from replay.log import EventLog, read
-from replay.protocol import Hello, Lease, RefusedByReplay, ReplayTimeout, Resumed, Status, Stop
+from replay.protocol import Hello, Lease, RefusedByReplay, ReplayTimeout, Resumed, Stop
 from replay.records import Delivered, LeaseReturned
+from replay.run_protocol import Status
 
 
 def writer(

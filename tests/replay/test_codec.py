@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from replay import codec, protocol
 from replay.protocol import CodecError
+from replay.run_protocol import Shutdown
 from replay.trajectory import Question, Sampling, Search, StopReason, Trajectory, Turn
 
 TEXT = st.text(max_size=20)
@@ -222,7 +223,7 @@ def test_a_value_that_cannot_be_encoded_is_a_codec_error() -> None:
 
 def test_bounds_of_requests() -> None:
     with pytest.raises(CodecError, match=r"Shutdown of .* at most"):
-        codec.decode_request(codec.encode(protocol.Shutdown("x" * codec.MAX_CONTROL_BYTES)))
+        codec.decode_request(codec.encode(Shutdown("x" * codec.MAX_CONTROL_BYTES)))
     with pytest.raises(CodecError, match=r"Ready\.capacity is 65537"):
         codec.decode_request(codec.encode(protocol.Ready("actor-0", 65537, 1, 0)))
     with pytest.raises(CodecError, match=r"Goodbye\.actor_id"):

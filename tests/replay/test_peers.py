@@ -4,7 +4,8 @@ import pytest
 
 from configs.schema import ActorsConfig, Config, LearnerConfig, ReplayConfig
 from replay.peers import GRACE_S, QUIET_S, WAIT_AGAIN_S, Peers
-from replay.protocol import Done, Finish, Goodbye, Heartbeat, Observe, Resume, Sample, Wait
+from replay.protocol import Done, Finish, Goodbye, Heartbeat, Resume, Sample, Wait
+from replay.run_protocol import Observe
 
 CONFIG = Config(
     replay=ReplayConfig(dead_after_s=10.0),

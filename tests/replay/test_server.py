@@ -18,6 +18,7 @@ from replay.codec import decode_reply, decode_trajectory, encode, encode_traject
 from replay.log import EventLog, LogFull, read
 from replay.protocol import LogError, ReplayError, ReplayTimeout
 from replay.records import ActorLeft, Delivered, LeaseReturned
+from replay.run_protocol import Observe, Status
 from replay.server import ReplayServer
 
 
@@ -151,8 +152,8 @@ def test_several_answers_that_find_nobody_are_one_loss(serve, connect, learner, 
     time.sleep(0.6)
     SlowLog.slow_s = 0.0
     console = connect(running)
-    console.say(wire.Observe(0, 0))
-    assert console.hear(wire.Status).phase and running.thread.is_alive()
+    console.say(Observe(0, 0))
+    assert console.hear(Status).phase and running.thread.is_alive()
     left = [r for r in read(running.log_path) if isinstance(r, ActorLeft)]
     assert [record.cause for record in left] == ["goodbye"]
 
@@ -189,8 +190,8 @@ def test_a_full_disk_holds_everybody_up_and_loses_nothing(
     for _ in range(3):  # actors are told that replay lives
         actor.say(wire.Heartbeat("actor-0", {}))
         actor.hear(wire.Alive)
-    console.say(wire.Observe(0, 0))
-    assert "waits for room on the disk" in console.hear(wire.Status).phase
+    console.say(Observe(0, 0))
+    assert "waits for room on the disk" in console.hear(Status).phase
     with pytest.raises(AssertionError, match="no Acknowledged"):
         actor.hear(wire.Acknowledged, 0.3)
     full_disk.room = True
@@ -289,8 +290,8 @@ def test_garbage_is_refused_and_counted(serve, connect, frames, words: str) -> N
     peer = connect(running)
     peer.socket.send_multipart(frames)
     assert words in peer.hear(wire.Refused).cause
-    peer.say(wire.Observe(0, 0))
-    assert peer.hear(wire.Status).gauges["replay/refused_messages"] == 1.0
+    peer.say(Observe(0, 0))
+    assert peer.hear(Status).gauges["replay/refused_messages"] == 1.0
 
 
 def test_broken_trajectory_is_refused_and_not_recorded(serve, connect, learner) -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,24 @@ def write_corpus(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-@pytest.fixture(scope="session")
-def server_url() -> Iterator[str]:
-    """Base URL of our server, under uvicorn on a free loopback port, over CONTENTS (p0, p1 …)."""
+@pytest.fixture
+def write_token(tmp_path: Path) -> Callable[..., Path]:
+    """write_token(text, mode) → the path of a token's file."""
+
+    def write(text: str, mode: int = 0o600) -> Path:
+        path = tmp_path / "token"
+        path.write_text(text + "\n")
+        path.chmod(mode)
+        return path
+
+    return write
+
+
+@contextmanager
+def serving(token: str = "") -> Iterator[str]:
+    """Our server, under uvicorn on a free loopback port, over CONTENTS (p0, p1 …): its base URL."""
     documents = [Document(f"p{i}", contents) for i, contents in enumerate(CONTENTS)]
-    app = create_app(documents, BM25Index(CONTENTS), default_top_k=2)
+    app = create_app(documents, BM25Index(CONTENTS), default_top_k=2, token=token)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", log_config=None, ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -52,6 +66,20 @@ def server_url() -> Iterator[str]:
     server.should_exit = True
     thread.join(timeout=10)
     assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """Base URL of a server that lets everybody in."""
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def guarded_url() -> Iterator[str]:
+    """Base URL of a server whose token is `sesame-12`."""
+    with serving("sesame-12") as url:
+        yield url
 
 
 def http(status: int, body: object, length: int | None = None) -> bytes:

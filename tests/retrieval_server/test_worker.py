@@ -14,7 +14,7 @@ import pytest
 
 from configs.load import ConfigError
 from configs.schema import Config, RetrievalConfig
-from retrieval_server.worker import bind, check
+from retrieval_server.worker import _warn_of_strangers, bind, check
 
 Run = Callable[..., subprocess.Popen[str]]
 
@@ -69,6 +69,39 @@ def test_it_ends_on_sigterm_with_a_client_connected(run: Run) -> None:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=10)
     assert process.returncode == 0
+
+
+def test_a_token_is_asked_for_and_shown(run: Run, write_token: Callable[..., Path]) -> None:
+    token_file = write_token("sesame-12")
+    process = run(f"retrieval.token_file={token_file}", "retrieval.host=0.0.0.0")
+    url = _url(process)
+    assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
+    body = {"queries": ["kelu"], "topk": 1}
+    assert httpx.post(f"{url}/retrieve", json=body, trust_env=False).status_code == 401
+    shown = {"authorization": "Bearer sesame-12"}
+    reply = httpx.post(f"{url}/retrieve", json=body, headers=shown, trust_env=False)
+    assert reply.json()["result"][0][0]["id"] == "a"
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=10)
+    assert "WARNING" not in said and "sesame" not in said
+
+
+@pytest.mark.parametrize(("host", "warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_listening_to_everybody_without_a_token_is_warned_of(
+    host: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = Config(retrieval=RetrievalConfig(host=host))
+    _warn_of_strangers(config, host)
+    said = "retrieval.host = '0.0.0.0': everybody who can reach 0.0.0.0 may search here"
+    assert (said in caplog.text) is warned
+
+
+def test_a_token_that_others_can_read_is_refused(
+    run: Run, write_token: Callable[..., Path]
+) -> None:
+    process = run(f"retrieval.token_file={write_token('sesame', 0o640)}")
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 2 and "mode 0640 lets others read it: chmod 600" in said
 
 
 def test_a_port_in_use_is_named(run: Run) -> None:

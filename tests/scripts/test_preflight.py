@@ -50,6 +50,7 @@ def test_a_good_configuration_passes(good: dict[str, str]) -> None:
         ("questions.train", "", "questions.train is empty"),
         ("questions.eval", "/no/such.jsonl", "questions.eval = '/no/such.jsonl'"),
         ("retrieval.corpus", "/no/such.jsonl", "retrieval.corpus = '/no/such.jsonl'"),
+        ("retrieval.token_file", "/no/such", "retrieval.token_file = '/no/such': No such file"),
         ("model.max_model_len", "8192", "max_position_embeddings 4096"),
         ("actors.kv_cache_bytes", str(1 << 50), "too little memory"),
     ],

@@ -1,6 +1,6 @@
 """What is said when a deadline passes."""
 
-from replay.protocol import Status, StepReport
+from replay.run_protocol import Status, StepReport
 from scripts.wait_graph import wait_graph
 
 NAMES = ("retrieval_server", "replay", "learner", "actor-0", "actor-1", "actor-2")

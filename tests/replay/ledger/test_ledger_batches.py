@@ -10,13 +10,13 @@ from replay.protocol import (
     Deliver,
     Done,
     Heartbeat,
-    Observe,
     Ready,
     Refused,
     Report,
     Wait,
 )
 from replay.records import Superseded
+from replay.run_protocol import Observe
 
 
 def test_a_batch_holds_whole_groups_ordered_by_id(scene: Any) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from replay.protocol import Deliver, Evaluate, Observe
+from replay.protocol import Deliver, Evaluate
 from replay.records import EVAL_GROUPS
+from replay.run_protocol import Observe
 
 
 def evaluate(s: Any, step: int, incarnation: int = 1) -> Any:

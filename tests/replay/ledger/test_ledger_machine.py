@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
 from configs.schema import Config
-from replay.protocol import Evaluate, Shutdown
+from replay.protocol import Evaluate
 from replay.records import (
     ActorLeft,
     GroupDropped,
@@ -27,6 +27,7 @@ from replay.records import (
     RunResumed,
     RunStarted,
 )
+from replay.run_protocol import Shutdown
 from scripts.audit_books import Audit
 from tests.replay.ledger.conftest import Scene
 from tests.replay.ledger.machine import Rules

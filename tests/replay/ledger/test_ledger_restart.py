@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from replay.protocol import Batch, Evaluate, Finish, LogError, Resumed, Shutdown, Stop, Wait
+from replay.protocol import Batch, Evaluate, Finish, LogError, Resumed, Stop, Wait
 from replay.records import GroupOpened, LeaseReturned
+from replay.run_protocol import Shutdown
 
 
 @pytest.fixture

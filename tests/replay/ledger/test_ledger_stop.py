@@ -9,12 +9,11 @@ from replay.protocol import (
     Done,
     Evaluate,
     Finish,
-    Observe,
     Report,
     Resume,
-    Shutdown,
     Stop,
 )
+from replay.run_protocol import Observe, Shutdown
 
 
 @pytest.fixture

@@ -1,0 +1,170 @@
+"""An actor that joins a running run by hand: it asks replay what the run is, and what of it can be
+reached from this host.
+
+Consumes replay's endpoint, a copy of the run's keys and overrides; produces the configuration that
+the actor runs with. Waits for replay and for the retrieval server, with deadlines. What would keep
+the actor from working is a ConfigError that names the field, before any engine starts.
+"""
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from configs.keys import Keys
+from configs.load import ConfigError, parse, retrieval_url, weight_sync_endpoint
+from configs.schema import Config
+from replay.newcomer import Newcomer
+from replay.protocol import ReplayTimeout
+from retrieval_server.bearer import read_token
+from retrieval_server.client import RetrievalClient
+from retrieval_server.protocol import RetrievalError, RetrievalRefused
+
+DEADLINE_S = 20.0  # for replay's answer
+MAX_IPC_BYTES = 107
+_OURS = {"replay.endpoint": "--connect", "keys": "--keys"}
+
+
+def configuration(
+    endpoint: str, keys_folder: str, overrides: Sequence[str], deadline_s: float = DEADLINE_S
+) -> Config:
+    """The run's configuration with `overrides`, checked from here. Raises ConfigError, ReplayError.
+
+    `keys_folder` is needed for a tcp:// endpoint; else '' is the run's own folder.
+    """
+    for name, option in _OURS.items():
+        if any(each.partition("=")[0].strip() == name for each in overrides):
+            raise ConfigError(f"override of {name}: with --connect, {option} says that: drop it")
+    keys = _keys(endpoint, keys_folder)
+    text = _ask(endpoint, keys, deadline_s)
+    config = parse(text, overrides, f"configuration of the run at {endpoint}")
+    config = msgspec.structs.replace(
+        config,
+        keys=str(Path(keys_folder).resolve()) if keys_folder else config.keys,
+        replay=msgspec.structs.replace(config.replay, endpoint=endpoint),
+    )
+    if problems := [*_model(config), *_weight_sync(config), *_retrieval(config)]:
+        raise ConfigError("\n".join(problems))
+    if config.retrieval.top_k:
+        asyncio.run(_search(config))
+    return config
+
+
+def _keys(endpoint: str, folder: str) -> Keys | None:
+    """The keys to show at `endpoint`, which must be one that can be connected to."""
+    tcp = re.fullmatch(r"tcp://[^/*:\s]+:\d{1,5}|tcp://\[[0-9a-fA-F:]+\]:\d{1,5}", endpoint)
+    if endpoint.startswith("ipc://") and 0 < len(endpoint.encode()) - 6 <= MAX_IPC_BYTES:
+        return None
+    if not tcp:
+        raise ConfigError(
+            f"--connect {endpoint!r}: give replay's endpoint, tcp://HOST:PORT or ipc://PATH (the "
+            "run's log of replay says where it listens)"
+        )
+    if not folder:
+        raise ConfigError(
+            f"--keys is missing: {endpoint} lets in who has the run's keys alone: name a copy of "
+            "its keys folder (RUN/keys)"
+        )
+    try:
+        Keys(Path(folder)).check()
+    except ConfigError as error:
+        raise ConfigError(f"--keys {folder!r}: {error}") from error
+    return Keys(Path(folder))
+
+
+def _ask(endpoint: str, keys: Keys | None, deadline_s: float) -> str:
+    try:
+        with Newcomer(endpoint, keys, deadline_s) as newcomer:
+            return newcomer.configuration()
+    except ReplayTimeout as error:
+        whose = f", and that --keys {str(keys.folder)!r} is a copy of its keys" if keys else ""
+        raise ConfigError(
+            f"--connect {endpoint!r}: {error}: see that a run listens there{whose}"
+        ) from error
+
+
+def _model(config: Config) -> Iterator[str]:
+    path = config.model.path
+    if not Path(path, "config.json").is_file():
+        yield (
+            f"model.path = {path!r}: no model there on this host: copy the run's model here and "
+            "say where: model.path=FOLDER"
+        )
+
+
+def _weight_sync(config: Config) -> Iterator[str]:
+    endpoint, here = weight_sync_endpoint(config), _on_this_host(config.replay.endpoint)
+    path = Path(endpoint.removeprefix("ipc://"))
+    if endpoint.startswith("ipc://"):
+        reached = here and path.parent.is_dir()
+    else:
+        reached = here or not _stays_inside(urlsplit(endpoint).hostname or "")
+    if not reached:
+        yield (
+            f"weight_sync.endpoint = {config.weight_sync.endpoint!r}: the learner listens at "
+            f"{endpoint}, which this host cannot reach: start the run with "
+            "weight_sync.endpoint=tcp://HOST:PORT, HOST an address that both know"
+        )
+
+
+def _retrieval(config: Config) -> Iterator[str]:
+    if not config.retrieval.top_k or _on_this_host(config.replay.endpoint):
+        return
+    url = retrieval_url(config)
+    if _stays_inside(urlsplit(url).hostname or ""):
+        yield (
+            f"retrieval.host = {config.retrieval.host!r}: the retrieval server at {url} cannot be "
+            "reached from this host: start the run with retrieval.host=HOST, an address that both "
+            "know, or say here where one is: retrieval.url=http://HOST:PORT"
+        )
+
+
+async def _search(config: Config) -> None:
+    """One search. An actor whose searches all fail would spoil the run's questions."""
+    url, asked = retrieval_url(config), config.retrieval
+    token = read_token(asked.token_file)
+    try:
+        async with RetrievalClient(url, asked.timeout_s, asked.retries, token=token) as client:
+            await client.retrieve(["forage"], 1)
+    except RetrievalRefused as error:
+        raise ConfigError(f"a search from this host was refused: {error}") from error
+    except RetrievalError as error:
+        raise ConfigError(
+            f"retrieval.url = {url!r}: a search from this host failed: {error}: say here where the "
+            "retrieval server is: retrieval.url=http://HOST:PORT"
+        ) from error
+
+
+def _on_this_host(endpoint: str) -> bool:
+    """Whether replay's endpoint is on this host: who can reach its loopback can reach its files."""
+    host = urlsplit(endpoint).hostname
+    if endpoint.startswith("ipc://") or host is None:
+        return True
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    return any(_is_own(family, address[0]) for family, _, _, _, address in found)
+
+
+def _is_own(family: int, address: str | int) -> bool:
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))  # only to an address of this machine
+        except OSError:
+            return False
+    return True
+
+
+def _stays_inside(host: str) -> bool:
+    """Whether this address means something else on every host: its loopback, or all it has."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host in ("", "*", "localhost")
+    return address.is_loopback or address.is_unspecified

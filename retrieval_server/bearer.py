@@ -1,0 +1,57 @@
+"""The token that a retrieval server's clients show: a file's, never the configuration's.
+
+Consumes `retrieval.token_file`; produces the token, and the verdict on what a request shows. Waits
+for nothing. Over plain HTTP the token is readable to who listens in on the network.
+"""
+
+import hmac
+import ipaddress
+import re
+from pathlib import Path
+
+from configs.load import ConfigError
+
+MAX_BYTES = 4096
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750's b64token
+
+
+def read_token(path: str) -> str:
+    """The token in a file that its owner alone can read; '' where no file is named.
+
+    Raises ConfigError naming field, file and remedy.
+    """
+    if not path:
+        return ""
+    field = f"retrieval.token_file = {path!r}"
+    remedy = (
+        f"make it for the server, (umask 077; openssl rand -hex 32 > {path}); clients get a copy"
+    )
+    try:
+        with Path(path).open("rb") as file:
+            mode = Path(path).stat().st_mode & 0o777
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{field}: {error.strerror}: {remedy}") from error
+    if mode & 0o077:
+        raise ConfigError(f"{field}: mode {mode:04o} lets others read it: chmod 600 {path}")
+    token = content.decode(errors="replace").strip()
+    if len(content) > MAX_BYTES or not _TOKEN.fullmatch(token):
+        raise ConfigError(
+            f"{field}: it must hold one token of at most {MAX_BYTES} letters, digits and ._~+/-=: "
+            f"{remedy}"
+        )
+    return token
+
+
+def shows(token: str, authorization: str) -> bool:
+    """Whether a request's Authorization header shows `token`, in a time that tells nothing of it;
+    without a token everybody is let in.
+    """
+    scheme, _, shown = authorization.strip().partition(" ")
+    same = hmac.compare_digest(shown.strip().encode(), token.encode())
+    return not token or (same and scheme.lower() == "bearer")
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches what listens on this numeric address."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -1,0 +1,197 @@
+"""Joining a run by hand: what the actor is told, and what it says before any engine starts."""
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from actors import joining
+from actors.worker import main
+from configs.keys import Keys
+from configs.load import ConfigError
+from configs.schema import Config
+from replay.log import EventLog
+from replay.server import ReplayServer
+from tests.replay.conftest import new_ledger
+from tests.retrieval_server.conftest import serving
+
+Start = Callable[..., Config]
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Start]:
+    """run(**sections): the configuration of a served run, whose model folder is there."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    served: list[tuple[ReplayServer, threading.Thread, EventLog]] = []
+
+    def start(tcp: bool = False, **sections: dict[str, Any]) -> Config:
+        endpoint = f"tcp://127.0.0.1:{free_port()}" if tcp else f"ipc://{tmp_path}/replay"
+        tree = {
+            "run_dir": str(tmp_path / "run"),
+            "model": {"path": str(model)},
+            "replay": {"endpoint": endpoint},
+            "weight_sync": {"endpoint": f"ipc://{tmp_path}/sync"},
+            "retrieval": {"port": 1, "top_k": 0},
+        }
+        config = msgspec.convert(tree | sections, Config)
+        log = EventLog.create(tmp_path / "events.log")
+        server = ReplayServer(config, new_ledger(config), log)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        served.append((server, thread, log))
+        return config
+
+    yield start
+    for server, thread, log in served:
+        server.stop("test")
+        server.stop("test")
+        thread.join(5.0)
+        log.close()
+        assert not thread.is_alive()
+
+
+def test_the_run_s_configuration_with_this_host_s_overrides(run: Start, tmp_path: Path) -> None:
+    served = run()
+    joined = joining.configuration(served.replay.endpoint, "", ["actors.threads=3"])
+    assert joined.actors.threads == 3
+    assert msgspec.structs.replace(joined, actors=served.actors) == served
+
+
+def test_over_tcp_with_a_copy_of_the_keys(run: Start, tmp_path: Path) -> None:
+    served = run(tcp=True)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("server.key", "client.key_secret"):  # all that one who asks needs
+        (tmp_path / "run" / "keys" / name).rename(copy / name)
+    joined = joining.configuration(served.replay.endpoint, str(copy), [])
+    assert (joined.keys, joined.replay) == (str(copy), served.replay)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "keys", "overrides", "said"),
+    [
+        ("somewhere", "", [], "--connect 'somewhere': give replay's endpoint"),
+        ("tcp://host", "", [], "--connect 'tcp://host': give replay's endpoint"),
+        ("tcp://*:5555", "", [], r"--connect 'tcp://\*:5555': give replay's endpoint"),
+        ("ipc://" + "x" * 108, "", [], "give replay's endpoint"),
+        ("tcp://127.0.0.1:1", "", [], "--keys is missing: tcp://127.0.0.1:1 lets in"),
+        ("tcp://127.0.0.1:1", "/none", [], "--keys '/none': .* copy the keys folder"),
+        ("ipc:///tmp/none", "", ["replay.endpoint=ipc://x"], "override of replay.endpoint"),
+        ("ipc:///tmp/none", "", ["keys=x"], "override of keys: with --connect, --keys says that"),
+        ("ipc:///tmp/none", "", [], "--connect .* waited 0.3 s .* see that a run listens there"),
+    ],
+)
+def test_each_mistake_is_named(endpoint: str, keys: str, overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        joining.configuration(endpoint, keys, overrides, deadline_s=0.3)
+
+
+def test_another_run_s_keys_are_named_at_the_deadline(run: Start, tmp_path: Path) -> None:
+    served, others = run(tcp=True), Keys(tmp_path / "others").make()
+    with pytest.raises(ConfigError, match=r"no answer: .* that --keys '.*others' is a copy"):
+        joining.configuration(served.replay.endpoint, str(others.folder), [], deadline_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["model.path=/none"], "model.path = '/none': no model there on this host: copy"),
+        (["actors.thread=1"], "did you mean 'actors.threads'"),
+        (["weight_sync.endpoint=ipc:///none/sync"], "weight_sync.endpoint = 'ipc:///none/sync'"),
+        (["weight_sync.endpoint="], "start the run with weight_sync.endpoint=tcp://HOST:PORT"),
+        (
+            ["retrieval.top_k=1", "retrieval.timeout_s=0.2", "retrieval.url=http://127.0.0.1:1"],
+            "retrieval.url = 'http://127.0.0.1:1': a search from this host failed",
+        ),
+    ],
+)
+def test_what_this_host_lacks_is_named(run: Start, overrides: list[str], said: str) -> None:
+    endpoint = run().replay.endpoint
+    with pytest.raises(ConfigError, match=said):
+        joining.configuration(endpoint, "", overrides)
+
+
+@pytest.mark.parametrize("token", ["sesame-12", "other", ""])
+def test_a_search_is_tried_with_the_run_s_token(run: Start, tmp_path: Path, token: str) -> None:
+    (tmp_path / "token").write_text(token)
+    (tmp_path / "token").chmod(0o600)
+    named = [f"retrieval.token_file={tmp_path}/token"] if token else []
+    with serving("sesame-12") as url:
+        words = ["retrieval.top_k=1", f"retrieval.url={url}", *named]
+        if token == "sesame-12":
+            assert joining.configuration(run().replay.endpoint, "", words).retrieval.url == url
+            return
+        with pytest.raises(ConfigError, match=r"refused: .* 401: retrieval\.token_file does not"):
+            joining.configuration(run().replay.endpoint, "", words)
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"weight_sync": {"endpoint": "tcp://127.0.0.1:5"}}, "weight_sync.endpoint = 'tcp://127"),
+        ({"weight_sync": {"endpoint": "tcp://0.0.0.0:5"}}, "weight_sync.endpoint = 'tcp://0.0"),
+        ({"weight_sync": {"endpoint": "ipc:///tmp/sync"}}, "weight_sync.endpoint = 'ipc:///tmp/"),
+        ({}, "retrieval.host = '127.0.0.1': .* retrieval.url=http://HOST:PORT"),
+    ],
+)
+def test_another_host_s_loopback_is_not_ours(tree: dict[str, Any], said: str) -> None:
+    far = {
+        "replay": {"endpoint": "tcp://203.0.113.9:4"},  # an address that no machine has
+        "weight_sync": {"endpoint": "tcp://203.0.113.9:5"},
+        "retrieval": {"port": 6},
+    }
+    config = msgspec.convert(far | tree, Config)
+    problems = [*joining._weight_sync(config), *joining._retrieval(config)]
+    with pytest.raises(ConfigError, match=said):
+        raise ConfigError("\n".join(problems))
+
+
+def test_addresses_that_others_reach_are_taken() -> None:
+    tree = {
+        "replay": {"endpoint": "tcp://203.0.113.9:4"},
+        "weight_sync": {"endpoint": "tcp://learner.example:5"},
+        "retrieval": {"url": "http://203.0.113.9:6"},
+    }
+    config = msgspec.convert(tree, Config)
+    assert [*joining._weight_sync(config), *joining._retrieval(config)] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name the run: CONFIG, or --connect ENDPOINT"),
+        (["run.yaml"], "--actor-id is missing"),
+        (["run.yaml", "--connect", "ipc://x"], "each names a run: drop one"),
+        (["run.yaml", "--actor-id", "a", "--keys", "k"], "with CONFIG, say keys=k"),
+    ],
+)
+def test_words_that_do_not_fit_together(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert said in capsys.readouterr().err
+
+
+def test_the_process_names_itself_and_exits_2(run: Start) -> None:
+    words = ["--connect", run().replay.endpoint, "model.path=/none"]
+    command = [sys.executable, "-m", "actors.worker", *words]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 2 and "Traceback" not in process.stderr
+    assert f"{socket.gethostname()}-" in process.stderr
+    assert "model.path = '/none': no model there on this host" in process.stderr

@@ -1,0 +1,112 @@
+"""One more actor joins by replay's endpoint alone, works and leaves; then the fleet shrinks."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from replay.log import read_whole
+from replay.records import ActorLeft, Delivered, Leased, LeaseReturned, Record, Superseded
+from scripts.audit_books import Audit
+from tests.integration.conftest import ROOT, Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+
+RUN = [
+    "learner.total_steps=2000",
+    "learner.eval_every=50",
+    "learner.checkpoint_every=4",
+    "questions.eval_limit=20",
+    "replay.groups_per_step=4",
+]
+NAME = "helper"
+ENDS = Delivered | Superseded | LeaseReturned
+
+
+def free_endpoints(count: int) -> list[str]:
+    """tcp:// endpoints on free ports of the loopback, all different."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [f"tcp://127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+
+
+@pytest.fixture
+def join(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """join(endpoint, keys): one more actor, started by hand; its log is `helper.log`."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start(endpoint: str, keys: Path) -> subprocess.Popen[bytes]:
+        words = ["--connect", endpoint, "--keys", str(keys), "--actor-id", NAME]
+        with (tmp_path / "helper.log").open("wb") as log:
+            command = [sys.executable, "-m", "actors.worker", *words]
+            begun.append(subprocess.Popen(command, cwd=tmp_path, stderr=log))
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.wait()
+
+
+def wait_for_record(
+    run: Run, what: str, wanted: Callable[[Record], bool], deadline_s: float
+) -> None:
+    """Wait until the event log holds a record like this."""
+    end = time.monotonic() + deadline_s
+    while not any(wanted(record) for record in read_whole(run.run_dir / "events.log")):
+        if run.process.poll() is not None or time.monotonic() > end:
+            helper = (run.run_dir.parent / "helper.log").read_text(errors="replace")
+            pytest.fail(f"{what}:\n{helper}\n{''.join(run.lines)}{run.logs()}")
+        time.sleep(0.5)
+
+
+@pytest.mark.timeout(900)
+def test_an_actor_joins_by_hand_and_leaves_and_the_fleet_shrinks(
+    launch: Callable[..., Run], join: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    replay, sync = free_endpoints(2)
+    run = launch(*RUN, f"replay.endpoint={replay}", f"weight_sync.endpoint={sync}")
+    run.wait_for("step    1/", 300)
+    keys = shutil.copytree(run.run_dir / "keys", tmp_path / "copied")
+    actor = join(replay, keys)
+
+    def delivers(record: Record) -> bool:
+        return isinstance(record, Delivered) and record.actor_id == NAME
+
+    wait_for_record(run, "the helper delivered nothing", delivers, 280)
+    actor.send_signal(signal.SIGTERM)
+    assert actor.wait(60) == 0, (tmp_path / "helper.log").read_text()
+    assert "drained: SIGTERM" in (tmp_path / "helper.log").read_text()
+    shrink = [sys.executable, "scripts/scale.py", str(run.run_dir), "1"]
+    subprocess.run(shrink, cwd=ROOT, check=True, timeout=60)
+    run.wait_for("actor-1 has left", 60)
+    done = max(int(line.split()[1].split("/")[0]) for line in run.lines if line.startswith("step "))
+    run.wait_for(f"step {done + 3:>4}/", 120)
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.wait(120) == 130, "".join(run.lines) + run.logs()
+    check_log(run.run_dir)
+    assert run.leftovers(10.0) == []
+
+
+def check_log(run_dir: Path) -> None:
+    """Both left in order, what the helper was leased is accounted for, and the books close."""
+    records = list(read_whole(run_dir / "events.log"))
+    left = {each.actor_id: each.cause for each in records if isinstance(each, ActorLeft)}
+    assert left[NAME] == left["actor-1"] == "goodbye"
+    own = [each for each in records if getattr(each, "actor_id", "") == NAME]
+    leased = {(e.group_id, s) for e in own if isinstance(e, Leased) for s in e.siblings}
+    ended = {(e.group_id, e.sibling) for e in own if isinstance(e, ENDS)}
+    assert leased and leased == ended
+    books = Audit()
+    books.fold(run_dir / "events.log")
+    assert books.faults == [] and books.committed > 0

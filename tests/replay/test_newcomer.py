@@ -1,0 +1,91 @@
+"""Whoever knows replay's endpoint alone learns what the run is, and nothing goes on record."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from configs.keys import Keys
+from configs.load import ConfigError, parse
+from configs.schema import Config, ReplayConfig
+from replay import protocol as wire
+from replay.client import Observer
+from replay.log import EventLog, LogFull
+from replay.newcomer import Newcomer
+from replay.protocol import ReplayTimeout
+from replay.run_protocol import Describe
+from replay.server import ReplayServer
+
+
+def described(endpoint: str, keys: Keys | None = None, deadline_s: float = 5.0) -> Config:
+    with Newcomer(endpoint, keys, deadline_s) as newcomer:
+        return parse(newcomer.configuration(), (), "test")
+
+
+def test_the_configuration_is_the_server_s_own_and_nothing_is_recorded(serve) -> None:
+    running = serve(max_staleness=7)
+    before = running.log_path.stat().st_size
+    assert described(running.endpoint) == running.config
+    assert running.log_path.stat().st_size == before
+    with Observer(running.endpoint) as console:
+        assert console.status().phase == "waiting for a learner"
+
+
+def test_it_is_told_while_the_log_is_full(serve) -> None:
+    class Full(EventLog):
+        full = False
+
+        def sync(self) -> None:
+            if self.full:
+                raise LogFull("no room")
+            super().sync()
+
+    running = serve(log_class=Full)
+    Full.full = True
+    with Observer(running.endpoint) as console:
+        while "room" not in console.status().phase:
+            time.sleep(0.05)
+    assert described(running.endpoint) == running.config
+    Full.full = False
+
+
+def test_an_actor_may_ask_and_work_on(serve) -> None:
+    running = serve()
+    with Newcomer(running.endpoint, None, 5.0) as newcomer:
+        newcomer.configuration()
+        assert newcomer._call(wire.Hello("a", "digest"), wire.Welcome, "welcome") == wire.Welcome()
+        assert newcomer._call(Describe(), wire.Described, "again").config
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, fresh_ledger) -> Iterator[Config]:
+    """A run served over TCP, with keys of its own."""
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    config = Config(run_dir=str(tmp_path / "run"), replay=ReplayConfig(endpoint=endpoint))
+    log = EventLog.create(tmp_path / "events.log")
+    server = ReplayServer(config, fresh_ledger(config), log)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    yield config
+    server.stop("test")
+    server.stop("test")
+    thread.join(5.0)
+    log.close()
+    assert not thread.is_alive()
+
+
+def test_over_tcp_a_copy_of_the_keys_is_needed(guarded: Config, tmp_path: Path) -> None:
+    endpoint = guarded.replay.endpoint
+    assert described(endpoint, Keys(Path(guarded.run_dir) / "keys")) == guarded
+    others = Keys(tmp_path / "others").make()
+    what = f"for the run's configuration from replay at {endpoint}: no answer"
+    with pytest.raises(ReplayTimeout, match=what):
+        described(endpoint, others, 0.6)
+    with pytest.raises(ConfigError, match=r"copy the keys folder"):
+        described(endpoint, Keys(tmp_path / "none"))
