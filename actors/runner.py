@@ -76,6 +76,10 @@ class VerifiedVersions:
         self._passed.add(version)
         self.announcements.put_nowait((incarnation, version))
 
+    def forget(self, version: int) -> None:
+        """This number is about to stand for other weights, perhaps, than those that passed."""
+        self._passed.discard(version)
+
     async def check(self, trajectory: Trajectory, deadline_s: float) -> None:
         """Wait until verified weights serve. Raises UnverifiedWeights when none do within
         `deadline_s` or when the trajectory holds tokens of a version that never passed."""

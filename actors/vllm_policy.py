@@ -7,10 +7,11 @@ without it must be told so in our words.
 """
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -128,20 +129,24 @@ class VllmPolicy:
         """Freeze running requests and forget all cached keys and values; they resume where they
         were."""
         # AsyncLLM.pause_generation sleeps 20 ms on top of this, for callers that need no answer.
-        await self.engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
+        with _naming_death():
+            await self.engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
 
     async def resume(self) -> None:
         """Run what was frozen or queued."""
-        await self.engine.resume_generation()
+        with _naming_death():
+            await self.engine.resume_generation()
 
     async def call_workers(self, method: str, *args: bytes | int | str | float) -> list[Any]:
         """Call a method of the worker extension; one result per worker."""
-        results: list[Any] = await self.engine.collective_rpc(method, args=args)
+        with _naming_death():
+            results: list[Any] = await self.engine.collective_rpc(method, args=args)
         return results
 
     async def set_policy_version(self, version: int) -> None:
         """Label every token sampled from here on."""
-        await self.engine.update_weight_version(str(version))
+        with _naming_death():
+            await self.engine.update_weight_version(str(version))
 
     async def watch(self) -> NoReturn:
         """Return never; raise EngineDead when the engine's process is gone."""
@@ -178,6 +183,17 @@ class VllmPolicy:
         if not outputs:
             raise GenerationFailed("the engine ended a completion without output")
         return outputs[-1]
+
+
+@contextlib.contextmanager
+def _naming_death() -> Iterator[None]:
+    """What vLLM raises when its process is gone, as EngineDead."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        yield
+    except EngineDeadError as error:
+        raise EngineDead("the engine's process is gone") from error
 
 
 def _start_engine(arguments: dict[str, Any]) -> "AsyncLLM":

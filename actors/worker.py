@@ -90,7 +90,7 @@ async def _serve(
     keys = keys_of(config, endpoint)
     subscriber = Subscriber(actor_id, endpoint, policy, config.weight_sync, keys=keys)
     meter, versions = MeteredPolicy(policy), VerifiedVersions(subscriber.serving)
-    subscriber.on_verified = versions.add
+    subscriber.on_verified, subscriber.on_loaded = versions.add, versions.forget
     roll = partial(
         rollout,
         policy=meter,

@@ -12,7 +12,7 @@ import msgspec
 from configs.schema import Config
 
 MAY_CHANGE = ("learner.total_steps", "learner.eval_every", "learner.checkpoint_every")
-OPEN = ("run_dir", "retrieval.port")  # follow the machine, not the user
+OPEN = ("run_dir", "retrieval.port", "actors.count")  # follow the machine; the fleet may grow
 
 
 def recorded_config(tree: object) -> Config:

@@ -6,6 +6,7 @@ that is killed takes its worker along. Consumes commands from the launcher, prod
 waits for nothing without a deadline. The only module that imports ray.
 """
 
+import contextlib
 import logging
 import os
 import secrets
@@ -51,9 +52,9 @@ class Host:
         self._environment = {**os.environ, **environment, **parent}
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, command: list[str] | None = None) -> tuple[int, float]:
-        """Start the worker, by another command if one is given; return its pid and when that was
-        (seconds since the epoch). Raises FleetError while one runs.
+    def start(self, command: list[str] | None = None) -> tuple[int, float, int]:
+        """Start the worker, by another command if one is given; return its pid, when that was
+        (seconds since the epoch) and how long its log was. Raises FleetError while one runs.
         """
         if self._process is not None and self._process.poll() is None:
             raise FleetError(f"process {self._process.pid} still runs {' '.join(self._command)}")
@@ -65,7 +66,7 @@ class Host:
         process = self._process if started.wait(CALL_DEADLINE_S) else None
         if process is None:
             raise FleetError(f"could not start {' '.join(self._command)}")
-        return process.pid, self._started_at
+        return process.pid, self._started_at, self._log_from
 
     def ready_at(self) -> float | None:
         """When the worker said that it does its work (seconds since the epoch); None before."""
@@ -82,12 +83,14 @@ class Host:
         """The pids that are stopped (SIGSTOP) of the worker and its own, such as its engine."""
         if self._process is None or self._process.poll() is not None:
             return []
-        try:
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
             worker = psutil.Process(self._process.pid)
-            family = [worker, *worker.children(recursive=True)]
-            return [each.pid for each in family if each.status() == psutil.STATUS_STOPPED]
-        except psutil.NoSuchProcess:
-            return []  # one of them ended meanwhile
+            for each in (worker, *worker.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                    if each.status() == psutil.STATUS_STOPPED:
+                        found.append(each.pid)
+        return found
 
     def kill(self, signal_number: int) -> None:
         """Send a signal to the worker if it still runs."""
@@ -97,6 +100,7 @@ class Host:
     def _run(self, started: threading.Event) -> None:
         self._started_at = time.time()
         with Path(self._log_path).open("ab", buffering=0) as log_file:
+            self._log_from = log_file.tell()
             self._process = subprocess.Popen(
                 self._command,
                 env=self._environment,
@@ -113,10 +117,15 @@ class Member:
     """One placed process: its name, log and pid, the command that started it, and when."""
 
     def __init__(
-        self, name: str, host: Any, started: tuple[int, float], log_path: Path, command: list[str]
+        self,
+        name: str,
+        host: Any,
+        started: tuple[int, float, int],
+        log_path: Path,
+        command: list[str],
     ) -> None:
         self.name, self.log_path, self.command, self.host = name, log_path, command, host
-        self.pid, self.started_at = started
+        self.pid, self.started_at, self._log_from = started
         self.exit_code: int | None = None
 
     def ready_at(self) -> float | None:
@@ -163,8 +172,12 @@ class Member:
             log.warning("the host of %s is gone", self.name)
 
     def last_words(self, lines: int = 12) -> str:
-        """The end of its log."""
-        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        """The end of its log, since its last start."""
+        if not self.log_path.exists():
+            return ""
+        with self.log_path.open("rb") as file:
+            file.seek(self._log_from)
+            text = file.read().decode(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
 

@@ -6,12 +6,14 @@ seconds since the epoch. Events: `started` (pid), `ready`, `ended` (code, cause)
 """
 
 import json
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 FILE_NAME = "fleet.jsonl"
+log = logging.getLogger(__name__)
 
 
 class FleetLog:
@@ -28,8 +30,11 @@ class FleetLog:
             "name": name,
             **facts,
         }
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:  # a full disk: the run may outlive it
+            log.warning("%s: %s is not on record: %s", self._path, line, error)
 
 
 def read_fleet_log(run_dir: Path) -> Iterator[dict[str, Any]]:

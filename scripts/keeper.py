@@ -41,7 +41,11 @@ class Keeper:
         self._tries: dict[str, int] = {}
         self._stopped: dict[str, float] = {}
         self._unready: set[str] = set()
+        self._worked: set[str] = set()  # those that were ready once: their input is good
+        self._wanted: int | None = None  # actors, once somebody has asked for a number
         self._looked_s = 0.0
+        self._leaving: set[str] = set()  # told to
+        self._returning: list[str] = []
         self._note_started(list(fleet.members))
 
     @property
@@ -65,7 +69,8 @@ class Keeper:
     def tend(self, broken: Mapping[str, int]) -> None:
         """Start again, in time, those that ended unasked (name → exit code). Raises BudgetSpent."""
         now = time.monotonic()
-        fresh = {name: code for name, code in broken.items() if name not in self._due}
+        known = self._due.keys() | set(self._returning)
+        fresh = {name: code for name, code in broken.items() if name not in known}
         for name, code in sorted(fresh.items(), key=_blame):
             if name not in self._due:  # another rank's end may have brought it here
                 self._schedule(name, code, now)
@@ -81,25 +86,36 @@ class Keeper:
     def scale(self, count: int, actor_command: Callable[[str], list[str]]) -> None:
         """Have `actor-0` to `actor-(count - 1)` run, and the other actors drain and leave."""
         members, names = self._fleet.members, [f"actor-{index}" for index in range(count)]
-        learner = members["learner"]  # if it starts again, it is to wait for so many
-        command = [word for word in learner.command if not word.startswith("actors.count=")]
-        learner.command = [*command, f"actors.count={count}"]
+        self._wanted = count
         new = [n for n in names if n not in members or members[n].poll() == 0]
         self._fleet.start({name: actor_command(name) for name in new})
         self._note_started(new)
-        rest = [n for n in members if n.startswith("actor-") and n not in names]
-        leaving = [name for name in rest if members[name].poll() is None]
+        leaving = [n for n in members if self.unwanted(n) and members[n].poll() is None]
         for name in leaving:
             members[name].signal(signal.SIGTERM)
+        self._returning = [n for n in names if n in self._leaving and n not in new]
+        self._leaving = {*leaving, *self._returning}
+        for name in [name for name in self._due if self.unwanted(name)]:
+            del self._due[name]
         changes = [f"{name} starts" for name in new] + [f"{name} is to leave" for name in leaving]
         self._say(f"{count} actors wanted: {', '.join(changes) or 'as it is'}", "bold yellow")
+
+    def unwanted(self, name: str) -> bool:
+        """Whether this is an actor beyond the number that is wanted."""
+        is_actor = name.startswith("actor-") and name[6:].isdigit()
+        return self._wanted is not None and is_actor and int(name[6:]) >= self._wanted
 
     def look(self) -> None:
         """Note who is ready; name who is stopped, and end it once its time is over."""
         for name in sorted(self._unready):
             if (at_s := self._fleet.members[name].ready_at()) is not None:
                 self._unready.discard(name)
+                self._worked.add(name)
                 self._log.write("ready", name, at_s)
+        for name in [n for n in self._returning if self._fleet.members[n].poll() is not None]:
+            self._returning.remove(name)  # it had been told to leave, and is wanted again
+            self._fleet.start({name: self._fleet.members[name].command})
+            self._note_started([name])
         now = time.monotonic()
         if now - self._looked_s < LOOK_S:
             return
@@ -139,15 +155,18 @@ class Keeper:
         cause = cause_of(self._fleet.members[name], code)
         first_line = cause.splitlines()[0]
         self._log.write("ended", name, code=code, cause=first_line)
-        if code == BAD_INPUT:
+        if code == BAD_INPUT and name not in self._worked:
             raise BudgetSpent(cause)
-        if len(self.restarts) >= self._config.restarts:
+        # Who ends because another stands still, or is about to be back, costs nothing.
+        free = code == CONSEQUENCE and bool(self._stopped or self._due)
+        if not free and len(self.restarts) >= self._config.restarts:
             raise BudgetSpent(self._spent(cause))
         soon = now - self._since[name] < SOON_S
         self._tries[name] = self._tries.get(name, 0) + 1 if soon else 1
         pause_s = self._config.first_pause_s * 2 ** min(self._tries[name] - 1, 30)
         pause_s = min(pause_s, self._config.longest_pause_s)
-        self.restarts.append({"name": name, "cause": cause})
+        if not free:
+            self.restarts.append({"name": name, "cause": cause})
         for other in self._bound_to(name):
             self._due[other] = now + pause_s
             if other != name:
@@ -170,11 +189,21 @@ class Keeper:
         command = self._fleet.members[name].command
         flag = {"replay": "--restart", "learner": "--resume"}.get(name)
         rest = [word for word in command if word not in ("--restart", "--resume")]
+        if name == "learner":  # it waits for so many actors
+            rest = [word for word in rest if not word.startswith("actors.count=")]
+            rest.append(f"actors.count={max(1, len(self._actors()))}")
         return [*rest, flag] if flag else command
+
+    def _actors(self) -> list[str]:
+        """Those that are there, or will be again."""
+        members = self._fleet.members
+        there = [n for n in members if n.startswith("actor-") and members[n].exit_code != 0]
+        return [name for name in there if not self.unwanted(name)]
 
     def _note_started(self, names: list[str]) -> None:
         for name in names:
             self._since[name] = time.monotonic()
+            self._stopped.pop(name, None)
             self._unready.add(name)
             member = self._fleet.members[name]
             self._log.write("started", name, member.started_at, pid=member.pid)

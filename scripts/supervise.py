@@ -6,6 +6,7 @@ last gauges; waits for the learner to end well, unblocked by its exit, by a deat
 makes good (`keeper`), or by Ctrl-C.
 """
 
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from replay.records import RunResumed, Stopped
 from replay.run_protocol import Status
 from scripts.console import Console
 from scripts.fleet import Fleet
-from scripts.keeper import BudgetSpent, Keeper, first_cause
+from scripts.keeper import BudgetSpent, Keeper, first_cause, is_rank
 from scripts.resume import Progress
 from scripts.scale import Wanted
 from scripts.wait_graph import wait_graph
@@ -77,6 +78,7 @@ class Supervisor:
         self._status: Status | None = None
         self._explained: set[str] = set()
         self._left: set[str] = set()  # actors that have left in order
+        self._deserted_s = math.inf  # since when no actor is left
         self._heard_s = time.monotonic() + config.actors.starting_deadline_s
         self.keeper = Keeper(config.fleet, fleet, Path(config.run_dir), console.say)
         self._wanted, self._actor_command = Wanted(Path(config.run_dir)), actor_command
@@ -151,7 +153,9 @@ class Supervisor:
         broken = {name: code for name, code in dead.items() if code or not ending}
         if "learner" in dead and not dead["learner"]:
             broken = {name: code for name, code in broken.items() if code}
-        if not ending:
+        if ending:  # who dies now has nothing left to do
+            broken = {n: code for n, code in broken.items() if n == "replay" or is_rank(n)}
+        else:
             broken = self._without_leavers(broken)
         if not broken or self._stop.cause:
             return False
@@ -178,12 +182,14 @@ class Supervisor:
 
     def _without_leavers(self, broken: dict[str, int]) -> dict[str, int]:
         """Without the actors that were asked to leave and have; the last one may not."""
-        leavers = {name for name, code in broken.items() if name.startswith("actor-") and not code}
+        actors = {name for name in self._fleet.members if name.startswith("actor-")}
+        leavers = {n for n in actors & broken.keys() if not broken[n] or self.keeper.unwanted(n)}
         for name in sorted(leavers - self._left):
             self._console.say(f"{name} has left", "bold yellow")
         self._left = leavers  # one that has come back may leave again
-        actors = {name for name in self._fleet.members if name.startswith("actor-")}
-        if leavers and actors <= leavers:
+        deserted = leavers and actors <= leavers
+        self._deserted_s = min(self._deserted_s, time.monotonic()) if deserted else math.inf
+        if self._heard_s > self._deserted_s:  # and replay does not say that the run is over
             raise RunFailed(f"every actor has left: {', '.join(sorted(actors))}")
         return {name: code for name, code in broken.items() if name not in leavers}
 
@@ -203,7 +209,8 @@ class Supervisor:
         """
         limit_s = self._config.fleet.silence_deadline_s
         standing = "replay" in self.keeper.waiting or self.keeper.stopped("replay")
-        if standing or dead or self._fleet.dead() or self._stop.cause:
+        gone = (dead.keys() | self._fleet.dead().keys()) - self._left
+        if standing or gone or self._stop.cause:
             return
         if time.monotonic() - self._heard_s < limit_s:
             return

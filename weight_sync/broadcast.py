@@ -23,8 +23,10 @@ from weight_sync.protocol import (
     FromActor,
     FromLearner,
     Join,
+    ManifestMismatch,
     Ping,
     Receiving,
+    Refused,
     Sent,
     SyncTimeout,
     TransportFailed,
@@ -232,8 +234,11 @@ class Broadcast:
                 f"{answer.probe_error:.3g}, tolerance {self._config.probe_tolerance:g})"
             )
         error = as_error(text)
-        if not isinstance(error, TransportFailed | SyncTimeout):
+        stranger = isinstance(error, ManifestMismatch) and max(self._has.values()) >= 0
+        if not stranger and not isinstance(error, TransportFailed | SyncTimeout):
             raise error
+        if stranger and name in self._channel.peers:  # others have this model: it must go
+            self._channel.send(name, Refused(text))
         if answer.epoch == self._epoch and name in self._group:
             self._channel.drop(name)
             log.warning("%s failed: %s", name, text)

@@ -109,6 +109,7 @@ class RouterChannel:
             log.warning("dropped a message that is not of an actor: %s", error)
             return None
         if isinstance(message, Join):
+            self._send(routing_id, Ping())  # the learner lives, though it may publish nothing yet
             return message if self._admit(routing_id, message) else None
         if self._routing_ids.get(message.actor_id) != routing_id:
             return None  # dropped meanwhile: it will join again

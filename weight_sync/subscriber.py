@@ -76,7 +76,8 @@ class Subscriber:
     """Follows the learner's versions; `run` is a task that lives as long as the actor.
 
     `verified` is the (incarnation, version) that serves, None before the first. `on_verified` is
-    called with them after each version that passed its probe.
+    called with them after each version that passed its probe, `on_loaded` with a version before
+    anything is sampled from it: until it is verified, a token of that number is of nobody.
     """
 
     def __init__(
@@ -91,20 +92,22 @@ class Subscriber:
         self.verified: tuple[int, int] | None = None
         self.serving = asyncio.Event()
         self.on_verified = on_verified
+        self.on_loaded: Callable[[int], None] | None = None
         self._actor_id = actor_id
         self._endpoint, self._keys = endpoint, keys
         self._engine = engine
         self._config = config
         self._epoch = -1  # of the group joined last
         self._manifest: WeightManifest | None = None  # announced, not yet sent
+        self._intact = False  # the engine holds the weights of `verified`, whole
         self._gauges: dict[str, float] = {"sync/updates": 0.0}
 
     async def run(self) -> None:
         """Join and follow until cancelled.
 
-        Raises SyncTimeout when the learner says nothing until `join_deadline_s`, WeightSyncError
-        when it refuses this actor. A version that fails is reported to the learner; `serving` then
-        stays cleared, unless only the transport failed.
+        Raises SyncTimeout when, before the first version, the learner says nothing for
+        `join_deadline_s`, WeightSyncError when it refuses this actor. A version that fails is
+        reported to the learner; `serving` then stays cleared, unless only the transport failed.
         """
         with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.setsockopt(zmq.LINGER, 500)
@@ -114,18 +117,17 @@ class Subscriber:
                 self._keys.present(dealer)
             dealer.connect(self._endpoint)
             link = _Link(dealer, f"{self._actor_id}: the learner at {self._endpoint}")
-            begun, heard = time.monotonic(), False
+            heard_s, limit_s = time.monotonic(), self._config.join_deadline_s
             await self._join(link)
             while True:
-                limit_s = self._config.join_deadline_s
-                message = await link.next(JOIN_AGAIN_S if heard else min(JOIN_AGAIN_S, limit_s))
+                message = await link.next(min(JOIN_AGAIN_S, limit_s))
                 if message is not None:
-                    heard = heard or isinstance(message, Rendezvous)
                     await self._follow(link, message)
-                elif heard or time.monotonic() - begun < limit_s:
+                    heard_s = time.monotonic()
+                elif self.verified or time.monotonic() - heard_s < limit_s:
                     await self._join(link)
                 else:
-                    raise SyncTimeout(f"{link.peer} sent no Rendezvous within {limit_s:g} s")
+                    raise SyncTimeout(f"{link.peer} said nothing for {limit_s:g} s")
 
     def gauges(self) -> dict[str, float]:
         """Seconds and errors of the last version applied here, and how many there were."""
@@ -187,10 +189,15 @@ class Subscriber:
         report = await self._call("weight_sync_apply", deadline_s)
         if report.error:
             log.error("version %d not applied: %s", manifest.policy_version, report.error)
-            if isinstance(as_error(report.error), TransportFailed | SyncTimeout) and self.verified:
+            lost = isinstance(as_error(report.error), TransportFailed | SyncTimeout)
+            self._intact = self._intact and lost
+            if self._intact:
                 await self._engine.resume()  # nothing was written: what served before serves on
                 self.serving.set()
             return self._applied(manifest, report)
+        self._intact = False
+        if self.on_loaded is not None:
+            self.on_loaded(manifest.policy_version)
         await self._engine.set_policy_version(manifest.policy_version)
         probe = asyncio.create_task(self._probe(manifest, deadline_s))
         await asyncio.sleep(
@@ -199,7 +206,10 @@ class Subscriber:
         await self._engine.resume()
         pause_s = time.perf_counter() - begun
         probe_error = await probe
-        if not probe_error <= manifest.probe_tolerance:  # also when it is NaN
+        if probe_error == float("inf"):
+            error = SyncTimeout(f"the probe got no answer within {deadline_s:g} s")
+            report = msgspec.structs.replace(report, error=describe(error))
+        elif not probe_error <= manifest.probe_tolerance:  # also when it is NaN
             error = VerificationFailed("the probe's log-probs are not the learner's")
             report = msgspec.structs.replace(report, error=describe(error))
             log.error("version %d: %s (%g)", manifest.policy_version, report.error, probe_error)
@@ -209,7 +219,7 @@ class Subscriber:
         return applied
 
     def _serve(self, manifest: WeightManifest, applied: Applied) -> None:
-        self.verified = (manifest.incarnation, manifest.policy_version)
+        self.verified, self._intact = (manifest.incarnation, manifest.policy_version), True
         self.serving.set()
         self._gauges = {
             f"sync/{name}": getattr(applied, name)

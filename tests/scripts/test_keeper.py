@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from configs.changes import differences
 from configs.process import CONSEQUENCE
-from configs.schema import FleetConfig
+from configs.schema import ActorsConfig, Config, FleetConfig
 from scripts import keeper
 from scripts.fleet import Host
 from scripts.fleet_log import read_fleet_log
@@ -97,7 +98,10 @@ def test_the_ranks_of_a_learner_start_together(keep, clock, ended) -> None:
     assert fleet.members["learner"].exit_code and fleet.members["learner-1"].exit_code
     clock.s += 1.1
     kept.tend({name: fleet.members[name].exit_code for name in ("learner", "learner-1")})
-    again = {"learner": ["learner", "--resume"], "learner-1": ["learner-1", "--rank", "1"]}
+    again = {
+        "learner": ["learner", "actors.count=2", "--resume"],
+        "learner-1": ["learner-1", "--rank", "1"],
+    }
     assert fleet.started[1:] == [again] and len(kept.restarts) == 1
 
 
@@ -151,7 +155,7 @@ def test_a_stopped_process_is_named_and_in_the_end_replaced(keep, clock, tmp_pat
 def test_a_stopped_child_is_seen(tmp_path: Path) -> None:
     child = "import os, subprocess; subprocess.run(['sleep', '60'], start_new_session=True)"
     host = Host([sys.executable, "-c", child], {}, str(tmp_path / "log"), str(tmp_path / "ready"))
-    pid, _ = host.start()
+    pid, *_ = host.start()
     try:
         import psutil
 
@@ -163,7 +167,7 @@ def test_a_stopped_child_is_seen(tmp_path: Path) -> None:
         children[0].kill()
         host.kill(signal.SIGKILL)
         host._thread.join(10)
-        again, _ = host.start([sys.executable, "-c", "raise SystemExit(5)"])
+        again, *_ = host.start([sys.executable, "-c", "raise SystemExit(5)"])
         host._thread.join(10)
         assert again != pid and host.poll() == 5
     finally:
@@ -188,3 +192,46 @@ def test_the_fleet_grows_and_shrinks(keep, clock) -> None:
     clock.s += 1.1
     kept.tend(dead | fleet.end("learner-1", -9))
     assert fleet.started[-1]["learner"] == ["learner", "actors.count=2", "--resume"]
+
+
+def test_who_was_told_to_leave_and_is_wanted_again_comes_back(keep, clock) -> None:
+    fleet, kept, _ = keep()
+    fleet.members["actor-1"].signal = lambda number: None  # it drains
+    kept.scale(1, lambda name: [name])
+    kept.scale(2, lambda name: [name])
+    assert len(fleet.started) == 1 or fleet.started[1:] == [{}] * 2
+    fleet.members["actor-1"].exit_code = 0
+    kept.look()
+    assert fleet.started[-1] == {"actor-1": fleet.members["actor-1"].command}
+
+
+def test_nobody_unwanted_is_started_again(keep, clock) -> None:
+    fleet, kept, _ = keep()
+    kept.tend(fleet.end("actor-1", -9))
+    kept.scale(1, lambda name: [name])
+    assert kept.unwanted("actor-1") and not kept.unwanted("actor-0")
+    assert "actor-1" not in kept.waiting - {"actor-1"} and not kept.states()["actor-1"].count(
+        "again"
+    )
+
+
+def test_a_consequence_of_what_stands_still_costs_nothing(keep, clock) -> None:
+    fleet, kept, _ = keep(restarts=1)
+    fleet.members["replay"].stopped = lambda: [41]
+    kept.look()
+    for name in ("actor-0", "actor-1", "learner"):
+        kept.tend(fleet.end(name, CONSEQUENCE))
+    assert kept.restarts == []
+
+
+def test_input_that_was_good_once_is_tried_again(keep, clock) -> None:
+    fleet, kept, _ = keep()
+    fleet.members["actor-0"].ready_at = lambda: 1.0
+    kept.look()
+    kept.tend(fleet.end("actor-0", 2))
+    assert [each["name"] for each in kept.restarts] == ["actor-0"]
+
+
+def test_a_scaled_learner_may_resume_its_checkpoint() -> None:
+    given = Config(actors=ActorsConfig(count=3))
+    assert differences(Config(actors=ActorsConfig(count=2)), given) == {}

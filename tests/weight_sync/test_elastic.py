@@ -168,6 +168,62 @@ async def test_an_actor_s_name_is_taken_while_its_bearer_lives(fleet, monkeypatc
         await wait_applied(publisher, 1)
 
 
+async def test_who_joins_before_there_is_a_version_waits_while_the_learner_lives(fleet) -> None:
+    fleet.add("actor-0", msgspec.structs.replace(fleet.config, join_deadline_s=2.0))
+    with fleet.publisher(1) as publisher:
+        await asyncio.to_thread(publisher.wait_for_actors, 20)
+        await asyncio.sleep(3.0)
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+
+
+async def unanswered(tokens: list[int]) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_weights_that_nobody_verified_do_not_serve_after_a_broken_broadcast(
+    fleet, monkeypatch
+) -> None:
+    engine = fleet.add("actor-0")
+    config = msgspec.structs.replace(fleet.config, publish_deadline_s=0.5)
+    with fleet.publisher(1, config) as publisher:
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        broadcast, subscriber = GlooTransport.broadcast, fleet.subscribers[0]
+        loaded: list[int] = []
+        subscriber.on_loaded, subscriber._config = loaded.append, config
+        score, engine.score = engine.score, unanswered
+        fleet.publish(publisher, 1)
+        await wait_until(lambda: loaded == [1], "version 1 is loaded")
+        lost = []
+
+        def breaks(transport: GlooTransport, staging: list[torch.Tensor], seconds: float) -> None:
+            broadcast(transport, staging, seconds)
+            if transport.rendezvous.rank and not lost:
+                lost.append(subscriber.serving.is_set())
+                raise SyncTimeout("the bytes were lost")
+
+        monkeypatch.setattr(GlooTransport, "broadcast", breaks)
+        await wait_until(lambda: bool(lost), "version 1 is sent again, and lost")
+        await asyncio.sleep(0.3)
+        assert not subscriber.serving.is_set() or subscriber.verified == (7, 1)
+        engine.score = score
+        await wait_applied(publisher, 1)
+        assert subscriber.verified == (7, 1) and subscriber.serving.is_set()
+
+
+async def test_a_stranger_is_refused_and_the_others_go_on(fleet) -> None:
+    fleet.add("actor-0")
+    with fleet.publisher(1) as publisher:
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        fleet.add("actor-1").weights["head"] = torch.zeros(9, 4)
+        with pytest.raises(WeightSyncError, match="refused: ManifestMismatch: 1 tensors differ"):
+            await asyncio.wait_for(fleet.tasks[1], 20)
+        fleet.publish(publisher, 1)
+        await wait_applied(publisher, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_kills_at_random_moments(fleet, start) -> None:

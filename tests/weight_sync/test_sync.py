@@ -191,7 +191,7 @@ async def test_over_tcp_the_run_s_keys_let_an_actor_in_and_others_do_not(fleet, 
         assert fleet.subscribers[0].verified == (7, 0) and weights
         fleet.keys = Keys(tmp_path / "others").make()
         fleet.add("actor-1", msgspec.structs.replace(fleet.config, join_deadline_s=0.5))
-        with pytest.raises(SyncTimeout, match=r"actor-1: the learner at tcp.* no Rendezvous"):
+        with pytest.raises(SyncTimeout, match=r"actor-1: the learner at tcp.* said nothing for"):
             await fleet.tasks[1]
         publisher.check()
 
@@ -199,7 +199,7 @@ async def test_over_tcp_the_run_s_keys_let_an_actor_in_and_others_do_not(fleet, 
 async def test_a_silent_learner_is_named(fleet) -> None:
     config = msgspec.structs.replace(fleet.config, join_deadline_s=0.2)
     fleet.add("actor-0", config)
-    with pytest.raises(SyncTimeout, match=r"actor-0: the learner at ipc.* no Rendezvous .* 0\.2 s"):
+    with pytest.raises(SyncTimeout, match=r"actor-0: the learner at ipc.* said nothing for 0\.2 s"):
         await fleet.tasks[0]
 
 
