@@ -89,7 +89,7 @@ class Caller:
 
     def _receive(self, limit_s: float) -> wire.Reply | None:
         """The next reply; None when there is none for so long."""
-        heard = self._socket.poll(max(1, int(limit_s * 1000)))
+        heard = self._socket.poll(max(1, math.ceil(limit_s * 1000)))
         return decode_reply(self._socket.recv()) if heard else None
 
     def _wait(

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,6 +164,9 @@ def test_a_stopped_child_is_seen(tmp_path: Path) -> None:
             pass
         assert host.stopped() == []
         children[0].suspend()
+        end = time.monotonic() + 10.0
+        while not host.stopped() and time.monotonic() < end:
+            time.sleep(0.01)
         assert host.stopped() == [children[0].pid]
         children[0].kill()
         host.kill(signal.SIGKILL)
