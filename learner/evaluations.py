@@ -12,7 +12,7 @@ import msgspec
 
 from configs.files import write_durably
 from learner.errors import BadCheckpoint
-from replay.protocol import EvalResult
+from replay.results import EvalResult
 
 FILE_NAME = "evaluations.json"
 

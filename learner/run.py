@@ -20,7 +20,8 @@ from learner.metrics import Metrics, aggregate
 from learner.stopping import StopRequested, StopSwitch
 from learner.watchdog import phase
 from replay.client import BatchReader
-from replay.protocol import Batch, EvalResult, Stop
+from replay.protocol import Batch, Stop
+from replay.results import EvalResult
 from weight_sync.publisher import Publisher
 
 if TYPE_CHECKING:  # importing it imports DeepSpeed

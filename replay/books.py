@@ -1,9 +1,8 @@
 """The durable state of replay: a fold of `evolve` over the records, and of nothing else.
 
 Consumes records (of a decision just taken, or from the event log); produces what decisions read.
-Every train group is in one place: open → ready → sampled(step) → committed, or dropped by a
-counted cause. Payloads are kept from delivery until their step is committed or their group dropped.
-Waits for nothing.
+Every train group is in one place: open → ready → sampled(step) → committed, or dropped by a counted
+cause; payloads are kept from delivery until it is committed or dropped. Waits for nothing.
 """
 
 from collections import deque
@@ -15,9 +14,10 @@ from replay import records
 from replay.evaluation import Evaluation
 from replay.failures import Failures
 from replay.groups import Group
-from replay.protocol import EvalResult, LogError, StepReport
+from replay.protocol import LogError
 from replay.questions import Questions
 from replay.records import Record
+from replay.results import EvalResult, StepReport
 from replay.tally import Tally
 from replay.trajectory import Kind, Question
 

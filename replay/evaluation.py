@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from replay.protocol import EvalResult
 from replay.records import Summary
+from replay.results import EvalResult
 from replay.trajectory import Question
 
 

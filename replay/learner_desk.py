@@ -26,10 +26,10 @@ from replay.protocol import (
     Resume,
     Resumed,
     Sample,
-    StepReport,
     Stop,
     Wait,
 )
+from replay.results import StepReport
 from replay.roster import Roster
 from replay.waits import describe_batch_wait
 

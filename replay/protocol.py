@@ -8,9 +8,10 @@ leased out itself, so a stale statement cannot over-commit.
 
 import msgspec
 
+from replay.results import EvalResult, StepReport
 from replay.trajectory import Kind, Question, Sampling
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 class ReplayError(Exception):
@@ -18,6 +19,7 @@ class ReplayError(Exception):
 
     ReplayError
     ├── CodecError      bytes that are not a valid record or message
+    │   └── Garbled     bytes of a message that were changed on the way: as good as lost
     ├── LogError        an event log that cannot be read or written; names file and offset
     ├── ReplayTimeout   a named wait passed its deadline
     └── RefusedByReplay replay refused a message, with its reason
@@ -26,6 +28,10 @@ class ReplayError(Exception):
 
 class CodecError(ReplayError):
     """Bytes that are not a valid message, record or trajectory."""
+
+
+class Garbled(CodecError):
+    """A message whose checksum does not agree."""
 
 
 class LogError(ReplayError):
@@ -90,10 +96,15 @@ class LeaseFailed(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """An actor's gauges, every `replay.heartbeat_s`."""
+    """Every `replay.heartbeat_s`: an actor's gauges, and how things stand, in case a message got
+    lost: its last statement, and what a Hello would tell.
+    """
 
     actor_id: str
     gauges: dict[str, float]
+    ready: Ready | None = None
+    held: tuple[tuple[int, int], ...] = ()  # (group_id, sibling)
+    delivering: tuple[tuple[int, int], ...] = ()  # (group_id, sibling)
 
 
 class Goodbye(Message, frozen=True):
@@ -120,7 +131,9 @@ class Welcome(Message, frozen=True):
 
 
 class Unknown(Message, frozen=True):
-    """Reply to an actor not known here, as replay was started again or lost it: say Hello."""
+    """Reply to an actor not known here, as replay was started again or lost it, or one that has
+    long told another story than what is on record, or whose message could not be read: say Hello.
+    """
 
 
 class Leases(Message, frozen=True):
@@ -206,20 +219,6 @@ class Finish(Message, frozen=True):
 # ---- replay → learner
 
 
-class EvalResult(msgspec.Struct, frozen=True):
-    """One finished evaluation: exact match over all its questions, and by hops (as strings)."""
-
-    step: int
-    questions: int
-    em: float  # greedy
-    sampled_em: float  # T = 1
-    em_by_hops: dict[str, float]
-    sampled_em_by_hops: dict[str, float]
-    searches: float  # mean per greedy rollout
-    oldest_version: int
-    newest_version: int
-
-
 class Resumed(Message, frozen=True):
     """Reply to Resume: how many recorded batches after `step` come again before new ones."""
 
@@ -265,13 +264,6 @@ class Observe(Message, frozen=True):
 
     after_step: int
     after_evaluation: int
-
-
-class StepReport(msgspec.Struct, frozen=True):
-    """One learner step's gauges."""
-
-    step: int
-    gauges: dict[str, float]
 
 
 class Status(Message, frozen=True):

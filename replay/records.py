@@ -9,7 +9,7 @@ group's id, so evaluating more or less often changes nothing that is trained.
 
 import msgspec
 
-from replay.protocol import EvalResult
+from replay.results import EvalResult
 from replay.trajectory import Kind, Question, Trajectory
 
 EVAL_GROUPS = 10**12

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console as RichConsole
 
 from configs.load import ConfigError
-from replay.protocol import EvalResult, StepReport
+from replay.results import EvalResult, StepReport
 from scripts.show import last_evaluated, load_tokenizer, render
 
 REMIND_S = 15.0  # never a silent minute: say what is waited for at least this often

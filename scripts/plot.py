@@ -15,8 +15,9 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 
 from replay.log import read
-from replay.protocol import EvalResult, ReplayError
+from replay.protocol import ReplayError
 from replay.records import EvaluationFinished, Reported
+from replay.results import EvalResult
 
 COLOURS = {"1": "#1b6ca8", "2": "#c8553d", "3": "#588b8b"}
 

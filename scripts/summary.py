@@ -15,7 +15,7 @@ import numpy as np
 from configs.schema import Config
 from replay.codec import decode_trajectory
 from replay.log import read
-from replay.protocol import EvalResult, LogError
+from replay.protocol import LogError
 from replay.records import (
     Delivered,
     EvaluationFinished,
@@ -28,6 +28,7 @@ from replay.records import (
     RunStarted,
     Sampled,
 )
+from replay.results import EvalResult
 from scripts.fleet_log import restarts
 
 COUNTED = ("sync/updates", "retrieval/requests", "retrieval/errors", "actor/lost_requests")

@@ -6,7 +6,7 @@ import pytest
 
 from learner.errors import BadCheckpoint
 from learner.evaluations import Evaluations
-from replay.protocol import EvalResult
+from replay.results import EvalResult
 
 
 def result(step: int, em: float, sampled_em: float = 0.0) -> EvalResult:

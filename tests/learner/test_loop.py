@@ -16,7 +16,8 @@ from learner.loop import train
 from learner.run import Run
 from learner.stopping import StopRequested
 from learner.update import update
-from replay.protocol import Batch, EvalResult, Stop
+from replay.protocol import Batch, Stop
+from replay.results import EvalResult
 
 Script = list[tuple[Any, ...]]
 

@@ -11,7 +11,6 @@ from configs.load import load
 from configs.schema import Config
 from replay.codec import encode_trajectory
 from replay.log import EventLog
-from replay.protocol import EvalResult
 from replay.records import (
     Delivered,
     EvaluationFinished,
@@ -25,6 +24,7 @@ from replay.records import (
     Sampled,
     summarise,
 )
+from replay.results import EvalResult
 from replay.trajectory import Kind, Question, Sampling, StopReason, Trajectory, Turn
 from scripts import plot, show, summary
 

@@ -9,7 +9,8 @@ import pytest
 
 from configs.process import CONSEQUENCE
 from configs.schema import Config, FleetConfig, LearnerConfig
-from replay.protocol import ReplayTimeout, Status, StepReport
+from replay.protocol import ReplayTimeout, Status
+from replay.results import StepReport
 from scripts.console import Console
 from scripts.resume import Progress
 from scripts.supervise import RunFailed, Supervisor

@@ -95,6 +95,17 @@ class LedgerMachine(RuleBasedStateMachine):
             lease, _ = flight.pop(sorted(flight)[pick % len(flight)])
             self.world.do(self.scene.fail, name, lease)
 
+    @rule(name=names, pick=picks)
+    def lose_a_message(self, name: str, pick: int) -> None:
+        """A lease never reached the actor, or what came of it never reached replay."""
+        flight = self.world.actors[name].flight
+        if flight:
+            flight.pop(sorted(flight)[pick % len(flight)])
+
+    @rule(name=names)
+    def beat(self, name: str) -> None:
+        self.world.beat(name)
+
     @rule(name=names, rounds=st.integers(1, 5))
     def straggle(self, name: str, rounds: int) -> None:
         """One actor is slow while the others and the learner go on."""
