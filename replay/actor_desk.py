@@ -64,7 +64,7 @@ class ActorDesk:
     def ready(self, peer: Peer, message: Ready) -> Replies:
         """Note what an actor can do now."""
         actor = self._roster.get(message.actor_id)
-        if actor is None or actor.peer != peer:
+        if actor is None or actor.peer != peer or actor.doubted:
             return [(peer, Unknown())]
         actor.capacity = message.capacity
         actor.incarnation = message.incarnation
@@ -72,12 +72,25 @@ class ActorDesk:
         return []
 
     def heartbeat(self, peer: Peer, message: Heartbeat) -> Replies:
-        """Keep an actor's latest gauges."""
+        """Keep an actor's latest gauges, and find out what got lost on the way to it or from it.
+
+        Its messages come in order: what it holds by the books and does not name was lost, or is on
+        its way to it; what it still delivers was lost, or its acknowledgement was or is on its way.
+        After `dead_after_s` nothing is on its way: it is given nothing and asked for a Hello.
+        """
         actor = self._roster.get(message.actor_id)
-        if actor is None or actor.peer != peer:
+        if actor is None or actor.peer != peer or actor.doubted:
             return [(peer, Unknown())]
         actor.gauges = message.gauges
-        return []
+        recorded = self._books.held.get(message.actor_id, set())
+        unsettled = (recorded - set(message.held)) | set(message.delivering)
+        actor.settle(unsettled, self._journal.now, self._books.config.dead_after_s)
+        if actor.doubted:
+            actor.capacity = 0
+            return [(peer, Unknown())]
+        stop = self._books.stop_cause
+        stated = self.ready(peer, message.ready) if message.ready else []
+        return [*stated, *([(peer, Stop(stop))] if stop else [])]
 
     def deliver(self, peer: Peer, message: Deliver) -> Replies:
         """Record the first delivery of a sibling; acknowledge every one. Raises CodecError."""

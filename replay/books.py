@@ -1,9 +1,8 @@
 """The durable state of replay: a fold of `evolve` over the records, and of nothing else.
 
 Consumes records (of a decision just taken, or from the event log); produces what decisions read.
-Every train group is in one place: open → ready → sampled(step) → committed, or dropped by a
-counted cause. Payloads are kept from delivery until their step is committed or their group dropped.
-Waits for nothing.
+Every train group is in one place: open → ready → sampled(step) → committed, or dropped by a counted
+cause; payloads are kept from delivery until it is committed or dropped. Waits for nothing.
 """
 
 from collections import deque

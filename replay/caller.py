@@ -5,6 +5,7 @@ request may be repeated: one that is not answered is asked again on a new connec
 have been killed and started again.
 """
 
+import contextlib
 import logging
 import math
 import time
@@ -15,12 +16,19 @@ import zmq.asyncio
 
 import replay.protocol as wire
 from configs.keys import Keys
-from replay.codec import decode_reply, encode
+from replay.codec import MAX_REPLY_BYTES, decode_reply, encode
 from replay.protocol import RefusedByReplay, ReplayTimeout, Stop
+from replay.run_protocol import Observe, Status
 
 LINGER_MS = 1000
 LOG_EVERY_S = 10.0
 RESTART_DEADLINE_S = 120.0
+_ANSWERS: dict[type[wire.Request], type[wire.Reply]] = {
+    wire.Resume: wire.Resumed,
+    wire.Sample: wire.Batch,
+    wire.Evaluate: wire.EvalProgress,
+    Observe: Status,
+}  # of any other: Done
 logger = logging.getLogger("replay.client")
 _T = TypeVar("_T", bound=wire.Reply)
 
@@ -39,9 +47,32 @@ def dealer(
     socket.set(zmq.SNDTIMEO, silence_ms)
     socket.set(zmq.HEARTBEAT_IVL, max(1, silence_ms // 10))
     socket.set(zmq.HEARTBEAT_TIMEOUT, silence_ms)
+    socket.set(zmq.HANDSHAKE_IVL, silence_ms)  # until its end there are no heartbeats
+    socket.set(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
     if keys is not None:
         keys.present(socket)
     socket.connect(endpoint)
+
+
+def connect_anew(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str) -> None:
+    """Connect a socket whose connection ended for good, as ZeroMQ's do by a broken handshake or an
+    encrypted stream that was changed on the way.
+    """
+    with contextlib.suppress(zmq.ZMQError):
+        socket.disconnect(endpoint)
+    socket.connect(endpoint)
+
+
+def is_late(request: wire.Request, reply: wire.Reply | None) -> bool:
+    """Whether this is the answer to another question, asked before."""
+    match request, reply:
+        case wire.Sample(), wire.Batch(step):
+            return step != request.step + 1
+        case wire.Evaluate(), wire.EvalProgress(_, _, result):
+            return result is not None and result.step != request.step
+        case _:
+            answer = _ANSWERS.get(type(request), wire.Done)
+            return isinstance(reply, (*_ANSWERS.values(), wire.Done)) and type(reply) is not answer
 
 
 class Caller:
@@ -82,15 +113,27 @@ class Caller:
         return self._checked(self._wait(request, what, math.inf)[0], wanted, what)
 
     def _send(self, request: wire.Request, what: str) -> None:
+        while self._socket.poll(0):
+            self._socket.recv()  # what came before the question answers another
+        if not self._socket.poll(0, zmq.POLLOUT):
+            self._connect_anew()  # it has ended for good
         try:
             self._socket.send(encode(request))
         except zmq.Again as error:
-            raise self._timeout(what, self._reply_deadline_s, "no room to send") from error
+            raise self._timeout(what, self._reply_deadline_s, "no connection") from error
 
     def _receive(self, limit_s: float) -> wire.Reply | None:
-        """The next reply; None when there is none for so long."""
-        heard = self._socket.poll(max(1, math.ceil(limit_s * 1000)))
-        return decode_reply(self._socket.recv()) if heard else None
+        """The next reply; None when there is none for so long, or it or its question was garbled
+        on the way.
+        """
+        if not self._socket.poll(max(1, math.ceil(limit_s * 1000))):
+            return None
+        try:
+            reply = decode_reply(self._socket.recv())
+        except wire.Garbled as error:
+            logger.warning("lost a message of replay's: %s", error)
+            return None
+        return None if isinstance(reply, wire.Unknown) else reply
 
     def _wait(
         self, request: wire.Request, what: str, deadline_s: float, silence_s: float | None = None
@@ -110,6 +153,8 @@ class Caller:
             now_s = time.monotonic()
             waited_s[oldest] += now_s - since_s
             since_s = now_s
+            if is_late(request, reply):
+                continue
             if reply is not None and not isinstance(reply, wire.Wait):
                 return reply, waited_s
             if reply is not None:

@@ -7,6 +7,7 @@ again. Every wait has a name and a deadline: all give up when replay is silent f
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -18,7 +19,7 @@ import zmq.asyncio
 
 import replay.protocol as wire
 from configs.keys import Keys
-from replay.caller import LINGER_MS, RESTART_DEADLINE_S, Caller, dealer
+from replay.caller import LINGER_MS, RESTART_DEADLINE_S, Caller, connect_anew, dealer
 from replay.codec import decode_reply, encode, encode_trajectory
 from replay.inbox import Inbox
 from replay.protocol import Lease, ReplayTimeout, Stop
@@ -54,7 +55,7 @@ class TrajectoryWriter:
         self._heartbeat_s, self._dead_after_s = heartbeat_s, dead_after_s
         self._restart_deadline_s = restart_deadline_s
         self._inbox, self._standing = Inbox(), Standing(hello)
-        self._unanswered = 0  # heartbeats since replay was last heard
+        self._silent_s = 0.0  # by heartbeats, since replay was last heard
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -118,38 +119,50 @@ class TrajectoryWriter:
         if self._inbox.error is not None:
             raise self._inbox.error
 
-    async def _send(self, message: wire.FromActor) -> None:
+    async def _send(self, message: wire.FromActor) -> bool:
+        """Send; False, and the message is lost, where the connection has ended for good."""
         self._check()
-        await self._socket.send(encode(message))
+        with contextlib.suppress(zmq.Again):
+            await self._socket.send(encode(message))
+            return True
+        return False
 
     async def _beat(self) -> None:
         # Counted in heartbeats, not in time: a blocked event loop hears nothing, but asks nothing.
         noted = False
-        while (silent_s := self._unanswered * self._heartbeat_s) < self._restart_deadline_s:
-            if (silent := silent_s >= self._dead_after_s) and not noted:
-                logger.warning("%s", self._silence(silent_s))
+        while self._silent_s < self._restart_deadline_s:
+            if (silent := self._silent_s >= self._dead_after_s) and not noted:
+                logger.warning("%s", self._silence(self._silent_s))
             noted = silent
-            await self._send(wire.Heartbeat(self._actor_id, dict(self.gauges())))
-            self._unanswered += 1
+            if await self._send(self._standing.heartbeat(self.gauges())):
+                self._silent_s += self._heartbeat_s
+            else:
+                self._silent_s += self._dead_after_s
+                connect_anew(self._socket, self._endpoint)
             await asyncio.sleep(self._heartbeat_s)
         raise self._silence(self._restart_deadline_s)
 
     async def _listen(self) -> None:
         while True:
-            reply = decode_reply(await self._socket.recv())
-            self._unanswered = 0
+            try:
+                reply = decode_reply(await self._socket.recv())
+            except wire.Garbled as error:
+                logger.warning("lost a message of replay's: %s", error)
+                continue
+            self._silent_s = 0.0
             if isinstance(reply, wire.Unknown):
-                await self._introduce()
+                await self._introduce(self._standing.unknown(time.monotonic()))
+            elif isinstance(reply, wire.Alive):
+                await self._introduce(self._standing.alive(time.monotonic()))
             elif isinstance(reply, wire.Welcome):
                 for message in self._standing.welcomed():
                     await self._send(message)
             else:
-                self._standing.hear(reply)
-                for lease in self._inbox.take(reply):
+                for lease in self._inbox.take(self._standing.hear(reply)):
                     await self.fail(lease, "shutdown")
 
-    async def _introduce(self) -> None:
-        if hello := self._standing.unknown(time.monotonic()):
+    async def _introduce(self, hello: wire.Hello | None) -> None:
+        if hello is not None:
             leases = len(hello.held) + len(hello.delivering)
             logger.warning("replay does not know this actor: hello again, with %d leases", leases)
             await self._send(hello)

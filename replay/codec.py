@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from replay.protocol import CodecError, Deliver, Ready, Reply, Request
+from replay.protocol import CodecError, Deliver, Garbled, Heartbeat, Ready, Reply, Request
 from replay.trajectory import Sampling, Search, StopReason, Trajectory, Turn
 
 MAX_REPLY_BYTES = 1 << 30
@@ -126,7 +126,7 @@ def sealed(payload: bytes) -> bytes:
 
 
 def decode_request(payload: bytes) -> Request:
-    """Bytes → Request. Raises CodecError naming the field."""
+    """Bytes → Request. Raises CodecError naming the field, Garbled where bytes were changed."""
     request = _decode(_REQUEST, _opened(payload, "Request", MAX_REQUEST_BYTES), "Request")
     if len(payload) > MAX_CONTROL_BYTES and not isinstance(request, Deliver):
         raise CodecError(
@@ -137,13 +137,14 @@ def decode_request(payload: bytes) -> Request:
         raise CodecError(
             f"{type(request).__name__}.actor_id has {len(actor_id)} characters: 1 to {MAX_ID_CHARS}"
         )
-    if isinstance(request, Ready) and not 0 <= request.capacity <= MAX_CAPACITY:
-        raise CodecError(f"Ready.capacity is {request.capacity}: 0 to {MAX_CAPACITY}")
+    ready = request.ready if isinstance(request, Heartbeat) else request
+    if isinstance(ready, Ready) and not 0 <= ready.capacity <= MAX_CAPACITY:
+        raise CodecError(f"Ready.capacity is {ready.capacity}: 0 to {MAX_CAPACITY}")
     return request
 
 
 def decode_reply(payload: bytes) -> Reply:
-    """Bytes → Reply. Raises CodecError naming the field."""
+    """Bytes → Reply. Raises CodecError naming the field, Garbled where bytes were changed."""
     return _decode(_REPLY, _opened(payload, "Reply", MAX_REPLY_BYTES), "Reply")
 
 
@@ -161,7 +162,7 @@ def _opened(message: bytes, name: str, limit: int) -> memoryview:
     _check_size(message, name, limit)
     payload, checksum = memoryview(message)[: -_CHECKSUM.size], message[-_CHECKSUM.size :]
     if checksum != _CHECKSUM.pack(zlib.crc32(payload)):
-        raise CodecError(f"{name} of {len(message)} bytes: the checksum does not agree")
+        raise Garbled(f"{name} of {len(message)} bytes: the checksum does not agree")
     return payload
 
 

@@ -13,7 +13,7 @@ from replay.message import Message
 from replay.run_protocol import Describe, Described, EvalResult, Observe, Shutdown, Status
 from replay.trajectory import Kind, Question, Sampling
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 class ReplayError(Exception):
@@ -21,6 +21,7 @@ class ReplayError(Exception):
 
     ReplayError
     ├── CodecError      bytes that are not a valid record or message
+    │   └── Garbled     bytes of a message that were changed on the way: as good as lost
     ├── LogError        an event log that cannot be read or written; names file and offset
     ├── ReplayTimeout   a named wait passed its deadline
     └── RefusedByReplay replay refused a message, with its reason
@@ -29,6 +30,10 @@ class ReplayError(Exception):
 
 class CodecError(ReplayError):
     """Bytes that are not a valid message, record or trajectory."""
+
+
+class Garbled(CodecError):
+    """A message whose checksum does not agree."""
 
 
 class LogError(ReplayError):
@@ -89,10 +94,15 @@ class LeaseFailed(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """An actor's gauges, every `replay.heartbeat_s`."""
+    """Every `replay.heartbeat_s`: an actor's gauges, and how things stand, in case a message got
+    lost: its last statement, and what a Hello would tell.
+    """
 
     actor_id: str
     gauges: dict[str, float]
+    ready: Ready | None = None
+    held: tuple[tuple[int, int], ...] = ()  # (group_id, sibling)
+    delivering: tuple[tuple[int, int], ...] = ()  # (group_id, sibling)
 
 
 class Goodbye(Message, frozen=True):
@@ -119,7 +129,9 @@ class Welcome(Message, frozen=True):
 
 
 class Unknown(Message, frozen=True):
-    """Reply to an actor not known here, as replay was started again or lost it: say Hello."""
+    """Reply to an actor not known here, as replay was started again or lost it, or one that has
+    long told another story than what is on record, or whose message could not be read: say Hello.
+    """
 
 
 class Leases(Message, frozen=True):

@@ -11,7 +11,11 @@ from replay.events import Peer
 
 @dataclass
 class Actor:
-    """An actor that has said hello; `incarnation` −1 until it has stated its weights."""
+    """An actor that has said hello; `incarnation` −1 until it has stated its weights.
+
+    `unsettled`: the leases and deliveries, (group_id, sibling), that it and the books do not agree
+    about, and since when; `doubted`: for so long that a message was lost, and until it says hello.
+    """
 
     actor_id: str
     peer: Peer
@@ -20,6 +24,13 @@ class Actor:
     incarnation: int = -1
     version: int = -1
     gauges: dict[str, float] = field(default_factory=dict)
+    unsettled: dict[tuple[int, int], float] = field(default_factory=dict)
+    doubted: bool = False
+
+    def settle(self, keys: set[tuple[int, int]], now: float, limit_s: float) -> None:
+        """Note what is on its way, or lost: doubt the actor's story where one stays `limit_s`."""
+        self.unsettled = {key: self.unsettled.get(key, now) for key in keys}
+        self.doubted = any(now - since >= limit_s for since in self.unsettled.values())
 
 
 class Roster:

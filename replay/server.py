@@ -121,7 +121,7 @@ class ReplayServer:
                 count += 1
                 try:
                     if len(frames) != 1:
-                        raise protocol.CodecError(f"a message of {len(frames)} frames: send one")
+                        raise protocol.Garbled(f"a message of {len(frames)} frames: send one")
                     self._inbox.append((peer, decode_request(frames[0])))
                 except protocol.CodecError as error:
                     self._refuse(peer, error)
@@ -129,11 +129,15 @@ class ReplayServer:
     def _refuse(self, peer: bytes, error: protocol.CodecError) -> None:
         self._refused += 1
         logger.warning("refused a message: %s", error)
-        self._send(peer, protocol.Refused(str(error)))
+        lost = isinstance(error, protocol.Garbled)
+        self._send(peer, protocol.Unknown() if lost else protocol.Refused(str(error)))
 
     def _handle(self, peer: bytes, request: protocol.Request) -> None:
         if isinstance(request, Describe):
             return self._send(peer, self._described)
+        if self._room.full and isinstance(request, protocol.Heartbeat):
+            self._peers.heard(peer, request, time.monotonic())  # not for the ledger: it has
+            return self._send(peer, protocol.Alive())  # overtaken what it speaks of
         if isinstance(request, protocol.Hello):
             self._newcomers = True
             self._find_dead(request.actor_id)  # else a restarted actor would find its id in use
@@ -265,13 +269,15 @@ class ReplayServer:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
-        socket.set(zmq.HEARTBEAT_IVL, max(1, dead_ms // 10))
-        socket.set(zmq.HEARTBEAT_TIMEOUT, max(1, dead_ms))
+        socket.set(zmq.TCP_MAXRT, max(1, dead_ms))
         try:
             if not config.replay.endpoint:
                 make_socket_dir(config.run_dir)
             if keys := keys_of(config, endpoint):
                 self._guard = keys.make().guard(self._context, socket)
+            else:  # libzmq 4.3.5 aborts where an encrypted stream that it heartbeats breaks
+                socket.set(zmq.HEARTBEAT_IVL, max(1, dead_ms // 10))
+                socket.set(zmq.HEARTBEAT_TIMEOUT, max(1, dead_ms))
             socket.bind(endpoint)
         except (zmq.ZMQError, OSError) as error:
             if self._guard is not None:

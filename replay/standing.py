@@ -6,17 +6,29 @@ Pure: times are given, in monotonic seconds.
 All messages of an actor travel in order on one connection, which outlives replay's process. So a
 lease that was given back before a Hello needs no repetition: wherever LeaseFailed got lost, the
 Hello no longer names the lease, and replay returns what is not held. A delivery from before a Hello
-that is still unacknowledged when the Welcome comes was lost, and is sent again; none else is.
+that is still unacknowledged when the Welcome comes was lost, and is sent again; none else is. Of
+several Hellos until a Welcome the first counts, as nobody knows which one it answers; what was lost
+behind that one, the heartbeats tell replay, which asks for another Hello.
 """
 
 import uuid
+from collections.abc import Mapping
 
 import msgspec
 
 from replay.inbox import Key
-from replay.protocol import Acknowledged, Deliver, FromActor, Hello, Leases, Ready, Reply
+from replay.protocol import (
+    Acknowledged,
+    Deliver,
+    FromActor,
+    Heartbeat,
+    Hello,
+    Leases,
+    Ready,
+    Reply,
+)
 
-HELLO_AGAIN_S = 1.0  # a Hello not welcomed by then was lost, where its actor is still unknown
+HELLO_AGAIN_S = 1.0  # a Hello not welcomed by then was lost, or its Welcome was
 
 
 class Standing:
@@ -28,22 +40,29 @@ class Standing:
         self._hello = msgspec.structs.replace(hello, instance=hello.instance or uuid.uuid4().hex)
         self._ready: Ready | None = None
         self._delivering: dict[Key, Deliver] = {}
-        self._doubtful: tuple[Key, ...] = ()  # delivered before the last Hello
+        self._doubtful: tuple[Key, ...] = ()  # delivered before the Hello
         self._introduced_s = float("-inf")
 
     def hello(self, now_s: float) -> Hello:
         """The introduction as things stand."""
+        if self.known:
+            self._doubtful = tuple(self._delivering)
         self.known, self._introduced_s = False, now_s
-        self._doubtful = tuple(self._delivering)
-        return msgspec.structs.replace(
-            self._hello, held=tuple(sorted(self.held)), delivering=tuple(sorted(self._delivering))
-        )
+        held, delivering = self._leases()
+        return msgspec.structs.replace(self._hello, held=held, delivering=delivering)
 
     def unknown(self, now_s: float) -> Hello | None:
         """Replay does not know this actor: the Hello to say, unless one is under way."""
-        if self.known or now_s - self._introduced_s >= HELLO_AGAIN_S:
-            return self.hello(now_s)
-        return None
+        return self.hello(now_s) if self.known else self.alive(now_s)
+
+    def alive(self, now_s: float) -> Hello | None:
+        """Replay lives: the Hello to say again, where one has not been welcomed for long."""
+        late = not self.known and now_s - self._introduced_s >= HELLO_AGAIN_S
+        return self.hello(now_s) if late else None
+
+    def heartbeat(self, gauges: Mapping[str, float]) -> Heartbeat:
+        """The actor's numbers, and how things stand."""
+        return Heartbeat(self._hello.actor_id, dict(gauges), self._ready, *self._leases())
 
     def welcomed(self) -> list[FromActor]:
         """Replay knows this actor from now on: what it must be told again."""
@@ -68,9 +87,18 @@ class Standing:
         """Nobody awaits the acknowledgement of this delivery any more."""
         self._delivering.pop(key, None)
 
-    def hear(self, reply: Reply) -> None:
-        """Note what was leased, and what is on record."""
+    def hear(self, reply: Reply) -> Reply:
+        """Note what was leased, and what is on record; return what of it is news: what is worked on
+        already is not begun twice.
+        """
         if isinstance(reply, Leases):
-            self.held.update((lease.group_id, lease.sibling) for lease in reply.leases)
-        elif isinstance(reply, Acknowledged):
+            new = {(x.group_id, x.sibling): x for x in reply.leases}
+            new = {key: lease for key, lease in new.items() if key not in self.held}
+            self.held.update(new)
+            return Leases(tuple(new.values()))
+        if isinstance(reply, Acknowledged):
             self.abandon((reply.group_id, reply.sibling))
+        return reply
+
+    def _leases(self) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
+        return tuple(sorted(self.held)), tuple(sorted(self._delivering))

@@ -50,9 +50,11 @@ class RouterChannel:
         self._wake.bind("inproc://bell")
         self._bell.connect("inproc://bell")
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
+        self._router.setsockopt(zmq.TCP_MAXRT, SILENT_MS)
         self._guard = keys.make().guard(self._context, self._router) if keys else None
+        if not keys:  # libzmq 4.3.5 aborts where an encrypted stream that it heartbeats breaks
+            self._router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+            self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
         try:
             self._router.bind(endpoint)
         except zmq.ZMQError as error:

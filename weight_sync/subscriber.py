@@ -113,10 +113,12 @@ class Subscriber:
             dealer.setsockopt(zmq.LINGER, 500)
             dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
             dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
+            dealer.setsockopt(zmq.HANDSHAKE_IVL, SILENT_MS)
             if self._keys is not None:
                 self._keys.present(dealer)
             dealer.connect(self._endpoint)
-            link = _Link(dealer, f"{self._actor_id}: the learner at {self._endpoint}")
+            learner = f"{self._actor_id}: the learner at {self._endpoint}"
+            link = _Link(dealer, self._endpoint, learner)
             heard_s, limit_s = time.monotonic(), self._config.join_deadline_s
             await self._join(link)
             while True:
@@ -274,14 +276,20 @@ class Subscriber:
 class _Link:
     """The DEALER; `peer` is how the learner is named in errors."""
 
-    def __init__(self, dealer: zmq.asyncio.Socket, peer: str) -> None:
+    def __init__(self, dealer: zmq.asyncio.Socket, endpoint: str, peer: str) -> None:
         self.peer = peer
-        self._dealer = dealer
+        self._dealer, self._endpoint = dealer, endpoint
 
     async def send(self, message: FromActor) -> None:
-        """Send one message; lost when the learner has been gone for long: it hears Join again."""
-        with contextlib.suppress(zmq.Again):
+        """Send one message; lost when the learner has been gone for long, or the connection has
+        ended for good (its bytes were changed on the way): it hears Join again, on a new one.
+        """
+        try:
             await self._dealer.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            with contextlib.suppress(zmq.ZMQError):
+                self._dealer.disconnect(self._endpoint)
+            self._dealer.connect(self._endpoint)
 
     async def next(self, limit_s: float) -> FromLearner | None:
         """The next message, None when there is none within `limit_s`."""

@@ -1,8 +1,10 @@
 """A real replay server in a thread, on a socket of its own, and trajectories to send it."""
 
 import shutil
+import socket as socketlib
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,15 +12,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import yaml
 import zmq
 
+from configs.keys import Keys, keys_of
 from configs.schema import ActorsConfig, Config, LearnerConfig, ReplayConfig
-from replay.codec import decode_trajectory
+from replay.codec import decode_trajectory, encode
 from replay.ledger import Ledger
 from replay.log import FILE_NAME, EventLog
 from replay.protocol import Lease, LogError
 from replay.questions import Questions
-from replay.records import summarise
+from replay.records import RunStarted, summarise
+from replay.run_protocol import Observe
 from replay.server import ReplayServer
 from replay.trajectory import Question, Sampling, StopReason, Trajectory, Turn
 
@@ -51,6 +56,13 @@ def trajectory_for(
     )
 
 
+def free_port() -> str:
+    """An endpoint on the loopback that nobody uses."""
+    with socketlib.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+
+
 def new_ledger(config: Config, eval_questions: tuple[Question, ...] = EVAL_QUESTIONS) -> Ledger:
     return Ledger(
         config.replay,
@@ -76,14 +88,20 @@ class Running:
     def endpoint(self) -> str:
         return self.config.replay.endpoint
 
+    @property
+    def keys(self) -> Keys | None:
+        return keys_of(self.config, self.endpoint)
+
     def end(self, seconds: float = 5.0) -> None:
         """Stop at once; the thread must end."""
         self.server.stop("test")
         self.server.stop("test")
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
             socket.linger = 0
+            if self.keys:
+                self.keys.present(socket)
             socket.connect(self.endpoint)
-            socket.send(b"wake up")
+            socket.send(encode(Observe(0, 0)))  # wakes it up
             self.thread.join(seconds)
         assert not self.thread.is_alive()
 
@@ -95,18 +113,23 @@ def serve() -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
     def start(
-        log_class: type[EventLog] = EventLog, drain_deadline_s: float = 2.0, **replay: object
+        log_class: type[EventLog] = EventLog,
+        drain_deadline_s: float = 2.0,
+        tcp: bool = False,
+        **replay: object,
     ) -> Running:
+        place = free_port() if tcp else f"ipc://{folder}/replay{len(started)}"
         settings = {"groups_per_step": 1, "group_size": 2, "heartbeat_s": 0.05, **replay}
         config = Config(
-            replay=msgspec.convert(
-                {"endpoint": f"ipc://{folder}/replay{len(started)}", **settings}, ReplayConfig
-            ),
+            run_dir=str(folder),
+            replay=msgspec.convert({"endpoint": place, **settings}, ReplayConfig),
             actors=ActorsConfig(drain_deadline_s=drain_deadline_s),
             learner=LearnerConfig(step_deadline_s=2.0),
         )
         path = folder / f"{len(started)}-{FILE_NAME}"
         ledger, log = new_ledger(config), log_class.create(path)
+        text = yaml.safe_dump(msgspec.to_builtins(config))
+        log.append((RunStarted(time.time(), config.seed, text),))
         server = ReplayServer(config, ledger, log)
         errors: list[LogError] = []
         thread = threading.Thread(target=_serve, args=(server, log, errors))
@@ -138,3 +161,9 @@ def rollout() -> Callable[..., Trajectory]:
 def fresh_ledger() -> Callable[..., Ledger]:
     """fresh_ledger(config) → the ledger that a served run began with."""
     return new_ledger
+
+
+@pytest.fixture
+def endpoint() -> Callable[[], str]:
+    """endpoint() → one on the loopback that nobody uses."""
+    return free_port

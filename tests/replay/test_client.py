@@ -10,12 +10,27 @@ from pathlib import Path
 import pytest
 import zmq
 
+from replay.caller import is_late
 from replay.client import BatchReader, Observer, TrajectoryWriter
 from replay.codec import decode_trajectory, encode
 from replay.log import EventLog, read
-from replay.protocol import Hello, Lease, RefusedByReplay, ReplayTimeout, Resumed, Stop
+from replay.protocol import (
+    Batch,
+    Done,
+    EvalProgress,
+    Evaluate,
+    Hello,
+    Lease,
+    RefusedByReplay,
+    ReplayTimeout,
+    Report,
+    Resumed,
+    Sample,
+    Stop,
+    Unknown,
+)
 from replay.records import Delivered, LeaseReturned
-from replay.run_protocol import Status
+from replay.run_protocol import EvalResult, Status
 
 
 def writer(
@@ -367,3 +382,39 @@ def test_a_request_is_repeated_to_a_replay_that_comes_back(tmp_path) -> None:
 
 def status_of(phase: str) -> Status:
     return Status((), (), {}, {}, phase, "")
+
+
+def answering(endpoint: str, *answers: bytes) -> threading.Thread:
+    """Something at `endpoint` that answers each message with all that is said here."""
+
+    def answer() -> None:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+            socket.linger = 500
+            socket.bind(endpoint)
+            for reply in answers:
+                asked = socket.recv_multipart()[0]
+                socket.send_multipart((asked, reply))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("lost", [encode(status_of("x"))[:-1] + b"?", encode(Unknown())])
+def test_what_was_garbled_on_the_way_is_asked_again(tmp_path, lost: bytes) -> None:
+    endpoint = f"ipc://{tmp_path}/garbled"
+    thread = answering(endpoint, lost, encode(status_of("whole")))
+    with Observer(endpoint, 1.0) as console:
+        assert console.status().phase == "whole"
+    thread.join()
+
+
+def test_an_answer_to_an_earlier_question_is_nobodys() -> None:
+    batch = Batch(4, (), (), (), {}, {}, ())
+    assert is_late(Sample(1, 4), batch) and not is_late(Sample(1, 3), batch)
+    assert is_late(Report(1, 4, {}), batch) and not is_late(Report(1, 4, {}), Done())
+    assert is_late(Sample(1, 4), Done()) and not is_late(Sample(1, 4), Stop("over"))
+    result = EvalResult(4, 1, 1.0, 1.0, {}, {}, 1.0, 4, 4)
+    assert is_late(Evaluate(1, 8), EvalProgress(2, 2, result))
+    assert not is_late(Evaluate(1, 4), EvalProgress(2, 2, result))
+    assert not is_late(Evaluate(1, 8), EvalProgress(0, 2, None))

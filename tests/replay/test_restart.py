@@ -248,7 +248,8 @@ async def work(replay: Replay, rollout: Rollout, learner: BatchReader) -> list[t
     async def deliver(actor: TrajectoryWriter, lease: Lease) -> None:
         await asyncio.sleep(0.1 * ((lease.group_id + lease.sibling) % 4))
         status = await actor.deliver(rollout(lease, version=len(batches)))
-        assert status in ("accepted", "dropped")  # dropped: the run has ended
+        # dropped: the run has ended; superseded: replay died between its record and its answer
+        assert status in ("accepted", "dropped", "superseded")
 
     async def act(actor: TrajectoryWriter) -> None:
         async with asyncio.TaskGroup() as rollouts:
@@ -289,8 +290,8 @@ async def test_a_run_that_loses_replay_again_and_again_ends_like_any_other(
     assert kills > 1
     sampled = [fact.group_ids for fact in replay.facts if isinstance(fact, Sampled)]
     assert batches == sampled and len(sampled) == STEPS
-    cut_off = replay.count(Superseded, status="dropped")
-    audit = replay.check(kills=replay.count(ReplayRestarted), superseded=cut_off)
+    audit = replay.check(replay.count(ReplayRestarted), superseded=replay.count(Superseded))
+    assert replay.count(Superseded, status="superseded") <= 8 * kills  # what was under way, once
     assert audit.summary()["train_groups"]["committed"] == 2 * STEPS
     assert audit.stop_cause == "completed"
 

@@ -14,7 +14,7 @@ from configs.keys import Keys, keys_of
 from configs.schema import Config, ReplayConfig
 from replay import protocol as wire
 from replay.client import Observer
-from replay.codec import decode_reply, decode_trajectory, encode, encode_trajectory
+from replay.codec import decode_reply, decode_trajectory, encode, encode_trajectory, sealed
 from replay.log import EventLog, LogFull, read
 from replay.protocol import LogError, ReplayError, ReplayTimeout
 from replay.records import ActorLeft, Delivered, LeaseReturned
@@ -201,6 +201,24 @@ def test_a_full_disk_holds_everybody_up_and_loses_nothing(
     assert trainer.hear(wire.Batch).group_ids == (1,)
 
 
+def test_while_the_disk_is_full_no_actor_is_asked_what_got_lost(
+    serve, connect, learner, rollout, full_disk
+) -> None:
+    running = serve(log_class=full_disk, dead_after_s=0.3)
+    learner(running)
+    actor = connect(running)
+    leases = actor.leases("actor-0")
+    full_disk.room = False
+    actor.say(*(delivery(rollout, lease) for lease in leases))
+    story = tuple((lease.group_id, lease.sibling) for lease in leases)
+    for _ in range(8):
+        actor.say(wire.Heartbeat("actor-0", {}, delivering=story))
+        with pytest.raises(AssertionError, match="no Unknown"):
+            actor.hear(wire.Unknown, 0.1)
+    full_disk.room = True
+    actor.hear(wire.Acknowledged)
+
+
 def test_a_disk_that_stays_full_ends_the_run_by_name(
     serve, connect, learner, rollout, full_disk
 ) -> None:
@@ -278,9 +296,7 @@ def test_over_tcp_only_the_run_s_own_keys_are_served(
 @pytest.mark.parametrize(
     ("frames", "words"),
     [
-        ([b"\x00garbage"], "Request"),
-        ([b""], "Request"),
-        ([b"a", b"b"], "2 frames"),
+        ([sealed(b"\x00garbage")], "Request"),
         ([encode(wire.Alive())], "Alive"),
         ([encode(wire.Goodbye(""))], "actor_id"),
     ],
@@ -292,6 +308,17 @@ def test_garbage_is_refused_and_counted(serve, connect, frames, words: str) -> N
     assert words in peer.hear(wire.Refused).cause
     peer.say(Observe(0, 0))
     assert peer.hear(Status).gauges["replay/refused_messages"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "frames", [[b""], [b"\x00garbage"], [encode(wire.Observe(0, 0))[:-1]], [b"a", b"b"]]
+)
+def test_bytes_changed_on_the_way_are_counted_and_as_good_as_lost(serve, connect, frames) -> None:
+    peer = connect(serve())
+    peer.socket.send_multipart(frames)
+    peer.hear(wire.Unknown)
+    peer.say(wire.Observe(0, 0))
+    assert peer.hear(wire.Status).gauges["replay/refused_messages"] == 1.0
 
 
 def test_broken_trajectory_is_refused_and_not_recorded(serve, connect, learner) -> None:

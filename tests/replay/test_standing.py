@@ -2,7 +2,7 @@
 
 import pytest
 
-from replay.protocol import Acknowledged, Deliver, Hello, Lease, Leases, Ready
+from replay.protocol import Acknowledged, Deliver, Heartbeat, Hello, Lease, Leases, Ready
 from replay.standing import HELLO_AGAIN_S, Standing
 from replay.trajectory import Question, Sampling
 
@@ -72,3 +72,33 @@ def test_a_lease_given_again_is_held_though_its_first_delivery_is_waited_for(
     known.hear(Leases((Lease(1, 0, "train", question, sampling),)))
     known.abandon((1, 0))  # whoever delivered it hears of it last
     assert known.hello(1.0).held == ((1, 0), (1, 1), (1, 2))
+
+
+def test_what_lies_between_two_hellos_may_be_under_way(known: Standing) -> None:
+    known.deliver(delivery(0))
+    known.unknown(5.0)
+    known.deliver(delivery(1))
+    assert known.unknown(5.0 + HELLO_AGAIN_S)
+    assert known.welcomed() == [delivery(0), READY]
+
+
+def test_a_heartbeat_tells_how_things_stand(known: Standing) -> None:
+    known.deliver(delivery(1))
+    told = Heartbeat("a", {"x": 1.0}, READY, ((1, 0), (1, 2)), ((1, 1),))
+    assert known.heartbeat({"x": 1.0}) == told
+
+
+def test_a_welcome_that_was_lost_is_asked_for_again() -> None:
+    standing = Standing(Hello("a", "digest"))
+    standing.hello(5.0)
+    assert standing.alive(5.0 + HELLO_AGAIN_S / 2) is None
+    assert standing.alive(5.0 + HELLO_AGAIN_S)
+    standing.welcomed()
+    assert standing.alive(10.0) is None
+
+
+def test_a_lease_that_comes_twice_is_worked_on_once(known: Standing) -> None:
+    question, sampling = Question("q", "who?", ("me",), 1), Sampling(1.0, 0)
+    old, new = (Lease(1, sibling, "train", question, sampling) for sibling in (2, 3))
+    assert known.hear(Leases((old, new, new))) == Leases((new,))
+    assert known.hear(Leases((new,))) == Leases(())

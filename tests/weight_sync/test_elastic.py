@@ -4,15 +4,19 @@ import asyncio
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 
 import msgspec
 import pytest
 import torch
 
+from configs.keys import Keys
+from scripts.chaos_proxy import ChaosProxy, Faults
 from weight_sync import channel
 from weight_sync.protocol import SyncTimeout, WeightSyncError
 from weight_sync.publisher import Publisher
@@ -222,6 +226,37 @@ async def test_a_stranger_is_refused_and_the_others_go_on(fleet) -> None:
             await asyncio.wait_for(fleet.tasks[1], 20)
         fleet.publish(publisher, 1)
         await wait_applied(publisher, 1)
+
+
+async def test_a_control_connection_that_is_slow_and_cut_again_and_again_heals(
+    fleet, tmp_path
+) -> None:
+    """Cuts fall before, between and after the messages of a version, which arrives all the same."""
+    with ExitStack() as ports:
+        free = [ports.enter_context(closing(socket.socket())) for _ in range(2)]
+        for each in free:
+            each.bind(("127.0.0.1", 0))
+        direct, proxied = (f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in free)
+    fleet.keys = Keys(tmp_path / "keys").make()
+    fleet.endpoint = direct
+    config = msgspec.structs.replace(fleet.config, publish_deadline_s=2.0)
+    with fleet.publisher(2, config) as publisher:
+        near = fleet.add("actor-0")
+        async with ChaosProxy(proxied, direct, Faults(delay_s=0.01)) as proxy:
+            fleet.endpoint = proxied
+            far = fleet.add("actor-1")
+            await asyncio.to_thread(publisher.wait_for_actors, 20)
+            for version in range(6):
+                weights = fleet.publish(publisher, version)
+                await asyncio.sleep(0.02 * version)
+                proxy.cut()
+                await asyncio.sleep(0)  # it is done by the loop
+                await wait_until(
+                    lambda: all(s.verified == (7, version) for s in fleet.subscribers),  # noqa: B023
+                    f"version {version} reaches both",
+                )
+                assert all(torch.equal(e.weights["head"], weights["head"]) for e in (near, far))
+            assert proxy.cuts == 6
 
 
 @pytest.mark.slow

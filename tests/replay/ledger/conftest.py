@@ -14,6 +14,7 @@ from replay.ledger import Ledger
 from replay.protocol import (
     Batch,
     Deliver,
+    Heartbeat,
     Hello,
     Lease,
     LeaseFailed,
@@ -23,6 +24,7 @@ from replay.protocol import (
     Resume,
     Sample,
     Stop,
+    Unknown,
     Wait,
     Welcome,
 )
@@ -225,6 +227,14 @@ class World:
         if actor.connected:
             self.do(self.scene.send, name, Ready(name, actor.capacity, *actor.applied))
 
+    def beat(self, name: str) -> None:
+        """An actor's heartbeat, and its Hello where it is asked for one."""
+        actor = self.actors[name]
+        ready = Ready(name, actor.capacity, *actor.applied)
+        beat = Heartbeat(name, {}, ready, tuple(sorted(actor.flight)))
+        if actor.connected and self.do(self.scene.send, name, beat) == Unknown():
+            self.connect(name)
+
     def deliver(self, name: str, key: Key, signal: bool = True) -> None:
         """An actor delivers something that it has in flight."""
         lease, version = self.actors[name].flight.pop(key)
@@ -238,6 +248,7 @@ class World:
             self.connect(name)
         self.actors[name].applied = self.published
         self.state(name)
+        self.beat(name)
         for key in sorted(self.actors[name].flight):
             self.deliver(name, key)
 
