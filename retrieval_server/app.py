@@ -83,7 +83,6 @@ def create_app(
     `default_top_k` answers requests whose `topk` is null. A search must show `token`, unless it is
     empty.
     """
-
     app = _App(title="Forage retrieval server", version="1", lifespan=_lifespan(index))
 
     @app.post(
