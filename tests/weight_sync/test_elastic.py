@@ -279,7 +279,7 @@ async def test_kills_at_random_moments(fleet, start) -> None:
             os.kill(other.pid, signal.SIGKILL)
             version += 1
             fleet.publish(publisher, version)
-            await wait_applied(publisher, version, 10.0)
+            await wait_applied(publisher, version, 30.0)  # a group half formed waits its time out
             other.wait()
             assert fleet.subscribers[0].verified == (7, version)
             other = start("actor-1")
