@@ -2,7 +2,7 @@
 
 Consumes the learner's messages (a DEALER) and a `ServingEngine`; produces `Join`, the answers to
 what the learner says, and `serving`, an event that is set exactly while verified weights serve.
-Waits for the learner: for the first rendezvous, and for bytes once they have been sent, with
+Waits for the learner: for a first word, and for bytes once they have been sent, with
 deadlines; for the next version without one (a learner that evaluates is silent for minutes; its
 death is the launcher's to notice). While nothing comes it says Join again every second: a learner
 that started anew, or has dropped this actor, takes it in. Runs on the actor's event loop and never
