@@ -12,7 +12,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from typing import Any
 
 from configs.process import die_with_parent
 from scripts.audit_books import Audit
-from scripts.chaos_victims import KINDS, Blow, ChaosFailed, Victims, plan
+from scripts.chaos_victims import KINDS, Blow, ChaosFailed, RunCompleted, Victims, plan
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 END_S = 1500.0
@@ -29,19 +28,19 @@ HOLD_S = 12.0  # longer than replay.dead_after_s: a stopped actor is given up an
 SETTINGS = ("fleet.restarts=1000", "fleet.first_pause_s=0.1", "learner.checkpoint_every=5")
 
 
-def launch(run_dir: Path, settings: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Start the demo task on `run_dir`; its output goes to `<run_dir>.out`."""
+def launch(run_dir: Path, steps: int) -> "subprocess.Popen[bytes]":
+    """Start the demo task on `run_dir`, or go on with it; its output goes to `<run_dir>.out`."""
     from scripts.demo_task import prepare
 
     files = prepare(REPOSITORY / ".cache", 0, lambda line: print(f"  {line}", flush=True))
-    command = [
-        *(sys.executable, "scripts/launch.py", "configs/demo.yaml", f"run_dir={run_dir}"),
-        *(f"model.path={files.model}", f"questions.train={files.train}"),
-        *(f"questions.eval={files.eval}", f"retrieval.corpus={files.corpus}", *settings),
+    paths = [
+        *(f"run_dir={run_dir}", f"model.path={files.model}", f"questions.train={files.train}"),
+        *(f"questions.eval={files.eval}", f"retrieval.corpus={files.corpus}", *SETTINGS),
     ]
-    with run_dir.with_suffix(".out").open("wb") as out:
+    what = ["--resume", str(run_dir)] if run_dir.exists() else ["configs/demo.yaml", *paths]
+    with run_dir.with_suffix(".out").open("ab") as out:
         return subprocess.Popen(
-            command,
+            [sys.executable, "scripts/launch.py", *what, f"learner.total_steps={steps}"],
             cwd=REPOSITORY,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -49,44 +48,57 @@ def launch(run_dir: Path, settings: Sequence[str]) -> "subprocess.Popen[bytes]":
         )
 
 
-def undisturbed(run_dir: Path, settings: Sequence[str]) -> dict[str, Any]:
+def _discard(run_dir: Path) -> None:
+    """A run that was cut off."""
+    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.with_suffix(".out").unlink(missing_ok=True)
+
+
+def undisturbed(run_dir: Path, steps: int) -> dict[str, Any]:
     """The summary of a run that nobody disturbs."""
     if not (run_dir / "summary.json").exists():
-        shutil.rmtree(run_dir, ignore_errors=True)
+        _discard(run_dir)
         print("the run without chaos ...", flush=True)
-        launch(run_dir, settings).wait(END_S)
+        launch(run_dir, steps).wait(END_S)
     return _summary(run_dir)
 
 
-def disturbed(
-    run_dir: Path, settings: Sequence[str], blows: Sequence[tuple[str, str]], seed: int
-) -> list[Blow]:
-    """Strike a run as planned and let it end; what was done is kept beside it."""
+def disturbed(run_dir: Path, steps: int, blows: Sequence[tuple[str, str]], seed: int) -> list[Blow]:
+    """Strike a run as planned and let it end; what was done is kept beside it.
+
+    A run that completes before it has had all its blows goes on for half as many steps again.
+    """
     record = run_dir.with_suffix(".blows.json")
     if record.exists():
         return [Blow(**each) for each in json.loads(record.read_text())]
-    shutil.rmtree(run_dir, ignore_errors=True)  # one that was cut off
+    _discard(run_dir)
     print("the run under fire ...", flush=True)
-    launcher = launch(run_dir, settings)
-    victims, done = Victims(launcher, run_dir, seed), []
+    victims, done = Victims(launch(run_dir, steps), run_dir, seed), []
     try:
-        victims.wait_until_training()
-        for number, (kind, how) in enumerate(blows, 1):
-            blow = victims.strike(kind, how, HOLD_S)
-            done.append(blow)
-            print(
-                f"[{number}/{len(blows)}] {how} {blow.name} ({kind}): on record after "
-                f"{blow.detected_s:.1f} s, back after {blow.recovered_s:.1f} s (its start took "
-                f"{blow.cold_s:.1f} s)",
-                flush=True,
-            )
+        while len(done) < len(blows):
+            try:
+                victims.wait_until_training()
+                done.append(victims.strike(*blows[len(done)], HOLD_S))
+            except RunCompleted:
+                steps += max(1, steps // 2)
+                print(f"the run was over too soon: it goes on to step {steps}", flush=True)
+                victims.follow(launch(run_dir, steps))
+            else:
+                _tell(done[-1], len(done), len(blows))
     except ChaosFailed as failure:
         print(f"chaos: {failure}; see {run_dir.with_suffix('.out')}", file=sys.stderr)
-    begun = time.monotonic()
-    while launcher.poll() is None and time.monotonic() - begun < END_S:
-        time.sleep(0.5)
+    victims.see_it_end(END_S)
     record.write_text(json.dumps([asdict(blow) for blow in done]))
     return done
+
+
+def _tell(blow: Blow, number: int, of: int) -> None:
+    print(
+        f"[{number}/{of}] {blow.how} {blow.name} ({blow.kind}): on record after "
+        f"{blow.detected_s:.1f} s, back after {blow.recovered_s:.1f} s (its start took "
+        f"{blow.cold_s:.1f} s)",
+        flush=True,
+    )
 
 
 def report(run_dir: Path, blows: Sequence[Blow], quiet: dict[str, Any] | None) -> dict[str, Any]:
@@ -166,7 +178,7 @@ def main(words: Sequence[str] | None = None) -> int:
     add("--quick", action="store_true", help="3 kills and 1 stop in a shorter run")
     add("--kills", type=int, help="15 (quick: 3)")
     add("--stops", type=int, help="5 (quick: 1)")
-    add("--steps", type=int, help="learner.total_steps of both runs (300; quick: 60)")
+    add("--steps", type=int, help="learner.total_steps of both runs, at least (300; quick: 60)")
     add("--seed", type=int, default=0, help="of who is struck when")
     add("--out", type=Path, default=REPOSITORY / "runs" / "chaos")
     add("--alone", action="store_true", help="without the undisturbed run")
@@ -176,11 +188,11 @@ def main(words: Sequence[str] | None = None) -> int:
     stops = given.stops if given.stops is not None else 1 if given.quick else 5
     steps = given.steps or (60 if given.quick else 300)
     given.out.mkdir(parents=True, exist_ok=True)
-    settings = [*SETTINGS, f"learner.total_steps={steps}"]
     try:
         struck = given.out / f"struck-{kills}-{stops}-{steps}-{given.seed}"
-        blows = disturbed(struck, settings, plan(kills, stops, given.seed), given.seed)
-        quiet = None if given.alone else undisturbed(given.out / f"quiet-{steps}", settings)
+        blows = disturbed(struck, steps, plan(kills, stops, given.seed), given.seed)
+        steps = _summary(struck)["steps"]  # more, if it was over too soon
+        quiet = None if given.alone else undisturbed(given.out / f"quiet-{steps}", steps)
         figures = report(struck, blows, quiet)
     except ChaosFailed as failure:
         print(f"chaos: {failure}", file=sys.stderr)

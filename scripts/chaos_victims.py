@@ -27,6 +27,10 @@ class ChaosFailed(RuntimeError):
     """The run ended, or did not recover, before everything planned was done to it."""
 
 
+class RunCompleted(RuntimeError):
+    """The run came to its end, as it should, before everything planned was done to it."""
+
+
 @dataclass(frozen=True)
 class Blow:
     """One kill or stop: seconds until it was on record, and until its process did its work again.
@@ -49,6 +53,18 @@ class Victims:
         self._launcher, self._run_dir = launcher, run_dir
         self._chance = random.Random(seed)
 
+    def follow(self, launcher: "subprocess.Popen[bytes]") -> None:
+        """Go on with the same run, launched again."""
+        self._launcher = launcher
+
+    def see_it_end(self, limit_s: float) -> None:
+        """Wait for the run to end by itself; end it with SIGTERM when it does not."""
+        try:
+            self._launcher.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self._launcher.terminate()
+            self._launcher.wait(RECOVERY_S)
+
     def wait_until_training(self) -> None:
         """Wait for every process to do its work."""
         end = time.monotonic() + START_S
@@ -58,11 +74,7 @@ class Victims:
     def strike(self, kind: str, how: str, hold_s: float) -> Blow:
         """Kill a process of this kind, or stop it for `hold_s`; wait until all is well again."""
         name = self._name(kind)
-        pid = self._pid(name)
-        if kind == "engine":
-            pid = _engine_of(pid)
-        at_s = time.time()
-        os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+        pid, at_s = self._signal(kind, name, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
         seen = self._wait("ended" if how == "kill" else "stopped", name, at_s, DETECTION_S)
         if how == "stop":
             time.sleep(max(0.0, hold_s - (time.time() - at_s)))
@@ -73,6 +85,20 @@ class Victims:
         self.wait_until_training()
         time.sleep(self._chance.uniform(0.5, 4.0))
         return Blow(kind, name, how, max(0.0, detected_s), back - at_s, self._cold_s(name))
+
+    def _signal(self, kind: str, name: str, number: signal.Signals) -> tuple[int, float]:
+        """Send it to the process; returns its pid and when that was."""
+        end = time.monotonic() + DETECTION_S
+        while True:
+            pid = self._pid(name)
+            try:
+                pid = _engine_of(pid) if kind == "engine" else pid
+                at_s = time.time()
+                os.kill(pid, number)
+            except (psutil.NoSuchProcess, ProcessLookupError):  # the run comes to its end
+                self._go_on(end, f"{name} to be there")
+            else:
+                return pid, at_s
 
     def _name(self, kind: str) -> str:
         if kind not in ("actor", "engine"):
@@ -111,7 +137,10 @@ class Victims:
             self._go_on(end, f"{name} to be {event}")
 
     def _go_on(self, end: float, what: str) -> None:
-        if self._launcher.poll() is not None:
+        code = self._launcher.poll()
+        if code == 0:
+            raise RunCompleted(f"the run was complete while chaos waited for {what}")
+        if code is not None:
             raise ChaosFailed(f"the run ended while chaos waited for {what}")
         if time.monotonic() > end:
             raise ChaosFailed(f"chaos waited in vain for {what}")
@@ -133,5 +162,5 @@ def _engine_of(actor: int) -> int:
         c.pid for c in children if "resource_tracker" not in " ".join(c.cmdline())
     ]
     if not engines:
-        raise ChaosFailed(f"the actor with pid {actor} has no engine")
+        raise psutil.NoSuchProcess(actor, msg="the actor has no engine")
     return int(engines[0])

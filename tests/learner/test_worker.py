@@ -95,19 +95,22 @@ class Actor:
         verified: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
         note: Callable[[int, int], None] = lambda i, v: verified.put_nowait((i, v))  # noqa: E731
         sync = Subscriber("actor-0", weight_sync_endpoint(config), self, config.weight_sync, note)
-        following = asyncio.create_task(sync.run())
+        background = [asyncio.create_task(sync.run())]
         hello, limits = Hello("actor-0", "digest"), config.replay
         endpoint = replay_endpoint(config)
-        first = await verified.get()
-        async with TrajectoryWriter(endpoint, hello, limits.heartbeat_s, 20.0) as writer:
-            writer.gauges = lambda: {"actor/tokens_per_s": 7.0}
-            await writer.ready(8, *first)
-            announcing = asyncio.create_task(self.announce(verified, writer))
-            while isinstance(lease := await writer.next(), Lease):
-                await sync.serving.wait()
-                await writer.deliver(self.roll_out(lease))
-            announcing.cancel()
-        following.cancel()
+        try:
+            first = await verified.get()
+            async with TrajectoryWriter(endpoint, hello, limits.heartbeat_s, 20.0) as writer:
+                writer.gauges = lambda: {"actor/tokens_per_s": 7.0}
+                await writer.ready(8, *first)
+                background.append(asyncio.create_task(self.announce(verified, writer)))
+                while isinstance(lease := await writer.next(), Lease):
+                    await sync.serving.wait()
+                    await writer.deliver(self.roll_out(lease))
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)
 
     async def announce(
         self, verified: "asyncio.Queue[tuple[int, int]]", writer: TrajectoryWriter

@@ -23,8 +23,9 @@ from replay.protocol import (
     Sample,
     Shutdown,
 )
-from tests.replay.ledger.conftest import Rollouts, Scene, composition
+from tests.replay.ledger.conftest import Scene
 from tests.replay.ledger.machine_actors import ActorRules, Watch, names, picks, running
+from tests.replay.ledger.world import Rollouts, composition
 
 
 class Rules(ActorRules):

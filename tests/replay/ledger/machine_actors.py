@@ -10,12 +10,12 @@ from replay.protocol import (
     Acknowledged,
     Deliver,
     Goodbye,
-    Heartbeat,
     Hello,
     Refused,
 )
 from replay.records import GroupOpened, QuestionRetired, Record
-from tests.replay.ledger.conftest import Rollouts, Scene, World, summary_for
+from tests.replay.ledger.conftest import Scene, summary_for
+from tests.replay.ledger.world import Rollouts, World
 
 NAMES = ("a", "b", "c")
 names = st.sampled_from(NAMES)
@@ -121,6 +121,41 @@ class ActorRules(RuleBasedStateMachine):
             else:
                 assert isinstance(reply, Refused)
 
+    # ---- messages
+
+    @rule(name=names, times=st.integers(1, 12))
+    def beat(self, name: str, times: int) -> None:
+        """Heartbeats, a second apart: what got lost is found out after `dead_after_s`."""
+        for _ in range(times):
+            self.world.beat(name)
+            self.world.do(self.scene.tick, 1.0)
+
+    @rule(name=names, pick=picks)
+    def lose_leases(self, name: str, pick: int) -> None:
+        """Leases were sent, and are on record, but never came."""
+        actor = self.world.actors[name]
+        if flight := sorted(actor.flight):
+            actor.lost.add(key := flight[pick % len(flight)])
+            del actor.flight[key]
+
+    @rule(name=names, pick=picks)
+    def lose_delivery(self, name: str, pick: int) -> None:
+        """It never comes: its actor keeps it, and tells of it, until it is acknowledged."""
+        actor = self.world.actors[name]
+        if flight := sorted(actor.flight):
+            key = flight[pick % len(flight)]
+            actor.delivering[key] = actor.flight.pop(key)
+
+    @rule(name=names, pick=picks)
+    def lose_acknowledgement(self, name: str, pick: int) -> None:
+        """Replay has the delivery, and its actor does not know that."""
+        actor = self.world.actors[name]
+        if actor.connected and (flight := sorted(actor.flight)):
+            key = flight[pick % len(flight)]
+            rollout = actor.flight[key]
+            self.world.deliver(name, key)
+            actor.delivering[key] = rollout
+
     @rule(name=names, pick=picks)
     def fail(self, name: str, pick: int) -> None:
         flight = self.world.actors[name].flight
@@ -160,7 +195,7 @@ class ActorRules(RuleBasedStateMachine):
         if self.world.actors[name].connected:
             assert isinstance(self.unchanged("twin", Hello(name, "digest")), Refused)
             assert isinstance(self.unchanged("twin", Hello("d", "other")), Refused)
-            assert self.unchanged(name, Heartbeat(name, {})) is None
+            self.world.beat(name)
 
     def unchanged(self, peer: str, message: Any) -> Any:
         """The reply to a message that, where it is refused, must leave nothing on record."""

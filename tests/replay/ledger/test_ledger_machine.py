@@ -69,7 +69,8 @@ class LedgerMachine(Rules):
         if hasattr(self, "world") and not self.world.stopped:
             held = self.scene.ledger.books.held
             for name, actor in self.world.actors.items():
-                assert not actor.connected or set(actor.flight) == held[name]
+                unsettled = actor.lost | actor.delivering.keys()
+                assert not actor.connected or set(actor.flight) == held[name] - unsettled
 
     @invariant()
     def a_lost_lease_is_given_again_at_once(self) -> None:
