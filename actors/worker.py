@@ -31,7 +31,7 @@ from actors.runner import MeteredPolicy, Runner, VerifiedVersions
 from actors.vllm_policy import VllmPolicy
 from configs.keys import keys_of
 from configs.load import ConfigError, load, replay_endpoint, retrieval_url, weight_sync_endpoint
-from configs.process import CONSEQUENCE, announce_ready, begin, die_with_parent
+from configs.process import CONSEQUENCE, announce_ready, begin, die_with_parent, leave
 from configs.schema import Config
 from replay.client import TrajectoryWriter
 from replay.protocol import Hello, ReplayError, ReplayTimeout
@@ -209,4 +209,4 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

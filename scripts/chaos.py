@@ -25,6 +25,7 @@ from scripts.chaos_victims import KINDS, Blow, ChaosFailed, RunCompleted, Victim
 REPOSITORY = Path(__file__).resolve().parent.parent
 END_S = 1500.0
 HOLD_S = 12.0  # longer than replay.dead_after_s: a stopped actor is given up and comes back
+LEARNER_HOLD_S = 120.0  # nothing may pile up while nobody trains
 SETTINGS = ("fleet.restarts=1000", "fleet.first_pause_s=0.1", "learner.checkpoint_every=5")
 
 
@@ -63,7 +64,9 @@ def undisturbed(run_dir: Path, steps: int) -> dict[str, Any]:
     return _summary(run_dir)
 
 
-def disturbed(run_dir: Path, steps: int, blows: Sequence[tuple[str, str]], seed: int) -> list[Blow]:
+def disturbed(
+    run_dir: Path, steps: int, blows: Sequence[tuple[str, str]], seed: int, learner_hold_s: float
+) -> list[Blow]:
     """Strike a run as planned and let it end; what was done is kept beside it.
 
     A run that completes before it has had all its blows goes on for half as many steps again.
@@ -78,7 +81,9 @@ def disturbed(run_dir: Path, steps: int, blows: Sequence[tuple[str, str]], seed:
         while len(done) < len(blows):
             try:
                 victims.wait_until_training()
-                done.append(victims.strike(*blows[len(done)], HOLD_S))
+                kind, how = blows[len(done)]
+                hold_s = learner_hold_s if kind == "learner" else HOLD_S
+                done.append(victims.strike(kind, how, hold_s))
             except RunCompleted:
                 steps += max(1, steps // 2)
                 print(f"the run was over too soon: it goes on to step {steps}", flush=True)
@@ -117,6 +122,9 @@ def report(run_dir: Path, blows: Sequence[Blow], quiet: dict[str, Any] | None) -
         "kills": len(kills),
         "kills_by_kind": dict(Counter(blow.kind for blow in kills)),
         "stops": len(blows) - len(kills),
+        "growth_while_the_learner_stood": max(
+            (b.growth for b in blows if (b.kind, b.how) == ("learner", "stop")), default=None
+        ),
         "lost": groups["opened"] - ended,
         "trained_twice": sum("was trained at" in fault for fault in books.faults),
         "books_close": audit["books_close"],
@@ -190,7 +198,8 @@ def main(words: Sequence[str] | None = None) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     try:
         struck = given.out / f"struck-{kills}-{stops}-{steps}-{given.seed}"
-        blows = disturbed(struck, steps, plan(kills, stops, given.seed), given.seed)
+        hold_s = HOLD_S if given.quick else LEARNER_HOLD_S
+        blows = disturbed(struck, steps, plan(kills, stops, given.seed), given.seed, hold_s)
         steps = _summary(struck)["steps"]  # more, if it was over too soon
         quiet = None if given.alone else undisturbed(given.out / f"quiet-{steps}", steps)
         figures = report(struck, blows, quiet)

@@ -5,12 +5,13 @@ by pid; produces one `Blow` per kill or stop. Every wait has a deadline and ends
 does.
 """
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ class RunCompleted(RuntimeError):
 class Blow:
     """One kill or stop: seconds until it was on record, and until its process did its work again.
 
-    `cold_s` is how long the same process took at the start of the run.
+    `cold_s` is how long the same process took at the start of the run. `growth`, of a stop: by how
+    much of itself the memory of any process of the run grew in the last three quarters of it.
     """
 
     kind: str
@@ -44,6 +46,7 @@ class Blow:
     detected_s: float
     recovered_s: float
     cold_s: float
+    growth: float = 0.0
 
 
 class Victims:
@@ -76,15 +79,16 @@ class Victims:
         name = self._name(kind)
         pid, at_s = self._signal(kind, name, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
         seen = self._wait("ended" if how == "kill" else "stopped", name, at_s, DETECTION_S)
+        growth = 0.0
         if how == "stop":
-            time.sleep(max(0.0, hold_s - (time.time() - at_s)))
+            growth = self._growth(at_s + hold_s / 4, at_s + hold_s)
             at_s = time.time()  # from here on it may recover
             os.kill(pid, signal.SIGCONT)
         back = self._wait("ready" if how == "kill" else "continued", name, at_s, RECOVERY_S)
         detected_s = seen - (at_s if how == "kill" else at_s - hold_s)
         self.wait_until_training()
         time.sleep(self._chance.uniform(0.5, 4.0))
-        return Blow(kind, name, how, max(0.0, detected_s), back - at_s, self._cold_s(name))
+        return Blow(kind, name, how, max(0.0, detected_s), back - at_s, self._cold_s(name), growth)
 
     def _signal(self, kind: str, name: str, number: signal.Signals) -> tuple[int, float]:
         """Send it to the process; returns its pid and when that was."""
@@ -99,6 +103,23 @@ class Victims:
                 self._go_on(end, f"{name} to be there")
             else:
                 return pid, at_s
+
+    def _growth(self, from_s: float, until_s: float) -> float:
+        """Largest relative growth of the resident memory of one process between two times."""
+        seen: dict[int, list[int]] = {}
+        while time.time() < until_s:
+            time.sleep(0.5)
+            for process in self._processes() if time.time() >= from_s else ():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    seen.setdefault(process.pid, []).append(process.memory_info().rss)
+        return max((max(sizes) / min(sizes) - 1.0 for sizes in seen.values()), default=0.0)
+
+    def _processes(self) -> Iterator[psutil.Process]:
+        """Those of the run that live, and their children."""
+        for name in {event["name"] for event in self._events()}:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(self._pid(name))
+                yield from (process, *process.children(recursive=True))
 
     def _name(self, kind: str) -> str:
         if kind not in ("actor", "engine"):
@@ -151,7 +172,8 @@ def plan(kills: int, stops: int, seed: int) -> Sequence[tuple[str, str]]:
     """(kind, how) in random order; every kind as often as the others, as far as it goes."""
     chance = random.Random(seed)
     blows = [(KINDS[i % len(KINDS)], "kill") for i in range(kills)]
-    blows += [(kind, "stop") for kind in chance.choices(KINDS, k=stops)]
+    order = chance.sample(KINDS, len(KINDS))
+    blows += [(order[i % len(KINDS)], "stop") for i in range(stops)]
     chance.shuffle(blows)
     return blows
 
