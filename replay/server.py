@@ -127,10 +127,13 @@ class ReplayServer:
                     self._refuse(peer, error)
 
     def _refuse(self, peer: bytes, error: protocol.CodecError) -> None:
-        self._refused += 1
-        logger.warning("refused a message: %s", error)
+        self._note_refusal(str(error))
         lost = isinstance(error, protocol.Garbled)
         self._send(peer, protocol.Unknown() if lost else protocol.Refused(str(error)))
+
+    def _note_refusal(self, cause: str) -> None:
+        self._refused += 1
+        logger.warning("refused a message: %s", cause)
 
     def _handle(self, peer: bytes, request: protocol.Request) -> None:
         if isinstance(request, Describe):
@@ -155,6 +158,8 @@ class ReplayServer:
     def _commit(self, outcome: Outcome, request: protocol.Decided | None = None) -> None:
         self._log.append(outcome.records)
         for peer, reply in outcome.replies:
+            if isinstance(reply, protocol.Refused):
+                self._note_refusal(reply.cause)
             if isinstance(reply, Status) and self._room.full:
                 reply = msgspec.structs.replace(reply, phase=self._room.cause)
             if request is None or self._peers.answers(peer, request, reply, time.monotonic()):
