@@ -13,12 +13,15 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
+
 from actors.actions import STOP_TAGS
 from actors.policy import EngineUnusable
 from actors.prompt import single_token_ids
 from configs.process import socket_dir
 from configs.schema import Config
 
+NICENESS = 5
 _BATCHED_TOKENS = 8192
 
 
@@ -66,6 +69,19 @@ def prepare_environment(config: Config) -> None:
         }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+
+
+def give_way() -> None:
+    """On a CPU, let the learner and whoever starts go first: they are waited for, while this actor
+    and its engine, who work without a break, would take from them all that they can get.
+    """
+    if not on_cpu():
+        return
+    process = psutil.Process()
+    for each in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            for thread in each.threads():
+                os.setpriority(os.PRIO_PROCESS, thread.id, NICENESS)
 
 
 class Scratch:

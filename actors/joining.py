@@ -125,7 +125,7 @@ def _retrieval(config: Config) -> Iterator[str]:
 
 
 async def _search(config: Config) -> None:
-    """One search. An actor whose searches all fail would spoil the run's questions."""
+    """One search: an actor whose searches all fail would only take leases and give them back."""
     url, asked = retrieval_url(config), config.retrieval
     token = read_token(asked.token_file)
     try:

@@ -32,7 +32,7 @@ from actors.policy import (
     GenerationFailed,
 )
 from actors.prompt import load_tokenizer
-from configs.schema import Config
+from configs.schema import ActorsConfig, Config
 from weight_sync.protocol import WORKER_EXTENSION
 
 if TYPE_CHECKING:
@@ -47,13 +47,17 @@ class VllmPolicy:
     VllmPolicy.start(config)`."""
 
     def __init__(
-        self, engine: "AsyncLLM", stop_arguments: dict[str, Any], scratch: Scratch | None = None
+        self,
+        engine: "AsyncLLM",
+        stop_arguments: dict[str, Any],
+        scratch: Scratch | None = None,
+        deadline_s: float = ActorsConfig.engine_deadline_s,
     ) -> None:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         self._parameters = SamplingParams
         self._engine: AsyncLLM | None = engine
-        self._scratch = scratch
+        self._scratch, self._deadline_s = scratch, deadline_s
         self._numbers = itertools.count()
         self._arguments = {
             **stop_arguments,
@@ -77,6 +81,7 @@ class VllmPolicy:
                     _start_engine(engine_arguments(config, worker_extension)),
                     stop_arguments(load_tokenizer(path, config.model.trust_remote_code)),
                     scratch,
+                    config.actors.engine_deadline_s,
                 )
         except (RuntimeError, ValueError, OSError) as error:
             scratch.remove()
@@ -149,9 +154,26 @@ class VllmPolicy:
             await self.engine.update_weight_version(str(version))
 
     async def watch(self) -> NoReturn:
-        """Return never; raise EngineDead when the engine's process is gone."""
-        while not self.engine.errored:
-            await asyncio.sleep(WATCH_EVERY_S)
+        """Return never; raise EngineDead when the engine's process is gone, or has not answered a
+        question between two of its steps for `actors.engine_deadline_s`.
+        """
+        silent_s = 0.0
+        answer: asyncio.Future[None] | None = None
+        try:
+            while not self.engine.errored:
+                if answer is None or answer.done():
+                    silent_s, answer = 0.0, asyncio.ensure_future(self._ask())
+                if silent_s >= self._deadline_s:
+                    raise EngineDead(
+                        f"the engine has not answered for {self._deadline_s:g} s "
+                        "(actors.engine_deadline_s)"
+                    )
+                # Counted in looks, not in time: if this process was stopped, so was its patience.
+                await asyncio.sleep(WATCH_EVERY_S)
+                silent_s += WATCH_EVERY_S
+        finally:
+            if answer is not None:
+                answer.cancel()
         raise EngineDead("the engine's process is gone")
 
     def close(self) -> None:
@@ -166,6 +188,11 @@ class VllmPolicy:
             gc.collect()
         if self._scratch is not None:
             self._scratch.remove()
+
+    async def _ask(self) -> None:
+        """Have the engine say anything; whether it is dead, `errored` tells."""
+        with contextlib.suppress(EngineDead), _naming_death():
+            await self.engine.engine_core.is_sleeping_async()
 
     async def _generate(self, tokens: Sequence[int], parameters: Any) -> Any:
         from vllm.exceptions import VLLMClientError

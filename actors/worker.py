@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from actors import joining
-from actors.engine_setup import check_installation, prepare_environment
+from actors.engine_setup import check_installation, give_way, prepare_environment
 from actors.policy import ActorError, EngineUnusable
 from actors.prompt import Prompter, load_tokenizer, tokenizer_digest
 from actors.rollout import rollout
@@ -115,8 +116,12 @@ async def _serve(
 
 async def _announce(versions: VerifiedVersions, writer: TrajectoryWriter, capacity: int) -> None:
     """State to replay every version that serves here."""
+    started = False
     while True:
         incarnation, version = await versions.announcements.get()
+        if not started:
+            give_way()
+            started = True
         logger.info("serving version %d of incarnation %d", version, incarnation)
         announce_ready()
         await writer.ready(capacity, incarnation, version)
@@ -177,6 +182,10 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--actor-id is missing: name this actor, for example --actor-id actor-0")
     if not connect and given.keys:
         parser.error(f"--keys {given.keys!r} is for --connect: with CONFIG, say keys={given.keys}")
+    if connect and re.fullmatch(r"actor-\d+", given.actor_id or ""):
+        parser.error(
+            f"--actor-id {given.actor_id!r}: such names are the launcher's own: choose one"
+        )
     given.actor_id = given.actor_id or f"{socket.gethostname()}-{os.getpid()}"
     return given
 

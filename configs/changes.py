@@ -12,7 +12,8 @@ import msgspec
 from configs.schema import Config
 
 MAY_CHANGE = ("learner.total_steps", "learner.eval_every", "learner.checkpoint_every")
-OPEN = ("run_dir", "retrieval.port", "actors.count")  # follow the machine; the fleet may grow
+# These follow the machine; the fleet may grow.
+OPEN = ("run_dir", "retrieval.port", "retrieval.token_file", "actors.count")
 
 
 def recorded_config(tree: object) -> Config:

@@ -77,6 +77,15 @@ class RetrievalConfig(Section, frozen=True):
     max_connections: Positive = 64
 
 
+def _require_address(field: str, endpoint: str) -> None:
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    if host in ("*", "0.0.0.0", "[::]"):
+        raise ValueError(
+            f"{field} = {endpoint!r} is no address that anybody could connect to: name the one by "
+            "which the actors reach this host"
+        )
+
+
 class ActorsConfig(Section, frozen=True):
     """The rollout fleet: engines, turns, limits and sampling."""
 
@@ -99,6 +108,7 @@ class ActorsConfig(Section, frozen=True):
     enforce_eager: bool = True
     threads: Positive = 1
     starting_deadline_s: Seconds = 300.0
+    engine_deadline_s: Seconds = 300.0  # an engine that says nothing for so long is replaced
     rollout_deadline_s: Seconds = 240.0
     drain_deadline_s: Seconds = 20.0
 
@@ -122,6 +132,7 @@ class ReplayConfig(Section, frozen=True):
     segment_bytes: Annotated[int, Meta(ge=1 << 20)] = 256 << 20  # then the log's next file begins
 
     def __post_init__(self) -> None:
+        _require_address("replay.endpoint", self.endpoint)
         if self.restart_deadline_s < self.dead_after_s:
             raise ValueError(
                 f"replay.restart_deadline_s = {self.restart_deadline_s!r} lies below "
@@ -140,6 +151,9 @@ class WeightSyncConfig(Section, frozen=True):
     probe_tolerance: Annotated[float, Meta(gt=0.0)] = 0.05  # fp32 configurations set 1e-4
     join_deadline_s: Seconds = 300.0
     publish_deadline_s: Seconds = 30.0
+
+    def __post_init__(self) -> None:
+        _require_address("weight_sync.endpoint", self.endpoint)
 
 
 _UNUSED = {"reinforce": ("clip_low", "clip_high", "ratio_cap"), "cispo": ("ratio_cap",)}

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from replay.groups import Group
 
-NOBODYS_FAULT = ("not_held", "absent")  # given back for a restart of replay's, nothing failed
+# Given back for a restart of replay's, or because no retrieval server was there: however often that
+# happens, it says nothing about the question.
+NOBODYS_FAULT = ("not_held", "absent", "RetrievalUnreachable")
 Key = tuple[int, str]  # evaluation (-1: training), question id
 
 
@@ -24,7 +26,7 @@ class Failures:
 
     def count(self, group: Group, sibling: int, cause: str = "") -> None:
         """One more failed attempt, unless nothing failed."""
-        if cause in NOBODYS_FAULT:
+        if cause.startswith(NOBODYS_FAULT):
             return
         siblings = self.counts.setdefault(_key(group), {})
         siblings[sibling] = siblings.get(sibling, 0) + 1

@@ -1,6 +1,6 @@
 """Placement and supervision: every long-lived process runs under one Ray host actor of its own.
 
-Ray only *places*: a host starts one `python -m <package>.worker` in its own session and reports its
+Ray only *places*: a host starts one `python -m <package>.worker` in its own group and reports its
 exit code. The worker asks the kernel to die with its parent, so a host (or Ray, or the launcher)
 that is killed takes its worker along. Consumes commands from the launcher, produces exit codes;
 waits for nothing without a deadline. The only module that imports ray.
@@ -107,7 +107,9 @@ class Host:
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                # Ctrl-C at the terminal is the launcher's alone. No session of its own: Linux
+                # shares the CPU out by session first, and only within one by niceness.
+                process_group=0,
             )
             started.set()
             self._process.wait()

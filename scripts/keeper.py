@@ -66,15 +66,17 @@ class Keeper:
             found[name] = f"has ended, and starts again in {max(0.0, due - now):.1f} s"
         return found
 
-    def tend(self, broken: Mapping[str, int]) -> None:
-        """Start again, in time, those that ended unasked (name → exit code). Raises BudgetSpent."""
+    def tend(self, broken: Mapping[str, int], at_once: bool = False) -> None:
+        """Start again, in time or at once, those that ended unasked (name → exit code). Raises
+        BudgetSpent.
+        """
         now = time.monotonic()
         known = self._due.keys() | set(self._returning)
         fresh = {name: code for name, code in broken.items() if name not in known}
         for name, code in sorted(fresh.items(), key=_blame):
             if name not in self._due:  # another rank's end may have brought it here
                 self._schedule(name, code, now)
-        due = [name for name, at in self._due.items() if at <= now]
+        due = [n for n, at in self._due.items() if at <= now or (at_once and n in broken)]
         # The ranks of a learner find each other only if all start anew.
         due = [name for name in due if self._fleet.members[name].poll() is not None]
         if due:

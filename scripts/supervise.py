@@ -157,6 +157,8 @@ class Supervisor:
             broken = {n: code for n, code in broken.items() if n == "replay" or is_rank(n)}
         else:
             broken = self._without_leavers(broken)
+        if self._stop.cause and "replay" in broken and "learner" not in dead:
+            self._tend({"replay": broken["replay"]}, at_once=True)  # the others' end waits for it
         if not broken or self._stop.cause:
             return False
         if ending or not self._config.fleet.restarts:
@@ -165,12 +167,15 @@ class Supervisor:
         if waiters - self._explained:  # a deadline has passed
             self._explain()
         self._explained = waiters
-        try:
-            self.keeper.tend(broken)
-        except BudgetSpent as spent:
-            raise RunFailed(str(spent)) from spent
+        self._tend(broken)
         time.sleep(POLL_S)
         return True
+
+    def _tend(self, broken: dict[str, int], at_once: bool = False) -> None:
+        try:
+            self.keeper.tend(broken, at_once)
+        except BudgetSpent as spent:
+            raise RunFailed(str(spent)) from spent
 
     def _explain(self) -> None:
         """Say who waits for whom, for what, since when."""

@@ -1,6 +1,8 @@
 """The real engine: ids, log-probs, stops, seeds and versions are what they are said to be."""
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from actors.engine_setup import stop_arguments
-from actors.policy import BadCompletion, Completion
+from actors.policy import BadCompletion, Completion, EngineDead
 from actors.vllm_policy import VllmPolicy, own_logprobs, token_versions
 
 engine = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
@@ -201,3 +203,21 @@ def test_each_positions_first_logprob_is_the_tokens_own() -> None:
         own_logprobs(flat, ids + 1)
     with pytest.raises(BadCompletion):
         own_logprobs(flat, ids[:1])
+
+
+@with_engine
+async def test_an_engine_that_hangs_is_named(vllm_policy: Any) -> None:
+    """It lives, but works no more; nothing else would ever tell."""
+    (child,) = vllm_policy.engine.engine_core.resources.engine_manager.processes
+    patient = VllmPolicy(vllm_policy.engine, {}, deadline_s=1.0)
+    watching = asyncio.ensure_future(patient.watch())
+    await asyncio.sleep(2.5)
+    assert not watching.done()
+    watching.cancel()
+    os.kill(child.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(EngineDead, match=r"has not answered for 1 s \(actors.engine_deadline"):
+            await asyncio.wait_for(patient.watch(), 10.0)
+    finally:
+        os.kill(child.pid, signal.SIGCONT)
+    assert len((await sample(vllm_policy, [40, 50, 60])).tokens) > 0

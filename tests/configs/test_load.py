@@ -45,6 +45,8 @@ def test_overrides_win_and_types_are_kept(yaml_file: Path) -> None:
         ("seed.deep=1", ["seed", "deep", "1"]),
         ("weight_sync.publish_every=9", ["publish_every", "9", "max_staleness"]),
         ("replay.dead_after_s=300", ["restart_deadline_s", "120", "dead_after_s", "300", "raise"]),
+        ("replay.endpoint=tcp://*:5555", ["replay.endpoint", "tcp://*:5555", "actors reach"]),
+        ("weight_sync.endpoint=tcp://0.0.0.0:5", ["weight_sync.endpoint", "0.0.0.0", "reach"]),
         ("actors.rollouts_in_flight=2", ["rollouts_in_flight", "2", "group_size"]),
         ("questions.prompt=hello", ["questions.prompt", "hello", "{question}"]),
     ],

@@ -137,3 +137,26 @@ def test_of_consequences_alone_the_first_name_is_told(
     assert first_to_blame(tmp_path, [{"learner": CONSEQUENCE}]).startswith("learner ")
     every = dict.fromkeys(("learner", "actor-1", "replay"), CONSEQUENCE)
     assert first_to_blame(tmp_path, [every | {"replay": 0}]).startswith("replay ")
+
+
+def test_replay_comes_back_at_once_for_an_end_that_somebody_asked_for(tmp_path: Path) -> None:
+    """Learner and actors would wait for it, and its pause after a few deaths is long."""
+    started: list[str] = []
+    told: list[str] = []
+    members = {name: Member(name, told) for name in ("replay", "learner", "actor-0")}
+    for member in members.values():
+        member.poll = lambda: -9  # type: ignore[attr-defined]
+        member.command, member.log_path = ["replay"], ""  # type: ignore[attr-defined]
+        member.last_words = lambda: ""  # type: ignore[attr-defined]
+    fleet = SimpleNamespace(
+        members=members,
+        dead=lambda: {"learner": 0} if started else {"replay": -9},
+        start=lambda commands: started.extend(commands),
+    )
+    config = Config(run_dir=str(tmp_path), fleet=FleetConfig(first_pause_s=100.0))
+    stop = SimpleNamespace(cause=CAUSE)
+    parts = (config, fleet, Console(), stop, Progress(), lambda name: [name])
+    away = Replay(told, stop, Status((), (), {}, {}, phase="", stop_cause=""), silent=True)
+    assert Supervisor(*parts).watch(away) == CAUSE  # type: ignore[arg-type]
+    assert started == ["replay"]
+    assert "learner" in told

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from replay.protocol import Goodbye, Hello, Ready, Welcome
+import pytest
+
+from replay.protocol import Evaluate, Goodbye, Hello, Ready, Welcome
 from replay.records import LeaseReturned
 
 
@@ -104,6 +106,22 @@ def test_an_answered_question_starts_afresh(scene: Any) -> None:
         s.sample(step)
         s.send("a", Ready("a", 2, 1, step + 1))
     assert s.dropped == {}
+
+
+@pytest.mark.parametrize("kind", ["train", "eval"])
+def test_no_outage_of_the_retrieval_server_retires_a_question(scene: Any, kind: str) -> None:
+    s = scene(evals=1, groups_per_step=1, max_staleness=0, max_question_failures=2)
+    s.learner()
+    s.actor("a", 9)
+    if kind == "eval":
+        s.send("learner", Evaluate(1, 0))
+    lease = next(lease for lease in s.leased["a"] if lease.kind == kind)
+    for _ in range(20):
+        s.fail("a", lease, "RetrievalUnreachable: http://127.0.0.1:8000: ConnectError: refused")
+    assert lease in s.leased["a"] and not s.dropped
+    for _ in range(2):
+        s.fail("a", lease, "RetrievalRefused: too long a query")
+    assert lease not in s.leased["a"]
 
 
 def test_when_every_question_is_retired_the_run_stops(scene: Any) -> None:
