@@ -35,11 +35,12 @@ from weight_sync.protocol import (
     as_error,
 )
 from weight_sync.staging import Parcel
-from weight_sync.transport import GlooTransport
+from weight_sync.transport import Forming, GlooTransport
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5  # how often those who are waited for are looked after
+_GLANCE_S = 0.02  # and how often the learner listens while a group forms
 _ATTEMPTS = 5  # in a row without a completed version
 
 AnswerType = TypeVar("AnswerType", bound=Answer)
@@ -150,10 +151,23 @@ class Broadcast:
         for rank, name in enumerate(names, start=1):
             self._tell(name, msgspec.structs.replace(transport.rendezvous, rank=rank))
         self._gather(Connecting, names, "", deadline_s)
-        self._say(f"{', '.join(names)} to form the gloo group")
-        transport.form()
+        self._form(transport, names)
         log.info("gloo group %d formed with %s", self._epoch, ", ".join(names))
         return transport
+
+    def _form(self, transport: GlooTransport, names: tuple[str, ...]) -> None:
+        """Form the group, and listen meanwhile. Raises TransportFailed, _LostError."""
+        self._say(f"{', '.join(names)} to form the gloo group")
+        forming = Forming(self._epoch, transport.form)
+        forming.start()
+        look_s = time.monotonic() + _LOOK_S
+        while not forming.done(_GLANCE_S):
+            self.hear(time.monotonic())
+            if time.monotonic() >= look_s:
+                look_s += _LOOK_S
+                if lost := [name for name in names if not self._look_after(name)]:
+                    raise _LostError(f"{', '.join(lost)} left while the gloo group formed")
+        forming.finish(0.0)
 
     def _send(
         self, parcel: Parcel, transport: GlooTransport, names: tuple[str, ...]

@@ -10,15 +10,14 @@ module serve alike.
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from weight_sync import buckets
 from weight_sync.protocol import (
     ManifestMismatch,
-    Rendezvous,
     SyncTimeout,
-    TransportFailed,
     VerificationFailed,
     WeightManifest,
     WeightSyncError,
@@ -28,7 +27,7 @@ from weight_sync.protocol import (
     describe,
     encode,
 )
-from weight_sync.transport import GlooTransport
+from weight_sync.transport import Forming, GlooTransport
 
 
 class Receiver:
@@ -46,12 +45,13 @@ class Receiver:
     ) -> None:
         self._layout = layout
         self._load = load
-        self._connection: _Connection | None = None
+        self._connection: Forming | None = None
         self._reception: _Reception | None = None
 
     def connect(self, rendezvous: bytes) -> bytes:
         """Begin to join the group of an encoded Rendezvous; what was under way is given up."""
-        self._connection = _Connection(decode_rendezvous(rendezvous))
+        where = decode_rendezvous(rendezvous)
+        self._connection = Forming(where.epoch, partial(GlooTransport.join, where))
         self._connection.start()
         return encode(WorkerReport())
 
@@ -92,34 +92,6 @@ class Receiver:
             staging = buckets.allocate(manifest.bucket_bytes)
         self._reception = _Reception(transport, manifest, staging, deadline_s)
         self._reception.start()
-
-
-class _Connection(threading.Thread):
-    """One way into a group; a thread, so that generation goes on meanwhile."""
-
-    def __init__(self, rendezvous: Rendezvous) -> None:
-        super().__init__(name="weight-connection", daemon=True)
-        self._rendezvous = rendezvous
-        self._transport: GlooTransport | None = None
-        self._error: WeightSyncError | None = None
-
-    def run(self) -> None:
-        """Reach the store, then every other rank."""
-        try:
-            self._transport = GlooTransport.join(self._rendezvous)
-        except WeightSyncError as error:
-            self._error = error
-
-    def finish(self, deadline_s: float) -> GlooTransport:
-        """The group; raises what went wrong on the way."""
-        self.join(deadline_s)
-        if self._error is not None:
-            raise self._error
-        if self._transport is None:
-            raise TransportFailed(
-                f"epoch {self._rendezvous.epoch}: the group was not formed within {deadline_s:g} s"
-            )
-        return self._transport
 
 
 class _Reception(threading.Thread):

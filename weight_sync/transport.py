@@ -8,13 +8,14 @@ not touched.
 """
 
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
-from weight_sync.protocol import Rendezvous, TransportFailed
+from weight_sync.protocol import Rendezvous, TransportFailed, WeightSyncError
 
 
 class GlooTransport:
@@ -25,7 +26,7 @@ class GlooTransport:
 
     def __init__(self, store: TCPStore, rendezvous: Rendezvous) -> None:
         self.rendezvous = rendezvous
-        self._store = store
+        self._store: TCPStore | None = store
         self._group: ProcessGroupGloo | None = None
 
     @classmethod
@@ -63,18 +64,18 @@ class GlooTransport:
             raise TransportFailed(
                 f"cannot reach the learner's store at {where}: {error}"
             ) from error
-        transport = cls(store, rendezvous)
-        transport.form()
-        return transport
+        return cls(store, rendezvous).form()
 
-    def form(self) -> None:
+    def form(self) -> "GlooTransport":
         """Connect to every other rank. Raises TransportFailed after the rendezvous' `timeout_s`."""
-        here = self.rendezvous
+        here, hosted = self.rendezvous, self._store
+        if hosted is None:
+            raise TransportFailed(f"rank {here.rank} has left the group {here.prefix!r}")
         options = ProcessGroupGloo._Options()
         address = _own_address(here.store_host, here.store_port)
         options._devices = [ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = timedelta(seconds=here.timeout_s)
-        store = PrefixStore(here.prefix, self._store)
+        store = PrefixStore(here.prefix, hosted)
         try:
             self._group = ProcessGroupGloo(store, here.rank, here.world_size, options)
         except RuntimeError as error:
@@ -82,6 +83,7 @@ class GlooTransport:
                 f"rank {here.rank} of {here.world_size} could not form the group {here.prefix!r} "
                 f"within {here.timeout_s:g} s: {error}"
             ) from error
+        return self
 
     def broadcast(self, buckets: Sequence[torch.Tensor], timeout_s: float) -> None:
         """Send the buckets (rank 0) or fill them (others), in order. Raises TransportFailed."""
@@ -102,8 +104,42 @@ class GlooTransport:
 
     def close(self) -> None:
         """Leave the group and, on rank 0, stop listening."""
-        self._group = None
-        del self._store
+        self._group = self._store = None
+
+
+class Forming(threading.Thread):
+    """A way into a group, on a thread: gloo waits for a rank that has died until its time is out,
+    and nobody need wait with it. Whoever gives up leaves the thread behind.
+    """
+
+    def __init__(self, epoch: int, form: Callable[[], GlooTransport]) -> None:
+        super().__init__(name="weight-group", daemon=True)
+        self._epoch, self._form = epoch, form
+        self._transport: GlooTransport | None = None
+        self._error: WeightSyncError | None = None
+
+    def run(self) -> None:
+        """Reach the store, then every other rank."""
+        try:
+            self._transport = self._form()
+        except WeightSyncError as error:
+            self._error = error
+
+    def done(self, within_s: float) -> bool:
+        """Whether it has come to an end, good or bad, within so many seconds."""
+        self.join(within_s)
+        return not self.is_alive()
+
+    def finish(self, deadline_s: float) -> GlooTransport:
+        """The group; raises what went wrong on the way, TransportFailed at the deadline."""
+        self.join(deadline_s)
+        if self._error is not None:
+            raise self._error
+        if self._transport is None:
+            raise TransportFailed(
+                f"epoch {self._epoch}: the group was not formed within {deadline_s:g} s"
+            )
+        return self._transport
 
 
 def _own_address(host: str, port: int) -> str:
