@@ -82,6 +82,7 @@ async def test_an_actor_that_dies_while_the_group_forms_is_no_reason_to_wait(
 
     def dies(rendezvous: Rendezvous) -> GlooTransport:
         if rendezvous.rank == 2:
+            time.sleep(0.5)  # it says Connecting first
             loop.call_soon_threadsafe(fleet.tasks[1].cancel)
             over.wait(60.0)
         return join(rendezvous)
