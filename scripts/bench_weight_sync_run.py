@@ -1,0 +1,152 @@
+"""One row of `scripts/bench_weight_sync.py`: the same bytes to the same receivers, in turn by a
+real publisher, by one plain broadcast, by a broadcast for each parameter, and copied once.
+
+The receivers are processes of their own (`scripts.bench_weight_sync_peer`); all are ended, by their
+ids, whatever happens. Every wait has a deadline.
+"""
+
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from configs.process import die_with_parent
+from scripts.bench_weight_sync_peer import (
+    CONFIG,
+    DEADLINE_S,
+    EACH,
+    FLAT,
+    PROBE,
+    STOP,
+    join,
+    model,
+    probe,
+)
+from weight_sync.publisher import Publisher
+
+START_S = 120.0
+
+
+class Row(msgspec.Struct, frozen=True):
+    """What is sent: so many bytes in so many tensors, to so many receivers."""
+
+    nbytes: int
+    tensors: int
+    receivers: int
+
+
+def run_row(row: Row, rounds: int, folder: Path) -> dict[str, Any]:
+    """Medians over `rounds`, after one that does not count; seconds and GB/s."""
+    weights = model(row.tensors, row.nbytes)
+    flat = torch.zeros(sum(w.numel() for w in weights.values()))
+    source = torch.ones_like(flat)
+    endpoint, port = f"ipc://{folder}/sync", _free_port()
+    with (
+        _peers(row, endpoint, port),
+        Publisher(CONFIG, row.receivers, 1, endpoint) as publisher,
+        _plain_group(row.receivers + 1, port),
+    ):
+        publisher.wait_for_actors(START_S)
+        seen = []
+        for version in range(rounds + 1):
+            for weight in weights.values():
+                weight.add_(1.0)
+            found = _published(publisher, version, weights)
+            found["raw_s"] = _sent(FLAT, [flat])
+            found["per_parameter_s"] = _sent(EACH, list(weights.values()))
+            found["memcpy_s"] = _copied(flat, source)
+            seen.append(found)
+        dist.broadcast(torch.tensor([STOP]), 0)
+    return _summary(row, flat.numel() * 4, seen[1:])
+
+
+def _published(
+    publisher: Publisher, version: int, weights: dict[str, torch.Tensor]
+) -> dict[str, float]:
+    expected = probe(weights, PROBE)
+    begun = time.perf_counter()
+    publisher.publish(version, weights.items(), PROBE, expected)
+    publisher.wait_applied(version, DEADLINE_S)
+    whole_s = time.perf_counter() - begun
+    gauges = publisher.gauges()
+    names = ("publish_s", "broadcast_s", "receive_s", "apply_s")
+    return {"whole_s": whole_s, **{name: gauges[f"sync/{name}"] for name in names}}
+
+
+def _sent(order: int, tensors: list[torch.Tensor]) -> float:
+    dist.broadcast(torch.tensor([order]), 0)
+    time.sleep(0.05)  # until every receiver waits for it, as they do for a publisher's bytes
+    begun = time.perf_counter()
+    for tensor in tensors:
+        dist.broadcast(tensor, 0)
+    return time.perf_counter() - begun
+
+
+def _copied(flat: torch.Tensor, source: torch.Tensor) -> float:
+    begun = time.perf_counter()
+    flat.copy_(source)
+    return time.perf_counter() - begun
+
+
+def _summary(row: Row, nbytes: int, seen: list[dict[str, float]]) -> dict[str, Any]:
+    found = {name: statistics.median(each[name] for each in seen) for name in seen[0]}
+    carried_s = found["publish_s"] + found["broadcast_s"]
+    return {
+        **msgspec.to_builtins(row),
+        **found,
+        "transfer_gb_per_s": nbytes / 1e9 / found["broadcast_s"],
+        "whole_gb_per_s": nbytes / 1e9 / found["whole_s"],
+        "over_raw_broadcast": found["raw_s"] / found["broadcast_s"],
+        "over_per_parameter": found["per_parameter_s"] / carried_s,
+        "trainer_pause_over_memcpy": found["publish_s"] / found["memcpy_s"],
+    }
+
+
+@contextmanager
+def _peers(row: Row, endpoint: str, port: int) -> Iterator[None]:
+    size = (str(row.tensors), str(row.nbytes))
+    module = (sys.executable, "-m", "scripts.bench_weight_sync_peer")
+    world = str(row.receivers + 1)
+    commands = [(*module, "forage", f"actor-{i}", endpoint, *size) for i in range(row.receivers)]
+    commands += [
+        (*module, "raw", str(rank), world, str(port), *size) for rank in range(1, row.receivers + 1)
+    ]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            command, env=environment, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent
+        )
+        for command in commands
+    ]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def _plain_group(world: int, port: int) -> Iterator[None]:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    join(0, world, port)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
