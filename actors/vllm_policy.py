@@ -52,12 +52,16 @@ class VllmPolicy:
         stop_arguments: dict[str, Any],
         scratch: Scratch | None = None,
         deadline_s: float = ActorsConfig.engine_deadline_s,
+        keep: bool = False,
     ) -> None:
+        """`keep`: an update leaves the caches of requests in flight as they are."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         self._parameters = SamplingParams
         self._engine: AsyncLLM | None = engine
-        self._scratch, self._deadline_s = scratch, deadline_s
+        self._scratch, self._deadline_s, self._keep = scratch, deadline_s, keep
+        self._version = 0
+        self._begun: dict[str, int] = {}  # requests in flight: the version at their begin
         self._numbers = itertools.count()
         self._arguments = {
             **stop_arguments,
@@ -82,6 +86,7 @@ class VllmPolicy:
                     stop_arguments(load_tokenizer(path, config.model.trust_remote_code)),
                     scratch,
                     config.actors.engine_deadline_s,
+                    keep=config.weight_sync.in_flight == "keep",
                 )
         except (RuntimeError, ValueError, OSError) as error:
             scratch.remove()
@@ -131,11 +136,13 @@ class VllmPolicy:
         return own_logprobs(output.prompt_logprobs, given, skip=1)
 
     async def pause(self) -> None:
-        """Freeze running requests and forget all cached keys and values; they resume where they
-        were."""
+        """Freeze running requests and, unless their caches are kept, forget all keys and values;
+        they resume where they were."""
         # AsyncLLM.pause_generation sleeps 20 ms on top of this, for callers that need no answer.
         with _naming_death():
-            await self.engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
+            await self.engine.engine_core.pause_scheduler_async(
+                mode="keep", clear_cache=not self._keep
+            )
 
     async def resume(self) -> None:
         """Run what was frozen or queued."""
@@ -152,6 +159,12 @@ class VllmPolicy:
         """Label every token sampled from here on."""
         with _naming_death():
             await self.engine.update_weight_version(str(version))
+        self._version = version
+
+    def gauges(self) -> dict[str, float]:
+        """How many versions the oldest keys and values in use lie behind the weights."""
+        oldest = min(self._begun.values(), default=self._version) if self._keep else self._version
+        return {"actor/oldest_kv_versions": float(self._version - oldest)}
 
     async def watch(self) -> NoReturn:
         """Return never; raise EngineDead when the engine's process is gone, or has not answered a
@@ -201,12 +214,17 @@ class VllmPolicy:
         # A prompt already of type "token" skips the thread that would tokenise it.
         prompt = {"type": "token", "prompt_token_ids": list(tokens)}
         number = str(next(self._numbers))
+        if self._keep:  # no request that begins later may read what older weights have cached
+            prompt["cache_salt"] = str(self._version)
+        self._begun[number] = self._version
         try:
             outputs = [part async for part in self.engine.generate(prompt, parameters, number)]
         except EngineDeadError as error:
             raise EngineDead("the engine's process is gone") from error
         except (EngineGenerateError, VLLMClientError, ValueError) as error:
             raise GenerationFailed(f"{type(error).__name__}: {error}") from error
+        finally:
+            del self._begun[number]
         if not outputs:
             raise GenerationFailed("the engine ended a completion without output")
         return outputs[-1]

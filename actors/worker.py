@@ -101,7 +101,8 @@ async def _serve(
         actor_id=actor_id,
     )
     runner = Runner(roll, writer=writer, versions=versions, meter=meter, config=config)
-    writer.gauges = lambda: runner.gauges() | retriever.gauges() | subscriber.gauges()
+    sources = (runner, retriever, subscriber, policy)
+    writer.gauges = lambda: {k: v for each in sources for k, v in each.gauges().items()}
     _stop_on_signals(runner)
     logger.info("waiting for the first weights from %s", endpoint)
     async with asyncio.TaskGroup() as group:

@@ -146,6 +146,9 @@ class WeightSyncConfig(Section, frozen=True):
     endpoint: str = ""  # empty: ipc:// in the run's own socket directory
     transport: Literal["gloo"] = "gloo"
     publish_every: Positive = 1
+    # What an update does to the caches of requests in flight: they are computed anew under the new
+    # weights, or kept, so that a request goes on from what older weights made of its text so far.
+    in_flight: Literal["recompute", "keep"] = "recompute"
     bucket_bytes: Positive = 64 << 20
     probe_tokens: Positive = 64
     probe_tolerance: Annotated[float, Meta(gt=0.0)] = 0.05  # fp32 configurations set 1e-4

@@ -160,6 +160,39 @@ async def test_updates_under_load(policy, make_model, tmp_path) -> None:
         check_logprobs(models, prompt, completion)
 
 
+async def test_caches_that_are_kept_are_read_by_nobody_who_begins_later(
+    policy, make_model, tmp_path
+) -> None:
+    """Requests in flight go on from what older weights cached; whoever begins anew does not."""
+    from actors.vllm_policy import VllmPolicy
+
+    endless = {"ignore_eos": True, "detokenize": False}
+    keeping = VllmPolicy(policy.engine, endless, keep=True)
+    models = {version: make_model(30 + version) for version in range(2)}
+    prompt, endpoint = some_tokens(models[0], 96, 5), f"ipc://{tmp_path}/weights"
+    subscriber = Subscriber("actor-0", endpoint, keeping, SYNC)
+    following = asyncio.create_task(subscriber.run())
+    with Publisher(SYNC, 1, 0, endpoint) as publisher:
+        await update(publisher, models, 0)
+        old = asyncio.create_task(keeping.complete(prompt, temperature=1.0, seed=1, max_tokens=128))
+        await keeping.complete(prompt, temperature=1.0, seed=99, max_tokens=12)
+        assert keeping.gauges() == {"actor/oldest_kv_versions": 0.0}
+        await update(publisher, models, 1)
+        assert keeping.gauges() == {"actor/oldest_kv_versions": 1.0}
+        new = await keeping.complete(prompt, temperature=1.0, seed=2, max_tokens=24)
+        mixed = await asyncio.wait_for(old, 60)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert keeping.gauges() == {"actor/oldest_kv_versions": 0.0}
+    assert set(new.versions.tolist()) == {1} and set(mixed.versions.tolist()) == {0, 1}
+    check_logprobs(models, prompt, new)
+    first = mixed.versions == 0
+    expected = hf_logprobs(models[0], [*prompt, *mixed.tokens.tolist()])[len(prompt) - 1 :]
+    assert np.abs(mixed.logprobs[first] - expected[first]).max() <= TOLERANCE
+    with pytest.raises(AssertionError):  # its later tokens saw keys of version 0
+        check_logprobs(models, prompt, mixed)
+
+
 async def update(publisher: Publisher, models: dict[int, torch.nn.Module], version: int) -> None:
     probe = some_tokens(models[version], 64, 99)
     expected = hf_logprobs(models[version], probe).tolist()
