@@ -116,11 +116,9 @@ def test_ctrl_c_drains_and_leaves_nothing(launch: Callable[..., Run]) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("actor-1", "--actor-id actor-1"),
         ("actor-0", "its engine"),
         ("replay", "replay.worker"),
         ("learner", "learner.worker"),
-        ("retrieval_server", "retrieval_server.worker"),
     ],
 )
 def test_a_killed_process_ends_the_run_with_its_cause(

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from contextlib import closing
+from typing import Any
 
 import msgspec
 import pytest
@@ -78,15 +79,42 @@ async def test_a_probe_that_is_not_a_number_fails(fleet) -> None:
             await wait_applied(publisher, 0)
 
 
-async def test_stale_weights_fail(fleet) -> None:
+def only_some(rows: int, names: tuple[str, ...] = ("embed", "head")) -> Any:
+    """A load that writes so many rows of these tensors."""
+
+    def load(weights: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> None:
+        for name in names:
+            weights[name][:rows] = given[name][:rows]
+
+    return load
+
+
+def swap(weights: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> None:
+    """A load that takes each of two tensors of one shape for the other."""
+    weights["embed"].copy_(given["head"])
+    weights["head"].copy_(given["embed"])
+
+
+FAULTS = {
+    "nothing is written": only_some(0),
+    "half is written": only_some(4),
+    "the head is left stale": only_some(8, ("embed",)),
+    "two tensors are swapped": swap,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_load_that_goes_wrong_never_serves(fleet, fault: str) -> None:
     engine = fleet.add("actor-0")
     with fleet.publisher(1) as publisher:
         fleet.publish(publisher, 0)
         await wait_applied(publisher, 0)
-        engine.receiver._load = lambda named: None
+        engine.receiver._load = lambda named: FAULTS[fault](engine.weights, dict(named))
         fleet.publish(publisher, 1)
         with pytest.raises(VerificationFailed, match="actor-0, version 1"):
             await wait_applied(publisher, 1)
+    assert not fleet.subscribers[0].serving.is_set()
+    assert fleet.subscribers[0].verified == (7, 0)
 
 
 async def test_another_model_is_refused_before_any_byte(fleet) -> None:
