@@ -9,6 +9,7 @@ again. Every wait has a name and a deadline: all give up when replay is silent f
 import asyncio
 import contextlib
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ from replay.run_protocol import EvalResult, Observe, Shutdown, Status
 from replay.standing import Standing
 from replay.trajectory import Trajectory
 
-EVALUATION_POLL_S = 0.05
+EVALUATION_POLL_S, LOOK_S = 0.05, 0.1
 logger = logging.getLogger(__name__)
 
 
@@ -253,7 +254,11 @@ class BatchReader(Caller):
 
 
 class Observer(Caller):
-    """The launcher's connection; blocking."""
+    """The launcher's connection; blocking. `gone` says whether replay's process has ended: no
+    answer is waited for then.
+    """
+
+    gone: Callable[[], bool] = staticmethod(bool)  # nobody has said so
 
     def status(self, after_step: int = 0, after_evaluation: int = 0) -> Status:
         """How the run stands; steps and evaluations beyond the first so many."""
@@ -264,3 +269,12 @@ class Observer(Caller):
     def shutdown(self, cause: str) -> None:
         """Stop the run: no more leases, no more batches."""
         self._call(Shutdown(cause), wire.Done, "shutdown")
+
+    def _receive(self, limit_s: float) -> wire.Reply | None:
+        end_s = time.monotonic() + limit_s
+        while (left_s := end_s - time.monotonic()) > 0.0:
+            if self._socket.poll(math.ceil(min(left_s, LOOK_S) * 1000)):
+                break
+            if self.gone():
+                raise self._timeout("an answer", 0.0, "its process has ended")
+        return super()._receive(0.0)

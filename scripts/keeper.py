@@ -7,6 +7,7 @@ ends soon after the last; the ranks of a learner start together. Waits for nothi
 supervisor asks it again and again.
 """
 
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -52,6 +53,10 @@ class Keeper:
     def waiting(self) -> set[str]:
         """Those that are about to be started again, or have not said that they are ready."""
         return self._due.keys() | self._unready
+
+    def due_in_s(self) -> float:
+        """Seconds until the next one is started again; infinite when nobody waits for that."""
+        return max(0.0, min(self._due.values(), default=math.inf) - time.monotonic())
 
     def states(self) -> dict[str, str]:
         """What keeps a process from its work, by name; without those that work."""

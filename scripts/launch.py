@@ -92,6 +92,7 @@ def run(config: Config, console: Console, progress: Progress | None = None) -> i
             keys = keys_of(config, endpoint)
             # It looks at the processes meanwhile, so it does not wait for replay to come back.
             with Observer(endpoint, STATUS_S, keys, restart_deadline_s=0.0) as observer:
+                observer.gone = lambda: fleet.members["replay"].poll() is not None
                 cause = supervisor.watch(observer)
             console.phase("draining")
             supervisor.drain()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -328,6 +329,18 @@ async def test_a_replay_that_stays_away_is_named(replay, learner, caplog) -> Non
         f"actor-0 waited 0.3 s for the answer to a heartbeat from replay at {replay.endpoint}"
         in (caplog.text)
     )
+
+
+def test_an_observer_does_not_wait_for_a_process_that_has_ended(replay, learner) -> None:
+    learner.resume(0)
+    with Observer(replay.endpoint, 30.0, restart_deadline_s=0.0) as console:
+        console.gone = lambda: replay.process.poll() is not None
+        assert console.status().phase
+        replay.kill()
+        begun = time.monotonic()
+        with pytest.raises(ReplayTimeout, match="its process has ended"):
+            console.status()
+        assert time.monotonic() - begun < 10.0
 
 
 async def test_an_actor_that_was_taken_for_lost_comes_back(replay, learner, rollout) -> None:
