@@ -10,6 +10,7 @@ brought version after version of the demo's model.
 import argparse
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -129,7 +130,7 @@ def main(words: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     notes, start_s = Console(stderr=True), time.monotonic()
     found = measure(given, lambda s: notes.print(f"{time.monotonic() - start_s:5.0f} s  {s}"))
-    Console().print(*tables(found))
+    Console(width=None if sys.stdout.isatty() else 110).print(*tables(found))
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
