@@ -186,7 +186,7 @@ def main(words: Sequence[str] | None = None) -> int:
     add("--quick", action="store_true", help="3 kills and 1 stop in a shorter run")
     add("--kills", type=int, help="15 (quick: 3)")
     add("--stops", type=int, help="5 (quick: 1)")
-    add("--steps", type=int, help="learner.total_steps of both runs, at least (300; quick: 60)")
+    add("--steps", type=int, help="learner.total_steps of both runs, at least (150; quick: 60)")
     add("--seed", type=int, default=0, help="of who is struck when")
     add("--out", type=Path, default=REPOSITORY / "runs" / "chaos")
     add("--alone", action="store_true", help="without the undisturbed run")
@@ -194,7 +194,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     kills = given.kills if given.kills is not None else 3 if given.quick else 15
     stops = given.stops if given.stops is not None else 1 if given.quick else 5
-    steps = given.steps or (60 if given.quick else 300)
+    steps = given.steps or (60 if given.quick else 150)
     given.out.mkdir(parents=True, exist_ok=True)
     try:
         struck = given.out / f"struck-{kills}-{stops}-{steps}-{given.seed}"
