@@ -168,7 +168,7 @@ class Supervisor:
             self._explain()
         self._explained = waiters
         self._tend(broken)
-        time.sleep(min(POLL_S, self.keeper.due_in_s()))
+        time.sleep(max(0.02, min(POLL_S, self.keeper.due_in_s())))
         return True
 
     def _tend(self, broken: dict[str, int], at_once: bool = False) -> None:

@@ -57,7 +57,7 @@ class ServingEngine(Protocol):
     """What the subscriber needs of the engine that generates."""
 
     async def pause(self) -> None:
-        """Stop scheduling; requests in flight are kept, their caches dropped."""
+        """Stop scheduling; requests in flight are kept, their caches if it is to keep them."""
 
     async def resume(self) -> None:
         """Go on with the requests in flight."""
