@@ -119,9 +119,9 @@ class VllmPolicy:
             finish_reason=sampled.finish_reason,
         )
 
-    async def score(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+    async def score(self, tokens: Sequence[int]) -> tuple[NDArray[np.float32], int]:
         """float32[n - 1]: log-probs of tokens[1:] at temperature 1, computed anew, not from the
-        prefix cache (vLLM skips it for prompt log-probs)."""
+        prefix cache (vLLM skips it for prompt log-probs); and the version that scored them."""
         parameters = self._parameters(
             temperature=0.0,
             max_tokens=1,
@@ -133,7 +133,8 @@ class VllmPolicy:
         )
         output = await self._generate(tokens, parameters)
         given = np.asarray(tokens[1:], dtype=np.int32)
-        return own_logprobs(output.prompt_logprobs, given, skip=1)
+        version = int(token_versions(output.outputs[0].weight_versions, 1)[0])
+        return own_logprobs(output.prompt_logprobs, given, skip=1), version
 
     async def pause(self) -> None:
         """Freeze running requests and, unless their caches are kept, forget all keys and values;

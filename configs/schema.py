@@ -144,7 +144,9 @@ class WeightSyncConfig(Section, frozen=True):
     """How weights reach the actors."""
 
     endpoint: str = ""  # empty: ipc:// in the run's own socket directory
-    transport: Literal["gloo"] = "gloo"
+    # auto: cuda_ipc where learner and actors share one GPU, nccl where each has its own, else gloo
+    transport: Literal["auto", "gloo", "nccl", "cuda_ipc", "snapshot"] = "auto"
+    snapshot_dir: str = ""  # of transport snapshot; empty: the run's own socket directory
     publish_every: Positive = 1
     # What an update does to the caches of requests in flight: they are computed anew under the new
     # weights, or kept, so that a request goes on from what older weights made of its text so far.
@@ -157,6 +159,15 @@ class WeightSyncConfig(Section, frozen=True):
 
     def __post_init__(self) -> None:
         _require_address("weight_sync.endpoint", self.endpoint)
+        if (
+            self.transport == "snapshot"
+            and self.endpoint.startswith("tcp")
+            and not self.snapshot_dir
+        ):
+            raise ValueError(
+                "weight_sync.transport = 'snapshot' with a tcp:// endpoint needs "
+                "weight_sync.snapshot_dir: name a folder that all hosts see"
+            )
 
 
 _UNUSED = {"reinforce": ("clip_low", "clip_high", "ratio_cap"), "cispo": ("ratio_cap",)}

@@ -22,6 +22,7 @@ from learner.watchdog import phase
 from replay.client import BatchReader
 from replay.protocol import Batch, Stop
 from replay.run_protocol import EvalResult
+from weight_sync.buckets import InTurn
 from weight_sync.publisher import Publisher
 
 if TYPE_CHECKING:  # importing it imports DeepSpeed
@@ -210,4 +211,7 @@ class Run:
     def _publish(self) -> None:
         with phase(f"publishing version {self.step}", self.config.learner.step_deadline_s):
             logprobs = self.trainer.probe(self.probe)
-            self.publisher.publish(self.step, self.trainer.named_weights(), self.probe, logprobs)
+            weights = self.trainer.named_weights
+            # At stage 3 each weight is whole only in its turn.
+            named = InTurn(weights) if self.config.learner.zero_stage == 3 else weights()
+            self.publisher.publish(self.step, named, self.probe, logprobs)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from configs.process import begin
 from configs.schema import WeightSyncConfig
-from weight_sync.buckets import Layout, NamedTensors, dtype_name
+from weight_sync.buckets import Layout, NamedTensors, digest, dtype_name
 from weight_sync.receiver import Receiver
 from weight_sync.subscriber import Subscriber
 
@@ -54,7 +54,8 @@ class BareEngine:
 
     def __init__(self, weights: dict[str, torch.Tensor]) -> None:
         self.weights = weights
-        self.receiver = Receiver(self._layout, self._load)
+        self.version = -1
+        self.receiver = Receiver(self._layout, self._load, self._checksum)
 
     async def pause(self) -> None:
         """Nothing to pause."""
@@ -63,16 +64,17 @@ class BareEngine:
         """Nothing to resume."""
 
     async def set_policy_version(self, version: int) -> None:
-        """Nothing to label."""
+        """Remember the label."""
+        self.version = version
 
     async def call_workers(self, method: str, *args: bytes | int | str | float) -> list[bytes]:
         """One worker: this process."""
         work = getattr(self.receiver, method.removeprefix("weight_sync_"))
         return [await asyncio.to_thread(work, *args)]
 
-    async def score(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """float32[n - 1], of the weights that are there."""
-        return np.asarray(probe(self.weights, tokens), np.float32)
+    async def score(self, tokens: Sequence[int]) -> tuple[NDArray[np.float32], int]:
+        """float32[n - 1], of the weights that are there; and their version."""
+        return np.asarray(probe(self.weights, tokens), np.float32), self.version
 
     def _layout(self) -> Layout:
         return {n: (tuple(t.shape), dtype_name(t.dtype)) for n, t in self.weights.items()}
@@ -80,6 +82,9 @@ class BareEngine:
     def _load(self, named_tensors: NamedTensors) -> None:
         for name, tensor in named_tensors:
             self.weights[name].copy_(tensor)
+
+    def _checksum(self) -> str:
+        return digest(tensor.view(torch.uint8) for tensor in self.weights.values())
 
 
 def obey(weights: dict[str, torch.Tensor]) -> None:

@@ -9,13 +9,15 @@ Knows no socket and no thread.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import msgspec
 
 from configs.schema import WeightSyncConfig
 from weight_sync import buckets
+from weight_sync.forming import Forming
 from weight_sync.protocol import (
     Answer,
     Applied,
@@ -30,12 +32,14 @@ from weight_sync.protocol import (
     Sent,
     SyncTimeout,
     TransportFailed,
+    VerificationFailed,
     WeightManifest,
     WeightSyncError,
     as_error,
 )
 from weight_sync.staging import Parcel
-from weight_sync.transport import Forming, GlooTransport
+from weight_sync.transport import Transport, choose, host
+from weight_sync.verification import Verification
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +70,18 @@ class Channel(Protocol):
 
 
 class _LostError(WeightSyncError):
-    """An actor of the group under way has gone, come back anew or failed; it has been dropped."""
+    """An actor of the group under way has gone, come back anew or failed, or did not verify."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the learner is: `device` as `transport.device_name` says it, `address` where a store
+    listens, `folder` where snapshots go.
+    """
+
+    device: str
+    address: str
+    folder: str
 
 
 class Broadcast:
@@ -76,15 +91,16 @@ class Broadcast:
         self,
         config: WeightSyncConfig,
         incarnation: int,
-        address: str,
+        place: Place,
         channel: Channel,
         say: Callable[[str], None],
     ) -> None:
-        """`address` is where the collective's store listens."""
-        self._config, self._incarnation, self._address = config, incarnation, address
+        self._config, self._incarnation, self._place = config, incarnation, place
         self._channel, self._say = channel, say
         self._has: dict[str, int] = {}  # the version of this incarnation that serves there
-        self._transport: GlooTransport | None = None
+        self._devices: dict[str, str] = {}  # where the actors' models lie
+        self._verification = Verification()
+        self._transport: Transport | None = None
         self._group: tuple[str, ...] = ()  # the actors in it, by rank
         self._replaced: set[str] = set()  # who joined since the group was formed
         self._epoch = 0
@@ -96,6 +112,7 @@ class Broadcast:
         if isinstance(message, Join):
             own = message.incarnation == self._incarnation
             self._has[message.actor_id] = message.policy_version if own else -1
+            self._devices[message.actor_id] = message.device
             self._replaced.add(message.actor_id)
             log.info("%s joined", message.actor_id)
             return None
@@ -137,27 +154,35 @@ class Broadcast:
         """Leave the group."""
         self._leave()
 
-    def _joined_by(self, names: tuple[str, ...]) -> GlooTransport:
+    def _joined_by(self, names: tuple[str, ...]) -> Transport:
         """The collective of these actors; formed unless it is the last one."""
         if self._transport and self._group == names and self._replaced.isdisjoint(names):
             return self._transport
         self._leave()
         self._epoch += 1
         deadline_s = self._config.publish_deadline_s
-        transport = GlooTransport.host(
-            self._address, len(names) + 1, self._incarnation, self._epoch, deadline_s
-        )
+        devices = {name: self._devices[name] for name in names}
+        kind = choose(self._config.transport, self._place.device, devices)
+        address = self._place.folder if kind == "snapshot" else self._place.address
+        identity = (len(names) + 1, self._incarnation, self._epoch)
+        transport = host(kind, address, *identity, deadline_s)
         self._transport, self._group, self._replaced = transport, names, set()
         for rank, name in enumerate(names, start=1):
             self._tell(name, msgspec.structs.replace(transport.rendezvous, rank=rank))
         self._gather(Connecting, names, "", deadline_s)
         self._form(transport, names)
-        log.info("gloo group %d formed with %s", self._epoch, ", ".join(names))
+        log.info(
+            "weights go from %s by %s to %s (group %d)",
+            self._place.device,
+            kind,
+            ", ".join(f"{name} on {device}" for name, device in devices.items()),
+            self._epoch,
+        )
         return transport
 
-    def _form(self, transport: GlooTransport, names: tuple[str, ...]) -> None:
+    def _form(self, transport: Transport, names: tuple[str, ...]) -> None:
         """Form the group, and listen meanwhile. Raises TransportFailed, _LostError."""
-        self._say(f"{', '.join(names)} to form the gloo group")
+        self._say(f"{', '.join(names)} to form the group of weights")
         forming = Forming(self._epoch, transport.form)
         forming.start()
         look_s = time.monotonic() + _LOOK_S
@@ -166,11 +191,11 @@ class Broadcast:
             if time.monotonic() >= look_s:
                 look_s += _LOOK_S
                 if lost := [name for name in names if not self._look_after(name)]:
-                    raise _LostError(f"{', '.join(lost)} left while the gloo group formed")
+                    raise _LostError(f"{', '.join(lost)} left while the group of weights formed")
         forming.finish(0.0)
 
     def _send(
-        self, parcel: Parcel, transport: GlooTransport, names: tuple[str, ...]
+        self, parcel: Parcel, transport: Transport, names: tuple[str, ...]
     ) -> dict[str, float]:
         version, config = parcel.version, self._config
         # The first version of all may be an engine's first request, as slow as its start.
@@ -189,6 +214,9 @@ class Broadcast:
         for name in names:
             self._tell(name, sent)
         applied = self._gather(Applied, names, of, deadline_s)
+        self._verification.compare(applied, version)
+        self._again(names)
+        gauges["sync/refits"] = float(self._verification.refits)
         for each in ("generation_pause_s", "receive_s", "apply_s", "probe_error"):
             gauges[f"sync/{each}"] = max(getattr(answer, each) for answer in applied)
         return gauges
@@ -223,6 +251,7 @@ class Broadcast:
             if isinstance(answer, kind) and answer.epoch == self._epoch:
                 answers[answer.actor_id] = answer
                 continue
+            self._again(missing)
             if lost := [name for name in missing if not self._look_after(name)]:
                 raise _LostError(f"{', '.join(lost)} left while the learner waited for {what}")
             if time.monotonic() >= deadline:
@@ -248,6 +277,8 @@ class Broadcast:
                 f"{answer.probe_error:.3g}, tolerance {self._config.probe_tolerance:g})"
             )
         error = as_error(text)
+        if isinstance(error, VerificationFailed):
+            return self._verification.failed(name, error)
         stranger = isinstance(error, ManifestMismatch) and max(self._has.values()) >= 0
         if not stranger and not isinstance(error, TransportFailed | SyncTimeout):
             raise error
@@ -256,6 +287,12 @@ class Broadcast:
         if answer.epoch == self._epoch and name in self._group:
             self._channel.drop(name)
             log.warning("%s failed: %s", name, text)
+
+    def _again(self, names: Iterable[str]) -> None:
+        """Raise _LostError when some of them did not verify: they get the version anew."""
+        if unfit := self._verification.unfit(names):
+            self._has.update(dict.fromkeys(unfit, -1))
+            raise _LostError("; ".join(unfit.values()))
 
     def _leave(self) -> None:
         transport, self._transport, self._group = self._transport, None, ()

@@ -6,7 +6,7 @@ digest).
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -18,14 +18,26 @@ NamedTensors = Iterable[tuple[str, torch.Tensor]]
 Layout = dict[str, tuple[tuple[int, ...], str]]  # name → (shape, dtype name)
 
 
+class InTurn:
+    """Named tensors of which each is whole only until the next is asked for, as ZeRO-3 gathers
+    them; may be gone through again and again. Tied ones come once.
+    """
+
+    def __init__(self, begin: Callable[[], Iterator[tuple[str, torch.Tensor]]]) -> None:
+        self._begin = begin
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._begin()
+
+
 def plan(
     named_tensors: NamedTensors, bucket_bytes: int
 ) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
     """Lay tensors out in order into buckets; returns (specs, bucket sizes in bytes).
 
     Buckets hold at most `bucket_bytes`; a larger tensor gets a bucket of its own. A tensor that
-    shares its memory with an earlier one (tied weights) is left out; all tensors must be alive at
-    once for that to be told. Raises ValueError on a name given twice.
+    shares its memory with an earlier one (tied weights) is left out. Raises ValueError on a name
+    given twice.
     """
     specs: list[TensorSpec] = []
     sizes: list[int] = []
@@ -46,28 +58,57 @@ def plan(
     return tuple(specs), tuple(sizes)
 
 
-def allocate(bucket_sizes: Sequence[int]) -> list[torch.Tensor]:
-    """Zeroed buckets, uint8[size] each."""
-    return [torch.zeros(size, dtype=torch.uint8) for size in bucket_sizes]
-
-
-def pack(
-    named_tensors: NamedTensors, specs: Sequence[TensorSpec], buckets: Sequence[torch.Tensor]
-) -> None:
-    """Copy every tensor of `specs` into its place.
-
-    Raises ManifestMismatch when the tensors are not those that were planned.
+def allocate(bucket_sizes: Sequence[int], place: str = "cpu") -> list[torch.Tensor]:
+    """Zeroed buckets, uint8[size] each, on `cpu` or `cuda`; the host's are pinned where there is a
+    GPU to copy from or to.
     """
-    tensors = dict(_untied(named_tensors))
-    require_same(
-        {spec.name: (spec.shape, spec.dtype) for spec in specs},
-        {name: (tuple(t.shape), dtype_name(t.dtype)) for name, t in tensors.items()},
-        ("planned", "given"),
-    )
-    filled = [spec for spec in specs if spec.nbytes]
-    if filled:
-        places = [_view(spec, buckets) for spec in filled]
-        torch._foreach_copy_(places, [tensors[spec.name].detach() for spec in filled])
+    pinned = place == "cpu" and torch.cuda.is_available()
+    return [
+        torch.zeros(size, dtype=torch.uint8, device=place, pin_memory=pinned)
+        for size in bucket_sizes
+    ]
+
+
+class Places:
+    """Where the tensors of a layout lie in one set of buckets: views onto them, made once."""
+
+    def __init__(self, specs: Sequence[TensorSpec], buckets: list[torch.Tensor]) -> None:
+        self.buckets = buckets
+        self._views = dict(unpack(specs, buckets))
+
+    def pack(self, named_tensors: NamedTensors) -> None:
+        """Copy every tensor into its place; returns when all are there.
+
+        Raises ManifestMismatch, having copied nothing (of tensors that come in turn: perhaps some),
+        when the tensors are not those that were planned.
+        """
+        if isinstance(named_tensors, InTurn):
+            given = {}
+            for name, tensor in named_tensors:
+                given[name] = _layout(tensor)
+                if self._fits(name, tensor):
+                    self._views[name].copy_(tensor.detach())
+            require_same(self._planned(), given, ("planned", "given"))
+            return
+        tensors = {name: tensor.detach() for name, tensor in _untied(named_tensors)}
+        if len(tensors) != len(self._views) or not all(
+            self._fits(name, tensor) for name, tensor in tensors.items()
+        ):
+            given = {name: _layout(tensor) for name, tensor in tensors.items()}
+            require_same(self._planned(), given, ("planned", "given"))
+        filled = [name for name, tensor in tensors.items() if tensor.numel()]
+        if filled:
+            froms = [tensors[name] for name in filled]
+            torch._foreach_copy_([self._views[name] for name in filled], froms, non_blocking=True)
+            if froms[0].is_cuda:
+                torch.cuda.synchronize()
+
+    def _fits(self, name: str, tensor: torch.Tensor) -> bool:
+        view = self._views.get(name)
+        return view is not None and view.shape == tensor.shape and view.dtype == tensor.dtype
+
+    def _planned(self) -> Layout:
+        return {name: _layout(view) for name, view in self._views.items()}
 
 
 def unpack(
@@ -82,7 +123,7 @@ def digest(buckets: Iterable[torch.Tensor]) -> str:
     """blake2b (16 bytes, hexadecimal) over the buckets in order."""
     total = hashlib.blake2b(digest_size=16)
     for bucket in buckets:
-        total.update(memoryview(bucket.numpy()))
+        total.update(memoryview(bucket.cpu().numpy()))
     return total.hexdigest()
 
 
@@ -107,6 +148,10 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _layout(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
+    return tuple(tensor.shape), dtype_name(tensor.dtype)
+
+
 def _shown(value: tuple[tuple[int, ...], str] | None) -> str:
     return "has none" if value is None else f"{value[1]}{list(value[0])}"
 
@@ -118,10 +163,20 @@ def _view(spec: TensorSpec, buckets: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _untied(named_tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
-    seen: set[tuple[object, ...]] = set()
+    if isinstance(named_tensors, InTurn):
+        yield from named_tensors
+        return
+    seen: dict[int, torch.Tensor] = {}
     for name, tensor in named_tensors:
-        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        if tensor.numel() and key in seen:
-            continue
-        seen.add(key)
+        if tensor.numel():
+            first = seen.get(address := tensor.data_ptr())
+            if first is None:
+                seen[address] = tensor
+            elif _memory(first) == _memory(tensor):
+                continue
         yield name, tensor
+
+
+def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What two tensors at one address have in common when they are one."""
+    return tensor.dtype, tuple(tensor.shape), tensor.stride()

@@ -11,7 +11,7 @@ an answer to one that was given up means nothing.
 
 import msgspec
 
-PROTOCOL = 2
+PROTOCOL = 3
 # vLLM's `worker_extension_cls`; a name, so that nobody has to import vLLM to say it
 WORKER_EXTENSION = "weight_sync.vllm_worker.WeightSyncWorker"
 
@@ -23,7 +23,8 @@ class WeightSyncError(Exception):
     ├── ManifestMismatch   the actor's model has other tensors, shapes or dtypes than the manifest
     ├── VerificationFailed digest or probe did not agree, or a load was not complete
     ├── PeerFailed         the other side has left, or failed by a fault of its own
-    ├── TransportFailed    the collective could not be formed, or broke
+    ├── TransportUnusable  the transport that was asked for cannot join these devices
+    ├── TransportFailed    the group could not be formed, or broke
     └── SyncTimeout        a named phase passed its deadline
     """
 
@@ -40,8 +41,12 @@ class PeerFailed(WeightSyncError):
     """The other side of the control channel has left, or failed by a fault of its own."""
 
 
+class TransportUnusable(WeightSyncError):
+    """The transport that was asked for cannot join the learner's device and an actor's."""
+
+
 class TransportFailed(WeightSyncError):
-    """The collective could not be formed, or broke while bytes were under way."""
+    """The group could not be formed, or broke while bytes were under way."""
 
 
 class SyncTimeout(WeightSyncError):
@@ -62,12 +67,14 @@ class TensorSpec(msgspec.Struct, frozen=True):
 class Join(msgspec.Struct, frozen=True, tag=True):
     """Actor → learner, first message and again whenever nothing has come for a second: who I am.
 
-    `incarnation` and `policy_version` are of the weights that serve here, -1 before the first.
+    `incarnation` and `policy_version` are of the weights that serve here, -1 before the first;
+    `device` is where the model lies, as `transport.device_name` says it.
     """
 
     actor_id: str
     incarnation: int = -1
     policy_version: int = -1
+    device: str = "cpu"
     protocol: int = PROTOCOL
 
 
@@ -76,10 +83,15 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
 
 
 class Rendezvous(msgspec.Struct, frozen=True, tag=True):
-    """Learner → actor: where the collective forms. Rank 0 is the learner. It ends all before it."""
+    """Learner → actor: where the group forms. Rank 0 is the learner. It ends all groups before it.
+
+    `prefix` is of the group's keys in the store; of a snapshot, which has no store, it is the
+    folder.
+    """
 
     incarnation: int
     epoch: int
+    transport: str
     store_host: str
     store_port: int
     prefix: str
@@ -135,7 +147,8 @@ class Sent(msgspec.Struct, frozen=True, tag=True):
 class Applied(msgspec.Struct, frozen=True, tag=True):
     """Actor → learner: this version serves here, verified (or, with `error`, does not).
 
-    `probe_error` is the largest absolute log-prob difference; times are seconds.
+    `weights_checksum` is of the model's own parameters after the load; `probe_error` is the largest
+    absolute log-prob difference; times are seconds.
     """
 
     actor_id: str
@@ -160,11 +173,14 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 class WorkerReport(msgspec.Struct, frozen=True):
     """vLLM worker → subscriber, through the engine: what a call did.
 
-    `error` is empty when it worked, else begins with the name of its type in this module.
+    `error` is empty when it worked, else begins with the name of its type in this module;
+    `pending`: what is asked for is still being made, ask again.
     """
 
     bytes_digest: str = ""
     weights_checksum: str = ""
+    device: str = ""
+    pending: bool = False
     receive_s: float = 0.0
     apply_s: float = 0.0
     error: str = ""
@@ -184,8 +200,8 @@ decode_rendezvous = msgspec.msgpack.Decoder(Rendezvous).decode
 
 def as_error(text: str) -> WeightSyncError:
     """The exception that a message's `error` text describes, by its leading type name."""
-    known = (ManifestMismatch, VerificationFailed, TransportFailed, SyncTimeout)
-    kinds = {kind.__name__: kind for kind in known}
+    known = (ManifestMismatch, VerificationFailed, TransportUnusable, TransportFailed, SyncTimeout)
+    kinds: dict[str, type[WeightSyncError]] = {kind.__name__: kind for kind in known}
     return kinds.get(text.partition(":")[0], PeerFailed)(text)
 
 

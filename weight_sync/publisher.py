@@ -19,10 +19,11 @@ import torch
 
 from configs.keys import Keys
 from configs.schema import WeightSyncConfig
-from weight_sync.broadcast import Broadcast
+from weight_sync.broadcast import Broadcast, Place
 from weight_sync.channel import Closing, RouterChannel
 from weight_sync.protocol import SyncTimeout, WeightSyncError
 from weight_sync.staging import Staging
+from weight_sync.transport import device_name
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +51,8 @@ class Publisher:
         self._error: BaseException | None = None
         self._gauges: dict[str, float] = {"sync/updates": 0.0}
         self._channel = RouterChannel(endpoint, keys)
-        # Actors on this machine reach the store on the loopback; nothing else needs to.
-        host = urlsplit(endpoint).hostname if endpoint.startswith("tcp://") else None
-        address = host or "127.0.0.1"
-        broadcast = Broadcast(config, incarnation, address, self._channel, self._say)
+        where = _place(endpoint, config.snapshot_dir)
+        broadcast = Broadcast(config, incarnation, where, self._channel, self._say)
         self._actors = actors
         self._thread = threading.Thread(
             target=self._main,
@@ -183,6 +182,15 @@ class Publisher:
             for name, value in changes.items():
                 setattr(self, f"_{name}", value)
             self._changed.notify_all()
+
+
+def _place(endpoint: str, folder: str) -> Place:
+    """Actors on this machine reach a store on the loopback, and the folder of the socket; nothing
+    else needs to."""
+    scheme, _, path = endpoint.partition("://")
+    host = urlsplit(endpoint).hostname if scheme == "tcp" else None
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Place(device_name(device), host or "127.0.0.1", folder or str(Path(path).parent))
 
 
 def _missing(joined: Sequence[str], actors: int) -> str:

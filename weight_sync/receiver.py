@@ -1,20 +1,24 @@
 """The receiving end of the broadcast: one version at a time into reused buckets, then a model.
 
 Consumes an encoded Rendezvous whenever the group is formed anew, then per version an encoded
-manifest and its bytes; produces one encoded WorkerReport per call. `connect` waits for nothing,
-`receive` for the thread that joins the group, `apply` for the thread that receives, both with
-deadlines. Knows no engine: the model is two functions, so that vLLM's worker and a bare
-module serve alike.
+manifest and its bytes; produces one encoded WorkerReport per call. `receive` waits for the thread
+that joins the group, with a deadline; every other call returns at once, and what takes its time
+(bytes, their digest, the checksum of the model) is made on a thread and asked for until it is
+there. Knows no engine: the model is a few functions, so that vLLM's worker and a bare module serve
+alike.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
+import msgspec
 import torch
 
 from weight_sync import buckets
+from weight_sync.forming import Forming
 from weight_sync.protocol import (
     ManifestMismatch,
     SyncTimeout,
@@ -27,31 +31,39 @@ from weight_sync.protocol import (
     describe,
     encode,
 )
-from weight_sync.transport import Forming, GlooTransport
+from weight_sync.transport import CPU, Transport, device_name, join
 
 
 class Receiver:
     """Receives for one model.
 
     `layout()` gives the checkpoint tensors that the model is made of, `load(named_tensors)` writes
-    them. Failures that belong to the protocol travel in `WorkerReport.error`; anything else is
-    raised.
+    them, `checksum()` tells what the model then holds. Failures that belong to the protocol travel
+    in `WorkerReport.error`; anything else is raised.
     """
 
     def __init__(
         self,
         layout: Callable[[], buckets.Layout],
         load: Callable[[buckets.NamedTensors], None],
+        checksum: Callable[[], str],
+        device: torch.device | str = CPU,
     ) -> None:
-        self._layout = layout
-        self._load = load
+        self._layout, self._load, self._device = layout, load, device
+        self._checksum = checksum
         self._connection: Forming | None = None
         self._reception: _Reception | None = None
+        self._summing: Future[str] | None = None
+        self._thread = ThreadPoolExecutor(1, "weight-checksum")
+
+    def device(self) -> bytes:
+        """Where the model lies, as `Join.device` says it."""
+        return encode(WorkerReport(device=device_name(self._device)))
 
     def connect(self, rendezvous: bytes) -> bytes:
         """Begin to join the group of an encoded Rendezvous; what was under way is given up."""
         where = decode_rendezvous(rendezvous)
-        self._connection = Forming(where.epoch, partial(GlooTransport.join, where))
+        self._connection = Forming(where.epoch, partial(join, where))
         self._connection.start()
         return encode(WorkerReport())
 
@@ -63,19 +75,42 @@ class Receiver:
             return failure(error)
         return encode(WorkerReport())
 
-    def apply(self, deadline_s: float) -> bytes:
-        """Wait for the bytes, check their digest, write them into the (paused) model."""
+    def arrived(self) -> bytes:
+        """Whether the bytes are there and their digest is as announced: pending, or what failed."""
+        try:
+            return encode(self._expected().look())
+        except WeightSyncError as error:
+            return failure(error)
+
+    def apply(self) -> bytes:
+        """Write what has arrived into the (paused) model."""
         begun = time.perf_counter()
         try:
-            reception = self._reception
-            if reception is None:
-                raise ManifestMismatch("no version has been announced")
-            received = reception.finish(deadline_s)
+            reception = self._expected()
+            report = reception.look()
+            if report.pending:
+                raise SyncTimeout(f"version {reception.manifest.policy_version} has not arrived")
             self._load(buckets.unpack(reception.manifest.tensors, reception.staging))
         except WeightSyncError as error:
             return failure(error)
+        if reception.transport.place() != CPU:
+            torch.cuda.synchronize()
         apply_s = time.perf_counter() - begun
-        return encode(WorkerReport(received, receive_s=reception.seconds, apply_s=apply_s))
+        self._summing = self._thread.submit(self._checksum)
+        return encode(msgspec.structs.replace(report, apply_s=apply_s))
+
+    def checksum(self) -> bytes:
+        """The checksum of the model as it was loaded last; pending until it has been made, which
+        generation need not wait for: it changes no weight.
+        """
+        if self._summing is None or not self._summing.done():
+            return encode(WorkerReport(pending=True))
+        return encode(WorkerReport(weights_checksum=self._summing.result()))
+
+    def _expected(self) -> "_Reception":
+        if self._reception is None:
+            raise ManifestMismatch("no version has been announced")
+        return self._reception
 
     def _start(self, manifest: WeightManifest, deadline_s: float) -> None:
         if self._connection is None:
@@ -86,10 +121,11 @@ class Receiver:
         under_way = last is not None and last.is_alive()
         if last and under_way and last.transport is transport:
             raise SyncTimeout(f"version {last.manifest.policy_version} is still under way")
-        if last and not under_way and last.manifest.bucket_bytes == manifest.bucket_bytes:
+        place = transport.place()
+        if last and not under_way and last.fits(manifest.bucket_bytes, place):
             staging = last.staging
         else:
-            staging = buckets.allocate(manifest.bucket_bytes)
+            staging = buckets.allocate(manifest.bucket_bytes, place)
         self._reception = _Reception(transport, manifest, staging, deadline_s)
         self._reception.start()
 
@@ -99,7 +135,7 @@ class _Reception(threading.Thread):
 
     def __init__(
         self,
-        transport: GlooTransport,
+        transport: Transport,
         manifest: WeightManifest,
         staging: list[torch.Tensor],
         deadline_s: float,
@@ -123,20 +159,24 @@ class _Reception(threading.Thread):
             self._error = error
         self.seconds = time.perf_counter() - begun
 
-    def finish(self, deadline_s: float) -> str:
-        """The digest of what arrived; raises what went wrong on the way."""
-        self.join(deadline_s)
-        version = self.manifest.policy_version
+    def fits(self, sizes: Sequence[int], place: str) -> bool:
+        """Whether its buckets can take a version of these sizes."""
+        return [len(each) for each in self.staging] == list(sizes) and all(
+            each.device.type == place for each in self.staging
+        )
+
+    def look(self) -> WorkerReport:
+        """The digest of what arrived, or that it is pending; raises what went wrong on the way."""
         if self.is_alive():
-            raise SyncTimeout(f"version {version} had not arrived {deadline_s:g} s after `Sent`")
+            return WorkerReport(pending=True)
         if self._error is not None:
             raise self._error
         if self._digest != self.manifest.bytes_digest:
             raise VerificationFailed(
-                f"version {version}: announced digest {self.manifest.bytes_digest!r}, received "
-                f"{self._digest!r}"
+                f"version {self.manifest.policy_version}: announced digest "
+                f"{self.manifest.bytes_digest!r}, received {self._digest!r}"
             )
-        return self._digest
+        return WorkerReport(self._digest, receive_s=self.seconds)
 
 
 def failure(error: WeightSyncError) -> bytes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weight_sync import buckets
+from weight_sync.buckets import InTurn, Places, allocate, plan
 from weight_sync.protocol import TensorSpec
 
 
@@ -22,9 +22,14 @@ class Parcel:
 
     version: int
     specs: tuple[TensorSpec, ...]
-    buckets: list[torch.Tensor] = field(repr=False)
+    places: Places = field(repr=False)
     probe_tokens: tuple[int, ...]
     probe_logprobs: tuple[float, ...]
+
+    @property
+    def buckets(self) -> list[torch.Tensor]:
+        """The bytes, uint8[size] each."""
+        return self.places.buckets
 
 
 class Staging:
@@ -35,7 +40,7 @@ class Staging:
         self._bucket_bytes = bucket_bytes
         self._lock = threading.Lock()
         self._specs: tuple[TensorSpec, ...] = ()
-        self._free: list[list[torch.Tensor]] = []
+        self._free: list[Places] = []
         self._ready: Parcel | None = None
         self._taken: Parcel | None = None
 
@@ -51,18 +56,18 @@ class Staging:
         The first version fixes names, shapes and dtypes. Raises ManifestMismatch when a later one
         differs.
         """
-        named = list(named_tensors)
+        named = named_tensors if isinstance(named_tensors, InTurn) else list(named_tensors)
         if not self._specs:
-            self._specs, sizes = buckets.plan(named, self._bucket_bytes)
-            self._free = [buckets.allocate(sizes) for _ in range(2)]
+            self._specs, sizes = plan(named, self._bucket_bytes)
+            self._free = [Places(self._specs, allocate(sizes)) for _ in range(2)]
         with self._lock:
             if self._ready is not None:
-                self._free.append(self._ready.buckets)
+                self._free.append(self._ready.places)
                 self._ready = None
                 self.overtaken += 1
             target = self._free.pop()
         try:
-            buckets.pack(named, self._specs, target)
+            target.pack(named)
         except BaseException:
             with self._lock:
                 self._free.append(target)
@@ -80,6 +85,6 @@ class Staging:
         with self._lock:
             if self._ready is not None:
                 if self._taken is not None:
-                    self._free.append(self._taken.buckets)
+                    self._free.append(self._taken.places)
                 self._taken, self._ready = self._ready, None
             return self._taken

@@ -10,7 +10,6 @@ blocks it.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -18,17 +17,14 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
-import zmq
-import zmq.asyncio
 from numpy.typing import NDArray
 
 from configs.keys import Keys
 from configs.schema import WeightSyncConfig
-from weight_sync.channel import HEARTBEAT_MS, SILENT_MS
+from weight_sync.link import Link
 from weight_sync.protocol import (
     Applied,
     Connecting,
-    FromActor,
     FromLearner,
     Join,
     Receiving,
@@ -36,13 +32,11 @@ from weight_sync.protocol import (
     Rendezvous,
     Sent,
     SyncTimeout,
-    TransportFailed,
     VerificationFailed,
     WeightManifest,
     WeightSyncError,
     WorkerReport,
     as_error,
-    decode_from_learner,
     decode_report,
     describe,
     encode,
@@ -51,6 +45,7 @@ from weight_sync.protocol import (
 log = logging.getLogger(__name__)
 
 JOIN_AGAIN_S = 1.0
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.05  # between questions whether something is done
 
 
 class ServingEngine(Protocol):
@@ -68,8 +63,9 @@ class ServingEngine(Protocol):
     async def set_policy_version(self, version: int) -> None:
         """Label tokens sampled from now on; called while paused."""
 
-    async def score(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Log-probs float32[n - 1] of tokens[1:] under the weights that serve."""
+    async def score(self, tokens: Sequence[int]) -> tuple[NDArray[np.float32], int]:
+        """Log-probs float32[n - 1] of tokens[1:] under the weights that serve, and the version that
+        the engine labels them with."""
 
 
 class Subscriber:
@@ -97,9 +93,9 @@ class Subscriber:
         self._endpoint, self._keys = endpoint, keys
         self._engine = engine
         self._config = config
+        self._device = ""  # where the model lies
         self._epoch = -1  # of the group joined last
         self._manifest: WeightManifest | None = None  # announced, not yet sent
-        self._intact = False  # the engine holds the weights of `verified`, whole
         self._gauges: dict[str, float] = {"sync/updates": 0.0}
 
     async def run(self) -> None:
@@ -109,16 +105,9 @@ class Subscriber:
         `join_deadline_s`, WeightSyncError when it refuses this actor. A version that fails is
         reported to the learner; `serving` then stays cleared, unless only the transport failed.
         """
-        with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as dealer:
-            dealer.setsockopt(zmq.LINGER, 500)
-            dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-            dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
-            dealer.setsockopt(zmq.HANDSHAKE_IVL, SILENT_MS)
-            if self._keys is not None:
-                self._keys.present(dealer)
-            dealer.connect(self._endpoint)
-            learner = f"{self._actor_id}: the learner at {self._endpoint}"
-            link = _Link(dealer, self._endpoint, learner)
+        learner = f"{self._actor_id}: the learner at {self._endpoint}"
+        with Link(self._endpoint, self._keys, learner) as link:
+            self._device = await self._where()
             heard_s, limit_s = time.monotonic(), self._config.join_deadline_s
             await self._join(link)
             while True:
@@ -141,11 +130,17 @@ class Subscriber:
         config = self._config
         return config.publish_deadline_s if self.verified else config.join_deadline_s
 
-    async def _join(self, link: "_Link") -> None:
+    async def _join(self, link: Link) -> None:
         incarnation, version = self.verified or (-1, -1)
-        await link.send(Join(self._actor_id, incarnation, version))
+        await link.send(Join(self._actor_id, incarnation, version, device=self._device))
 
-    async def _follow(self, link: "_Link", message: FromLearner) -> None:
+    async def _where(self) -> str:
+        report = await self._call("weight_sync_device")
+        if report.error:
+            raise as_error(report.error)
+        return report.device
+
+    async def _follow(self, link: Link, message: FromLearner) -> None:
         if isinstance(message, Refused):
             raise WeightSyncError(f"{link.peer} refused: {message.cause}")
         if isinstance(message, Rendezvous):
@@ -158,7 +153,7 @@ class Subscriber:
             manifest, self._manifest = self._manifest, None
             await link.send(await self._apply(manifest))
 
-    async def _expect(self, link: "_Link", manifest: WeightManifest) -> None:
+    async def _expect(self, link: Link, manifest: WeightManifest) -> None:
         """Have the bytes of what is announced received while generation goes on."""
         refusal = self._refusal(manifest)
         if not refusal:
@@ -181,47 +176,44 @@ class Subscriber:
         return ""
 
     async def _apply(self, manifest: WeightManifest) -> Applied:
-        """Pause, apply, resume, verify; unless all of it worked, `serving` stays cleared (but for a
-        version whose bytes never came).
+        """Wait for the bytes while generation goes on, then pause, write, resume and verify.
+
+        Where nothing was written, what served before serves on; else `serving` stays cleared until
+        the probe has passed.
         """
-        self.serving.clear()
         deadline_s = self._deadline_s
-        begun = time.perf_counter()
-        await self._engine.pause()
-        report = await self._call("weight_sync_apply", deadline_s)
+        report = await self._made("weight_sync_arrived", deadline_s)
         if report.error:
             log.error("version %d not applied: %s", manifest.policy_version, report.error)
-            lost = isinstance(as_error(report.error), TransportFailed | SyncTimeout)
-            self._intact = self._intact and lost
-            if self._intact:
-                await self._engine.resume()  # nothing was written: what served before serves on
-                self.serving.set()
             return self._applied(manifest, report)
-        self._intact = False
+        self.serving.clear()
+        begun = time.perf_counter()
+        await self._engine.pause()
+        report = await self._call("weight_sync_apply")
+        if report.error:  # perhaps half of it was written: the engine stays paused
+            log.error("version %d not applied: %s", manifest.policy_version, report.error)
+            return self._applied(manifest, report)
         if self.on_loaded is not None:
             self.on_loaded(manifest.policy_version)
         await self._engine.set_policy_version(manifest.policy_version)
         probe = asyncio.create_task(self._probe(manifest, deadline_s))
-        await asyncio.sleep(
-            0
-        )  # lets the probe reach the engine's queue before anything is scheduled
+        # Lets the probe reach the engine's queue before anything is scheduled.
+        await asyncio.sleep(0)
         await self._engine.resume()
         pause_s = time.perf_counter() - begun
-        probe_error = await probe
-        if probe_error == float("inf"):
-            error = SyncTimeout(f"the probe got no answer within {deadline_s:g} s")
-            report = msgspec.structs.replace(report, error=describe(error))
-        elif not probe_error <= manifest.probe_tolerance:  # also when it is NaN
-            error = VerificationFailed("the probe's log-probs are not the learner's")
-            report = msgspec.structs.replace(report, error=describe(error))
-            log.error("version %d: %s (%g)", manifest.policy_version, report.error, probe_error)
-        applied = self._applied(manifest, report, probe_error, pause_s)
-        if not applied.error:
-            self._serve(manifest, applied)
-        return applied
+        probe_error, problem = await probe
+        applied = self._applied(manifest, report, probe_error, pause_s, problem)
+        if problem:
+            log.error("version %d: %s (%g)", manifest.policy_version, problem, probe_error)
+            return applied
+        self._serve(manifest, applied)
+        made = await self._made("weight_sync_checksum", deadline_s)
+        return msgspec.structs.replace(
+            applied, weights_checksum=made.weights_checksum, error=made.error
+        )
 
     def _serve(self, manifest: WeightManifest, applied: Applied) -> None:
-        self.verified, self._intact = (manifest.incarnation, manifest.policy_version), True
+        self.verified = (manifest.incarnation, manifest.policy_version)
         self.serving.set()
         self._gauges = {
             f"sync/{name}": getattr(applied, name)
@@ -233,16 +225,24 @@ class Subscriber:
         if self.on_verified is not None:
             self.on_verified(*self.verified)
 
-    async def _probe(self, manifest: WeightManifest, deadline_s: float) -> float:
-        """Largest absolute log-prob difference; infinite when the engine is silent too long."""
+    async def _probe(self, manifest: WeightManifest, deadline_s: float) -> tuple[float, str]:
+        """Largest absolute log-prob difference, and what is wrong, if anything; infinite when the
+        engine is silent too long.
+        """
         try:
             async with asyncio.timeout(deadline_s):
-                scores = await self._engine.score(manifest.probe_tokens)
+                scores, version = await self._engine.score(manifest.probe_tokens)
         except TimeoutError:
-            log.error("%s: the probe got no answer within %g s", self._actor_id, deadline_s)
-            return float("inf")
+            late = SyncTimeout(f"the probe got no answer within {deadline_s:g} s")
+            return float("inf"), describe(late)
         expected = np.asarray(manifest.probe_logprobs, dtype=np.float32)
-        return float(np.max(np.abs(scores - expected), initial=0.0))
+        error = float(np.max(np.abs(scores - expected), initial=0.0))
+        wrong = ""
+        if not error <= manifest.probe_tolerance:  # also when it is NaN
+            wrong = "the probe's log-probs are not the learner's"
+        elif version != manifest.policy_version:
+            wrong = f"the engine calls it version {version}"
+        return error, describe(VerificationFailed(wrong)) if wrong else ""
 
     def _applied(
         self,
@@ -250,6 +250,7 @@ class Subscriber:
         report: WorkerReport,
         probe_error: float = float("nan"),
         pause_s: float = 0.0,
+        problem: str = "",
     ) -> Applied:
         return Applied(
             self._actor_id,
@@ -262,8 +263,19 @@ class Subscriber:
             pause_s,
             report.receive_s,
             report.apply_s,
-            report.error,
+            report.error or problem,
         )
+
+    async def _made(self, method: str, deadline_s: float) -> WorkerReport:
+        """Ask until what a thread of the worker makes is there; generation goes on meanwhile."""
+        deadline, pause_s = time.monotonic() + deadline_s, FIRST_LOOK_S
+        while (report := await self._call(method)).pending:
+            if time.monotonic() >= deadline:
+                late = SyncTimeout(f"{method} was not done within {deadline_s:g} s")
+                return WorkerReport(error=describe(late))
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+        return report
 
     async def _call(self, method: str, *args: bytes | int | str | float) -> WorkerReport:
         """Call every worker; their reports as one: the first error, the longest times."""
@@ -271,29 +283,3 @@ class Subscriber:
         failed = [report for report in reports if report.error]
         slowest = max(reports, key=lambda report: report.apply_s)
         return failed[0] if failed else slowest
-
-
-class _Link:
-    """The DEALER; `peer` is how the learner is named in errors."""
-
-    def __init__(self, dealer: zmq.asyncio.Socket, endpoint: str, peer: str) -> None:
-        self.peer = peer
-        self._dealer, self._endpoint = dealer, endpoint
-
-    async def send(self, message: FromActor) -> None:
-        """Send one message; lost when the learner has been gone for long, or the connection has
-        ended for good (its bytes were changed on the way): it hears Join again, on a new one.
-        """
-        try:
-            await self._dealer.send(encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            with contextlib.suppress(zmq.ZMQError):
-                self._dealer.disconnect(self._endpoint)
-            self._dealer.connect(self._endpoint)
-
-    async def next(self, limit_s: float) -> FromLearner | None:
-        """The next message, None when there is none within `limit_s`."""
-        if not await self._dealer.poll(int(limit_s * 1000)):
-            return None
-        message: FromLearner = decode_from_learner(await self._dealer.recv())
-        return message

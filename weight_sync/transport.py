@@ -1,150 +1,95 @@
-"""The collective that carries the bytes: gloo between unrelated processes, no default group.
+"""What carries the bytes of a version: one interface, four ways, chosen from the devices.
 
-Consumes and produces buckets (uint8 tensors). Waits, each wait with a deadline: for all ranks to
-form the group, and inside a broadcast for every peer; unblocked by the peers, or by the deadline
-(TransportFailed). The group is built from a store and the back-end class directly:
-`init_process_group` is never called, so the learner's own default group (DeepSpeed) and vLLM's are
-not touched.
+    gloo       CPUs, or whatever mixture no other way can join; over the network
+    nccl       the learner and every actor on a GPU of their own
+    cuda_ipc   the learner and every actor on one and the same GPU
+    snapshot   files, in shared memory or in a folder that all hosts see; only when asked for
+
+Rank 0 is the learner. The learner calls `host`, tells the actors where, then `form`; an actor calls
+`join`. Consumes and produces buckets (uint8 tensors). Waits as each way says, each wait with a
+deadline.
 """
 
-import socket
-import threading
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from typing import Protocol, Self
 
 import torch
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
-from weight_sync.protocol import Rendezvous, TransportFailed, WeightSyncError
+from weight_sync.collective import GlooTransport, NcclTransport
+from weight_sync.cuda_ipc import CudaIpcTransport
+from weight_sync.protocol import Rendezvous, TransportUnusable
+from weight_sync.snapshot import SnapshotTransport
+
+CPU = "cpu"
+_KINDS = {
+    each.kind: each for each in (GlooTransport, NcclTransport, CudaIpcTransport, SnapshotTransport)
+}
 
 
-class GlooTransport:
-    """One rank of the broadcast group; rank 0, the learner, hosts the store and sends.
+class Transport(Protocol):
+    """One rank of the group that carries the bytes."""
 
-    The learner calls `host`, tells the actors where, then `form`; an actor calls `join`.
-    """
+    rendezvous: Rendezvous
 
-    def __init__(self, store: TCPStore, rendezvous: Rendezvous) -> None:
-        self.rendezvous = rendezvous
-        self._store: TCPStore | None = store
-        self._group: ProcessGroupGloo | None = None
-
-    @classmethod
-    def host(
-        cls, address: str, world_size: int, incarnation: int, epoch: int, timeout_s: float
-    ) -> "GlooTransport":
-        """Open the store at `address` on a free port, as rank 0; returns at once."""
-        # The store is handed a bound socket: left to itself it listens on every interface.
-        listener = socket.create_server((address, 0))
-        port = listener.getsockname()[1]
-        store = TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout_s),
-            master_listen_fd=listener.detach(),
-        )
-        prefix = f"forage/weight_sync/{incarnation}/{epoch}"
-        where = (address, port, prefix)
-        return cls(store, Rendezvous(incarnation, epoch, *where, 0, world_size, timeout_s))
-
-    @classmethod
-    def join(cls, rendezvous: Rendezvous) -> "GlooTransport":
-        """Reach the learner's store and form the group; blocks until every rank is there."""
-        where = f"{rendezvous.store_host}:{rendezvous.store_port}"
-        try:
-            store = TCPStore(
-                rendezvous.store_host,
-                rendezvous.store_port,
-                is_master=False,
-                timeout=timedelta(seconds=rendezvous.timeout_s),
-            )
-        except RuntimeError as error:
-            raise TransportFailed(
-                f"cannot reach the learner's store at {where}: {error}"
-            ) from error
-        return cls(store, rendezvous).form()
-
-    def form(self) -> "GlooTransport":
-        """Connect to every other rank. Raises TransportFailed after the rendezvous' `timeout_s`."""
-        here, hosted = self.rendezvous, self._store
-        if hosted is None:
-            raise TransportFailed(f"rank {here.rank} has left the group {here.prefix!r}")
-        options = ProcessGroupGloo._Options()
-        address = _own_address(here.store_host, here.store_port)
-        options._devices = [ProcessGroupGloo.create_device(hostname=address)]
-        options._timeout = timedelta(seconds=here.timeout_s)
-        store = PrefixStore(here.prefix, hosted)
-        try:
-            self._group = ProcessGroupGloo(store, here.rank, here.world_size, options)
-        except RuntimeError as error:
-            raise TransportFailed(
-                f"rank {here.rank} of {here.world_size} could not form the group {here.prefix!r} "
-                f"within {here.timeout_s:g} s: {error}"
-            ) from error
-        return self
+    def form(self) -> Self:
+        """Connect to the other ranks. Raises TransportFailed after `rendezvous.timeout_s`."""
 
     def broadcast(self, buckets: Sequence[torch.Tensor], timeout_s: float) -> None:
         """Send the buckets (rank 0) or fill them (others), in order. Raises TransportFailed."""
-        if self._group is None:
-            raise TransportFailed(f"rank {self.rendezvous.rank}: the group is not formed")
-        options = BroadcastOptions()
-        options.rootRank = 0
-        options.rootTensor = 0
-        options.timeout = timedelta(seconds=timeout_s)
-        try:
-            for bucket in buckets:
-                self._group.broadcast([bucket], options).wait()
-        except RuntimeError as error:
-            raise TransportFailed(
-                f"rank {self.rendezvous.rank}: the broadcast of {sum(map(len, buckets))} bytes "
-                f"failed (deadline {timeout_s:g} s): {error}"
-            ) from error
+
+    def place(self) -> str:
+        """Where a receiver's buckets lie: `cpu` or `cuda`."""
 
     def close(self) -> None:
-        """Leave the group and, on rank 0, stop listening."""
-        self._group = self._store = None
+        """Leave the group and, on rank 0, end it."""
 
 
-class Forming(threading.Thread):
-    """A way into a group, on a thread: gloo waits for a rank that has died until its time is out,
-    and nobody need wait with it. Whoever gives up leaves the thread behind.
+def device_name(device: torch.device | str) -> str:
+    """How a device is told to the other side: `cpu`, or a GPU by an identity that is its own in
+    every process: `cuda:GPU-c1b2...`.
     """
-
-    def __init__(self, epoch: int, form: Callable[[], GlooTransport]) -> None:
-        super().__init__(name="weight-group", daemon=True)
-        self._epoch, self._form = epoch, form
-        self._transport: GlooTransport | None = None
-        self._error: WeightSyncError | None = None
-
-    def run(self) -> None:
-        """Reach the store, then every other rank."""
-        try:
-            self._transport = self._form()
-        except WeightSyncError as error:
-            self._error = error
-
-    def done(self, within_s: float) -> bool:
-        """Whether it has come to an end, good or bad, within so many seconds."""
-        self.join(within_s)
-        return not self.is_alive()
-
-    def finish(self, deadline_s: float) -> GlooTransport:
-        """The group; raises what went wrong on the way, TransportFailed at the deadline."""
-        self.join(deadline_s)
-        if self._error is not None:
-            raise self._error
-        if self._transport is None:
-            raise TransportFailed(
-                f"epoch {self._epoch}: the group was not formed within {deadline_s:g} s"
-            )
-        return self._transport
+    kind = torch.device(device)
+    if kind.type != "cuda":
+        return kind.type
+    return f"cuda:GPU-{torch.cuda.get_device_properties(kind).uuid}"
 
 
-def _own_address(host: str, port: int) -> str:
-    """The address of this machine that a peer on the way to `host` would see; sends no packet."""
-    family = socket.getaddrinfo(host, port)[0][0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))
-        return str(probe.getsockname()[0])
+def choose(asked: str, own: str, actors: Mapping[str, str]) -> str:
+    """The transport between the learner's device and the actors' (name → device).
+
+    `asked` is `weight_sync.transport`: "auto", or one by name. Raises TransportUnusable, with both
+    sides' devices, when that one cannot join them.
+    """
+    others = list(actors.values())
+    on_gpus = own != CPU and CPU not in others
+    usable = {
+        "cuda_ipc": on_gpus and set(others) == {own},
+        "nccl": on_gpus and len({own, *others}) == 1 + len(others),
+        "gloo": True,
+        "snapshot": True,
+    }
+    if asked == "auto":
+        return next(kind for kind, works in usable.items() if works)
+    if not usable[asked]:
+        theirs = ", ".join(f"{name} on {device}" for name, device in actors.items())
+        needs = "every model on one GPU" if asked == "cuda_ipc" else "a GPU for each model"
+        raise TransportUnusable(
+            f"weight_sync.transport = {asked!r} needs {needs}: the learner is on {own}, {theirs}; "
+            "set it to 'auto'"
+        )
+    return asked
+
+
+def host(
+    kind: str, address: str, world_size: int, incarnation: int, epoch: int, timeout_s: float
+) -> Transport:
+    """Begin a group as rank 0; returns at once.
+
+    `address` is where its store listens or, of a snapshot, the folder to make its own in.
+    """
+    return _KINDS[kind].host(address, world_size, incarnation, epoch, timeout_s)
+
+
+def join(rendezvous: Rendezvous) -> Transport:
+    """Take part in the group of a Rendezvous; blocks until it is formed. Raises TransportFailed."""
+    return _KINDS[rendezvous.transport].join(rendezvous)

@@ -1,8 +1,10 @@
 """Inside vLLM: writes received versions, or a snapshot file, into the model in place.
 
 Consumes what `receiver` consumes, or a safetensors file; produces encoded WorkerReports. Waits as
-`receiver` does. Named to vLLM as `worker_extension_cls=protocol.WORKER_EXTENSION`: `collective_rpc`
-then finds these methods, and this module is imported before the model is loaded.
+`receiver` does. vLLM's own weight transfer carries no digest, has no deadline and cannot lose a
+receiver, so of it only the digests of a loaded model are used. Named to vLLM as
+`worker_extension_cls=protocol.WORKER_EXTENSION`: `collective_rpc` then finds these methods, and
+this module is imported before the model is loaded.
 
 The latter matters on a CPU. There vLLM packs every linear weight for oneDNN and throws the plain
 one away, a tied LM head keeps a packed copy of its own that no reload refreshes, and a layerwise
@@ -11,14 +13,17 @@ GPU: `load_weights` copies into them in 2 ms (demo-size model; tokens/s unchange
 reads what the embedding reads. No environment variable is needed.
 """
 
+import hashlib
 import logging
 import time
+from functools import partial
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.weight_checksum import compute_tensor_digests
 
 from weight_sync import buckets
 from weight_sync.protocol import ManifestMismatch, VerificationFailed, WorkerReport, encode
@@ -37,25 +42,40 @@ class WeightSyncWorker:
     parallel_config: Any
     _weight_sync_receiver: Receiver
 
-    def weight_sync_connect(self, rendezvous: bytes) -> bytes:
-        """Begin to join the group of an encoded Rendezvous."""
+    def weight_sync_device(self) -> bytes:
+        """Where the model lies. The first call of all: from here on there is a receiver."""
         workers = self.parallel_config.world_size
         if workers != 1:
             return failure(ManifestMismatch(f"the engine has {workers!r} workers, not one"))
         if not hasattr(self, "_weight_sync_receiver"):
             model = self.model_runner.get_model()
             self._weight_sync_receiver = Receiver(
-                lambda: checkpoint_layout(model), lambda named_tensors: _load(model, named_tensors)
+                partial(checkpoint_layout, model),
+                partial(_load, model),
+                partial(checksum, model),
+                next(model.parameters()).device,
             )
+        return self._weight_sync_receiver.device()
+
+    def weight_sync_connect(self, rendezvous: bytes) -> bytes:
+        """Begin to join the group of an encoded Rendezvous."""
         return self._weight_sync_receiver.connect(rendezvous)
 
     def weight_sync_receive(self, manifest: bytes, deadline_s: float) -> bytes:
         """Check an encoded WeightManifest against the model; receive its bytes on a thread."""
         return self._weight_sync_receiver.receive(manifest, deadline_s)
 
-    def weight_sync_apply(self, deadline_s: float) -> bytes:
-        """Wait for the bytes, check their digest, write them into the model; call while paused."""
-        return self._weight_sync_receiver.apply(deadline_s)
+    def weight_sync_arrived(self) -> bytes:
+        """Whether they are there, with the digest announced."""
+        return self._weight_sync_receiver.arrived()
+
+    def weight_sync_apply(self) -> bytes:
+        """Write them into the model; call while paused."""
+        return self._weight_sync_receiver.apply()
+
+    def weight_sync_checksum(self) -> bytes:
+        """The checksum of the model as it was loaded last, once it has been made."""
+        return self._weight_sync_receiver.checksum()
 
     def load_snapshot(self, path: str, version: int) -> bytes:
         """Write a safetensors file's tensors into the model; called while paused.
@@ -71,6 +91,14 @@ class WeightSyncWorker:
         seconds = time.perf_counter() - begun
         log.info("version %d loaded from %s in %.3f s", version, path, seconds)
         return encode(WorkerReport(apply_s=seconds))
+
+
+def checksum(model: torch.nn.Module) -> str:
+    """blake2b over vLLM's own digests of the model's parameters, fused and padded as they lie."""
+    total = hashlib.blake2b(digest_size=16)
+    for name, digest in sorted(compute_tensor_digests(model).items()):
+        total.update(f"{name} {digest}\n".encode())
+    return total.hexdigest()
 
 
 def checkpoint_layout(model: torch.nn.Module) -> buckets.Layout:

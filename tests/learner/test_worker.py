@@ -33,7 +33,7 @@ from replay.log import read
 from replay.protocol import Hello, Lease
 from replay.records import LearnerResumed, Resampled, Sampled
 from replay.trajectory import StopReason, Trajectory, Turn
-from weight_sync.buckets import Layout, NamedTensors, dtype_name
+from weight_sync.buckets import Layout, NamedTensors, digest, dtype_name
 from weight_sync.receiver import Receiver
 from weight_sync.subscriber import Subscriber
 
@@ -47,7 +47,7 @@ class Actor:
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self.model.requires_grad_(False)
         self.weights = dict(self.model.named_parameters())
-        self.receiver = Receiver(self._layout, self._load)
+        self.receiver = Receiver(self._layout, self._load, self._checksum)
         self.version = 0
 
     async def pause(self) -> None: ...
@@ -61,10 +61,10 @@ class Actor:
         name = method.removeprefix("weight_sync_")
         return [await asyncio.to_thread(getattr(self.receiver, name), *args)]
 
-    async def score(self, tokens: Sequence[int]) -> np.ndarray:
+    async def score(self, tokens: Sequence[int]) -> tuple[np.ndarray, int]:
         row = torch.tensor([list(tokens)])
         logprobs = self.model(input_ids=row).logits[0, :-1].log_softmax(-1)
-        return logprobs.gather(1, row[0, 1:, None])[:, 0].numpy()
+        return logprobs.gather(1, row[0, 1:, None])[:, 0].numpy(), self.version
 
     def roll_out(self, lease: Lease) -> Trajectory:
         torch.manual_seed(lease.group_id * 10 + lease.sibling)
@@ -125,6 +125,11 @@ class Actor:
     def _load(self, named_tensors: NamedTensors) -> None:
         for name, tensor in named_tensors:
             self.weights[name].copy_(tensor)
+
+    def _checksum(self) -> str:
+        return digest(
+            weight.detach().view(torch.uint8).flatten() for weight in self.weights.values()
+        )
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Properties of the layout and the digest of packed tensors."""
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def models(draw: st.DrawFn) -> dict[str, torch.Tensor]:
 def filled(model: dict[str, torch.Tensor], bucket_bytes: int = 96):
     specs, sizes = buckets.plan(model.items(), bucket_bytes)
     staging = buckets.allocate(sizes)
-    buckets.pack(model.items(), specs, staging)
+    buckets.Places(specs, staging).pack(model.items())
     return specs, staging
 
 
@@ -99,4 +100,31 @@ def test_a_name_given_twice_is_refused() -> None:
 def test_other_tensors_than_planned_are_named(given_instead: dict, said: str) -> None:
     specs, staging = filled({"a": torch.zeros(2)})
     with pytest.raises(ManifestMismatch, match=said):
-        buckets.pack(given_instead.items(), specs, staging)
+        buckets.Places(specs, staging).pack(given_instead.items())
+
+
+class Gathered:
+    """A model of which one tensor at a time is whole."""
+
+    def __init__(self, model: dict[str, torch.Tensor]) -> None:
+        self.model = model
+
+    def begin(self) -> Iterator[tuple[str, torch.Tensor]]:
+        whole = torch.empty(0)
+        for name, tensor in self.model.items():
+            whole = tensor.clone()
+            yield name, whole
+            whole.zero_() if whole.numel() else None
+
+
+@given(models())
+@settings(max_examples=30, deadline=None)
+def test_tensors_that_are_whole_only_in_their_turn_are_copied_then(model) -> None:
+    named = buckets.InTurn(Gathered(model).begin)
+    specs, sizes = buckets.plan(named, 96)
+    staging = buckets.allocate(sizes)
+    buckets.Places(specs, staging).pack(named)
+    assert buckets.digest(staging) == buckets.digest(filled(model)[1])
+    named = buckets.InTurn(Gathered(dict(list(model.items())[1:])).begin)
+    with pytest.raises(ManifestMismatch, match="given has none"):
+        buckets.Places(specs, staging).pack(named)

@@ -19,9 +19,9 @@ import torch
 from configs.keys import Keys
 from scripts.chaos_proxy import ChaosProxy, Faults
 from weight_sync import channel
+from weight_sync.collective import GlooTransport
 from weight_sync.protocol import Rendezvous, SyncTimeout, WeightSyncError
 from weight_sync.publisher import Publisher
-from weight_sync.transport import GlooTransport
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 

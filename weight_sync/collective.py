@@ -1,0 +1,202 @@
+"""The collectives that carry the bytes: gloo and NCCL between unrelated processes.
+
+Consumes and produces buckets (uint8 tensors). Waits, each wait with a deadline: for all ranks to
+form the group, and inside a broadcast for every peer; unblocked by the peers, or by the deadline
+(TransportFailed). A group is built from a store and the back-end class directly:
+`init_process_group` is never called, so the learner's own default group (DeepSpeed) and vLLM's are
+not touched.
+"""
+
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar, Self
+
+import torch
+from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
+
+from weight_sync.protocol import Rendezvous, TransportFailed
+
+_LOOK_S = 0.001  # how often a broadcast between GPUs is looked after
+
+
+class StoreTransport:
+    """One rank of a group that meets in a store; rank 0, the learner, hosts it and sends."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, store: TCPStore, rendezvous: Rendezvous) -> None:
+        self.rendezvous = rendezvous
+        self._store: TCPStore | None = store
+
+    @classmethod
+    def host(
+        cls, address: str, world_size: int, incarnation: int, epoch: int, timeout_s: float
+    ) -> Self:
+        """Open the store at `address` on a free port, as rank 0; returns at once."""
+        # The store is handed a bound socket: left to itself it listens on every interface.
+        listener = socket.create_server((address, 0))
+        port = listener.getsockname()[1]
+        store = TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+            master_listen_fd=listener.detach(),
+        )
+        prefix = f"forage/weight_sync/{incarnation}/{epoch}"
+        where = (cls.kind, address, port, prefix)
+        return cls(store, Rendezvous(incarnation, epoch, *where, 0, world_size, timeout_s))
+
+    @classmethod
+    def join(cls, rendezvous: Rendezvous) -> Self:
+        """Reach the learner's store and form the group; blocks until every rank is there."""
+        where = f"{rendezvous.store_host}:{rendezvous.store_port}"
+        try:
+            store = TCPStore(
+                rendezvous.store_host,
+                rendezvous.store_port,
+                is_master=False,
+                timeout=timedelta(seconds=rendezvous.timeout_s),
+            )
+        except RuntimeError as error:
+            raise TransportFailed(
+                f"cannot reach the learner's store at {where}: {error}"
+            ) from error
+        return cls(store, rendezvous).form()
+
+    def form(self) -> Self:
+        """Connect to every other rank. Raises TransportFailed after the rendezvous' `timeout_s`."""
+        here = self.rendezvous
+        try:
+            self._enter(PrefixStore(here.prefix, self._hosted()))
+        except RuntimeError as error:
+            raise TransportFailed(
+                f"rank {here.rank} of {here.world_size} could not form the group {here.prefix!r} "
+                f"within {here.timeout_s:g} s: {error}"
+            ) from error
+        return self
+
+    def broadcast(self, buckets: Sequence[torch.Tensor], timeout_s: float) -> None:
+        """Send the buckets (rank 0) or fill them (others), in order. Raises TransportFailed."""
+        try:
+            self._carry(buckets, timeout_s)
+        except RuntimeError as error:
+            raise TransportFailed(
+                f"rank {self.rendezvous.rank}: the broadcast of {sum(map(len, buckets))} bytes "
+                f"failed (deadline {timeout_s:g} s): {error}"
+            ) from error
+
+    def place(self) -> str:
+        """Where a receiver's buckets lie: `cpu` or `cuda`."""
+        return "cpu" if self.kind == "gloo" else "cuda"
+
+    def close(self) -> None:
+        """Leave the group and, on rank 0, stop listening."""
+        self._store = None
+
+    def _hosted(self) -> TCPStore:
+        if self._store is None:
+            here = self.rendezvous
+            raise TransportFailed(f"rank {here.rank} has left the group {here.prefix!r}")
+        return self._store
+
+    def _enter(self, store: PrefixStore) -> None:
+        raise NotImplementedError
+
+    def _carry(self, buckets: Sequence[torch.Tensor], timeout_s: float) -> None:
+        raise NotImplementedError
+
+
+class _Collective(StoreTransport):
+    """A group of torch's; `Group` makes it."""
+
+    _group: Any = None
+
+    def close(self) -> None:
+        """Leave the group and, on rank 0, stop listening."""
+        self._group = None
+        super().close()
+
+    def _works(self, buckets: Iterable[torch.Tensor], timeout_s: float) -> Iterable[Any]:
+        """Begin to broadcast one bucket after the other."""
+        if self._group is None:
+            raise TransportFailed(f"rank {self.rendezvous.rank}: the group is not formed")
+        options = BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        options.timeout = timedelta(seconds=timeout_s)
+        for bucket in buckets:
+            yield self._group.broadcast([bucket], options)
+
+
+class GlooTransport(_Collective):
+    """TCP between processes; what lies on a GPU is copied through the host."""
+
+    kind = "gloo"
+
+    def _enter(self, store: PrefixStore) -> None:
+        here = self.rendezvous
+        options = ProcessGroupGloo._Options()
+        address = _own_address(here.store_host, here.store_port)
+        options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+        options._timeout = timedelta(seconds=here.timeout_s)
+        self._group = ProcessGroupGloo(store, here.rank, here.world_size, options)
+
+    def _carry(self, buckets: Sequence[torch.Tensor], timeout_s: float) -> None:
+        for work in self._works(buckets, timeout_s):
+            work.wait()
+
+
+class NcclTransport(_Collective):
+    """Between GPUs, one for each rank: NCCL refuses two ranks on one."""
+
+    kind = "nccl"
+
+    def _enter(self, store: PrefixStore) -> None:
+        from torch.distributed import ProcessGroupNCCL
+
+        here = self.rendezvous
+        options = ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=here.timeout_s)
+        self._group = ProcessGroupNCCL(store, here.rank, here.world_size, options)
+
+    def _carry(self, buckets: Sequence[torch.Tensor], timeout_s: float) -> None:
+        """The learner's buckets pass through one of the largest's size on its GPU.
+
+        A rank that has died is noticed at the deadline, when the group is aborted: NCCL waits for
+        it without end.
+        """
+        deadline = time.monotonic() + timeout_s
+        for work in self._works(_on_gpu(buckets), timeout_s):
+            while not work.is_completed():
+                if time.monotonic() >= deadline:
+                    self._group.abort()
+                    raise TransportFailed(
+                        f"rank {self.rendezvous.rank}: a rank was silent for {timeout_s:g} s"
+                    )
+                time.sleep(_LOOK_S)
+        torch.cuda.synchronize()
+
+
+def _on_gpu(buckets: Sequence[torch.Tensor]) -> Iterable[torch.Tensor]:
+    """The buckets, each on the GPU when its turn comes; those of a receiver are there."""
+    through = torch.empty(0, dtype=torch.uint8)
+    for bucket in buckets:
+        if bucket.is_cuda:
+            yield bucket
+            continue
+        if not len(through):
+            size = max(map(len, buckets))
+            through = torch.empty(size, dtype=torch.uint8, device="cuda")
+        yield through[: len(bucket)].copy_(bucket)
+
+
+def _own_address(host: str, port: int) -> str:
+    """The address of this machine that a peer on the way to `host` would see; sends no packet."""
+    family = socket.getaddrinfo(host, port)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])

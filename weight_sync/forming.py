@@ -1,0 +1,46 @@
+"""A way into a group, on a thread of its own.
+
+Waits for the other ranks, in `run`; whoever waits for it does so with a deadline in `done` or
+`finish`.
+"""
+
+import threading
+from collections.abc import Callable
+
+from weight_sync.protocol import TransportFailed, WeightSyncError
+from weight_sync.transport import Transport
+
+
+class Forming(threading.Thread):
+    """A way into a group, on a thread: a collective waits for a rank that has died until its time
+    is out, and nobody need wait with it. Whoever gives up leaves the thread behind.
+    """
+
+    def __init__(self, epoch: int, form: Callable[[], Transport]) -> None:
+        super().__init__(name="weight-group", daemon=True)
+        self._epoch, self._form = epoch, form
+        self._transport: Transport | None = None
+        self._error: WeightSyncError | None = None
+
+    def run(self) -> None:
+        """Reach the store, then every other rank."""
+        try:
+            self._transport = self._form()
+        except WeightSyncError as error:
+            self._error = error
+
+    def done(self, within_s: float) -> bool:
+        """Whether it has come to an end, good or bad, within so many seconds."""
+        self.join(within_s)
+        return not self.is_alive()
+
+    def finish(self, deadline_s: float) -> Transport:
+        """The group; raises what went wrong on the way, TransportFailed at the deadline."""
+        self.join(deadline_s)
+        if self._error is not None:
+            raise self._error
+        if self._transport is None:
+            raise TransportFailed(
+                f"epoch {self._epoch}: the group was not formed within {deadline_s:g} s"
+            )
+        return self._transport

@@ -1,0 +1,68 @@
+"""What actors say of a version, held against the version and against each other. Pure.
+
+The bytes' digest says that they arrived, the probe that they answer as the learner does, within its
+tolerance; only what the models themselves hold, compared, shows a load that went wrong by less.
+Who did not verify gets the version anew; `REFITS` times in a row, then its failure is raised.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from weight_sync.protocol import Applied, VerificationFailed
+
+log = logging.getLogger(__name__)
+
+REFITS = 2
+
+
+class Verification:
+    """Of all actors; `refits` is how often a version had to be sent anew."""
+
+    def __init__(self) -> None:
+        self.refits = 0
+        self._in_a_row: dict[str, int] = {}
+        self._unfit: dict[str, str] = {}  # who gets the version anew, and why
+        self._version = -1
+        self._checksums: dict[str, str] = {}  # of that version
+
+    def failed(self, name: str, error: VerificationFailed) -> None:
+        """An actor did not verify. Raises the error when sending anew did not help."""
+        self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
+        if self._in_a_row[name] > REFITS:
+            raise error
+        log.error("%s: sent again", error)
+        self.refits += 1
+        self._unfit[name] = str(error)
+
+    def compare(self, applied: Sequence[Applied], version: int) -> None:
+        """All have applied it, they say: note who applied another, or has other weights."""
+        for each in applied:
+            if each.policy_version != version:
+                said = f"{each.actor_id} applied version {each.policy_version} for {version}"
+                self.failed(each.actor_id, VerificationFailed(said))
+        said_by = {each.actor_id: each.weights_checksum for each in applied}
+        for name, words in self._differing(version, said_by).items():
+            self.failed(name, VerificationFailed(words))
+        for each in applied:
+            if each.actor_id not in self._unfit:
+                self._in_a_row.pop(each.actor_id, None)
+
+    def unfit(self, names: Iterable[str]) -> dict[str, str]:
+        """Those of them who get the version anew, and why; asked once."""
+        return {name: self._unfit.pop(name) for name in names if name in self._unfit}
+
+    def _differing(self, version: int, said: Mapping[str, str]) -> dict[str, str]:
+        """Those who differ from more than half of all; where there is no such half, everybody."""
+        if version != self._version:
+            self._version, self._checksums = version, {}
+        self._checksums.update(said)
+        (commonest, count), *others = Counter(self._checksums.values()).most_common()
+        if not others:
+            return {}
+        agreed = commonest if count * 2 > len(self._checksums) else None
+        words = ", ".join(f"{name} {value}" for name, value in sorted(self._checksums.items()))
+        wrong = [name for name, value in self._checksums.items() if value != agreed]
+        for name in wrong:
+            del self._checksums[name]
+        return dict.fromkeys(wrong, f"version {version}: weights differ between actors: {words}")
