@@ -167,6 +167,7 @@ def build(
         "staleness_max": fold.staleness_max,
         "max_staleness": config.replay.max_staleness,
         **_fleet(fleet, fold.earlier),
+        **_pauses(fold.reports.values(), train_wall_s),
         "restarts": restarts(path.parent),
         "dropped_groups_by_cause": dict(fold.dropped),
         "seed": config.seed,
@@ -190,6 +191,18 @@ def _fleet(fleet: dict[str, dict[str, float]], earlier: Counter[str]) -> dict[st
     }
 
 
+def _pauses(reports: Iterable[dict[str, float]], train_wall_s: float | None) -> dict[str, Any]:
+    """How long updates of the weights held generation up, of each the slowest actor: their sum as a
+    share of the training time, and the 99th percentile.
+    """
+    name = "sync/generation_pause_s"
+    pauses = [report[name] for report in reports if name in report]
+    return {
+        "generation_pause_share": _ratio(sum(pauses), train_wall_s, 4),
+        "generation_pause_p99_s": _rounded(np.quantile(pauses, 0.99), 4) if pauses else None,
+    }
+
+
 def write(run_dir: Path, summary: dict[str, Any]) -> Path:
     """Write `summary.json` whole or not at all."""
     path, draft = run_dir / "summary.json", run_dir / "summary.json.tmp"
@@ -207,7 +220,7 @@ def _evaluation(when: str, result: EvalResult | None) -> dict[str, Any]:
 
 
 def _rounded(value: float | None, digits: int = 2) -> float | None:
-    return None if value is None else round(value, digits)
+    return None if value is None else round(float(value), digits)
 
 
 def _ratio(value: float, per: float | None, digits: int = 2) -> float | None:

@@ -83,7 +83,8 @@ def config(tmp_path: Path) -> Config:
         *group(3, "eval", [1, 1], 102.0),
         GroupDropped(103.0, 2, "no_signal"),
         Sampled(104.0, 1, 3, (1,), (), {}),
-        Reported(110.0, 1, 3, {"sync/updates": 4.0, "actor/reward": 0.5}),
+        Reported(109.0, 1, 2, {"sync/generation_pause_s": 0.1}),
+        Reported(110.0, 1, 3, {"sync/updates": 4.0, "sync/generation_pause_s": 0.3}),
         EvaluationFinished(111.0, result(3, 0.9)),
     ]
     with EventLog.create(tmp_path / "events.log") as log:
@@ -104,6 +105,7 @@ def test_the_summary_is_what_the_log_says(config: Config) -> None:
     assert built["dropped_groups_by_cause"] == {"no_signal": 1}
     assert (built["retrieval_requests"], built["lost_requests"]) == (3, 1)
     assert built["weight_syncs"] == 4
+    assert (built["generation_pause_share"], built["generation_pause_p99_s"]) == (0.04, 0.298)
     assert built["rollout_tokens_per_s"] == pytest.approx((3 + 1 + 2) / 10)
 
 

@@ -4,8 +4,9 @@ Run as a script, this file is one actor process around it: `python conftest.py A
 """
 
 import asyncio
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,9 @@ def score(weights: dict[str, torch.Tensor], tokens: Sequence[int]) -> list[float
     before, after = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
     logits = weights["embed"][before] @ weights["head"].T
     return logits.log_softmax(-1).gather(1, after[:, None])[:, 0].tolist()
+
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 class BareEngine:
@@ -119,6 +123,22 @@ async def fleet(endpoint: str) -> AsyncIterator[Fleet]:
     built = Fleet(endpoint)
     yield built
     await built.stop()
+
+
+@pytest.fixture
+def start(fleet) -> Iterator[Start]:
+    """start("actor-0"): an actor in a process of its own."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(actor_id: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, str(fleet.script), actor_id, fleet.endpoint]
+        started.append(subprocess.Popen(command))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 if __name__ == "__main__":
