@@ -1,17 +1,20 @@
 # make demo, make test, make test-slow, make mutants: each makes .venv first when it is missing.
+# With GPU=1, .venv is made for NVIDIA GPUs, and so is what runs in it.
 SHELL := /bin/bash
 PYTHON ?= python3
 SEED ?= 0
 export PYTHON
 BIN := .venv/bin
 LOCKS := $(wildcard requirements/*)
+GPU ?=
+COMPLETE := .venv/.complete$(if $(GPU),-gpu)
 
-.PHONY: .venv demo test lint test-slow mutants clean
+.PHONY: .venv demo test lint test-slow test-gpu mutants clean
 
-.venv: .venv/.complete
+.venv: $(COMPLETE)
 
-.venv/.complete: $(LOCKS)
-	@rm -rf .venv && requirements/install.sh .venv
+$(COMPLETE): $(LOCKS)
+	@rm -rf .venv && requirements/install.sh .venv $(if $(GPU),gpu,cpu)
 
 demo: .venv
 	@$(BIN)/python scripts/demo.py --seed $(SEED)
@@ -24,6 +27,9 @@ test: lint
 
 test-slow: .venv
 	@$(BIN)/python -m pytest -m "slow and not gpu" --durations=10 --timeout=1500
+
+test-gpu: .venv
+	@$(BIN)/python scripts/gpu_checks.py
 
 mutants: .venv
 	@$(BIN)/python scripts/mutants.py

@@ -9,6 +9,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -69,6 +70,25 @@ def prepare_environment(config: Config) -> None:
         }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+
+
+def gpu_of_actor(index: int, ranks: int, gpus: int) -> int:
+    """The learner's ranks take the first GPUs, the actors the others in turn; where the ranks leave
+    none, all of them.
+    """
+    free = gpus - ranks
+    return ranks + index % free if free > 0 else index % gpus
+
+
+def choose_gpu(actor_id: str, ranks: int) -> None:
+    """Have this process see only the GPU that is its own, unless somebody has chosen already."""
+    if on_cpu() or os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return
+    gpus = importlib.import_module("torch").cuda.device_count()
+    if gpus > 1:
+        number = re.search(r"\d+$", actor_id)
+        index = int(number[0]) if number else 0
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu_of_actor(index, ranks, gpus))
 
 
 def give_way() -> None:

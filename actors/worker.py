@@ -24,7 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from actors import joining
-from actors.engine_setup import check_installation, give_way, prepare_environment
+from actors.engine_setup import (
+    check_installation,
+    choose_gpu,
+    give_way,
+    prepare_environment,
+)
 from actors.policy import ActorError, EngineUnusable
 from actors.prompt import Prompter, load_tokenizer, tokenizer_digest
 from actors.rollout import rollout
@@ -63,6 +68,7 @@ async def run(config: Config, actor_id: str) -> None:
     for each in (endpoint, weight_sync_endpoint(config)):
         if keys := keys_of(config, each):
             keys.check()  # before the engine takes its time
+    choose_gpu(actor_id, config.learner.ranks)
     policy = await VllmPolicy.start(config)
     logger.info("engine ready with %s", config.model.path)
     try:

@@ -82,8 +82,10 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "over ours, the copy into staging included",
             "trainer_pause_over_memcpy": "time in Publisher.publish over one copy of the same "
             "bytes, one thread; the worst row of at least 100 MB",
+            "apply, pause": "writing the weights into a receiver's model; and how long it stands "
+            "still for it: bytes and digest are waited for, and the checksum made, while it works",
             "whole": "from publish until every receiver has checked the digest, applied the "
-            "weights and passed the probe",
+            "weights, passed the probe and made the checksum",
         },
     }
 
@@ -91,7 +93,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def tables(found: dict[str, Any]) -> list[Table]:
     """Every row, and the goals."""
     rows = Table("MB", "tensors", "to", "whole s", "transfer s", "GB/s", "× plain", "× each",
-                 "trainer s", "× copy", "apply s", title="a version, published")  # fmt: skip
+                 "trainer s", "× copy", "apply s", "pause s",
+                 title="a version, published")  # fmt: skip
     for row in found["rows"]:
         rows.add_row(
             f"{row['nbytes'] / MB:g}",
@@ -105,6 +108,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
             f"{row['publish_s']:.4f}",
             f"{row['trainer_pause_over_memcpy']:.2f}",
             f"{row['apply_s']:.3f}",
+            f"{row['generation_pause_s']:.3f}",
         )
     goals = Table("measured", "value", "goal", "")
     for name, value in found.items():

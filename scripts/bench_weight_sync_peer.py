@@ -1,8 +1,8 @@
 """One receiving process of `scripts/bench_weight_sync.py`.
 
-`python -m scripts.bench_weight_sync_peer forage NAME ENDPOINT TENSORS BYTES` follows a publisher
-with a bare model; `raw RANK WORLD PORT TENSORS BYTES` takes part in plain collectives, as rank 0
-says. Waits for rank 0, or the publisher; ends with its parent.
+`python -m scripts.bench_weight_sync_peer forage NAME ENDPOINT DEVICE TENSORS BYTES` follows a
+publisher with a bare model; `raw RANK WORLD PORT TENSORS BYTES` takes part in plain collectives, as
+rank 0 says. Waits for rank 0, or the publisher; ends with its parent.
 """
 
 import asyncio
@@ -29,10 +29,12 @@ DEADLINE_S = 600.0
 STOP, FLAT, EACH = range(3)  # what rank 0 says comes next
 
 
-def model(tensors: int, nbytes: int) -> dict[str, torch.Tensor]:
+def model(tensors: int, nbytes: int, device: str = "cpu") -> dict[str, torch.Tensor]:
     """`tensors` vectors of float32, `nbytes` bytes in all."""
     length = max(1, nbytes // 4 // tensors)
-    return {f"layer.{i}.weight": torch.full((length,), float(i)) for i in range(tensors)}
+    return {
+        f"layer.{i}.weight": torch.full((length,), float(i), device=device) for i in range(tensors)
+    }
 
 
 def probe(weights: dict[str, torch.Tensor], tokens: Sequence[int]) -> list[float]:
@@ -55,7 +57,8 @@ class BareEngine:
     def __init__(self, weights: dict[str, torch.Tensor]) -> None:
         self.weights = weights
         self.version = -1
-        self.receiver = Receiver(self._layout, self._load, self._checksum)
+        device = next(iter(weights.values())).device
+        self.receiver = Receiver(self._layout, self._load, self._checksum, device)
 
     async def pause(self) -> None:
         """Nothing to pause."""
@@ -104,13 +107,15 @@ def main(words: Sequence[str]) -> None:
     kind, *where, tensors, nbytes = words
     begin(f"{kind}-{where[0]}")
     torch.set_num_threads(1)
-    weights = model(int(tensors), int(nbytes))
+    size = (int(tensors), int(nbytes))
     if kind == "raw":
         join(*map(int, where))
-        obey(weights)
+        obey(model(*size))
         dist.destroy_process_group()
     else:
-        asyncio.run(Subscriber(where[0], where[1], BareEngine(weights), CONFIG).run())
+        name, endpoint, device = where
+        engine = BareEngine(model(*size, device))
+        asyncio.run(Subscriber(name, endpoint, engine, CONFIG).run())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def run_row(row: Row, rounds: int, folder: Path) -> dict[str, Any]:
     source = torch.ones_like(flat)
     endpoint, port = f"ipc://{folder}/sync", _free_port()
     with (
-        _peers(row, endpoint, port),
+        peers([*_followers(row, endpoint), *_takers(row, port)], row),
         Publisher(CONFIG, row.receivers, 1, endpoint) as publisher,
         _plain_group(row.receivers + 1, port),
     ):
@@ -61,7 +61,7 @@ def run_row(row: Row, rounds: int, folder: Path) -> dict[str, Any]:
         for version in range(rounds + 1):
             for weight in weights.values():
                 weight.add_(1.0)
-            found = _published(publisher, version, weights)
+            found = published(publisher, version, weights)
             found["raw_s"] = _sent(FLAT, [flat])
             found["per_parameter_s"] = _sent(EACH, list(weights.values()))
             found["memcpy_s"] = _copied(flat, source)
@@ -70,16 +70,17 @@ def run_row(row: Row, rounds: int, folder: Path) -> dict[str, Any]:
     return _summary(row, flat.numel() * 4, seen[1:])
 
 
-def _published(
+def published(
     publisher: Publisher, version: int, weights: dict[str, torch.Tensor]
 ) -> dict[str, float]:
+    """Seconds of one version, from `publish` until it serves everywhere."""
     expected = probe(weights, PROBE)
     begun = time.perf_counter()
     publisher.publish(version, weights.items(), PROBE, expected)
     publisher.wait_applied(version, DEADLINE_S)
     whole_s = time.perf_counter() - begun
     gauges = publisher.gauges()
-    names = ("publish_s", "broadcast_s", "receive_s", "apply_s")
+    names = ("publish_s", "broadcast_s", "receive_s", "apply_s", "generation_pause_s")
     return {"whole_s": whole_s, **{name: gauges[f"sync/{name}"] for name in names}}
 
 
@@ -112,15 +113,20 @@ def _summary(row: Row, nbytes: int, seen: list[dict[str, float]]) -> dict[str, A
     }
 
 
-@contextmanager
-def _peers(row: Row, endpoint: str, port: int) -> Iterator[None]:
-    size = (str(row.tensors), str(row.nbytes))
-    module = (sys.executable, "-m", "scripts.bench_weight_sync_peer")
+def _followers(row: Row, endpoint: str) -> list[list[str]]:
+    return [["forage", f"actor-{i}", endpoint, "cpu"] for i in range(row.receivers)]
+
+
+def _takers(row: Row, port: int) -> list[list[str]]:
     world = str(row.receivers + 1)
-    commands = [(*module, "forage", f"actor-{i}", endpoint, *size) for i in range(row.receivers)]
-    commands += [
-        (*module, "raw", str(rank), world, str(port), *size) for rank in range(1, row.receivers + 1)
-    ]
+    return [["raw", str(rank), world, str(port)] for rank in range(1, row.receivers + 1)]
+
+
+@contextmanager
+def peers(words: Sequence[Sequence[str]], row: Row) -> Iterator[None]:
+    """Receiving processes of a row's size, as `scripts.bench_weight_sync_peer` is to be told."""
+    module = (sys.executable, "-m", "scripts.bench_weight_sync_peer")
+    commands = [(*module, *each, str(row.tensors), str(row.nbytes)) for each in words]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(

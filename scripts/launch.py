@@ -214,7 +214,10 @@ def main(argv: list[str] | None = None) -> int:
         for command in commands(config, progress).values():
             print(f"{sys.executable} {' '.join(command)}")
         return 0
-    return run(config, Console(), progress)
+    console = Console()
+    for line, _ in preflight.gpu_plan(config):
+        console.say(line)
+    return run(config, console, progress)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from replay.questions import load_questions
 from retrieval_server.bearer import read_token
 from retrieval_server.corpus import load_corpus
 from retrieval_server.protocol import RetrievalError
+from scripts import gpu_memory
 from scripts.resolve import can_listen
 
 PROCESS_BYTES = 700 << 20  # imports, buffers and stacks of one process, measured
@@ -83,7 +84,10 @@ def _retrieval(config: Config) -> Iterator[str]:
 
 def _vllm(config: Config) -> Iterator[str]:
     if importlib.util.find_spec("vllm") is None:
-        yield "vllm is not installed: run `make .venv` (CPU) and use .venv/bin/python"
+        yield (
+            "vllm is not installed: run `make .venv` (with GPU=1 on a machine with GPUs) and use "
+            ".venv/bin/python"
+        )
         return
     torch_version = importlib.metadata.version("torch")
     for name in BROKEN_BESIDE_CPU_TORCH:
@@ -120,6 +124,36 @@ def _memory(config: Config) -> Iterator[str]:
         )
 
 
+def _gpu_memory(config: Config) -> Iterator[str]:
+    for line, fits in gpu_plan(config):
+        if not fits:
+            yield (
+                f"too little memory on a GPU: {line}; lower actors.gpu_memory_utilization, "
+                "learner.micro_batch_tokens or actors.count, set learner.gradient_checkpointing, "
+                "or name a smaller model.path"
+            )
+
+
+def gpu_plan(config: Config) -> list[tuple[str, bool]]:
+    """What each GPU has to hold, as a line, and whether it can; empty on a CPU."""
+    if not (gpus := gpu_memory.totals()):
+        return []
+    try:
+        model = gpu_memory.read_model(Path(config.model.path))
+    except (OSError, ValueError, KeyError):
+        return []  # what is wrong with the folder is said elsewhere
+    return list(gpu_memory.plan(config, model, gpus))
+
+
+def _transport(config: Config) -> Iterator[str]:
+    asked = config.weight_sync.transport
+    if asked in ("nccl", "cuda_ipc") and not gpu_memory.totals():
+        yield (
+            f"weight_sync.transport = {asked!r} needs GPUs, and this installation has none: set it "
+            "to 'auto'"
+        )
+
+
 def _run_dir(config: Config) -> Iterator[str]:
     path = Path(config.run_dir)
     if path.exists() and any(path.iterdir()):
@@ -145,4 +179,13 @@ def _lengths(config: Config) -> Iterator[str]:
         )
 
 
-_CHECKS = (_model, _lengths, _questions, _retrieval, _vllm, _memory)
+_CHECKS = (
+    _model,
+    _lengths,
+    _questions,
+    _retrieval,
+    _vllm,
+    _memory,
+    _gpu_memory,
+    _transport,
+)

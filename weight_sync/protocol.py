@@ -111,7 +111,7 @@ class Connecting(msgspec.Struct, frozen=True, tag=True):
 class WeightManifest(msgspec.Struct, frozen=True, tag=True):
     """Learner → actors, before the bytes: what is coming, and what must be true of it afterwards.
 
-    `bytes_digest` is blake2b over the buckets in order; `probe_logprobs[i]` is the learner's
+    `bytes_digest` is blake3 over the buckets in order; `probe_logprobs[i]` is the learner's
     log-prob of `probe_tokens[i + 1]` after `probe_tokens[: i + 1]` under these weights.
     """
 

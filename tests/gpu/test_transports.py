@@ -1,0 +1,52 @@
+"""Weights from a learner on a GPU to receivers on GPUs, each a process of its own."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from scripts.bench_weight_sync_peer import CONFIG, model
+from scripts.bench_weight_sync_run import Row, peers, published
+from weight_sync.buckets import Places, allocate, digest, plan, unpack
+from weight_sync.publisher import Publisher
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+ROW = Row(4_000_000, 40, 1)
+one = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+WAYS = [
+    pytest.param("auto", "cuda:0", marks=one),
+    pytest.param("cuda_ipc", "cuda:0", marks=one),
+    pytest.param("gloo", "cuda:0", marks=one),
+    pytest.param("snapshot", "cuda:0", marks=one),
+    pytest.param("auto", "cpu", marks=one),
+    pytest.param("auto", "cuda:1", marks=two),
+    pytest.param("nccl", "cuda:1", marks=two),
+]
+
+
+@pytest.mark.parametrize(("transport", "receiver"), WAYS)
+def test_versions_arrive_verified(transport: str, receiver: str, tmp_path: Path) -> None:
+    weights, endpoint = model(ROW.tensors, ROW.nbytes, "cuda"), f"ipc://{tmp_path}/sync"
+    config = msgspec.structs.replace(CONFIG, transport=transport)
+    words = [["forage", "actor-0", endpoint, receiver]]
+    with peers(words, ROW), Publisher(config, 1, 1, endpoint) as publisher:
+        publisher.wait_for_actors(120.0)
+        for version in range(5):
+            for weight in weights.values():
+                weight.mul_(1.5)
+            published(publisher, version, weights)
+        assert publisher.gauges()["sync/updates"] == 5
+        assert publisher.gauges()["sync/refits"] == 0
+
+
+@one
+def test_staging_is_pinned_and_holds_what_the_gpu_held() -> None:
+    weights = {"a": torch.randn(1000, device="cuda"), "b": torch.randn(7, 3, device="cuda").half()}
+    specs, sizes = plan(weights.items(), 4096)
+    buckets = allocate(sizes)
+    assert all(bucket.is_pinned() for bucket in buckets)
+    Places(specs, buckets).pack(weights.items())
+    assert all(torch.equal(held, weights[name].cpu()) for name, held in unpack(specs, buckets))
+    assert digest(buckets) == digest([bucket.cuda() for bucket in buckets])
