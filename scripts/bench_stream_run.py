@@ -23,6 +23,7 @@ from configs.load import load, replay_endpoint
 from configs.process import socket_dir
 from replay.client import Observer
 from replay.log import FILE_NAME
+from replay.segments import segments
 from scripts.bench_stream_load import Plan
 
 GROUP_SIZE = 8
@@ -211,7 +212,7 @@ def _figures(row: Row, plans: list[Plan], processes: Processes, folder: Path) ->
             statuses[status] = statuses.get(status, 0) + count
     per_s = len(took_s) / (end_s - begin_s)
     server = processes.cpu_share("server", begin_s, end_s)
-    log_bytes = (folder / FILE_NAME).stat().st_size
+    log_bytes = sum(each.path.stat().st_size for each in segments(folder / FILE_NAME))
     return {
         "peers": row.peers,
         "every_s": row.every_s,

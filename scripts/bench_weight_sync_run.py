@@ -49,7 +49,7 @@ def run_row(row: Row, rounds: int, folder: Path) -> dict[str, Any]:
     """Medians over `rounds`, after one that does not count; seconds and GB/s."""
     weights = model(row.tensors, row.nbytes)
     flat = torch.zeros(sum(w.numel() for w in weights.values()))
-    source = torch.ones_like(flat)
+    source, places = torch.ones_like(flat), [torch.zeros_like(w) for w in weights.values()]
     endpoint, port = f"ipc://{folder}/sync", _free_port()
     with (
         peers([*_followers(row, endpoint), *_takers(row, port)], row),
@@ -64,7 +64,8 @@ def run_row(row: Row, rounds: int, folder: Path) -> dict[str, Any]:
             found = published(publisher, version, weights)
             found["raw_s"] = _sent(FLAT, [flat])
             found["per_parameter_s"] = _sent(EACH, list(weights.values()))
-            found["memcpy_s"] = _copied(flat, source)
+            found["memcpy_s"] = _copied([flat], [source])
+            found["copies_s"] = _copied(places, list(weights.values()))
             seen.append(found)
         dist.broadcast(torch.tensor([STOP]), 0)
     return _summary(row, flat.numel() * 4, seen[1:])
@@ -93,9 +94,9 @@ def _sent(order: int, tensors: list[torch.Tensor]) -> float:
     return time.perf_counter() - begun
 
 
-def _copied(flat: torch.Tensor, source: torch.Tensor) -> float:
+def _copied(places: list[torch.Tensor], sources: list[torch.Tensor]) -> float:
     begun = time.perf_counter()
-    flat.copy_(source)
+    torch._foreach_copy_(places, sources)
     return time.perf_counter() - begun
 
 
@@ -110,6 +111,7 @@ def _summary(row: Row, nbytes: int, seen: list[dict[str, float]]) -> dict[str, A
         "over_raw_broadcast": found["raw_s"] / found["broadcast_s"],
         "over_per_parameter": found["per_parameter_s"] / carried_s,
         "trainer_pause_over_memcpy": found["publish_s"] / found["memcpy_s"],
+        "trainer_pause_over_copies": found["publish_s"] / found["copies_s"],
     }
 
 

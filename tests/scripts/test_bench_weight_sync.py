@@ -29,7 +29,8 @@ def test_the_figures_have_their_names(tmp_path: Path, monkeypatch: pytest.Monkey
         ratios = {"over_raw_broadcast": of.nbytes / 5e8, "over_per_parameter": of.tensors / 1000}
         size = {"nbytes": of.nbytes, "tensors": of.tensors, "receivers": of.receivers}
         ratios["transfer_gb_per_s"] = 1.0
-        return size | ratios | dict.fromkeys(names, 1.0) | {"trainer_pause_over_memcpy": 1.1}
+        ratios |= {"trainer_pause_over_memcpy": 1.1, "trainer_pause_over_copies": 1.0}
+        return size | ratios | dict.fromkeys(names, 1.0)
 
     monkeypatch.setattr(bench_weight_sync, "run_row", row)
     file = tmp_path / "found.json"
