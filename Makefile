@@ -28,7 +28,8 @@ test: lint
 test-slow: .venv
 	@$(BIN)/python -m pytest -m "slow and not gpu" --durations=10 --timeout=1500
 
-test-gpu: .venv
+test-gpu:
+	@$(MAKE) --no-print-directory GPU=1 .venv
 	@$(BIN)/python scripts/gpu_checks.py
 
 mutants: .venv

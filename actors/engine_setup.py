@@ -24,6 +24,7 @@ from configs.schema import Config
 
 NICENESS = 5
 _BATCHED_TOKENS = 8192
+_LEAST_FREE = 0.05  # of a GPU, when an engine starts; what must fit is checked before
 
 
 def check_installation() -> None:
@@ -81,14 +82,16 @@ def gpu_of_actor(index: int, ranks: int, gpus: int) -> int:
 
 
 def choose_gpu(actor_id: str, ranks: int) -> None:
-    """Have this process see only the GPU that is its own, unless somebody has chosen already."""
-    if on_cpu() or os.environ.get("CUDA_VISIBLE_DEVICES"):
+    """Have this process see, of the GPUs that it may see, only the one that is its own."""
+    if on_cpu():
         return
-    gpus = importlib.import_module("torch").cuda.device_count()
-    if gpus > 1:
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    count = importlib.import_module("torch").cuda.device_count()
+    gpus = listed.split(",") if listed else [str(number) for number in range(count)]
+    if len(gpus) > 1:
         number = re.search(r"\d+$", actor_id)
         index = int(number[0]) if number else 0
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu_of_actor(index, ranks, gpus))
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[gpu_of_actor(index, ranks, len(gpus))]
 
 
 def give_way() -> None:
@@ -150,17 +153,18 @@ def engine_arguments(config: Config, worker_extension: str) -> dict[str, Any]:
         "disable_log_stats": True,
         "worker_extension_cls": worker_extension,
         "use_tqdm_on_load": False,
+        # On GPUs too: left to measure, an engine takes for its own what others take meanwhile.
+        "kv_cache_memory_bytes": actors.kv_cache_bytes,
     }
     if on_cpu():
         # A prefill cut in two makes vLLM rewind the request's generator, which kills the engine:
         # a CPU generator has no offset. So prefills are whole, and every prompt fits one batch.
         arguments |= {
-            "kv_cache_memory_bytes": actors.kv_cache_bytes,
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(_BATCHED_TOKENS, model.max_model_len),
         }
     else:
-        arguments["gpu_memory_utilization"] = actors.gpu_memory_utilization
+        arguments["gpu_memory_utilization"] = _LEAST_FREE
     return arguments
 
 

@@ -67,8 +67,10 @@ class VerifiedVersions:
     """The versions whose probe passed here, and whether verified weights serve now."""
 
     def __init__(self, serving: asyncio.Event) -> None:
+        self.loads = 0
         self._serving = serving
         self._passed: set[int] = set()
+        self._doubtful: dict[int, int] = {}  # number → its latest load after one in doubt
         self.announcements: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
 
     def add(self, incarnation: int, version: int) -> None:
@@ -76,13 +78,22 @@ class VerifiedVersions:
         self._passed.add(version)
         self.announcements.put_nowait((incarnation, version))
 
-    def forget(self, version: int) -> None:
-        """This number is about to stand for other weights, perhaps, than those that passed."""
+    def forget(self, version: int, in_doubt: bool) -> None:
+        """This number is about to stand for other weights, perhaps, than those that passed.
+
+        `in_doubt`: it has been loaded before and did not verify, so that of whom a token of this
+        number is that was sampled before, nobody can say.
+        """
+        self.loads += 1
+        if in_doubt:
+            self._doubtful[version] = self.loads
         self._passed.discard(version)
 
-    async def check(self, trajectory: Trajectory, deadline_s: float) -> None:
-        """Wait until verified weights serve. Raises UnverifiedWeights when none do within
-        `deadline_s` or when the trajectory holds tokens of a version that never passed."""
+    async def check(self, trajectory: Trajectory, begun: int, deadline_s: float) -> None:
+        """Wait until verified weights serve. `begun`: `loads` when its rollout began.
+
+        Raises UnverifiedWeights when none do within `deadline_s`, or when the trajectory holds
+        tokens of a version that never passed, or that was loaded again meanwhile."""
         try:
             async with asyncio.timeout(deadline_s):
                 await self._serving.wait()
@@ -91,6 +102,9 @@ class VerifiedVersions:
         seen = {int(version) for turn in trajectory.turns for version in turn.policy_versions}
         if not seen <= self._passed:
             raise UnverifiedWeights(f"holds tokens of unverified versions {seen - self._passed!r}")
+        again = {version for version in seen if self._doubtful.get(version, 0) > begun}
+        if again:
+            raise UnverifiedWeights(f"holds tokens of versions that were loaded again: {again!r}")
 
 
 class Runner:
@@ -177,10 +191,11 @@ class Runner:
 
     async def _serve(self, lease: Lease) -> None:
         """One lease, from its first token to its acknowledgement."""
+        begun = self._versions.loads
         try:
             async with asyncio.timeout(self._actors.rollout_deadline_s):
                 trajectory = await self._rollout(lease)
-            await self._versions.check(trajectory, self._verify_s)
+            await self._versions.check(trajectory, begun, self._verify_s)
         except TimeoutError:
             await self._fail(lease, f"rollout took over {self._actors.rollout_deadline_s:g} s")
         except (ActorError, RetrievalError) as error:

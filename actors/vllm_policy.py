@@ -60,7 +60,7 @@ class VllmPolicy:
         self._parameters = SamplingParams
         self._engine: AsyncLLM | None = engine
         self._scratch, self._deadline_s, self._keep = scratch, deadline_s, keep
-        self._version = 0
+        self._version = self._loads = 0
         self._begun: dict[str, int] = {}  # requests in flight: the version at their begin
         self._numbers = itertools.count()
         self._arguments = {
@@ -161,6 +161,7 @@ class VllmPolicy:
         with _naming_death():
             await self.engine.update_weight_version(str(version))
         self._version = version
+        self._loads += 1  # a version may be loaded again, because it had not verified
 
     def gauges(self) -> dict[str, float]:
         """How many versions the oldest keys and values in use lie behind the weights."""
@@ -216,7 +217,7 @@ class VllmPolicy:
         prompt = {"type": "token", "prompt_token_ids": list(tokens)}
         number = str(next(self._numbers))
         if self._keep:  # no request that begins later may read what older weights have cached
-            prompt["cache_salt"] = str(self._version)
+            prompt["cache_salt"] = str(self._loads)
         self._begun[number] = self._version
         try:
             outputs = [part async for part in self.engine.generate(prompt, parameters, number)]

@@ -13,7 +13,6 @@ from msgspec import Meta
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
-Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Meta(gt=0.0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
 
@@ -102,8 +101,7 @@ class ActorsConfig(Section, frozen=True):
     correction: str = SEARCH_R1_CORRECTION
     shuffle_passages: bool = False  # shown in an order seeded by (group, sibling, turn)
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
-    kv_cache_bytes: Positive = 4 << 30  # CPU engines only
-    gpu_memory_utilization: Fraction = 0.6
+    kv_cache_bytes: Positive = 4 << 30  # of keys and values, in each engine
     prefix_caching: bool = True
     enforce_eager: bool = True
     threads: Positive = 1

@@ -30,9 +30,9 @@ if TYPE_CHECKING:  # importing it imports DeepSpeed
 
 log = logging.getLogger(__name__)
 
-# One version may be under way when the awaited one is published, and each has three phases with the
-# deadline.
-PHASES_TO_APPLY = 6
+# One version may be under way when the awaited one is published; each has five phases with the
+# deadline (connecting, forming, receiving, applying, checksum) and may be sent anew.
+PHASES_TO_APPLY = 15
 
 
 @dataclass

@@ -19,6 +19,7 @@ from configs.schema import Config
 
 GIB = 1 << 30
 CONTEXT_BYTES = GIB // 2  # of CUDA, in each process
+ENGINE_BYTES = 2 * GIB  # activations, logits and CUDA graphs of an engine, roughly
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,13 @@ def learner_needs(config: Config, model: Model) -> dict[str, int]:
     }
 
 
-def engine_needs(config: Config, model: Model, total: int) -> dict[str, int]:
-    """Bytes of one actor on a GPU of `total` bytes, by what they are for."""
+def engine_needs(config: Config, model: Model) -> dict[str, int]:
+    """Bytes of one actor, by what they are for."""
     width = 2 if config.model.dtype == "bfloat16" else 4
     return {
-        "engine": int(config.actors.gpu_memory_utilization * total),
+        "weights": width * model.parameters,
+        "keys and values": config.actors.kv_cache_bytes,
+        "engine": ENGINE_BYTES,
         "weights received": width * model.parameters,
         "CUDA": CONTEXT_BYTES,
     }
@@ -100,7 +103,7 @@ def plan(config: Config, model: Model, gpus: list[int]) -> Iterator[tuple[str, b
                 parts[f"learner rank {rank}"] = learner_needs(config, model)
         for index in range(actors):
             if homes[index] == gpu:
-                parts[f"actor-{index}"] = engine_needs(config, model, total)
+                parts[f"actor-{index}"] = engine_needs(config, model)
         if parts:
             yield _line(gpu, total, parts)
 

@@ -128,7 +128,7 @@ def _gpu_memory(config: Config) -> Iterator[str]:
     for line, fits in gpu_plan(config):
         if not fits:
             yield (
-                f"too little memory on a GPU: {line}; lower actors.gpu_memory_utilization, "
+                f"too little memory on a GPU: {line}; lower actors.kv_cache_bytes, "
                 "learner.micro_batch_tokens or actors.count, set learner.gradient_checkpointing, "
                 "or name a smaller model.path"
             )

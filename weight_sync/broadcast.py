@@ -9,20 +9,19 @@ Knows no socket and no thread.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 
 from configs.schema import WeightSyncConfig
 from weight_sync import buckets
+from weight_sync.control import Channel, Place
 from weight_sync.forming import Forming
 from weight_sync.protocol import (
     Answer,
     Applied,
     Connecting,
-    FromActor,
     FromLearner,
     Join,
     ManifestMismatch,
@@ -32,10 +31,12 @@ from weight_sync.protocol import (
     Sent,
     SyncTimeout,
     TransportFailed,
+    TransportUnusable,
     VerificationFailed,
     WeightManifest,
     WeightSyncError,
     as_error,
+    describe,
 )
 from weight_sync.staging import Parcel
 from weight_sync.transport import Transport, choose, host
@@ -50,38 +51,8 @@ _ATTEMPTS = 5  # in a row without a completed version
 AnswerType = TypeVar("AnswerType", bound=Answer)
 
 
-class Channel(Protocol):
-    """What the broadcast needs of the control socket."""
-
-    @property
-    def peers(self) -> Sequence[str]:
-        """Actors that have joined, sorted."""
-
-    def send(self, actor_id: str, message: FromLearner) -> bool:
-        """Send; False when the actor's connection is gone."""
-
-    def drop(self, actor_id: str) -> None:
-        """Forget an actor; it may join again."""
-
-    def receive(self, deadline: float | None) -> FromActor | None:
-        """The next message; None at the deadline (monotonic seconds) or when interrupted. A Join
-        is of an actor that was not there, or came back on another connection.
-        """
-
-
 class _LostError(WeightSyncError):
     """An actor of the group under way has gone, come back anew or failed, or did not verify."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the learner is: `device` as `transport.device_name` says it, `address` where a store
-    listens, `folder` where snapshots go.
-    """
-
-    device: str
-    address: str
-    folder: str
 
 
 class Broadcast:
@@ -111,7 +82,8 @@ class Broadcast:
         message = self._channel.receive(deadline)
         if isinstance(message, Join):
             own = message.incarnation == self._incarnation
-            self._has[message.actor_id] = message.policy_version if own else -1
+            sound = own and not self._verification.doubts(message.actor_id)
+            self._has[message.actor_id] = message.policy_version if sound else -1
             self._devices[message.actor_id] = message.device
             self._replaced.add(message.actor_id)
             log.info("%s joined", message.actor_id)
@@ -162,7 +134,7 @@ class Broadcast:
         self._epoch += 1
         deadline_s = self._config.publish_deadline_s
         devices = {name: self._devices[name] for name in names}
-        kind = choose(self._config.transport, self._place.device, devices)
+        kind = self._choose(devices)
         address = self._place.folder if kind == "snapshot" else self._place.address
         identity = (len(names) + 1, self._incarnation, self._epoch)
         transport = host(kind, address, *identity, deadline_s)
@@ -180,18 +152,35 @@ class Broadcast:
         )
         return transport
 
+    def _choose(self, devices: dict[str, str]) -> str:
+        """The transport to these actors. One whose device it cannot reach is refused where others
+        serve already; else raises TransportUnusable."""
+        try:
+            return choose(self._config.transport, self._place.device, devices)
+        except TransportUnusable as error:
+            strangers = [name for name in devices if self._has[name] < 0]
+            if max(self._has.values()) < 0:
+                raise
+            for name in strangers:
+                self._channel.send(name, Refused(describe(error)))
+                self._channel.drop(name)
+            raise _LostError(f"{', '.join(strangers)}: {error}") from error
+
     def _form(self, transport: Transport, names: tuple[str, ...]) -> None:
         """Form the group, and listen meanwhile. Raises TransportFailed, _LostError."""
         self._say(f"{', '.join(names)} to form the group of weights")
         forming = Forming(self._epoch, transport.form)
         forming.start()
         look_s = time.monotonic() + _LOOK_S
+        limit_s = time.monotonic() + self._config.publish_deadline_s
         while not forming.done(_GLANCE_S):
             self.hear(time.monotonic())
             if time.monotonic() >= look_s:
                 look_s += _LOOK_S
                 if lost := [name for name in names if not self._look_after(name)]:
                     raise _LostError(f"{', '.join(lost)} left while the group of weights formed")
+            if time.monotonic() >= limit_s:
+                break
         forming.finish(0.0)
 
     def _send(
@@ -278,7 +267,9 @@ class Broadcast:
             )
         error = as_error(text)
         if isinstance(error, VerificationFailed):
-            return self._verification.failed(name, error)
+            if answer.epoch == self._epoch:  # else it gets the version anew anyway
+                self._verification.failed(name, error)
+            return None
         stranger = isinstance(error, ManifestMismatch) and max(self._has.values()) >= 0
         if not stranger and not isinstance(error, TransportFailed | SyncTimeout):
             raise error

@@ -7,9 +7,11 @@ form the group, and inside a broadcast for every peer; unblocked by the peers, o
 not touched.
 """
 
+import contextlib
+import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Self
 
@@ -19,6 +21,7 @@ from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, T
 from weight_sync.protocol import Rendezvous, TransportFailed
 
 _LOOK_S = 0.001  # how often a broadcast between GPUs is looked after
+_WATCHDOG = 10.0  # times our deadline: it is not torch's watchdog that ends a broadcast
 
 
 class StoreTransport:
@@ -156,12 +159,16 @@ class NcclTransport(_Collective):
     kind = "nccl"
 
     def _enter(self, store: PrefixStore) -> None:
+        """The ranks connect here, where somebody else counts the time, not in the first version."""
         from torch.distributed import ProcessGroupNCCL
 
         here = self.rendezvous
         options = ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=here.timeout_s)
-        self._group = ProcessGroupNCCL(store, here.rank, here.world_size, options)
+        options._timeout = timedelta(seconds=_WATCHDOG * here.timeout_s)
+        self._stream = torch.cuda.Stream()  # else it would queue behind what trains or generates
+        with _bearing_errors():
+            self._group = ProcessGroupNCCL(store, here.rank, here.world_size, options)
+        self._carry([torch.zeros(1, dtype=torch.uint8, device="cuda")], here.timeout_s)
 
     def _carry(self, buckets: Sequence[torch.Tensor], timeout_s: float) -> None:
         """The learner's buckets pass through one of the largest's size on its GPU.
@@ -170,15 +177,33 @@ class NcclTransport(_Collective):
         it without end.
         """
         deadline = time.monotonic() + timeout_s
-        for work in self._works(_on_gpu(buckets), timeout_s):
-            while not work.is_completed():
-                if time.monotonic() >= deadline:
-                    self._group.abort()
-                    raise TransportFailed(
-                        f"rank {self.rendezvous.rank}: a rank was silent for {timeout_s:g} s"
-                    )
-                time.sleep(_LOOK_S)
-        torch.cuda.synchronize()
+        with torch.cuda.stream(self._stream):
+            for work in self._works(_on_gpu(buckets), timeout_s):
+                while not work.is_completed():
+                    if time.monotonic() >= deadline:
+                        self._group.abort()
+                        raise TransportFailed(
+                            f"rank {self.rendezvous.rank}: a rank was silent for {timeout_s:g} s"
+                        )
+                    time.sleep(_LOOK_S)
+                if not work.is_success():
+                    raise TransportFailed(f"rank {self.rendezvous.rank}: {work.exception()}")
+            self._stream.synchronize()
+
+
+@contextlib.contextmanager
+def _bearing_errors() -> Iterator[None]:
+    """A group that is made inside never ends the process when it fails: that is for us to say."""
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _on_gpu(buckets: Sequence[torch.Tensor]) -> Iterable[torch.Tensor]:
@@ -191,7 +216,7 @@ def _on_gpu(buckets: Sequence[torch.Tensor]) -> Iterable[torch.Tensor]:
         if not len(through):
             size = max(map(len, buckets))
             through = torch.empty(size, dtype=torch.uint8, device="cuda")
-        yield through[: len(bucket)].copy_(bucket)
+        yield through[: len(bucket)].copy_(bucket, non_blocking=True)
 
 
 def _own_address(host: str, port: int) -> str:

@@ -8,7 +8,7 @@ for this reads pickled handles from its caller; these are a msgpack tuple of pla
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import torch
@@ -23,44 +23,58 @@ _Shared = tuple[int, bytes, int, int, bytes, int, bytes, bool]
 _decode = msgspec.msgpack.Decoder(tuple[str, list[_Shared]]).decode
 
 
+class _Shown:
+    """Buckets on the GPU that other processes may map: made once and never let go, as torch keeps
+    what a killed process had mapped.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.buckets = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+        handles = [each.untyped_storage()._share_cuda_() for each in self.buckets]
+        self.told = msgspec.msgpack.encode((_gpu(), handles))
+
+
 class CudaIpcTransport(StoreTransport):
     """One rank; all of them are on one GPU."""
 
     kind = "cuda_ipc"
+    _shown: ClassVar[dict[tuple[int, ...], _Shown]] = {}  # by the buckets' sizes
 
     def __init__(self, store: TCPStore, rendezvous: Rendezvous) -> None:
         super().__init__(store, rendezvous)
         self._keys: PrefixStore | None = None
         self._sent = 0  # broadcasts so far: all ranks count alike
-        self._shown: list[torch.Tensor] = []
 
     def close(self) -> None:
-        """Leave the group and free what was shown."""
-        self._keys, self._shown = None, []
+        """Leave the group."""
+        self._keys = None
         super().close()
 
     def _enter(self, store: PrefixStore) -> None:
         self._keys = store
+        self._stream = torch.cuda.Stream()  # else it would queue behind what trains or generates
 
     def _carry(self, buckets: Sequence[torch.Tensor], timeout_s: float) -> None:
         if self._keys is None:
             raise TransportFailed(f"rank {self.rendezvous.rank}: the group is not formed")
         self._sent += 1
         key = f"handles/{self._sent}"
-        if self.rendezvous.rank == 0:
-            self._keys.set(key, self._show(buckets))
-        else:
-            self._keys.wait([key], timedelta(seconds=timeout_s))
-            self._copy(self._keys.get(key), buckets)
+        with torch.cuda.stream(self._stream):
+            if self.rendezvous.rank == 0:
+                self._keys.set(key, self._show(buckets))
+            else:
+                self._keys.wait([key], timedelta(seconds=timeout_s))
+                self._copy(self._keys.get(key), buckets)
 
     def _show(self, buckets: Sequence[torch.Tensor]) -> bytes:
-        if [len(each) for each in self._shown] != [len(each) for each in buckets]:
-            self._shown = [torch.empty_like(each, device="cuda") for each in buckets]
-        for shown, bucket in zip(self._shown, buckets, strict=True):
-            shown.copy_(bucket, non_blocking=True)
-        torch.cuda.synchronize()
-        handles = [each.untyped_storage()._share_cuda_() for each in self._shown]
-        return msgspec.msgpack.encode((_gpu(), handles))
+        sizes = tuple(map(len, buckets))
+        if sizes not in self._shown:
+            self._shown[sizes] = _Shown(sizes)
+        shown = self._shown[sizes]
+        for place, bucket in zip(shown.buckets, buckets, strict=True):
+            place.copy_(bucket, non_blocking=True)
+        self._stream.synchronize()
+        return shown.told
 
     def _copy(self, told: bytes, buckets: Sequence[torch.Tensor]) -> None:
         gpu, handles = _decode(told)
@@ -71,7 +85,7 @@ class CudaIpcTransport(StoreTransport):
             )
         for handle, bucket in zip(handles, buckets, strict=True):
             bucket.copy_(_opened(handle, bucket.device))
-        torch.cuda.synchronize()
+        self._stream.synchronize()
 
 
 def _gpu() -> str:

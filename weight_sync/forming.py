@@ -7,7 +7,7 @@ Waits for the other ranks, in `run`; whoever waits for it does so with a deadlin
 import threading
 from collections.abc import Callable
 
-from weight_sync.protocol import TransportFailed, WeightSyncError
+from weight_sync.protocol import TransportFailed
 from weight_sync.transport import Transport
 
 
@@ -20,13 +20,13 @@ class Forming(threading.Thread):
         super().__init__(name="weight-group", daemon=True)
         self._epoch, self._form = epoch, form
         self._transport: Transport | None = None
-        self._error: WeightSyncError | None = None
+        self._error: Exception | None = None
 
     def run(self) -> None:
         """Reach the store, then every other rank."""
         try:
             self._transport = self._form()
-        except WeightSyncError as error:
+        except Exception as error:  # noqa: BLE001 - raised again by `finish`
             self._error = error
 
     def done(self, within_s: float) -> bool:

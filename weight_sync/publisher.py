@@ -19,8 +19,9 @@ import torch
 
 from configs.keys import Keys
 from configs.schema import WeightSyncConfig
-from weight_sync.broadcast import Broadcast, Place
+from weight_sync.broadcast import Broadcast
 from weight_sync.channel import Closing, RouterChannel
+from weight_sync.control import Place
 from weight_sync.protocol import SyncTimeout, WeightSyncError
 from weight_sync.staging import Staging
 from weight_sync.transport import device_name

@@ -21,6 +21,7 @@ from weight_sync import buckets
 from weight_sync.forming import Forming
 from weight_sync.protocol import (
     ManifestMismatch,
+    Rendezvous,
     SyncTimeout,
     VerificationFailed,
     WeightManifest,
@@ -63,7 +64,7 @@ class Receiver:
     def connect(self, rendezvous: bytes) -> bytes:
         """Begin to join the group of an encoded Rendezvous; what was under way is given up."""
         where = decode_rendezvous(rendezvous)
-        self._connection = Forming(where.epoch, partial(join, where))
+        self._connection = Forming(where.epoch, partial(self._join, where))
         self._connection.start()
         return encode(WorkerReport())
 
@@ -107,6 +108,11 @@ class Receiver:
             return encode(WorkerReport(pending=True))
         return encode(WorkerReport(weights_checksum=self._summing.result()))
 
+    def _join(self, where: Rendezvous) -> Transport:
+        """On a thread, whose current GPU is the first one, wherever the model lies."""
+        _use(self._device)
+        return join(where)
+
     def _expected(self) -> "_Reception":
         if self._reception is None:
             raise ManifestMismatch("no version has been announced")
@@ -121,12 +127,12 @@ class Receiver:
         under_way = last is not None and last.is_alive()
         if last and under_way and last.transport is transport:
             raise SyncTimeout(f"version {last.manifest.policy_version} is still under way")
-        place = transport.place()
+        place = CPU if transport.place() == CPU else str(self._device)
         if last and not under_way and last.fits(manifest.bucket_bytes, place):
             staging = last.staging
         else:
             staging = buckets.allocate(manifest.bucket_bytes, place)
-        self._reception = _Reception(transport, manifest, staging, deadline_s)
+        self._reception = _Reception(transport, manifest, staging, deadline_s, self._device)
         self._reception.start()
 
 
@@ -139,30 +145,32 @@ class _Reception(threading.Thread):
         manifest: WeightManifest,
         staging: list[torch.Tensor],
         deadline_s: float,
+        device: torch.device | str,
     ) -> None:
         super().__init__(name="weight-reception", daemon=True)
         self.manifest = manifest
         self.staging = staging
         self.seconds = 0.0
         self.transport = transport
-        self._deadline_s = deadline_s
+        self._deadline_s, self._device = deadline_s, device
         self._digest = ""
-        self._error: WeightSyncError | None = None
+        self._error: Exception | None = None
 
     def run(self) -> None:
         """Receive, then digest."""
         begun = time.perf_counter()
         try:
+            _use(self._device)
             self.transport.broadcast(self.staging, self._deadline_s)
             self._digest = buckets.digest(self.staging)
-        except WeightSyncError as error:
+        except Exception as error:  # noqa: BLE001 - raised again by `look`
             self._error = error
         self.seconds = time.perf_counter() - begun
 
     def fits(self, sizes: Sequence[int], place: str) -> bool:
         """Whether its buckets can take a version of these sizes."""
         return [len(each) for each in self.staging] == list(sizes) and all(
-            each.device.type == place for each in self.staging
+            str(each.device) == place for each in self.staging
         )
 
     def look(self) -> WorkerReport:
@@ -177,6 +185,12 @@ class _Reception(threading.Thread):
                 f"{self.manifest.bytes_digest!r}, received {self._digest!r}"
             )
         return WorkerReport(self._digest, receive_s=self.seconds)
+
+
+def _use(device: torch.device | str) -> None:
+    """Have this thread's work go to the model's GPU, where it lies on one."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def failure(error: WeightSyncError) -> bytes:

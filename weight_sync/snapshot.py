@@ -1,4 +1,4 @@
-"""Versions as files: in shared memory, or in a folder that all hosts see.
+"""Versions as files, in a folder that all hosts see; on one host perhaps /dev/shm.
 
 Consumes and produces buckets (uint8 tensors); a version is one file of all buckets in order, which
 appears whole under its number. Waits: a receiver for that file, until its deadline; rank 0 for

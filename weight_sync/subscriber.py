@@ -72,8 +72,9 @@ class Subscriber:
     """Follows the learner's versions; `run` is a task that lives as long as the actor.
 
     `verified` is the (incarnation, version) that serves, None before the first. `on_verified` is
-    called with them after each version that passed its probe, `on_loaded` with a version before
-    anything is sampled from it: until it is verified, a token of that number is of nobody.
+    called with them after each version that passed its probe, `on_loaded` with a version, and
+    whether an earlier load of it is in doubt, before anything is sampled from it: until it is
+    verified, a token of that number is of nobody.
     """
 
     def __init__(
@@ -88,13 +89,14 @@ class Subscriber:
         self.verified: tuple[int, int] | None = None
         self.serving = asyncio.Event()
         self.on_verified = on_verified
-        self.on_loaded: Callable[[int], None] | None = None
+        self.on_loaded: Callable[[int, bool], None] | None = None
         self._actor_id = actor_id
         self._endpoint, self._keys = endpoint, keys
         self._engine = engine
         self._config = config
         self._device = ""  # where the model lies
         self._epoch = -1  # of the group joined last
+        self._loaded: tuple[int, int] | None = None  # what the engine holds, verified or not
         self._manifest: WeightManifest | None = None  # announced, not yet sent
         self._gauges: dict[str, float] = {"sync/updates": 0.0}
 
@@ -131,7 +133,8 @@ class Subscriber:
         return config.publish_deadline_s if self.verified else config.join_deadline_s
 
     async def _join(self, link: Link) -> None:
-        incarnation, version = self.verified or (-1, -1)
+        serves = self.serving.is_set() and self.verified
+        incarnation, version = serves or (-1, -1)
         await link.send(Join(self._actor_id, incarnation, version, device=self._device))
 
     async def _where(self) -> str:
@@ -164,6 +167,8 @@ class Subscriber:
             await link.send(self._applied(manifest, WorkerReport(error=refusal)))
             return
         self._manifest = manifest
+        if (manifest.incarnation, manifest.policy_version) == self.verified:
+            self.serving.clear()  # sent again: what serves is in doubt
         await link.send(Receiving(self._actor_id, self._epoch, manifest.policy_version))
 
     def _refusal(self, manifest: WeightManifest) -> str:
@@ -193,8 +198,7 @@ class Subscriber:
         if report.error:  # perhaps half of it was written: the engine stays paused
             log.error("version %d not applied: %s", manifest.policy_version, report.error)
             return self._applied(manifest, report)
-        if self.on_loaded is not None:
-            self.on_loaded(manifest.policy_version)
+        self._note_load(manifest)
         await self._engine.set_policy_version(manifest.policy_version)
         probe = asyncio.create_task(self._probe(manifest, deadline_s))
         # Lets the probe reach the engine's queue before anything is scheduled.
@@ -211,6 +215,16 @@ class Subscriber:
         return msgspec.structs.replace(
             applied, weights_checksum=made.weights_checksum, error=made.error
         )
+
+    def _note_load(self, manifest: WeightManifest) -> None:
+        """A version that is loaded again had not verified; under another incarnation the same
+        number is the same step's weights, trained again."""
+        version, before = (manifest.incarnation, manifest.policy_version), self._loaded
+        again = before is not None and before[1] == version[1]
+        in_doubt = again and (before == version or before != self.verified)
+        self._loaded = version
+        if self.on_loaded is not None:
+            self.on_loaded(manifest.policy_version, in_doubt)
 
     def _serve(self, manifest: WeightManifest, applied: Applied) -> None:
         self.verified = (manifest.incarnation, manifest.policy_version)

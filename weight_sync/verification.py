@@ -41,12 +41,17 @@ class Verification:
             if each.policy_version != version:
                 said = f"{each.actor_id} applied version {each.policy_version} for {version}"
                 self.failed(each.actor_id, VerificationFailed(said))
-        said_by = {each.actor_id: each.weights_checksum for each in applied}
+        right = [each for each in applied if each.policy_version == version]
+        said_by = {each.actor_id: each.weights_checksum for each in right}
         for name, words in self._differing(version, said_by).items():
             self.failed(name, VerificationFailed(words))
         for each in applied:
             if each.actor_id not in self._unfit:
                 self._in_a_row.pop(each.actor_id, None)
+
+    def doubts(self, name: str) -> bool:
+        """Whether what this actor said last did not verify."""
+        return name in self._in_a_row
 
     def unfit(self, names: Iterable[str]) -> dict[str, str]:
         """Those of them who get the version anew, and why; asked once."""
@@ -57,9 +62,9 @@ class Verification:
         if version != self._version:
             self._version, self._checksums = version, {}
         self._checksums.update(said)
-        (commonest, count), *others = Counter(self._checksums.values()).most_common()
-        if not others:
+        if len(set(self._checksums.values())) <= 1:
             return {}
+        ((commonest, count),) = Counter(self._checksums.values()).most_common(1)
         agreed = commonest if count * 2 > len(self._checksums) else None
         words = ", ".join(f"{name} {value}" for name, value in sorted(self._checksums.items()))
         wrong = [name for name, value in self._checksums.items() if value != agreed]

@@ -60,8 +60,8 @@ def test_the_engine_is_started_as_configured() -> None:
     assert (arguments["max_num_seqs"], arguments["enable_prefix_caching"]) == (5, False)
     assert arguments["logprobs_mode"] == "processed_logprobs"
     assert arguments["worker_extension_cls"] == "x.Y"
-    if "kv_cache_memory_bytes" in arguments:  # on a CPU
-        assert arguments["kv_cache_memory_bytes"] == 77
+    assert arguments["kv_cache_memory_bytes"] == 77
+    if "max_num_batched_tokens" in arguments:  # on a CPU
         assert arguments["max_num_batched_tokens"] == 9000  # every prompt fits one batch
 
 

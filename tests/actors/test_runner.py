@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.policy import EngineDead, GenerationFailed
+from actors.policy import EngineDead, GenerationFailed, UnverifiedWeights
 from actors.runner import MeteredPolicy, Runner, VerifiedVersions
 from configs.schema import ActorsConfig, Config, WeightSyncConfig
 from replay.protocol import Lease, ReplayTimeout, Stop
@@ -201,3 +201,24 @@ async def test_completions_and_lost_requests_are_counted(
     with contextlib.suppress(GenerationFailed):
         await complete(lost)
     assert (meter.tokens, meter.lost, lost.tokens, lost.lost) == (3, 0, 0, 1)
+
+
+async def test_tokens_of_a_version_that_was_loaded_again_are_of_nobody(
+    lease_for: Callable[..., Lease],
+) -> None:
+    """It failed its probe, was sampled from all the same, was loaded again, and passed."""
+    serving = asyncio.Event()
+    serving.set()
+    versions = VerifiedVersions(serving)
+    versions.forget(4, in_doubt=False)
+    versions.add(1, 4)
+    before = versions.loads
+    versions.forget(5, in_doubt=False)
+    with pytest.raises(UnverifiedWeights, match=r"unverified versions \{5\}"):
+        await versions.check(made(lease_for(1, 0), version=5), before, 0.05)
+    versions.forget(5, in_doubt=True)
+    versions.add(1, 5)
+    with pytest.raises(UnverifiedWeights, match=r"loaded again: \{5\}"):
+        await versions.check(made(lease_for(1, 0), version=5), before, 0.05)
+    await versions.check(made(lease_for(1, 0), version=5), versions.loads, 0.05)
+    await versions.check(made(lease_for(1, 0), version=4), before, 0.05)

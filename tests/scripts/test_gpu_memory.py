@@ -24,7 +24,10 @@ def one_gpu() -> Config:
 def test_a_half_billion_parameters_fit_24_gib(one_gpu: Config) -> None:
     ((line, fits),) = plan(one_gpu, QWEN_HALF_B, [24 * GIB])
     assert fits and re.match(r"GPU 0: about \d+\.\d of 24\.0 GiB: learner rank 0 12\.", line)
-    assert "optimiser, with fp32 weights 5.52" in line and "; actor-0 9.8 (engine 8.40" in line
+    assert (
+        "optimiser, with fp32 weights 5.52" in line
+        and "; actor-0 10.3 (weights 0.92, keys and values 6.00" in line
+    )
 
 
 def test_seven_billion_do_not(one_gpu: Config) -> None:
@@ -49,7 +52,7 @@ def test_fp32_has_no_second_copy_of_the_weights(one_gpu: Config) -> None:
     config = load(ROOT / "configs" / "one_gpu.yaml", ["model.dtype=float32"])
     optimiser = "optimiser, with fp32 weights"
     assert learner_needs(config, QWEN_HALF_B)[optimiser] == 8 * QWEN_HALF_B.parameters
-    assert engine_needs(config, QWEN_HALF_B, GIB)["weights received"] == 4 * QWEN_HALF_B.parameters
+    assert engine_needs(config, QWEN_HALF_B)["weights received"] == 4 * QWEN_HALF_B.parameters
 
 
 def test_the_model_s_size_is_read_from_its_files(tiny_model_path: Path) -> None:

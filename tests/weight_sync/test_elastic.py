@@ -201,7 +201,8 @@ async def test_weights_that_nobody_verified_do_not_serve_after_a_broken_broadcas
         await wait_applied(publisher, 0)
         broadcast, subscriber = GlooTransport.broadcast, fleet.subscribers[0]
         loaded: list[int] = []
-        subscriber.on_loaded, subscriber._config = loaded.append, config
+        subscriber.on_loaded = lambda version, _: loaded.append(version)
+        subscriber._config = config
         score, engine.score = engine.score, unanswered
         fleet.publish(publisher, 1)
         await wait_until(lambda: loaded == [1], "version 1 is loaded")

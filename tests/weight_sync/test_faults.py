@@ -152,6 +152,45 @@ async def test_an_engine_that_calls_a_version_by_another_number(fleet) -> None:
     assert not fleet.subscribers[0].serving.is_set()
 
 
+async def test_who_has_lost_its_weights_says_so_when_it_joins_again(fleet) -> None:
+    """Its load failed half-way, and then its connection broke: it must not pass for served."""
+    engine = fleet.add("actor-0")
+    load = engine.receiver._load
+    with fleet.publisher(1) as publisher:
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        fleet.subscribers[0].serving.clear()
+        publisher._channel._routing_ids.clear()  # as if cut off: it says Join again
+        calls = engine.calls.count("apply")
+        while engine.calls.count("apply") == calls:
+            await asyncio.sleep(0.01)
+        await wait_applied(publisher, 0)
+        assert engine.receiver._load == load
+        while not fleet.subscribers[0].serving.is_set():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_is_sent_again_is_in_doubt_until_it_verifies(fleet) -> None:
+    """Two of two differ: both get the version again, and neither delivers meanwhile."""
+    engines = [fleet.add("actor-0"), fleet.add("actor-1")]
+    load, seen = engines[1].receiver._load, []
+    with fleet.publisher(2) as publisher:
+
+        def nearly_once(named: Any) -> None:
+            load(named)
+            engines[1].weights["head"][0, 0] += 1e-6
+            engines[1].receiver._load = again
+
+        def again(named: Any) -> None:
+            seen.append([each.serving.is_set() for each in fleet.subscribers])
+            load(named)
+
+        engines[1].receiver._load = nearly_once
+        fleet.publish(publisher, 0)
+        assert await wait_refits(publisher, 0) == 2
+    assert seen == [[False, False]] and all(s.serving.is_set() for s in fleet.subscribers)
+
+
 def said(name: str, version: int = 4, checksum: str = "a") -> Applied:
     return Applied(name, 1, 7, version, "", checksum, 0.0, 0.0, 0.0, 0.0)
 
@@ -163,6 +202,12 @@ def test_an_actor_that_applied_another_version_than_was_sent() -> None:
         "actor-1": "actor-1 applied version 5 for 4"
     }
     assert verification.unfit(["actor-1"]) == {} and verification.refits == 1
+
+
+def test_an_actor_of_another_version_is_not_compared_as_well() -> None:
+    verification = Verification()
+    verification.compare([said("actor-0"), said("actor-1", version=5, checksum="b")], 4)
+    assert list(verification.unfit(["actor-0", "actor-1"])) == ["actor-1"]
 
 
 def test_one_who_joined_later_is_compared_with_those_before() -> None:

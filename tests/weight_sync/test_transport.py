@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from configs.load import ConfigError, parse
-from weight_sync.protocol import TransportFailed, TransportUnusable
+from weight_sync import broadcast
+from weight_sync.protocol import (
+    TransportFailed,
+    TransportUnusable,
+    WeightSyncError,
+    WorkerReport,
+    encode,
+)
 from weight_sync.snapshot import SnapshotTransport
 from weight_sync.transport import choose, device_name
 
@@ -46,6 +53,27 @@ async def test_the_learner_ends_by_that_name(fleet) -> None:
         fleet.publish(publisher, 0)
         with pytest.raises(TransportUnusable, match="learner is on cpu, actor-0 on cpu"):
             await asyncio.to_thread(publisher.wait_applied, 0, 10.0)
+
+
+async def test_a_late_actor_that_it_cannot_reach_is_refused_and_the_others_go_on(
+    fleet, monkeypatch
+) -> None:
+    def only_hosts(asked: str, own: str, actors: dict[str, str]) -> str:
+        if any(device != "cpu" for device in actors.values()):
+            raise TransportUnusable("not between these")
+        return "gloo"
+
+    monkeypatch.setattr(broadcast, "choose", only_hosts)
+    fleet.add("actor-0")
+    with fleet.publisher(1) as publisher:
+        fleet.publish(publisher, 0)
+        await asyncio.to_thread(publisher.wait_applied, 0, 10.0)
+        stranger = fleet.add("actor-1")
+        stranger.receiver.device = lambda: encode(WorkerReport(device=ONE))
+        with pytest.raises(WeightSyncError, match="refused: TransportUnusable: not between these"):
+            await asyncio.wait_for(fleet.tasks[1], 20)
+        fleet.publish(publisher, 1)
+        await asyncio.to_thread(publisher.wait_applied, 1, 10.0)
 
 
 def test_a_device_has_a_name() -> None:
