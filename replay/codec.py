@@ -61,7 +61,9 @@ class _WireSampling(msgspec.Struct, forbid_unknown_fields=True):
     seed: _Count
 
 
-class _WireTrajectory(msgspec.Struct, forbid_unknown_fields=True, tag="Trajectory1"):
+class WireTrajectory(msgspec.Struct, forbid_unknown_fields=True, tag="Trajectory1"):
+    """A trajectory as it travels: arrays are raw bytes, whose lengths nobody has compared yet."""
+
     group_id: _Count
     sibling: _Count
     question_id: _Id
@@ -86,7 +88,7 @@ def _plain(value: object) -> object:
 
 _T = TypeVar("_T")
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
-_TRAJECTORY: msgspec.msgpack.Decoder[_WireTrajectory] = msgspec.msgpack.Decoder(_WireTrajectory)
+_TRAJECTORY: msgspec.msgpack.Decoder[WireTrajectory] = msgspec.msgpack.Decoder(WireTrajectory)
 _REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _REPLY: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
@@ -100,8 +102,7 @@ def encode_trajectory(trajectory: Trajectory) -> bytes:
 
 def decode_trajectory(payload: bytes) -> Trajectory:
     """Bytes → Trajectory (its arrays are read-only views of `payload`). Raises CodecError."""
-    _check_size(payload, "Trajectory", MAX_TRAJECTORY_BYTES)
-    wire = _decode(_TRAJECTORY, payload, "Trajectory")
+    wire = decode_wire(payload)
     turns = tuple(_from_wire_turn(turn, i) for i, turn in enumerate(wire.turns))
     prompt = _array(wire.prompt_tokens, _INT32, "prompt_tokens")
     fields = msgspec.structs.asdict(wire) | {
@@ -113,6 +114,12 @@ def decode_trajectory(payload: bytes) -> Trajectory:
         return Trajectory(**fields)
     except ValueError as error:
         raise CodecError(str(error)) from error
+
+
+def decode_wire(payload: bytes) -> WireTrajectory:
+    """Bytes → WireTrajectory; checks every bound, but not the arrays. Raises CodecError."""
+    _check_size(payload, "Trajectory", MAX_TRAJECTORY_BYTES)
+    return _decode(_TRAJECTORY, payload, "Trajectory")
 
 
 def encode(message: Request | Reply) -> bytes:
@@ -178,10 +185,10 @@ def _decode(decoder: msgspec.msgpack.Decoder[_T], payload: bytes | memoryview, n
         raise CodecError(f"{name}: {error}") from error
 
 
-def _to_wire(trajectory: Trajectory) -> _WireTrajectory:
+def _to_wire(trajectory: Trajectory) -> WireTrajectory:
     fields = {name: getattr(trajectory, name) for name in trajectory.__struct_fields__}
     sampling = trajectory.sampling
-    return _WireTrajectory(
+    return WireTrajectory(
         **fields
         | {
             "sampling": _WireSampling(sampling.temperature, sampling.seed),

@@ -73,13 +73,18 @@ class Lessor:
         actors = self._roster if among is None else among
         current = [a for a in actors if a.incarnation == self._books.incarnation]
         room = _Room(self._books, current)
-        if room.most < 1:
+        if room.most < 1 or (room.most < self._books.config.group_size and self._whole()):
             return []
         self._lease_evaluations(room)
         self._lease_lost_siblings(room)
         self._open_groups(room)
         granted, self._granted = self._granted, {}
         return [(peer, Leases(tuple(leases))) for peer, leases in granted.items()]
+
+    def _whole(self) -> bool:
+        """Whether only new groups are to be leased: no sibling, and no evaluation."""
+        evaluations = self._books.evaluations.values()
+        return not self._books.short and not any(each.pending for each in evaluations)
 
     def _lease_evaluations(self, room: _Room) -> None:
         for group in self._short("eval"):

@@ -25,7 +25,6 @@ from configs.changes import leaves
 from configs.load import ConfigError, dump, load
 from configs.process import announce_ready, begin, on_stop, socket_dir
 from configs.schema import Config
-from replay.codec import decode_trajectory
 from replay.ledger import Ledger
 from replay.log import FILE_NAME, EventLog, read_whole
 from replay.protocol import LogError, ReplayError
@@ -35,10 +34,9 @@ from replay.records import (
     ReplayRestarted,
     RunResumed,
     RunStarted,
-    Summary,
-    summarise,
 )
 from replay.server import ReplayServer
+from replay.survey import summarise_payload
 from replay.trajectory import Sampling
 
 logger = logging.getLogger(__name__)
@@ -85,7 +83,7 @@ def make_ledger(config: Config) -> Ledger:
         Questions(load_questions(train), config.seed),
         load_questions(evaluation, config.questions.eval_limit) if evaluation else (),
         Sampling(config.actors.temperature, config.seed),
-        _summary,
+        summarise_payload,
         config.learner.total_steps,
     )
 
@@ -170,10 +168,6 @@ def _changes(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> str:
         for field in sorted(here.keys() | there.keys())
         if here.get(field) != there.get(field)
     )
-
-
-def _summary(payload: bytes) -> Summary:
-    return summarise(decode_trajectory(payload))
 
 
 if __name__ == "__main__":
