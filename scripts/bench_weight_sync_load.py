@@ -133,7 +133,7 @@ async def _measure(
         "updates": len(pauses),
         "requests": len(load.done),
         "lost_requests": load.lost,
-        "verification_failures": failures,
+        "verification_failures": failures + int(gauges[-1]["sync/refits"]),
         "generation_pause_p50_s": float(np.quantile(pauses, 0.5)),
         "generation_pause_p99_s": float(np.quantile(pauses, 0.99)),
         "apply_s": float(np.median([each["sync/apply_s"] for each in gauges[1:]])),

@@ -217,6 +217,7 @@ def main(argv: list[str] | None = None) -> int:
     console = Console()
     for line, _ in preflight.gpu_plan(config):
         console.say(line)
+    console.say(f"weights will travel by {preflight.transport(config)}")
     return run(config, console, progress)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from actors.engine_setup import gpu_of_actor
 from configs.load import ConfigError
 from configs.schema import Config
 from replay.protocol import ReplayError
@@ -20,6 +21,8 @@ from retrieval_server.corpus import load_corpus
 from retrieval_server.protocol import RetrievalError
 from scripts import gpu_memory
 from scripts.resolve import can_listen
+from weight_sync.choice import CPU, choose
+from weight_sync.protocol import TransportUnusable
 
 PROCESS_BYTES = 700 << 20  # imports, buffers and stacks of one process, measured
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
@@ -146,12 +149,21 @@ def gpu_plan(config: Config) -> list[tuple[str, bool]]:
 
 
 def _transport(config: Config) -> Iterator[str]:
-    asked = config.weight_sync.transport
-    if asked in ("nccl", "cuda_ipc") and not gpu_memory.totals():
-        yield (
-            f"weight_sync.transport = {asked!r} needs GPUs, and this installation has none: set it "
-            "to 'auto'"
-        )
+    try:
+        transport(config)
+    except TransportUnusable as error:
+        yield str(error)
+
+
+def transport(config: Config) -> str:
+    """How the weights will travel, by the GPUs of this machine. Raises TransportUnusable."""
+    gpus, ranks = len(gpu_memory.totals()), config.learner.ranks
+
+    def place(index: int) -> str:
+        return f"GPU {gpu_of_actor(index, ranks, gpus)}" if gpus else CPU
+
+    actors = {f"actor-{index}": place(index) for index in range(config.actors.count)}
+    return choose(config.weight_sync.transport, "GPU 0" if gpus else CPU, actors)
 
 
 def _run_dir(config: Config) -> Iterator[str]:

@@ -16,6 +16,7 @@ import msgspec
 
 from configs.schema import WeightSyncConfig
 from weight_sync import buckets
+from weight_sync.choice import choose
 from weight_sync.control import Channel, Place
 from weight_sync.forming import Forming
 from weight_sync.protocol import (
@@ -39,7 +40,7 @@ from weight_sync.protocol import (
     describe,
 )
 from weight_sync.staging import Parcel
-from weight_sync.transport import Transport, choose, host
+from weight_sync.transport import Transport, host
 from weight_sync.verification import Verification
 
 log = logging.getLogger(__name__)

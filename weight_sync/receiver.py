@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from weight_sync import buckets
+from weight_sync.choice import CPU
 from weight_sync.forming import Forming
 from weight_sync.protocol import (
     ManifestMismatch,
@@ -32,7 +33,7 @@ from weight_sync.protocol import (
     describe,
     encode,
 )
-from weight_sync.transport import CPU, Transport, device_name, join
+from weight_sync.transport import Transport, device_name, join
 
 
 class Receiver:

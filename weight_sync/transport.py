@@ -10,17 +10,16 @@ Rank 0 is the learner. The learner calls `host`, tells the actors where, then `f
 deadline.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 import torch
 
 from weight_sync.collective import GlooTransport, NcclTransport
 from weight_sync.cuda_ipc import CudaIpcTransport
-from weight_sync.protocol import Rendezvous, TransportUnusable
+from weight_sync.protocol import Rendezvous
 from weight_sync.snapshot import SnapshotTransport
 
-CPU = "cpu"
 _KINDS = {
     each.kind: each for each in (GlooTransport, NcclTransport, CudaIpcTransport, SnapshotTransport)
 }
@@ -52,32 +51,6 @@ def device_name(device: torch.device | str) -> str:
     if kind.type != "cuda":
         return kind.type
     return f"cuda:GPU-{torch.cuda.get_device_properties(kind).uuid}"
-
-
-def choose(asked: str, own: str, actors: Mapping[str, str]) -> str:
-    """The transport between the learner's device and the actors' (name → device).
-
-    `asked` is `weight_sync.transport`: "auto", or one by name. Raises TransportUnusable, with both
-    sides' devices, when that one cannot join them.
-    """
-    others = list(actors.values())
-    on_gpus = own != CPU and CPU not in others
-    usable = {
-        "cuda_ipc": on_gpus and set(others) == {own},
-        "nccl": on_gpus and len({own, *others}) == 1 + len(others),
-        "gloo": True,
-        "snapshot": True,
-    }
-    if asked == "auto":
-        return next(kind for kind, works in usable.items() if works)
-    if not usable[asked]:
-        theirs = ", ".join(f"{name} on {device}" for name, device in actors.items())
-        needs = "every model on one GPU" if asked == "cuda_ipc" else "a GPU for each model"
-        raise TransportUnusable(
-            f"weight_sync.transport = {asked!r} needs {needs}: the learner is on {own}, {theirs}; "
-            "set it to 'auto'"
-        )
-    return asked
 
 
 def host(

@@ -8,7 +8,7 @@ import pytest
 from actors.engine_setup import gpu_of_actor
 from configs.load import load
 from configs.schema import Config
-from scripts import preflight
+from scripts import gpu_memory, preflight
 from scripts.gpu_memory import GIB, Model, engine_needs, learner_needs, plan, read_model
 
 ROOT = Path(__file__).parents[2]
@@ -80,4 +80,13 @@ def test_actors_take_the_gpus_that_the_learner_leaves(
 def test_a_transport_between_gpus_is_refused_where_there_are_none() -> None:
     config = load(ROOT / "configs" / "base.yaml", ["weight_sync.transport=nccl"])
     (problem,) = preflight._transport(config)
-    assert problem.startswith("weight_sync.transport = 'nccl' needs GPUs")
+    assert problem.startswith(
+        "weight_sync.transport = 'nccl' needs a GPU for each model: the learn"
+    )
+
+
+@pytest.mark.parametrize(("gpus", "way"), [(0, "gloo"), (1, "cuda_ipc"), (2, "gloo"), (3, "nccl")])
+def test_how_weights_will_travel_is_said_before(gpus: int, way: str, monkeypatch) -> None:
+    monkeypatch.setattr(gpu_memory, "totals", lambda: [GIB] * gpus)
+    config = load(ROOT / "configs" / "base.yaml", ["actors.count=2"])
+    assert preflight.transport(config) == way

@@ -9,6 +9,7 @@ import torch
 
 from configs.load import ConfigError, parse
 from weight_sync import broadcast
+from weight_sync.choice import choose
 from weight_sync.protocol import (
     TransportFailed,
     TransportUnusable,
@@ -17,7 +18,7 @@ from weight_sync.protocol import (
     encode,
 )
 from weight_sync.snapshot import SnapshotTransport
-from weight_sync.transport import choose, device_name
+from weight_sync.transport import device_name
 
 ONE, TWO, THREE = (f"cuda:GPU-{i}" for i in range(3))
 CASES = [
