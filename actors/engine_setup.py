@@ -143,7 +143,7 @@ def engine_arguments(config: Config, worker_extension: str) -> dict[str, Any]:
     model, actors = config.model, config.actors
     arguments: dict[str, Any] = {
         "model": model.path,
-        "dtype": model.dtype,
+        "dtype": config.engine_dtype,
         "max_model_len": model.max_model_len,
         "trust_remote_code": model.trust_remote_code,
         "max_num_seqs": actors.max_num_seqs,

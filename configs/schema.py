@@ -101,6 +101,7 @@ class ActorsConfig(Section, frozen=True):
     correction: str = SEARCH_R1_CORRECTION
     shuffle_passages: bool = False  # shown in an order seeded by (group, sibling, turn)
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
+    dtype: Literal["", "float32", "bfloat16"] = ""  # of the engines; empty: model.dtype
     kv_cache_bytes: Positive = 4 << 30  # of keys and values, in each engine
     prefix_caching: bool = True
     enforce_eager: bool = True
@@ -265,3 +266,8 @@ class Config(Section, frozen=True):
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     learner: LearnerConfig = LearnerConfig()
     fleet: FleetConfig = FleetConfig()
+
+    @property
+    def engine_dtype(self) -> str:
+        """What the engines compute in, and weights travel as."""
+        return self.actors.dtype or self.model.dtype

@@ -102,7 +102,9 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> None:
     endpoint, actors = weight_sync_endpoint(config), config.actors.count
     keys = keys_of(config, endpoint)
     with (
-        Publisher(config.weight_sync, actors, incarnation, endpoint, keys) as publisher,
+        Publisher(
+            config.weight_sync, actors, incarnation, endpoint, keys, config.engine_dtype
+        ) as publisher,
         _reader(config, incarnation) as reader,
         Metrics(config.run_dir, purge_step=step + 1 if resume else None) as metrics,
     ):

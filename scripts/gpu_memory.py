@@ -82,7 +82,7 @@ def learner_needs(config: Config, model: Model) -> dict[str, int]:
 
 def engine_needs(config: Config, model: Model) -> dict[str, int]:
     """Bytes of one actor, by what they are for."""
-    width = 2 if config.model.dtype == "bfloat16" else 4
+    width = 2 if config.engine_dtype == "bfloat16" else 4
     return {
         "weights": width * model.parameters,
         "keys and values": config.actors.kv_cache_bytes,

@@ -31,12 +31,13 @@ class InTurn:
 
 
 def plan(
-    named_tensors: NamedTensors, bucket_bytes: int
+    named_tensors: NamedTensors, bucket_bytes: int, dtype: torch.dtype | None = None
 ) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
     """Lay tensors out in order into buckets; returns (specs, bucket sizes in bytes).
 
     Buckets hold at most `bucket_bytes`; a larger tensor gets a bucket of its own. A tensor that
-    shares its memory with an earlier one (tied weights) is left out. Raises ValueError on a name
+    shares its memory with an earlier one (tied weights) is left out. Floating tensors travel as
+    `dtype` where one is given. Raises ValueError on a name
     given twice.
     """
     specs: list[TensorSpec] = []
@@ -47,12 +48,13 @@ def plan(
         if name in seen:
             raise ValueError(f"tensor name {name!r} is given twice")
         seen.add(name)
-        nbytes = tensor.numel() * tensor.element_size()
+        sent = _sent(tensor.dtype, dtype)
+        nbytes = tensor.numel() * sent.itemsize
         if not sizes or (end > 0 and end + nbytes > bucket_bytes):
             sizes.append(ALIGNMENT_BYTES)
             end = 0
-        dtype = dtype_name(tensor.dtype)
-        specs.append(TensorSpec(name, tuple(tensor.shape), dtype, len(sizes) - 1, end, nbytes))
+        lies = (len(sizes) - 1, end, nbytes)
+        specs.append(TensorSpec(name, tuple(tensor.shape), dtype_name(sent), *lies))
         end = -(-(end + nbytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         sizes[-1] = max(end, ALIGNMENT_BYTES)
     return tuple(specs), tuple(sizes)
@@ -70,15 +72,22 @@ def allocate(bucket_sizes: Sequence[int], place: str = "cpu") -> list[torch.Tens
 
 
 class Places:
-    """Where the tensors of a layout lie in one set of buckets: views onto them, made once."""
+    """Where the tensors of a layout, planned for `dtype`, lie in one set of buckets: views onto
+    them, made once.
+    """
 
-    def __init__(self, specs: Sequence[TensorSpec], buckets: list[torch.Tensor]) -> None:
-        self.buckets = buckets
+    def __init__(
+        self,
+        specs: Sequence[TensorSpec],
+        buckets: list[torch.Tensor],
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.buckets, self._dtype = buckets, dtype
         self._views = dict(unpack(specs, buckets))
         self._like = {name: (view.shape, view.dtype) for name, view in self._views.items()}
 
     def pack(self, named_tensors: NamedTensors) -> None:
-        """Copy every tensor into its place; returns when all are there.
+        """Copy every tensor into its place, cast to what it travels as; returns when all are there.
 
         Raises ManifestMismatch, having copied nothing (of tensors that come in turn: perhaps some),
         when the tensors are not those that were planned.
@@ -86,8 +95,8 @@ class Places:
         if isinstance(named_tensors, InTurn):
             given = {}
             for name, tensor in named_tensors:
-                given[name] = _layout(tensor)
-                if self._fits(name, tensor):
+                given[name] = self._layout(tensor)
+                if (tensor.shape, _sent(tensor.dtype, self._dtype)) == self._like.get(name):
                     self._views[name].copy_(tensor.detach())
             require_same(self._planned(), given, ("planned", "given"))
             return
@@ -96,11 +105,11 @@ class Places:
 
     def _pack(self, named_tensors: NamedTensors) -> None:
         """With thousands of tensors every microsecond for each counts."""
-        views, layout = self._views, self._like
+        views, layout, dtype = self._views, self._like, self._dtype
         tensors: dict[str, torch.Tensor] = {}
         others: dict[str, torch.Tensor] = {}
         for name, tensor in named_tensors:
-            fits = (tensor.shape, tensor.dtype) == layout.get(name)
+            fits = (tensor.shape, _sent(tensor.dtype, dtype)) == layout.get(name)
             (tensors if fits else others)[name] = tensor
         if others or len(tensors) != len(views):
             self._require_tied(tensors, others)
@@ -116,14 +125,14 @@ class Places:
         """Refuse others than those that share the memory of one that is sent."""
         sent = {(each.data_ptr(), *_memory(each)) for each in tensors.values()}
         strange = {n: t for n, t in others.items() if (t.data_ptr(), *_memory(t)) not in sent}
-        given = {name: _layout(tensor) for name, tensor in (tensors | strange).items()}
+        given = {name: self._layout(tensor) for name, tensor in (tensors | strange).items()}
         require_same(self._planned(), given, ("planned", "given"))
 
-    def _fits(self, name: str, tensor: torch.Tensor) -> bool:
-        return (tensor.shape, tensor.dtype) == self._like.get(name)
-
     def _planned(self) -> Layout:
-        return {name: _layout(view) for name, view in self._views.items()}
+        return {name: self._layout(view) for name, view in self._views.items()}
+
+    def _layout(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
+        return tuple(tensor.shape), dtype_name(_sent(tensor.dtype, self._dtype))
 
 
 def unpack(
@@ -165,8 +174,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _layout(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
-    return tuple(tensor.shape), dtype_name(tensor.dtype)
+def _sent(own: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
+    """What a tensor of this dtype travels as."""
+    return asked if asked is not None and own.is_floating_point else own
 
 
 def _shown(value: tuple[tuple[int, ...], str] | None) -> str:

@@ -42,9 +42,11 @@ class Publisher:
         incarnation: int,
         endpoint: str,
         keys: Keys | None = None,
+        dtype: str = "",
     ) -> None:
+        """`dtype`: the actors', as torch names it; empty: the weights' own."""
         self._deadline_s, self._endpoint = config.publish_deadline_s, endpoint
-        self._staging = Staging(config.bucket_bytes)
+        self._staging = Staging(config.bucket_bytes, getattr(torch, dtype) if dtype else None)
         self._changed = threading.Condition()
         self._waiting_for = ""
         self._joined = 0

@@ -35,9 +35,10 @@ class Parcel:
 class Staging:
     """The double buffer; `put` on one thread, `newest` on another."""
 
-    def __init__(self, bucket_bytes: int) -> None:
+    def __init__(self, bucket_bytes: int, dtype: torch.dtype | None = None) -> None:
+        """`dtype`: what floating tensors travel as; None: as they are."""
         self.overtaken = 0
-        self._bucket_bytes = bucket_bytes
+        self._bucket_bytes, self._dtype = bucket_bytes, dtype
         self._lock = threading.Lock()
         self._specs: tuple[TensorSpec, ...] = ()
         self._free: list[Places] = []
@@ -58,8 +59,8 @@ class Staging:
         """
         named = named_tensors if isinstance(named_tensors, InTurn) else list(named_tensors)
         if not self._specs:
-            self._specs, sizes = plan(named, self._bucket_bytes)
-            self._free = [Places(self._specs, allocate(sizes)) for _ in range(2)]
+            self._specs, sizes = plan(named, self._bucket_bytes, self._dtype)
+            self._free = [Places(self._specs, allocate(sizes), self._dtype) for _ in range(2)]
         with self._lock:
             if self._ready is not None:
                 self._free.append(self._ready.places)

@@ -128,3 +128,15 @@ def test_tensors_that_are_whole_only_in_their_turn_are_copied_then(model) -> Non
     named = buckets.InTurn(Gathered(dict(list(model.items())[1:])).begin)
     with pytest.raises(ManifestMismatch, match="given has none"):
         buckets.Places(specs, staging).pack(named)
+
+
+@given(models())
+@settings(max_examples=30, deadline=None)
+def test_floating_tensors_travel_as_the_actors_hold_them(model) -> None:
+    specs, sizes = buckets.plan(model.items(), 96, torch.bfloat16)
+    places = buckets.Places(specs, buckets.allocate(sizes), torch.bfloat16)
+    places.pack(model.items())
+    for name, tensor in buckets.unpack(specs, places.buckets):
+        own = model[name]
+        assert tensor.dtype == (torch.bfloat16 if own.is_floating_point() else own.dtype)
+        assert torch.equal(tensor, own.to(tensor.dtype))

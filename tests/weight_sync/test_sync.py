@@ -86,6 +86,16 @@ async def test_another_model_is_refused_before_any_byte(fleet) -> None:
             await wait_applied(publisher, 0)
 
 
+async def test_a_learner_in_fp32_sends_actors_in_bf16_theirs(fleet) -> None:
+    engine = fleet.add("actor-0")
+    engine.weights = {name: tensor.bfloat16() for name, tensor in engine.weights.items()}
+    config = msgspec.structs.replace(fleet.config, probe_tolerance=0.1)
+    with Publisher(config, 1, 7, fleet.endpoint, None, "bfloat16") as publisher:
+        weights = fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        assert all(torch.equal(engine.weights[n], weights[n].bfloat16()) for n in weights)
+
+
 async def test_an_older_incarnation_is_refused(fleet) -> None:
     fleet.add("actor-0")
     with fleet.publisher(1) as publisher:
