@@ -100,11 +100,9 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> None:
     from weight_sync.publisher import Publisher
 
     endpoint, actors = weight_sync_endpoint(config), config.actors.count
-    keys = keys_of(config, endpoint)
+    ways = (endpoint, keys_of(config, endpoint), config.engine_dtype)
     with (
-        Publisher(
-            config.weight_sync, actors, incarnation, endpoint, keys, config.engine_dtype
-        ) as publisher,
+        Publisher(config.weight_sync, actors, incarnation, *ways) as publisher,
         _reader(config, incarnation) as reader,
         Metrics(config.run_dir, purge_step=step + 1 if resume else None) as metrics,
     ):
