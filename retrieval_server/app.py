@@ -1,17 +1,22 @@
-"""The HTTP application: Search-R1's `POST /retrieve`, and `GET /health`.
+"""The HTTP application: Search-R1's `POST /retrieve`, and what its keepers ask.
 
-Consumes requests; produces replies encoded straight from the wire types (FastAPI's own model
-serialisation costs more than a search does); waits for the index, which runs on a thread of its own
-behind a batcher; both live in the lifespan.
+`GET /health` (alive), `/ready` (takes searches), `/info` (what is served), `/metrics` (Prometheus),
+`/docs` (OpenAPI). Consumes requests; produces replies encoded straight from the wire types
+(FastAPI's own model serialisation costs more than a search does); waits for the index, which runs
+on a thread of its own behind a batcher; both live in the lifespan. A search waits at most
+`Limits.deadline_s`, and none is taken in beyond `Limits.waiting_queries`: then 503 and Retry-After.
 """
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import msgspec
+from blake3 import blake3
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from starlette.requests import ClientDisconnect
@@ -19,6 +24,7 @@ from starlette.requests import ClientDisconnect
 from retrieval_server.batching import Batcher
 from retrieval_server.bearer import shows
 from retrieval_server.index import Hit, Index
+from retrieval_server.metrics import CONTENT_TYPE, Metrics
 from retrieval_server.protocol import (
     ALLOWED,
     DEFAULT_TOP_K,
@@ -26,8 +32,11 @@ from retrieval_server.protocol import (
     UNAUTHORIZED,
     Document,
     Health,
+    Info,
     PlainReply,
+    Readiness,
     Refusal,
+    RetrievalOverloaded,
     RetrieveRequest,
     ScoredDocument,
     ScoredReply,
@@ -38,10 +47,17 @@ MAX_BATCH = 256
 _request_decoder = msgspec.json.Decoder(RetrieveRequest)
 _encoder = msgspec.json.Encoder()
 _schemas, _components = msgspec.json.schema_components(
-    [RetrieveRequest, ScoredReply, PlainReply, Health, Refusal],
+    [RetrieveRequest, ScoredReply, PlainReply, Health, Readiness, Info, Refusal],
     ref_template="#/components/schemas/{name}",
 )
-_REQUEST, _SCORED, _PLAIN, _HEALTH, _REFUSAL = _schemas
+_REQUEST, _SCORED, _PLAIN, _HEALTH, _READY, _INFO, _REFUSAL = _schemas
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How much may wait to be searched, and for how long a search may take."""
+
+    waiting_queries: int = 8192
+    deadline_s: float = 20.0
 
 
 class _TooLarge(Exception):
@@ -57,6 +73,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     401: _json(_REFUSAL, "The token is missing or wrong"),
     413: _json(_REFUSAL, "The body is too large"),
     422: _json(_REFUSAL, "The request is malformed or over a limit"),
+    503: _json(_REFUSAL, "Too much is waiting, or took too long: ask again after Retry-After"),
 }
 
 
@@ -77,13 +94,18 @@ def create_app(
     index: Index,
     default_top_k: int = DEFAULT_TOP_K,
     token: str = "",
+    limits: Limits = Limits(),  # noqa: B008 - frozen
 ) -> FastAPI:
     """The application over documents and an index of their contents, positions agreeing.
 
     `default_top_k` answers requests whose `topk` is null. A search must show `token`, unless it is
-    empty.
+    empty. Set `app.state.draining` when no more searches should come.
     """
-    app = _App(title="Forage retrieval server", version="1", lifespan=_lifespan(index))
+    metrics = Metrics()
+    lifespan = _lifespan(index, metrics, limits.waiting_queries)
+    app = _App(title="Forage retrieval server", version="1", lifespan=lifespan)
+    app.state.draining = False
+    search = _Search(app, documents, default_top_k, token, limits.deadline_s)
 
     @app.post(
         "/retrieve",
@@ -92,7 +114,32 @@ def create_app(
     )
     async def retrieve(request: Request) -> Response:
         """Search for every query; `return_scores` chooses the form of the reply."""
-        if not shows(token, request.headers.get("authorization", "")):
+        begun = time.monotonic()
+        response = await search.answer(request)
+        metrics.answered(response.status_code, time.monotonic() - begun)
+        return response
+
+    _keepers(app, _info(documents, index, default_top_k), metrics)
+    return app
+
+
+class _Search:
+    """How a search is answered."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        documents: Sequence[Document],
+        default_top_k: int,
+        token: str,
+        deadline_s: float,
+    ) -> None:
+        self._app, self._documents, self._default_top_k = app, documents, default_top_k
+        self._token, self._deadline_s = token, deadline_s
+
+    async def answer(self, request: Request) -> Response:
+        """Results, or what was wrong."""
+        if not shows(self._token, request.headers.get("authorization", "")):
             return _reply(Refusal(UNAUTHORIZED), 401, {"www-authenticate": "Bearer"})
         try:
             asked = _request_decoder.decode(await _body(request))
@@ -102,29 +149,65 @@ def create_app(
             return _reply(Refusal(f"{error}; {ALLOWED}"), 422)
         except ClientDisconnect:
             return _reply(Refusal("the client left before its request was complete"), 400)
-        batcher: Batcher[Hit] = app.state.batcher
-        hits = await batcher.search(asked.queries, asked.topk or default_top_k)
-        return _reply(_result(documents, hits, asked.return_scores))
+        batcher: Batcher[Hit] = self._app.state.batcher
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                hits = await batcher.search(asked.wanted, asked.topk or self._default_top_k)
+        except RetrievalOverloaded as error:
+            return _later(str(error), error.retry_after_s)
+        except TimeoutError:
+            said = f"not found within {self._deadline_s:g} s, {batcher.waiting} queries are waiting"
+            return _later(said, batcher.backlog_s)
+        return _reply(_result(self._documents, hits, asked.return_scores))
 
-    @app.get("/health", responses={200: _json(_HEALTH, "Serving")})
+
+def _keepers(app: FastAPI, info: Info, metrics: Metrics) -> None:
+    """The routes for those who run the server."""
+
+    @app.get("/health", responses={200: _json(_HEALTH, "Alive")})
     async def health() -> Response:
-        """Whether the server serves, and how many passages."""
-        return _reply(Health("ok", len(documents)))
+        """Whether the server lives, and how many passages it has."""
+        return _reply(Health("ok", info.passages))
 
-    return app
+    @app.get("/ready", responses={200: _json(_READY, "Ready"), 503: _json(_READY, "Draining")})
+    async def ready() -> Response:
+        """Whether searches should be sent here."""
+        draining = app.state.draining
+        return _reply(Readiness("draining" if draining else "ready"), 503 if draining else 200)
+
+    @app.get("/info", responses={200: _json(_INFO, "What is served")})
+    async def tell() -> Response:
+        """What is served, and what may be asked."""
+        return _reply(info)
+
+    @app.get("/metrics", include_in_schema=False)
+    async def tell_metrics() -> Response:
+        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
-def _lifespan(index: Index) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _info(documents: Sequence[Document], index: Index, default_top_k: int) -> Info:
+    version = blake3(index.name.encode())
+    for document in documents:
+        version.update(f"\0{document.id}\0{document.contents}".encode())
+    return Info(index.name, version.hexdigest(length=8), len(documents), default_top_k)
+
+
+def _lifespan(
+    index: Index, metrics: Metrics, waiting_queries: int
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="index") as thread:
 
             def search(queries: list[str], top_k: int) -> asyncio.Future[list[list[Hit]]]:
+                metrics.searched(len(queries))
                 return loop.run_in_executor(thread, index.search, queries, top_k)
 
-            async with Batcher(search, max_batch=MAX_BATCH) as batcher:
+            batcher = Batcher(search, max_batch=MAX_BATCH, max_waiting=waiting_queries)
+            async with batcher:
                 app.state.batcher = batcher
+                metrics.watch(lambda: batcher.waiting)
                 yield
 
     return lifespan
@@ -158,3 +241,8 @@ def _reply(
     body: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     return Response(_encoder.encode(body), status, headers, media_type="application/json")
+
+
+def _later(said: str, after_s: float) -> Response:
+    wait = {"retry-after": str(max(1, math.ceil(after_s)))}
+    return _reply(Refusal(f"{said}; ask again later"), 503, wait)

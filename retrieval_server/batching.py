@@ -2,15 +2,19 @@
 
 Consumes `search` calls of one event loop; produces their results; waits for `run`, of which at most
 `max_running` are under way; unblocked at once when none is, else by a full batch, by `max_wait_s`
-or by the end of a running one (what gathered meanwhile has waited long enough).
+or by the end of a running one (what gathered meanwhile has waited long enough). More than
+`max_waiting` queries do not wait: who brings them is told so at once.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
+
+from retrieval_server.protocol import RetrievalOverloaded
 
 T = TypeVar("T")
 Run = Callable[[list[str], int], Awaitable[list[list[T]]]]
@@ -34,12 +38,20 @@ class Batcher(Generic[T]):
     """
 
     def __init__(
-        self, run: Run[T], *, max_batch: int, max_wait_s: float = 0.0, max_running: int = 1
+        self,
+        run: Run[T],
+        *,
+        max_batch: int,
+        max_wait_s: float = 0.0,
+        max_running: int = 1,
+        max_waiting: int | None = None,
     ) -> None:
         self._run = run
         self._max_batch = max_batch
         self._max_wait_s = max_wait_s
         self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._run_s = 0.0  # how long the last call took
         self._waiting: deque[_Call[T]] = deque()
         self._waiting_queries = 0
         self._running: set[asyncio.Future[list[list[T]]]] = set()
@@ -63,10 +75,31 @@ class Batcher(Generic[T]):
             running.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
+    @property
+    def waiting(self) -> int:
+        """Queries that no call has taken yet."""
+        return self._waiting_queries
+
+    @property
+    def backlog_s(self) -> float:
+        """How long what waits will take, going by the last call."""
+        return self._run_s * -(-self._waiting_queries // self._max_batch)
+
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[T]]:
-        """Per query at most `top_k` results, best first; raises what `run` raised."""
+        """Per query at most `top_k` results, best first; raises what `run` raised, and
+        RetrievalOverloaded when too much is waiting already.
+
+        Who stops waiting is not searched for, unless that has begun.
+        """
         if not queries:
             return []
+        if self._waiting and self._max_waiting is not None:
+            there = self._waiting_queries + len(queries)
+            if there > self._max_waiting:
+                raise RetrievalOverloaded(
+                    f"{self._waiting_queries} queries are waiting, of at most {self._max_waiting}",
+                    self.backlog_s,
+                )
         call = _Call[T](queries, top_k, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         self._waiting_queries += len(queries)
@@ -86,25 +119,36 @@ class Batcher(Generic[T]):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        calls = self._take()
+        if not (calls := self._take()):
+            return
+        begun = time.monotonic()
         queries = [query for call in calls for query in call.queries]
         # A smaller top_k is a prefix of a larger one, so one call serves them all.
         running = asyncio.ensure_future(self._run(queries, max(call.top_k for call in calls)))
         self._running.add(running)
-        running.add_done_callback(partial(self._finish, calls))
+        running.add_done_callback(partial(self._finish, calls, begun))
         if self._waiting:
             self._schedule()
 
     def _take(self) -> list[_Call[T]]:
-        calls = [self._waiting.popleft()]
-        size = len(calls[0].queries)
-        while self._waiting and size + len(self._waiting[0].queries) <= self._max_batch:
-            calls.append(self._waiting.popleft())
-            size += len(calls[-1].queries)
-        self._waiting_queries -= size
+        calls: list[_Call[T]] = []
+        size = 0
+        while self._waiting:
+            call = self._waiting[0]
+            gone = call.results.done()  # its caller has given up
+            if not gone and calls and size + len(call.queries) > self._max_batch:
+                break
+            self._waiting.popleft()
+            self._waiting_queries -= len(call.queries)
+            if not gone:
+                calls.append(call)
+                size += len(call.queries)
         return calls
 
-    def _finish(self, calls: list[_Call[T]], running: asyncio.Future[list[list[T]]]) -> None:
+    def _finish(
+        self, calls: list[_Call[T]], begun: float, running: asyncio.Future[list[list[T]]]
+    ) -> None:
+        self._run_s = time.monotonic() - begun
         self._running.discard(running)
         begin = 0
         for call in calls:

@@ -23,6 +23,7 @@ from retrieval_server.protocol import (
     BadReply,
     Passage,
     RetrievalError,
+    RetrievalOverloaded,
     RetrievalRefused,
     RetrievalTimeout,
     RetrievalUnavailable,
@@ -48,7 +49,8 @@ class RetrievalClient:
     `max_connections` POSTs are under way. `url`: the server's base URL, or that of its `/retrieve`.
     `timeout_s`: deadline of a POST with its retries; while retries are left, an attempt may use
     half of the time that remains, so that one lost reply does not use it up. `retries` bounds
-    attempts that a server met; while nobody listens, connecting is tried until the deadline.
+    attempts that a server met; while nobody listens, or the server says that too much is waiting
+    and when to ask again, it is tried until the deadline.
     `token`: shown with every request, unless it is empty.
     """
 
@@ -129,7 +131,9 @@ class RetrievalClient:
                     body, len(queries), remaining / 2 if left else remaining
                 )
             except _RETRIED as error:
-                met = not isinstance(error, RetrievalUnreachable)
+                met = not isinstance(error, RetrievalUnreachable | RetrievalOverloaded)
+                if isinstance(error, RetrievalOverloaded):
+                    pause += error.retry_after_s
                 if (met and not left) or time.monotonic() + pause >= deadline:
                     raise
             left, attempt = left - met, attempt + 1
@@ -180,6 +184,10 @@ class _Poster:
                 self._idle.append(transport)
             else:  # a connection cut off in mid-reply must never serve another request
                 await transport.aclose()
+        after = response.headers.get("retry-after", "")
+        if response.status_code == 503 and after.isdecimal():
+            said = content[:200].decode(errors="replace")
+            raise RetrievalOverloaded(f"{self._url} answered 503: {said!r}", float(after))
         return _parse(response.status_code, content, expected, f"{self._url}")
 
     async def close(self) -> None:

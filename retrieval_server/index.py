@@ -36,6 +36,8 @@ class Hit(NamedTuple):
 class Index(Protocol):
     """Anything that can be searched; called from one thread at a time."""
 
+    name: str  # kind and settings, for those who ask what is served
+
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
         """Per query at most `top_k` hits, best first, ties in corpus order.
 
@@ -53,6 +55,8 @@ def words(text: str) -> list[str]:
 
 class BM25Index:
     """BM25 (Lucene's variant) over texts, in memory. Raises CorpusError when none holds a word."""
+
+    name = f"bm25 (Lucene, k1 {K1}, b {B})"
 
     def __init__(self, texts: Iterable[str]) -> None:
         vocabulary: dict[str, int] = {}

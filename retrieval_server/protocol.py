@@ -3,7 +3,7 @@
 The wire format is Search-R1's: `POST /retrieve {"queries", "topk", "return_scores"}` is answered by
 `{"result": …}` with one list per query, so its clients and servers work with ours unchanged. One
 thing differs on purpose: a `topk` of 0 is refused instead of silently meaning the server's default,
-as null does.
+as null does. SkyRL's clients send one `query` instead of `queries`.
 """
 
 from typing import Annotated
@@ -25,7 +25,8 @@ class RetrievalError(Exception):
     ├── CorpusError           a corpus that cannot be served; names file, line, field and remedy
     ├── RetrievalTimeout      no answer within the call's deadline           (retried)
     ├── RetrievalUnavailable  a broken connection, 429 or 5xx                (retried)
-    │   └── RetrievalUnreachable  no connection                              (until the deadline)
+    │   ├── RetrievalUnreachable  no connection                              (until the deadline)
+    │   └── RetrievalOverloaded   503 with Retry-After             (until the deadline)
     ├── BadReply              a reply that is not what was asked for         (retried)
     └── RetrievalRefused      any other 4xx: the request itself is at fault  (never retried)
     """
@@ -45,6 +46,14 @@ class RetrievalUnavailable(RetrievalError):
 
 class RetrievalUnreachable(RetrievalUnavailable):
     """Nobody listens there: the server is being started again, or the address is wrong."""
+
+
+class RetrievalOverloaded(RetrievalUnavailable):
+    """More waits to be searched than the server takes in; `retry_after_s` is when to ask again."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class BadReply(RetrievalError):
@@ -89,14 +98,28 @@ class ScoredDocument(msgspec.Struct, frozen=True):
     score: float
 
 
-class RetrieveRequest(msgspec.Struct, frozen=True):
-    """Body of `POST /retrieve`; unknown fields are ignored. `topk` null: the server's default."""
+_Query = Annotated[str, Meta(max_length=MAX_QUERY_CHARS)]
 
-    queries: Annotated[
-        list[Annotated[str, Meta(max_length=MAX_QUERY_CHARS)]], Meta(max_length=MAX_QUERIES)
-    ]
+
+class RetrieveRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Body of `POST /retrieve`; unknown fields are ignored. `topk` null: the server's default.
+
+    Either `queries` or one `query`. Raises ValueError for both or none.
+    """
+
+    queries: Annotated[list[_Query], Meta(max_length=MAX_QUERIES)] | None = None
     topk: Annotated[int, Meta(ge=1, le=MAX_TOP_K)] | None = None
     return_scores: bool = False
+    query: _Query | None = None
+
+    def __post_init__(self) -> None:
+        if (self.queries is None) == (self.query is None):
+            raise ValueError("name either `queries` or one `query`")
+
+    @property
+    def wanted(self) -> list[str]:
+        """What to search for."""
+        return [self.query] if self.query is not None else self.queries or []
 
 
 class ScoredReply(msgspec.Struct, frozen=True):
@@ -118,16 +141,39 @@ class Health(msgspec.Struct, frozen=True):
     passages: int
 
 
+class Readiness(msgspec.Struct, frozen=True):
+    """Reply to `GET /ready`: `ready`, or, with a 503, `draining`."""
+
+    status: str
+
+
+class Info(msgspec.Struct, frozen=True):
+    """Reply to `GET /info`: what is served, and what may be asked.
+
+    `index_version` changes with any passage, their order or the kind of index: results of the same
+    version are the same.
+    """
+
+    index: str
+    index_version: str
+    passages: int
+    default_top_k: int
+    max_top_k: int = MAX_TOP_K
+    max_queries: int = MAX_QUERIES
+    max_query_chars: int = MAX_QUERY_CHARS
+    max_body_bytes: int = MAX_BODY_BYTES
+
+
 class Refusal(msgspec.Struct, frozen=True):
-    """Body of every 4xx: what was wrong, and what is allowed or to be done."""
+    """Body of every 4xx and 503: what was wrong, and what is allowed or to be done."""
 
     detail: str
 
 
 ALLOWED = (
     f"allowed: `queries`, a list of at most {MAX_QUERIES} strings of at most {MAX_QUERY_CHARS} "
-    f"characters each; `topk`, null or 1 to {MAX_TOP_K}; `return_scores`, true or false; "
-    f"a body of at most {MAX_BODY_BYTES} bytes"
+    f"characters each, or `query`, one such string; `topk`, null or 1 to {MAX_TOP_K}; "
+    f"`return_scores`, true or false; a body of at most {MAX_BODY_BYTES} bytes"
 )
 UNAUTHORIZED = (
     "the header `Authorization: Bearer TOKEN` is missing or shows another token than the server's: "

@@ -20,6 +20,7 @@ from retrieval_server.protocol import DEFAULT_TOP_K, MAX_TOP_K, CorpusError
 
 if TYPE_CHECKING:
     import uvicorn
+    from fastapi import FastAPI
 
 logger = logging.getLogger("retrieval_server")
 
@@ -93,7 +94,7 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
     # Imported late: numpy reads the thread count that `begin` set when it is first imported.
     import uvicorn
 
-    from retrieval_server.app import create_app
+    from retrieval_server.app import Limits, create_app
     from retrieval_server.corpus import load_corpus
     from retrieval_server.index import BM25Index
 
@@ -107,7 +108,9 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
     host, port = listener.getsockname()[:2]
     if not token:
         _warn_of_strangers(config, host)
-    app = create_app(documents, index, config.retrieval.top_k or DEFAULT_TOP_K, token)
+    asked = config.retrieval
+    limits = Limits(asked.max_waiting_queries, asked.request_deadline_s)
+    app = create_app(documents, index, asked.top_k or DEFAULT_TOP_K, token, limits)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -121,7 +124,7 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
         )
     )
     # While it serves, uvicorn handles the signals: it drains, restores ours and raises them again.
-    process.on_stop(partial(_drain, server))
+    process.on_stop(partial(_drain, app, server))
     logger.info("serving %d passages on http://%s:%d", len(documents), host, port)
     process.announce_ready()
     server.run(sockets=[listener])
@@ -143,7 +146,8 @@ def _leave(cause: str) -> None:
     raise SystemExit(0)
 
 
-def _drain(server: "uvicorn.Server", cause: str) -> None:
+def _drain(app: "FastAPI", server: "uvicorn.Server", cause: str) -> None:
+    app.state.draining = True
     server.should_exit = True
     logger.info("%s: leaving", cause)
 

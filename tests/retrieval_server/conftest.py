@@ -8,14 +8,16 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
 
-from retrieval_server.app import create_app
-from retrieval_server.index import BM25Index
+from retrieval_server.app import Limits, create_app
+from retrieval_server.index import BM25Index, Index
 from retrieval_server.protocol import Document
 
+LIMITS = Limits()
 CONTENTS = (
     '"mayor of bore"\nthe mayor of bore is kelu .',
     '"capital of xanu"\nthe capital of xanu is bore .',
@@ -51,10 +53,10 @@ def write_token(tmp_path: Path) -> Callable[..., Path]:
 
 
 @contextmanager
-def serving(token: str = "") -> Iterator[str]:
+def serving(token: str = "", index: Index | None = None, limits: Limits = LIMITS) -> Iterator[str]:
     """Our server, under uvicorn on a free loopback port, over CONTENTS (p0, p1 …): its base URL."""
     documents = [Document(f"p{i}", contents) for i, contents in enumerate(CONTENTS)]
-    app = create_app(documents, BM25Index(CONTENTS), default_top_k=2, token=token)
+    app = create_app(documents, index or BM25Index(CONTENTS), 2, token, limits)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", log_config=None, ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -82,11 +84,11 @@ def guarded_url() -> Iterator[str]:
         yield url
 
 
-def http(status: int, body: object, length: int | None = None) -> bytes:
+def http(status: int, body: object, length: int | None = None, headers: str = "") -> bytes:
     """A raw HTTP reply; `length` overrides the declared one."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     declared = len(content) if length is None else length
-    return f"HTTP/1.1 {status} X\r\ncontent-length: {declared}\r\n\r\n".encode() + content
+    return f"HTTP/1.1 {status} X\r\n{headers}content-length: {declared}\r\n\r\n".encode() + content
 
 
 class Faulty:
@@ -145,6 +147,12 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port
+
+
+@pytest.fixture
+def serve() -> Any:
+    """`serving`, for tests that need a server of their own."""
+    return serving
 
 
 @pytest.fixture

@@ -1,12 +1,18 @@
 """The wire, exactly as Search-R1's clients use it, and what is refused."""
 
 import json
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
 
+from retrieval_server.app import Limits
+from retrieval_server.index import BM25Index, Hit
 from retrieval_server.protocol import MAX_BODY_BYTES, MAX_QUERIES, MAX_QUERY_CHARS, MAX_TOP_K
+from tests.retrieval_server.conftest import CONTENTS
 
 
 def _post(url: str, **body: object) -> httpx.Response:
@@ -68,7 +74,9 @@ def test_unknown_fields_are_ignored(server_url: str) -> None:
         ({"queries": ["a"] * (MAX_QUERIES + 1)}, "$.queries"),
         ({"queries": ["a" * (MAX_QUERY_CHARS + 1)]}, "$.queries"),
         ({"queries": ["a"], "return_scores": 1}, "$.return_scores"),
-        ({"topk": 3}, "queries"),
+        ({"topk": 3}, "name either `queries` or one `query`"),
+        ({"queries": ["a"], "query": "a"}, "name either `queries` or one `query`"),
+        ({"query": ["a"]}, "$.query"),
         ([], "Expected `object`"),
     ],
 )
@@ -109,10 +117,63 @@ def test_health_counts_passages(server_url: str) -> None:
     assert (reply.status_code, reply.json()) == (200, {"status": "ok", "passages": 4})
 
 
+def test_one_query_as_skyrl_asks(server_url: str) -> None:
+    [[found]] = _post(server_url, query="kelu", topk=1, return_scores=True).json()["result"]
+    assert found["document"]["id"] == "p0"
+
+
+def _get(url: str, path: str) -> httpx.Response:
+    return httpx.get(f"{url}/{path}", trust_env=False)
+
+
+def test_info_says_what_is_served_and_its_version(server_url: str, guarded_url: str) -> None:
+    told = _get(server_url, "info").json()
+    assert (told["passages"], told["default_top_k"], told["max_top_k"]) == (4, 2, MAX_TOP_K)
+    assert told["index"].startswith("bm25 (") and len(told["index_version"]) == 16
+    assert _get(guarded_url, "info").json()["index_version"] == told["index_version"]
+
+
+def test_metrics_are_prometheus_text(serve: Any) -> None:
+    with serve() as url:
+        assert _get(url, "ready").json() == {"status": "ready"}
+        _post(url, queries=["kelu", "tapo"])
+        _post(url, queries=["kelu"], topk=0)
+        told = _get(url, "metrics")
+    assert told.headers["content-type"].startswith("text/plain; version=")
+    lines = told.text.splitlines()
+    assert 'retrieval_requests_total{status="200"} 1.0' in lines
+    assert 'retrieval_requests_total{status="422"} 1.0' in lines
+    assert "retrieval_queries_total 2.0" in lines and "retrieval_waiting_queries 0.0" in lines
+
+
+class Slow(BM25Index):
+    """Takes a while."""
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+        time.sleep(0.4)
+        return super().search(queries, top_k)
+
+
+def test_what_cannot_wait_or_takes_too_long_is_503_with_the_time_to_come_again(serve: Any) -> None:
+    limits = Limits(waiting_queries=2, deadline_s=0.7)
+    with serve(index=Slow(CONTENTS), limits=limits) as url, ThreadPoolExecutor(6) as pool:
+        asked = []
+        for query in ("kelu", "tapo", "river", "bore"):
+            asked.append(pool.submit(_post, url, queries=[query] * 2))
+            time.sleep(0.05)
+        told = [each.result() for each in asked]
+    assert [each.status_code for each in told] == [200, 503, 503, 503]
+    assert all(each.headers["retry-after"] == "1" for each in told[1:])
+    details = [each.json()["detail"] for each in told[1:]]
+    assert "not found within 0.7 s" in details[0] and "of at most 2" in details[1]
+
+
 def test_openapi_describes_the_wire_types(server_url: str) -> None:
     spec = httpx.get(f"{server_url}/openapi.json", trust_env=False).json()
     schemas = spec["components"]["schemas"]
-    assert schemas["RetrieveRequest"]["properties"]["queries"]["maxItems"] == MAX_QUERIES
+    assert schemas["RetrieveRequest"]["properties"]["queries"]["anyOf"][0]["maxItems"] == (
+        MAX_QUERIES
+    )
     assert "ScoredDocument" in schemas
     for reference in _references(spec):
         assert reference.removeprefix("#/components/schemas/") in schemas

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from retrieval_server.batching import Batcher
+from retrieval_server.protocol import RetrievalOverloaded
 
 
 class Recorder:
@@ -120,3 +121,53 @@ async def test_results_are_cut_to_each_callers_top_k(top_k: int) -> None:
     async with Batcher(run, max_batch=10) as batcher:
         mine, _ = await asyncio.gather(batcher.search(["a"], top_k), batcher.search(["b"], 3))
     assert mine == [[f"a{rank}" for rank in range(top_k)]]
+
+
+async def test_more_than_may_wait_is_told_so_at_once() -> None:
+    run = Recorder()
+    async with Batcher(run, max_batch=2, max_waiting=3) as batcher, asyncio.TaskGroup() as group:
+        for queries in ("a", "bc", "d"):
+            group.create_task(batcher.search(list(queries), 1))
+            await asyncio.sleep(0.01)
+        assert batcher.waiting == 3
+        with pytest.raises(RetrievalOverloaded, match="3 queries are waiting, of at most 3"):
+            await batcher.search(["e"], 1)
+        run.release.set()
+    assert [queries for queries, _ in run.calls] == [["a"], ["b", "c"], ["d"]]
+    assert batcher.waiting == 0
+
+
+async def test_one_call_larger_than_may_wait_goes_alone() -> None:
+    run = Recorder()
+    run.release.set()
+    async with Batcher(run, max_batch=2, max_waiting=1) as batcher:
+        assert len(await batcher.search(list("abcd"), 1)) == 4
+
+
+async def test_nobody_searches_for_one_who_has_given_up() -> None:
+    run = Recorder()
+    async with Batcher(run, max_batch=10) as batcher, asyncio.TaskGroup() as group:
+        group.create_task(batcher.search(["a"], 1))
+        await asyncio.sleep(0.01)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await batcher.search(["b"], 1)
+        group.create_task(batcher.search(["c"], 1))
+        await asyncio.sleep(0.01)
+        run.release.set()
+    assert [queries for queries, _ in run.calls] == [["a"], ["c"]]
+
+
+async def test_the_backlog_is_reckoned_by_the_last_call() -> None:
+    run = Recorder()
+    async with Batcher(run, max_batch=1) as batcher, asyncio.TaskGroup() as group:
+        first = group.create_task(batcher.search(["a"], 1))
+        await asyncio.sleep(0.02)
+        run.release.set()
+        await first
+        run.release.clear()
+        for query in "bcd":
+            group.create_task(batcher.search([query], 1))
+        await asyncio.sleep(0.01)
+        assert batcher.waiting == 2 and 0.03 < batcher.backlog_s < 1.0
+        run.release.set()

@@ -11,6 +11,7 @@ from retrieval_server.protocol import (
     MAX_QUERY_CHARS,
     BadReply,
     RetrievalError,
+    RetrievalOverloaded,
     RetrievalRefused,
     RetrievalTimeout,
     RetrievalUnavailable,
@@ -214,3 +215,19 @@ async def test_no_query_asks_nothing_and_top_k_must_be_positive(server_url: str)
 def test_a_url_without_a_scheme_is_refused() -> None:
     with pytest.raises(ValueError, match=r"http://"):
         RetrievalClient("127.0.0.1:8000")
+
+
+async def test_a_server_that_is_overloaded_is_asked_again_when_it_says(
+    faulty: Start, reply: Callable[..., bytes]
+) -> None:
+    """However often: it is the deadline that counts, not the retries."""
+    busy = reply(503, {"detail": "busy"}, headers="retry-after: 0\r\n")
+    server = await faulty(busy, busy, busy, reply(200, GOOD))
+    async with RetrievalClient(server.url, retries=1) as client:
+        assert (await client.retrieve(["who?"], 1))[0][0].id == "5"
+    assert client.gauges()["retrieval/retried"] == 3
+    server = await faulty(reply(503, {"detail": "busy"}, headers="retry-after: 60\r\n"))
+    async with RetrievalClient(server.url, timeout_s=0.4, retries=1) as client:
+        with pytest.raises(RetrievalOverloaded, match="busy"):
+            await client.retrieve(["who?"], 1)
+    assert len(server.bodies) == 1, "its time to come again lies beyond the deadline"
