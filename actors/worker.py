@@ -63,6 +63,7 @@ async def run(config: Config, actor_id: str) -> None:
     retriever = RetrievalClient(
         *(retrieval_url(config), asked.timeout_s, asked.retries, asked.max_connections),
         token=read_token(asked.token_file),
+        cache_queries=asked.cache_queries,
     )
     endpoint = replay_endpoint(config)
     for each in (endpoint, weight_sync_endpoint(config)):

@@ -74,6 +74,7 @@ class RetrievalConfig(Section, frozen=True):
     timeout_s: Seconds = 30.0
     retries: NonNegative = 3  # of what a server met; until timeout_s while none listens
     max_connections: Positive = 64
+    cache_queries: NonNegative = 8192  # whose results each actor remembers
     max_waiting_queries: Positive = 8192  # at the server; beyond it answers 503 and Retry-After
     request_deadline_s: Seconds = 20.0  # of a search at the server; then 503 too
 

@@ -28,6 +28,7 @@ from retrieval_server.metrics import CONTENT_TYPE, Metrics
 from retrieval_server.protocol import (
     ALLOWED,
     DEFAULT_TOP_K,
+    INDEX_VERSION,
     MAX_BODY_BYTES,
     UNAUTHORIZED,
     Document,
@@ -105,7 +106,8 @@ def create_app(
     lifespan = _lifespan(index, metrics, limits.waiting_queries)
     app = _App(title="Forage retrieval server", version="1", lifespan=lifespan)
     app.state.draining = False
-    search = _Search(app, documents, default_top_k, token, limits.deadline_s)
+    info = _info(documents, index, default_top_k)
+    search = _Search(app, documents, info, token, limits.deadline_s)
 
     @app.post(
         "/retrieve",
@@ -119,7 +121,7 @@ def create_app(
         metrics.answered(response.status_code, time.monotonic() - begun)
         return response
 
-    _keepers(app, _info(documents, index, default_top_k), metrics)
+    _keepers(app, info, metrics)
     return app
 
 
@@ -130,11 +132,12 @@ class _Search:
         self,
         app: FastAPI,
         documents: Sequence[Document],
-        default_top_k: int,
+        info: Info,
         token: str,
         deadline_s: float,
     ) -> None:
-        self._app, self._documents, self._default_top_k = app, documents, default_top_k
+        self._app, self._documents, self._default_top_k = app, documents, info.default_top_k
+        self._version = {INDEX_VERSION: info.index_version}
         self._token, self._deadline_s = token, deadline_s
 
     async def answer(self, request: Request) -> Response:
@@ -158,7 +161,7 @@ class _Search:
         except TimeoutError:
             said = f"not found within {self._deadline_s:g} s, {batcher.waiting} queries are waiting"
             return _later(said, batcher.backlog_s)
-        return _reply(_result(self._documents, hits, asked.return_scores))
+        return _reply(_result(self._documents, hits, asked.return_scores), headers=self._version)
 
 
 def _keepers(app: FastAPI, info: Info, metrics: Metrics) -> None:

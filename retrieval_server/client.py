@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -18,7 +18,9 @@ import httpx
 import msgspec
 
 from retrieval_server.batching import Batcher
+from retrieval_server.memory import Memory
 from retrieval_server.protocol import (
+    INDEX_VERSION,
     MAX_QUERY_CHARS,
     BadReply,
     Passage,
@@ -51,7 +53,9 @@ class RetrievalClient:
     half of the time that remains, so that one lost reply does not use it up. `retries` bounds
     attempts that a server met; while nobody listens, or the server says that too much is waiting
     and when to ask again, it is tried until the deadline.
-    `token`: shown with every request, unless it is empty.
+    `token`: shown with every request, unless it is empty. `cache_queries`: the results of so many
+    are remembered, until the server's index is another one; the same query asked for twice at once
+    is sent once in any case.
     """
 
     def __init__(
@@ -61,8 +65,10 @@ class RetrievalClient:
         retries: int = 3,
         max_connections: int = 64,
         token: str = "",
+        cache_queries: int = 0,
     ) -> None:
-        self._poster = _Poster(url, token)
+        self._memory = Memory(cache_queries)
+        self._poster = _Poster(url, token, self._memory.of_version)
         self._timeout_s = timeout_s
         self._retries = retries
         self._batcher = Batcher(
@@ -74,7 +80,7 @@ class RetrievalClient:
         self._random = random.Random()
         self._requests = 0
         self._errors = 0
-        self._retried = 0
+        self._retried = self._calls = 0
         self._latencies_s: deque[float] = deque(maxlen=_WINDOW)
 
     async def __aenter__(self) -> Self:
@@ -86,6 +92,7 @@ class RetrievalClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        await self._memory.close()
         await self._batcher.__aexit__(kind, error, traceback)
         await self._poster.close()
 
@@ -101,7 +108,9 @@ class RetrievalClient:
         begun = time.monotonic()
         try:
             _check(queries)
-            passages = await self._batcher.search(queries, top_k)
+            passages = await self._memory.get(
+                queries, top_k, lambda new: self._batcher.search(new, top_k)
+            )
         except RetrievalError:
             self._errors += 1
             raise
@@ -115,12 +124,16 @@ class RetrievalClient:
             "retrieval/requests": float(self._requests),
             "retrieval/errors": float(self._errors),  # calls that failed after their retries
             "retrieval/retried": float(self._retried),  # POSTs beyond the first
+            "retrieval/calls": float(self._calls),  # POSTs, retries not counted
+            "retrieval/remembered": float(self._memory.remembered),  # queries, from the cache
+            "retrieval/shared": float(self._memory.shared),  # queries that others were asking
             "retrieval/latency_p50_s": _percentile(recent, 0.50),
             "retrieval/latency_p99_s": _percentile(recent, 0.99),
         }
 
     async def _post(self, queries: list[str], top_k: int) -> list[list[Passage]]:
         body = _encoder.encode(RetrieveRequest(queries, top_k, return_scores=True))
+        self._calls += 1
         deadline = time.monotonic() + self._timeout_s
         left, attempt = self._retries, 0
         while True:
@@ -154,9 +167,11 @@ class _Poster:
     used at once.
     """
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, of_version: Callable[[str], None]) -> None:
+        """`of_version` is told the version of the index that a reply is of, "" where none is."""
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"retrieval url must begin with http:// or https://, got {url!r}")
+        self._of_version = of_version
         self._url = httpx.URL(url.rstrip("/").removesuffix("/retrieve") + "/retrieve")
         self._headers = {"content-type": "application/json"}
         if token:
@@ -188,7 +203,9 @@ class _Poster:
         if response.status_code == 503 and after.isdecimal():
             said = content[:200].decode(errors="replace")
             raise RetrievalOverloaded(f"{self._url} answered 503: {said!r}", float(after))
-        return _parse(response.status_code, content, expected, f"{self._url}")
+        rows = _parse(response.status_code, content, expected, f"{self._url}")
+        self._of_version(response.headers.get(INDEX_VERSION, ""))
+        return rows
 
     async def close(self) -> None:
         """Close the kept connections."""

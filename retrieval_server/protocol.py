@@ -16,6 +16,7 @@ MAX_QUERY_CHARS = 65_536  # 512 tokens of the longest kind that vocabularies hol
 MAX_TOP_K = 100
 MAX_BODY_BYTES = 32 << 20
 DEFAULT_TOP_K = 3
+INDEX_VERSION = "x-index-version"  # of a reply with results: `Info.index_version`
 
 
 class RetrievalError(Exception):

@@ -1,8 +1,9 @@
 """The wire, exactly as Search-R1's clients use it, and what is refused."""
 
 import json
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -146,26 +147,51 @@ def test_metrics_are_prometheus_text(serve: Any) -> None:
     assert "retrieval_queries_total 2.0" in lines and "retrieval_waiting_queries 0.0" in lines
 
 
-class Slow(BM25Index):
-    """Takes a while."""
+class Held(BM25Index):
+    """Answers when released."""
+
+    def __init__(self) -> None:
+        super().__init__(CONTENTS)
+        self.release = threading.Event()
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
-        time.sleep(0.4)
+        assert self.release.wait(30.0)
         return super().search(queries, top_k)
 
 
-def test_what_cannot_wait_or_takes_too_long_is_503_with_the_time_to_come_again(serve: Any) -> None:
-    limits = Limits(waiting_queries=2, deadline_s=0.7)
-    with serve(index=Slow(CONTENTS), limits=limits) as url, ThreadPoolExecutor(6) as pool:
-        asked = []
-        for query in ("kelu", "tapo", "river", "bore"):
-            asked.append(pool.submit(_post, url, queries=[query] * 2))
-            time.sleep(0.05)
-        told = [each.result() for each in asked]
-    assert [each.status_code for each in told] == [200, 503, 503, 503]
-    assert all(each.headers["retry-after"] == "1" for each in told[1:])
-    details = [each.json()["detail"] for each in told[1:]]
-    assert "not found within 0.7 s" in details[0] and "of at most 2" in details[1]
+def _waiting(url: str) -> float:
+    lines = _get(url, "metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith("retrieval_waiting_q")).split()[1])
+
+
+def _until(reached: Callable[[], bool]) -> None:
+    limit_s = time.monotonic() + 20.0
+    while not reached():
+        assert time.monotonic() < limit_s
+        time.sleep(0.01)
+
+
+def test_more_than_may_wait_is_503_with_the_time_to_come_again(serve: Any) -> None:
+    index = Held()
+    limits = Limits(waiting_queries=2)
+    with serve(index=index, limits=limits) as url, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(_post, url, queries=["kelu"] * 2)
+        _until(lambda: "retrieval_queries_total 2.0" in _get(url, "metrics").text)
+        second = pool.submit(_post, url, queries=["tapo"] * 2)
+        _until(lambda: _waiting(url) == 2.0)
+        told = _post(url, queries=["river"])
+        index.release.set()
+        assert [each.result().status_code for each in (first, second)] == [200, 200]
+    assert (told.status_code, told.headers["retry-after"]) == (503, "1")
+    assert "2 queries are waiting, of at most 2; ask again later" in told.json()["detail"]
+
+
+def test_what_takes_too_long_is_503(serve: Any) -> None:
+    index = Held()
+    with serve(index=index, limits=Limits(deadline_s=0.2)) as url:
+        told = _post(url, queries=["kelu"])
+        index.release.set()
+    assert told.status_code == 503 and "not found within 0.2 s" in told.json()["detail"]
 
 
 def test_openapi_describes_the_wire_types(server_url: str) -> None:

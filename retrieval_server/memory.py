@@ -1,0 +1,112 @@
+"""What a client knows already, and what it is asking: one question for any number of askers.
+
+Consumes queries and the means to ask; produces passages. Waits for who asks first; unblocked by its
+result, or by what it raised. Results are of one version of the index: when another answers,
+what is known is forgotten.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+
+from retrieval_server.protocol import Passage
+
+Found = list[Passage]
+_Key = tuple[str, int]  # query, top_k
+
+
+class Memory:
+    """The last `size` results by query, and what is on its way; of one event loop."""
+
+    def __init__(self, size: int) -> None:
+        self.remembered = self.shared = 0  # queries that were not asked for, and why
+        self._size, self._version = size, ""
+        self._known: OrderedDict[_Key, Found] = OrderedDict()
+        self._asked: dict[_Key, asyncio.Future[Found]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def of_version(self, version: str) -> None:
+        """What comes from now on is of this version of the index; "" where a server tells none."""
+        if version != self._version:
+            self._version = version
+            self._known.clear()
+
+    async def get(
+        self,
+        queries: Sequence[str],
+        top_k: int,
+        ask: Callable[[list[str]], Awaitable[list[Found]]],
+    ) -> list[Found]:
+        """What is found for each query; `ask` is called with those that are new, in order."""
+        found: dict[str, Found] = {}
+        awaited: dict[str, asyncio.Future[Found]] = {}
+        new: list[str] = []
+        for query in dict.fromkeys(queries):
+            key = (query, top_k)
+            if key in self._known:
+                self._known.move_to_end(key)
+                found[query] = self._known[key]
+                self.remembered += 1
+            elif key in self._asked:
+                awaited[query] = self._asked[key]
+                self.shared += 1
+            else:
+                awaited[query] = self._asked[key] = asyncio.get_running_loop().create_future()
+                new.append(query)
+        self.shared += len(queries) - len(found) - len(awaited)
+        if new:  # in a task of its own: whoever asked first may be cancelled
+            task = asyncio.create_task(self._ask(new, top_k, ask))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        for query, future in awaited.items():
+            found[query] = await asyncio.shield(future)
+        return [found[query] for query in queries]
+
+    async def close(self) -> None:
+        """Abandon what is on its way."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for future in self._asked.values():  # whose task had not begun
+            future.cancel()
+        self._asked.clear()
+
+    async def _ask(
+        self, queries: list[str], top_k: int, ask: Callable[[list[str]], Awaitable[list[Found]]]
+    ) -> None:
+        futures = [self._asked[query, top_k] for query in queries]
+        version = self._version
+        try:
+            rows = await ask(queries)
+        except BaseException as error:
+            for future in futures:
+                _fail(future, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            same = self._version == version or not version
+            for query, future, row in zip(queries, futures, rows, strict=True):
+                if same:
+                    self._keep((query, top_k), row)
+                if not future.done():
+                    future.set_result(row)
+        finally:
+            for query in queries:
+                del self._asked[query, top_k]
+
+    def _keep(self, key: _Key, row: Found) -> None:
+        if self._size:
+            self._known[key] = row
+            while len(self._known) > self._size:
+                self._known.popitem(last=False)
+
+
+def _fail(future: "asyncio.Future[Found]", error: BaseException) -> None:
+    if future.done():
+        return
+    if isinstance(error, asyncio.CancelledError):
+        future.cancel()
+    else:
+        future.set_exception(error)
+        future.exception()  # perhaps nobody waits for it any more
