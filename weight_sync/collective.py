@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Self
@@ -24,7 +25,7 @@ _LOOK_S = 0.001  # how often a broadcast between GPUs is looked after
 _WATCHDOG = 10.0  # times our deadline: it is not torch's watchdog that ends a broadcast
 
 
-class StoreTransport:
+class StoreTransport(ABC):
     """One rank of a group that meets in a store; rank 0, the learner, hosts it and sends."""
 
     kind: ClassVar[str]
@@ -106,15 +107,17 @@ class StoreTransport:
             raise TransportFailed(f"rank {here.rank} has left the group {here.prefix!r}")
         return self._store
 
+    @abstractmethod
     def _enter(self, store: PrefixStore) -> None:
-        raise NotImplementedError
+        """Connect to every other rank."""
 
+    @abstractmethod
     def _carry(self, buckets: Sequence[torch.Tensor], timeout_s: float) -> None:
-        raise NotImplementedError
+        """Send the buckets, or fill them."""
 
 
 class _Collective(StoreTransport):
-    """A group of torch's; `Group` makes it."""
+    """A group of torch's, made in `_enter`."""
 
     _group: Any = None
 
