@@ -2,8 +2,9 @@
 
 Consumes and produces buckets (uint8 tensors); a version is one file of all buckets in order, which
 appears whole under its number. Waits: a receiver for that file, until its deadline; rank 0 for
-nobody. Of each group the last two files are kept, and all go with the group; what a killed learner
-leaves is of no use to anybody and lies in one folder of the run's name.
+nobody. Of each group the last two files are kept, and all go with the group. What a killed learner
+leaves is of no use to anybody: in the run's socket directory it goes with the run, in a folder of
+yours (`weight_sync.snapshot_dir`) it stays, as `weights-INCARNATION-EPOCH-...`.
 """
 
 import shutil

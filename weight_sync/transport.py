@@ -3,7 +3,7 @@
     gloo       CPUs, or whatever mixture no other way can join; over the network
     nccl       the learner and every actor on a GPU of their own
     cuda_ipc   the learner and every actor on one and the same GPU
-    snapshot   files, in shared memory or in a folder that all hosts see; only when asked for
+    snapshot   files in a folder that all hosts see, on one host perhaps /dev/shm; when asked for
 
 Rank 0 is the learner. The learner calls `host`, tells the actors where, then `form`; an actor calls
 `join`. Consumes and produces buckets (uint8 tensors). Waits as each way says, each wait with a
