@@ -96,7 +96,7 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
 
     from retrieval_server.app import Limits, create_app
     from retrieval_server.corpus import load_corpus
-    from retrieval_server.index import BM25Index
+    from retrieval_server.index_bm25 import BM25Index
 
     process.on_stop(_leave)
     try:

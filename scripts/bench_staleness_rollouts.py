@@ -17,7 +17,7 @@ from replay.protocol import Batch, Lease
 from replay.questions import Questions, load_questions
 from replay.trajectory import Question, Sampling, Trajectory
 from retrieval_server.corpus import load_corpus
-from retrieval_server.index import BM25Index
+from retrieval_server.index_bm25 import BM25Index
 from retrieval_server.protocol import Passage
 
 MOST_OPENED = 1.5  # groups per wanted one, in search of groups with signal

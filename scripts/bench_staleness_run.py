@@ -45,7 +45,7 @@ USED = (  # what can change a run's figures
         "actions", "engine_setup", "environment", "prompt", "reward", "rollout",
         "transformers_cache", "transformers_policy",
     )),
-    *("retrieval_server/corpus.py", "retrieval_server/index.py"),
+    *("retrieval_server/corpus.py", "retrieval_server/index_bm25.py"),
 )  # fmt: skip
 GAUGES = {
     "ess": "learner/current_ess",  # of current over behaviour: the same for every variant

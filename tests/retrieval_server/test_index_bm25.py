@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval_server.index import K1, B, BM25Index, Hit, best, words
+from retrieval_server.index import Hit
+from retrieval_server.index_bm25 import K1, B, BM25Index, best, words
 from retrieval_server.protocol import CorpusError
 
 word = st.sampled_from(["the", "of", "mayor", "capital", "bore", "xanu", "kelu", "c", "7"])
