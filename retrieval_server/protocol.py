@@ -24,6 +24,7 @@ class RetrievalError(Exception):
 
     RetrievalError
     ├── CorpusError           a corpus that cannot be served; names file, line, field and remedy
+    ├── BadIndex              an index or encoder that cannot be served; names file and remedy
     ├── RetrievalTimeout      no answer within the call's deadline           (retried)
     ├── RetrievalUnavailable  a broken connection, 429 or 5xx                (retried)
     │   ├── RetrievalUnreachable  no connection                              (until the deadline)
@@ -35,6 +36,10 @@ class RetrievalError(Exception):
 
 class CorpusError(RetrievalError):
     """A corpus that cannot be served; the message names file, line, field, value and remedy."""
+
+
+class BadIndex(RetrievalError):
+    """An index or encoder that cannot be built or served; the message names file and remedy."""
 
 
 class RetrievalTimeout(RetrievalError):
