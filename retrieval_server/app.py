@@ -25,6 +25,7 @@ from retrieval_server.batching import Batcher
 from retrieval_server.bearer import shows
 from retrieval_server.index import Hit, Index
 from retrieval_server.metrics import CONTENT_TYPE, Metrics
+from retrieval_server.passages import digest_of
 from retrieval_server.protocol import (
     ALLOWED,
     DEFAULT_TOP_K,
@@ -189,9 +190,7 @@ def _keepers(app: FastAPI, info: Info, metrics: Metrics) -> None:
 
 
 def _info(documents: Sequence[Document], index: Index, default_top_k: int) -> Info:
-    version = blake3(index.name.encode())
-    for document in documents:
-        version.update(f"\0{document.id}\0{document.contents}".encode())
+    version = blake3(f"{index.name}\0{digest_of(documents)}".encode())
     return Info(index.name, version.hexdigest(length=8), len(documents), default_top_k)
 
 

@@ -1,96 +1,95 @@
-"""Corpus files → documents: JSONL of `{"id", "contents"}`, the title on the contents' first line.
+"""A corpus, checked and ready to be read at any place, in bounded memory.
 
-Consumes a path; produces a list held in memory, in the file's order (the order that breaks ties);
-waits for nothing but the disk.
+Consumes a path (see `rows`); produces passages in the file's order (the order that breaks ties).
+Lines of JSON are read where they lie; what is packed (.gz, parquet) is unpacked into such lines
+first. Waits for nothing but the disk.
 """
 
-from collections.abc import Iterator
+import tempfile
+from array import array
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from retrieval_server.protocol import CorpusError, Document
+from retrieval_server.passages import Passages
+from retrieval_server.protocol import CorpusError
+from retrieval_server.rows import SHAPE, document, files_of, is_plain, lines, rows
 
-_SHAPE = 'write one JSON object per line: {"id": "…", "contents": "Title\\ntext"}'
-
-
-class _Row(msgspec.Struct):
-    """A corpus line before its values are checked; raw, so that errors can show them."""
-
-    id: msgspec.Raw = msgspec.Raw()
-    contents: msgspec.Raw = msgspec.Raw()
-
-
-_decoder = msgspec.json.Decoder(_Row)
+Progress = Callable[[int], None]
+_EVERY = 4096  # passages between two words of progress
+_encoder = msgspec.json.Encoder()
 
 
-def load_corpus(path: str | Path) -> list[Document]:
-    """Read and check every passage; blank lines are skipped, whole-number ids become strings.
+def load_corpus(
+    path: str | Path, unpacked: Path | None = None, progress: Progress = lambda passages: None
+) -> Passages:
+    """Read and check every passage once. Raises CorpusError naming file, line, value and remedy.
 
-    Raises CorpusError naming file, line, field, value and remedy.
+    `unpacked`: where the lines of a packed corpus are kept; else in a file that goes with the
+    process.
     """
     path = Path(path)
-    if not path.is_file():
-        found = "is not a file" if path.exists() else "does not exist"
-        raise CorpusError(f"{str(path)!r} {found}: name a JSONL file of passages")
-    seen: dict[str, int] = {}
-    documents: list[Document] = []
-    for number, document in _documents(path):
-        first = seen.setdefault(str(document.id), number)
-        if first != number:
+    files_of(path)
+    with ExitStack() as stack:
+        if is_plain(path):
+            file: BinaryIO = stack.enter_context(path.open("rb"))
+            starts, ids = _scan(path, progress)
+        else:
+            file = stack.enter_context(unpacked.open("w+b") if unpacked else _nameless())
+            starts, ids = _unpack(path, file, progress)
+            file.flush()
+        if not len(starts):
+            raise CorpusError(f"{str(path)!r} holds no passages: {SHAPE}")
+        _require_different(path, ids)
+        return Passages(file, starts, str(path))
+
+
+def _nameless() -> BinaryIO:
+    return tempfile.TemporaryFile(prefix="forage-corpus-")  # type: ignore[return-value]
+
+
+def _scan(path: Path, progress: Progress) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    starts, ids = array("q"), array("q")
+    for number, offset, line in lines(path):
+        ids.append(hash(document(line, f"{path}:{number}").id))
+        starts.append(offset)
+        if len(starts) % _EVERY == 0:
+            progress(len(starts))
+    progress(len(starts))
+    return np.frombuffer(starts, np.int64), np.frombuffer(ids, np.int64)
+
+
+def _unpack(
+    path: Path, file: BinaryIO, progress: Progress
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    starts, ids = array("q"), array("q")
+    offset = 0
+    for _, each in rows(path):
+        ids.append(hash(each.id))
+        starts.append(offset)
+        offset += file.write(_encoder.encode(each) + b"\n")
+        if len(starts) % _EVERY == 0:
+            progress(len(starts))
+    progress(len(starts))
+    return np.frombuffer(starts, np.int64), np.frombuffer(ids, np.int64)
+
+
+def _require_different(path: Path, ids: NDArray[np.int64]) -> None:
+    """Raise CorpusError when two passages share an id. Of each id only its hash is remembered:
+    where two agree, the corpus is read again for those.
+    """
+    ordered = np.sort(ids)
+    suspected = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    if not suspected:
+        return
+    seen: dict[str, str] = {}
+    for where, each in rows(path):
+        if hash(each.id) in suspected and (first := seen.setdefault(str(each.id), where)) != where:
             raise CorpusError(
-                f"{path}:{number}: id = {document.id!r}: already used on line {first}; "
-                "give each passage its own id"
+                f"{where}: id = {each.id!r}: already used at {first}; give each passage its own id"
             )
-        documents.append(document)
-    if not documents:
-        raise CorpusError(f"{str(path)!r} holds no passages: {_SHAPE}")
-    return documents
-
-
-def _documents(path: Path) -> Iterator[tuple[int, Document]]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield number, _document(line, f"{path}:{number}")
-
-
-def _document(line: bytes, where: str) -> Document:
-    try:
-        row = _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorpusError(
-            f"{where}: {_shown(line)} is not a passage ({error}): {_SHAPE}"
-        ) from error
-    return Document(id=_id(row.id, where), contents=_contents(row.contents, where))
-
-
-def _id(raw: msgspec.Raw, where: str) -> str:
-    value = _value(raw, "id", where)
-    whole_number = isinstance(value, int) and not isinstance(value, bool)
-    if not (whole_number or (isinstance(value, str) and value)):
-        raise CorpusError(f"{where}: id = {_shown(raw)}: must be a non-empty string; {_SHAPE}")
-    return str(value)
-
-
-def _contents(raw: msgspec.Raw, where: str) -> str:
-    value = _value(raw, "contents", where)
-    if not isinstance(value, str) or not value.strip():
-        raise CorpusError(
-            f"{where}: contents = {_shown(raw)}: must be a non-empty string; {_SHAPE}"
-        )
-    return value
-
-
-def _value(raw: msgspec.Raw, field: str, where: str) -> object:
-    if not bytes(raw):
-        raise CorpusError(f"{where}: field {field!r} is missing: {_SHAPE}")
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{where}: {field} = {_shown(raw)}: {error}; {_SHAPE}") from error
-
-
-def _shown(raw: bytes | msgspec.Raw, limit: int = 80) -> str:
-    text = bytes(raw).decode(errors="replace").strip()
-    return repr(text if len(text) <= limit else text[: limit - 1] + "…")

@@ -8,15 +8,20 @@ Lucene's searcher in pyserini, which Search-R1's BM25 server uses.
 
 import logging
 import re
+import tempfile
 import unicodedata
+from array import array
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Self, overload
 
 import bm25s
 import numpy as np
 from numpy.typing import NDArray
 
 from retrieval_server.index import Hit
-from retrieval_server.protocol import CorpusError
+from retrieval_server.protocol import BadIndex, CorpusError
 
 K1 = 0.9
 B = 0.4
@@ -34,21 +39,34 @@ def words(text: str) -> list[str]:
 
 
 class BM25Index:
-    """BM25 (Lucene's variant) over texts, in memory. Raises CorpusError when none holds a word."""
+    """BM25 (Lucene's variant) over texts. Raises CorpusError when none holds a word."""
 
     name = f"bm25 (Lucene, k1 {K1}, b {B})"
 
     def __init__(self, texts: Iterable[str]) -> None:
-        vocabulary: dict[str, int] = {}
-        tokens = [
-            [vocabulary.setdefault(word, len(vocabulary)) for word in words(text)] for text in texts
-        ]
-        if not vocabulary:
-            raise CorpusError("no passage holds a word (letters or digits): nothing to search")
-        self._vocabulary = vocabulary
         # Its numba backend compiles for seconds; numpy answers in a tenth of a millisecond here.
         self._bm25 = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy", csc_backend="numpy")
-        self._bm25.index((tokens, vocabulary), create_empty_token=False, show_progress=False)
+        with _Tokens() as tokens:
+            self._vocabulary = tokens.take(texts)
+            if not self._vocabulary:
+                raise CorpusError("no passage holds a word (letters or digits): nothing to search")
+            corpus = SimpleNamespace(ids=tokens, vocab=self._vocabulary)
+            self._bm25.index(corpus, create_empty_token=False, show_progress=False)
+
+    def save(self, folder: Path) -> None:
+        """Write it as bm25s does, for `load`."""
+        self._bm25.save(folder, show_progress=False)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """A saved index; its numbers stay in their files, memory-mapped. Raises BadIndex."""
+        self = cls.__new__(cls)
+        try:
+            self._bm25 = bm25s.BM25.load(folder, mmap=True, show_progress=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise BadIndex(f"{str(folder)!r} holds no BM25 index: {error}: build it") from error
+        self._vocabulary = self._bm25.vocab_dict
+        return self
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
         """Passages that share a word with the query, best first, ties in corpus order."""
@@ -59,6 +77,50 @@ class BM25Index:
         if not ids:
             return []
         return best(self._bm25.get_scores_from_ids(ids), top_k)
+
+
+class _Tokens(Sequence[list[int]]):
+    """The words of every text as numbers, in a file that goes with it: four bytes of disk each."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="forage-words-")  # noqa: SIM115 - see __exit__
+        self._ends = array("q", [0])
+        self._numbers: NDArray[np.int32] = np.zeros(0, np.int32)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def take(self, texts: Iterable[str]) -> dict[str, int]:
+        """Number the words of all texts; returns each word's number."""
+        vocabulary: dict[str, int] = {}
+        for text in texts:
+            row = array("i", [vocabulary.setdefault(w, len(vocabulary)) for w in words(text)])
+            row.tofile(self._file)
+            self._ends.append(self._ends[-1] + len(row))
+        self._file.flush()
+        if vocabulary:
+            self._numbers = np.memmap(self._file, np.int32, "r")
+        return vocabulary
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, row: int) -> list[int]: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[list[int]]: ...
+
+    def __getitem__(self, row: int | slice) -> list[int] | list[list[int]]:
+        if isinstance(row, slice):
+            return [self[i] for i in range(len(self))[row]]
+        if row >= len(self):
+            raise IndexError(row)
+        found: list[int] = self._numbers[self._ends[row] : self._ends[row + 1]].tolist()
+        return found
 
 
 def best(scores: NDArray[np.float32], top_k: int) -> list[Hit]:

@@ -43,7 +43,7 @@ def _lines(rows: dict[str, str]) -> list[str]:
 @given(rows=rows)
 def test_every_row_loads_in_order(path: Path, rows: dict[str, str]) -> None:
     path.write_text("\n".join(_lines(rows)))
-    assert load_corpus(path) == [Document(id, contents) for id, contents in rows.items()]
+    assert list(load_corpus(path)) == [Document(id, contents) for id, contents in rows.items()]
 
 
 @given(rows=rows, fault=faults, at=st.integers(0, 8))
@@ -69,7 +69,7 @@ def test_a_duplicate_id_names_both_lines(
     first = again.draw(st.integers(0, len(rows) - 1))
     lines = _lines(rows)
     path.write_text("\n".join([*lines, lines[first]]))
-    with pytest.raises(CorpusError, match=rf":{len(lines) + 1}: id = .* line {first + 1};"):
+    with pytest.raises(CorpusError, match=rf":{len(lines) + 1}: id = .*:{first + 1};"):
         load_corpus(path)
 
 
@@ -77,7 +77,9 @@ def test_blank_lines_are_skipped_and_counted(write_corpus: Callable[..., Path]) 
     path = write_corpus({"id": 7, "contents": "a\nb"}, "", "  ", "{")
     with pytest.raises(CorpusError, match=":4: "):
         load_corpus(path)
-    assert load_corpus(write_corpus({"id": 7, "contents": "a\nb"}, "")) == [Document("7", "a\nb")]
+    assert list(load_corpus(write_corpus({"id": 7, "contents": "a\nb"}, ""))) == [
+        Document("7", "a\nb")
+    ]
 
 
 def test_bytes_that_are_not_utf8_are_named(path: Path) -> None:
@@ -88,7 +90,7 @@ def test_bytes_that_are_not_utf8_are_named(path: Path) -> None:
 
 def test_a_missing_an_empty_and_a_folder_path(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
-    with pytest.raises(CorpusError, match=r"'.*/none' does not exist: name a JSONL file"):
+    with pytest.raises(CorpusError, match=r"'.*/none' does not exist: name a file of passages"):
         load_corpus(tmp_path / "none")
     with pytest.raises(CorpusError, match="is not a file"):
         load_corpus(tmp_path)
