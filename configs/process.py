@@ -40,7 +40,12 @@ def begin(name: str, threads: int | None = None) -> None:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(threads)
+        limit_threads(threads)
+
+
+def limit_threads(threads: int) -> None:
+    """How many threads numerical libraries use; call before they are imported."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
 def announce_ready() -> None:

@@ -65,7 +65,16 @@ class QuestionsConfig(Section, frozen=True):
 class RetrievalConfig(Section, frozen=True):
     """The retrieval server and what its client asks of it."""
 
-    corpus: str = ""
+    corpus: str = ""  # JSONL, plain or .gz, or parquet
+    index: str = ""  # of scripts/build_index.py, or a FAISS file; empty: BM25, made at the start
+    encoder: str = ""  # of a dense index; empty: where it was when the index was built
+    encoder_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"  # of the encoder
+    index_device: Literal["cpu", "cuda"] = "cpu"  # of the vectors; cuda: over all GPUs, in halves
+    map_index: bool = False  # vectors stay on the disk, read when needed (Flat and HNSW on a CPU)
+    ef_search: Annotated[int, Meta(ge=100)] = 128  # HNSW: how many neighbours are looked at
+    nprobe: Positive = 32  # IVF: how many lists are looked into
+    threads: Positive = 1  # of the encoder and of FAISS
     url: str = ""  # non-empty: an external server; none is started
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 0  # 0 = a free one, chosen by the launcher

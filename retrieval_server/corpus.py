@@ -21,6 +21,7 @@ from retrieval_server.protocol import CorpusError
 from retrieval_server.rows import SHAPE, document, files_of, is_plain, lines, rows
 
 Progress = Callable[[int], None]
+STARTS, UNPACKED = "starts.npy", "passages.jsonl"  # in an index folder
 _EVERY = 4096  # passages between two words of progress
 _encoder = msgspec.json.Encoder()
 
@@ -47,6 +48,15 @@ def load_corpus(
             raise CorpusError(f"{str(path)!r} holds no passages: {SHAPE}")
         _require_different(path, ids)
         return Passages(file, starts, str(path))
+
+
+def reopen(folder: Path, corpus: Path) -> Passages:
+    """The passages of an index folder: where each begins is kept there, and, of a packed corpus,
+    the lines too.
+    """
+    lines = corpus if is_plain(corpus) else folder / UNPACKED
+    with lines.open("rb") as file:
+        return Passages(file, np.load(folder / STARTS, mmap_mode="r"), str(lines))
 
 
 def _nameless() -> BinaryIO:

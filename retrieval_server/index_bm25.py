@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from retrieval_server.index import Hit
 from retrieval_server.protocol import BadIndex, CorpusError
 
+VERSION = f"bm25s {bm25s.__version__}"
 K1 = 0.9
 B = 0.4
 

@@ -5,6 +5,7 @@ could not fill in (position −1) is dropped. Scores are inner products, or, whe
 distances, their negatives: higher is better in any case.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class DenseIndex:
             )
         self._encoder, self._vectors, self._threads = encoder, vectors, threads
         self._sign = 1.0 if vectors.metric_type == faiss.METRIC_INNER_PRODUCT else -1.0
-        self.name = f"{_kind(vectors)}{_tuned(vectors, ef_search, nprobe)}, {encoder.path.name}"
+        self.name = f"{_kind(vectors)}{_tuned(vectors, ef_search, nprobe)}, {encoder.name}"
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
         """The nearest passages, best first; equal queries are encoded once."""
@@ -71,6 +72,17 @@ def _hits(scores: NDArray[np.float32], positions: NDArray[np.int64], top_k: int)
     return [Hit(*pair) for pair in pairs]
 
 
+def made(factory: str, dimension: int) -> faiss.Index:
+    """An empty index. Raises BadIndex naming the factory string."""
+    try:
+        return faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise BadIndex(
+            f"{factory!r} is no FAISS factory string for {dimension} numbers: {_said(error)}; "
+            "Flat, HNSW32 or IVF256,Flat are"
+        ) from error
+
+
 def build(
     blocks: Callable[[], Iterator[NDArray[np.float32]]],
     dimension: int,
@@ -84,10 +96,7 @@ def build(
     What needs training is trained on every n-th vector. A graph (HNSW) is grown by one thread:
     several would grow another one each time. Raises BadIndex naming the factory string.
     """
-    try:
-        index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError as error:
-        raise BadIndex(f"{factory!r} is no FAISS factory string: {_said(error)}") from error
+    index = made(factory, dimension)
     try:
         faiss.omp_set_num_threads(threads)
         if not index.is_trained:
@@ -208,4 +217,5 @@ def _tuned(index: faiss.Index, ef_search: int, nprobe: int) -> str:
 
 def _said(error: BaseException) -> str:
     """FAISS's own words without the place in its source."""
-    return str(error).rpartition("Error: ")[2].splitlines()[0] if str(error) else repr(error)
+    words = re.sub(r"^Error in .*?:\d+: ", "", str(error).splitlines()[0] if str(error) else "")
+    return words.removeprefix("Error: ") or repr(error)

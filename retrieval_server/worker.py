@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from configs import load, process
 from configs.schema import Config
 from retrieval_server.bearer import is_loopback, read_token
-from retrieval_server.protocol import DEFAULT_TOP_K, MAX_TOP_K, CorpusError
+from retrieval_server.protocol import DEFAULT_TOP_K, MAX_TOP_K, BadIndex, CorpusError
 
 if TYPE_CHECKING:
     import uvicorn
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("config", help="YAML file of differences from the defaults")
     parser.add_argument("overrides", nargs="*", help="a.b=c")
     parsed = parser.parse_args(arguments)
-    process.begin("retrieval_server", threads=1)
+    process.begin("retrieval_server")
     try:
         config = load.load(parsed.config, parsed.overrides)
         check(config)
@@ -56,8 +56,13 @@ def check(config: Config) -> None:
             f"retrieval.url = {retrieval.url!r}: names an external server, so none is started; "
             "leave it empty to start one"
         )
-    if not retrieval.corpus:
+    if not (retrieval.corpus or retrieval.index):
         raise load.ConfigError("retrieval.corpus = '': name a JSONL file of passages")
+    if retrieval.encoder and not retrieval.index:
+        raise load.ConfigError(
+            f"retrieval.encoder = {retrieval.encoder!r}: without retrieval.index, BM25 is served, "
+            "which needs none: name an index, or leave it empty"
+        )
     if retrieval.top_k > MAX_TOP_K:
         raise load.ConfigError(f"retrieval.top_k = {retrieval.top_k!r}: at most {MAX_TOP_K}")
 
@@ -91,19 +96,19 @@ def bind(host: str, port: int) -> socket.socket:
 
 def serve(config: Config, listener: socket.socket, token: str) -> int:
     """Index the corpus and serve until SIGTERM or SIGINT; returns the exit code."""
-    # Imported late: numpy reads the thread count that `begin` set when it is first imported.
+    process.limit_threads(config.retrieval.threads)
+    # Imported late: numpy and torch read the thread count when they are first imported.
     import uvicorn
 
     from retrieval_server.app import Limits, create_app
-    from retrieval_server.corpus import load_corpus
-    from retrieval_server.index_bm25 import BM25Index
+    from retrieval_server.opening import open_index
 
     process.on_stop(_leave)
     try:
-        documents = load_corpus(config.retrieval.corpus)
-        index = BM25Index(document.contents for document in documents)
-    except CorpusError as error:
-        print(f"retrieval_server: retrieval.corpus: {error}", file=sys.stderr)
+        documents, index = open_index(config.retrieval)
+    except (CorpusError, BadIndex) as error:
+        field = "corpus" if isinstance(error, CorpusError) else "index"
+        print(f"retrieval_server: retrieval.{field}: {error}", file=sys.stderr)
         return 2
     host, port = listener.getsockname()[:2]
     if not token:
@@ -125,7 +130,8 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
     )
     # While it serves, uvicorn handles the signals: it drains, restores ours and raises them again.
     process.on_stop(partial(_drain, app, server))
-    logger.info("serving %d passages on http://%s:%d", len(documents), host, port)
+    shown = (len(documents), host, port, index.name)
+    logger.info("serving %d passages on http://%s:%d by %s", *shown)
     process.announce_ready()
     server.run(sockets=[listener])
     return 0

@@ -17,8 +17,8 @@ from configs.schema import Config
 from replay.protocol import ReplayError
 from replay.questions import load_questions
 from retrieval_server.bearer import read_token
-from retrieval_server.corpus import load_corpus
-from retrieval_server.protocol import RetrievalError
+from retrieval_server.opening import look
+from retrieval_server.protocol import BadIndex, RetrievalError
 from scripts import gpu_memory
 from scripts.resolve import can_listen
 from weight_sync.choice import CPU, choose
@@ -70,12 +70,14 @@ def _retrieval(config: Config) -> Iterator[str]:
         yield str(error)
     if config.retrieval.url:
         return
-    path = config.retrieval.corpus
-    if not path:
+    path, index = config.retrieval.corpus, config.retrieval.index
+    if not (path or index):
         yield 'retrieval.corpus is empty: name a JSONL file of {"id", "contents"}'
     else:
         try:
-            load_corpus(Path(path))
+            look(config.retrieval)
+        except BadIndex as error:
+            yield f"retrieval.index = {index!r}: {error}"
         except (RetrievalError, ValueError, OSError) as error:
             yield f"retrieval.corpus = {path!r}: {error}"
     if config.retrieval.port and (why := can_listen(config.retrieval)):

@@ -34,6 +34,8 @@ def with_absolute_paths(config: Config) -> Config:
         retrieval=msgspec.structs.replace(
             retrieval,
             corpus=_absolute(retrieval.corpus),
+            index=_absolute(retrieval.index),
+            encoder=_absolute(retrieval.encoder),
             token_file=_absolute(retrieval.token_file),
         ),
     )

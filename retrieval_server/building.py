@@ -1,0 +1,198 @@
+"""A corpus (and an encoder) → an index folder that the server opens: resumable, in bounded memory.
+
+Consumes a corpus file; produces a folder with a manifest, whatever interrupted it before: what is
+encoded stays encoded, block by block, and the blocks are always the same, so the index is too.
+Waits for the disk and the encoder. In memory are a block of passages, eight bytes for each passage,
+and the index that is being made.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval_server import manifest
+from retrieval_server.corpus import STARTS, UNPACKED, load_corpus, reopen
+from retrieval_server.manifest import EncoderMark, Manifest, Mark
+from retrieval_server.passages import Passages
+from retrieval_server.protocol import BadIndex, Document
+from retrieval_server.rows import files_of, is_plain
+from retrieval_server.usage import digest_of
+
+if TYPE_CHECKING:
+    from retrieval_server.encoder import Encoder
+
+Progress = Callable[[str, int, int], None]  # step, passages done, of how many (0: not known yet)
+BLOCK = 1024  # passages encoded between two words of progress, and lost at most by a kill
+BM25, VECTORS = "bm25", "index.faiss"
+_RECIPE, _EMBEDDINGS = "building.json", "embeddings.f32"
+
+
+class _Recipe(msgspec.Struct, frozen=True):
+    """What a folder is becoming, and how far its embeddings are."""
+
+    corpus: Mark
+    encoder: EncoderMark | None
+    encoded: int = 0
+
+
+def build_bm25(corpus: Path, folder: Path, progress: Progress) -> Manifest:
+    """A BM25 index of the corpus. Raises CorpusError, BadIndex."""
+    from retrieval_server.index_bm25 import VERSION, BM25Index
+
+    with _Build(corpus, folder, None, progress) as build:
+        texts = (document.contents for document in build.counted("indexing"))
+        BM25Index(texts).save(folder / BM25)
+        files = sorted((folder / BM25).iterdir())
+        return build.finish("bm25", VERSION, files)
+
+
+def build_dense(
+    corpus: Path, folder: Path, encoder: "Encoder", factory: str, threads: int, progress: Progress
+) -> Manifest:
+    """A FAISS index (any factory string) of the passages' vectors. Raises CorpusError, BadIndex."""
+    from retrieval_server import index_faiss
+
+    told = EncoderMark(
+        str(encoder.path.resolve()), digest_of(encoder.path), encoder.dimension, encoder.usage,
+        encoder.dtype,
+    )  # fmt: skip
+    index_faiss.made(factory, encoder.dimension)  # before hours of encoding
+    with _Build(corpus, folder, told, progress) as build:
+        build.encode(encoder)
+        count = len(build.passages)
+        vectors = np.memmap(folder / _EMBEDDINGS, np.float32, "r", shape=(count, told.dimension))
+
+        def blocks() -> Iterator[NDArray[np.float32]]:
+            for begin in range(0, count, BLOCK):
+                yield np.asarray(vectors[begin : begin + BLOCK])
+
+        progress("indexing", 0, count)
+        index = index_faiss.build(
+            *(blocks, told.dimension, count, factory, threads),
+            lambda done: progress("indexing", done, count),
+        )
+        index_faiss.write(index, folder / VECTORS)
+        return build.finish("dense", index_faiss.VERSION, [folder / VECTORS], factory)
+
+
+class _Build:
+    """One folder being built, by one process at a time."""
+
+    def __init__(
+        self, corpus: Path, folder: Path, encoder: EncoderMark | None, progress: Progress
+    ) -> None:
+        self._corpus, self._folder, self._encoder = corpus, folder, encoder
+        self._progress = progress
+
+    def __enter__(self) -> "_Build":
+        progress, folder = self._progress, self._folder
+        files = files_of(self._corpus)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise BadIndex(
+                f"another process is building in {str(folder)!r}: wait for it"
+            ) from error
+        try:
+            progress("reading the corpus", 0, 0)
+            self._begin(_Recipe(manifest.mark(files), self._encoder))
+            self.passages = self._open()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._lock)
+
+    def _begin(self, recipe: _Recipe) -> None:
+        path, folder = self._folder / _RECIPE, self._folder
+        if (folder / manifest.NAME).exists():
+            raise BadIndex(f"{str(folder)!r} holds an index already: name another folder")
+        if not path.exists():
+            if any(each.name != f"{_RECIPE}.new" for each in folder.iterdir()):
+                raise BadIndex(f"{str(folder)!r} is not empty: name a new folder")
+            self._keep(recipe)
+            return
+        try:
+            self._recipe = msgspec.json.decode(path.read_bytes(), type=_Recipe)
+        except msgspec.DecodeError as error:
+            raise BadIndex(f"{str(path)!r} cannot be read ({error}): remove the folder") from error
+        if msgspec.structs.replace(self._recipe, encoded=0) != recipe:
+            raise BadIndex(
+                f"{str(folder)!r} holds half an index of another corpus, encoder or use of it: "
+                "remove it, or name another folder"
+            )
+
+    def _keep(self, recipe: _Recipe) -> None:
+        fresh = self._folder / f"{_RECIPE}.new"
+        with fresh.open("wb") as file:
+            file.write(msgspec.json.encode(recipe))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._folder / _RECIPE)
+        self._recipe = recipe
+
+    def _open(self) -> Passages:
+        starts, unpacked = self._folder / STARTS, self._folder / UNPACKED
+        if not starts.exists():
+            said = "reading the corpus"
+            passages = load_corpus(
+                self._corpus, unpacked, lambda done: self._progress(said, done, 0)
+            )
+            fresh = starts.with_suffix(".new")
+            with fresh.open("wb") as file:
+                np.save(file, passages.starts)
+            fresh.replace(starts)
+        return reopen(self._folder, self._corpus)
+
+    def counted(self, step: str) -> Iterator[Document]:
+        """The passages, with a word of progress after every block."""
+        for done, document in enumerate(self.passages, start=1):
+            yield document
+            if done % BLOCK == 0 or done == len(self.passages):
+                self._progress(step, done, len(self.passages))
+
+    def encode(self, encoder: "Encoder") -> None:
+        """Append the vectors of all passages to their file, from the block where it stopped."""
+        count, row = len(self.passages), 4 * encoder.dimension
+        with (self._folder / _EMBEDDINGS).open("ab") as file:
+            file.truncate(self._recipe.encoded * row)
+            while (begin := self._recipe.encoded) < count:
+                self._progress("encoding", begin, count)
+                block = self.passages[begin : begin + BLOCK]
+                file.write(encoder.passages([document.contents for document in block]).tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+                self._keep(msgspec.structs.replace(self._recipe, encoded=begin + len(block)))
+        self._progress("encoding", count, count)
+
+    def finish(self, kind: str, library: str, files: list[Path], factory: str = "") -> Manifest:
+        """Write the manifest, and remove what only the building needed."""
+        folder, packed = self._folder, not is_plain(self._corpus)
+        files = [*files, folder / STARTS, *([folder / UNPACKED] if packed else [])]
+        made = Manifest(
+            format=manifest.FORMAT,
+            kind="bm25" if kind == "bm25" else "dense",
+            passages=len(self.passages),
+            corpus_path=str(self._corpus.resolve()),
+            corpus=self._recipe.corpus,
+            library=library,
+            files={str(path.relative_to(folder)): manifest.mark([path]) for path in files},
+            factory=factory,
+            encoder=self._encoder,
+            unpacked=packed,
+        )
+        manifest.write(folder, made)
+        for name in (_RECIPE, _EMBEDDINGS):
+            (folder / name).unlink(missing_ok=True)
+        return made

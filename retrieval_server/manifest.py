@@ -1,0 +1,107 @@
+"""What an index was built from, written beside it: the server serves nothing that disagrees.
+
+A folder made by `building` holds `manifest.json` (written last: a folder without one is unfinished)
+and the files it lists, each with size and digest. Waits for the disk.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from blake3 import blake3
+
+from retrieval_server.protocol import BadIndex
+from retrieval_server.rows import files_of
+from retrieval_server.usage import Usage
+
+NAME = "manifest.json"
+FORMAT = 1
+_BUILD = "build it with scripts/build_index.py"
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A file's, or several files', size and digest."""
+
+    bytes: int
+    blake3: str
+
+
+class EncoderMark(msgspec.Struct, frozen=True):
+    """The encoder of a dense index: where it was, what it was and how it was used."""
+
+    path: str
+    digest: str
+    dimension: int
+    usage: Usage
+    dtype: str
+
+
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an index folder holds and what it was built from.
+
+    `kind` "bm25": a folder as bm25s writes it; "dense": one FAISS file of `factory`. `library`: its
+    name and version. `unpacked`: the folder holds the passages' lines, for the corpus is packed.
+    """
+
+    format: int
+    kind: Literal["bm25", "dense"]
+    passages: int
+    corpus_path: str
+    corpus: Mark
+    library: str
+    files: dict[str, Mark]
+    factory: str = ""
+    encoder: EncoderMark | None = None
+    unpacked: bool = False
+
+
+def mark(files: list[Path]) -> Mark:
+    """Size and digest of files, one after another. Raises OSError."""
+    digest, size = blake3(max_threads=blake3.AUTO), 0
+    for path in files:
+        digest.update_mmap(path)
+        size += path.stat().st_size
+    return Mark(size, digest.hexdigest(length=16))
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """Write it whole or not at all."""
+    fresh = folder / f"{NAME}.new"
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+    fresh.replace(folder / NAME)
+
+
+def read(folder: Path) -> Manifest:
+    """The folder's manifest. Raises BadIndex naming the file and the remedy."""
+    path = folder / NAME
+    if not path.is_file():
+        raise BadIndex(f"{str(folder)!r} holds no {NAME}: no index, or one half built: {_BUILD}")
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except msgspec.DecodeError as error:
+        raise BadIndex(f"{str(path)!r} cannot be read ({error}): {_BUILD}") from error
+    if manifest.format != FORMAT:
+        raise BadIndex(
+            f"{str(path)!r} is of format {manifest.format}, this is {FORMAT}: {_BUILD} again"
+        )
+    return manifest
+
+
+def check(folder: Path, manifest: Manifest, corpus: Path) -> None:
+    """Raise BadIndex where a file or the corpus is not what was built, sizes looked at first."""
+    for name, was in manifest.files.items():
+        size = (folder / name).stat().st_size if (folder / name).is_file() else -1
+        if size != was.bytes:
+            found = "is missing" if size < 0 else f"has {size} bytes instead of {was.bytes}"
+            raise BadIndex(f"{str(folder / name)!r} {found}: copy it again, or {_BUILD}")
+    files = files_of(corpus)
+    size = sum(path.stat().st_size for path in files)
+    if size != manifest.corpus.bytes or mark(files) != manifest.corpus:
+        raise BadIndex(
+            f"the index {str(folder)!r} was built from {manifest.corpus_path!r}, "
+            f"{manifest.passages} passages, and {str(corpus)!r} holds something else: name the "
+            f"corpus it was built from, or {_BUILD} from this one"
+        )
+    for name, was in manifest.files.items():
+        if mark([folder / name]) != was:
+            raise BadIndex(f"{str(folder / name)!r} is damaged: copy it again, or {_BUILD}")

@@ -1,0 +1,122 @@
+"""A configuration → the passages and the index that are served, checked against each other.
+
+Three kinds: a corpus alone (BM25, made at the start), a folder of scripts/build_index.py, a FAISS
+file (or its parts, as Search-R1's `part_aa`, `part_ab`) with corpus and encoder. Waits for the
+disk.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.schema import RetrievalConfig
+from retrieval_server import manifest
+from retrieval_server.building import BM25, VECTORS
+from retrieval_server.corpus import load_corpus, reopen
+from retrieval_server.index import Index
+from retrieval_server.manifest import Manifest
+from retrieval_server.protocol import BadIndex, Document
+from retrieval_server.usage import Usage, digest_of, require_encoder
+
+logger = logging.getLogger("retrieval_server")
+
+
+def open_index(asked: RetrievalConfig) -> tuple[Sequence[Document], Index]:
+    """What `asked` names, whole and in agreement. Raises CorpusError, BadIndex naming the field."""
+    if not asked.index:
+        from retrieval_server.index_bm25 import BM25Index
+
+        passages = load_corpus(asked.corpus)
+        return passages, BM25Index(document.contents for document in passages)
+    folder = Path(asked.index)
+    if parts := _bare(folder):
+        _require_named(asked)
+        passages = load_corpus(asked.corpus)
+        logger.warning("%s says nothing of its encoder or corpus: they are taken as given", folder)
+        return passages, _dense(asked, parts, Path(asked.encoder), None, len(passages))
+    told = check(asked)
+    passages = reopen(folder, _corpus(asked, told))
+    if told.kind == "bm25":
+        from retrieval_server.index_bm25 import BM25Index
+
+        return passages, BM25Index.load(folder / BM25)
+    usage = told.encoder.usage if told.encoder else None
+    path = _encoder(asked, told)
+    return passages, _dense(asked, [folder / VECTORS], path, usage, len(passages))
+
+
+def check(asked: RetrievalConfig) -> Manifest:
+    """The manifest of the folder `asked.index`, its files, corpus and encoder being what they were
+    when it was built. Raises BadIndex, CorpusError.
+    """
+    folder = Path(asked.index)
+    told = manifest.read(folder)
+    manifest.check(folder, told, _corpus(asked, told))
+    if told.encoder:
+        path = _encoder(asked, told)
+        require_encoder(path)
+        if digest_of(path) != told.encoder.digest:
+            raise BadIndex(
+                f"the index {str(folder)!r} was built with the encoder {told.encoder.path!r}, and "
+                f"{str(path)!r} is another: name that one (retrieval.encoder), or build again"
+            )
+    return told
+
+
+def look(asked: RetrievalConfig) -> None:
+    """Raise CorpusError or BadIndex for what cannot be served; no model or vector is loaded."""
+    if not asked.index:
+        load_corpus(asked.corpus)
+    elif _bare(Path(asked.index)):
+        _require_named(asked)
+        require_encoder(Path(asked.encoder))
+        load_corpus(asked.corpus)
+    else:
+        check(asked)
+
+
+def _bare(path: Path) -> list[Path]:
+    """The FAISS file, or its parts in order; empty for a folder of ours."""
+    if path.is_dir():
+        return [] if (path / manifest.NAME).exists() else sorted(path.glob("part_*"))
+    if not path.exists():
+        raise BadIndex(f"{str(path)!r} does not exist: name an index folder or a FAISS file")
+    return [path]
+
+
+def _require_named(asked: RetrievalConfig) -> None:
+    for field in ("corpus", "encoder"):
+        if not getattr(asked, field):
+            raise BadIndex(
+                f"{asked.index!r} is a FAISS file, which does not say what it was built from: name "
+                f"its {field} (retrieval.{field})"
+            )
+
+
+def _corpus(asked: RetrievalConfig, told: Manifest) -> Path:
+    return Path(asked.corpus or told.corpus_path)
+
+
+def _encoder(asked: RetrievalConfig, told: Manifest) -> Path:
+    return Path(asked.encoder or (told.encoder.path if told.encoder else ""))
+
+
+def _dense(
+    asked: RetrievalConfig, files: list[Path], path: Path, usage: Usage | None, count: int
+) -> Index:
+    import torch
+
+    from retrieval_server import index_faiss
+    from retrieval_server.encoder import Encoder
+
+    torch.set_num_threads(asked.threads)
+    vectors = index_faiss.read(files, asked.map_index)
+    if vectors.ntotal != count:
+        raise BadIndex(
+            f"{asked.index!r} holds {vectors.ntotal} vectors, and {asked.corpus!r} {count} "
+            "passages: name the corpus that the index was built from"
+        )
+    encoder = Encoder(path, usage, asked.encoder_dtype, asked.device)
+    if asked.index_device == "cuda":
+        vectors = index_faiss.on_gpus(vectors)
+    return index_faiss.DenseIndex(vectors, encoder, asked.ef_search, asked.nprobe, asked.threads)
