@@ -1,0 +1,106 @@
+"""How models want to be used, and vectors against a naive computation of each pooling."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from retrieval_server.encoder import Encoder
+from retrieval_server.protocol import BadIndex
+from retrieval_server.usage import Usage, digest_of, usage_of
+from tests.retrieval_server.encoders import make_encoder
+
+TEXTS = ["the mayor of bore", "a", "who ?", "the capital of xanu is bore , and more " * 9, "a"]
+NORMALIZE = [{"type": f"sentence_transformers.models.{n}"} for n in ("Transformer", "Normalize")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_encoder(tmp_path_factory.mktemp("encoders") / "tiny")
+
+
+def _naive(folder: Path, text: str, usage: Usage) -> np.ndarray:
+    """One text alone, without padding."""
+    ids = AutoTokenizer.from_pretrained(folder)(text, truncation=True, max_length=64)["input_ids"]
+    with torch.no_grad():
+        hidden = AutoModel.from_pretrained(folder).eval()(torch.tensor([ids])).last_hidden_state[0]
+    pooled = {"mean": hidden.mean(0), "cls": hidden[0], "last": hidden[-1]}[usage.pooling]
+    return (pooled / pooled.norm() if usage.normalise else pooled).numpy()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+@pytest.mark.parametrize("normalise", [True, False])
+def test_vectors_agree_with_the_naive_ones(folder: Path, pooling: str, normalise: bool) -> None:
+    usage = Usage(pooling, normalise, passage_prefix="passage: ")  # type: ignore[arg-type]
+    encoder = Encoder(folder, usage)
+    for texts, vectors in (
+        (TEXTS, encoder.queries(TEXTS)),
+        ([f"passage: {text}" for text in TEXTS], encoder.passages(TEXTS)),
+    ):
+        expected = np.stack([_naive(folder, text, usage) for text in texts])
+        np.testing.assert_allclose(vectors, expected, atol=2e-6)
+
+
+def test_many_texts_keep_their_places(folder: Path) -> None:
+    encoder = Encoder(folder, Usage())
+    texts = [f"the mayor of town {i} " * (1 + i % 7) for i in range(300)]
+    vectors = encoder.passages(texts)
+    alone = np.concatenate([encoder.passages([text]) for text in texts[::50]])
+    np.testing.assert_allclose(vectors[::50], alone, atol=2e-6)
+    assert np.array_equal(vectors, encoder.passages(texts))
+    assert encoder.queries([]).shape == (0, encoder.dimension)
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "expected"),
+    [
+        ("intfloat-e5-base", {}, Usage("mean", True, "query: ", "passage: ")),
+        (
+            "bge-small-en",
+            {},
+            Usage("cls", True, "Represent this sentence for searching relevant passages: "),
+        ),
+        ("unknown", {}, Usage()),
+        (
+            "told",
+            {
+                "pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+                "modules": NORMALIZE[:1],
+                "prompts": {"prompts": {"query": "Q: ", "document": "D: "}},
+            },
+            Usage("cls", False, "Q: ", "D: "),
+        ),
+        ("newer", {"pooling": {"pooling_mode": "last"}, "modules": NORMALIZE}, Usage("last")),
+    ],
+)
+def test_usage_is_the_models_own(
+    tmp_path: Path, name: str, beside: dict[str, object], expected: Usage
+) -> None:
+    assert usage_of(make_encoder(tmp_path / name, **beside)) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        ({"pooling": {"pooling_mode_max_tokens": True}}, "1_Pooling/config.json asks for"),
+        ({"modules": [*NORMALIZE, {"type": "models.Dense"}]}, "asks for Dense, which we have not"),
+    ],
+)
+def test_what_we_have_not_is_named(tmp_path: Path, beside: dict[str, object], said: str) -> None:
+    with pytest.raises(BadIndex, match=said):
+        usage_of(make_encoder(tmp_path / "m", **beside))  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_no_encoder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadIndex, match="holds no encoder: name a folder"):
+        Encoder(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(BadIndex, match="cannot be loaded as an encoder"):
+        Encoder(tmp_path)
+
+
+def test_a_digest_is_of_weights_and_words(tmp_path: Path) -> None:
+    one, same, other = (make_encoder(tmp_path / str(i), seed) for i, seed in enumerate((0, 0, 1)))
+    assert digest_of(one) == digest_of(same) != digest_of(other)

@@ -1,0 +1,68 @@
+"""The command: what it says of bad input, and that a killed build ends in the same index."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts import build_index
+from tests.retrieval_server.encoders import make_encoder
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    rows = ({"id": f"p{i}", "contents": f"town {i}\nthe mayor is {i * 7}"} for i in range(2500))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_an_index_is_built_and_said(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build_index.main([str(corpus), str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "2,500 passages, bm25s" in said
+    assert "retrieval.index=" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["none.jsonl", "out"], "'none.jsonl' does not exist: name a file of passages"),
+        (["CORPUS", "out", "--factory", "Flat"], "--factory is for dense indexes: name an"),
+        (["CORPUS", "out", "--encoder", "none"], "'none' holds no encoder: name a folder"),
+        (["CORPUS", "out", "--threads", "0"], "--threads 0: at least 1"),
+    ],
+)
+def test_bad_input_is_named_before_anything_is_made(
+    corpus: Path, tmp_path: Path, given: list[str], said: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert build_index.main([str(corpus) if part == "CORPUS" else part for part in given]) == 2
+    assert said in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.slow
+def test_a_killed_build_resumes_to_the_identical_index(corpus: Path, tmp_path: Path) -> None:
+    encoder = make_encoder(tmp_path / "encoder")
+    command = [sys.executable, "-m", "scripts.build_index", str(corpus)]
+    options = ["--encoder", str(encoder), "--factory", "HNSW16", "--threads", "1"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run([*command, str(whole), *options], check=True, timeout=120)
+    process = subprocess.Popen([*command, str(killed), *options])
+    recipe, deadline = killed / "building.json", time.monotonic() + 120
+    while '"encoded":1024' not in (recipe.read_text() if recipe.exists() else ""):
+        assert process.poll() is None, "the build ended before its first block was seen"
+        assert time.monotonic() < deadline
+    process.kill()
+    process.wait()
+    subprocess.run([*command, str(killed), *options], check=True, timeout=120)
+    for name in ("index.faiss", "starts.npy", "manifest.json"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
