@@ -37,9 +37,13 @@ def open_index(asked: RetrievalConfig) -> tuple[Sequence[Document], Index]:
     told = check(asked)
     passages = reopen(folder, _corpus(asked, told))
     if told.kind == "bm25":
-        from retrieval_server.index_bm25 import BM25Index
+        from retrieval_server.index_bm25 import VERSION, BM25Index
 
+        _compare(told, VERSION)
         return passages, BM25Index.load(folder / BM25)
+    from retrieval_server import index_faiss
+
+    _compare(told, index_faiss.VERSION)
     usage = told.encoder.usage if told.encoder else None
     path = _encoder(asked, told)
     return passages, _dense(asked, [folder / VECTORS], path, usage, len(passages))
@@ -73,6 +77,12 @@ def look(asked: RetrievalConfig) -> None:
         load_corpus(asked.corpus)
     else:
         check(asked)
+
+
+def _compare(told: Manifest, library: str) -> None:
+    """Say so when another version wrote the index: it should be read, but was not tried."""
+    if told.library != library:
+        logger.warning("the index was built by %s and is read by %s", told.library, library)
 
 
 def _bare(path: Path) -> list[Path]:

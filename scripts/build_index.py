@@ -71,6 +71,8 @@ def _build(arguments: argparse.Namespace, progress: Callable[[str, int, int], No
     corpus, out = arguments.corpus, arguments.out
     if arguments.threads < 1:
         raise RetrievalError(f"--threads {arguments.threads}: at least 1")
+    if arguments.threads < 1:
+        raise RetrievalError(f"--threads {arguments.threads}: at least 1")
     if arguments.encoder is None:
         if said := [name for name in DENSE if getattr(arguments, name) is not None]:
             raise RetrievalError(

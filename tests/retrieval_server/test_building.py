@@ -192,11 +192,11 @@ def test_parts_of_a_faiss_file_are_served_with_corpus_and_encoder(
     (parts / "part_ab").write_bytes(data[999:])
     asked = RetrievalConfig(corpus=str(corpus), index=str(parts), encoder=str(encoder.path))
     look(asked)
-    passages, index = open_index(asked)
+    _, index = open_index(asked)
     built = open_index(RetrievalConfig(index=str(dense)))[1]
     assert index.search(QUERIES, 5) == built.search(QUERIES, 5)
     with pytest.raises(BadIndex, match=r"name its encoder \(retrieval\.encoder\)"):
         look(msgspec.structs.replace(asked, encoder=""))
     corpus.write_text("\n".join(corpus.read_text().splitlines()[1:]))
-    with pytest.raises(BadIndex, match="holds 70 vectors, and .* 69 passages"):
+    with pytest.raises(BadIndex, match=r"holds 70 vectors, and .* 69 passages"):
         open_index(asked)

@@ -14,7 +14,10 @@ import pytest
 
 from configs.load import ConfigError
 from configs.schema import Config, RetrievalConfig
+from retrieval_server.building import build_dense
+from retrieval_server.encoder import Encoder
 from retrieval_server.worker import _warn_of_strangers, bind, check
+from tests.retrieval_server.encoders import make_encoder
 
 Run = Callable[..., subprocess.Popen[str]]
 
@@ -120,6 +123,7 @@ def test_a_port_in_use_is_named(run: Run) -> None:
         (RetrievalConfig(), "retrieval.corpus = ''"),
         (RetrievalConfig(corpus="c", url="http://x"), "retrieval.url = 'http://x'"),
         (RetrievalConfig(corpus="c", top_k=101), "retrieval.top_k = 101: at most 100"),
+        (RetrievalConfig(corpus="c", encoder="e"), "retrieval.encoder = 'e': without"),
     ],
 )
 def test_settings_that_no_server_can_have_are_named(retrieval: RetrievalConfig, said: str) -> None:
@@ -148,3 +152,21 @@ def test_a_bad_line_of_the_corpus_is_named(run: Run, tmp_path: Path) -> None:
     _, said = process.communicate(timeout=20)
     assert process.returncode == 2
     assert f"{bad}:2: field 'contents' is missing" in said
+
+
+def test_a_dense_index_is_served(run: Run, tmp_path: Path) -> None:
+    encoder = Encoder(make_encoder(tmp_path / "encoder"))
+    build_dense(tmp_path / "corpus.jsonl", tmp_path / "out", encoder, "Flat", 1, lambda *_: None)
+    url = _url(run(f"retrieval.index={tmp_path / 'out'}", "retrieval.corpus="))
+    body = {"queries": ["anything", "else"], "topk": 100, "return_scores": True}
+    reply = httpx.post(f"{url}/retrieve", json=body, trust_env=False).json()
+    assert [[hit["document"]["id"] for hit in row] for row in reply["result"]] == [["a"], ["a"]]
+    info = httpx.get(f"{url}/info", trust_env=False).json()
+    assert info["index"].startswith("faiss FlatIP, encoder ")
+
+
+def test_an_index_that_is_none_is_named(run: Run, tmp_path: Path) -> None:
+    process = run(f"retrieval.index={tmp_path / 'none'}")
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "retrieval.index: " in said and "none' does not exist: name an index folder" in said
