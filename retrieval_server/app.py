@@ -149,7 +149,7 @@ class _Search:
             asked = _request_decoder.decode(await _body(request))
         except _TooLarge:
             return _reply(Refusal(f"the body is too large; {ALLOWED}"), 413)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return _reply(Refusal(f"{error}; {ALLOWED}"), 422)
         except ClientDisconnect:
             return _reply(Refusal("the client left before its request was complete"), 400)

@@ -31,8 +31,8 @@ from retrieval_server.protocol import (
     RetrievalUnavailable,
     RetrievalUnreachable,
     RetrieveRequest,
-    ScoredReply,
 )
+from retrieval_server.reply import passages
 
 _RETRIED = (RetrievalTimeout, RetrievalUnavailable, BadReply)
 _WINDOW = 1024  # calls that the latency percentiles look back on
@@ -41,7 +41,6 @@ _LONGEST_PAUSE_S = 2.0
 _POST_QUERIES = 64
 _GATHER_S = 0.002
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(ScoredReply)
 
 
 class RetrievalClient:
@@ -184,28 +183,30 @@ class _Poster:
         transport = self._idle.pop() if self._idle else self._connection()
         good = False
         try:
+            response, content = await self._exchange(transport, body, seconds)
+            rows = passages(response, content, expected, f"{self._url}")
+            good = True
+        finally:
+            if good:
+                self._idle.append(transport)
+            else:  # what may still come of a reply cut off, or be left of a bad one, answers nobody
+                await transport.aclose()
+        self._of_version(response.headers.get(INDEX_VERSION, ""))
+        return rows
+
+    async def _exchange(
+        self, transport: httpx.AsyncHTTPTransport, body: bytes, seconds: float
+    ) -> tuple[httpx.Response, bytes]:
+        try:
             async with asyncio.timeout(seconds):
                 response = await transport.handle_async_request(self._request(body))
-                content = await response.aread()
-            good = True
+                return response, await response.aread()
         except TimeoutError as error:
             raise RetrievalTimeout(f"{self._url} did not answer within {seconds:.3g} s") from error
         except httpx.ConnectError as error:
             raise RetrievalUnreachable(f"{self._url}: {type(error).__name__}: {error}") from error
         except httpx.RequestError as error:
             raise RetrievalUnavailable(f"{self._url}: {type(error).__name__}: {error}") from error
-        finally:
-            if good:
-                self._idle.append(transport)
-            else:  # a connection cut off in mid-reply must never serve another request
-                await transport.aclose()
-        after = response.headers.get("retry-after", "")
-        if response.status_code == 503 and after.isdecimal():
-            said = content[:200].decode(errors="replace")
-            raise RetrievalOverloaded(f"{self._url} answered 503: {said!r}", float(after))
-        rows = _parse(response.status_code, content, expected, f"{self._url}")
-        self._of_version(response.headers.get(INDEX_VERSION, ""))
-        return rows
 
     async def close(self) -> None:
         """Close the kept connections."""
@@ -219,29 +220,6 @@ class _Poster:
 
     def _request(self, body: bytes) -> httpx.Request:
         return httpx.Request("POST", self._url, content=body, headers=self._headers)
-
-
-def _parse(status: int, content: bytes, expected: int, url: str) -> list[list[Passage]]:
-    said = content[:200].decode(errors="replace")
-    if status == 429 or status >= 500:
-        raise RetrievalUnavailable(f"{url} answered {status}: {said!r}")
-    if status == 401:
-        raise RetrievalRefused(
-            f"{url} answered 401: retrieval.token_file does not hold its token: give a copy of "
-            f"the server's: {said!r}"
-        )
-    if status != 200:
-        raise RetrievalRefused(f"{url} answered {status}: {said!r}")
-    try:
-        reply = _decoder.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadReply(f"{url}: {error}; body {said!r}") from error
-    if len(reply.result) != expected:
-        raise BadReply(f"{url}: {len(reply.result)} results for {expected} queries")
-    return [
-        [Passage(str(hit.document.id), hit.document.contents, hit.score) for hit in row]
-        for row in reply.result
-    ]
 
 
 def _check(queries: Sequence[str]) -> None:

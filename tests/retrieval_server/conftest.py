@@ -54,10 +54,8 @@ def write_token(tmp_path: Path) -> Callable[..., Path]:
 
 
 @contextmanager
-def serving(token: str = "", index: Index | None = None, limits: Limits = LIMITS) -> Iterator[str]:
-    """Our server, under uvicorn on a free loopback port, over CONTENTS (p0, p1 …): its base URL."""
-    documents = [Document(f"p{i}", contents) for i, contents in enumerate(CONTENTS)]
-    app = create_app(documents, index or BM25Index(CONTENTS), 2, token, limits)
+def running(app: Any) -> Iterator[str]:
+    """Any application, under uvicorn on a free loopback port: its base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", log_config=None, ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -69,6 +67,14 @@ def serving(token: str = "", index: Index | None = None, limits: Limits = LIMITS
     server.should_exit = True
     thread.join(timeout=10)
     assert not thread.is_alive()
+
+
+@contextmanager
+def serving(token: str = "", index: Index | None = None, limits: Limits = LIMITS) -> Iterator[str]:
+    """Our server over CONTENTS (p0, p1 …): its base URL."""
+    documents = [Document(f"p{i}", contents) for i, contents in enumerate(CONTENTS)]
+    with running(create_app(documents, index or BM25Index(CONTENTS), 2, token, limits)) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,8 @@ async def test_the_body_is_search_r1s(faulty: Start, reply: Callable[..., bytes]
         (200, {"result": [[{"document": "text", "score": 1}]]}),
         (200, {"error": "an error as a reply"}),
         (200, b'{"result": [[{"document": {"id": "a", "contents": "b"}, "score": NaN}]]}'),
+        (200, b'{"result": ' + b"[" * 100_000),
+        (200, {"result": []}, 5),  # more than declared
         (200, GOOD, 100_000),  # cut off: fewer bytes than declared, then the deadline
     ],
 )
@@ -87,6 +89,17 @@ async def test_a_dropped_connection_is_retried(faulty: Start, reply: Callable[..
     async with RetrievalClient(server.url) as client:
         assert (await client.retrieve(["q"], 1))[0][0].id == "5"
     assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize("bad", [(500, b"late"), (200, b""), (200, b"{"), (200, {"result": []})])
+async def test_what_follows_a_bad_reply_answers_no_other_request(
+    faulty: Start, reply: Callable[..., bytes], bad: tuple[int, object]
+) -> None:
+    stale = {"result": [[{"document": {"id": "stale", "contents": "x"}, "score": 1.0}]]}
+    server = await faulty(reply(*bad) + reply(200, stale), reply(200, GOOD))
+    async with RetrievalClient(server.url, retries=1) as client:
+        assert [(await client.retrieve([q], 1))[0][0].id for q in ("a", "b")] == ["5", "5"]
+    assert (server.connections, len(server.bodies)) == (2, 3)
 
 
 @pytest.mark.parametrize(
