@@ -53,6 +53,10 @@ _schemas, _components = msgspec.json.schema_components(
     ref_template="#/components/schemas/{name}",
 )
 _REQUEST, _SCORED, _PLAIN, _HEALTH, _READY, _INFO, _REFUSAL = _schemas
+_components["RetrieveRequest"]["oneOf"] = [
+    {"required": [one], "properties": {one: {"type": kind}, other: {"type": "null"}}}
+    for one, kind, other in (("queries", "array", "query"), ("query", "string", "queries"))
+]
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -66,27 +70,33 @@ class _TooLarge(Exception):
     """The body passed MAX_BODY_BYTES."""
 
 
-def _json(schema: dict[str, Any], description: str) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+def _json(schema: dict[str, Any], description: str, **headers: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema}}
+    promised = {
+        name.replace("_", "-"): {"required": True, "schema": {"type": kind}}
+        for name, kind in headers.items()
+    }
+    return {"description": description, "content": content, "headers": promised}
 
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: _json({"anyOf": [_SCORED, _PLAIN]}, "Per query, best first"),
-    401: _json(_REFUSAL, "The token is missing or wrong"),
+    200: _json({"anyOf": [_SCORED, _PLAIN]}, "Per query, best first", x_index_version="string"),
+    401: _json(_REFUSAL, "The token is missing or wrong", www_authenticate="string"),
     413: _json(_REFUSAL, "The body is too large"),
     422: _json(_REFUSAL, "The request is malformed or over a limit"),
-    503: _json(_REFUSAL, "Too much is waiting, or took too long: ask again after Retry-After"),
+    503: _json(_REFUSAL, "Too much is waiting, or took too long", retry_after="integer"),
 }
 
 
 class _App(FastAPI):
-    """FastAPI whose OpenAPI page takes its schemas from the wire types."""
+    """FastAPI whose OpenAPI page takes its schemas from the wire types, and names the token."""
 
     def openapi(self) -> dict[str, Any]:
         """The specification, built once."""
         if self.openapi_schema is None:
             spec = get_openapi(title=self.title, version=self.version, routes=self.routes)
             spec.setdefault("components", {}).setdefault("schemas", {}).update(_components)
+            spec["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             self.openapi_schema = spec
         return self.openapi_schema
 
@@ -112,7 +122,10 @@ def create_app(
 
     @app.post(
         "/retrieve",
-        openapi_extra={"requestBody": {"required": True, **_json(_REQUEST, "What to search for")}},
+        openapi_extra={
+            "requestBody": {"required": True, "content": _json(_REQUEST, "")["content"]},
+            "security": [{"token": []}] if token else [],
+        },
         responses=_RESPONSES,
     )
     async def retrieve(request: Request) -> Response:

@@ -71,11 +71,18 @@ def test_unknown_fields_are_ignored(server_url: str) -> None:
         ({"queries": ["a"], "topk": MAX_TOP_K + 1}, "$.topk"),
         ({"queries": ["a"], "topk": True}, "$.topk"),
         ({"queries": ["a"], "topk": "3"}, "$.topk"),
+        ({"queries": ["a"], "topk": 2.5}, "$.topk"),
+        ({"queries": ["a"], "topk": 3.0}, "$.topk"),
+        ({"queries": ["a"], "topk": 10**400}, "$.topk"),
         ({"queries": "a"}, "$.queries"),
+        ({"queries": 3}, "$.queries"),
         ({"queries": [1]}, "$.queries"),
+        ({"queries": [None]}, "$.queries"),
         ({"queries": ["a"] * (MAX_QUERIES + 1)}, "$.queries"),
         ({"queries": ["a" * (MAX_QUERY_CHARS + 1)]}, "$.queries"),
         ({"queries": ["a"], "return_scores": 1}, "$.return_scores"),
+        ({"query": "a" * (1 << 20)}, "$.query"),
+        ({"queries": None}, "name either `queries` or one `query`"),
         ({"topk": 3}, "name either `queries` or one `query`"),
         ({"queries": ["a"], "query": "a"}, "name either `queries` or one `query`"),
         ({"query": ["a"]}, "$.query"),
@@ -91,10 +98,17 @@ def test_a_bad_request_is_told_what_is_allowed(server_url: str, body: object, sa
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b'{"queries": ["\xff"]}', b'{"queries": ["\\ud800"]}']
+    "content",
+    [
+        *(b"", b"{", b"null", b"queries=a", b'{"queries": ["a"]} x', b'{"queries": [NaN]}'),
+        *(b'{"queries": ["\xff"]}', b'{"queries": ["\\ud800"]}', '{"query": "a"}'.encode("utf-16")),
+        b'{"queries": ["a"], "deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
 )
-def test_bytes_that_are_not_json_are_refused(server_url: str, content: bytes) -> None:
-    assert httpx.post(f"{server_url}/retrieve", content=content, trust_env=False).status_code == 422
+def test_bytes_that_are_not_our_json_are_refused(server_url: str, content: bytes) -> None:
+    reply = httpx.post(f"{server_url}/retrieve", content=content, trust_env=False)
+    assert (reply.status_code, reply.headers["content-type"]) == (422, "application/json")
+    assert f"null or 1 to {MAX_TOP_K}" in reply.json()["detail"]
 
 
 @pytest.mark.parametrize("chunked", [False, True])
