@@ -44,6 +44,15 @@ class Outcome:
     answer: str | None = None
 
 
+def shown_order(seed: int, group_id: int, sibling: int, turn: int, count: int) -> list[int]:
+    """The ranks of `count` passages in the order in which `actors.shuffle_passages` shows them;
+    `seed` is the lease's.
+    """
+    order = list(range(count))
+    random.Random(f"{seed} {group_id} {sibling} {turn}").shuffle(order)
+    return order
+
+
 class Environment:
     """Answers one rollout's actions. Use once."""
 
@@ -90,7 +99,7 @@ class Environment:
         passages = list(passages)
         if self._actors.shuffle_passages:
             lease = self._lease
-            seed = f"{lease.sampling.seed} {lease.group_id} {lease.sibling} {turn}"
-            random.Random(seed).shuffle(passages)
+            key = (lease.sampling.seed, lease.group_id, lease.sibling, turn)
+            passages = [passages[rank] for rank in shown_order(*key, len(passages))]
         ids = tuple(passage.id for passage in passages)
         return Search(query, ids, seconds, "ok" if passages else "empty"), passages

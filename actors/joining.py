@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from actors.recorded import RecordedRetriever
+from actors.retrieval import open_retrieval
 from configs.keys import Keys
 from configs.load import ConfigError, parse, retrieval_url, weight_sync_endpoint
 from configs.schema import Config
 from replay.newcomer import Newcomer
 from replay.protocol import ReplayTimeout
-from retrieval_server.bearer import read_token
-from retrieval_server.client import RetrievalClient
 from retrieval_server.protocol import RetrievalError, RetrievalRefused
 
 DEADLINE_S = 20.0  # for replay's answer
@@ -113,7 +113,8 @@ def _weight_sync(config: Config) -> Iterator[str]:
 
 
 def _retrieval(config: Config) -> Iterator[str]:
-    if not config.retrieval.top_k or _on_this_host(config.replay.endpoint):
+    asked = config.retrieval
+    if not asked.top_k or asked.recorded or _on_this_host(config.replay.endpoint):
         return
     url = retrieval_url(config)
     if _stays_inside(urlsplit(url).hostname or ""):
@@ -126,10 +127,12 @@ def _retrieval(config: Config) -> Iterator[str]:
 
 async def _search(config: Config) -> None:
     """One search: an actor whose searches all fail would only take leases and give them back."""
-    url, asked = retrieval_url(config), config.retrieval
-    token = read_token(asked.token_file)
+    if config.retrieval.recorded:
+        RecordedRetriever.open(config)
+        return
+    url = retrieval_url(config)
     try:
-        async with RetrievalClient(url, asked.timeout_s, asked.retries, token=token) as client:
+        async with open_retrieval(config) as client:
             await client.retrieve(["forage"], 1)
     except RetrievalRefused as error:
         raise ConfigError(f"a search from this host was refused: {error}") from error

@@ -1,11 +1,12 @@
 """One actor's process: `python -m actors.worker CONFIG --actor-id actor-0 [a.b=c …]`, or, to join a
 running run from anywhere: `python -m actors.worker --connect ENDPOINT [--keys FOLDER] [a.b=c …]`.
 
-Consumes leases from replay, weights from the learner and passages from the retrieval server;
-produces trajectories, failed leases and gauges. Starts the engine, joins weight sync, and asks for
-leases only once verified weights serve. Ends with 0 after Stop, SIGTERM or SIGINT (drained, Goodbye
-said); with 2, and a message, when its input cannot be used; with 1 on a named error: replay or the
-learner silent, the engine dead. Killed, it takes the engine's process with it.
+Consumes leases from replay, weights from the learner and passages from the retrieval server, or
+from a recorded run's log; produces trajectories, failed leases and gauges. Starts the engine, joins
+weight sync, and asks for leases only once verified weights serve. Ends with 0 after Stop, SIGTERM
+or SIGINT (drained, Goodbye said); with 2, and a message, when its input cannot be used; with 1 on a
+named error: replay or the learner silent, the engine dead. Killed, it takes the engine's process
+with it.
 """
 
 import argparse
@@ -32,17 +33,16 @@ from actors.engine_setup import (
 )
 from actors.policy import ActorError, EngineUnusable
 from actors.prompt import Prompter, load_tokenizer, tokenizer_digest
+from actors.retrieval import Retrieval, open_retrieval
 from actors.rollout import rollout
 from actors.runner import MeteredPolicy, Runner, VerifiedVersions
 from actors.vllm_policy import VllmPolicy
 from configs.keys import keys_of
-from configs.load import ConfigError, load, replay_endpoint, retrieval_url, weight_sync_endpoint
+from configs.load import ConfigError, load, replay_endpoint, weight_sync_endpoint
 from configs.process import CONSEQUENCE, announce_ready, begin, die_with_parent, leave
 from configs.schema import Config
 from replay.client import TrajectoryWriter
 from replay.protocol import Hello, ReplayError, ReplayTimeout
-from retrieval_server.bearer import read_token
-from retrieval_server.client import RetrievalClient
 from weight_sync.protocol import PeerFailed, SyncTimeout, TransportFailed, WeightSyncError
 from weight_sync.subscriber import Subscriber
 
@@ -59,12 +59,7 @@ async def run(config: Config, actor_id: str) -> None:
     tokenizer = _tokenizer(config)
     prompter = Prompter(tokenizer, config.questions, config.actors)
     hello = Hello(actor_id, tokenizer_digest(tokenizer))
-    asked, replay = config.retrieval, config.replay
-    retriever = RetrievalClient(
-        *(retrieval_url(config), asked.timeout_s, asked.retries, asked.max_connections),
-        token=read_token(asked.token_file),
-        cache_queries=asked.cache_queries,
-    )
+    retriever, replay = open_retrieval(config), config.replay
     endpoint = replay_endpoint(config)
     for each in (endpoint, weight_sync_endpoint(config)):
         if keys := keys_of(config, each):
@@ -91,7 +86,7 @@ async def _serve(
     actor_id: str,
     policy: VllmPolicy,
     prompter: Prompter,
-    retriever: RetrievalClient,
+    retriever: Retrieval,
     writer: TrajectoryWriter,
 ) -> None:
     endpoint = weight_sync_endpoint(config)

@@ -63,7 +63,10 @@ class QuestionsConfig(Section, frozen=True):
 
 
 class RetrievalConfig(Section, frozen=True):
-    """The retrieval server and what its client asks of it."""
+    """The retrieval server and what its client asks of it; or what answers in its place.
+
+    Raises ValueError where two of them are named.
+    """
 
     corpus: str = ""  # JSONL, plain or .gz, or parquet
     index: str = ""  # of scripts/build_index.py, or a FAISS file; empty: BM25, made at the start
@@ -76,6 +79,7 @@ class RetrievalConfig(Section, frozen=True):
     nprobe: Positive = 32  # IVF: how many lists are looked into
     threads: Positive = 1  # of the encoder and of FAISS
     url: str = ""  # non-empty: an external server; none is started
+    recorded: str = ""  # non-empty: a run's directory, whose log answers; no server is started
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 0  # 0 = a free one, chosen by the launcher
     token_file: str = ""  # 0600; holds what clients must show; empty: everybody is let in
@@ -86,6 +90,18 @@ class RetrievalConfig(Section, frozen=True):
     cache_queries: NonNegative = 8192  # whose results each actor remembers
     max_waiting_queries: Positive = 8192  # at the server; beyond it answers 503 and Retry-After
     request_deadline_s: Seconds = 20.0  # of a search at the server; then 503 too
+
+    def __post_init__(self) -> None:
+        if self.url and self.recorded:
+            raise ValueError(
+                f"retrieval.recorded = {self.recorded!r} and retrieval.url = {self.url!r}: a "
+                "recorded run answers searches, or a server does: leave one of them empty"
+            )
+
+    @property
+    def has_own_server(self) -> bool:
+        """Whether the run starts a retrieval server of its own."""
+        return not self.url and not self.recorded
 
 
 def _require_address(field: str, endpoint: str) -> None:

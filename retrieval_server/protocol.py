@@ -30,6 +30,7 @@ class RetrievalError(Exception):
     │   ├── RetrievalUnreachable  no connection                              (until the deadline)
     │   └── RetrievalOverloaded   503 with Retry-After             (until the deadline)
     ├── BadReply              a reply that is not what was asked for         (retried)
+    ├── NotRecorded           a search that the recorded run never made      (never retried)
     └── RetrievalRefused      any other 4xx: the request itself is at fault  (never retried)
     """
 
@@ -68,6 +69,10 @@ class BadReply(RetrievalError):
 
 class RetrievalRefused(RetrievalError):
     """The server refused the request itself (4xx): asking again would not help."""
+
+
+class NotRecorded(RetrievalError):
+    """A recorded run answers in the server's place, and never made this search."""
 
 
 class Passage(msgspec.Struct, frozen=True):

@@ -56,6 +56,11 @@ def check(config: Config) -> None:
             f"retrieval.url = {retrieval.url!r}: names an external server, so none is started; "
             "leave it empty to start one"
         )
+    if retrieval.recorded:
+        raise load.ConfigError(
+            f"retrieval.recorded = {retrieval.recorded!r}: that run's log answers searches, so no "
+            "server is started; leave it empty to start one"
+        )
     if not (retrieval.corpus or retrieval.index):
         raise load.ConfigError("retrieval.corpus = '': name a JSONL file of passages")
     if retrieval.encoder and not retrieval.index:

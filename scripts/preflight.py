@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from actors.engine_setup import gpu_of_actor
+from actors.recorded import RecordedRetriever
 from configs.load import ConfigError
 from configs.schema import Config
 from replay.protocol import ReplayError
@@ -68,7 +69,9 @@ def _retrieval(config: Config) -> Iterator[str]:
         read_token(config.retrieval.token_file)
     except ConfigError as error:
         yield str(error)
-    if config.retrieval.url:
+    if config.retrieval.recorded:
+        yield from _recorded(config)
+    if not config.retrieval.has_own_server:
         return
     path, index = config.retrieval.corpus, config.retrieval.index
     if not (path or index):
@@ -85,6 +88,13 @@ def _retrieval(config: Config) -> Iterator[str]:
             f"retrieval.port = {config.retrieval.port!r}: cannot listen on "
             f"{config.retrieval.host} ({why}); stop what uses it, or set it to 0"
         )
+
+
+def _recorded(config: Config) -> Iterator[str]:
+    try:
+        RecordedRetriever.open(config)
+    except ConfigError as error:
+        yield str(error)
 
 
 def _vllm(config: Config) -> Iterator[str]:

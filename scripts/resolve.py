@@ -36,6 +36,7 @@ def with_absolute_paths(config: Config) -> Config:
             corpus=_absolute(retrieval.corpus),
             index=_absolute(retrieval.index),
             encoder=_absolute(retrieval.encoder),
+            recorded=_absolute(retrieval.recorded),
             token_file=_absolute(retrieval.token_file),
         ),
     )
@@ -43,7 +44,7 @@ def with_absolute_paths(config: Config) -> Config:
 
 def with_port(retrieval: RetrievalConfig) -> RetrievalConfig:
     """The section with a free port where none is chosen and a server of ours is started."""
-    if retrieval.url or retrieval.port:
+    if retrieval.port or not retrieval.has_own_server:
         return retrieval
     with socket.socket() as probe:
         probe.bind((retrieval.host, 0))

@@ -80,7 +80,7 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
     retrieval = recorded.retrieval
     if "retrieval.port" in fields and given.retrieval.port:
         retrieval = msgspec.structs.replace(retrieval, port=given.retrieval.port)
-    elif not retrieval.url and (not retrieval.port or can_listen(retrieval)):
+    elif retrieval.has_own_server and (not retrieval.port or can_listen(retrieval)):
         retrieval = with_port(msgspec.structs.replace(retrieval, port=0))
     return msgspec.structs.replace(
         recorded,

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,15 @@ import torch
 from safetensors.torch import save_file
 
 from actors.prompt import Prompter, load_tokenizer
+from actors.retrieval import open_retrieval
 from actors.vllm_policy import VllmPolicy
-from configs.load import ConfigError, retrieval_url, save
+from configs.load import ConfigError, save
 from configs.process import begin, die_with_parent
 from learner import checkpoint
 from learner.batch import build
 from learner.errors import BadModel
 from learner.trainer import Trainer
 from replay.protocol import Batch, ReplayError
-from retrieval_server.bearer import read_token
-from retrieval_server.client import RetrievalClient
 from scripts import launch
 from scripts.recorded import recorded_batches
 from scripts.rollouts import Rollouts
@@ -60,11 +60,11 @@ async def train(trainer: Trainer, tokenizer: Any, folder: Path) -> dict[str, Any
     every step's loss.
     """
     config = trainer.config
-    total, url, limits = config.learner.total_steps, retrieval_url(config), config.retrieval
+    total = config.learner.total_steps
     prompter, losses = Prompter(tokenizer, config.questions, config.actors), []
+    retrieval = open_retrieval(config)
     policy = await VllmPolicy.start(config)
-    token = read_token(limits.token_file)
-    async with RetrievalClient(url, limits.timeout_s, limits.retries, token=token) as retriever:
+    async with retrieval as retriever:
         rollouts = Rollouts(config, policy=policy, retriever=retriever, prompter=prompter)
         for step in range(total + 1):
             await push(trainer, policy, step, folder)
@@ -78,16 +78,14 @@ async def train(trainer: Trainer, tokenizer: Any, folder: Path) -> dict[str, Any
 
 
 def roll_out_and_train(trainer: Trainer, tokenizer: Any, path: Path) -> dict[str, Any]:
-    """`train` beside a retrieval server that reads the configuration at `path`."""
+    """`train`, beside a retrieval server that reads the configuration at `path` unless something
+    else answers searches."""
     server = [sys.executable, "-m", "retrieval_server.worker", str(path)]
-    with (
-        tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
-        subprocess.Popen(server) as retrieval,
-    ):
-        try:
-            return asyncio.run(train(trainer, tokenizer, Path(folder)))
-        finally:
-            retrieval.terminate()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
+        if trainer.config.retrieval.has_own_server:
+            stack.callback(stack.enter_context(subprocess.Popen(server)).terminate)
+        return asyncio.run(train(trainer, tokenizer, Path(folder)))
 
 
 def main() -> int:

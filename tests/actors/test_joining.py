@@ -113,6 +113,10 @@ def test_another_run_s_keys_are_named_at_the_deadline(run: Start, tmp_path: Path
         (["model.path=/none"], "model.path = '/none': no model there on this host: copy"),
         (["actors.thread=1"], "did you mean 'actors.threads'"),
         (["weight_sync.endpoint=ipc:///none/sync"], "weight_sync.endpoint = 'ipc:///none/sync'"),
+        (
+            ["retrieval.top_k=1", "retrieval.recorded=/none"],
+            "retrieval.recorded = '/none': .* name the directory of a recorded run",
+        ),
         (["weight_sync.endpoint="], "start the run with weight_sync.endpoint=tcp://HOST:PORT"),
         (
             ["retrieval.top_k=1", "retrieval.timeout_s=0.2", "retrieval.url=http://127.0.0.1:1"],
@@ -160,11 +164,12 @@ def test_another_host_s_loopback_is_not_ours(tree: dict[str, Any], said: str) ->
         raise ConfigError("\n".join(problems))
 
 
-def test_addresses_that_others_reach_are_taken() -> None:
+@pytest.mark.parametrize("retrieval", [{"url": "http://203.0.113.9:6"}, {"recorded": "runs/a"}])
+def test_addresses_that_others_reach_are_taken(retrieval: dict[str, str]) -> None:
     tree = {
         "replay": {"endpoint": "tcp://203.0.113.9:4"},
         "weight_sync": {"endpoint": "tcp://learner.example:5"},
-        "retrieval": {"url": "http://203.0.113.9:6"},
+        "retrieval": retrieval,
     }
     config = msgspec.convert(tree, Config)
     assert [*joining._weight_sync(config), *joining._retrieval(config)] == []

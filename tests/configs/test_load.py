@@ -84,6 +84,14 @@ def test_endpoints_follow_the_run_directory(yaml_file: Path) -> None:
         retrieval_url(one)
 
 
+def test_searches_are_answered_by_one(yaml_file: Path) -> None:
+    both = ["retrieval.url=http://x", "retrieval.recorded=runs/a"]
+    assert [load(yaml_file, [each]).retrieval.has_own_server for each in both] == [False, False]
+    assert load(yaml_file, ["retrieval.url=", "retrieval.recorded="]).retrieval.has_own_server
+    with pytest.raises(ConfigError, match=r"retrieval.recorded = 'runs/a' and retrieval.url = 'ht"):
+        load(yaml_file, both)
+
+
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name
 )

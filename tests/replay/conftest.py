@@ -16,14 +16,16 @@ import yaml
 import zmq
 
 from configs.keys import Keys, keys_of
+from configs.load import dump
 from configs.schema import ActorsConfig, Config, LearnerConfig, ReplayConfig
-from replay.codec import decode_trajectory, encode
+from replay.codec import decode_trajectory, encode, encode_trajectory
 from replay.ledger import Ledger
 from replay.log import FILE_NAME, EventLog
 from replay.protocol import Lease, LogError
 from replay.questions import Questions
-from replay.records import RunStarted, summarise
+from replay.records import Delivered, GroupOpened, RunStarted, summarise
 from replay.run_protocol import Observe
+from replay.searches import Searched
 from replay.server import ReplayServer
 from replay.trajectory import Question, Sampling, StopReason, Trajectory, Turn
 
@@ -54,6 +56,30 @@ def trajectory_for(
         answer="an answer",
         reward=reward,
     )
+
+
+def record_searches(run_dir: Path, config: Config, *rollouts: Searched) -> Path:
+    """A run's directory with the log of rollouts that searched thus."""
+    run_dir.mkdir(exist_ok=True)
+    opened: set[int] = set()
+    with EventLog.create(run_dir / FILE_NAME) as log:
+        log.append([RunStarted(0.0, config.seed, dump(config))])
+        for each in rollouts:
+            if each.group_id not in opened:
+                log.append([GroupOpened(0.0, each.group_id, each.kind, each.question, 1, 0)])
+            opened.add(each.group_id)
+            log.append([_delivered(each)])
+    return run_dir
+
+
+def _delivered(searched: Searched) -> Delivered:
+    group_id, sibling = searched.group_id, searched.sibling
+    how = Sampling(1.0, searched.seed)
+    made = trajectory_for(Lease(group_id, sibling, searched.kind, searched.question, how))
+    turns = tuple(msgspec.structs.replace(made.turns[0], searches=s) for s in searched.turns)
+    made = msgspec.structs.replace(made, turns=turns)
+    payload, summary = encode_trajectory(made), summarise(made)
+    return Delivered(searched.now, searched.actor_id, group_id, sibling, payload, summary)
 
 
 def free_port() -> str:

@@ -122,6 +122,7 @@ def test_a_port_in_use_is_named(run: Run) -> None:
     [
         (RetrievalConfig(), "retrieval.corpus = ''"),
         (RetrievalConfig(corpus="c", url="http://x"), "retrieval.url = 'http://x'"),
+        (RetrievalConfig(corpus="c", recorded="/run"), "retrieval.recorded = '/run': that run's"),
         (RetrievalConfig(corpus="c", top_k=101), "retrieval.top_k = 101: at most 100"),
         (RetrievalConfig(corpus="c", encoder="e"), "retrieval.encoder = 'e': without"),
     ],

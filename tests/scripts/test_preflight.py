@@ -8,7 +8,11 @@ import pytest
 
 from configs.load import ConfigError, load
 from configs.schema import Config
+from replay.searches import Searched
+from replay.trajectory import Question, Search
 from scripts import launch, preflight
+from scripts.resolve import resolve
+from tests.replay.conftest import record_searches
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -134,3 +138,37 @@ def test_every_rank_of_the_learner_has_its_own_process(good: dict[str, str]) -> 
     commands = launch.commands(config(good | {"learner.ranks": "3"}))
     ranks = {name: command[3:] for name, command in commands.items() if "learner" in name}
     assert ranks == {"learner": [], "learner-1": ["--rank", "1"], "learner-2": ["--rank", "2"]}
+
+
+@pytest.fixture
+def recorded(good: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """Overrides that name a recorded run, which searched the good configuration's corpus."""
+    search = Search("who?", ("1",), 0.1, "ok")
+    made = Searched(1.0, "actor", "train", Question("q", "who?", ()), 1, 0, 0, ((search,),))
+    run = record_searches(tmp_path / "recorded", config(good), made)
+    return good | {"retrieval.recorded": str(run), "retrieval.corpus": ""}
+
+
+def test_a_recorded_run_answers_and_no_server_is_started(recorded: dict[str, str]) -> None:
+    made = resolve(config(recorded), "again")
+    preflight.check(made)
+    assert made.retrieval.port == 0
+    assert "retrieval_server" in launch.commands(config(recorded | {"retrieval.recorded": ""}))
+    assert "retrieval_server" not in launch.commands(made)
+
+
+def test_a_recorded_run_that_cannot_answer_is_refused(
+    recorded: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "other.jsonl").write_text('{"id": "2", "contents": "other"}\n')
+    with pytest.raises(ConfigError, match=r"other.jsonl' does not hold passages '1'"):
+        preflight.check(config(recorded | {"retrieval.corpus": str(tmp_path / "other.jsonl")}))
+
+
+def test_a_recorded_run_is_named_absolutely(
+    recorded: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latest").symlink_to("recorded")  # it will point elsewhere once the run begins
+    made = resolve(config(recorded | {"retrieval.recorded": "latest"}), "again")
+    assert made.retrieval.recorded == str(tmp_path / "recorded")

@@ -10,13 +10,14 @@ import msgspec
 import pytest
 import yaml
 
-from configs.load import ConfigError
+from configs.load import ConfigError, load
 from configs.process import socket_dir
 from replay.log import EventLog
 from replay.records import LearnerResumed, Reported, RunResumed, StepsCommitted, Stopped
 from scripts import launch, resume
 from scripts.guardian import PID_FILE
 from scripts.resolve import with_port
+from tests.replay.conftest import record_searches
 from tests.scripts.conftest import Folder, as_text
 
 BEGUN = [LearnerResumed(2.0, 1, 0)]
@@ -127,6 +128,15 @@ def test_relative_paths_are_the_same_paths(
     monkeypatch.chdir(tmp_path)
     config, _ = folder.checked("model.path=model", "retrieval.port=0")
     assert config.model == folder.config.model
+
+
+def test_a_run_without_a_server_goes_on_without_one(folder: Folder, tmp_path: Path) -> None:
+    recorded = record_searches(tmp_path / "recorded", folder.config)
+    folder.edited("retrieval", {"recorded": str(recorded)})
+    folder.config = load(folder.path / "config.yaml")
+    config, _ = folder.log(*BEGUN).checked()
+    assert config.retrieval == folder.config.retrieval and config.retrieval.port == 0
+    assert "retrieval.recorded = '/else': the run was" in folder.refused("retrieval.recorded=/else")
 
 
 def test_a_moved_run_goes_on_where_it_is(folder: Folder, tmp_path: Path) -> None:

@@ -1,0 +1,175 @@
+"""A recorded run in the retrieval server's place: it answers each search as it was answered then.
+
+Consumes that run's event log and corpus, once, at the start; produces passages; waits for nothing.
+The log holds the passages of a search in the order in which they were shown, so the server's own is
+recovered first: whoever searches again shuffles, or does not, by its own lease. A search that is
+not on record is an error, never an empty result.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from actors.environment import shown_order
+from configs.load import ConfigError
+from configs.schema import Config
+from replay.protocol import ReplayError
+from replay.searches import Searched, SearchLog
+from retrieval_server.corpus import load_corpus
+from retrieval_server.protocol import NotRecorded, Passage, RetrievalError
+
+_NO_SCORE = float("nan")  # scores are not on record
+_SHOWN = 200  # characters of a query, and passages, that a message quotes
+Results = dict[str, tuple[str, ...]]  # query → passage ids, best first
+
+
+class RecordedRetriever:
+    """Answers searches from a run's log; use as `async with`, like a RetrievalClient."""
+
+    def __init__(
+        self, run: str, top_k: int, results: Results, passages: Mapping[str, Passage]
+    ) -> None:
+        """`run` was recorded with `top_k`; `passages` holds, by id, all that `results` names."""
+        self._run, self._top_k = run, top_k
+        self._results, self._passages = results, passages
+        self._requests = self._errors = 0
+
+    @classmethod
+    def open(cls, config: Config) -> Self:
+        """Read what `retrieval.recorded` names. Raises ConfigError, naming the field, where the log
+        cannot be read whole, contradicts itself or asked for less than `retrieval.top_k`, and where
+        the corpus lacks a passage.
+        """
+        run = config.retrieval.recorded
+        log = SearchLog(run)
+        try:
+            recorded = log.config
+            results = results_of(log.rollouts(), recorded.actors.shuffle_passages)
+        except (ReplayError, ValueError) as error:
+            raise ConfigError(
+                f"retrieval.recorded = {run!r}: {error}: name the directory of a recorded run, or "
+                "leave it empty to search with a server"
+            ) from error
+        if log.compacted:
+            raise ConfigError(
+                f"retrieval.recorded = {run!r}: {log.compacted} rollouts were compacted away "
+                "(scripts/compact.py), their searches with them: name a copy from before"
+            )
+        top_k = recorded.retrieval.top_k
+        if config.retrieval.top_k > top_k:
+            raise ConfigError(
+                f"retrieval.top_k = {config.retrieval.top_k!r}: the run in retrieval.recorded = "
+                f"{run!r} asked for {top_k}: give at most that, or search with a server"
+            )
+        corpus = config.retrieval.corpus or recorded.retrieval.corpus
+        return cls(run, top_k, results, passages_of(results, corpus, run))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return None
+
+    async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        """Per query at most `top_k` passages, best first, as they were found then; their scores are
+        not on record (nan). Raises NotRecorded.
+        """
+        if top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {top_k!r}")
+        self._requests += 1
+        try:
+            return [self._found(query, top_k) for query in queries]
+        except NotRecorded:
+            self._errors += 1
+            raise
+
+    def gauges(self) -> dict[str, float]:
+        """Counts since the start, under a RetrievalClient's names, and the queries on record."""
+        return {
+            "retrieval/requests": float(self._requests),
+            "retrieval/errors": float(self._errors),
+            "retrieval/recorded_queries": float(len(self._results)),
+        }
+
+    def _found(self, query: str, top_k: int) -> list[Passage]:
+        ids = self._results.get(query)
+        if ids is None or top_k > self._top_k:
+            raise NotRecorded(
+                f"query {_quoted(query)} with top_k {top_k} is not on record in {self._run}, which "
+                f"has {len(self._results)} queries with top_k {self._top_k}: repeat that run's own "
+                "rollouts (its model, seed and settings), or leave retrieval.recorded empty to "
+                "search with a server"
+            )
+        return [self._passages[each] for each in ids[:top_k]]
+
+
+def results_of(rollouts: Iterable[Searched], shuffled: bool) -> Results:
+    """What each query brought, best first. `shuffled`: the passages were shown in another order.
+
+    Raises ValueError where the same query brought something else later.
+    """
+    results: Results = {}
+    for query, ids in _results(rollouts, shuffled):
+        first = results.setdefault(query, ids)
+        if first != ids:
+            raise ValueError(
+                f"query {_quoted(query)} brought {_named(first)} first and {_named(ids)} later: "
+                "the index was another one, so what it brings cannot be told"
+            )
+    return results
+
+
+def _results(rollouts: Iterable[Searched], shuffled: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for rollout in rollouts:
+        for turn, searches in enumerate(rollout.turns):
+            for search in searches:
+                if search.status == "skipped":
+                    continue
+                ids = search.passage_ids
+                if shuffled:
+                    lease = (rollout.seed, rollout.group_id, rollout.sibling)
+                    order = shown_order(*lease, turn, len(ids))
+                    ids = tuple(shown for _, shown in sorted(zip(order, ids, strict=True)))
+                yield search.query, ids
+
+
+def passages_of(results: Results, corpus: str, run: str) -> dict[str, Passage]:
+    """The passages that the results name, from a corpus file. Raises ConfigError without one."""
+    wanted = {each for ids in results.values() for each in ids}
+    if not wanted:
+        return {}
+    if not corpus:
+        raise ConfigError(
+            f"retrieval.recorded = {run!r}: that run names no corpus of its own: say where the "
+            "passages are that its server searched: retrieval.corpus=FILE"
+        )
+    try:
+        found = {
+            str(document.id): Passage(str(document.id), document.contents, _NO_SCORE)
+            for document in load_corpus(corpus)
+            if str(document.id) in wanted
+        }
+    except RetrievalError as error:
+        raise ConfigError(f"retrieval.corpus = {corpus!r}: {error}") from error
+    if missing := sorted(wanted - found.keys()):
+        raise ConfigError(
+            f"retrieval.corpus = {corpus!r} does not hold {_named(missing)}, which the run in "
+            f"retrieval.recorded = {run!r} found: name the corpus that it searched: "
+            "retrieval.corpus=FILE"
+        )
+    return found
+
+
+def _quoted(query: str) -> str:
+    return repr(query if len(query) <= _SHOWN else query[: _SHOWN - 1] + "…")
+
+
+def _named(ids: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, ids[:10]))
+    rest = f" and {len(ids) - 10} more" if len(ids) > 10 else ""
+    return f"passages {shown}{rest}" if ids else "nothing"

@@ -1,0 +1,21 @@
+"""Who answers a run's searches: a server, or the log of a recorded run."""
+
+from actors.recorded import RecordedRetriever
+from configs.load import retrieval_url
+from configs.schema import Config
+from retrieval_server.bearer import read_token
+from retrieval_server.client import RetrievalClient
+
+Retrieval = RetrievalClient | RecordedRetriever
+
+
+def open_retrieval(config: Config) -> Retrieval:
+    """What the configuration names, for `async with`. Raises ConfigError when it cannot be used."""
+    asked = config.retrieval
+    if asked.recorded:
+        return RecordedRetriever.open(config)
+    return RetrievalClient(
+        *(retrieval_url(config), asked.timeout_s, asked.retries, asked.max_connections),
+        token=read_token(asked.token_file),
+        cache_queries=asked.cache_queries,
+    )

@@ -1,0 +1,251 @@
+"""A recorded run answers in the retrieval server's place: the same passages, or a named error."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from actors.environment import shown_order
+from actors.policy import Completion
+from actors.prompt import Prompter
+from actors.recorded import RecordedRetriever
+from actors.retrieval import open_retrieval
+from actors.rollout import rollout
+from configs.load import ConfigError
+from configs.schema import Config, ReplayConfig, RetrievalConfig
+from replay.codec import encode_trajectory
+from replay.compaction import compact
+from replay.log import FILE_NAME
+from replay.protocol import Deliver, Lease
+from replay.records import StepsCommitted
+from replay.searches import Searched
+from replay.trajectory import Question, Search, Trajectory
+from retrieval_server.client import RetrievalClient
+from retrieval_server.protocol import NotRecorded
+from tests.replay.conftest import record_searches
+from tests.retrieval_server.conftest import CONTENTS, serving
+from tests.scripts.conftest import RecordedRun
+
+QUERIES = ("mayor of bore", "river xanu", "the", "capital", "nowhere")
+QUESTION = Question("q-1", "who?", ("kelu",))
+
+
+class Seeded:
+    """Says what the turn's seed chooses: mostly a search, sometimes an answer or nonsense."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    async def complete(
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+    ) -> Completion:
+        words = [*(f"<search> {query} </search>" for query in QUERIES), "<answer> kelu </answer>"]
+        text = [*words, "try again"][seed % 7]
+        ids = np.asarray(self.tokenizer.encode(text), np.int32)
+        return Completion(ids, -ids.astype(np.float32), np.zeros_like(ids), "stop")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """The passages of the test server, as a file."""
+    path = tmp_path / "corpus.jsonl"
+    rows = ({"id": f"p{n}", "contents": text} for n, text in enumerate(CONTENTS))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def config(config_for: Any, corpus: Path) -> Config:
+    """What is recorded: shuffled passages of the corpus, three a search."""
+    made: Config = config_for(2000, 3, max_action_tokens=40, shuffle_passages=True)
+    retrieval = RetrievalConfig(corpus=str(corpus), top_k=3)
+    return msgspec.structs.replace(made, retrieval=retrieval)
+
+
+async def roll_out(
+    leases: Sequence[Lease], retriever: Any, config: Config, tokenizer: Any
+) -> list[Trajectory]:
+    """Every lease, side by side."""
+    parts = {
+        "policy": Seeded(tokenizer),
+        "prompter": Prompter(tokenizer, config.questions, config.actors),
+    }
+    rollouts = (
+        rollout(lease, retriever=retriever, config=config, actor_id="actor", **parts)
+        for lease in leases
+    )
+    return await asyncio.gather(*rollouts)
+
+
+def without_clocks(trajectory: Trajectory) -> bytes:
+    """All of a trajectory but how long things took."""
+    turns = tuple(
+        msgspec.structs.replace(
+            turn, searches=tuple(msgspec.structs.replace(s, seconds=0.0) for s in turn.searches)
+        )
+        for turn in trajectory.turns
+    )
+    return encode_trajectory(msgspec.structs.replace(trajectory, turns=turns, timings={}))
+
+
+def replaying(config: Config, run: Path, **changes: Any) -> Config:
+    """The configuration of who searches again."""
+    changes = {"recorded": str(run)} | changes
+    return msgspec.structs.replace(
+        config, retrieval=msgspec.structs.replace(config.retrieval, **changes)
+    )
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+async def test_rollouts_are_replayed_to_the_bit_without_a_server(
+    tmp_path: Path, config: Config, bpe_tokenizer: Any, shuffled: bool
+) -> None:
+    actors = msgspec.structs.replace(config.actors, shuffle_passages=shuffled)
+    config = msgspec.structs.replace(config, actors=actors)
+    (tmp_path / "run").mkdir()
+    run = RecordedRun(tmp_path / "run", config, 1 << 20)
+    leases = run.leases[:64]
+    with serving() as url:
+        async with RetrievalClient(url) as server:
+            made = await roll_out(leases, server, config, bpe_tokenizer)
+            known = {query: (await server.retrieve([query], 3))[0] for query in QUERIES}
+    for each in made:
+        run.send("actor", Deliver("actor", each.group_id, each.sibling, encode_trajectory(each)))
+    run.log.close()
+    async with open_retrieval(replaying(config, run.path, corpus="")) as recorded:
+        again = await roll_out(leases, recorded, config, bpe_tokenizer)
+        for query, passages in known.items():
+            for top_k in (1, 2, 3):
+                (found,) = await recorded.retrieve([query], top_k)
+                assert [(p.id, p.contents) for p in found] == [
+                    (p.id, p.contents) for p in passages[:top_k]
+                ]
+    assert [*map(without_clocks, again)] == [*map(without_clocks, made)]
+    searches = [search for each in made for turn in each.turns for search in turn.searches]
+    shown = {s.passage_ids for s in searches if s.query == "the"}
+    assert {s.query for s in searches} == set(QUERIES) and (len(shown) > 2) == shuffled
+    assert {s.status for s in searches} == {"ok", "empty"}
+
+
+def searched(*searches: Search, group_id: int = 1, sibling: int = 0) -> Searched:
+    """A rollout with a turn for each search."""
+    turns = tuple((search,) for search in searches)
+    return Searched(1.0, "actor", "train", QUESTION, group_id, sibling, 3, turns)
+
+
+def found(query: str, *ids: str) -> Search:
+    return Search(query, ids, 0.1, "ok" if ids else "empty")
+
+
+@pytest.fixture
+def plain(config: Config) -> Config:
+    """Not shuffled."""
+    actors = msgspec.structs.replace(config.actors, shuffle_passages=False)
+    return msgspec.structs.replace(config, actors=actors)
+
+
+def opened(config: Config, run: Path, *rollouts: Searched, **changes: Any) -> RecordedRetriever:
+    record_searches(run, config, *rollouts)
+    return RecordedRetriever.open(replaying(config, run, **changes))
+
+
+def refusal(config: Config, run: Path, *rollouts: Searched, **changes: Any) -> str:
+    with pytest.raises(ConfigError) as raised:
+        opened(config, run, *rollouts, **changes)
+    return str(raised.value)
+
+
+async def test_an_empty_result_is_one_and_a_skipped_search_is_none(
+    tmp_path: Path, plain: Config
+) -> None:
+    skipped = Search("a", (), 0.0, "skipped")
+    known = opened(plain, tmp_path / "run", searched(skipped, found("b"), found("c", "p1", "p0")))
+    (nothing,), (two,) = await known.retrieve(["b"], 3), await known.retrieve(["c"], 3)
+    assert nothing == [] and [passage.id for passage in two] == ["p1", "p0"]
+    with pytest.raises(NotRecorded):
+        await known.retrieve(["a"], 3)
+
+
+async def test_an_unknown_query_is_named_with_what_is_known(tmp_path: Path, plain: Config) -> None:
+    run = tmp_path / "run"
+    known = opened(plain, run, searched(found("b", "p0"), found("c")))
+    with pytest.raises(NotRecorded) as raised:
+        await known.retrieve(["b", "B"], 2)
+    said = str(raised.value)
+    assert "query 'B' with top_k 2 is not on record" in said and str(run) in said
+    assert "2 queries with top_k 3" in said and "leave retrieval.recorded empty" in said
+    with pytest.raises(NotRecorded, match="with top_k 4"):
+        await known.retrieve(["b"], 4)
+    assert known.gauges() == {
+        "retrieval/requests": 2.0,
+        "retrieval/errors": 2.0,
+        "retrieval/recorded_queries": 2.0,
+    }
+
+
+def test_an_unknown_query_fails_the_rollout(tmp_path: Path, plain: Config, stage: Any) -> None:
+    stage.retriever = opened(plain, tmp_path / "run", searched(found("bore", "p0")))
+    with pytest.raises(NotRecorded):
+        stage.play("<search> kelu </search>", "<answer> kelu </answer>")
+
+
+def test_results_that_contradict_each_other_are_named(tmp_path: Path, plain: Config) -> None:
+    first, later = searched(found("who", "p0", "p1")), searched(found("who", "p0"), sibling=1)
+    said = refusal(plain, tmp_path / "run", first, later)
+    assert "query 'who' brought passages 'p0', 'p1' first and passages 'p0' later" in said
+
+
+def test_orders_that_only_shuffling_tells_apart_do_not_contradict(
+    tmp_path: Path, config: Config, plain: Config
+) -> None:
+    best = ("p2", "p0", "p1")
+    shown = [tuple(best[rank] for rank in shown_order(3, 1, n, 0, 3)) for n in range(8)]
+    rollouts = [searched(found("who", *ids), sibling=n) for n, ids in enumerate(shown)]
+    known = opened(config, tmp_path / "run", *rollouts)
+    (passages,) = asyncio.run(known.retrieve(["who"], 3))
+    assert tuple(passage.id for passage in passages) == best and len(set(shown)) > 2
+    assert "query 'who' brought" in refusal(plain, tmp_path / "other", *rollouts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"top_k": 5}, "retrieval.top_k = 5: the run in .* asked for 3: give at most that"),
+        ({"corpus": "/none"}, "retrieval.corpus = '/none': '/none' does not exist"),
+        ({"recorded": "/none"}, "retrieval.recorded = '/none': .*No such file.* name the dir"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(
+    tmp_path: Path, plain: Config, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        opened(plain, tmp_path / "run", searched(found("a", "p0")), **changes)
+
+
+def test_a_passage_that_the_corpus_lacks_is_named(tmp_path: Path, plain: Config) -> None:
+    said = refusal(plain, tmp_path / "run", searched(found("a", "p0", "p7"), found("b", "p9")))
+    assert "does not hold passages 'p7', 'p9'" in said and "retrieval.corpus=FILE" in said
+    external = replaying(plain, Path(), recorded="", corpus="", url="http://host")
+    record_searches(tmp_path / "external", external, searched(found("a", "p0")))
+    with pytest.raises(ConfigError, match="names no corpus of its own: say where"):
+        RecordedRetriever.open(replaying(plain, tmp_path / "external", corpus=""))
+    RecordedRetriever.open(replaying(plain, tmp_path / "external"))  # this one says where
+
+
+def test_a_compacted_run_is_refused(tmp_path: Path, plain: Config) -> None:
+    replay = ReplayConfig(groups_per_step=2, group_size=2, max_staleness=0)
+    (tmp_path / "run").mkdir()
+    run = RecordedRun(tmp_path / "run", msgspec.structs.replace(plain, replay=replay), 1000)
+    run.train(0)
+    run.append(StepsCommitted(2.0, 1, 1))
+    run.train(1)
+    run.log.close()
+    taken = sum(change.payloads for change in compact(run.path / FILE_NAME))
+    assert taken > 0
+    with pytest.raises(ConfigError, match=f"{taken} rollouts were compacted away .* a copy from"):
+        RecordedRetriever.open(replaying(plain, run.path))
