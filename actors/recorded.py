@@ -7,6 +7,7 @@ not on record is an error, never an empty result.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -15,8 +16,7 @@ from configs.load import ConfigError
 from configs.schema import Config
 from replay.protocol import ReplayError
 from replay.searches import Searched, SearchLog
-from retrieval_server.corpus import load_corpus
-from retrieval_server.protocol import NotRecorded, Passage, RetrievalError
+from retrieval_server.protocol import CorpusError, NotRecorded, Passage, RetrievalError
 
 _NO_SCORE = float("nan")  # scores are not on record
 _SHOWN = 200  # characters of a query, and passages, that a message quotes
@@ -148,12 +148,16 @@ def passages_of(results: Results, corpus: str, run: str) -> dict[str, Passage]:
             f"retrieval.recorded = {run!r}: that run names no corpus of its own: say where the "
             "passages are that its server searched: retrieval.corpus=FILE"
         )
+    # Imported late: it brings pyarrow, which no actor needs whose searches a server answers.
+    from retrieval_server.rows import rows
+
+    found: dict[str, Passage] = {}
     try:
-        found = {
-            str(document.id): Passage(str(document.id), document.contents, _NO_SCORE)
-            for document in load_corpus(corpus)
-            if str(document.id) in wanted
-        }
+        for where, each in rows(Path(corpus)):
+            if (id := str(each.id)) in wanted:
+                if id in found:
+                    raise CorpusError(f"{where}: id = {id!r}: another passage has it too")
+                found[id] = Passage(id, each.contents, _NO_SCORE)
     except RetrievalError as error:
         raise ConfigError(f"retrieval.corpus = {corpus!r}: {error}") from error
     if missing := sorted(wanted - found.keys()):

@@ -237,6 +237,14 @@ def test_a_passage_that_the_corpus_lacks_is_named(tmp_path: Path, plain: Config)
     RecordedRetriever.open(replaying(plain, tmp_path / "external"))  # this one says where
 
 
+def test_an_id_that_two_passages_have_is_refused(
+    tmp_path: Path, plain: Config, corpus: Path
+) -> None:
+    corpus.write_text(corpus.read_text() * 2)
+    said = refusal(plain, tmp_path / "run", searched(found("a", "p1")))
+    assert f"{corpus}:6: id = 'p1': another passage has it too" in said
+
+
 def test_a_compacted_run_is_refused(tmp_path: Path, plain: Config) -> None:
     replay = ReplayConfig(groups_per_step=2, group_size=2, max_staleness=0)
     (tmp_path / "run").mkdir()
