@@ -13,7 +13,7 @@ from typing import Self
 
 from actors.environment import shown_order
 from configs.load import ConfigError
-from configs.schema import Config
+from configs.schema import Config, RetrievalConfig
 from replay.protocol import ReplayError
 from replay.searches import Searched, SearchLog
 from retrieval_server.protocol import CorpusError, NotRecorded, Passage, RetrievalError
@@ -61,7 +61,7 @@ class RecordedRetriever:
                 f"retrieval.top_k = {config.retrieval.top_k!r}: the run in retrieval.recorded = "
                 f"{run!r} asked for {top_k}: give at most that, or search with a server"
             )
-        corpus = config.retrieval.corpus or recorded.retrieval.corpus
+        corpus = corpus_of(config.retrieval) or corpus_of(recorded.retrieval)
         return cls(run, top_k, results, passages_of(results, corpus, run))
 
     async def __aenter__(self) -> Self:
@@ -138,6 +138,22 @@ def _results(rollouts: Iterable[Searched], shuffled: bool) -> Iterator[tuple[str
                 yield search.query, ids
 
 
+def corpus_of(retrieval: RetrievalConfig) -> str:
+    """The corpus that it names, or that its index was built from; '' where neither is said. Raises
+    ConfigError.
+    """
+    # Imported late: it brings pyarrow, which no actor needs whose searches a server answers.
+    from retrieval_server import manifest
+
+    folder = Path(retrieval.index)
+    if retrieval.corpus or not retrieval.index or not (folder / manifest.NAME).is_file():
+        return retrieval.corpus
+    try:
+        return manifest.read(folder).corpus_path
+    except RetrievalError as error:
+        raise ConfigError(f"retrieval.index = {retrieval.index!r}: {error}") from error
+
+
 def passages_of(results: Results, corpus: str, run: str) -> dict[str, Passage]:
     """The passages that the results name, from a corpus file. Raises ConfigError without one."""
     wanted = {each for ids in results.values() for each in ids}
@@ -148,7 +164,6 @@ def passages_of(results: Results, corpus: str, run: str) -> dict[str, Passage]:
             f"retrieval.recorded = {run!r}: that run names no corpus of its own: say where the "
             "passages are that its server searched: retrieval.corpus=FILE"
         )
-    # Imported late: it brings pyarrow, which no actor needs whose searches a server answers.
     from retrieval_server.rows import rows
 
     found: dict[str, Passage] = {}

@@ -63,10 +63,7 @@ class QuestionsConfig(Section, frozen=True):
 
 
 class RetrievalConfig(Section, frozen=True):
-    """The retrieval server and what its client asks of it; or what answers in its place.
-
-    Raises ValueError where two of them are named.
-    """
+    """The retrieval server and what its client asks of it, or what answers in its place."""
 
     corpus: str = ""  # JSONL, plain or .gz, or parquet
     index: str = ""  # of scripts/build_index.py, or a FAISS file; empty: BM25, made at the start

@@ -1,10 +1,10 @@
 """Whether questions can be answered at all: `scripts/audit_corpus.py CONFIG [a.b=c …]`.
 
 Of the questions in `questions.train` and `questions.eval`: how many have an answer anywhere in
-`retrieval.corpus`, and in the first k passages that the index finds when the question itself is the
-query; with `--searches RUN`, also in what that run's recorded searches brought. An answer counts
-where its words follow one another, each of them whole, in a passage's title and text, after the
-reward's normalisation. Exit code 0: done, 2: bad input.
+`retrieval.corpus`, and in the first k passages that its index (`retrieval.index`, or BM25) finds
+when the question itself is the query; with `--searches RUN`, also in what that run's recorded
+searches brought. An answer counts where its words follow one another, each of them whole, in a
+passage's title and text, after the reward's normalisation. Exit code 0: done, 2: bad input.
 """
 
 import argparse
@@ -19,23 +19,14 @@ from rich.progress import Progress
 from rich.table import Table
 
 from configs.load import ConfigError, load
-from configs.schema import RetrievalConfig
 from replay.protocol import ReplayError
 from replay.trajectory import Kind
-from retrieval_server.corpus import load_corpus
-from retrieval_server.index import Index
-from retrieval_server.index_bm25 import BM25Index
-from retrieval_server.protocol import Document, RetrievalError
+from retrieval_server.opening import open_index
+from retrieval_server.protocol import RetrievalError
 from scripts.audit_reach import Figures, Reach, questions_of
 from scripts.audit_searches import Asked, RecordedSearches
 
 BAD_INPUT = 2
-
-
-def open_index(retrieval: RetrievalConfig) -> tuple[Sequence[Document], Index]:
-    """The corpus and its index."""
-    documents = load_corpus(retrieval.corpus)
-    return documents, BM25Index(document.contents for document in documents)
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
@@ -128,10 +119,11 @@ def measured(
     given: argparse.Namespace,
 ) -> tuple[dict[str, Any], list[Asked], RecordedSearches | None]:
     """The figures, the questions they are of, and the recorded searches. Raises ConfigError,
-    LogError, CodecError, CorpusError.
+    LogError, CodecError, CorpusError, BadIndex.
     """
     config = load(given.config, given.overrides)
-    if not config.retrieval.corpus:
+    corpus = config.retrieval.corpus or config.retrieval.index
+    if not corpus:
         raise ConfigError("retrieval.corpus is empty: name the passages to look in")
     if given.json and not given.json.resolve().parent.is_dir():
         raise ConfigError(f"--json {str(given.json)!r}: there is no such folder to write it in")
@@ -143,7 +135,6 @@ def measured(
         progress.update(opening, total=1, completed=1)
         reach = Reach(questions, passages, index, config.retrieval.top_k)
         files = reach.measure(progress, searches)
-    corpus = config.retrieval.corpus
     report = {"corpus": corpus, "passages": len(passages), "index": index.name, "files": files}
     return report, questions, searches
 

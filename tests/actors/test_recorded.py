@@ -25,6 +25,7 @@ from replay.protocol import Deliver, Lease
 from replay.records import StepsCommitted
 from replay.searches import Searched
 from replay.trajectory import Question, Search, Trajectory
+from retrieval_server.building import build_bm25
 from retrieval_server.client import RetrievalClient
 from retrieval_server.protocol import NotRecorded
 from tests.replay.conftest import record_searches
@@ -235,6 +236,17 @@ def test_a_passage_that_the_corpus_lacks_is_named(tmp_path: Path, plain: Config)
     with pytest.raises(ConfigError, match="names no corpus of its own: say where"):
         RecordedRetriever.open(replaying(plain, tmp_path / "external", corpus=""))
     RecordedRetriever.open(replaying(plain, tmp_path / "external"))  # this one says where
+
+
+def test_the_corpus_is_that_of_the_recorded_run_s_index(
+    tmp_path: Path, plain: Config, corpus: Path
+) -> None:
+    build_bm25(corpus, tmp_path / "index", lambda *_: None)
+    indexed = replaying(plain, Path(), recorded="", corpus="", index=str(tmp_path / "index"))
+    run = record_searches(tmp_path / "run", indexed, searched(found("a", "p1")))
+    known = RecordedRetriever.open(replaying(plain, run, corpus=""))
+    ((passage,),) = asyncio.run(known.retrieve(["a"], 1))
+    assert passage.contents == CONTENTS[1]
 
 
 def test_an_id_that_two_passages_have_is_refused(

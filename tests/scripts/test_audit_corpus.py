@@ -10,9 +10,10 @@ import pytest
 from configs.schema import Config
 from replay.searches import Searched
 from replay.trajectory import Kind, Question, Search
-from scripts import audit_corpus
+from scripts import audit_corpus, build_index
 from scripts.audit_answers import Answers
 from tests.replay.conftest import record_searches
+from tests.retrieval_server.encoders import make_encoder
 
 CORPUS = {
     "p0": '"Rome"\nThe capital of Italy, on the Tiber.',
@@ -79,6 +80,21 @@ def test_the_counts_are_those_counted_by_hand(audited: Run) -> None:
     assert [evaluation[name] for name in ("questions", "with_answers", "anywhere")] == [4, 3, 2]
     assert evaluation["top"] == dict.fromkeys(("1", "2", "3", "10", "100"), 1)
     assert evaluation["missing"] == ["eval-1", "eval-3"]
+
+
+def test_a_built_index_is_searched(audited: Run, tmp_path: Path) -> None:
+    corpus, built = str(tmp_path / "c.jsonl"), str(tmp_path / "bm25")
+    assert build_index.main([corpus, built]) == 0
+    again = audited(f"retrieval.index={built}", "retrieval.corpus=")
+    assert (again["corpus"], again["files"]) == (built, audited()["files"])
+
+
+def test_a_dense_index_finds_all_sooner_or_later(audited: Run, tmp_path: Path) -> None:
+    built, encoder = str(tmp_path / "dense"), make_encoder(tmp_path / "encoder")
+    assert build_index.main([str(tmp_path / "c.jsonl"), built, "--encoder", str(encoder)]) == 0
+    report = audited(f"retrieval.index={built}")
+    assert not report["index"].startswith("bm25")
+    assert report["files"]["train"]["top"]["10"] == report["files"]["train"]["anywhere"] == 5
 
 
 @pytest.mark.parametrize(
