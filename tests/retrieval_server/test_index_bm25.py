@@ -57,6 +57,17 @@ def test_a_smaller_top_k_is_a_prefix(texts: list[str], query: str, top_k: int) -
     assert index.search([query], top_k)[0] == index.search([query], 15)[0][:top_k]
 
 
+@given(texts=st.lists(sentence, min_size=1, max_size=12), query=sentence, others=st.data())
+def test_words_in_any_order_and_company_find_the_same(
+    texts: list[str], query: str, others: st.DataObject
+) -> None:
+    index = BM25Index(texts)
+    shuffled = " ".join(others.draw(st.permutations(query.upper().split())))
+    company = others.draw(st.lists(sentence, max_size=3))
+    [alone] = index.search([query], 3)
+    assert index.search([*company, shuffled, query], 3)[-2:] == [alone, alone]
+
+
 def test_equal_passages_come_in_corpus_order() -> None:
     [hits] = BM25Index(["bore kelu"] * 5).search(["kelu"], 3)
     assert [hit.position for hit in hits] == [0, 1, 2]
