@@ -186,6 +186,11 @@ class _Poster:
             response, content = await self._exchange(transport, body, seconds)
             rows = passages(response, content, expected, f"{self._url}")
             good = True
+        except (
+            RetrievalOverloaded
+        ):  # a server's orderly no; under load, connecting again adds to it
+            good = True
+            raise
         finally:
             if good:
                 self._idle.append(transport)

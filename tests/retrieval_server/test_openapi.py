@@ -28,7 +28,7 @@ free, guarded = document(""), document("sesame-12")
 
 
 def judged(case: Case) -> Case:
-    """What is told apart as documented: to JSON Schema 3.0 is an integer, to the server it is not."""
+    """What the document tells apart: to JSON Schema 3.0 is an integer, to the server it is not."""
     if isinstance(case.body, dict):
         assume(not isinstance(case.body.get("topk"), float))
     return case
