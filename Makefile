@@ -3,6 +3,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 SEED ?= 0
+RETRIEVAL ?= bm25
 export PYTHON
 BIN := .venv/bin
 LOCKS := $(wildcard requirements/*)
@@ -17,7 +18,7 @@ $(COMPLETE): $(LOCKS)
 	@rm -rf .venv && requirements/install.sh .venv $(if $(GPU),gpu,cpu)
 
 demo: .venv
-	@$(BIN)/python scripts/demo.py --seed $(SEED)
+	@$(BIN)/python scripts/demo.py --seed $(SEED) --retrieval $(RETRIEVAL)
 
 lint: .venv
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
