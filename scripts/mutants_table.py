@@ -247,4 +247,25 @@ MUTANTS = (
         "if step <= fact.step + 1]",
         ("tests/replay/test_compaction.py",),
     ),
+    Mutant(
+        "recorded passages in the order shown",
+        "actors/recorded.py",
+        "in sorted(zip(order, ids, strict=True))",
+        "in zip(order, ids, strict=True)",
+        ("tests/actors/test_recorded.py",),
+    ),
+    Mutant(
+        "search not on record found empty",
+        "actors/recorded.py",
+        "self._results.get(query)",
+        "self._results.get(query, ())",
+        ("tests/actors/test_recorded.py",),
+    ),
+    Mutant(
+        "contradicting records overlooked",
+        "actors/recorded.py",
+        "if first != ids:",
+        "if set(first) != set(ids):",
+        ("tests/actors/test_recorded.py",),
+    ),
 )

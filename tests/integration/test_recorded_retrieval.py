@@ -1,0 +1,50 @@
+"""A whole run again, its searches answered from its own log: no retrieval server, the same bits."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from replay.searches import SearchLog
+from tests.integration.conftest import Run
+from tests.integration.test_lag0 import (
+    NOTHING_BATCHED,
+    SHORT,
+    check_same,
+    completed,
+    reported,
+    script,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+
+# Evaluations between the first and the last are pinned to no version: they may ask anything.
+REPEATABLE = [*SHORT, *NOTHING_BATCHED, "learner.eval_every=4"]
+
+
+def searches(run_dir: Path) -> dict[tuple[int, int], list[tuple[str, tuple[str, ...]]]]:
+    """What each rollout asked for, and what it was shown."""
+    return {
+        (rollout.group_id, rollout.sibling): [
+            (search.query, search.passage_ids) for turn in rollout.turns for search in turn
+        ]
+        for rollout in SearchLog(run_dir).rollouts()
+    }
+
+
+@pytest.mark.timeout(1500)
+def test_a_run_is_repeated_without_its_retrieval_server(
+    launch: Callable[..., Run], tmp_path: Path
+) -> None:
+    first = completed(launch(*REPEATABLE))
+    recorded = f"retrieval.recorded={first}"
+    again = completed(launch(*REPEATABLE, recorded, name="again"))
+    assert not (again / "logs" / "retrieval_server.log").exists()
+    assert reported(again) == reported(first)
+    assert searches(again) == searches(first) and any(searches(first).values())
+    summary = json.loads((again / "summary.json").read_text())
+    assert summary["retrieval_requests"] > 0 and summary["retrieval_errors"] == 0
+    synchronous = tmp_path / "sync"
+    script("train_sync", first / "config.yaml", f"run_dir={synchronous}", recorded)
+    check_same(first, synchronous)
