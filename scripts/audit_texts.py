@@ -1,0 +1,118 @@
+"""Whether trajectories hold nothing but what belongs there: an account of a run's every text.
+
+Consumes `<run>/events.log`, the run's own tokenizer and corpus, and `find`, what a sound retrieval
+server finds; produces counts, and `faults`: each prompt that is not its question, each observation
+that is not, token for token, made of passages of the corpus (or the correction), and each search
+whose passages are not the query's. Waits for `find` alone. Compacted trajectories are left out.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from actors.prompt import Prompter, Tokens, load_tokenizer
+from configs.load import load
+from replay.codec import decode_trajectory
+from replay.log import FILE_NAME, read
+from replay.records import Delivered, GroupOpened
+from replay.trajectory import Question, Trajectory, Turn
+from retrieval_server.corpus import load_corpus
+from retrieval_server.protocol import Passage
+
+Find = Callable[[Sequence[str], int], list[list[str]]]
+ASKED_AT_ONCE = 1024
+ANSWER_S = 60.0
+
+
+@dataclass
+class Texts:
+    """What was looked at, and what should not be there."""
+
+    trajectories: int = 0
+    observations: int = 0
+    searches: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+def audit_texts(run_dir: Path, find: Find) -> Texts:
+    """Look at every trajectory on record. Raises LogError, ConfigError."""
+    config = load(run_dir / "config.yaml")
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    judge = _Judge(
+        Prompter(tokenizer, config.questions, config.actors),
+        {
+            str(d.id): Passage(str(d.id), d.contents, 0.0)
+            for d in load_corpus(config.retrieval.corpus)
+        },
+    )
+    texts, found = Texts(), dict[str, set[frozenset[str]]]()
+    for question, trajectory in _trajectories(run_dir):
+        texts.trajectories += 1
+        name = f"group {trajectory.group_id} sibling {trajectory.sibling}"
+        texts.faults += (f"{name}: {fault}" for fault in judge.faults(question, trajectory))
+        for search in (search for turn in trajectory.turns for search in turn.searches):
+            texts.searches += 1
+            found.setdefault(search.query, set()).add(frozenset(search.passage_ids))
+        texts.observations += sum(len(turn.observation_tokens) > 0 for turn in trajectory.turns)
+    sound = find(list(found), config.retrieval.top_k)
+    for (query, seen), ids in zip(found.items(), sound, strict=True):
+        texts.faults += (f"{query!r} found {set(s)}, not {ids}" for s in seen - {frozenset(ids)})
+    return texts
+
+
+def finds_of(url: str) -> Find:
+    """What the retrieval server at this base URL finds: the passages' ids."""
+
+    def find(queries: Sequence[str], top_k: int) -> list[list[str]]:
+        rows: list[list[str]] = []
+        for begin in range(0, len(queries), ASKED_AT_ONCE):
+            body = {"queries": queries[begin : begin + ASKED_AT_ONCE], "topk": top_k}
+            reply = httpx.post(f"{url}/retrieve", json=body, timeout=ANSWER_S, trust_env=False)
+            found = reply.raise_for_status().json()["result"]
+            rows += [[str(document["id"]) for document in row] for row in found]
+        return rows
+
+    return find
+
+
+def _trajectories(run_dir: Path) -> Iterator[tuple[Question, Trajectory]]:
+    questions: dict[int, Question] = {}
+    for record in read(run_dir / FILE_NAME):
+        if isinstance(record, GroupOpened):
+            questions[record.group_id] = record.question
+        elif isinstance(record, Delivered) and record.payload:
+            yield questions[record.group_id], decode_trajectory(record.payload)
+
+
+@dataclass
+class _Judge:
+    """Knows what a prompt and an observation must be."""
+
+    prompter: Prompter
+    passages: dict[str, Passage]
+
+    def faults(self, question: Question, trajectory: Trajectory) -> Iterator[str]:
+        """What is wrong with one trajectory."""
+        if not np.array_equal(trajectory.prompt_tokens, self.prompter.question(question)):
+            yield f"the prompt is {self.prompter.decode(trajectory.prompt_tokens)!r}"
+        last = len(trajectory.turns) - 1
+        for number, turn in enumerate(trajectory.turns):
+            if number == last and not len(turn.observation_tokens):
+                continue  # nothing more was read
+            seen = self.prompter.decode(turn.observation_tokens)
+            shown = {name for search in turn.searches for name in search.passage_ids}
+            if unknown := shown - self.passages.keys():
+                yield f"turn {number}: {unknown} are no passages of the corpus: {seen!r}"
+            elif not np.array_equal(turn.observation_tokens, self._observation(turn)):
+                yield f"turn {number}: not what was found: {seen!r}"
+
+    def _observation(self, turn: Turn) -> Tokens:
+        if turn.malformed:
+            return self.prompter.correction()
+        if not turn.searches:
+            return np.empty(0, np.int32)
+        names = turn.searches[-1].passage_ids
+        return self.prompter.observation([self.passages[name] for name in names])
