@@ -14,11 +14,12 @@ import httpx
 import numpy as np
 
 from actors.prompt import Prompter, Tokens, load_tokenizer
+from actors.recorded import corpus_of
 from configs.load import load
 from replay.codec import decode_trajectory
 from replay.log import FILE_NAME, read
 from replay.records import Delivered, GroupOpened
-from replay.trajectory import Question, Trajectory, Turn
+from replay.trajectory import Question, Search, Trajectory, Turn
 from retrieval_server.corpus import load_corpus
 from retrieval_server.protocol import Passage
 
@@ -41,23 +42,24 @@ def audit_texts(run_dir: Path, find: Find) -> Texts:
     """Look at every trajectory on record. Raises LogError, ConfigError."""
     config = load(run_dir / "config.yaml")
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    searches = (search for _, each in _trajectories(run_dir) for search in _searches(each))
+    shown = {name for search in searches for name in search.passage_ids}
+    corpus = ((str(each.id), each.contents) for each in load_corpus(corpus_of(config.retrieval)))
     judge = _Judge(
         Prompter(tokenizer, config.questions, config.actors),
-        {
-            str(d.id): Passage(str(d.id), d.contents, 0.0)
-            for d in load_corpus(config.retrieval.corpus)
-        },
+        {name: Passage(name, contents, 0.0) for name, contents in corpus if name in shown},
     )
     texts, found = Texts(), dict[str, set[frozenset[str]]]()
     for question, trajectory in _trajectories(run_dir):
         texts.trajectories += 1
         name = f"group {trajectory.group_id} sibling {trajectory.sibling}"
         texts.faults += (f"{name}: {fault}" for fault in judge.faults(question, trajectory))
-        for search in (search for turn in trajectory.turns for search in turn.searches):
+        for search in _searches(trajectory):
             texts.searches += 1
-            found.setdefault(search.query, set()).add(frozenset(search.passage_ids))
+            if search.status != "skipped":
+                found.setdefault(search.query, set()).add(frozenset(search.passage_ids))
         texts.observations += sum(len(turn.observation_tokens) > 0 for turn in trajectory.turns)
-    sound = find(list(found), config.retrieval.top_k)
+    sound = find(list(found), config.retrieval.top_k) if found else []
     for (query, seen), ids in zip(found.items(), sound, strict=True):
         texts.faults += (f"{query!r} found {set(s)}, not {ids}" for s in seen - {frozenset(ids)})
     return texts
@@ -85,6 +87,10 @@ def _trajectories(run_dir: Path) -> Iterator[tuple[Question, Trajectory]]:
             questions[record.group_id] = record.question
         elif isinstance(record, Delivered) and record.payload:
             yield questions[record.group_id], decode_trajectory(record.payload)
+
+
+def _searches(trajectory: Trajectory) -> Iterator[Search]:
+    return (search for turn in trajectory.turns for search in turn.searches)
 
 
 @dataclass
