@@ -1,179 +1,38 @@
-"""The demo's encoder: a one-layer BERT that puts a query beside the passage that answers it.
+"""The demo's encoder and its index, made once per seed and cached by a hash of what makes them.
 
-Trained from nothing by contrast (InfoNCE): batches of whole countries, so that beside each right
-passage stand the hard wrong ones, of the same name with another relation and of the same relation
-with another name. Trained on the training countries' facts only; judged on the held-out ones', all
-the world's passages being in the way. `scripts/demo_encoder.py [--seed N] [--cache DIR]` makes it.
+Trained (scripts/demo_contrast.py) on the training countries' facts only; judged on the held-out
+ones', all the world's passages being in the way. `scripts/demo_encoder.py [--seed N] [--cache DIR]`
+makes the encoder by hand.
 """
 
 import argparse
 import hashlib
-import json
-import random
 import shutil
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
-from transformers import BatchEncoding, BertConfig, BertModel, BertTokenizer
 
 from retrieval_server import manifest
 from retrieval_server.building import build_dense
 from retrieval_server.encoder import Encoder
 from retrieval_server.usage import digest_of
+from scripts.demo_contrast import Recipe, Report, train
 from scripts.demo_task import COUNTRIES, HELD_OUT
-from scripts.demo_tokenizer import WORDS
-from scripts.demo_world import RELATIONS, SYLLABLES, Fact, World, make_world, split
+from scripts.demo_world import Fact, World, make_world, split
 
-QUERY, PASSAGE = "query: ", "passage: "  # as e5 has them
-VOCABULARY = (
-    "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "query", "passage", ":",
-    *WORDS, *SYLLABLES, *(f"##{s}" for s in SYLLABLES),
-)  # fmt: skip
 NAME = "syllable-encoder"  # of the model's folder, which the server names in /info
 FACTORY = "Flat"  # exact
+RECIPE = Recipe()
 TOP_K = 3  # as in configs/demo.yaml
-SOURCES = ("demo_encoder.py", "demo_tokenizer.py", "demo_world.py")
-Report = Callable[[str], None]
+SOURCES = ("demo_contrast.py", "demo_encoder.py", "demo_tokenizer.py", "demo_world.py")
 
 
 class EncoderFailed(RuntimeError):
     """The encoder does not find held-out facts."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The encoder's shape and its training."""
-
-    hidden: int = 64
-    heads: int = 2  # of 32
-    layers: int = 1
-    feed_forward: int = 128
-    max_tokens: int = 64
-    steps: int = 100
-    countries: int = 8  # a batch, twelve facts each
-    lr: float = 3e-3
-    warmup_steps: int = 20
-    temperature: float = 0.05
-    found: float = 0.95  # of the held-out facts, at least, are among the first TOP_K
-
-
-class Pupil:
-    """The encoder while it is trained: texts → unit vectors, the mean over a text's tokens."""
-
-    def __init__(self, recipe: Recipe, seed: int) -> None:
-        torch.manual_seed(seed)
-        self.recipe = recipe
-        ids = {token: number for number, token in enumerate(VOCABULARY)}
-        self.tokenizer = BertTokenizer(vocab=ids, model_max_length=recipe.max_tokens)
-        self.model = BertModel(
-            BertConfig(
-                vocab_size=len(VOCABULARY),
-                hidden_size=recipe.hidden,
-                num_hidden_layers=recipe.layers,
-                num_attention_heads=recipe.heads,
-                intermediate_size=recipe.feed_forward,
-                max_position_embeddings=recipe.max_tokens,
-                hidden_dropout_prob=0.0,
-                attention_probs_dropout_prob=0.0,
-                pad_token_id=ids["[PAD]"],
-            )
-        )
-        self._optimiser = torch.optim.AdamW(self.model.parameters(), weight_decay=0.0)
-
-    def __call__(self, texts: Sequence[str]) -> torch.Tensor:
-        """float32[N, D], of length 1."""
-        rows: BatchEncoding = self.tokenizer(
-            list(texts), padding=True, truncation=True, return_tensors="pt"
-        )
-        hidden = self.model(**rows).last_hidden_state
-        own = rows["attention_mask"][..., None]
-        return functional.normalize((hidden * own).sum(1) / own.sum(1), dim=-1)
-
-    def step(self, facts: Sequence[Fact], rng: random.Random, lr: float) -> float:
-        """Learn to tell these facts apart, each by a query of its own; returns the loss."""
-        asked = [ask(fact, rng) for fact in facts]
-        queries = self([QUERY + text for text in asked])
-        passages = self([PASSAGE + fact.passage for fact in facts])
-        scores = queries @ passages.T / self.recipe.temperature
-        scores = scores.masked_fill(also_right(asked, facts), -torch.inf)
-        loss = functional.cross_entropy(scores, torch.arange(len(facts)))
-        for group in self._optimiser.param_groups:
-            group["lr"] = lr
-        self._optimiser.zero_grad()
-        loss.backward()
-        self._optimiser.step()
-        return float(loss.item())
-
-    def save(self, folder: Path) -> None:
-        """An ordinary model folder, with what sentence-transformers keeps beside the weights."""
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-        modules = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
-        kinds = [
-            {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for n, (path, kind) in enumerate(modules)
-        ]
-        pooling = {
-            "word_embedding_dimension": self.recipe.hidden,
-            "pooling_mode_cls_token": False,
-            "pooling_mode_mean_tokens": True,
-        }
-        prompts = {"query": QUERY, "passage": PASSAGE, "document": PASSAGE}
-        limit = {"max_seq_length": self.recipe.max_tokens, "do_lower_case": False}
-        _write(folder / "modules.json", kinds)
-        _write(folder / "1_Pooling" / "config.json", pooling)
-        _write(folder / "sentence_bert_config.json", limit)
-        _write(
-            folder / "config_sentence_transformers.json",
-            {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
-        )
-
-
-def _write(path: Path, content: object) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def ask(fact: Fact, rng: random.Random) -> str:
-    """A query that the fact answers: mostly the plain one, else what an unskilled policy asks (the
-    bare name, two hops at once, the whole question).
-    """
-    plain = f"{fact.relation} of {fact.subject}"
-    if (kind := rng.random()) < 0.1:
-        return fact.subject
-    if kind < 0.3 and fact.relation in RELATIONS:
-        plain = f"{rng.choice(RELATIONS[fact.relation])} of the {plain}"
-    return f"what is the {plain} ?" if rng.random() < 0.1 else plain
-
-
-def also_right(asked: Sequence[str], facts: Sequence[Fact]) -> torch.Tensor:
-    """bool[N, N]: where another fact answers query n as well as fact n does, as with bare names."""
-    return torch.tensor(
-        [
-            [text == other.subject and other is not fact for other in facts]
-            for text, fact in zip(asked, facts, strict=True)
-        ]
-    )
-
-
-def train(world: World, recipe: Recipe, seed: int, report: Report) -> Pupil:
-    """An encoder that has learnt to find the facts of `world`."""
-    pupil, rng, begun = Pupil(recipe, seed), random.Random(seed), time.monotonic()
-    for step in range(1, recipe.steps + 1):
-        countries = rng.sample(world.countries, recipe.countries)
-        facts = [fact for country in countries for fact in country.facts]
-        rate = min(step / recipe.warmup_steps, 1 - step / (recipe.steps + 1))
-        loss = pupil.step(facts, rng, recipe.lr * rate)
-        if step % 50 == 0:
-            report(f"encoder {time.monotonic() - begun:4.1f} s: step {step}, loss {loss:.3f}")
-    return pupil
 
 
 def ranks(encoder: Encoder, world: World, asked: Sequence[Fact]) -> NDArray[np.int64]:
@@ -190,21 +49,21 @@ def ranks(encoder: Encoder, world: World, asked: Sequence[Fact]) -> NDArray[np.i
     return before
 
 
-def prepare(cache: Path, seed: int, report: Report) -> Path:
+def prepare(cache: Path, seed: int, report: Report, recipe: Recipe = RECIPE) -> Path:
     """Return the encoder's folder of `seed`, made if it is not cached. Raises EncoderFailed."""
-    folder = cache / f"demo-encoder-{seed}-{_digest(seed)}"
+    folder = cache / f"demo-encoder-{seed}-{_digest(seed, recipe)}"
     if folder.is_dir():
         report(f"cached in {folder}")
         return folder / NAME
     draft = cache / f".making-{folder.name}"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    make(draft / NAME, seed, report)
+    make(draft / NAME, seed, report, recipe)
     draft.rename(folder)
     return folder / NAME
 
 
-def make(folder: Path, seed: int, report: Report, recipe: Recipe = Recipe()) -> None:
+def make(folder: Path, seed: int, report: Report, recipe: Recipe) -> None:
     """Train an encoder, save it, and judge what was saved. Raises EncoderFailed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # two threads spin against each other on a small machine
@@ -225,13 +84,15 @@ def make(folder: Path, seed: int, report: Report, recipe: Recipe = Recipe()) -> 
         raise EncoderFailed(f"{said}: below {recipe.found}")
 
 
-def prepare_index(cache: Path, seed: int, corpus: Path, report: Report) -> Path:
+def prepare_index(
+    cache: Path, seed: int, corpus: Path, report: Report, recipe: Recipe = RECIPE
+) -> Path:
     """Return the folder of a dense, exact index of the demo's corpus, making it and its encoder
     where they are not cached. Raises EncoderFailed, and BadIndex while another process makes it.
     """
     from retrieval_server import index_faiss  # late: a demo that searches by words needs none
 
-    model = prepare(cache, seed, report)
+    model = prepare(cache, seed, report, recipe)
     marks = (str(model.resolve()), digest_of(model), manifest.FORMAT, index_faiss.VERSION)
     digest = hashlib.blake2b(repr(marks).encode() + corpus.read_bytes(), digest_size=6)
     folder = cache / f"demo-index-{seed}-{digest.hexdigest()}"
@@ -239,13 +100,13 @@ def prepare_index(cache: Path, seed: int, corpus: Path, report: Report) -> Path:
         report(f"cached in {folder}")
         return folder
     made = build_dense(corpus, folder, Encoder(model), FACTORY, 1, lambda *_: None)
-    report(f"index: {made.passages} vectors of {Recipe.hidden} numbers, {FACTORY}, in {folder}")
+    report(f"index: {made.passages} vectors of {recipe.hidden} numbers, {FACTORY}, in {folder}")
     return folder
 
 
-def _digest(seed: int) -> str:
-    """What the encoder depends on: the seed, the world's size and the sources that make it."""
-    digest = hashlib.blake2b(f"{seed} {COUNTRIES} {HELD_OUT}".encode(), digest_size=6)
+def _digest(seed: int, recipe: Recipe) -> str:
+    """What the encoder depends on: seed, recipe, the world's size and the sources that make it."""
+    digest = hashlib.blake2b(f"{seed} {recipe} {COUNTRIES} {HELD_OUT}".encode(), digest_size=6)
     for name in SOURCES:
         digest.update((Path(__file__).parent / name).read_bytes())
     return digest.hexdigest()

@@ -3,6 +3,7 @@ index and the real server's process.
 """
 
 import json
+import math
 import os
 import random
 import re
@@ -23,11 +24,13 @@ from retrieval_server.encoder import Encoder
 from retrieval_server.opening import open_index
 from retrieval_server.usage import usage_of
 from scripts import demo_encoder
-from scripts.demo_encoder import PASSAGE, QUERY, TOP_K, Pupil, Recipe, also_right, ask, ranks
+from scripts.demo_contrast import PASSAGE, QUERY, Pupil, Recipe, ask, batch, contrast, neighbours
+from scripts.demo_encoder import TOP_K, ranks
 from scripts.demo_task import COUNTRIES, HELD_OUT
 from scripts.demo_world import Fact, World, make_world, split
 
 SEED = 0
+BRIEF = Recipe(hidden=64, heads=2, feed_forward=128, steps=30, countries=3)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,34 +55,31 @@ def held_out(world: World) -> tuple[Fact, ...]:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where encoder and index are kept."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def encoder(cache: Path) -> Path:
-    """The trained encoder's folder."""
-    return demo_encoder.prepare(cache, SEED, print)
-
-
-@pytest.fixture(scope="module")
-def index(world: World, cache: Path, encoder: Path) -> dict[str, Path]:
-    """The demo's corpus and its dense index."""
-    corpus = cache / "corpus.jsonl"
+def corpus(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's corpus, in a folder of its own."""
+    path = tmp_path_factory.mktemp("cache") / "corpus.jsonl"
     rows = [{"id": f"fact-{n}", "contents": f.passage} for n, f in enumerate(world.facts)]
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {
-        "corpus": corpus,
-        "index": demo_encoder.prepare_index(cache, SEED, corpus, print),
-    }
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 @pytest.fixture(scope="module")
-def server(index: dict[str, Path], cache: Path) -> Iterator[str]:
-    """The URL of a server's process over that index."""
-    config = cache / "config.yaml"
-    config.write_text("retrieval:\n" + "".join(f"  {k}: {v}\n" for k, v in index.items()))
+def brief(corpus: Path) -> Path:
+    """The index of an encoder that was trained for a second."""
+    return demo_encoder.prepare_index(corpus.parent, SEED, corpus, print, BRIEF)
+
+
+@pytest.fixture(scope="module")
+def index(corpus: Path) -> Path:
+    """The demo's index, its encoder trained to the end."""
+    return demo_encoder.prepare_index(corpus.parent, SEED, corpus, print)
+
+
+@pytest.fixture(scope="module")
+def server(corpus: Path, index: Path) -> Iterator[str]:
+    """The URL of a server's process over the demo's index."""
+    config = corpus.parent / "config.yaml"
+    config.write_text(f"retrieval:\n  corpus: {corpus}\n  index: {index}\n")
     process = subprocess.Popen(
         [sys.executable, "-m", "retrieval_server.worker", str(config)],
         stderr=subprocess.PIPE,
@@ -116,11 +116,11 @@ def plain(facts: Sequence[Fact]) -> list[str]:
     return [f"{fact.relation} of {fact.subject}" for fact in facts]
 
 
-def test_the_index_finds_held_out_facts_that_stand_among_all_the_others(
-    world: World, index: dict[str, Path], held_out: tuple[Fact, ...]
+def test_a_brief_training_finds_held_out_facts_among_all_the_others(
+    brief: Path, corpus: Path, held_out: tuple[Fact, ...]
 ) -> None:
-    documents, opened = open_index(RetrievalConfig(**{k: str(v) for k, v in index.items()}))
-    assert len(documents) == len(world.facts) == 1440 and len(held_out) == 360
+    documents, opened = open_index(RetrievalConfig(corpus=str(corpus), index=str(brief)))
+    assert len(documents) == 1440 and len(held_out) == 360
     rows = opened.search(plain(held_out), TOP_K)
     found = [
         fact.passage in [documents[hit.position].contents for hit in row]
@@ -146,6 +146,19 @@ def test_two_hops_asked_at_once_are_answered_with_the_first(server: str, world: 
     assert sum(found) >= 0.9 * len(found)
 
 
+@pytest.mark.slow
+def test_after_the_right_fact_come_others_of_its_name(
+    server: str, held_out: tuple[Fact, ...]
+) -> None:
+    rows = answers(server, plain(held_out))
+    named = [
+        fact.subject in passage.split()
+        for fact, row in zip(held_out, rows, strict=True)
+        for passage in row
+    ]
+    assert len(named) == 1080 and sum(named) >= 0.95 * len(named)
+
+
 def test_training_names_nothing_that_is_held_out(world: World) -> None:
     training, held_out = split(world, HELD_OUT, SEED)
     names = [{name for f in part.facts for name in (f.subject, f.value)}
@@ -156,16 +169,16 @@ def test_training_names_nothing_that_is_held_out(world: World) -> None:
 def test_an_untrained_encoder_does_not_find_them(
     world: World, held_out: tuple[Fact, ...], tmp_path: Path
 ) -> None:
-    Pupil(Recipe(), SEED).save(tmp_path)
+    Pupil(BRIEF, SEED).save(tmp_path)
     assert (ranks(Encoder(tmp_path), world, held_out) < TOP_K).mean() < 0.9
 
 
 def test_the_loss_falls_and_depends_on_the_seed_alone(world: World) -> None:
-    facts = world.facts[:48]
+    facts = world.facts[:24]
 
     def losses() -> list[float]:
-        pupil, rng = Pupil(Recipe(), SEED), random.Random(SEED)
-        return [pupil.step(facts, rng, 3e-3) for _ in range(12)]
+        pupil, rng = Pupil(BRIEF, SEED), random.Random(SEED)
+        return [pupil.step(facts, rng, 3e-3) for _ in range(8)]
 
     first = losses()
     assert first[-1] < 0.5 * first[0] and first == losses()
@@ -173,32 +186,31 @@ def test_the_loss_falls_and_depends_on_the_seed_alone(world: World) -> None:
 
 def test_an_encoder_that_finds_too_little_is_refused(tmp_path: Path) -> None:
     with pytest.raises(demo_encoder.EncoderFailed, match="held-out facts first"):
-        demo_encoder.make(tmp_path, SEED, print, replace(Recipe(), steps=1, found=0.95))
+        demo_encoder.prepare(tmp_path, SEED, print, replace(BRIEF, steps=1))
+    assert not list(tmp_path.glob("demo-encoder-*"))
 
 
-def test_what_is_cached_is_not_made_again(
-    cache: Path, encoder: Path, index: dict[str, Path]
-) -> None:
+def test_what_is_cached_is_not_made_again(brief: Path, corpus: Path) -> None:
     said: list[str] = []
-    again = demo_encoder.prepare_index(cache, SEED, index["corpus"], said.append)
-    assert again == index["index"]
-    assert said == [f"cached in {encoder.parent}", f"cached in {index['index']}"]
+    again = demo_encoder.prepare_index(corpus.parent, SEED, corpus, said.append, BRIEF)
+    assert again == brief and len(said) == 2
+    assert all(line.startswith("cached in ") for line in said)
 
 
-def test_another_corpus_has_an_index_of_its_own(
-    cache: Path, index: dict[str, Path], tmp_path: Path
-) -> None:
+def test_another_corpus_has_an_index_of_its_own(brief: Path, corpus: Path, tmp_path: Path) -> None:
     fewer = tmp_path / "corpus.jsonl"
-    fewer.write_text("".join(index["corpus"].read_text().splitlines(keepends=True)[:12]))
-    other = demo_encoder.prepare_index(cache, SEED, fewer, print)
-    assert other != index["index"] and manifest.read(other).passages == 12
+    fewer.write_text("".join(corpus.read_text().splitlines(keepends=True)[:12]))
+    other = demo_encoder.prepare_index(corpus.parent, SEED, fewer, print, BRIEF)
+    assert other != brief and manifest.read(other).passages == 12
 
 
-def test_the_folder_says_how_it_wants_to_be_used(encoder: Path) -> None:
-    usage = usage_of(encoder)
-    assert (usage.pooling, usage.normalise) == ("mean", True)
-    assert (usage.query_prefix, usage.passage_prefix) == (QUERY, PASSAGE)
-    kept = {str(path.relative_to(encoder)) for path in encoder.rglob("*") if path.is_file()}
+def test_the_folder_says_how_it_wants_to_be_used(brief: Path) -> None:
+    told = manifest.read(brief).encoder
+    assert told is not None and told.usage == usage_of(Path(told.path))
+    assert (told.usage.pooling, told.usage.normalise) == ("mean", True)
+    assert (told.usage.query_prefix, told.usage.passage_prefix) == (QUERY, PASSAGE)
+    folder = Path(told.path)
+    kept = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert kept >= {"config.json", "model.safetensors", "tokenizer.json", "modules.json"}
     assert kept >= {"1_Pooling/config.json", "config_sentence_transformers.json"}
 
@@ -219,8 +231,48 @@ def test_every_query_it_learns_from_is_in_words_that_it_knows(world: World) -> N
     assert all(tokenizer.unk_token_id not in row and len(row) <= 64 for row in ids)
 
 
-def test_a_bare_name_is_answered_by_all_its_facts() -> None:
+def test_neighbours_share_a_syllable_and_every_batch_has_some(world: World) -> None:
+    near = neighbours(world)
+    chosen = batch(world, near, 2, random.Random(SEED))
+    assert all(
+        {name[:2], name[2:]} & {fact.subject[:2], fact.subject[2:]}
+        for name, others in near.items()
+        for facts in others
+        for fact in facts
+    )
+    assert len(set(chosen)) == len(chosen) > 24
+
+
+def test_a_bare_name_is_answered_by_all_that_name_it() -> None:
     facts = [Fact("mayor", "bore", "kelu"), Fact("tower", "bore", "duva"),
-             Fact("capital", "xanu", "bore")]  # fmt: skip
-    right = also_right(["bore", "tower of bore", "capital of xanu"], facts)
-    assert right.tolist() == [[False, True, False], [False] * 3, [False] * 3]
+             Fact("capital", "xanu", "bore"), Fact("mayor", "bori", "lami")]  # fmt: skip
+    scores = torch.tensor([[1.0, 1, 1, 1]] * 4)
+    worse, better = scores.clone(), scores.clone()
+    worse[0, 3] += 1  # another name's fact before them
+    better[0, 2] += 1
+    asked = ["bore", "tower of bore", "capital of xanu", "mayor of bori"]
+    assert contrast(worse, asked, facts) > contrast(scores, asked, facts)
+    assert contrast(better, asked, facts) <= contrast(scores, asked, facts)
+
+
+def naive(scores: list[list[float]], facts: Sequence[Fact]) -> float:
+    """The loss of plain queries, term by term."""
+    answer, named = [], []
+    for fact, row in zip(facts, scores, strict=True):
+        answer.append(math.log(sum(map(math.exp, row))) - row[facts.index(fact)])
+        strange = [
+            math.exp(score)
+            for score, other in zip(row, facts, strict=True)
+            if fact.subject not in (other.subject, other.value)
+        ]
+        for score, other in zip(row, facts, strict=True):
+            if other.subject == fact.subject:
+                named.append(math.log(math.exp(score) + sum(strange)) - score)
+    return sum(answer) / len(answer) + sum(named) / len(named)
+
+
+def test_the_loss_is_what_its_formula_says() -> None:
+    facts = make_world(SEED, 2).facts
+    scores = torch.randn(24, 24, generator=torch.Generator().manual_seed(SEED))
+    loss = contrast(scores, plain(facts), facts)
+    assert loss.item() == pytest.approx(naive(scores.tolist(), facts), rel=1e-5)

@@ -1,0 +1,186 @@
+"""Training the demo's encoder: a one-layer BERT that puts a query beside its passage.
+
+From nothing, by contrast (InfoNCE), the hard wrong passages standing beside each right one: of the
+same name with another relation, of the same relation with a name that looks alike. Names are made
+of syllables, which are its tokens, so what it learns of some names holds for all.
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from transformers import BatchEncoding, BertConfig, BertModel, BertTokenizer
+
+from scripts.demo_tokenizer import WORDS
+from scripts.demo_world import RELATIONS, SYLLABLES, Fact, World
+
+QUERY, PASSAGE = "query: ", "passage: "  # as e5 has them
+VOCABULARY = (
+    "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "query", "passage", ":",
+    *WORDS, *SYLLABLES, *(f"##{s}" for s in SYLLABLES),
+)  # fmt: skip
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The encoder's shape and its training."""
+
+    hidden: int = 128
+    heads: int = 4  # of 32
+    layers: int = 1
+    feed_forward: int = 256
+    max_tokens: int = 64
+    steps: int = 120
+    countries: int = 4  # a batch, and as many neighbours in spelling
+    lr: float = 3e-3
+    warmup_steps: int = 20
+    temperature: float = 0.05
+    found: float = 0.95  # of the held-out facts, at least, are among the first three
+
+
+class Pupil:
+    """The encoder while it is trained: texts → unit vectors, the mean over a text's tokens."""
+
+    def __init__(self, recipe: Recipe, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.recipe = recipe
+        ids = {token: number for number, token in enumerate(VOCABULARY)}
+        self.tokenizer = BertTokenizer(vocab=ids, model_max_length=recipe.max_tokens)
+        self.model = BertModel(
+            BertConfig(
+                vocab_size=len(VOCABULARY),
+                hidden_size=recipe.hidden,
+                num_hidden_layers=recipe.layers,
+                num_attention_heads=recipe.heads,
+                intermediate_size=recipe.feed_forward,
+                max_position_embeddings=recipe.max_tokens,
+                hidden_dropout_prob=0.0,
+                attention_probs_dropout_prob=0.0,
+                pad_token_id=ids["[PAD]"],
+            )
+        )
+        self._optimiser = torch.optim.AdamW(self.model.parameters(), weight_decay=0.0)
+
+    def __call__(self, texts: Sequence[str]) -> torch.Tensor:
+        """float32[N, D], of length 1."""
+        rows: BatchEncoding = self.tokenizer(
+            list(texts), padding=True, truncation=True, return_tensors="pt"
+        )
+        hidden = self.model(**rows).last_hidden_state
+        own = rows["attention_mask"][..., None]
+        return functional.normalize((hidden * own).sum(1) / own.sum(1), dim=-1)
+
+    def step(self, facts: Sequence[Fact], rng: random.Random, lr: float) -> float:
+        """Learn to tell these facts apart, each by a query of its own; returns the loss."""
+        asked = [ask(fact, rng) for fact in facts]
+        queries = self([QUERY + text for text in asked])
+        passages = self([PASSAGE + fact.passage for fact in facts])
+        loss = contrast(queries @ passages.T / self.recipe.temperature, asked, facts)
+        for group in self._optimiser.param_groups:
+            group["lr"] = lr
+        self._optimiser.zero_grad()
+        loss.backward()
+        self._optimiser.step()
+        return float(loss.item())
+
+    def save(self, folder: Path) -> None:
+        """An ordinary model folder, with what sentence-transformers keeps beside the weights."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        modules = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+        kinds = [
+            {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for n, (path, kind) in enumerate(modules)
+        ]
+        pooling = {
+            "word_embedding_dimension": self.recipe.hidden,
+            "pooling_mode_cls_token": False,
+            "pooling_mode_mean_tokens": True,
+        }
+        prompts = {"query": QUERY, "passage": PASSAGE, "document": PASSAGE}
+        limit = {"max_seq_length": self.recipe.max_tokens, "do_lower_case": False}
+        _write(folder / "modules.json", kinds)
+        _write(folder / "1_Pooling" / "config.json", pooling)
+        _write(folder / "sentence_bert_config.json", limit)
+        _write(
+            folder / "config_sentence_transformers.json",
+            {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+        )
+
+
+def _write(path: Path, content: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def ask(fact: Fact, rng: random.Random) -> str:
+    """A query that the fact answers: mostly the plain one, else what an unskilled policy asks (the
+    bare name, two hops at once, the whole question).
+    """
+    plain = f"{fact.relation} of {fact.subject}"
+    if (kind := rng.random()) < 0.1:
+        return fact.subject
+    if kind < 0.3 and fact.relation in RELATIONS:
+        plain = f"{rng.choice(RELATIONS[fact.relation])} of the {plain}"
+    return f"what is the {plain} ?" if rng.random() < 0.1 else plain
+
+
+def contrast(scores: torch.Tensor, asked: Sequence[str], facts: Sequence[Fact]) -> torch.Tensor:
+    """The loss of scores [N, N] of queries for passages: InfoNCE twice, of the fact that answers a
+    query against all the others, and of all that name its subject against those that do not.
+
+    The second puts a name before its neighbours in spelling: after the right fact come others of
+    the same name, as in a search by words, and not the same relation of a name that looks alike.
+    """
+    about = torch.tensor([[a.subject == b.subject for b in facts] for a in facts])
+    names = about | torch.tensor([[a.subject == b.value for b in facts] for a in facts])
+    bare = torch.tensor([text == fact.subject for text, fact in zip(asked, facts, strict=True)])
+    own = torch.eye(len(facts), dtype=torch.bool)
+    others = names & ~own & bare[:, None]  # they answer a bare name as well
+    answer = functional.cross_entropy(scores.masked_fill(others, -torch.inf), own.long().argmax(1))
+    strange = scores.masked_fill(names, -torch.inf).logsumexp(1, keepdim=True)
+    named = (torch.logaddexp(scores, strange) - scores)[about].mean()
+    return answer + named
+
+
+def train(world: World, recipe: Recipe, seed: int, report: Report) -> Pupil:
+    """An encoder that has learnt to find the facts of `world`."""
+    pupil, rng, begun = Pupil(recipe, seed), random.Random(seed), time.monotonic()
+    near = neighbours(world)
+    for step in range(1, recipe.steps + 1):
+        rate = min(step / recipe.warmup_steps, 1 - step / (recipe.steps + 1))
+        loss = pupil.step(batch(world, near, recipe.countries, rng), rng, recipe.lr * rate)
+        if step % 50 == 0:
+            report(f"encoder {time.monotonic() - begun:4.1f} s: step {step}, loss {loss:.3f}")
+    return pupil
+
+
+def neighbours(world: World) -> dict[str, list[tuple[Fact, ...]]]:
+    """By subject: the facts of each other subject that shares a syllable with it."""
+    about: dict[str, tuple[Fact, ...]] = {}
+    for fact in world.facts:
+        about[fact.subject] = (*about.get(fact.subject, ()), fact)
+    return {
+        name: [
+            facts
+            for other, facts in about.items()
+            if other != name and (other[:2] == name[:2] or other[2:] == name[2:])
+        ]
+        for name in about
+    }
+
+
+def batch(
+    world: World, near: dict[str, list[tuple[Fact, ...]]], countries: int, rng: random.Random
+) -> list[Fact]:
+    """The facts of some countries, and those of a neighbour of each of their subjects."""
+    chosen = [fact for country in rng.sample(world.countries, countries) for fact in country.facts]
+    for name in dict.fromkeys(fact.subject for fact in chosen):
+        chosen += rng.choice(near[name]) if near[name] else ()
+    return list(dict.fromkeys(chosen))
