@@ -19,6 +19,8 @@ from retrieval_server.protocol import BadIndex, Document
 from retrieval_server.usage import Usage, digest_of, require_encoder
 
 logger = logging.getLogger("retrieval_server")
+# FAISS tells, when it is imported, which instruction sets it looked for.
+logging.getLogger("faiss").setLevel(logging.WARNING)
 
 
 def open_index(asked: RetrievalConfig) -> tuple[Sequence[Document], Index]:

@@ -7,6 +7,7 @@ builder and server have it), the rest from the commonest use: mean pooling, unit
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -46,8 +47,8 @@ class Usage(msgspec.Struct, frozen=True):
 def usage_of(folder: Path) -> Usage:
     """How the model in `folder` wants to be used. Raises BadIndex for what we have not."""
     config = _json(folder / "config.json")
-    name = f"{folder.resolve().name} {config.get('_name_or_path', '')}".lower()
-    family = next((of for part, of in _FAMILIES.items() if part in name), None)
+    names = _words(folder, str(config.get("_name_or_path", "")))
+    family = next((of for part, of in _FAMILIES.items() if part in names), None)
     pooling, query, passage = family or ("mean", "", "")
     told = _told_pooling(folder)
     if not family and told is None:
@@ -59,8 +60,8 @@ def usage_of(folder: Path) -> Usage:
     return Usage(
         pooling=told or pooling,
         normalise=bool(family) or not modules or "Normalize" in modules,
-        query_prefix=prompts.get("query") or query,
-        passage_prefix=prompts.get("passage") or prompts.get("document") or passage,
+        query_prefix=prompts.get("query", query),
+        passage_prefix=prompts.get("passage", prompts.get("document", passage)),
     )
 
 
@@ -76,6 +77,13 @@ def digest_of(folder: Path) -> str:
     for path in sorted(p for p in folder.rglob("*") if p.suffix in _READ and p.is_file()):
         digest.update(f"{path.relative_to(folder)}\0".encode()).update_mmap(path)
     return digest.hexdigest(length=16)
+
+
+def _words(folder: Path, origin: str) -> list[str]:
+    """The words of a model's name; a folder of the hub's cache is named after its commit."""
+    whole = folder.resolve()
+    name = whole.parent.parent.name if whole.parent.name == "snapshots" else whole.name
+    return re.split(r"[^a-z0-9]+", f"{name} {origin}".lower())
 
 
 def _told_pooling(folder: Path) -> Pooling | None:

@@ -63,6 +63,9 @@ def test_many_texts_keep_their_places(folder: Path) -> None:
             Usage("cls", True, "Represent this sentence for searching relevant passages: "),
         ),
         ("unknown", {}, Usage()),
+        ("models--intfloat--e5-base/snapshots/0a", {}, Usage("mean", True, "query: ", "passage: ")),
+        ("7be5bge0e5", {}, Usage()),  # a commit's digits are no name
+        ("e5", {"prompts": {"prompts": {"query": "", "passage": "p"}}}, Usage(passage_prefix="p")),
         (
             "told",
             {
