@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from configs.process import limit_threads
 from retrieval_server.building import build_bm25, build_dense
 from retrieval_server.manifest import Manifest
 from retrieval_server.protocol import RetrievalError
@@ -30,7 +31,7 @@ DENSE = ("factory", "pooling", "query_prefix", "passage_prefix", "max_passage_to
 def main(given: Sequence[str] | None = None) -> int:
     """Build, and say what was built; 2 when something that was given is at fault."""
     arguments = _parser().parse_args(given)
-    os.environ.setdefault("OMP_NUM_THREADS", str(arguments.threads))
+    limit_threads(arguments.threads)
     begun = time.monotonic()
     try:
         with _bar() as progress:
