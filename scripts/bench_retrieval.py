@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -83,10 +84,9 @@ def measure(given: argparse.Namespace, report: Report) -> dict[str, Any]:
         found = []
         for row in (row for index in corpora for row in rows(index, given.quick)):
             report(row.name)
-            found.append(kept.get(row.name, lambda row=row: bench.measure(row)))
+            found.append(kept.get(row.name, partial(bench.measure, row)))
         report("recall")
-        asked = ("recall", lambda: recalls(processes, corpora["dense"], folder, 1000))
-        recall = kept.get(*asked)
+        recall = kept.get("recall", partial(recalls, processes, corpora["dense"], folder, 1000))
     kept.forget()
     figures = summary(found, recall)
     return {**figures, "rows": found, "builds": builds, "recall": recall, "method": METHOD}

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -119,7 +119,7 @@ async def threads(asked: Asked) -> AsyncIterator[Client]:
     url = asked.url + "/retrieve"
 
     def post(query: str) -> Found:
-        payload = {"queries": [query], "topk": asked.top_k, "return_scores": True}
+        payload: Any = {"queries": [query], "topk": asked.top_k, "return_scores": True}
         try:
             response = session.post(url, json=payload, timeout=asked.deadline_s)
             response.raise_for_status()
