@@ -72,8 +72,8 @@ class RetrievalConfig(Section, frozen=True):
     device: Literal["cpu", "cuda"] = "cpu"  # of the encoder
     index_device: Literal["cpu", "cuda"] = "cpu"  # of the vectors; cuda: over all GPUs, in halves
     map_index: bool = False  # vectors stay on the disk, read when needed (Flat and HNSW on a CPU)
-    ef_search: Annotated[int, Meta(ge=100)] = 128  # HNSW: how many neighbours are looked at
-    nprobe: Positive = 32  # IVF: how many lists are looked into
+    ef_search: Annotated[int, Meta(ge=100)] = 256  # HNSW: how many neighbours are looked at
+    nprobe: NonNegative = 0  # IVF: lists looked into; 0: five times the root of their number
     threads: Positive = 1  # of the encoder and of FAISS
     url: str = ""  # non-empty: an external server; none is started
     recorded: str = ""  # non-empty: a run's directory, whose log answers; no server is started

@@ -5,6 +5,7 @@ could not fill in (position −1) is dropped. Scores are inner products, or, whe
 distances, their negatives: higher is better in any case.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,8 +19,8 @@ from retrieval_server.index import Hit
 from retrieval_server.protocol import MAX_TOP_K, BadIndex
 
 VERSION = f"faiss {faiss.__version__}"
-EF_SEARCH = 128
-NPROBE = 32
+EF_SEARCH = 256
+_LISTS = 5.0  # times the root of their number: a third of 256, a fiftieth of 65,536
 _EF_CONSTRUCTION = 100  # FAISS's 40 costs half the time and a few neighbours in a hundred
 _TRAINED_ON = 256  # vectors for each centroid; FAISS itself takes no more
 _READ_BYTES = 1 << 24
@@ -29,7 +30,8 @@ class DenseIndex:
     """Searches the vectors of passages by those of queries.
 
     `ef_search` (HNSW; at least MAX_TOP_K, so that what is found does not depend on how many others
-    want) and `nprobe` (IVF) buy recall with time; they mean nothing to other kinds.
+    want) and `nprobe` (IVF; 0: by the number of lists) buy recall with time; they mean nothing to
+    other kinds.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class DenseIndex:
         vectors: faiss.Index,
         encoder: Encoder,
         ef_search: int = EF_SEARCH,
-        nprobe: int = NPROBE,
+        nprobe: int = 0,
         threads: int = 1,
     ) -> None:
         if vectors.d != encoder.dimension:
@@ -213,7 +215,7 @@ def _tuned(index: faiss.Index, ef_search: int, nprobe: int) -> str:
         inner.hnsw.efSearch = ef_search
         return f" (efSearch {ef_search})"
     if hasattr(inner, "nprobe"):
-        inner.nprobe = min(nprobe, inner.nlist)
+        inner.nprobe = min(nprobe or math.ceil(_LISTS * math.sqrt(inner.nlist)), inner.nlist)
         return f" (nprobe {inner.nprobe} of {inner.nlist})"
     return ""
 
