@@ -165,7 +165,7 @@ def measure(manner: Manner, steps: int, out: Path) -> dict[str, Any]:
         found = {"quiet": figures(quiet, find), "faulty": figures(faulty, find)}
     ends = [found[name]["em_final"] for name in ("quiet", "faulty")]
     gap = None if None in ends else round(ends[0] - ends[1], 4)
-    return {**json.loads(met.read_text()), **found, "em_gap": gap}
+    return {"met": json.loads(met.read_text()), **found, "em_gap": gap}
 
 
 def main(manner: Manner, steps: int, out: Path, written: Path | None) -> int:
@@ -175,9 +175,9 @@ def main(manner: Manner, steps: int, out: Path, written: Path | None) -> int:
     except DemoFailed as error:
         print(f"faulty_demo: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(found, indent=2))
     if written:
         written.write_text(json.dumps(found, indent=2) + "\n")
+    print(json.dumps(found, indent=2))
     judged = ("status", "books_close", "groups_not_whole", "texts_out_of_place")
     whole = all(
         tuple(found[name][field] for field in judged) == WHOLE for name in ("quiet", "faulty")

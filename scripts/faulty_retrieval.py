@@ -37,6 +37,7 @@ FAULTS = {
     "slow": "the good answer, late",
     "restart": "every connection is closed, and for a second nobody listens",
 }
+OUT = Path(__file__).resolve().parent.parent / "runs" / "faulty"
 UPSTREAM_S = 30.0
 MAX_BODY_BYTES = 64 << 20
 _PASSED_ON = ("content-type", "authorization", "accept")
@@ -54,6 +55,10 @@ class Manner:
     slow_s: float = 1.0
     away_s: float = 1.0
     faults: tuple[str, ...] = tuple(FAULTS)
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.rate <= 1.0:
+            raise ValueError(f"rate = {self.rate!r}: give the share of searches, from 0 to 1")
 
 
 class Dealer:
@@ -267,17 +272,24 @@ def main(words: Sequence[str] | None = None) -> int:
     add("--away-s", type=float, default=Manner.away_s, help="how long a restart takes")
     add("--demo", action="store_true", help="run the demo task with faults and without, and judge")
     add("--steps", type=int, default=80, help="of the demo task")
-    add("--out", type=Path, default=Path("runs/faulty"), help="where the runs of --demo are kept")
+    add("--out", type=Path, default=OUT, help="where the runs of --demo are kept")
     add("--json", type=Path, help="write the figures of --demo there")
     given = parser.parse_args(words)
-    manner = Manner(given.rate, given.seed, given.slow_s, given.away_s)
+    try:
+        manner = Manner(given.rate, given.seed, given.slow_s, given.away_s)
+    except ValueError as error:
+        parser.error(str(error))
     if given.demo:
         from scripts import faulty_demo
 
         return faulty_demo.main(manner, given.steps, given.out, given.json)
     if not given.upstream:
         parser.error("name the real server: --upstream http://HOST:PORT")
-    asyncio.run(serve(given.upstream, manner, given.host, given.port))
+    try:
+        asyncio.run(serve(given.upstream, manner, given.host, given.port))
+    except OSError as error:
+        print(f"faulty_retrieval: {error}; give another --host or --port", file=sys.stderr)
+        return 2
     return 0
 
 
