@@ -86,7 +86,8 @@ class RetrievalConfig(Section, frozen=True):
     max_connections: Positive = 64
     cache_queries: NonNegative = 8192  # whose results each actor remembers
     max_waiting_queries: Positive = 8192  # at the server; beyond it answers 503 and Retry-After
-    request_deadline_s: Seconds = 20.0  # of a search at the server; then 503 too
+    # Of a search at the server; then 503 too. Below half of timeout_s, so that clients hear it.
+    request_deadline_s: Seconds = 12.0
 
     def __post_init__(self) -> None:
         if self.url and self.recorded:

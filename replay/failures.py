@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from replay.groups import Group
 
-# Given back for a restart of replay's, or because no retrieval server was there: however often that
-# happens, it says nothing about the question.
-NOBODYS_FAULT = ("not_held", "absent", "RetrievalUnreachable")
+# Given back for a restart of replay's, or because no retrieval server was there or it had too much
+# to do: however often that happens, it says nothing about the question.
+NOBODYS_FAULT = ("not_held", "absent", "RetrievalUnreachable", "RetrievalOverloaded")
 Key = tuple[int, str]  # evaluation (-1: training), question id
 
 

@@ -8,6 +8,7 @@ on a thread of its own behind a batcher; both live in the lifespan. A search wai
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from starlette.requests import ClientDisconnect
 
 from retrieval_server.batching import Batcher
 from retrieval_server.bearer import shows
-from retrieval_server.index import Hit, Index
+from retrieval_server.index import Index
 from retrieval_server.metrics import CONTENT_TYPE, Metrics
 from retrieval_server.passages import digest_of
 from retrieval_server.protocol import (
@@ -38,6 +39,7 @@ from retrieval_server.protocol import (
     PlainReply,
     Readiness,
     Refusal,
+    RetrievalError,
     RetrievalOverloaded,
     RetrieveRequest,
     ScoredDocument,
@@ -45,6 +47,8 @@ from retrieval_server.protocol import (
 )
 
 MAX_BATCH = 256
+Rows = list[list[ScoredDocument]]
+logger = logging.getLogger("retrieval_server")
 
 _request_decoder = msgspec.json.Decoder(RetrieveRequest)
 _encoder = msgspec.json.Encoder()
@@ -114,11 +118,11 @@ def create_app(
     empty. Set `app.state.draining` when no more searches should come.
     """
     metrics = Metrics()
-    lifespan = _lifespan(index, metrics, limits.waiting_queries)
+    lifespan = _lifespan(documents, index, metrics, limits.waiting_queries)
     app = _App(title="Forage retrieval server", version="1", lifespan=lifespan)
     app.state.draining = False
     info = _info(documents, index, default_top_k)
-    search = _Search(app, documents, info, token, limits.deadline_s)
+    search = _Search(app, info, token, limits.deadline_s)
 
     @app.post(
         "/retrieve",
@@ -130,10 +134,13 @@ def create_app(
     )
     async def retrieve(request: Request) -> Response:
         """Search for every query; `return_scores` chooses the form of the reply."""
-        begun = time.monotonic()
-        response = await search.answer(request)
-        metrics.answered(response.status_code, time.monotonic() - begun)
-        return response
+        begun, status = time.monotonic(), 500
+        try:
+            response = await search.answer(request)
+            status = response.status_code
+            return response
+        finally:
+            metrics.answered(status, time.monotonic() - begun)
 
     _keepers(app, info, metrics)
     return app
@@ -145,12 +152,11 @@ class _Search:
     def __init__(
         self,
         app: FastAPI,
-        documents: Sequence[Document],
         info: Info,
         token: str,
         deadline_s: float,
     ) -> None:
-        self._app, self._documents, self._default_top_k = app, documents, info.default_top_k
+        self._app, self._default_top_k = app, info.default_top_k
         self._version = {INDEX_VERSION: info.index_version}
         self._token, self._deadline_s = token, deadline_s
 
@@ -158,24 +164,29 @@ class _Search:
         """Results, or what was wrong."""
         if not shows(self._token, request.headers.get("authorization", "")):
             return _reply(Refusal(UNAUTHORIZED), 401, {"www-authenticate": "Bearer"})
+        batcher: Batcher[ScoredDocument] = self._app.state.batcher
         try:
-            asked = _request_decoder.decode(await _body(request))
+            async with asyncio.timeout(self._deadline_s):
+                asked = _request_decoder.decode(await _body(request))
+                found = await batcher.search(asked.wanted, asked.topk or self._default_top_k)
         except _TooLarge:
             return _reply(Refusal(f"the body is too large; {ALLOWED}"), 413)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return _reply(Refusal(f"{error}; {ALLOWED}"), 422)
         except ClientDisconnect:
             return _reply(Refusal("the client left before its request was complete"), 400)
-        batcher: Batcher[Hit] = self._app.state.batcher
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                hits = await batcher.search(asked.wanted, asked.topk or self._default_top_k)
         except RetrievalOverloaded as error:
             return _later(str(error), error.retry_after_s)
+        except RetrievalError as error:
+            logger.error("a search failed: %s", error)
+            return _later(str(error), 1.0)
         except TimeoutError:
             said = f"not found within {self._deadline_s:g} s, {batcher.waiting} queries are waiting"
             return _later(said, batcher.backlog_s)
-        return _reply(_result(self._documents, hits, asked.return_scores), headers=self._version)
+        if asked.return_scores:
+            return _reply(ScoredReply(found), headers=self._version)
+        plain = PlainReply([[hit.document for hit in row] for row in found])
+        return _reply(plain, headers=self._version)
 
 
 def _keepers(app: FastAPI, info: Info, metrics: Metrics) -> None:
@@ -203,21 +214,26 @@ def _keepers(app: FastAPI, info: Info, metrics: Metrics) -> None:
 
 
 def _info(documents: Sequence[Document], index: Index, default_top_k: int) -> Info:
-    version = blake3(f"{index.name}\0{digest_of(documents)}".encode())
+    version = blake3(f"{index.name}\0{index.fingerprint}\0{digest_of(documents)}".encode())
     return Info(index.name, version.hexdigest(length=8), len(documents), default_top_k)
 
 
 def _lifespan(
-    index: Index, metrics: Metrics, waiting_queries: int
+    documents: Sequence[Document], index: Index, metrics: Metrics, waiting_queries: int
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    def find(queries: list[str], top_k: int) -> Rows:
+        # Here, not where replies are written: documents may have to be read from the disk.
+        rows = index.search(queries, top_k)
+        return [[ScoredDocument(documents[hit.position], hit.score) for hit in row] for row in rows]
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="index") as thread:
 
-            def search(queries: list[str], top_k: int) -> asyncio.Future[list[list[Hit]]]:
+            def search(queries: list[str], top_k: int) -> asyncio.Future[Rows]:
                 metrics.searched(len(queries))
-                return loop.run_in_executor(thread, index.search, queries, top_k)
+                return loop.run_in_executor(thread, find, queries, top_k)
 
             batcher = Batcher(search, max_batch=MAX_BATCH, max_waiting=waiting_queries)
             async with batcher:
@@ -240,16 +256,6 @@ async def _body(request: Request) -> bytes:
         if size > MAX_BODY_BYTES:
             raise _TooLarge
     return b"".join(chunks)
-
-
-def _result(
-    documents: Sequence[Document], hits: list[list[Hit]], scores: bool
-) -> ScoredReply | PlainReply:
-    if scores:
-        return ScoredReply(
-            [[ScoredDocument(documents[hit.position], hit.score) for hit in row] for row in hits]
-        )
-    return PlainReply([[documents[hit.position] for hit in row] for row in hits])
 
 
 def _reply(

@@ -166,6 +166,9 @@ class _Build:
         """Append the vectors of all passages to their file, from the block where it stopped."""
         count, row = len(self.passages), 4 * encoder.dimension
         with (self._folder / _EMBEDDINGS).open("ab") as file:
+            there = file.seek(0, os.SEEK_END) // row
+            if there < self._recipe.encoded:  # it was cut: whole blocks alone are taken for done
+                self._keep(msgspec.structs.replace(self._recipe, encoded=there - there % BLOCK))
             file.truncate(self._recipe.encoded * row)
             while (begin := self._recipe.encoded) < count:
                 self._progress("encoding", begin, count)

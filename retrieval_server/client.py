@@ -22,7 +22,7 @@ from retrieval_server.memory import Memory
 from retrieval_server.protocol import (
     INDEX_VERSION,
     MAX_QUERY_CHARS,
-    BadReply,
+    RETRIED,
     Passage,
     RetrievalError,
     RetrievalOverloaded,
@@ -34,12 +34,12 @@ from retrieval_server.protocol import (
 )
 from retrieval_server.reply import passages
 
-_RETRIED = (RetrievalTimeout, RetrievalUnavailable, BadReply)
 _WINDOW = 1024  # calls that the latency percentiles look back on
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 _POST_QUERIES = 64
 _GATHER_S = 0.002
+_GRACE_S = 0.25  # for a POST's own, better named, end
 _encoder = msgspec.json.Encoder()
 
 
@@ -107,9 +107,16 @@ class RetrievalClient:
         begun = time.monotonic()
         try:
             _check(queries)
-            passages = await self._memory.get(
-                queries, top_k, lambda new: self._batcher.search(new, top_k)
-            )
+            async with asyncio.timeout(self._timeout_s + _GRACE_S):
+                passages = await self._memory.get(
+                    queries, top_k, lambda new: self._batcher.search(new, top_k)
+                )
+        except TimeoutError as error:
+            self._errors += 1
+            raise RetrievalTimeout(
+                f"no answer within {self._timeout_s:g} s, {self._batcher.waiting} queries are "
+                "waiting for a connection: see retrieval.max_connections"
+            ) from error
         except RetrievalError:
             self._errors += 1
             raise
@@ -142,7 +149,7 @@ class RetrievalClient:
                 return await self._poster.post(
                     body, len(queries), remaining / 2 if left else remaining
                 )
-            except _RETRIED as error:
+            except RETRIED as error:
                 met = not isinstance(error, RetrievalUnreachable | RetrievalOverloaded)
                 if isinstance(error, RetrievalOverloaded):
                     pause += error.retry_after_s
@@ -233,6 +240,11 @@ def _check(queries: Sequence[str]) -> None:
         raise RetrievalRefused(
             f"a query of {longest} characters: at most {MAX_QUERY_CHARS} are allowed"
         )
+    for query in queries:
+        try:
+            query.encode()
+        except UnicodeEncodeError as error:
+            raise RetrievalRefused(f"a query is no text ({error})") from error
 
 
 def _percentile(ordered: list[float], fraction: float) -> float:

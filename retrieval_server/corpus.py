@@ -50,13 +50,13 @@ def load_corpus(
         return Passages(file, starts, str(path))
 
 
-def reopen(folder: Path, corpus: Path) -> Passages:
+def reopen(folder: Path, corpus: Path, digest: str = "") -> Passages:
     """The passages of an index folder: where each begins is kept there, and, of a packed corpus,
-    the lines too.
+    the lines too. `digest`: the corpus', where it is known.
     """
     lines = corpus if is_plain(corpus) else folder / UNPACKED
     with lines.open("rb") as file:
-        return Passages(file, np.load(folder / STARTS, mmap_mode="r"), str(lines))
+        return Passages(file, np.load(folder / STARTS, mmap_mode="r"), str(lines), digest)
 
 
 def _nameless() -> BinaryIO:

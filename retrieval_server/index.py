@@ -15,6 +15,7 @@ class Index(Protocol):
     """Anything that can be searched; called from one thread at a time."""
 
     name: str  # kind and settings, for those who ask what is served
+    fingerprint: str  # changes with what the name does not say and results depend on
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
         """Per query at most `top_k` hits, best first, ties in corpus order.

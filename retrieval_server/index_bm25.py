@@ -44,6 +44,7 @@ class BM25Index:
     """BM25 (Lucene's variant) over texts. Raises CorpusError when none holds a word."""
 
     name = f"bm25 (Lucene, k1 {K1}, b {B})"
+    fingerprint = ""  # the passages decide the rest
 
     def __init__(self, texts: Iterable[str]) -> None:
         # Its numba backend compiles for seconds; numpy answers in a tenth of a millisecond here.

@@ -41,15 +41,21 @@ class DenseIndex:
         ef_search: int = EF_SEARCH,
         nprobe: int = 0,
         threads: int = 1,
+        *,
+        gpus: bool = False,
+        fingerprint: str = "",
     ) -> None:
+        """`gpus`: search on all of them. `fingerprint`: of the vectors' file and its encoder."""
         if vectors.d != encoder.dimension:
             raise BadIndex(
                 f"the index holds vectors of {vectors.d} numbers, the encoder {encoder.path} makes "
                 f"{encoder.dimension}: name the encoder that the index was built with"
             )
-        self._encoder, self._vectors, self._threads = encoder, vectors, threads
+        self._encoder, self._threads = encoder, threads
         self._sign = 1.0 if vectors.metric_type == faiss.METRIC_INNER_PRODUCT else -1.0
         self.name = f"{_kind(vectors)}{_tuned(vectors, ef_search, nprobe)}, {encoder.name}"
+        self.fingerprint = fingerprint
+        self._vectors = on_gpus(vectors) if gpus else vectors  # which take their settings along
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
         """The nearest passages, best first; equal queries are encoded once."""
@@ -129,7 +135,12 @@ def read(paths: Sequence[Path], mapped: bool = False) -> faiss.Index:
     `mapped`: its vectors stay in the file and are read when needed (one file; Flat and HNSW).
     Raises BadIndex naming the file.
     """
-    flags = faiss.IO_FLAG_MMAP_IFC if mapped and len(paths) == 1 else 0
+    if mapped and len(paths) > 1:
+        raise BadIndex(
+            f"retrieval.map_index = True: parts cannot be mapped: join them first: cat "
+            f"{paths[0].parent}/part_* > one.index"
+        )
+    flags = faiss.IO_FLAG_MMAP_IFC if mapped else 0
     try:
         if len(paths) == 1:
             return faiss.read_index(str(paths[0]), flags)
@@ -152,7 +163,13 @@ def on_gpus(index: faiss.Index) -> faiss.Index:
         )
     options = faiss.GpuMultipleClonerOptions()
     options.useFloat16 = options.shard = True
-    return faiss.index_cpu_to_all_gpus(index, co=options)
+    try:
+        return faiss.index_cpu_to_all_gpus(index, co=options)
+    except RuntimeError as error:
+        raise BadIndex(
+            f"{_kind(index)} cannot be searched on GPUs: {_said(error)}: set "
+            "retrieval.index_device=cpu"
+        ) from error
 
 
 class _Parts:

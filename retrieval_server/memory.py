@@ -9,7 +9,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
-from retrieval_server.protocol import Passage
+from retrieval_server.protocol import RETRIED, Passage
 
 Found = list[Passage]
 _Key = tuple[str, int]  # query, top_k
@@ -26,7 +26,9 @@ class Memory:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def of_version(self, version: str) -> None:
-        """What comes from now on is of this version of the index; "" where a server tells none."""
+        """What comes from now on is of this version of the index. "" where a server tells none:
+        then nothing is remembered, for nobody would know when to forget it.
+        """
         if version != self._version:
             self._version = version
             self._known.clear()
@@ -36,8 +38,11 @@ class Memory:
         queries: Sequence[str],
         top_k: int,
         ask: Callable[[list[str]], Awaitable[list[Found]]],
+        again: bool = True,
     ) -> list[Found]:
-        """What is found for each query; `ask` is called with those that are new, in order."""
+        """What is found for each query; `ask` is called with those that are new, in order, and,
+        with `again`, once more with those that another had asked for, in his time, and in vain.
+        """
         found: dict[str, Found] = {}
         awaited: dict[str, asyncio.Future[Found]] = {}
         new: list[str] = []
@@ -58,8 +63,16 @@ class Memory:
             task = asyncio.create_task(self._ask(new, top_k, ask))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        failed: list[str] = []
         for query, future in awaited.items():
-            found[query] = await asyncio.shield(future)
+            try:
+                found[query] = await asyncio.shield(future)
+            except RETRIED:
+                if query in new or not again:
+                    raise
+                failed.append(query)
+        if failed:
+            found |= zip(failed, await self.get(failed, top_k, ask, again=False), strict=True)
         return [found[query] for query in queries]
 
     async def close(self) -> None:
@@ -96,7 +109,7 @@ class Memory:
                 del self._asked[query, top_k]
 
     def _keep(self, key: _Key, row: Found) -> None:
-        if self._size:
+        if self._size and self._version:
             self._known[key] = row
             while len(self._known) > self._size:
                 self._known.popitem(last=False)

@@ -9,6 +9,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+from blake3 import blake3
+
 from configs.schema import RetrievalConfig
 from retrieval_server import manifest
 from retrieval_server.building import BM25, VECTORS
@@ -16,7 +19,7 @@ from retrieval_server.corpus import load_corpus, reopen
 from retrieval_server.index import Index
 from retrieval_server.manifest import Manifest
 from retrieval_server.protocol import BadIndex, Document
-from retrieval_server.usage import Usage, digest_of, require_encoder
+from retrieval_server.usage import digest_of, require_encoder
 
 logger = logging.getLogger("retrieval_server")
 # FAISS tells, when it is imported, which instruction sets it looked for.
@@ -37,7 +40,7 @@ def open_index(asked: RetrievalConfig) -> tuple[Sequence[Document], Index]:
         logger.warning("%s says nothing of its encoder or corpus: they are taken as given", folder)
         return passages, _dense(asked, parts, Path(asked.encoder), None, len(passages))
     told = check(asked)
-    passages = reopen(folder, _corpus(asked, told))
+    passages = reopen(folder, _corpus(asked, told), told.corpus.blake3)
     if told.kind == "bm25":
         from retrieval_server.index_bm25 import VERSION, BM25Index
 
@@ -46,9 +49,8 @@ def open_index(asked: RetrievalConfig) -> tuple[Sequence[Document], Index]:
     from retrieval_server import index_faiss
 
     _compare(told, index_faiss.VERSION)
-    usage = told.encoder.usage if told.encoder else None
     path = _encoder(asked, told)
-    return passages, _dense(asked, [folder / VECTORS], path, usage, len(passages))
+    return passages, _dense(asked, [folder / VECTORS], path, told, len(passages))
 
 
 def check(asked: RetrievalConfig) -> Manifest:
@@ -114,7 +116,7 @@ def _encoder(asked: RetrievalConfig, told: Manifest) -> Path:
 
 
 def _dense(
-    asked: RetrievalConfig, files: list[Path], path: Path, usage: Usage | None, count: int
+    asked: RetrievalConfig, files: list[Path], path: Path, told: Manifest | None, count: int
 ) -> Index:
     import torch
 
@@ -128,7 +130,15 @@ def _dense(
             f"{asked.index!r} holds {vectors.ntotal} vectors, and {asked.corpus!r} {count} "
             "passages: name the corpus that the index was built from"
         )
-    encoder = Encoder(path, usage, asked.encoder_dtype, asked.device)
-    if asked.index_device == "cuda":
-        vectors = index_faiss.on_gpus(vectors)
-    return index_faiss.DenseIndex(vectors, encoder, asked.ef_search, asked.nprobe, asked.threads)
+    built = told.encoder if told else None
+    if built and built.dtype != asked.encoder_dtype:
+        logger.warning("passages were encoded in %s, queries are in %s (retrieval.encoder_dtype)",
+                       built.dtype, asked.encoder_dtype)  # fmt: skip
+    encoder = Encoder(path, built.usage if built else None, asked.encoder_dtype, asked.device)
+    mark = told.files[VECTORS] if told else manifest.mark(files)
+    decisive = (mark, encoder.usage, asked.encoder_dtype, asked.device, asked.index_device)
+    return index_faiss.DenseIndex(
+        *(vectors, encoder, asked.ef_search, asked.nprobe, asked.threads),
+        gpus=asked.index_device == "cuda",
+        fingerprint=blake3(msgspec.json.encode(decisive)).hexdigest(length=8),
+    )

@@ -19,8 +19,11 @@ from retrieval_server.rows import document
 class Passages(Sequence[Document]):
     """The documents of `file` (JSON lines); `starts` int64[N]: the offset of each, ascending."""
 
-    def __init__(self, file: BinaryIO, starts: NDArray[np.int64], name: str) -> None:
-        self.starts, self._name = starts, name
+    def __init__(
+        self, file: BinaryIO, starts: NDArray[np.int64], name: str, digest: str = ""
+    ) -> None:
+        """`digest`: where it is known already."""
+        self.starts, self._name, self._digest = starts, name, digest
         self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __len__(self) -> int:
@@ -45,7 +48,8 @@ class Passages(Sequence[Document]):
 
     def digest(self) -> str:
         """Of all passages and their order, as they stand in the file."""
-        return blake3(self._bytes, max_threads=blake3.AUTO).hexdigest(length=16)
+        digest = self._digest
+        return digest or blake3(self._bytes, max_threads=blake3.AUTO).hexdigest(length=16)
 
 
 def digest_of(documents: Sequence[Document]) -> str:

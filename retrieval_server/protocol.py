@@ -75,6 +75,9 @@ class NotRecorded(RetrievalError):
     """A recorded run answers in the server's place, and never made this search."""
 
 
+RETRIED = (RetrievalTimeout, RetrievalUnavailable, BadReply)
+
+
 class Passage(msgspec.Struct, frozen=True):
     """One retrieved passage; `contents` holds the title on its first line."""
 

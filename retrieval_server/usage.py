@@ -28,6 +28,8 @@ _POOLINGS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
 }
+_NO_FAMILY = {"m3", "instruct"}
+MAX_TOKENS = 256  # as Search-R1's server and builder
 _READ = (".json", ".safetensors", ".bin", ".txt", ".model")  # what makes a model what it is
 
 logger = logging.getLogger("retrieval_server")
@@ -40,8 +42,8 @@ class Usage(msgspec.Struct, frozen=True):
     normalise: bool = True
     query_prefix: str = ""
     passage_prefix: str = ""
-    max_query_tokens: int = 256
-    max_passage_tokens: int = 256
+    max_query_tokens: int = MAX_TOKENS
+    max_passage_tokens: int = MAX_TOKENS
 
 
 def usage_of(folder: Path) -> Usage:
@@ -50,7 +52,10 @@ def usage_of(folder: Path) -> Usage:
     names = _words(folder, str(config.get("_name_or_path", "")))
     family = next((of for part, of in _FAMILIES.items() if part in names), None)
     pooling, query, passage = family or ("mean", "", "")
+    if not _NO_FAMILY.isdisjoint(names):  # bge-m3 takes none, and …-instruct one of the task's own
+        query = passage = ""
     told = _told_pooling(folder)
+    longest = _json(folder / "sentence_bert_config.json").get("max_seq_length") or MAX_TOKENS
     if not family and told is None:
         logger.warning("%s says nothing of pooling or prefixes: mean pooling, no prefix", folder)
     prompts = _json(folder / "config_sentence_transformers.json").get("prompts") or {}
@@ -60,8 +65,10 @@ def usage_of(folder: Path) -> Usage:
     return Usage(
         pooling=told or pooling,
         normalise=bool(family) or not modules or "Normalize" in modules,
-        query_prefix=prompts.get("query", query),
-        passage_prefix=prompts.get("passage", prompts.get("document", passage)),
+        query_prefix=prompts.get("query") or query,
+        passage_prefix=prompts.get("passage") or prompts.get("document") or passage,
+        max_query_tokens=min(MAX_TOKENS, longest),
+        max_passage_tokens=min(MAX_TOKENS, longest),
     )
 
 

@@ -7,6 +7,7 @@ said before serving, with exit code 2.
 
 import argparse
 import logging
+import math
 import socket
 import sys
 from collections.abc import Sequence
@@ -19,13 +20,14 @@ from retrieval_server.bearer import is_loopback, read_token
 from retrieval_server.protocol import DEFAULT_TOP_K, MAX_TOP_K, BadIndex, CorpusError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import uvicorn
     from fastapi import FastAPI
 
 logger = logging.getLogger("retrieval_server")
 
 _KEEP_ALIVE_S = 75  # longer than the client's, so that an idle connection is closed by the client
-_DRAIN_S = 10
 _BACKLOG = 2048
 
 
@@ -130,9 +132,10 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
             ws="none",
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_DRAIN_S,
+            timeout_graceful_shutdown=math.ceil(asked.request_deadline_s) + 1,
         )
     )
+    _tell_when_leaving(app, server)
     # While it serves, uvicorn handles the signals: it drains, restores ours and raises them again.
     process.on_stop(partial(_drain, app, server))
     shown = (len(documents), host, port, index.name)
@@ -149,6 +152,17 @@ def _warn_of_strangers(config: Config, address: str) -> None:
             "retrieval.token_file is empty: name a file with a token, or listen on 127.0.0.1",
             *(config.retrieval.host, address),
         )
+
+
+def _tell_when_leaving(app: "FastAPI", server: "uvicorn.Server") -> None:
+    """Have `/ready` say so from the signal on, as long as connections last."""
+    leave = server.handle_exit
+
+    def handle(sig: int, frame: "FrameType | None") -> None:
+        app.state.draining = True
+        leave(sig, frame)
+
+    server.handle_exit = handle  # type: ignore[assignment, method-assign]
 
 
 def _leave(cause: str) -> None:

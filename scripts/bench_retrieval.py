@@ -32,7 +32,7 @@ from scripts.bench_stream_run import Processes, RunFailed
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CACHE = REPOSITORY / ".cache" / "retrieval"
-PASSAGES, QUICK_DENSE = 50_000, 10_000
+PASSAGES, QUICK_DENSE = 50_000, 5_000
 UNITS = 16_384  # distinct queries; as many groups
 SEED = 0
 Report = Callable[[str], None]
@@ -43,6 +43,7 @@ METHOD = {
     "word more. Siblings ask at once and go on together; open loop: within 50 ms",
     "ours": "RetrievalClient → retrieval_server.worker, nothing remembered unless it says so",
     "aiohttp, requests": "one POST a query to FastAPI's thread pool, as Search-R1's users do",
+    "calls/query": "POSTs without retries; calls_per_query: the worst closed row in groups",
     "bare": "our server, a POST a query over our client's connections",
     "over_naive": "medians, over the better of aiohttp and requests",
     "dense": "HNSW32 by an encoder of MiniLM-L6's shape (random weights) that reads 32 tokens of a "

@@ -210,7 +210,9 @@ def test_orders_that_only_shuffling_tells_apart_do_not_contradict(
     known = opened(config, tmp_path / "run", *rollouts)
     (passages,) = asyncio.run(known.retrieve(["who"], 3))
     assert tuple(passage.id for passage in passages) == best and len(set(shown)) > 2
-    assert "query 'who' brought" in refusal(plain, tmp_path / "other", *rollouts)
+    known = opened(plain, tmp_path / "other", *rollouts)  # equal scores may swap; the first counts
+    (passages,) = asyncio.run(known.retrieve(["who"], 3))
+    assert tuple(passage.id for passage in passages) == shown[0]
 
 
 @pytest.mark.parametrize(

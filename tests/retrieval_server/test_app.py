@@ -13,7 +13,13 @@ import pytest
 from retrieval_server.app import Limits
 from retrieval_server.index import Hit
 from retrieval_server.index_bm25 import BM25Index
-from retrieval_server.protocol import MAX_BODY_BYTES, MAX_QUERIES, MAX_QUERY_CHARS, MAX_TOP_K
+from retrieval_server.protocol import (
+    MAX_BODY_BYTES,
+    MAX_QUERIES,
+    MAX_QUERY_CHARS,
+    MAX_TOP_K,
+    CorpusError,
+)
 from tests.retrieval_server.conftest import CONTENTS
 
 
@@ -207,6 +213,38 @@ def test_what_takes_too_long_is_503(serve: Any) -> None:
         told = _post(url, queries=["kelu"])
         index.release.set()
     assert told.status_code == 503 and "not found within 0.2 s" in told.json()["detail"]
+
+
+class Broken(BM25Index):
+    """Cannot be read any more."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(CONTENTS)
+        self.error = error
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(CorpusError("line 3 is gone"), 503), (KeyError("a bug"), 500)]
+)
+def test_a_search_that_fails_is_said_and_counted(serve: Any, error: Exception, status: int) -> None:
+    with serve(index=Broken(error)) as url:
+        told = _post(url, queries=["kelu"])
+        lines = _get(url, "metrics").text.splitlines()
+    assert told.status_code == status
+    assert f'retrieval_requests_total{{status="{status}"}} 1.0' in lines
+
+
+def test_the_version_changes_with_what_an_index_is_made_of(serve: Any) -> None:
+    versions = set()
+    for fingerprint in ("", "another encoder"):
+        index = BM25Index(CONTENTS)
+        index.fingerprint = fingerprint
+        with serve(index=index) as url:
+            versions.add(_get(url, "info").json()["index_version"])
+    assert len(versions) == 2
 
 
 def test_openapi_describes_the_wire_types(server_url: str) -> None:

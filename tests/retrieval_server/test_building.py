@@ -109,6 +109,44 @@ def test_what_is_encoded_is_not_encoded_again(
     assert [done for step, done in seen if step == "encoding"] == [48, 64, 70]
 
 
+def test_embeddings_that_went_missing_are_made_again(
+    tmp_path: Path, corpus: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "BLOCK", 16)
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    build_dense(corpus, whole, encoder, "Flat", 1, _quiet)
+    with pytest.raises(_Killed):
+        build_dense(corpus, out, encoder, "Flat", 1, lambda step, *_: _kill(step, "indexing"))
+    embeddings = out / "embeddings.f32"
+    embeddings.write_bytes(embeddings.read_bytes()[: 4 * encoder.dimension * 20])
+    build_dense(corpus, out, encoder, "Flat", 1, _quiet)
+    assert _bytes(out) == _bytes(whole)
+
+
+def test_parts_cannot_be_mapped(
+    tmp_path: Path, corpus: Path, dense: Path, encoder: Encoder
+) -> None:
+    for part in ("part_aa", "part_ab"):
+        (tmp_path / part).write_bytes((dense / "index.faiss").read_bytes())
+    asked = RetrievalConfig(
+        corpus=str(corpus), index=str(tmp_path), encoder=str(encoder.path), map_index=True
+    )
+    with pytest.raises(BadIndex, match=r"retrieval\.map_index = True: parts cannot be mapped"):
+        open_index(asked)
+
+
+def test_the_fingerprint_is_of_the_vectors_and_their_use(
+    tmp_path: Path, corpus: Path, dense: Path, encoder: Encoder
+) -> None:
+    used = msgspec.structs.replace(encoder.usage, query_prefix="query: ")
+    other = Encoder(encoder.path, used)
+    build_dense(corpus, tmp_path / "other", other, "HNSW8", 1, _quiet)
+    folders = (dense, dense, tmp_path / "other")
+    first, same, another = (open_index(RetrievalConfig(index=str(f)))[1] for f in folders)
+    assert first.name == another.name
+    assert first.fingerprint == same.fingerprint != another.fingerprint
+
+
 def test_a_folder_of_something_else_is_refused(
     tmp_path: Path, corpus: Path, encoder: Encoder, dense: Path
 ) -> None:

@@ -138,6 +138,27 @@ async def test_silence_is_a_timeout_within_the_deadline(faulty: Start) -> None:
     assert server.connections == len(server.bodies)
 
 
+async def test_who_waits_for_a_connection_waits_no_longer_than_anybody(faulty: Start) -> None:
+    server = await faulty(None)  # never answers
+    async with RetrievalClient(server.url, 0.4, 0, max_connections=1) as client:
+        first = asyncio.create_task(client.retrieve(["a"], 1))
+        while not server.bodies:
+            await asyncio.sleep(0.01)
+        client._timeout_s = 0.1  # of whom comes now
+        with pytest.raises(RetrievalTimeout, match=r"within 0\.1 s, 1 queries are waiting"):
+            await client.retrieve(["b"], 1)
+        with pytest.raises(RetrievalTimeout):
+            await first
+
+
+async def test_what_is_no_text_is_refused_alone(server_url: str) -> None:
+    async with RetrievalClient(server_url) as client:
+        both = (client.retrieve(["kelu"], 1), client.retrieve(["\ud800"], 1))
+        found, refused = await asyncio.gather(*both, return_exceptions=True)
+    assert isinstance(refused, RetrievalRefused) and "is no text" in str(refused)
+    assert not isinstance(found, BaseException) and found[0][0].id == "p0"
+
+
 async def test_nobody_listening_is_unreachable_at_the_deadline(free_port: int) -> None:
     url, clock = f"http://127.0.0.1:{free_port}", asyncio.get_running_loop().time
     async with RetrievalClient(url, timeout_s=1.0, retries=1) as client:

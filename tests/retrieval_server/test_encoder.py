@@ -65,7 +65,12 @@ def test_many_texts_keep_their_places(folder: Path) -> None:
         ("unknown", {}, Usage()),
         ("models--intfloat--e5-base/snapshots/0a", {}, Usage("mean", True, "query: ", "passage: ")),
         ("7be5bge0e5", {}, Usage()),  # a commit's digits are no name
-        ("e5", {"prompts": {"prompts": {"query": "", "passage": "p"}}}, Usage(passage_prefix="p")),
+        (
+            "my-e5",  # prompts that were never set, as sentence-transformers writes them
+            {"prompts": {"prompts": {"query": "", "document": ""}}},
+            Usage("mean", True, "query: ", "passage: "),
+        ),
+        ("bge-m3", {}, Usage("cls")),
         (
             "told",
             {

@@ -7,7 +7,7 @@ import pytest
 
 from retrieval_server.client import RetrievalClient
 from retrieval_server.memory import Memory
-from retrieval_server.protocol import Passage, RetrievalTimeout
+from retrieval_server.protocol import Passage, RetrievalRefused, RetrievalTimeout
 
 
 class Asked:
@@ -44,6 +44,7 @@ async def test_the_same_query_at_once_is_asked_once() -> None:
 
 async def test_what_is_known_is_not_asked_again_until_it_is_too_much() -> None:
     ask, memory = Asked(), Memory(2)
+    memory.of_version("one")
     ask.release.set()
     for query in ("a", "b", "a", "c", "a", "b"):
         assert ids(await memory.get([query], 3, ask)) == [query]
@@ -78,16 +79,32 @@ async def test_what_was_asked_of_the_index_before_is_not_kept() -> None:
     assert len(ask.calls) == 2
 
 
-async def test_an_error_reaches_all_who_ask_and_is_not_kept() -> None:
+async def test_an_error_is_not_kept_and_who_joined_late_asks_once_himself() -> None:
     ask, memory = Asked(), Memory(8)
     ask.error = RetrievalTimeout("too late")
     ask.release.set()
     found = await asyncio.gather(
-        memory.get(["a"], 3, ask), memory.get(["a"], 3, ask), return_exceptions=True
+        *(memory.get(["a"], 3, ask) for _ in range(3)), return_exceptions=True
     )
-    assert [str(each) for each in found] == ["too late"] * 2 and len(ask.calls) == 1
+    assert [str(each) for each in found] == ["too late"] * 3 and len(ask.calls) == 2
     ask.error = None
     assert ids(await memory.get(["a"], 3, ask)) == ["a"]
+
+
+async def test_a_refusal_is_everybodys_at_once() -> None:
+    ask, memory = Asked(), Memory(8)
+    ask.error = RetrievalRefused("no")
+    ask.release.set()
+    both = (memory.get(["a"], 3, ask), memory.get(["a"], 3, ask))
+    assert len(await asyncio.gather(*both, return_exceptions=True)) == 2 and len(ask.calls) == 1
+
+
+async def test_nothing_is_remembered_of_a_server_that_tells_no_version() -> None:
+    ask, memory = Asked(), Memory(8)
+    ask.release.set()
+    for _ in range(2):
+        assert ids(await memory.get(["a"], 3, ask)) == ["a"]
+    assert ask.calls == [["a"], ["a"]]
 
 
 async def test_who_asked_first_may_leave() -> None:
