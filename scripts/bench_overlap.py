@@ -62,8 +62,8 @@ def make_plan(given: argparse.Namespace) -> "Plan":
         multiples=(2, 8) if quick else (1, 2, 4, 8, 16),
         unwaited=(2,) if quick else (1, 2, 4),
         batches=(8,) if quick else (1, 2, 4, 8),
-        cell=Timing(1.0, 3.0) if quick else Timing(2.0, 6.0),
-        reference=Timing(0.5, 2.0) if quick else Timing(1.0, 4.0),
+        cell=Timing(1.0, 3.0) if quick else Timing(2.0, 6.0, 2),
+        reference=Timing(0.5, 2.0) if quick else Timing(1.0, 4.0, 2),
         repeats=given.repeats or (2 if quick else 5),
         code=digest.hexdigest(),
     )

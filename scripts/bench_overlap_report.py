@@ -17,8 +17,8 @@ METHOD = {
     "between two windows of its reference, whose mean it is divided by",
     "own best": "looked for first, in other windows than those that count",
     "tokens/s": "sampled tokens, counted when their completion ends, over a window that begins "
-    "when as many rollouts have ended as are in flight and ends while all go on; of loops in "
-    "batches: over whole batches, after the first",
+    "when as many rollouts have ended as are in flight, or twice as many (`plan`: turnovers), and "
+    "ends while all go on; of loops in batches: over whole batches, after the first",
     "seats filled": "of the engine's seats, on average, those that a rollout was in or queued for",
     "latency": "put before the real server, drawn for each query apart; a POST waits for the "
     "longest of its queries'; of the tail: log-normal, p50 200 ms, p99 2 s",

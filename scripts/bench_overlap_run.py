@@ -46,10 +46,13 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """At least so long before, and in, the window of time that is measured."""
+    """At least so long before, and in, the window of time that is measured; and before it, at least
+    so many times as many rollouts end as are in flight (of batches: one).
+    """
 
     warm_up_s: float
     seconds: float
+    turnovers: int = 1
 
 
 class _Mark(NamedTuple):
@@ -118,7 +121,8 @@ class Bench:
         runner = make_runner(cell, play, lessor, meter, client, self._config)
         async with asyncio.TaskGroup() as group:
             group.create_task(runner.run())
-            await lessor.settled(timing.warm_up_s, cell.rollouts)
+            turnovers = timing.turnovers if cell.loop == "continuous" else 1
+            await lessor.settled(timing.warm_up_s, turnovers * cell.rollouts)
             begin = mark()
             await lessor.settled(timing.seconds)
             end = mark()

@@ -101,7 +101,11 @@ def serving(corpus: Path, seed: int) -> Iterator[tuple[str, int]]:
     with socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG) as listener:
         port, number = listener.getsockname()[1], listener.fileno()
         words = ["-m", "scripts.bench_overlap_server", str(corpus), str(number), str(seed)]
-        process = subprocess.Popen([sys.executable, *words], pass_fds=[number])
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            pass_fds=[number],
+            start_new_session=True,  # Ctrl-C is its starter's affair
+        )
     try:
         yield f"http://127.0.0.1:{port}", process.pid
     finally:
