@@ -59,7 +59,7 @@ def make_plan(given: argparse.Namespace) -> "Plan":
         names=names[:-2] if quick else names,
         seats=given.seats,
         layers=given.layers,
-        multiples=(2, 8) if quick else (1, 2, 4, 8, 16),
+        multiples=(4, 8) if quick else (1, 2, 4, 8, 16),
         unwaited=(2,) if quick else (1, 2, 4),
         batches=(8,) if quick else (1, 2, 4, 8),
         cell=Timing(1.0, 3.0) if quick else Timing(2.0, 6.0, 2),

@@ -90,6 +90,7 @@ def tables(found: dict[str, Any], plan: Plan) -> list[Table]:
         f"{found['rollouts_in_flight'][NO_LATENCY]} rollouts in flight",
         caption=f"real vLLM, rollouts, HTTP and index, {plan.layers} layers; {on}",
     )  # fmt: skip
+    rows.columns[0].no_wrap = True
     for row in found["rows"]:
         goal = GOALS.get(row["name"])
         verdict = "" if goal is None else "met" if row["ratio"] >= goal else "[bold red]missed[/]"
