@@ -88,6 +88,8 @@ class RetrievalConfig(Section, frozen=True):
     max_waiting_queries: Positive = 8192  # at the server; beyond it answers 503 and Retry-After
     # Of a search at the server; then 503 too. Below half of timeout_s, so that clients hear it.
     request_deadline_s: Seconds = 12.0
+    # How long /ready says that the server leaves before its port closes.
+    drain_notice_s: Annotated[float, Meta(ge=0.0)] = 0.0
 
     def __post_init__(self) -> None:
         if self.url and self.recorded:

@@ -10,6 +10,7 @@ import logging
 import math
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -135,7 +136,7 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
             timeout_graceful_shutdown=math.ceil(asked.request_deadline_s) + 1,
         )
     )
-    _tell_when_leaving(app, server)
+    _tell_when_leaving(app, server, asked.drain_notice_s)
     # While it serves, uvicorn handles the signals: it drains, restores ours and raises them again.
     process.on_stop(partial(_drain, app, server))
     shown = (len(documents), host, port, index.name)
@@ -154,13 +155,20 @@ def _warn_of_strangers(config: Config, address: str) -> None:
         )
 
 
-def _tell_when_leaving(app: "FastAPI", server: "uvicorn.Server") -> None:
-    """Have `/ready` say so from the signal on, as long as connections last."""
+def _tell_when_leaving(app: "FastAPI", server: "uvicorn.Server", notice_s: float) -> None:
+    """Have `/ready` say so from the first signal on, and the port close `notice_s` later, or at the
+    next signal.
+    """
     leave = server.handle_exit
 
     def handle(sig: int, frame: "FrameType | None") -> None:
-        app.state.draining = True
-        leave(sig, frame)
+        again, app.state.draining = app.state.draining, True
+        if again or not notice_s:
+            leave(sig, frame)
+        else:
+            later = threading.Timer(notice_s, leave, (sig, frame))
+            later.daemon = True
+            later.start()
 
     server.handle_exit = handle  # type: ignore[assignment, method-assign]
 

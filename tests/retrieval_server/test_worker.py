@@ -74,6 +74,21 @@ def test_it_ends_on_sigterm_with_a_client_connected(run: Run) -> None:
     assert process.returncode == 0
 
 
+def test_it_says_that_it_leaves_before_it_does(run: Run) -> None:
+    process = run("retrieval.drain_notice_s=60")
+    url = _url(process)
+    assert httpx.get(f"{url}/ready", trust_env=False).status_code == 200
+    process.send_signal(signal.SIGTERM)
+    while (told := httpx.get(f"{url}/ready", trust_env=False)).status_code == 200:
+        assert process.poll() is None
+    assert (told.status_code, told.json()) == (503, {"status": "draining"})
+    body = {"queries": ["kelu"], "topk": 1}
+    assert httpx.post(f"{url}/retrieve", json=body, trust_env=False).status_code == 200
+    process.send_signal(signal.SIGTERM)  # at once, then
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
 def test_a_token_is_asked_for_and_shown(run: Run, write_token: Callable[..., Path]) -> None:
     token_file = write_token("sesame-12")
     process = run(f"retrieval.token_file={token_file}", "retrieval.host=0.0.0.0")
