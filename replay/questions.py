@@ -1,4 +1,4 @@
-"""Where questions come from: a JSONL file, cycled for ever, reshuffled per epoch by the seed.
+"""Where questions come from: a file's, cycled for ever, reshuffled per epoch by the seed.
 
 Consumes the questions of a file; produces one question per opened group. Waits for nothing. Its
 state is the number of draws, the questions put back and those retired, so a fold over the log
@@ -8,78 +8,8 @@ restores it.
 import random
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from replay.trajectory import Question
-
-
-class QuestionsError(ValueError):
-    """A question file cannot be used; the message names file, line, field, value and remedy."""
-
-
-class _Row(msgspec.Struct):
-    question: str
-    answers: list[str]
-    id: str | int | None = None
-    hops: int = 0
-
-
-def load_questions(path: str | Path, limit: int = 0) -> tuple[Question, ...]:
-    """Read JSONL rows `{"question", "answers"}` (optional `id`, `hops`); `limit` 0 reads all.
-
-    A row without an id is called `<file stem>-<row number>`, from 1. Raises QuestionsError.
-    """
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise QuestionsError(f"{path}: cannot be read as UTF-8 text ({error})") from error
-    seen: dict[str, int] = {}
-    questions: list[Question] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        question = _parse(line, path, number)
-        if question.id in seen:
-            raise QuestionsError(
-                f"{path}:{number}: id {question.id!r} is that of line {seen[question.id]} too; "
-                "give each row its own id or leave id out"
-            )
-        seen[question.id] = number
-        questions.append(question)
-        if len(questions) == limit:
-            break
-    if not questions:
-        raise QuestionsError(f'{path}: no questions; write rows {{"question": …, "answers": […]}}')
-    return tuple(questions)
-
-
-def _parse(line: str, path: Path, number: int) -> Question:
-    where = f"{path}:{number}"
-    try:
-        raw: Any = msgspec.json.decode(line)
-    except msgspec.DecodeError as error:
-        raise QuestionsError(f"{where}: not JSON ({error}): {line[:80]!r}") from error
-    try:
-        row = msgspec.convert(raw, _Row)
-    except msgspec.ValidationError as error:
-        raise QuestionsError(
-            f"{where}: {error}, got {line[:80]!r}; "
-            'write {"question": text, "answers": [text, …]}, optional "id" and "hops"'
-        ) from error
-    if not row.question.strip():
-        raise QuestionsError(f"{where}: question is empty, got {row.question!r}; write its text")
-    if not row.answers or not all(answer.strip() for answer in row.answers):
-        raise QuestionsError(
-            f"{where}: answers is {row.answers!r}; give at least one, none of them empty"
-        )
-    if row.hops < 0:
-        raise QuestionsError(f"{where}: hops is {row.hops!r}; give 0 (unknown) or more")
-    name = f"{path.stem}-{number}" if row.id is None else str(row.id)
-    return Question(name, row.question, tuple(row.answers), row.hops)
 
 
 class Questions:

@@ -28,7 +28,8 @@ from configs.schema import Config
 from replay.ledger import Ledger
 from replay.log import FILE_NAME, EventLog, read_whole
 from replay.protocol import LogError, ReplayError
-from replay.questions import Questions, QuestionsError, load_questions
+from replay.question_files import QuestionsError, load_questions
+from replay.questions import Questions
 from replay.records import (
     Record,
     ReplayRestarted,

@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from configs.load import ConfigError
 from configs.schema import Config
-from replay.questions import QuestionsError, load_questions
+from replay.question_files import QuestionsError, load_questions
 from replay.trajectory import Kind
 from retrieval_server.index import Index
 from retrieval_server.protocol import Document

@@ -14,7 +14,8 @@ from actors.transformers_policy import TransformersPolicy
 from configs.schema import Config
 from replay.codec import encode_trajectory
 from replay.protocol import Batch, Lease
-from replay.questions import Questions, load_questions
+from replay.question_files import load_questions
+from replay.questions import Questions
 from replay.trajectory import Question, Sampling, Trajectory
 from retrieval_server.corpus import load_corpus
 from retrieval_server.index_bm25 import BM25Index

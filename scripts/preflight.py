@@ -16,7 +16,7 @@ from actors.recorded import RecordedRetriever
 from configs.load import ConfigError
 from configs.schema import Config
 from replay.protocol import ReplayError
-from replay.questions import load_questions
+from replay.question_files import load_questions
 from retrieval_server.bearer import read_token
 from retrieval_server.opening import look
 from retrieval_server.protocol import BadIndex, RetrievalError

@@ -23,7 +23,7 @@ from learner.incarnation import last_incarnation
 from replay.books import Books
 from replay.log import FILE_NAME, read_whole, refuse_writer
 from replay.protocol import LogError
-from replay.questions import QuestionsError
+from replay.question_files import QuestionsError
 from replay.records import RunResumed, RunStarted
 from replay.segments import exists
 from replay.worker import make_ledger

@@ -11,7 +11,8 @@ from actors.rollout import rollout
 from configs.schema import Config
 from replay.codec import encode_trajectory
 from replay.protocol import Batch, Lease
-from replay.questions import Questions, load_questions
+from replay.question_files import load_questions
+from replay.questions import Questions
 from replay.records import EVAL_GROUPS
 from replay.trajectory import Question, Sampling, Trajectory
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from replay.questions import Questions, QuestionsError, load_questions
+from replay.question_files import QuestionsError, load_questions
+from replay.questions import Questions
 from replay.trajectory import Question
 
 FIVE = tuple(Question(f"q{i}", "text", ("a",)) for i in range(5))

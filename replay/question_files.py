@@ -1,0 +1,129 @@
+"""Question files → questions: JSONL or parquet of ours, FlashRAG's JSONL, Search-R1's and verl's
+parquet, as they are.
+
+Consumes a path; produces questions in the file's order; waits for nothing but the disk. A row's
+question is `question` or `extra_info.question`; its answers are `answers`, `golden_answers` or
+`reward_model.ground_truth.target`; its id is `id` or `extra_info.index`, behind `data_source` where
+that is named, for ids of different data sets collide.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replay.trajectory import Question
+
+_WANTED = 'write {"question": text, "answers": [text, …]}, optional "id" and "hops"'
+_BATCH = 1024
+
+
+class QuestionsError(ValueError):
+    """A question file cannot be used; the message names file, line, field, value and remedy."""
+
+
+class _Row(msgspec.Struct):
+    question: str
+    answers: list[str]
+    id: str | int | None = None
+    hops: int = 0
+
+
+def load_questions(path: str | Path, limit: int = 0) -> tuple[Question, ...]:
+    """Read and check every row, or the first `limit`; 0 reads all.
+
+    A row without an id is called `<file stem>-<row number>`, from 1. Raises QuestionsError.
+    """
+    path = Path(path)
+    seen: dict[str, int] = {}
+    questions: list[Question] = []
+    for number, raw in question_rows(path):
+        question = question_of(raw, f"{path}:{number}", f"{path.stem}-{number}")
+        if question.id in seen:
+            raise QuestionsError(
+                f"{path}:{number}: id {question.id!r} is that of line {seen[question.id]} too; "
+                "give each row its own id or leave id out"
+            )
+        seen[question.id] = number
+        questions.append(question)
+        if len(questions) == limit:
+            break
+    if not questions:
+        raise QuestionsError(f'{path}: no questions; write rows {{"question": …, "answers": […]}}')
+    return tuple(questions)
+
+
+def question_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """Line or row number, from 1, and content of every row as it stands. Raises QuestionsError."""
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+        return
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise QuestionsError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield number, msgspec.json.decode(line)
+            except msgspec.DecodeError as error:
+                where = f"{path}:{number}"
+                raise QuestionsError(f"{where}: not JSON ({error}): {line[:80]!r}") from error
+
+
+def question_of(raw: Any, where: str, name: str) -> Question:
+    """The question of a row; `name` where it has no id. Raises QuestionsError naming `where`."""
+    try:
+        row = msgspec.convert(_plain(raw) if isinstance(raw, dict) else raw, _Row)
+    except msgspec.ValidationError as error:
+        shown = msgspec.json.encode(raw, enc_hook=str).decode()[:80]
+        raise QuestionsError(f"{where}: {error}, got {shown!r}; {_WANTED}") from error
+    if not row.question.strip():
+        raise QuestionsError(f"{where}: question is empty, got {row.question!r}; write its text")
+    if not row.answers or not all(answer.strip() for answer in row.answers):
+        raise QuestionsError(
+            f"{where}: answers is {row.answers!r}; give at least one, none of them empty"
+        )
+    if row.hops < 0:
+        raise QuestionsError(f"{where}: hops is {row.hops!r}; give 0 (unknown) or more")
+    id = name if row.id is None else str(row.id)
+    return Question(id, row.question, tuple(row.answers), row.hops)
+
+
+def _plain(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The row under our own names; what it lacks is left out."""
+    extra, rule = raw.get("extra_info"), raw.get("reward_model")
+    extra = extra if isinstance(extra, dict) else {}
+    truth = rule.get("ground_truth") if isinstance(rule, dict) else None
+    target = truth.get("target") if isinstance(truth, dict) else truth
+    golden = raw.get("golden_answers", target)
+    found = {
+        "question": raw.get("question", extra.get("question")),
+        "answers": raw.get("answers", [golden] if isinstance(golden, str) else golden),
+        "id": _id(raw, extra),
+        "hops": raw.get("hops"),
+    }
+    return {field: value for field, value in found.items() if value is not None}
+
+
+def _id(raw: Mapping[str, Any], extra: Mapping[str, Any]) -> Any:
+    own, source = raw.get("id", extra.get("index")), raw.get("data_source")
+    if not isinstance(own, str | int) or not isinstance(source, str) or not source:
+        return own
+    return own if str(own).startswith(f"{source}/") else f"{source}/{own}"
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
+    import pyarrow  # heavy, and needed for such files alone
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(_BATCH):
+                for raw in batch.to_pylist():
+                    number += 1
+                    yield number, raw
+    except (OSError, pyarrow.ArrowException) as error:
+        raise QuestionsError(f"{path}: cannot be read as parquet ({error})") from error

@@ -1,0 +1,114 @@
+"""Question files of other projects, row for row as those write them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from replay.question_files import QuestionsError, load_questions
+from replay.trajectory import Question
+
+ASKED = "who wrote it?"
+
+
+def search_r1(source: str, number: int, target: Any = ("Ann", "Bo")) -> dict[str, Any]:
+    """A row of nq_search.py: FlashRAG's columns are inherited, and ids repeat across data sets."""
+    return {
+        "id": f"train_{number}",
+        "question": ASKED,
+        "golden_answers": list(target),
+        "metadata": None,
+        "data_source": source,
+        "prompt": [{"role": "user", "content": f"Answer the given question. Question: {ASKED}\n"}],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": {"target": list(target)}},
+        "extra_info": {"split": "train", "index": number},
+    }
+
+
+def verl(source: str, number: int) -> dict[str, Any]:
+    """A row of verl's preprocess_search_r1_dataset.py: the question is in extra_info alone."""
+    truth = {"target": ["Ann"]}
+    created = {"ground_truth": truth, "question": ASKED, "data_source": source}
+    return {
+        "data_source": f"searchR1_{source}",
+        "prompt": [{"role": "system", "content": "…"}, {"role": "user", "content": ASKED}],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {
+            "index": number,
+            "need_tools_kwargs": True,
+            "question": ASKED,
+            "split": "train",
+            "tools_kwargs": {"search": {"create_kwargs": created}},
+        },
+        "metadata": None,
+    }
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def test_search_r1s_parquet_is_read_as_it_is(tmp_path: Path) -> None:
+    rows = [search_r1("nq", 0), search_r1("hotpotqa", 0, ("1,000",))]
+    assert load_questions(written(tmp_path / "train.parquet", rows)) == (
+        Question("nq/train_0", ASKED, ("Ann", "Bo")),
+        Question("hotpotqa/train_0", ASKED, ("1,000",)),
+    )
+
+
+def test_verls_parquet_is_read_as_it_is(tmp_path: Path) -> None:
+    found = load_questions(written(tmp_path / "t.parquet", [verl("nq", 0), verl("nq", 1)]))
+    assert found[1] == Question("searchR1_nq/1", ASKED, ("Ann",))
+
+
+def test_flashrags_lines_are_read_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "dev.jsonl"
+    row = {"id": "dev_0", "question": ASKED, "golden_answers": ["Ann"], "metadata": {"type": "x"}}
+    path.write_text(
+        json.dumps(row) + "\n" + json.dumps(row | {"id": "dev_1", "golden_answers": "B"})
+    )
+    assert load_questions(path) == (
+        Question("dev_0", ASKED, ("Ann",)),
+        Question("dev_1", ASKED, ("B",)),
+    )
+
+
+def test_our_own_parquet_keeps_its_ids(tmp_path: Path) -> None:
+    row = {"id": "nq/test/0", "question": ASKED, "answers": ["A"], "hops": 2, "data_source": "nq"}
+    path = written(tmp_path / "test.parquet", [row])
+    assert load_questions(path) == (Question("nq/test/0", ASKED, ("A",), 2),)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            {"golden_answers": [], "reward_model": None},
+            r"t.parquet:2: answers is \[\]; give at least",
+        ),
+        ({"question": None}, "t.parquet:2: Object missing required field `question`"),
+        (
+            {"golden_answers": None, "reward_model": None},
+            "t.parquet:2: Object missing required field",
+        ),
+        ({"id": "train_0"}, "t.parquet:2: id 'nq/train_0' is that of line 1 too"),
+    ],
+)
+def test_a_bad_row_of_parquet_is_named(tmp_path: Path, fault: dict[str, Any], said: str) -> None:
+    rows = [search_r1("nq", 0), search_r1("nq", 1) | fault]
+    with pytest.raises(QuestionsError, match=said):
+        load_questions(written(tmp_path / "t.parquet", rows))
+
+
+def test_what_is_no_parquet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.parquet").write_text("no")
+    with pytest.raises(QuestionsError, match=r"t.parquet: cannot be read as parquet"):
+        load_questions(tmp_path / "t.parquet")
+    with pytest.raises(QuestionsError, match="cannot be read as parquet"):
+        load_questions(tmp_path / "none.parquet")
