@@ -8,6 +8,7 @@ always an exception here, never a result: its text cannot reach a trajectory.
 
 import asyncio
 import random
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -40,6 +41,8 @@ _LONGEST_PAUSE_S = 2.0
 _POST_QUERIES = 64
 _GATHER_S = 0.002
 _GRACE_S = 0.25  # for a POST's own, better named, end
+# httpx makes one for each connection else, also for plain HTTP, in half a millisecond.
+_UNUSED_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 _encoder = msgspec.json.Encoder()
 
 
@@ -182,7 +185,7 @@ class _Poster:
         self._headers = {"content-type": "application/json"}
         if token:
             self._headers["authorization"] = f"Bearer {token}"
-        self._tls = httpx.create_ssl_context() if self._url.scheme == "https" else False
+        self._tls = httpx.create_ssl_context() if self._url.scheme == "https" else _UNUSED_TLS
         self._idle: list[httpx.AsyncHTTPTransport] = []
 
     async def post(self, body: bytes, expected: int, seconds: float) -> list[list[Passage]]:

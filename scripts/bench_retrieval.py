@@ -46,6 +46,8 @@ METHOD = {
     "calls/query": "POSTs without retries; calls_per_query: the worst closed row in groups",
     "bare": "our server, a POST a query over our client's connections",
     "over_naive": "medians, over the better of aiohttp and requests",
+    "added_p50_ms": "ours over bare, one asker with 20 ms between questions; idle_over_naive_ms: "
+    "over aiohttp and the baseline's server",
     "dense": "HNSW32 by an encoder of MiniLM-L6's shape (random weights) that reads 32 tokens of a "
     "passage; two threads for either server",
     "recall10": "of LSA vectors (384 numbers) of the same texts, for 1,000 other queries, against "
