@@ -26,7 +26,7 @@ from retrieval_server.corpus import load_corpus
 from retrieval_server.protocol import RetrievalError
 from scripts.bench_retrieval_build import build, recalls
 from scripts.bench_retrieval_corpus import NoCorpus, debian, draw_queries, siblings
-from scripts.bench_retrieval_plan import GOALS, over_naive, rows, summary
+from scripts.bench_retrieval_plan import FEW, GOALS, over_naive, rows, summary
 from scripts.bench_retrieval_run import Bench, Rows, digest_of
 from scripts.bench_stream_run import Processes, RunFailed
 
@@ -79,6 +79,7 @@ def measure(given: argparse.Namespace, report: Report) -> dict[str, Any]:
             made, told = build(processes, corpus, CACHE, kind, given.fresh)
             builds[kind] = told
             settings[kind] = {"corpus": str(corpus.resolve()), "index": str(made), "threads": 2}
+        settings["bm25-few"] = {**settings["bm25"], "max_waiting_queries": FEW}
         bench = Bench(folder, processes, settings)
         documents = load_corpus(corpora["bm25"])
         queries = draw_queries(documents, min(UNITS, 4 * len(documents)), SEED)
@@ -166,6 +167,9 @@ def main(words: list[str] | None = None) -> int:
     except (NoCorpus, RetrievalError, RunFailed) as error:
         print(f"bench_retrieval: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("bench_retrieval: interrupted; the same command goes on", file=sys.stderr)
+        return 130
     Console(width=None if sys.stdout.isatty() else 120).print(*tables(found))
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
