@@ -86,10 +86,8 @@ class RetrievalConfig(Section, frozen=True):
     max_connections: Positive = 64
     cache_queries: NonNegative = 8192  # whose results each actor remembers
     max_waiting_queries: Positive = 8192  # at the server; beyond it answers 503 and Retry-After
-    # Of a search at the server; then 503 too. Below half of timeout_s, so that clients hear it.
-    request_deadline_s: Seconds = 12.0
-    # How long /ready says that the server leaves before its port closes.
-    drain_notice_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    request_deadline_s: Seconds = 12.0  # of a search there; then 503 too; under half of timeout_s
+    drain_notice_s: Annotated[float, Meta(ge=0.0)] = 0.0  # /ready says so, then the port closes
 
     def __post_init__(self) -> None:
         if self.url and self.recorded:

@@ -7,7 +7,7 @@ what is known is forgotten.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 from retrieval_server.protocol import RETRIED, Passage
 
@@ -60,9 +60,7 @@ class Memory:
                 new.append(query)
         self.shared += len(queries) - len(found) - len(awaited)
         if new:  # in a task of its own: whoever asked first may be cancelled
-            task = asyncio.create_task(self._ask(new, top_k, ask))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start(self._ask(new, top_k, ask))
         failed: list[str] = []
         for query, future in awaited.items():
             try:
@@ -84,6 +82,11 @@ class Memory:
         for future in self._asked.values():  # whose task had not begun
             future.cancel()
         self._asked.clear()
+
+    def _start(self, asking: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(asking)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _ask(
         self, queries: list[str], top_k: int, ask: Callable[[list[str]], Awaitable[list[Found]]]

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from configs import load, process
-from configs.schema import Config
+from configs.schema import Config, RetrievalConfig
 from retrieval_server.bearer import is_loopback, read_token
 from retrieval_server.protocol import DEFAULT_TOP_K, MAX_TOP_K, BadIndex, CorpusError
 
@@ -106,8 +106,6 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
     """Index the corpus and serve until SIGTERM or SIGINT; returns the exit code."""
     process.limit_threads(config.retrieval.threads)
     # Imported late: numpy and torch read the thread count when they are first imported.
-    import uvicorn
-
     from retrieval_server.app import Limits, create_app
     from retrieval_server.opening import open_index
 
@@ -119,11 +117,24 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
         print(f"retrieval_server: retrieval.{field}: {error}", file=sys.stderr)
         return 2
     host, port = listener.getsockname()[:2]
+    asked = config.retrieval
     if not token:
         _warn_of_strangers(config, host)
-    asked = config.retrieval
     limits = Limits(asked.max_waiting_queries, asked.request_deadline_s)
     app = create_app(documents, index, asked.top_k or DEFAULT_TOP_K, token, limits)
+    server = _server(app, asked)
+    # While it serves, uvicorn handles the signals: it drains, restores ours and raises them again.
+    process.on_stop(partial(_drain, app, server))
+    shown = (len(documents), host, port, index.name)
+    logger.info("serving %d passages on http://%s:%d by %s", *shown)
+    process.announce_ready()
+    server.run(sockets=[listener])
+    return 0
+
+
+def _server(app: "FastAPI", asked: RetrievalConfig) -> "uvicorn.Server":
+    import uvicorn
+
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -137,13 +148,7 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
         )
     )
     _tell_when_leaving(app, server, asked.drain_notice_s)
-    # While it serves, uvicorn handles the signals: it drains, restores ours and raises them again.
-    process.on_stop(partial(_drain, app, server))
-    shown = (len(documents), host, port, index.name)
-    logger.info("serving %d passages on http://%s:%d by %s", *shown)
-    process.announce_ready()
-    server.run(sockets=[listener])
-    return 0
+    return server
 
 
 def _warn_of_strangers(config: Config, address: str) -> None:
