@@ -26,8 +26,13 @@ lint: .venv
 test: lint
 	@$(BIN)/python -m pytest -m "not slow and not gpu" --durations=5
 
+# Runs wait for much of their time: the other slow tests run beside them, and are shown afterwards.
+SLOW := $(BIN)/python -m pytest -m "slow and not gpu" --durations=10 --timeout=1500
 test-slow: .venv
-	@$(BIN)/python -m pytest -m "slow and not gpu" --durations=10 --timeout=1500
+	@others=$$(mktemp); $(SLOW) --ignore=tests/integration >$$others 2>&1 & beside=$$!; \
+	trap "kill $$beside 2>/dev/null" EXIT; \
+	$(SLOW) tests/integration; code=$$?; \
+	wait $$beside || code=1; cat $$others; rm -f $$others; exit $$code
 
 test-gpu:
 	@$(MAKE) --no-print-directory GPU=1 .venv
