@@ -51,7 +51,7 @@ class ModelConfig(Section, frozen=True):
 
 
 class QuestionsConfig(Section, frozen=True):
-    """JSONL files of `{"question", "answers"}` (optional `id`, `hops`) and how a question becomes a
+    """Files of questions, as replay/question_files.py reads them, and how a question becomes a
     prompt.
     """
 
