@@ -53,8 +53,8 @@ class RetrievalClient:
     `max_connections` POSTs are under way. `url`: the server's base URL, or that of its `/retrieve`.
     `timeout_s`: deadline of a search, waiting for a connection and all retries included; while
     retries are left, an attempt may use half of the time that remains, so that one lost reply does
-    not use it up. `retries` bounds attempts that a server met; while nobody listens, or the server says that too much is waiting
-    and when to ask again, it is tried until the deadline.
+    not use it up. `retries` bounds attempts that a server met; while nobody listens, or the server
+    says that too much is waiting and when to ask again, it is tried until the deadline.
     `token`: shown with every request, unless it is empty. `cache_queries`: the results of so many
     are remembered, until the server's index is another one; the same query asked for twice at once
     is sent once in any case.
