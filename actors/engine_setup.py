@@ -11,7 +11,7 @@ import importlib.util
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psutil
@@ -19,7 +19,7 @@ import psutil
 from actors.actions import STOP_TAGS
 from actors.policy import EngineUnusable
 from actors.prompt import single_token_ids
-from configs.process import socket_dir
+from configs.process import avoid_amx, socket_dir
 from configs.schema import Config
 
 NICENESS = 5
@@ -69,6 +69,7 @@ def prepare_environment(config: Config) -> None:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines share the cores
             "TORCHDYNAMO_DISABLE": "1",  # compiling costs the first requests many seconds
         }
+    avoid_amx()
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 
@@ -168,17 +169,17 @@ def engine_arguments(config: Config, worker_extension: str) -> dict[str, Any]:
     return arguments
 
 
-def stop_arguments(tokenizer: Any) -> dict[str, Any]:
-    """Sampling arguments that stop at the action tags and keep them.
+def stop_arguments(tokenizer: Any, stops: Sequence[str] = STOP_TAGS) -> dict[str, Any]:
+    """Sampling arguments that stop at these texts (the environment's) and keep them.
 
     Tags that are single tokens stop by id, without detokenising; others by string, found in the
     text while the ids remain what was sampled. The end token stops either way.
     """
-    ids = single_token_ids(tokenizer, STOP_TAGS)
+    ids = single_token_ids(tokenizer, stops)
     if ids is not None:
         return {"stop_token_ids": ids, "detokenize": False}
     return {
-        "stop": list(STOP_TAGS),
+        "stop": list(stops),
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
     }

@@ -48,7 +48,8 @@ def configuration(
         keys=str(Path(keys_folder).resolve()) if keys_folder else config.keys,
         replay=msgspec.structs.replace(config.replay, endpoint=endpoint),
     )
-    if problems := [*_model(config), *_weight_sync(config), *_retrieval(config)]:
+    find = (_model, _weight_sync, _retrieval, _judge)
+    if problems := [problem for each in find for problem in each(config)]:
         raise ConfigError("\n".join(problems))
     if config.retrieval.top_k:
         asyncio.run(_search(config))
@@ -122,6 +123,17 @@ def _retrieval(config: Config) -> Iterator[str]:
             f"retrieval.host = {config.retrieval.host!r}: the retrieval server at {url} cannot be "
             "reached from this host: start the run with retrieval.host=HOST, an address that both "
             "know, or say here where one is: retrieval.url=http://HOST:PORT"
+        )
+
+
+def _judge(config: Config) -> Iterator[str]:
+    url = config.rewards.judge.url
+    inside = bool(url) and _stays_inside(urlsplit(url).hostname or "")
+    if inside and not _on_this_host(config.replay.endpoint):
+        yield (
+            f"rewards.judge.url = {url!r}: that judge cannot be reached from this host: start "
+            "the run with an address that both know, or say here where one is: "
+            "rewards.judge.url=http://HOST:PORT/v1"
         )
 
 

@@ -20,6 +20,10 @@ class ActorError(Exception):
     ActorError
     ├── PromptTooLong         the question leaves no room for a completion
     ├── UnverifiedWeights     a rollout holds tokens of weights that did not pass their probe
+    ├── TokenMismatch         a rollout's record is not what went through the policy
+    ├── Unscorable            a part of the reward cannot be told; it never leaves `rewards`
+    ├── ToolFailed            a user's tool raised, took too long or gave no text
+    ├── EnvironmentFailed     a user's environment raised, or gave no Outcome
     └── PolicyError
         ├── EngineUnusable    the engine cannot start in this installation; names the remedy
         ├── EngineDead        the engine's process is gone
@@ -34,6 +38,29 @@ class PromptTooLong(ActorError):
 
 class UnverifiedWeights(ActorError):
     """A finished rollout holds tokens of weights that did not pass their probe."""
+
+
+class TokenMismatch(ActorError):
+    """A rollout's record is not, id for id, what went through the policy."""
+
+
+class Unscorable(ActorError):
+    """A part of a finished rollout's reward cannot be told, through no fault of the policy's.
+
+    `whose`: what failed, in a word, as it is counted: question, judge, similarity, custom, sum.
+    """
+
+    def __init__(self, whose: str, cause: str) -> None:
+        super().__init__(cause)
+        self.whose = whose
+
+
+class ToolFailed(ActorError):
+    """A user's tool raised, took too long or gave no text: its owner's fault."""
+
+
+class EnvironmentFailed(ActorError):
+    """A user's environment raised, or gave no Outcome: its owner's fault."""
 
 
 class PolicyError(ActorError):

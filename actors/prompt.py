@@ -6,7 +6,8 @@ a piece has the same ids wherever it stands.
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,23 +15,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.load import ConfigError
+from configs.prompts import SEARCH_R1_PROMPT
 from configs.schema import ActorsConfig, QuestionsConfig
 from replay.trajectory import Question
 from retrieval_server.protocol import Passage
 
 Tokens = NDArray[np.int32]
+Message = dict[str, str]
+Schemas = Sequence[dict[str, Any]]
 _REMEMBERED = 8192  # encoded pieces: siblings ask the same question and see the same passages
+_HERE = "\ue000passages\ue000"  # stands in a prompt for what is tokenised apart
 
 
 class Prompter:
     """Turns questions, passages and corrections into ids with one Hugging Face tokenizer.
 
-    Raises ConfigError when a template holds fields other than those it is given.
+    What others wrote (passages, what tools say) is plain text: the text of a special token in it
+    never becomes that token. Raises ConfigError when a template holds fields other than those it is
+    given.
     """
 
     def __init__(self, tokenizer: Any, questions: QuestionsConfig, actors: ActorsConfig) -> None:
         self._tokenizer, self._questions, self._actors = tokenizer, questions, actors
-        self._has_template = questions.chat_template and bool(
+        self.has_chat_template = questions.chat_template and bool(
             getattr(tokenizer, "chat_template", None)
         )
         before, field, after = actors.observation_template.partition("{passages}")
@@ -39,32 +46,107 @@ class Prompter:
                 f"actors.observation_template = {actors.observation_template!r}: "
                 "it must contain {passages}"
             )
+        unknown = getattr(tokenizer, "unk_token_id", None)
+        self._special = frozenset(getattr(tokenizer, "all_special_ids", ())) - {unknown}
+        self._plain = _plain_text_options(tokenizer)
         self._encode = lru_cache(_REMEMBERED)(self._encode_now)
         self._before, self._after = self._encode(before), self._encode(after)
         self._passage_text(Passage("", "", 0.0), 1)
 
-    def question(self, question: Question) -> Tokens:
+    def question(
+        self,
+        question: Question,
+        own: str = SEARCH_R1_PROMPT,
+        *,
+        system: str = "",
+        tools: Schemas | None = None,
+        searches: int = 0,
+        passages: Sequence[Passage] | None = None,
+    ) -> Tokens:
         """int32[P]: the prompt of a question, through the chat template when there is one.
 
-        The text is stripped and ends with a question mark, as Search-R1's `make_prefix` has it.
+        `questions.prompt`, or where that is empty or Search-R1's (its default once, so that configs
+        of earlier runs hold it) the environment's `own`, with its {question}, {searches} and, for
+        `passages`, {passages}; without that field they follow it as in an observation. The question
+        is stripped and ends with a question mark, as Search-R1's `make_prefix` has it.
         """
+        asked = self._questions.prompt
+        template = own if asked in ("", SEARCH_R1_PROMPT) else asked
+        if passages is not None and "{passages}" not in template:
+            template += self._actors.observation_template
         text = question.text.strip()
         text = text if text.endswith("?") else f"{text}?"
-        return self._question(self._questions.prompt.replace("{question}", text))
+        fields = {"question": text, "searches": str(searches)}
+        if passages is None:
+            return self._prompt(_filled(template, fields), system, tools)
+        fields = {name: each.replace(_HERE, "") for name, each in fields.items()}
+        text = _filled(template, fields | {"passages": _HERE})
+        return self._prompt(text, system, tools, self.shown(passages))
 
-    def observation(self, passages: Sequence[Passage]) -> Tokens:
-        """int32[O]: the passages in the order given, each cut to `max_passage_tokens`, between the
-        template's uncut ends; none give the empty block."""
-        texts = [self._passage_text(passage, rank) for rank, passage in enumerate(passages, 1)]
+    def observation(self, *groups: Sequence[Passage]) -> Tokens:
+        """int32[O]: the passages of each query in the order given, each cut to
+        `max_passage_tokens`, between the template's uncut ends; none give the empty block."""
+        return np.concatenate([self._before, *self.shown(*groups), self._after])
+
+    def result(self, text: str) -> Tokens:
+        """int32[O]: what a tool said, cut like one passage, between the same ends."""
+        return np.concatenate([self._before, self.foreign(text.strip()), self._after])
+
+    def shown(
+        self, *groups: Sequence[Passage], change: Callable[[str], str] = lambda text: text
+    ) -> list[Tokens]:
+        """The passages of each query, tokenised apart; ranks begin anew with each. `change`: what a
+        chat template does to a text."""
+        ranked = [(rank, each) for group in groups for rank, each in enumerate(group, 1)]
+        texts = [self._passage_text(passage, rank) for rank, passage in ranked]
         if texts:
             texts[0], texts[-1] = texts[0].lstrip(), texts[-1].rstrip()
-        limit = self._actors.max_passage_tokens
-        pieces = [self._before, *(self._encode(text)[:limit] for text in texts), self._after]
-        return np.concatenate(pieces)
+        return [self.foreign(change(text)) for text in texts]
+
+    def foreign(self, text: str) -> Tokens:
+        """int32[n]: somebody else's text, cut to `max_passage_tokens`; no special token in it."""
+        return self._encode(text, False, True)[: self._actors.max_passage_tokens]
+
+    def observed(self, text: str) -> Tokens:
+        """int32[O]: an observation given as a text, uncut: between the template's ends, where it
+        has them, somebody else's words."""
+        before, _, after = self._actors.observation_template.partition("{passages}")
+        inner = text.removeprefix(before).removesuffix(after)
+        if before + inner + after != text:
+            return self._encode(text, False, True)
+        return np.concatenate([self._before, self._encode(inner, False, True), self._after])
+
+    def text(self, text: str) -> Tokens:
+        """int32[n]: our own text, or a chat template's: special tokens in it are such."""
+        return self._encode(text)
 
     def correction(self) -> Tokens:
         """int32[O]: what the policy reads after a malformed action."""
         return self._encode(self._actors.correction)
+
+    def render(
+        self, messages: Sequence[Message], tools: Schemas | None = None, generate: bool = True
+    ) -> str:
+        """The text that the chat template makes of a conversation; with `generate`, up to where the
+        policy goes on."""
+        text: str = self._tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(tools) if tools else None,
+            tokenize=False,
+            add_generation_prompt=generate,
+        )
+        return text
+
+    def chat_template(self, tools: Schemas) -> str:
+        """The chat template that `render` uses with these tools."""
+        text: str = self._tokenizer.get_chat_template(None, list(tools))
+        return text
+
+    @property
+    def end_token(self) -> int | None:
+        """The tokenizer's own end token."""
+        found: int | None = self._tokenizer.eos_token_id
+        return found
 
     def decode(self, tokens: Sequence[int] | Tokens) -> str:
         """The exact text of ids, special tokens included."""
@@ -74,13 +156,25 @@ class Prompter:
         )
         return text
 
-    def _question(self, text: str) -> Tokens:
-        if not self._has_template:
-            return self._encode(text, True)
-        message = [{"role": "user", "content": text}]
-        return self._encode(
-            self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-        )
+    def said(self, action_tokens: Tokens, ends: Collection[int] = ()) -> str:
+        """The text of one completion without the end tokens that it may close with: the
+        tokenizer's, its padding, and the model's own `ends`.
+        """
+        ids = np.asarray(action_tokens).tolist()
+        stripped = {self._tokenizer.eos_token_id, self._tokenizer.pad_token_id, *ends}
+        while ids and ids[-1] in stripped:
+            ids.pop()
+        return self.decode(ids)
+
+    def _prompt(
+        self, text: str, system: str, tools: Schemas | None, shown: Sequence[Tokens] = ()
+    ) -> Tokens:
+        if self.has_chat_template:
+            messages = [{"role": "system", "content": system}] if system else []
+            text = self.render([*messages, {"role": "user", "content": text}], tools)
+        before, here, after = text.partition(_HERE)
+        head = self._encode(before, not self.has_chat_template)
+        return np.concatenate([head, *shown, self._encode(after)]) if here else head
 
     def _passage_text(self, passage: Passage, rank: int) -> str:
         template = self._actors.passage_template
@@ -91,18 +185,42 @@ class Prompter:
                 f"actors.passage_template = {template!r}: use only {{rank}}, {{title}} and {{text}}"
             ) from error
 
-    def _encode_now(self, text: str, with_special: bool = False) -> Tokens:
-        ids = self._tokenizer.encode(text, add_special_tokens=with_special)
+    def _encode_now(self, text: str, with_special: bool = False, foreign: bool = False) -> Tokens:
+        options = self._plain if foreign else {}
+        ids = self._tokenizer.encode(text, add_special_tokens=with_special, **options)
+        if foreign:  # a vocabulary of whole words may hold them as words
+            ids = [each for each in ids if each not in self._special]
         tokens = np.asarray(ids, dtype=np.int32)
         tokens.setflags(write=False)
         return tokens
+
+
+def _filled(template: str, fields: dict[str, str]) -> str:
+    """The template with its fields, each once: what is filled in is not looked at again."""
+    names = "|".join(fields)
+    return re.sub(rf"\{{({names})\}}", lambda found: fields[found[1]], template)
+
+
+def _plain_text_options(tokenizer: Any) -> dict[str, bool]:
+    """What has the tokenizer take the text of special tokens for text; nothing if it cannot."""
+    options = {"split_special_tokens": True}
+    try:
+        tokenizer.encode("a", add_special_tokens=False, **options)
+    except (TypeError, ValueError):
+        return {}
+    return options
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
     """The Hugging Face tokenizer in a model folder. Raises OSError or ValueError without one."""
     from transformers import AutoTokenizer  # slow to import; not needed by tests with a fake
 
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # of a damaged file, whatever its reader met
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

@@ -1,22 +1,30 @@
 """The multi-turn loop: policy and environment take turns until the environment names a StopReason.
 
-Consumes a lease; produces its Trajectory; waits for the policy and for retrieval, each unblocked by
-its reply or its named error. Tokens in, tokens out: every turn's prompt is the exact concatenation
-of the prompt's ids, all action ids and all observation ids; nothing decoded is ever tokenised
-again.
+Consumes a lease; produces its Trajectory; waits for the policy, for retrieval and for the parts of
+the reward, each unblocked by its reply or its named error. Tokens in, tokens out: every turn's
+prompt is the exact concatenation of the prompt's ids, all action ids and all observation ids;
+nothing decoded is ever tokenised again.
 """
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 
+from actors.end_tokens import end_tokens
 from actors.environment import Environment, Outcome, Retriever
+from actors.environments import make
 from actors.policy import Completion, Policy, PromptTooLong
-from actors.prompt import Prompter
-from actors.reward import exact_match
+from actors.prompt import Prompter, Tokens
+from actors.rewards import Rewards
+from actors.transcript import Transcript
 from configs.schema import Config
 from replay.protocol import Lease
 from replay.trajectory import Trajectory, Turn
+from retrieval_server.protocol import Passage
+
+_ends = lru_cache(8)(end_tokens)  # files of the model's folder, read once
 
 
 def turn_seed(seed: int, group_id: int, sibling: int, turn: int) -> int:
@@ -47,24 +55,18 @@ async def rollout(
     policy: Policy,
     retriever: Retriever,
     prompter: Prompter,
+    rewards: Rewards,
     config: Config,
     actor_id: str,
 ) -> Trajectory:
     """Roll one lease out. Raises ActorError or RetrievalError: infrastructure's faults, never a
     reward."""
-    environment = Environment(lease, retriever=retriever, prompter=prompter, config=config)
-    clock, turns = _Clock(), list[Turn]()
-    prompt = prompter.question(lease.question)
-    context: list[int] = prompt.tolist()
-    outcome: Outcome | None = None
-    while outcome is None or outcome.stop is None:
-        completion = await _complete(lease, policy, environment, context, len(turns), clock)
-        context += completion.tokens.tolist()
-        outcome = await environment.step(completion.tokens, len(context))
-        clock.retrieve_s += sum(search.seconds for search in outcome.searches)
-        context += outcome.observation_tokens.tolist()
-        turns.append(_turn(completion, outcome))
-    reward, cause = _reward(lease, outcome.answer)
+    clock = _Clock()
+    environment = await make(lease, retriever=retriever, prompter=prompter, config=config)
+    turns, shown, end = await _play(lease, policy, environment, clock)
+    said = partial(prompter.said, ends=_ends(prompter, config.model.path))
+    transcribe = partial(_transcript, lease, prompter, said, environment.prompt, turns, shown, end)
+    score = await rewards.score(lease, end.answer, transcribe)
     return Trajectory(
         group_id=lease.group_id,
         sibling=lease.sibling,
@@ -72,15 +74,34 @@ async def rollout(
         kind=lease.kind,
         actor_id=actor_id,
         sampling=lease.sampling,
-        prompt_tokens=prompt,
-        turns=tuple(turns),
-        stop_reason=outcome.stop,
-        answer=outcome.answer,
-        reward=reward,
-        reward_cause=cause,
-        reward_parts={} if reward is None else {"em": reward},
+        prompt_tokens=environment.prompt,
+        turns=turns,
+        stop_reason=end.stop,
+        answer=end.answer,
+        reward=score.reward,
+        reward_cause=score.cause,
+        reward_parts=score.parts,
         timings=clock.timings(),
     )
+
+
+async def _play(
+    lease: Lease, policy: Policy, environment: Environment, clock: _Clock
+) -> tuple[tuple[Turn, ...], tuple[Passage, ...], Outcome]:
+    """The turns, the passages shown before and in them, and what the last turn led to."""
+    turns, shown = list[Turn](), list[Passage](environment.passages)
+    context: list[int] = environment.prompt.tolist()
+    outcome: Outcome | None = None
+    while outcome is None or outcome.stop is None:
+        completion = await _complete(lease, policy, environment, context, len(turns), clock)
+        context += completion.tokens.tolist()
+        outcome = await environment.step(completion.tokens, len(context))
+        # A turn's searches are asked together.
+        clock.retrieve_s += max((search.seconds for search in outcome.searches), default=0.0)
+        context += outcome.observation_tokens.tolist()
+        shown += outcome.passages
+        turns.append(_turn(completion, outcome))
+    return tuple(turns), tuple(shown), outcome
 
 
 async def _complete(
@@ -117,8 +138,23 @@ def _turn(completion: Completion, outcome: Outcome) -> Turn:
     )
 
 
-def _reward(lease: Lease, answer: str | None) -> tuple[float | None, str]:
-    """Exact match; no answer is the policy's own fault (0), no gold answer nobody's (None)."""
-    if not lease.question.answers:
-        return None, "the question has no accepted answer"
-    return (0.0 if answer is None else exact_match(answer, lease.question.answers)), ""
+def _transcript(
+    lease: Lease,
+    prompter: Prompter,
+    said: Callable[[Tokens], str],
+    prompt: Tokens,
+    turns: tuple[Turn, ...],
+    shown: tuple[Passage, ...],
+    end: Outcome,
+) -> Transcript:
+    return Transcript(
+        question=lease.question,
+        answer=end.answer,
+        stop_reason=end.stop,
+        prompt=prompter.decode(prompt),
+        texts=tuple(said(turn.action_tokens) for turn in turns),
+        observations=tuple(prompter.decode(turn.observation_tokens) for turn in turns),
+        passages=shown,
+        turns=turns,
+        opened=end.opened,
+    )

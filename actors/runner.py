@@ -11,15 +11,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol
 
+from actors.environment import Retriever
+from actors.noted_searches import NotedSearches
 from actors.policy import ActorError, Completion, EngineDead, Policy, PolicyError, UnverifiedWeights
 from configs.schema import Config
-from replay.protocol import Lease, Stop
-from replay.trajectory import Trajectory
+from replay.protocol import CodecError, Lease, Stop
+from replay.trajectory import Search, Trajectory
 from retrieval_server.protocol import RetrievalError
 
 SHUTDOWN = "shutdown"
+_CAUSE_CHARS = 1000
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +39,8 @@ class Writer(Protocol):
         """Hand a trajectory in; returns once it is on record."""
         ...
 
-    async def fail(self, lease: Lease, cause: str) -> None:
-        """Give a lease back."""
+    async def fail(self, lease: Lease, cause: str, searches: Sequence[Search] = ()) -> None:
+        """Give a lease back, and what its rollout had searched for."""
         ...
 
 
@@ -112,14 +116,16 @@ class Runner:
 
     def __init__(
         self,
-        rollout: Callable[[Lease], Awaitable[Trajectory]],
+        rollout: Callable[[Lease, Retriever], Awaitable[Trajectory]],
         *,
+        retriever: Retriever,
         writer: Writer,
         versions: VerifiedVersions,
         meter: MeteredPolicy,
         config: Config,
     ) -> None:
-        self._rollout, self._writer, self._versions = rollout, writer, versions
+        self._rollout, self._retriever = rollout, retriever
+        self._writer, self._versions = writer, versions
         self._meter, self._actors = meter, config.actors
         self._verify_s = config.weight_sync.publish_deadline_s
         self._rollouts: dict[asyncio.Task[None], Lease] = {}
@@ -191,25 +197,30 @@ class Runner:
 
     async def _serve(self, lease: Lease) -> None:
         """One lease, from its first token to its acknowledgement."""
-        begun = self._versions.loads
+        begun, noted = self._versions.loads, NotedSearches(self._retriever)
+        fail = partial(self._fail, lease, noted)
         try:
             async with asyncio.timeout(self._actors.rollout_deadline_s):
-                trajectory = await self._rollout(lease)
+                trajectory = await self._rollout(lease, noted)
             await self._versions.check(trajectory, begun, self._verify_s)
         except TimeoutError:
-            await self._fail(lease, f"rollout took over {self._actors.rollout_deadline_s:g} s")
+            await fail(f"rollout took over {self._actors.rollout_deadline_s:g} s")
         except (ActorError, RetrievalError) as error:
-            await self._fail(lease, f"{type(error).__name__}: {error}")
+            await fail(f"{type(error).__name__}: {error}")
             if isinstance(error, EngineDead):
                 raise
         except asyncio.CancelledError:
             if not self._draining:
                 raise
-            await self._fail(lease, SHUTDOWN)
+            await fail(SHUTDOWN)
         else:
-            await self._writer.deliver(trajectory)
+            try:
+                await self._writer.deliver(trajectory)
+            except CodecError as error:  # before anything was sent: no record could hold it
+                await fail(f"{type(error).__name__}: {error}")
 
-    async def _fail(self, lease: Lease, cause: str) -> None:
+    async def _fail(self, lease: Lease, noted: NotedSearches, cause: str) -> None:
         self._failed += 1
+        cause = cause[:_CAUSE_CHARS].encode(errors="replace").decode()  # others' words may be in it
         logger.warning("group %d sibling %d: %s", lease.group_id, lease.sibling, cause)
-        await self._writer.fail(lease, cause)
+        await self._writer.fail(lease, cause, noted.made)

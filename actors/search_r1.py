@@ -28,6 +28,14 @@ _NEXT = {
 }
 
 
+def whole_text(prompt: str, completions: Sequence[str], observations: Sequence[str]) -> str:
+    """What the scores below are of: the decoded prompt, then each completion, cut as generation
+    cuts it and without end tokens, with the observation behind it.
+    """
+    turns = zip(completions, observations, strict=True)
+    return prompt + "".join(_cut(said) + observation for said, observation in turns)
+
+
 def score_em(text: str, gold: str | Sequence[str], format_score: float = 0.0) -> float:
     """v0.2: 1 for the right answer, `format_score` for another, 0 for none."""
     answer = extract_answer(text, "search_r1")
@@ -87,3 +95,12 @@ def format_fault(text: str) -> str:
         elif not state.startswith("in_"):
             return f"Unexpected content '{part.strip()}' between tags (state: {state})"
     return "" if state == "end" else f"Incomplete sequence, ended in state {state}"
+
+
+def _cut(completion: str) -> str:
+    """Up to the first `</search>` anywhere, else up to the first `</answer>`, else all of it."""
+    for tag in ("</search>", "</answer>"):
+        before, found, _ = completion.partition(tag)
+        if found:
+            return before + tag
+    return completion

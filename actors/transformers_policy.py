@@ -6,7 +6,7 @@ depends on its own tokens, temperature and seed; who shares its batch changes ro
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.actions import STOP_TAGS
 from actors.engine_setup import stop_arguments
 from actors.policy import Completion, GenerationFailed
 from actors.transformers_cache import Block, KeysValues, Memory
 
+Heard = Callable[[int, int], None]  # the request's place in its batch, and its next token
 _COMPACT_BELOW = 0.75  # finished rows leave the batch when this share of it is still at work
 
 
@@ -36,16 +38,27 @@ class _Request:
 class TransformersPolicy:
     """A causal language model of transformers that samples; `version` labels what it samples."""
 
-    def __init__(self, model: Any, tokenizer: Any, version: int = 0) -> None:
-        """Raises ValueError for a model whose attention would add a boolean mask, not apply it."""
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        version: int = 0,
+        stops: Sequence[str] = STOP_TAGS,
+        heard: Heard | None = None,
+    ) -> None:
+        """`stops`: the texts that end a completion. `heard` is told every token when it is sampled,
+        while the event loop stands still.
+
+        Raises ValueError for a model whose attention would add a boolean mask, not apply it.
+        """
         attention = getattr(model.config, "_attn_implementation", "sdpa")
         if attention != "sdpa":
             raise ValueError(
                 f"attention {attention!r}: load the model with attn_implementation='sdpa'"
             )
         self.model, self.version = model.eval(), version
-        self._tokenizer = tokenizer
-        stop = stop_arguments(tokenizer)
+        self._tokenizer, self._heard = tokenizer, heard
+        stop = stop_arguments(tokenizer, stops)
         self._stop_texts: list[str] = stop.get("stop", [])
         ends = getattr(model.generation_config, "eos_token_id", None)
         ends = list(ends) if isinstance(ends, (list, tuple)) else [ends]
@@ -98,6 +111,9 @@ class TransformersPolicy:
         for step in range(rows.most):
             chosen, scores = rows.sample(logits, step)
             sampled.put(rows.who, rows.active, step, chosen, scores)
+            if self._heard:
+                for who, token in zip(*rows.at_work(chosen), strict=True):
+                    self._heard(who, token)
             ended = self._ended(chosen, sampled.tokens[rows.who, : step + 1])
             sampled.stopped[rows.who] |= ended & rows.active
             rows.active &= ~ended & (rows.budget > step + 1)
@@ -263,6 +279,10 @@ class _Rows:
         chosen = torch.searchsorted(sums, draws, right=True).clamp(max=sums.shape[1] - 1)[:, 0]
         chosen = torch.where(greedy, scaled.argmax(-1), chosen)
         return chosen, scores.gather(-1, chosen[:, None])[:, 0]
+
+    def at_work(self, chosen: Tensor) -> tuple[list[int], list[int]]:
+        """Of the rows that are not finished: whose they are, and their tokens of int64[B]."""
+        return self.who[self.active].tolist(), chosen.cpu()[self.active].tolist()
 
     def compact(self, chosen: Tensor, blocks: list[Block]) -> Tensor:
         """Let finished rows go once they are many, leaving a block; the tokens of those that

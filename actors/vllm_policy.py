@@ -24,6 +24,7 @@ from actors.engine_setup import (
     prepare_environment,
     stop_arguments,
 )
+from actors.environments import stops_of
 from actors.policy import (
     BadCompletion,
     Completion,
@@ -63,8 +64,8 @@ class VllmPolicy:
         self._version = self._loads = 0
         self._begun: dict[str, int] = {}  # requests in flight: the version at their begin
         self._numbers = itertools.count()
+        self._stops = stop_arguments
         self._arguments = {
-            **stop_arguments,
             "logprobs": 0,  # the sampled token's own
             "flat_logprobs": True,
             "output_kind": RequestOutputKind.FINAL_ONLY,
@@ -78,12 +79,13 @@ class VllmPolicy:
         check_installation()
         prepare_environment(config)
         path, scratch = config.model.path, Scratch(config.run_dir)
+        stops = stops_of(config)
         try:
             # Not in a thread: the child dies with the thread that started it.
             with scratch.entered():
                 return cls(
                     _start_engine(engine_arguments(config, worker_extension)),
-                    stop_arguments(load_tokenizer(path, config.model.trust_remote_code)),
+                    stop_arguments(load_tokenizer(path, config.model.trust_remote_code), stops),
                     scratch,
                     config.actors.engine_deadline_s,
                     keep=config.weight_sync.in_flight == "keep",
@@ -100,12 +102,23 @@ class VllmPolicy:
         return self._engine
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: dict[str, Any] | None = None,
     ) -> Completion:
-        """Complete exactly `tokens`, keeping the stop. Raises EngineDead, GenerationFailed,
+        """Complete exactly `tokens`, keeping the stop; `stops` are those of `stop_arguments` for
+        another environment than the engine was started for. Raises EngineDead, GenerationFailed,
         BadCompletion."""
         parameters = self._parameters(
-            temperature=temperature, seed=seed, max_tokens=max_tokens, **self._arguments
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_tokens,
+            **(self._stops if stops is None else stops),
+            **self._arguments,
         )
         output = await self._generate(tokens, parameters)
         sampled = output.outputs[0]

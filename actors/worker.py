@@ -19,30 +19,32 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors import joining
+from actors import environments, joining
 from actors.engine_setup import (
     check_installation,
     choose_gpu,
     give_way,
     prepare_environment,
 )
+from actors.environment import Retriever
 from actors.policy import ActorError, EngineUnusable
 from actors.prompt import Prompter, load_tokenizer, tokenizer_digest
 from actors.retrieval import Retrieval, open_retrieval
-from actors.rollout import rollout
+from actors.rewards import Rewards
 from actors.runner import MeteredPolicy, Runner, VerifiedVersions
+from actors.token_audit import TokenAudit
 from actors.vllm_policy import VllmPolicy
 from configs.keys import keys_of
 from configs.load import ConfigError, load, replay_endpoint, weight_sync_endpoint
 from configs.process import CONSEQUENCE, announce_ready, begin, die_with_parent, leave
 from configs.schema import Config
 from replay.client import TrajectoryWriter
-from replay.protocol import Hello, ReplayError, ReplayTimeout
+from replay.protocol import Hello, Lease, ReplayError, ReplayTimeout
+from replay.trajectory import Trajectory
 from weight_sync.protocol import PeerFailed, SyncTimeout, TransportFailed, WeightSyncError
 from weight_sync.subscriber import Subscriber
 
@@ -58,8 +60,9 @@ async def run(config: Config, actor_id: str) -> None:
     errors."""
     tokenizer = _tokenizer(config)
     prompter = Prompter(tokenizer, config.questions, config.actors)
+    environments.check(config, prompter)
     hello = Hello(actor_id, tokenizer_digest(tokenizer))
-    retriever, replay = open_retrieval(config), config.replay
+    retriever, rewards, replay = open_retrieval(config), Rewards.open(config), config.replay
     endpoint = replay_endpoint(config)
     for each in (endpoint, weight_sync_endpoint(config)):
         if keys := keys_of(config, each):
@@ -70,13 +73,14 @@ async def run(config: Config, actor_id: str) -> None:
     try:
         async with (
             retriever,
+            rewards,
             TrajectoryWriter(
                 *(endpoint, hello, replay.heartbeat_s, replay.dead_after_s),
                 keys=keys_of(config, endpoint),
                 restart_deadline_s=replay.restart_deadline_s,
             ) as writer,
         ):
-            await _serve(config, hello.actor_id, policy, prompter, retriever, writer)
+            await _serve(config, hello.actor_id, policy, prompter, retriever, rewards, writer)
     finally:
         policy.close()
 
@@ -87,6 +91,7 @@ async def _serve(
     policy: VllmPolicy,
     prompter: Prompter,
     retriever: Retrieval,
+    rewards: Rewards,
     writer: TrajectoryWriter,
 ) -> None:
     endpoint = weight_sync_endpoint(config)
@@ -94,16 +99,15 @@ async def _serve(
     subscriber = Subscriber(actor_id, endpoint, policy, config.weight_sync, keys=keys)
     meter, versions = MeteredPolicy(policy), VerifiedVersions(subscriber.serving)
     subscriber.on_verified, subscriber.on_loaded = versions.add, versions.forget
-    roll = partial(
-        rollout,
-        policy=meter,
-        retriever=retriever,
-        prompter=prompter,
-        config=config,
-        actor_id=actor_id,
-    )
-    runner = Runner(roll, writer=writer, versions=versions, meter=meter, config=config)
-    sources = (runner, retriever, subscriber, policy)
+    audit = TokenAudit(prompter, config)
+
+    def roll(lease: Lease, retriever: Retriever) -> Awaitable[Trajectory]:
+        parts = {"policy": meter, "prompter": prompter, "rewards": rewards, "config": config}
+        return audit.rollout(lease, retriever=retriever, actor_id=actor_id, **parts)
+
+    parts = {"writer": writer, "versions": versions, "meter": meter, "config": config}
+    runner = Runner(roll, retriever=retriever, **parts)
+    sources = (runner, retriever, rewards, subscriber, policy, audit)
     writer.gauges = lambda: {k: v for each in sources for k, v in each.gauges().items()}
     _stop_on_signals(runner)
     logger.info("waiting for the first weights from %s", endpoint)

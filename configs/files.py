@@ -13,6 +13,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_tree(root: Path) -> None:
+    """The same for a folder and all that is in it."""
+    for path in (*root.rglob("*"), root):
+        sync(path)
+
+
 def write_durably(path: Path, data: bytes) -> None:
     """Write a small file whole or not at all, making its directory where there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)

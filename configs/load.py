@@ -15,7 +15,8 @@ import msgspec
 import yaml
 
 from configs.process import socket_dir
-from configs.schema import Config, Section
+from configs.schema import Config
+from configs.section import Section
 
 
 class ConfigError(ValueError):
@@ -190,7 +191,7 @@ def _check_relations(config: Config) -> None:
             f"{replay.group_size!r}: siblings are leased together to one actor; raise it to "
             f"{replay.group_size}"
         )
-    if "{question}" not in config.questions.prompt:
+    if config.questions.prompt and "{question}" not in config.questions.prompt:
         raise ConfigError(
             f"questions.prompt = {config.questions.prompt!r}: it must contain {{question}}"
         )

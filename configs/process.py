@@ -39,6 +39,7 @@ def begin(name: str, threads: int | None = None) -> None:
         force=True,
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    avoid_amx()
     if threads is not None:
         limit_threads(threads)
 
@@ -48,6 +49,14 @@ def limit_threads(threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     # They would wait for each other by spinning: twenty times slower where cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    avoid_amx()
+
+
+def avoid_amx() -> None:
+    """Have oneDNN compute bf16 without AMX, unless the environment says otherwise: on virtual
+    machines that announce it and cannot run it, its kernels end the process (SIGILL).
+    """
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 
 def announce_ready() -> None:

@@ -7,38 +7,19 @@ where a value came from. Suffixes carry units (`_s`, `_bytes`, `_tokens`).
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
-Positive = Annotated[int, Meta(ge=1)]
-NonNegative = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
-PositiveFloat = Annotated[float, Meta(gt=0.0)]
-NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
-
-SEARCH_R1_PROMPT = (
-    "Answer the given question. You must conduct reasoning inside <think> and </think> first "
-    "every time you get "
-    "new information. After reasoning, if you find you lack some knowledge, you can call a "
-    "search engine by "
-    "<search> query </search> and it will return the top searched results between "
-    "<information> and "
-    "</information>. You can search as many times as your want. If you find no further "
-    "external knowledge "
-    "needed, you can directly provide the answer inside <answer> and </answer>, without "
-    "detailed illustrations. "
-    "For example, <answer> Beijing </answer>. Question: {question}\n"
+from configs.environment import EnvironmentConfig
+from configs.prompts import SEARCH_R1_CORRECTION
+from configs.rewards import RewardsConfig
+from configs.section import (
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Seconds,
+    Section,
 )
-SEARCH_R1_CORRECTION = (
-    "\nMy previous action is invalid. If I want to search, I should put the query between "
-    "<search> and </search>. "
-    "If I want to give the final answer, I should put the answer between <answer> and </answer>. "
-    "Let me try again.\n"
-)
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A frozen section of the configuration; unknown keys are errors."""
 
 
 class ModelConfig(Section, frozen=True):
@@ -58,7 +39,7 @@ class QuestionsConfig(Section, frozen=True):
     train: str = ""
     eval: str = ""
     eval_limit: NonNegative = 0  # 0 = every row
-    prompt: str = SEARCH_R1_PROMPT
+    prompt: str = ""  # with {question}; empty: the environment's own
     chat_template: bool = True  # applied when the tokenizer has one
 
 
@@ -286,12 +267,21 @@ class Config(Section, frozen=True):
     keys: str = ""  # folder of the run's keys for tcp:// endpoints; empty: <run_dir>/keys
     model: ModelConfig = ModelConfig()
     questions: QuestionsConfig = QuestionsConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     retrieval: RetrievalConfig = RetrievalConfig()
     actors: ActorsConfig = ActorsConfig()
+    rewards: RewardsConfig = RewardsConfig()
     replay: ReplayConfig = ReplayConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     learner: LearnerConfig = LearnerConfig()
     fleet: FleetConfig = FleetConfig()
+
+    @property
+    def starts_retrieval_server(self) -> bool:
+        """Whether training starts a retrieval server of its own; nobody would ask one without
+        searches.
+        """
+        return self.retrieval.has_own_server and self.environment.name != "no_search"
 
     @property
     def engine_dtype(self) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from configs.changes import differences, recorded_config
-from configs.files import sync
+from configs.files import sync, sync_tree
 from configs.schema import Config
 from learner.errors import BadCheckpoint
 
@@ -98,7 +98,7 @@ def save(
         tokenizer.save_pretrained(model.parent)
     manifest = msgspec.json.encode(Manifest.of(config, step, incarnation))
     (writing / MANIFEST).write_bytes(msgspec.json.format(manifest))
-    _sync_tree(writing)
+    sync_tree(writing)
     if final.exists():
         _remove(final)
     writing.rename(final)
@@ -126,6 +126,11 @@ def retain(
     for old in steps[:-keep]:
         if old != best and old not in unfinished:
             _remove(parent / f"step-{old}")
+
+
+def steps(run_dir: str | Path) -> list[int]:
+    """The steps of which there are checkpoints, in order."""
+    return _steps(_parent(run_dir))
 
 
 def newest(run_dir: str | Path) -> Checkpoint | None:
@@ -221,8 +226,3 @@ def _point(link: Path, target: str) -> None:
     draft.unlink(missing_ok=True)
     draft.symlink_to(target)
     draft.replace(link)
-
-
-def _sync_tree(root: Path) -> None:
-    for path in (*root.rglob("*"), root):
-        sync(path)

@@ -24,7 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from configs.schema import Config, LearnerConfig
 from learner.diagnostics import TokenFacts
 from learner.errors import BadModel
-from learner.exchange import gather_facts
+from learner.exchange import gather_facts, sums
 from learner.head import ChunkLoss
 from learner.model import TokenScorer, TokenScores, load_model
 from learner.packing import MicroBatch
@@ -124,6 +124,10 @@ class Engine:
     def gather(self, facts: list[TokenFacts]) -> list[TokenFacts]:
         """The facts of all ranks, in the order of ranks, on every rank."""
         return gather_facts(facts, self.device) if self.ranks > 1 else facts
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sums of these numbers over all ranks, on every rank."""
+        return sums(values, self.device) if self.ranks > 1 else list(values)
 
     def trainable(self) -> dict[str, Tensor]:
         """The live trainable parameters by Hugging Face name, tied ones once; empty at stage 3."""

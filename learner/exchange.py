@@ -3,6 +3,7 @@
 Numbers only: nothing received is executed.
 """
 
+from collections.abc import Sequence
 from dataclasses import fields
 
 import msgspec
@@ -67,6 +68,14 @@ def gather_facts(facts: list[TokenFacts], device: torch.device) -> list[TokenFac
             values = (v.to(like.dtype) for v, like in zip(part, columns[0], strict=True))
             gathered.append(TokenFacts(*values))
     return gathered
+
+
+def sums(values: Sequence[float], device: torch.device) -> list[float]:
+    """Each number's sum over all ranks, on every rank."""
+    summed = torch.tensor(values, dtype=torch.float64, device=device)
+    distributed.all_reduce(summed)
+    found: list[float] = summed.tolist()
+    return found
 
 
 def _all_gather(tensor: Tensor) -> list[Tensor]:

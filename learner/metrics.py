@@ -14,7 +14,7 @@ from replay.run_protocol import EvalResult
 # Counters of one process; the fleet's is their sum. Everything else not named below is averaged.
 COUNTERS = {
     *("requests", "errors", "retried", "lost_requests"),
-    *("failed_leases", "rollouts_in_flight", "action_tokens"),
+    *("failed_leases", "token_mismatch", "rollouts_in_flight", "action_tokens"),
 }
 
 

@@ -34,12 +34,18 @@ class Leader(Trainer):
 
     def learn(self, shares: Sequence[TrainingBatch]) -> dict[str, float]:
         """Scatter the shares, one per rank, and take the step."""
-        if len(shares) != self.ranks:
-            raise BadBatch(f"{len(shares)} shares for learner.ranks = {self.ranks}: build as many")
-        with self._crew.naming():
-            for rank, link in self._crew.links.items():
-                link.send("learn", encode_share(shares[rank]))
+        with self._scattered("learn", shares):
             return super().learn(shares[:1])
+
+    def imitate(self, shares: Sequence[TrainingBatch]) -> dict[str, float]:
+        """See Trainer; scatters the shares."""
+        with self._scattered("imitate", shares):
+            return super().imitate(shares[:1])
+
+    def measure(self, shares: Sequence[TrainingBatch]) -> float:
+        """See Trainer; scatters the shares."""
+        with self._scattered("measure", shares):
+            return super().measure(shares[:1])
 
     def probe(self, tokens: Sequence[int]) -> list[float]:
         """See Trainer."""
@@ -78,6 +84,16 @@ class Leader(Trainer):
             self._crew.tell(CLOSE)
         super().close()
         self._crew.close()
+
+    @contextlib.contextmanager
+    def _scattered(self, what: str, shares: Sequence[TrainingBatch]) -> Iterator[None]:
+        """Have the others make this call on their shares, while rank 0 makes it on its own."""
+        if len(shares) != self.ranks:
+            raise BadBatch(f"{len(shares)} shares for learner.ranks = {self.ranks}: build as many")
+        with self._crew.naming():
+            for rank, link in self._crew.links.items():
+                link.send(what, encode_share(shares[rank]))
+            yield
 
 
 def lead(
@@ -144,6 +160,10 @@ def follow(
 def _serve(trainer: Trainer, what: str, value: Any) -> None:
     if what == "learn":
         trainer.learn([decode_share(value)])
+    elif what == "imitate":
+        trainer.imitate([decode_share(value)])
+    elif what == "measure":
+        trainer.measure([decode_share(value)])
     elif what == "probe":
         trainer.probe(value)
     elif what == "named_weights":

@@ -13,6 +13,8 @@ from learner.batch import TrainingBatch
 from learner.ema import Averages
 from learner.engine import Engine
 from learner.errors import BadModel
+from learner.imitation import imitate, measure
+from learner.schedule import learning_rate
 from learner.state import load_state, save_state
 from learner.update import update
 
@@ -31,8 +33,18 @@ class Trainer:
         """Take one step on everybody's shares (one per rank, or this rank's alone); returns its
         gauges.
         """
-        share = shares[self.rank] if len(shares) > 1 else shares[0]
-        return update(self.engine, self.averages, share, self.config.learner)
+        return update(self.engine, self.averages, self._own(shares), self.config.learner)
+
+    def imitate(self, shares: Sequence[TrainingBatch]) -> dict[str, float]:
+        """Take one supervised step on everybody's shares of demonstrations; returns its gauges."""
+        share = self._own(shares)
+        gauges = imitate(self.engine, share, learning_rate(share.step, self.config.learner))
+        self.averages.update(self.engine)
+        return gauges
+
+    def measure(self, shares: Sequence[TrainingBatch]) -> float:
+        """The loss of everybody's shares of demonstrations; nothing is learnt from them."""
+        return measure(self.engine, self._own(shares))
 
     def probe(self, tokens: Sequence[int]) -> list[float]:
         """Log-prob of each of tokens[1:] given its prefix, at temperature 1: float[n − 1]."""
@@ -71,6 +83,9 @@ class Trainer:
     def close(self) -> None:
         """Release the engine."""
         self.engine.close()
+
+    def _own(self, shares: Sequence[TrainingBatch]) -> TrainingBatch:
+        return shares[self.rank] if len(shares) > 1 else shares[0]
 
     def _export_weights(self, folder: Path) -> None:
         model, weights = self.engine.model, {}

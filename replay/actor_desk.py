@@ -29,6 +29,7 @@ from replay.protocol import (
 )
 from replay.records import Summary
 from replay.roster import Roster
+from replay.trajectory import Search
 
 Summarise = Callable[[bytes], Summary]
 Replies = list[tuple[Peer, Reply]]
@@ -109,7 +110,8 @@ class ActorDesk:
 
     def lease_failed(self, peer: Peer, message: LeaseFailed) -> Replies:
         """A rollout died: its sibling is to be leased again."""
-        self._return(message.actor_id, {(message.group_id, message.sibling)}, message.cause)
+        lease = {(message.group_id, message.sibling)}
+        self._return(message.actor_id, lease, message.cause, message.searches)
         return []
 
     def goodbye(self, peer: Peer, message: Goodbye) -> Replies:
@@ -151,11 +153,19 @@ class ActorDesk:
             )
         return ""
 
-    def _return(self, actor_id: str, leases: set[tuple[int, int]], cause: str) -> None:
+    def _return(
+        self,
+        actor_id: str,
+        leases: set[tuple[int, int]],
+        cause: str,
+        searches: tuple[Search, ...] = (),
+    ) -> None:
         now = self._journal.now
         for group_id, sibling in sorted(leases):
             if (group_id, sibling) in self._books.held.get(actor_id, ()):
-                self._journal.write(records.LeaseReturned(now, actor_id, group_id, sibling, cause))
+                self._journal.write(
+                    records.LeaseReturned(now, actor_id, group_id, sibling, cause, searches)
+                )
                 drop_if_failing(self._journal, group_id)
 
     def _not_needed(self, message: Deliver, status: str) -> Acknowledged:

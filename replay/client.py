@@ -12,7 +12,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import zmq
@@ -26,7 +26,7 @@ from replay.inbox import Inbox
 from replay.protocol import Lease, ReplayTimeout, Stop
 from replay.run_protocol import EvalResult, Observe, Shutdown, Status
 from replay.standing import Standing
-from replay.trajectory import Trajectory
+from replay.trajectory import Search, Trajectory
 
 EVALUATION_POLL_S, LOOK_S = 0.05, 0.1
 logger = logging.getLogger(__name__)
@@ -110,11 +110,13 @@ class TrajectoryWriter:
             self._inbox.forget(key)
             self._standing.abandon(key)
 
-    async def fail(self, lease: Lease, cause: str) -> None:
-        """Give a lease back: infrastructure failed, which is never a reward."""
+    async def fail(self, lease: Lease, cause: str, searches: Sequence[Search] = ()) -> None:
+        """Give a lease back, and what it had searched for: infrastructure failed, which is never a
+        reward.
+        """
         key = lease.group_id, lease.sibling
         self._standing.held.discard(key)
-        await self._send(wire.LeaseFailed(self._actor_id, *key, cause))
+        await self._send(wire.LeaseFailed(self._actor_id, *key, cause, tuple(searches)))
 
     def _check(self) -> None:
         if self._inbox.error is not None:

@@ -50,13 +50,17 @@ def drop_expired(journal: Journal, serving_since: float) -> None:
 
 
 def settle_closed(journal: Journal, group: Group) -> None:
-    """Drop a group that has just closed without signal, where configured; stop where none has any.
+    """Drop a group that has just closed with nothing to learn from: unscorable as a whole (a judge
+    that is down must not use up steps), or without signal, where configured. Stop where none has
+    any.
 
     After 10 steps' worth of closed train groups with nothing but reward 0 there is no gradient left
     and no way back.
     """
     books = journal.books
-    if group.kind == "train" and books.config.drop_no_signal and not group.has_signal:
+    if group.kind == "train" and not group.rewards:
+        drop(journal, group, "unscorable")
+    elif group.kind == "train" and books.config.drop_no_signal and not group.has_signal:
         drop(journal, group, "no_signal")
     limit = ZERO_STREAK_STEPS * books.config.groups_per_step
     if books.tally.zero_streak >= limit and not books.stop_cause:

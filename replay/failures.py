@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 
 from replay.groups import Group
 
-# Given back for a restart of replay's, or because no retrieval server was there or it had too much
-# to do: however often that happens, it says nothing about the question.
-NOBODYS_FAULT = ("not_held", "absent", "RetrievalUnreachable", "RetrievalOverloaded")
+# Given back for a restart of replay's, because no retrieval server was there, or it had too much to
+# do or lets nobody in, or because a user's tool or environment failed: however often that happens,
+# it says nothing about the question. (Where it does, the group's deadline counts it.)
+NOBODYS_FAULT = (
+    *("not_held", "absent", "RetrievalUnreachable", "RetrievalOverloaded", "RetrievalDenied"),
+    *("ToolFailed", "EnvironmentFailed"),
+)
 Key = tuple[int, str]  # evaluation (-1: training), question id
 
 

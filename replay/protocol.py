@@ -11,9 +11,9 @@ import msgspec
 
 from replay.message import Message
 from replay.run_protocol import Describe, Described, EvalResult, Observe, Shutdown, Status
-from replay.trajectory import Kind, Question, Sampling
+from replay.trajectory import Kind, Question, Sampling, Search
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 class ReplayError(Exception):
@@ -85,12 +85,16 @@ class Deliver(Message, frozen=True):
 
 
 class LeaseFailed(Message, frozen=True):
-    """A rollout that died of infrastructure: time-out, engine abort, shutdown. Never a reward."""
+    """A rollout that died of infrastructure: time-out, engine abort, shutdown. Never a reward.
+
+    `searches`: those that it had made, their passages best first.
+    """
 
     actor_id: str
     group_id: int
     sibling: int
     cause: str
+    searches: tuple[Search, ...] = ()
 
 
 class Heartbeat(Message, frozen=True):

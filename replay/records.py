@@ -10,7 +10,7 @@ group's id, so evaluating more or less often changes nothing that is trained.
 import msgspec
 
 from replay.run_protocol import EvalResult
-from replay.trajectory import Kind, Question, Trajectory
+from replay.trajectory import Kind, Question, Search, Trajectory
 
 EVAL_GROUPS = 10**12
 
@@ -160,19 +160,22 @@ class Superseded(Fact, frozen=True):
 
 
 class LeaseReturned(Fact, frozen=True):
-    """A lease ended without a trajectory: it failed, or its actor left."""
+    """A lease ended without a trajectory: it failed, or its actor left. `searches`: those that its
+    rollout had made, as far as it could tell.
+    """
 
     actor_id: str
     group_id: int
     sibling: int
     cause: str
+    searches: tuple[Search, ...] = ()
 
 
 class GroupDropped(Fact, frozen=True):
     """A group will never be trained.
 
-    Causes: `group_deadline` (its question is requeued), `no_signal`, `question_failed`,
-    `resumed`, `run_ended`.
+    Causes: `group_deadline` (its question is requeued), `no_signal`, `unscorable` (no sibling has a
+    reward), `question_failed`, `resumed`, `run_ended`.
     """
 
     group_id: int

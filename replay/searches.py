@@ -1,9 +1,9 @@
 """Every search on record, as one fold over a run's event log: who made it and what it brought.
 
 Consumes `<run>/events.log`; produces what each delivered rollout searched for, in the order of the
-deliveries. Waits for nothing. A last record that is cut short is left out. A rollout that failed,
-or that came after its sibling had been delivered, leaves no searches; what was compacted away is
-counted.
+deliveries, and what each failed one did, as far as its actor could still tell. Waits for nothing. A
+last record that is cut short is left out. A rollout that came after its sibling had been delivered
+leaves no searches; what was compacted away is counted.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from configs.schema import Config
 from replay.codec import decode_wire
 from replay.log import FILE_NAME, read_whole
 from replay.protocol import LogError
-from replay.records import Delivered, GroupOpened, RunStarted
+from replay.records import Delivered, GroupOpened, LeaseReturned, RunStarted
 from replay.trajectory import Kind, Question, Search
 
 
@@ -66,6 +66,12 @@ class SearchLog:
                     yield _searched(record, questions[record.group_id])
                 case _:
                     pass
+
+    def failed(self) -> Iterator[LeaseReturned]:
+        """Every lease that ended without a trajectory, its searches in `searches`: their passages
+        best first, whatever order they were shown in. Raises LogError.
+        """
+        return (record for record in read_whole(self.path) if isinstance(record, LeaseReturned))
 
 
 def _searched(record: Delivered, question: Question) -> Searched:

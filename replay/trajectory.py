@@ -21,6 +21,7 @@ class StopReason(StrEnum):
     """Why a rollout ended. Every ending of a delivered rollout has a name."""
 
     ANSWERED = "answered"
+    UNANSWERED = "unanswered"  # the policy ended without an answer, though it might have gone on
     TURN_LIMIT = "turn_limit"  # the last completion held no answer
     CONTEXT_LIMIT = "context_limit"  # the next completion would not fit the model
 

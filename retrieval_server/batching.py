@@ -3,7 +3,9 @@
 Consumes `search` calls of one event loop; produces their results; waits for `run`, of which at most
 `max_running` are under way; unblocked at once when none is, else by a full batch, by `max_wait_s`
 or by the end of a running one (what gathered meanwhile has waited long enough). More than
-`max_waiting` queries do not wait: who brings them is told so at once.
+`max_waiting` queries do not wait (a long one counts once for each `LONG_CHARS`): who brings them is
+told so at once. What is refused together is asked again one call at a time, for one caller's bad
+query is not another's.
 """
 
 import asyncio
@@ -14,8 +16,9 @@ from functools import partial
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
-from retrieval_server.protocol import RetrievalOverloaded
+from retrieval_server.protocol import RetrievalOverloaded, RetrievalRefused
 
+LONG_CHARS = 1024
 T = TypeVar("T")
 Run = Callable[[list[str], int], Awaitable[list[list[T]]]]
 
@@ -26,6 +29,8 @@ class _Call(NamedTuple, Generic[T]):
     queries: Sequence[str]
     top_k: int
     results: asyncio.Future[list[list[T]]]
+    load: int
+    alone: bool = False  # it was refused together with others
 
 
 class Batcher(Generic[T]):
@@ -53,7 +58,7 @@ class Batcher(Generic[T]):
         self._max_waiting = max_waiting
         self._run_s = 0.0  # how long the last call took
         self._waiting: deque[_Call[T]] = deque()
-        self._waiting_queries = 0
+        self._waiting_queries = self._waiting_load = 0
         self._running: set[asyncio.Future[list[list[T]]]] = set()
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -93,16 +98,16 @@ class Batcher(Generic[T]):
         """
         if not queries:
             return []
-        if self._waiting and self._max_waiting is not None:
-            there = self._waiting_queries + len(queries)
-            if there > self._max_waiting:
-                raise RetrievalOverloaded(
-                    f"{self._waiting_queries} queries are waiting, of at most {self._max_waiting}",
-                    self.backlog_s,
-                )
-        call = _Call[T](queries, top_k, asyncio.get_running_loop().create_future())
+        load = _load(queries)
+        limit = self._max_waiting
+        if self._waiting and limit is not None and self._waiting_load + load > limit:
+            raise RetrievalOverloaded(
+                f"{self._waiting_queries} queries are waiting, of at most {limit}", self.backlog_s
+            )
+        call = _Call[T](queries, top_k, asyncio.get_running_loop().create_future(), load)
         self._waiting.append(call)
         self._waiting_queries += len(queries)
+        self._waiting_load += load
         self._schedule()
         return await call.results
 
@@ -136,10 +141,12 @@ class Batcher(Generic[T]):
         while self._waiting:
             call = self._waiting[0]
             gone = call.results.done()  # its caller has given up
-            if not gone and calls and size + len(call.queries) > self._max_batch:
+            full = size + len(call.queries) > self._max_batch
+            if not gone and calls and (full or call.alone or calls[-1].alone):
                 break
             self._waiting.popleft()
             self._waiting_queries -= len(call.queries)
+            self._waiting_load -= call.load
             if not gone:
                 calls.append(call)
                 size += len(call.queries)
@@ -150,6 +157,12 @@ class Batcher(Generic[T]):
     ) -> None:
         self._run_s = time.monotonic() - begun
         self._running.discard(running)
+        if len(calls) > 1 and _refused(running):
+            self._waiting.extendleft(call._replace(alone=True) for call in reversed(calls))
+            self._waiting_queries += sum(len(call.queries) for call in calls)
+            self._waiting_load += sum(call.load for call in calls)
+            self._start()
+            return
         begin = 0
         for call in calls:
             end = begin + len(call.queries)
@@ -158,6 +171,14 @@ class Batcher(Generic[T]):
             begin = end
         if self._waiting:
             self._start()
+
+
+def _load(queries: Sequence[str]) -> int:
+    return len(queries) + sum([len(query) for query in queries]) // LONG_CHARS
+
+
+def _refused(running: asyncio.Future[list[list[T]]]) -> bool:
+    return not running.cancelled() and isinstance(running.exception(), RetrievalRefused)
 
 
 def _settle(call: _Call[T], running: asyncio.Future[list[list[T]]], begin: int, end: int) -> None:

@@ -15,15 +15,15 @@ MAX_BYTES = 4096
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750's b64token
 
 
-def read_token(path: str) -> str:
+def read_token(path: str, field: str = "retrieval.token_file", remedy: str = "") -> str:
     """The token in a file that its owner alone can read; '' where no file is named.
 
-    Raises ConfigError naming field, file and remedy.
+    `field` names the file, `remedy` says how it is made. Raises ConfigError naming them.
     """
     if not path:
         return ""
-    field = f"retrieval.token_file = {path!r}"
-    remedy = (
+    field = f"{field} = {path!r}"
+    remedy = remedy or (
         f"make it for the server, (umask 077; openssl rand -hex 32 > {path}); clients get a copy"
     )
     try:

@@ -16,9 +16,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval_server import manifest
+from retrieval_server import digests, manifest
 from retrieval_server.corpus import STARTS, UNPACKED, load_corpus, reopen
-from retrieval_server.manifest import EncoderMark, Manifest, Mark
+from retrieval_server.digests import Mark
+from retrieval_server.manifest import EncoderMark, Manifest
 from retrieval_server.passages import Passages
 from retrieval_server.protocol import BadIndex, Document
 from retrieval_server.rows import files_of, is_plain
@@ -104,7 +105,7 @@ class _Build:
             ) from error
         try:
             progress("reading the corpus", 0, 0)
-            self._begin(_Recipe(manifest.mark(files), self._encoder))
+            self._begin(_Recipe(digests.mark(files), self._encoder))
             self.passages = self._open()
         except BaseException:
             os.close(self._lock)
@@ -190,7 +191,7 @@ class _Build:
             corpus_path=str(self._corpus.resolve()),
             corpus=self._recipe.corpus,
             library=library,
-            files={str(path.relative_to(folder)): manifest.mark([path]) for path in files},
+            files={str(path.relative_to(folder)): digests.mark([path]) for path in files},
             factory=factory,
             encoder=self._encoder,
             unpacked=packed,

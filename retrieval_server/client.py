@@ -24,10 +24,10 @@ from retrieval_server.protocol import (
     INDEX_VERSION,
     MAX_QUERY_CHARS,
     RETRIED,
+    BadQuery,
     Passage,
     RetrievalError,
     RetrievalOverloaded,
-    RetrievalRefused,
     RetrievalTimeout,
     RetrievalUnavailable,
     RetrievalUnreachable,
@@ -158,9 +158,11 @@ class RetrievalClient:
                     pause += error.retry_after_s
                 if (met and not left) or time.monotonic() + pause >= deadline:
                     raise
+                await asyncio.sleep(pause)
+                if time.monotonic() >= deadline:  # it was a long sleep
+                    raise
             left, attempt = left - met, attempt + 1
             self._retried += 1
-            await asyncio.sleep(pause)
 
     def _pause(self, attempt: int) -> float:
         """Seconds before the next attempt: doubled each time; jittered, not to return in step."""
@@ -240,14 +242,12 @@ class _Poster:
 def _check(queries: Sequence[str]) -> None:
     longest = max(map(len, queries), default=0)
     if longest > MAX_QUERY_CHARS:
-        raise RetrievalRefused(
-            f"a query of {longest} characters: at most {MAX_QUERY_CHARS} are allowed"
-        )
+        raise BadQuery(f"a query of {longest} characters: at most {MAX_QUERY_CHARS} are allowed")
     for query in queries:
         try:
             query.encode()
         except UnicodeEncodeError as error:
-            raise RetrievalRefused(f"a query is no text ({error})") from error
+            raise BadQuery(f"a query is no text ({error})") from error
 
 
 def _percentile(ordered: list[float], fraction: float) -> float:

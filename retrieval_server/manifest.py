@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from blake3 import blake3
 
+from retrieval_server.digests import Mark, mark
 from retrieval_server.protocol import BadIndex
 from retrieval_server.rows import files_of
 from retrieval_server.usage import Usage
@@ -17,13 +17,6 @@ from retrieval_server.usage import Usage
 NAME = "manifest.json"
 FORMAT = 1
 _BUILD = "build it with scripts/build_index.py"
-
-
-class Mark(msgspec.Struct, frozen=True):
-    """A file's, or several files', size and digest."""
-
-    bytes: int
-    blake3: str
 
 
 class EncoderMark(msgspec.Struct, frozen=True):
@@ -53,15 +46,6 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     factory: str = ""
     encoder: EncoderMark | None = None
     unpacked: bool = False
-
-
-def mark(files: list[Path]) -> Mark:
-    """Size and digest of files, one after another. Raises OSError."""
-    digest, size = blake3(max_threads=blake3.AUTO), 0
-    for path in files:
-        digest.update_mmap(path)
-        size += path.stat().st_size
-    return Mark(size, digest.hexdigest(length=16))
 
 
 def write(folder: Path, manifest: Manifest) -> None:

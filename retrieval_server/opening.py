@@ -13,7 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from configs.schema import RetrievalConfig
-from retrieval_server import manifest
+from retrieval_server import digests, manifest
 from retrieval_server.building import BM25, VECTORS
 from retrieval_server.corpus import load_corpus, reopen
 from retrieval_server.index import Index
@@ -135,7 +135,7 @@ def _dense(
         logger.warning("passages were encoded in %s, queries are in %s (retrieval.encoder_dtype)",
                        built.dtype, asked.encoder_dtype)  # fmt: skip
     encoder = Encoder(path, built.usage if built else None, asked.encoder_dtype, asked.device)
-    mark = told.files[VECTORS] if told else manifest.mark(files)
+    mark = told.files[VECTORS] if told else digests.mark(files)
     decisive = (mark, encoder.usage, asked.encoder_dtype, asked.device, asked.index_device)
     return index_faiss.DenseIndex(
         *(vectors, encoder, asked.ef_search, asked.nprobe, asked.threads),

@@ -32,6 +32,8 @@ class RetrievalError(Exception):
     ├── BadReply              a reply that is not what was asked for         (retried)
     ├── NotRecorded           a search that the recorded run never made      (never retried)
     └── RetrievalRefused      any other 4xx: the request itself is at fault  (never retried)
+        ├── RetrievalDenied   a 4xx whatever is asked: token, address or path is wrong
+        └── BadQuery          refused by the client, nobody was asked: too long, or no text
     """
 
 
@@ -69,6 +71,14 @@ class BadReply(RetrievalError):
 
 class RetrievalRefused(RetrievalError):
     """The server refused the request itself (4xx): asking again would not help."""
+
+
+class RetrievalDenied(RetrievalRefused):
+    """The server refused whoever asks, whatever is asked (401, 403, 404 …): no query's fault."""
+
+
+class BadQuery(RetrievalRefused):
+    """A query that no server is asked: too long, or no text."""
 
 
 class NotRecorded(RetrievalError):

@@ -13,12 +13,14 @@ from blake3 import blake3
 from retrieval_server.protocol import (
     BadReply,
     Passage,
+    RetrievalDenied,
     RetrievalOverloaded,
     RetrievalRefused,
     RetrievalUnavailable,
 )
 
 _NO_HIT = -3e38
+_OF_THE_REQUEST = (400, 408, 413, 414, 422)  # another one may be answered
 _SHOWN_BYTES = 200
 
 
@@ -65,10 +67,12 @@ def _error(
         return RetrievalOverloaded(f"{what}: {said}", float(after))
     if status == 429 or status >= 500:
         return RetrievalUnavailable(f"{what}: {said}")
+    if status in _OF_THE_REQUEST:
+        return RetrievalRefused(f"{what}: {said}")
+    remedy = "see retrieval.url and retrieval.token_file"
     if status == 401:
         remedy = "retrieval.token_file does not hold its token: give a copy of the server's"
-        return RetrievalRefused(f"{what}: {remedy}: {said}")
-    return RetrievalRefused(f"{what}: {said}")
+    return RetrievalDenied(f"{what}: {remedy}: {said}")
 
 
 def _passage(hit: _Hit) -> Passage:

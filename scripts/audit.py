@@ -39,6 +39,11 @@ def show(audit: Audit, console: Console) -> None:
         console.print(f"... and {len(audit.faults) - MOST_SHOWN} more")
     if audit.torn:
         console.print(f"[yellow]the last record is cut short: {audit.torn}[/]")
+    if audit.token_mismatches:
+        console.print(
+            f"[red]{audit.token_mismatches} leases were given back by the token audit: the actors' "
+            "logs say why (TokenMismatch)"
+        )
     verdict = "[red]the books do not close" if audit.faults else "[green]the books close"
     age = "" if audit.staleness_max is None else f", at most {audit.staleness_max} steps old"
     steps = f"{summary['steps']} steps sampled, committed up to {audit.committed}"

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from actors.policy import TokenMismatch
 from configs.schema import Config
 from replay import records
 from replay.groups import EVAL_SIBLINGS
@@ -32,7 +33,7 @@ class Audit:
         self.leases: Counter[str] = Counter()  # by how they ended
         self.deliveries: Counter[str] = Counter()
         self.dropped: dict[Kind, Counter[str]] = {"train": Counter(), "eval": Counter()}
-        self.torn, self.committed = "", 0
+        self.torn, self.committed, self.token_mismatches = "", 0, 0
         self.staleness_max: int | None = None
         self.stop_cause, self.replay_restarts = "", 0
         self._config, self._incarnation = Config(), 0
@@ -100,6 +101,7 @@ class Audit:
 
     @take.register
     def _(self, fact: records.LeaseReturned) -> None:
+        self.token_mismatches += fact.cause.startswith(TokenMismatch.__name__)
         if not self._end(fact.actor_id, fact.group_id, fact.sibling, "returned"):
             self.faults.append(f"{_name(fact)} was returned by {fact.actor_id}, who had no lease")
 
@@ -268,6 +270,7 @@ class Audit:
             "steps": len(self._sampled),
             "steps_committed": self.committed,
             "staleness_max": self.staleness_max,
+            "token_mismatches": self.token_mismatches,
             "replay_restarts": self.replay_restarts,
             "stop_cause": self.stop_cause,
             "torn": self.torn,

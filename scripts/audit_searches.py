@@ -44,6 +44,7 @@ class RecordedSearches:
                 for id in search.passage_ids:
                     self._wanted.setdefault(id, set()).add(number)
         self.compacted = self._log.compacted
+        self.of_failed = sum(len(each.searches) for each in self._log.failed())
         self._missing = set(self._wanted)
 
     @property

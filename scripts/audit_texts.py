@@ -15,7 +15,8 @@ import numpy as np
 
 from actors.prompt import Prompter, Tokens, load_tokenizer
 from actors.recorded import corpus_of
-from configs.load import load
+from configs.environment import EnvironmentConfig
+from configs.load import ConfigError, load
 from replay.codec import decode_trajectory
 from replay.log import FILE_NAME, read
 from replay.records import Delivered, GroupOpened
@@ -41,6 +42,7 @@ class Texts:
 def audit_texts(run_dir: Path, find: Find) -> Texts:
     """Look at every trajectory on record. Raises LogError, ConfigError."""
     config = load(run_dir / "config.yaml")
+    _require_known(config.environment)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     searches = (search for _, each in _trajectories(run_dir) for search in _searches(each))
     shown = {name for search in searches for name in search.passage_ids}
@@ -78,6 +80,16 @@ def finds_of(url: str) -> Find:
         return rows
 
     return find
+
+
+def _require_known(settings: EnvironmentConfig) -> None:
+    """Raise ConfigError for texts that are made otherwise than search_r1's own are."""
+    known = EnvironmentConfig(queries_per_turn=settings.queries_per_turn)
+    for name in known.__struct_fields__:
+        if (value := getattr(settings, name)) != getattr(known, name):
+            raise ConfigError(
+                f"environment.{name} = {value!r}: of such a run the texts cannot be accounted for"
+            )
 
 
 def _trajectories(run_dir: Path) -> Iterator[tuple[Question, Trajectory]]:
@@ -120,5 +132,5 @@ class _Judge:
             return self.prompter.correction()
         if not turn.searches:
             return np.empty(0, np.int32)
-        names = turn.searches[-1].passage_ids
-        return self.prompter.observation([self.passages[name] for name in names])
+        found = ([self.passages[name] for name in each.passage_ids] for each in turn.searches)
+        return self.prompter.observation(*found)

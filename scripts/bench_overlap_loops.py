@@ -17,7 +17,7 @@ from actors.environment import Retriever
 from actors.policy import Completion, Policy
 from actors.runner import SHUTDOWN
 from replay.protocol import Lease
-from replay.trajectory import Question, Sampling, Trajectory
+from replay.trajectory import Question, Sampling, Search, Trajectory
 from retrieval_server.protocol import Passage
 
 Loop = Literal["continuous", "sync", "lockstep"]
@@ -59,7 +59,7 @@ class Lessor:
             self._news.notify_all()
         return "accepted"
 
-    async def fail(self, lease: Lease, cause: str) -> None:
+    async def fail(self, lease: Lease, cause: str, searches: Sequence[Search] = ()) -> None:
         """Raise RolloutFailed, unless it was ended because all has been measured."""
         if cause != SHUTDOWN:
             raise RolloutFailed(f"question {lease.question.id!r}: {cause}")

@@ -20,6 +20,7 @@ import psutil
 from actors.environment import Retriever
 from actors.policy import ActorError
 from actors.prompt import Prompter
+from actors.rewards import Rewards
 from actors.rollout import rollout
 from actors.runner import MeteredPolicy, Runner, VerifiedVersions
 from actors.vllm_policy import VllmPolicy
@@ -117,7 +118,8 @@ class Bench:
             counts = meter.tokens, len(lessor.done), seats.filled_s()
             return _Mark(now, *counts, client.gauges(), cpu_s)
 
-        play = partial(rollout, prompter=self._prompter, config=self._config, actor_id="bench")
+        parts = {"prompter": self._prompter, "rewards": Rewards.open(self._config)}
+        play = partial(rollout, **parts, config=self._config, actor_id="bench")
         runner = make_runner(cell, play, lessor, meter, client, self._config)
         async with asyncio.TaskGroup() as group:
             group.create_task(runner.run())
@@ -147,7 +149,10 @@ def make_runner(
     """The actors' runner over this cell's loop; `play(lease, policy=, retriever=)` is a rollout."""
     step = LockStep(meter, retriever, cell.rollouts)
 
-    async def in_step(lease: Lease) -> Trajectory:
+    async def freely(lease: Lease, retriever: Retriever) -> Trajectory:
+        return await play(lease, policy=meter, retriever=retriever)
+
+    async def in_step(lease: Lease, _: Retriever) -> Trajectory:
         try:
             return await play(lease, policy=step, retriever=step)
         finally:
@@ -157,9 +162,9 @@ def make_runner(
     serving.set()
     versions = VerifiedVersions(serving)
     versions.add(0, 0)  # the starting weights, which the engine says that it serves
-    freely = partial(play, policy=meter, retriever=retriever)
     roll = in_step if cell.loop == "lockstep" else freely
-    return Runner(roll, writer=lessor, versions=versions, meter=meter, config=config)
+    parts = {"writer": lessor, "versions": versions, "meter": meter, "config": config}
+    return Runner(roll, retriever=retriever, **parts)
 
 
 def figures(begin: _Mark, end: _Mark, done: list[Trajectory]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.prompt import Prompter
+from actors.rewards import Rewards
 from actors.rollout import rollout
 from actors.transformers_policy import TransformersPolicy
 from configs.schema import Config
@@ -122,6 +123,9 @@ class Rollouts:
 
     def _roll(self, leases: Sequence[Lease]) -> list[Trajectory]:
         async def together() -> list[Trajectory]:
-            return await asyncio.gather(*(rollout(lease, **self._parts) for lease in leases))
+            async with Rewards.open(self.config) as rewards:
+                return await asyncio.gather(
+                    *(rollout(lease, rewards=rewards, **self._parts) for lease in leases)
+                )
 
         return asyncio.run(together())

@@ -49,6 +49,7 @@ class Console:
     def step(self, report: StepReport, total_steps: int) -> None:
         """One informative line per step."""
         g = report.gauges
+        mismatches = g.get("actor/token_mismatch", 0)
         self.say(
             f"step {report.step:>4}/{total_steps}  reward {g.get('actor/reward', 0):.2f}  "
             f"loss {g.get('learner/loss', 0):+.3f}  searches "
@@ -62,6 +63,7 @@ class Console:
             f"wait {g.get('learner/wait_for_batch_s', 0):.2f} s  update "
             f"{g.get('learner/update_s', 0):.2f} s  "
             f"pause {1000 * g.get('sync/generation_pause_s', 0):.0f} ms"
+            + (f"  TOKEN MISMATCHES {mismatches:.0f}" if mismatches else "")
         )
 
     def evaluation(self, result: EvalResult, run_dir: Path, model_path: str) -> None:

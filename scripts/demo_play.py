@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from learner.imitation import Segment
 from scripts.demo_tokenizer import CORRECTION, IDS, decode, encode
 from scripts.demo_world import RELATIONS, SYLLABLES, Chain, LexicalIndex
 
 TOP_K, MAX_TURNS, MAX_ACTION_TOKENS = 3, 3, 20  # as in configs/demo.yaml
-Segment = tuple[list[int], bool]  # tokens, and whether the policy writes them
 _ALL_RELATIONS = (*RELATIONS, *(relation for group in RELATIONS.values() for relation in group))
 
 

@@ -3,7 +3,8 @@
 1. Copying: spans of a row of random tokens said again. 2. Clean demonstrations, a fresh world per
 batch, never the one that is trained on later, until it answers well. 3. Bad habits, the commonest
 of which is to guess without searching. Reinforcement learning is left to find out when to search,
-how often and what for; it does not discover copying, nor reading.
+how often and what for; it does not discover copying, nor reading. Each step is one of
+`learner.imitation`, as those of scripts/warm_start.py are.
 
 Copying by content has a long plateau before it is found, so the first layer's heads start out
 looking at the previous token (through the biases of queries and keys).
@@ -15,10 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from scripts.demo_play import Habits, Segment, demonstrate, exact_match, play
+from learner.batch import TrainingBatch
+from learner.head import ChunkLoss
+from learner.imitation import TEMPERATURE, Segment, imitate, lay_out
+from learner.model import TokenScores, score_logits
+from learner.packing import MicroBatch, pad
+from scripts.demo_play import Habits, demonstrate, exact_match, play
 from scripts.demo_tokenizer import END, IDS, PAD, VOCABULARY
 from scripts.demo_world import Chain, World, make_world
 
@@ -158,7 +163,7 @@ class Trainer:
     ) -> None:
         self.model, self.recipe = model, recipe
         self._rng, self._report, self._started = rng, report, time.monotonic()
-        self._optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.0)
+        self._engine, self._steps = PlainEngine(model), 0
 
     def copying(self) -> None:
         """Until the loss is low enough, or the steps run out."""
@@ -190,17 +195,53 @@ class Trainer:
         self._report(f"cold start {time.monotonic() - self._started:5.1f} s: {what}")
 
     def _step(self, rows: Sequence[Sequence[Segment]], lr: float) -> float:
-        ids, trained = collate(rows)
+        self._steps += 1
+        whole = pad(range(len(rows)), lay_out(rows))  # one micro-batch, in this order
+        share = TrainingBatch(self._steps, TEMPERATURE, (whole,), {})
+        return imitate(self._engine, share, lr)["learner/loss"]
+
+
+class PlainEngine:
+    """What takes the learner's supervised steps here: the same loss on the same tokens, in plain
+    torch.
+
+    A model of 240,000 parameters needs no sharding, its logits fit whole, and this process becomes
+    the launcher: DeepSpeed's start and the process group that it leaves behind are not for it.
+    """
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        self.device, self._model = torch.device("cpu"), model
+        self._optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.0)
+
+    def accumulate(self, micro: MicroBatch, temperature: float, loss: ChunkLoss) -> TokenScores:
+        """Add the loss's gradient; the scores it was made from, attached no more."""
+        scores = self._scores(micro, temperature)
+        loss(scores.logprobs, slice(None)).backward()
+        return TokenScores(scores.logprobs.detach(), scores.entropy)
+
+    @torch.no_grad()
+    def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
+        """Log-probs and entropies of the trained tokens."""
+        return self._scores(micro, temperature)
+
+    def step(self, lr: float) -> float:
+        """Clip, step, clear; the norm before clipping."""
+        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         for group in self._optimiser.param_groups:
             group["lr"] = lr
-        hidden = self.model.model(input_ids=ids[:, :-1]).last_hidden_state
-        logits = self.model.lm_head(hidden[trained[:, 1:]])
-        loss = functional.cross_entropy(logits, ids[:, 1:][trained[:, 1:]])
-        self._optimiser.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._optimiser.step()
-        return loss.item()
+        self._optimiser.zero_grad()
+        return float(norm)
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """There is one rank."""
+        return list(values)
+
+    def _scores(self, micro: MicroBatch, temperature: float) -> TokenScores:
+        tokens, predicts = micro.tokens, micro.loss_mask[:, 1:]  # position t − 1 predicts token t
+        hidden = self._model.model(input_ids=tokens[:, :-1]).last_hidden_state
+        logits = self._model.lm_head(hidden[predicts])
+        return score_logits(logits, tokens[:, 1:][predicts], temperature)
 
 
 def copy_row(rng: random.Random) -> list[Segment]:
@@ -211,16 +252,3 @@ def copy_row(rng: random.Random) -> list[Segment]:
         start = rng.randrange(len(row) - 3)
         segments += [(row[start : start + 1], False), (row[start + 1 : start + 4], True)]
     return segments
-
-
-def collate(rows: Sequence[Sequence[Segment]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids int64[B, T], padded on the right, and which of them the policy writes, bool[B, T]."""
-    width = max(sum(len(tokens) for tokens, _ in row) for row in rows)
-    ids = torch.full((len(rows), width), IDS[PAD])
-    trained = torch.zeros(len(rows), width, dtype=torch.bool)
-    for number, row in enumerate(rows):
-        tokens = [token for segment, _ in row for token in segment]
-        ids[number, : len(tokens)] = torch.tensor(tokens)
-        own = [mine for segment, mine in row for _ in segment]
-        trained[number, : len(own)] = torch.tensor(own)
-    return ids, trained

@@ -20,7 +20,10 @@ from scripts.demo_tokenizer import save_tokenizer
 from scripts.demo_world import Chain, balanced_chains, make_world, split
 
 COUNTRIES, HELD_OUT, EVAL_QUESTIONS, SUB_SEEDS = 120, 0.25, 240, 4
-SOURCES = ("demo_play.py", "demo_start.py", "demo_task.py", "demo_tokenizer.py", "demo_world.py")
+SOURCES = (
+    *(f"scripts/demo_{name}.py" for name in ("play", "start", "task", "tokenizer", "world")),
+    *("learner/imitation.py", "learner/packing.py"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +97,7 @@ def _digest(seed: int) -> str:
     """What the files depend on: the seed and the sources that make them."""
     digest = hashlib.blake2b(str(seed).encode(), digest_size=6)
     for name in SOURCES:
-        digest.update((Path(__file__).parent / name).read_bytes())
+        digest.update((Path(__file__).resolve().parent.parent / name).read_bytes())
     return digest.hexdigest()
 
 

@@ -62,7 +62,7 @@ def learner_needs(config: Config, model: Model) -> dict[str, int]:
     width = 2 if config.model.dtype == "bfloat16" else 4
     # ZeRO shares out the optimiser's state from stage 1, gradients from 2, weights from 3.
     shared = {stage: learner.ranks if learner.zero_stage >= stage else 1 for stage in (1, 2, 3)}
-    averages = (learner.proximal == "ema") + (learner.anchor != "none")
+    averages = 1 + (learner.anchor != "none")  # the proximal one is kept, and saved, in every mode
     token_bytes = 34 * width // 2 * model.hidden
     if learner.gradient_checkpointing:
         token_bytes += 2 * width // 2 * model.hidden * model.layers

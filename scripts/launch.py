@@ -55,7 +55,7 @@ def commands(config: Config, progress: Progress | None = None) -> dict[str, list
         "replay": ["-m", "replay.worker", path],
         "learner": ["-m", "learner.worker", path],
     }
-    if not config.retrieval.has_own_server:
+    if not config.starts_retrieval_server:
         del members["retrieval_server"]
     if progress:
         members["learner"].append("--resume")

@@ -14,7 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from scripts.mutants_table import MUTANTS, Mutant
+from scripts.mutant import Mutant
+from scripts.mutants_table import MUTANTS
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_S = 300

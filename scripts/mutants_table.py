@@ -1,20 +1,7 @@
 """The faults that `scripts/mutants.py` plants: each breaks a promise, and names who must notice."""
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One fault: `old` stands exactly once in `file` and becomes `new`; `tests` are pytest's
-    arguments.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
+from scripts.mutant import Mutant
+from scripts.mutants_actors import IN_ACTORS
 
 MUTANTS = (
     Mutant(
@@ -30,6 +17,13 @@ MUTANTS = (
         "row.loss_mask[action] = True",
         "row.loss_mask[start : action.stop - 1] = True",
         ("tests/learner/test_packing.py",),
+    ),
+    Mutant(
+        "observations of demonstrations learnt",
+        "learner/imitation.py",
+        "loss_mask=np.repeat([own for _, own in segments], lengths)",
+        "loss_mask=np.arange(length) >= lengths[0]",
+        ("tests/learner/test_imitation.py",),
     ),
     Mutant(
         "log-probs shifted by one",
@@ -119,20 +113,6 @@ MUTANTS = (
         ("tests/weight_sync/test_vllm.py::test_the_tied_head_follows_the_embedding",),
     ),
     Mutant(
-        "version tagged one late",
-        "actors/vllm_policy.py",
-        "= int(span.version)",
-        "= max(0, int(span.version) - 1)",
-        ("tests/actors/test_vllm_policy.py::test_spans_become_one_version_per_token",),
-    ),
-    Mutant(
-        "answer read from a passage",
-        "actors/rollout.py",
-        "environment.step(completion.tokens, len(context))",
-        "environment.step(context[len(prompt) :], len(context))",
-        ("tests/actors/test_rollout.py::test_an_answer_in_a_passage_earns_nothing",),
-    ),
-    Mutant(
         "admission off by one",
         "replay/admission.py",
         "standing < allowed_groups(",
@@ -179,7 +159,7 @@ MUTANTS = (
     Mutant(
         "checkpoint named before it is on disk",
         "learner/checkpoint.py",
-        "    _sync_tree(writing)\n",
+        "    sync_tree(writing)\n",
         "",
         ("tests/learner/test_checkpoint.py",),
     ),
@@ -247,25 +227,5 @@ MUTANTS = (
         "if step <= fact.step + 1]",
         ("tests/replay/test_compaction.py",),
     ),
-    Mutant(
-        "recorded passages in the order shown",
-        "actors/recorded.py",
-        "in sorted(zip(order, ids, strict=True))",
-        "in zip(order, ids, strict=True)",
-        ("tests/actors/test_recorded.py",),
-    ),
-    Mutant(
-        "search not on record found empty",
-        "actors/recorded.py",
-        "self._results.get(query)",
-        "self._results.get(query, ())",
-        ("tests/actors/test_recorded.py",),
-    ),
-    Mutant(
-        "contradicting records overlooked",
-        "actors/recorded.py",
-        "if sorted(first) != sorted(ids):",
-        "if not set(first) & set(ids):",
-        ("tests/actors/test_recorded.py",),
-    ),
+    *IN_ACTORS,
 )

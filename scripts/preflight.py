@@ -6,12 +6,16 @@ Each problem is one line that names the field, the value and the remedy.
 import importlib.metadata
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
 
+from actors import environments
 from actors.engine_setup import gpu_of_actor
+from actors.entry_points import load_entry_point
+from actors.judge import KEY_FIELD, KEY_REMEDY
+from actors.prompt import Prompter, load_tokenizer
 from actors.recorded import RecordedRetriever
 from configs.load import ConfigError
 from configs.schema import Config
@@ -20,6 +24,7 @@ from replay.question_files import load_questions
 from retrieval_server.bearer import read_token
 from retrieval_server.opening import look
 from retrieval_server.protocol import BadIndex, RetrievalError
+from retrieval_server.usage import require_encoder
 from scripts import gpu_memory
 from scripts.resolve import can_listen
 from weight_sync.choice import CPU, choose
@@ -31,10 +36,27 @@ BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 def check(config: Config, resumed: bool = False) -> None:
     """Raise ConfigError listing every problem found; a resumed run has a directory already."""
-    checks = _CHECKS if resumed else (*_CHECKS, _run_dir)
+    _refuse(config, _CHECKS if resumed else (*_CHECKS, _run_dir))
+
+
+def check_model(config: Config) -> None:
+    """The same of the model alone, for what neither rolls out nor asks questions."""
+    _refuse(config, (_model, _lengths))
+
+
+def _refuse(config: Config, checks: Iterable[Callable[[Config], Iterator[str]]]) -> None:
     problems = [problem for find in checks for problem in find(config)]
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def check_rollouts(config: Config, searches: bool = True) -> None:
+    """`check`, for what trains nothing: the model, its engine, and who answers where it `searches`.
+
+    Raises ConfigError.
+    """
+    checks = (_model, _lengths, _environment, _vllm, *((_retrieval,) if searches else ()))
+    _refuse(config, checks)
 
 
 def _model(config: Config) -> Iterator[str]:
@@ -48,8 +70,12 @@ def _model(config: Config) -> Iterator[str]:
             f"model.path = {config.model.path!r}: no *.safetensors there; save the model with "
             "save_pretrained(..., safe_serialization=True)"
         )
-    elif not (path / "tokenizer.json").is_file() and not (path / "tokenizer_config.json").is_file():
+    elif not _has_tokenizer(path):
         yield f"model.path = {config.model.path!r}: no tokenizer; save it beside the model"
+
+
+def _has_tokenizer(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
 
 
 def _questions(config: Config) -> Iterator[str]:
@@ -64,6 +90,26 @@ def _questions(config: Config) -> Iterator[str]:
             yield f"questions.{field} = {path!r}: {error}"
 
 
+def _environment(config: Config) -> Iterator[str]:
+    try:
+        environments.check(config)
+        path, trusted = config.model.path, config.model.trust_remote_code
+        if environments.needs_chat_template(config) and path and _has_tokenizer(Path(path)):
+            prompter = Prompter(load_tokenizer(path, trusted), config.questions, config.actors)
+            environments.check(config, prompter)
+    except ConfigError as error:
+        yield str(error)
+    except (OSError, ValueError) as error:
+        yield f"model.path = {config.model.path!r}: no usable tokenizer there: {error}"
+
+
+def _acting(config: Config) -> Iterator[str]:
+    try:
+        environments.require_acting(config)
+    except ConfigError as error:
+        yield str(error)
+
+
 def _retrieval(config: Config) -> Iterator[str]:
     try:
         read_token(config.retrieval.token_file)
@@ -71,7 +117,7 @@ def _retrieval(config: Config) -> Iterator[str]:
         yield str(error)
     if config.retrieval.recorded:
         yield from _recorded(config)
-    if not config.retrieval.has_own_server:
+    if not config.starts_retrieval_server:
         return
     path, index = config.retrieval.corpus, config.retrieval.index
     if not (path or index):
@@ -88,6 +134,33 @@ def _retrieval(config: Config) -> Iterator[str]:
             f"retrieval.port = {config.retrieval.port!r}: cannot listen on "
             f"{config.retrieval.host} ({why}); stop what uses it, or set it to 0"
         )
+
+
+def _rewards(config: Config) -> Iterator[str]:
+    asked, limit_s = config.rewards, config.actors.rollout_deadline_s
+    try:
+        read_token(asked.judge.key_file, KEY_FIELD, KEY_REMEDY)
+        if asked.custom:
+            load_entry_point("rewards.custom", asked.custom)
+    except ConfigError as error:
+        yield str(error)
+    if asked.similarity.model:
+        try:
+            require_encoder(Path(asked.similarity.model))
+        except BadIndex as error:
+            yield f"rewards.similarity.model = {asked.similarity.model!r}: {error}"
+    for field, used, timeout_s in (
+        ("judge.timeout_s", asked.judge.url, asked.judge.timeout_s),
+        ("similarity.timeout_s", asked.similarity.model, asked.similarity.timeout_s),
+        ("custom_timeout_s", asked.custom, asked.custom_timeout_s),
+    ):
+        twice = field == "custom_timeout_s"  # it waits as long for its turn
+        if used and timeout_s * (1 + twice) >= limit_s:
+            yield (
+                f"rewards.{field} = {timeout_s!r}{' twice' * twice}: a rollout is given up after "
+                f"actors.rollout_deadline_s = {limit_s!r}, its reward included: lower the former "
+                "or raise the latter"
+            )
 
 
 def _recorded(config: Config) -> Iterator[str]:
@@ -207,9 +280,19 @@ _CHECKS = (
     _model,
     _lengths,
     _questions,
+    _environment,
+    _acting,
     _retrieval,
+    _rewards,
     _vllm,
     _memory,
     _gpu_memory,
     _transport,
 )
+
+
+def check_parts(config: Config, model: bool, retrieval: bool) -> None:
+    """`check`, for a program that trains nothing: of the environment and, where asked, the model's
+    folder and what answers searches."""
+    of_model = (_model, _lengths) if model else ()
+    _refuse(config, (*of_model, _environment, *((_retrieval,) if retrieval else ())))

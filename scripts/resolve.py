@@ -23,7 +23,7 @@ def resolve(config: Config, name: str) -> Config:
 
 def with_absolute_paths(config: Config) -> Config:
     """The configuration with every input file named absolutely."""
-    questions, retrieval = config.questions, config.retrieval
+    questions, retrieval, rewards = config.questions, config.retrieval, config.rewards
     return msgspec.structs.replace(
         config,
         keys=_absolute(config.keys),
@@ -38,6 +38,15 @@ def with_absolute_paths(config: Config) -> Config:
             encoder=_absolute(retrieval.encoder),
             recorded=_absolute(retrieval.recorded),
             token_file=_absolute(retrieval.token_file),
+        ),
+        rewards=msgspec.structs.replace(
+            rewards,
+            judge=msgspec.structs.replace(
+                rewards.judge, key_file=_absolute(rewards.judge.key_file)
+            ),
+            similarity=msgspec.structs.replace(
+                rewards.similarity, model=_absolute(rewards.similarity.model)
+            ),
         ),
     )
 

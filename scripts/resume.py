@@ -15,7 +15,8 @@ import yaml
 from configs.changes import MAY_CHANGE, OPEN, differences, leaves, recorded_config
 from configs.load import ConfigError, load
 from configs.process import socket_dir
-from configs.schema import Config, Section
+from configs.schema import Config
+from configs.section import Section
 from learner import checkpoint
 from learner.errors import BadCheckpoint
 from learner.evaluations import Evaluations

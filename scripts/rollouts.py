@@ -5,9 +5,10 @@ ids, and so their tokens the seeds, that they have in a run of many processes wh
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
-from actors.rollout import rollout
+from actors.token_audit import TokenAudit
 from configs.schema import Config
 from replay.codec import encode_trajectory
 from replay.protocol import Batch, Lease
@@ -20,11 +21,12 @@ from replay.trajectory import Question, Sampling, Trajectory
 class Rollouts:
     """Leases questions and gathers their trajectories, as many at once as the fleet would.
 
-    `parts` are what every rollout works with: policy, retriever, prompter.
+    `parts` are what every rollout works with: policy, retriever, prompter, rewards.
     """
 
     def __init__(self, config: Config, **parts: Any) -> None:
         self.config, self.parts, self.opened, self.evaluated = config, parts, 1, EVAL_GROUPS
+        self.audit = TokenAudit(parts["prompter"], config)
         self.questions = Questions(load_questions(config.questions.train), config.seed)
         self.eval_questions = load_questions(config.questions.eval, config.questions.eval_limit)
         self.slots = asyncio.Semaphore(config.actors.rollouts_in_flight * config.actors.count)
@@ -32,7 +34,8 @@ class Rollouts:
     async def one(self, lease: Lease) -> Trajectory:
         """One rollout, when a slot is free."""
         async with self.slots, asyncio.timeout(self.config.actors.rollout_deadline_s):
-            return await rollout(lease, config=self.config, actor_id="sync", **self.parts)
+            parts = {"config": self.config, "actor_id": "sync", **self.parts}
+            return await self.audit.rollout(lease, **parts)
 
     async def group(self, question: Question) -> list[Trajectory]:
         """Every sibling of the next group, which asks `question`."""
@@ -43,13 +46,16 @@ class Rollouts:
         return await asyncio.gather(*map(self.one, leases))
 
     async def batch(self, step: int) -> Batch:
-        """Groups for step + 1; those without signal are replaced when the configuration says so."""
+        """Groups for step + 1; those that nobody could score are replaced, those without signal
+        when the configuration says so.
+        """
         groups: list[list[Trajectory]] = []
         wanted = self.config.replay.groups_per_step
         while len(groups) < wanted:
             chosen = [self.questions.next() for _ in range(wanted - len(groups))]
             for group in await asyncio.gather(*map(self.group, chosen)):
-                if len({t.reward for t in group}) > 1 or not self.config.replay.drop_no_signal:
+                needed = 1 + self.config.replay.drop_no_signal
+                if len({t.reward for t in group} - {None}) >= needed:
                     groups.append(group)
         payloads = tuple(tuple(map(encode_trajectory, group)) for group in groups)
         ids, versions = tuple(group[0].group_id for group in groups), (step,) * wanted
@@ -63,8 +69,14 @@ class Rollouts:
             for group_id, question in enumerate(self.eval_questions, self.evaluated)
         ]
         self.evaluated += (count := len(self.eval_questions))
-        rewards = [t.reward or 0.0 for t in await asyncio.gather(*map(self.one, leases))]
+        rewards = [t.reward for t in await asyncio.gather(*map(self.one, leases))]
         scores = {"em": rewards[:count], "sampled_em": rewards[count:]}
         for question, reward in zip(self.eval_questions, rewards, strict=False):
             scores.setdefault(f"em_{question.hops}_hops", []).append(reward)
-        return {name: sum(found) / len(found) for name, found in scores.items()}
+        return {name: _mean(found) for name, found in scores.items()}
+
+
+def _mean(rewards: Sequence[float | None]) -> float:
+    """Of the scorable ones; 0 without any."""
+    found = [reward for reward in rewards if reward is not None]
+    return sum(found) / len(found) if found else 0.0

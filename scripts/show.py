@@ -115,11 +115,10 @@ def render(shown: Shown, tokenizer: Tokenizer) -> Text:
     span = f"version {trajectory.oldest_version}"
     if trajectory.newest_version != trajectory.oldest_version:
         span += f"-{trajectory.newest_version}"
-    reward = "unscorable" if trajectory.reward is None else f"{trajectory.reward:g}"
     head = (
         f"question {question.id} (group {trajectory.group_id}, sibling {trajectory.sibling}, "
         f"{trained}, "
-        f"{span}, {trajectory.actor_id}): {trajectory.stop_reason.value}, reward {reward}, "
+        f"{span}, {trajectory.actor_id}): {trajectory.stop_reason.value}, {_earned(trajectory)}, "
         f"expected {' | '.join(question.answers)}\n"
     )
     text = Text(head, style="bold")
@@ -132,6 +131,14 @@ def render(shown: Shown, tokenizer: Tokenizer) -> Text:
             )
     text.append("\n")
     return text
+
+
+def _earned(trajectory: Trajectory) -> str:
+    """The reward and what it is made of, or why there is none."""
+    if trajectory.reward is None:
+        return f"unscorable ({trajectory.reward_cause})"
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in trajectory.reward_parts.items())
+    return f"reward {trajectory.reward:g}" + (f" ({parts})" if parts else "")
 
 
 def load_tokenizer(model_path: str) -> Tokenizer:

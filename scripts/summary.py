@@ -31,7 +31,10 @@ from replay.records import (
 from replay.run_protocol import EvalResult
 from scripts.fleet_log import restarts
 
-COUNTED = ("sync/updates", "retrieval/requests", "retrieval/errors", "actor/lost_requests")
+COUNTED = (
+    *("sync/updates", "retrieval/requests", "retrieval/errors"),
+    *("actor/lost_requests", "actor/token_mismatch"),
+)
 
 
 class RunFold:
@@ -188,6 +191,7 @@ def _fleet(fleet: dict[str, dict[str, float]], earlier: Counter[str]) -> dict[st
         "retrieval_requests": sum(values("retrieval/requests")) + earlier["retrieval/requests"],
         "retrieval_errors": sum(values("retrieval/errors")) + earlier["retrieval/errors"],
         "lost_requests": sum(values("actor/lost_requests")) + earlier["actor/lost_requests"],
+        "token_mismatches": sum(values("actor/token_mismatch")) + earlier["actor/token_mismatch"],
     }
 
 

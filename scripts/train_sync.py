@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
+from actors.rewards import Rewards
 from actors.vllm_policy import VllmPolicy
 from configs.load import ConfigError, save
 from configs.process import begin, die_with_parent
@@ -62,10 +63,11 @@ async def train(trainer: Trainer, tokenizer: Any, folder: Path) -> dict[str, Any
     config = trainer.config
     total = config.learner.total_steps
     prompter, losses = Prompter(tokenizer, config.questions, config.actors), []
-    retrieval = open_retrieval(config)
+    retrieval, scoring = open_retrieval(config), Rewards.open(config)
     policy = await VllmPolicy.start(config)
-    async with retrieval as retriever:
-        rollouts = Rollouts(config, policy=policy, retriever=retriever, prompter=prompter)
+    async with retrieval as retriever, scoring as rewards:
+        parts = {"retriever": retriever, "prompter": prompter, "rewards": rewards}
+        rollouts = Rollouts(config, policy=policy, **parts)
         for step in range(total + 1):
             await push(trainer, policy, step, folder)
             if step % config.learner.eval_every == 0 or step == total:
@@ -83,7 +85,7 @@ def roll_out_and_train(trainer: Trainer, tokenizer: Any, path: Path) -> dict[str
     server = [sys.executable, "-m", "retrieval_server.worker", str(path)]
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
-        if trainer.config.retrieval.has_own_server:
+        if trainer.config.starts_retrieval_server:
             stack.callback(stack.enter_context(subprocess.Popen(server)).terminate)
         return asyncio.run(train(trainer, tokenizer, Path(folder)))
 

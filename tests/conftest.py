@@ -2,6 +2,7 @@
 
 import copy
 import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from configs.process import avoid_amx
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: spinning threads stall busy machines
+avoid_amx()
+# A shell has those in its background ignore Ctrl-C, and their children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TEXT = (
     "what is the mayor of bore ? <search> mayor of bore </search> <information> the mayor of bore "

@@ -11,13 +11,22 @@ import pytest
 
 from actors.policy import Completion
 from actors.prompt import Prompter
+from actors.rewards import Rewards
 from actors.rollout import rollout
+from configs.environment import EnvironmentConfig
+from configs.prompts import SEARCH_R1_CORRECTION, SEARCH_R1_PROMPT
+from configs.rewards import RewardsConfig
 from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig, RetrievalConfig
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling, Trajectory
 from retrieval_server.protocol import Passage
+from tests.byte_level import make_llama_tokenizer, make_qwen_tokenizer
 
 QUESTION = Question("q-1", "what is the mayor of bore ?", ("kelu",))
+BYTE_LEVEL_TEXTS = (
+    *(SEARCH_R1_PROMPT, SEARCH_R1_CORRECTION) * 3,
+    *("<search> mayor of bore </search>\n\n<information>Doc 1(Title: Bore)</information>\n\n",) * 3,
+)
 PASSAGES = [Passage(f"p{n}", f"the mayor of bore is {word} .", 1.0) for n, word in enumerate("abc")]
 
 
@@ -62,7 +71,14 @@ def make_lease(group_id: int = 7, sibling: int = 0, **changes: Any) -> Lease:
     return msgspec.structs.replace(lease, **changes)
 
 
-def make_config(max_model_len: int = 200, top_k: int = 3, **actors: Any) -> Config:
+def make_config(
+    max_model_len: int = 200,
+    top_k: int = 3,
+    environment: EnvironmentConfig | None = None,
+    prompt: str = "{question}",
+    rewards: RewardsConfig | None = None,
+    **actors: Any,
+) -> Config:
     """A small configuration for the word tokenizer."""
     settings = {
         "max_turns": 3,
@@ -73,9 +89,11 @@ def make_config(max_model_len: int = 200, top_k: int = 3, **actors: Any) -> Conf
     } | actors
     return Config(
         model=ModelConfig(max_model_len=max_model_len, dtype="float32"),
-        questions=QuestionsConfig(prompt="{question}"),
+        questions=QuestionsConfig(prompt=prompt),
+        environment=environment or EnvironmentConfig(),
         retrieval=RetrievalConfig(top_k=top_k),
         actors=ActorsConfig(**settings),
+        rewards=rewards or RewardsConfig(),
     )
 
 
@@ -91,18 +109,21 @@ class Stage:
         return Prompter(self.tokenizer, config.questions, config.actors)
 
     def play(self, *texts: str, lease: Lease | None = None, **config: Any) -> Trajectory:
+        return asyncio.run(self.perform(*texts, lease=lease, **config))
+
+    async def perform(self, *texts: str, lease: Lease | None = None, **config: Any) -> Trajectory:
         settings = make_config(**config)
         self.policy = Scripted(self.tokenizer, texts)
-        return asyncio.run(
-            rollout(
+        async with Rewards.open(settings) as rewards:
+            return await rollout(
                 lease or make_lease(),
                 policy=self.policy,
                 retriever=self.retriever,
                 prompter=self.prompter(settings),
+                rewards=rewards,
                 config=settings,
                 actor_id="actor-0",
             )
-        )
 
 
 @pytest.fixture
@@ -119,7 +140,7 @@ def lease_for() -> Callable[..., Lease]:
 
 @pytest.fixture
 def config_for() -> Callable[..., Config]:
-    """config_for(max_model_len, top_k, **actors)."""
+    """config_for(max_model_len, top_k, environment, prompt, rewards, **actors)."""
     return make_config
 
 
@@ -127,3 +148,23 @@ def config_for() -> Callable[..., Config]:
 def scripted() -> type[Scripted]:
     """scripted(tokenizer, texts): a policy that says them."""
     return Scripted
+
+
+@pytest.fixture(scope="session")
+def qwen_tokenizer() -> Any:
+    """Byte-level BPE with Qwen2.5's template: tags are several tokens."""
+    return make_qwen_tokenizer(BYTE_LEVEL_TEXTS)
+
+
+@pytest.fixture(scope="session")
+def llama_tokenizer() -> Any:
+    """Byte-level BPE with Llama 3's template: tags are several tokens, padding is the end token."""
+    return make_llama_tokenizer(BYTE_LEVEL_TEXTS)
+
+
+@pytest.fixture(scope="session")
+def demo_tokenizer() -> Any:
+    """The demo's own: tags are single tokens."""
+    from scripts.demo_tokenizer import make_tokenizer  # slow to import
+
+    return make_tokenizer(512)

@@ -5,10 +5,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from actors.engine_setup import Scratch, engine_arguments, prepare_environment
+from actors.engine_setup import Scratch, engine_arguments, prepare_environment, stop_arguments
 from configs.process import make_socket_dir
 from configs.schema import ActorsConfig, Config, ModelConfig
 
@@ -81,3 +82,15 @@ def test_what_an_engine_leaves_goes_with_it(tmp_path, monkeypatch, of_a_run) -> 
     assert not folder.exists()
     if of_a_run:
         place.rmdir()
+
+
+def test_completions_end_where_the_environment_says(
+    word_tokenizer: Any, bpe_tokenizer: Any
+) -> None:
+    tags = ("</search>", "</answer>", "</calculator>")
+    ids = word_tokenizer.convert_tokens_to_ids(list(tags[:2]))
+    assert stop_arguments(word_tokenizer)["stop_token_ids"] == ids
+    assert stop_arguments(word_tokenizer, tags)["stop"] == list(tags)
+    assert stop_arguments(word_tokenizer, tags[1:2])["stop_token_ids"] == ids[1:]
+    for tokenizer in (word_tokenizer, bpe_tokenizer):  # the end token alone
+        assert stop_arguments(tokenizer, ()) == {"stop_token_ids": [], "detokenize": False}

@@ -1,16 +1,24 @@
 """Budgets of the environment, and tags that are several tokens."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from actors.environment import Environment
+from actors.environments import make
 from retrieval_server.protocol import Passage
 
 TEMPLATES = {
     "observation_template": "\n\n<information>{passages}</information>\n\n",
     "max_action_tokens": 40,
 }
+
+
+def made(stage: Any, config: Any, lease: Any) -> Environment:
+    """The environment that this configuration names."""
+    parts = {"retriever": stage.retriever, "prompter": stage.prompter(config), "config": config}
+    return asyncio.run(make(lease, **parts))
 
 
 @pytest.mark.parametrize(
@@ -20,9 +28,7 @@ def test_a_completion_shrinks_to_the_room_left_but_not_below_8(
     stage: Any, config_for: Any, lease_for: Any, context: int, budget: int
 ) -> None:
     config = config_for(max_model_len=100)
-    environment = Environment(
-        lease_for(), retriever=stage.retriever, prompter=stage.prompter(config), config=config
-    )
+    environment = made(stage, config, lease_for())
     assert environment.budget(context) == budget
 
 
@@ -30,9 +36,7 @@ def test_short_completions_need_only_their_own_room(
     stage: Any, config_for: Any, lease_for: Any
 ) -> None:
     config = config_for(max_model_len=100, max_action_tokens=4)
-    environment = Environment(
-        lease_for(), retriever=stage.retriever, prompter=stage.prompter(config), config=config
-    )
+    environment = made(stage, config, lease_for())
     assert [environment.budget(96), environment.budget(97)] == [4, 0]
 
 

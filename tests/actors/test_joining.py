@@ -23,6 +23,7 @@ from tests.replay.conftest import new_ledger
 from tests.retrieval_server.conftest import serving
 
 Start = Callable[..., Config]
+JUDGED = {"weights": {"judge": 1.0}}
 
 
 def free_port() -> int:
@@ -150,6 +151,10 @@ def test_a_search_is_tried_with_the_run_s_token(run: Start, tmp_path: Path, toke
         ({"weight_sync": {"endpoint": "tcp://127.0.0.1:5"}}, "weight_sync.endpoint = 'tcp://127"),
         ({"weight_sync": {"endpoint": "ipc:///tmp/sync"}}, "weight_sync.endpoint = 'ipc:///tmp/"),
         ({}, "retrieval.host = '127.0.0.1': .* retrieval.url=http://HOST:PORT"),
+        (
+            {"rewards": {"judge": {"url": "http://localhost:9/v1", "model": "m"}} | JUDGED},
+            "rewards.judge.url = 'http://localhost:9/v1': .* rewards.judge.url=http://HOST:PORT/v1",
+        ),
     ],
 )
 def test_another_host_s_loopback_is_not_ours(tree: dict[str, Any], said: str) -> None:
@@ -159,7 +164,11 @@ def test_another_host_s_loopback_is_not_ours(tree: dict[str, Any], said: str) ->
         "retrieval": {"port": 6},
     }
     config = msgspec.convert(far | tree, Config)
-    problems = [*joining._weight_sync(config), *joining._retrieval(config)]
+    problems = [
+        *joining._weight_sync(config),
+        *joining._retrieval(config),
+        *joining._judge(config),
+    ]
     with pytest.raises(ConfigError, match=said):
         raise ConfigError("\n".join(problems))
 
@@ -170,9 +179,11 @@ def test_addresses_that_others_reach_are_taken(retrieval: dict[str, str]) -> Non
         "replay": {"endpoint": "tcp://203.0.113.9:4"},
         "weight_sync": {"endpoint": "tcp://learner.example:5"},
         "retrieval": retrieval,
+        "rewards": {"judge": {"url": "https://judge.example/v1", "model": "m"}} | JUDGED,
     }
     config = msgspec.convert(tree, Config)
-    assert [*joining._weight_sync(config), *joining._retrieval(config)] == []
+    problems = joining._weight_sync(config), joining._retrieval(config), joining._judge(config)
+    assert [problem for found in problems for problem in found] == []
 
 
 @pytest.mark.parametrize(

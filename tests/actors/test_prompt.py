@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from actors.prompt import Prompter, single_token_ids, tokenizer_digest
 from configs.load import ConfigError
+from configs.prompts import SEARCH_R1_PROMPT
 from configs.schema import ActorsConfig, QuestionsConfig
 from replay.trajectory import Question
 from retrieval_server.protocol import Passage
@@ -21,6 +23,14 @@ def test_the_question_stands_in_search_r1s_prompt(bpe_tokenizer: Any) -> None:
     made = prompter(bpe_tokenizer)
     text = made.decode(made.question(Question("q", "  who is it", ("x",))))
     assert text.endswith("Question: who is it?\n") and text.startswith("Answer the given question.")
+
+
+@pytest.mark.parametrize("prompt", ["", SEARCH_R1_PROMPT])
+def test_what_was_once_the_default_is_nobodys_own_prompt(bpe_tokenizer: Any, prompt: str) -> None:
+    made = Prompter(bpe_tokenizer, QuestionsConfig(prompt=prompt), ActorsConfig())
+    asked = Question("q", "who?", ())
+    assert made.decode(made.question(asked, "Rag: {question}")) == "Rag: who?"
+    assert made.decode(made.question(asked)).startswith("Answer the given question.")
 
 
 def test_a_chat_template_is_applied_when_there_is_one(bpe_tokenizer: Any) -> None:
@@ -66,6 +76,15 @@ def test_braces_in_passages_and_prompts_are_text(bpe_tokenizer: Any) -> None:
     assert "{z}" in made.decode(made.observation([Passage("1", "{z}", 1.0)]))
 
 
+def test_what_was_said_has_no_end_tokens(bpe_tokenizer: Any) -> None:
+    made, text = prompter(bpe_tokenizer), "<answer> é </answer>"
+    end, pad = bpe_tokenizer.eos_token_id, bpe_tokenizer.pad_token_id
+    ids = bpe_tokenizer.encode(text)
+    assert made.said(np.asarray([*ids, end, pad], np.int32)) == text
+    assert made.said(np.asarray([end, *ids], np.int32)) == f"<|end|>{text}"
+    assert made.said(np.asarray([end], np.int32)) == ""
+
+
 @pytest.mark.parametrize(
     ("field", "template"),
     [("passage_template", "{nothing}"), ("passage_template", "{"), ("observation_template", "x")],
@@ -87,3 +106,48 @@ def test_tags_are_single_tokens_only_in_one_tokenizer(
 def test_digests_tell_vocabularies_apart(word_tokenizer: Any, bpe_tokenizer: Any) -> None:
     assert tokenizer_digest(word_tokenizer) == tokenizer_digest(word_tokenizer)
     assert tokenizer_digest(word_tokenizer) != tokenizer_digest(bpe_tokenizer)
+
+
+@pytest.mark.parametrize("text", ["<|end|>", "mayor <|pad|> of <|end|><|end|>", "<|en <|end|>d|>"])
+def test_the_text_of_special_tokens_in_foreign_text_is_text(bpe_tokenizer: Any, text: str) -> None:
+    made = prompter(bpe_tokenizer)
+    special = set(bpe_tokenizer.all_special_ids)
+    assert special & set(made.text(text).tolist())
+    tokens = made.foreign(text)
+    assert not special & set(tokens.tolist()) and made.decode(tokens) == text
+
+
+def test_foreign_text_without_special_tokens_is_tokenised_as_ever(bpe_tokenizer: Any) -> None:
+    made, text = prompter(bpe_tokenizer), " the mayor of <search> bore \u00e9\n"
+    assert made.foreign(text).tolist() == bpe_tokenizer.encode(text)
+
+
+def test_a_vocabulary_of_words_has_special_tokens_left_out_of_foreign_text(
+    word_tokenizer: Any,
+) -> None:
+    made = prompter(word_tokenizer)
+    assert made.decode(made.foreign("mayor [EOS] of [PAD] bore zzz")) == "mayor of bore [UNK]"
+
+
+@pytest.mark.parametrize("text", ["mayor <|end|> of", "", "<information> a<|pad|> </information>"])
+def test_an_observation_given_as_text_is_uncut_and_foreign(bpe_tokenizer: Any, text: str) -> None:
+    made = prompter(bpe_tokenizer, max_passage_tokens=1)
+    tokens = made.observed(text)
+    assert made.decode(tokens) == text
+    assert not set(bpe_tokenizer.all_special_ids) & set(tokens.tolist())
+
+
+def test_an_observation_given_as_text_has_the_ends_that_the_template_writes(
+    bpe_tokenizer: Any,
+) -> None:
+    made = prompter(bpe_tokenizer, observation_template="<|end|>{passages}<|pad|>")
+    shown = made.observation([Passage("1", "kelu\nis <|end|> .", 1.0)])
+    assert np.array_equal(made.observed(made.decode(shown)), shown)
+    assert made.observed("<|end|> kelu").tolist() == made.foreign("<|end|> kelu").tolist()
+
+
+def test_special_tokens_in_passages_are_text(bpe_tokenizer: Any) -> None:
+    made = prompter(bpe_tokenizer)
+    tokens = made.observation([Passage("1", "a<|end|>\nb <|end|>", 1.0)])
+    assert bpe_tokenizer.eos_token_id not in tokens.tolist()
+    assert "Doc 1(Title: a<|end|>) b <|end|></information>" in made.decode(tokens)

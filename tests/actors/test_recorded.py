@@ -15,6 +15,7 @@ from actors.policy import Completion
 from actors.prompt import Prompter
 from actors.recorded import RecordedRetriever
 from actors.retrieval import open_retrieval
+from actors.rewards import Rewards
 from actors.rollout import rollout
 from configs.load import ConfigError
 from configs.schema import Config, ReplayConfig, RetrievalConfig
@@ -75,6 +76,7 @@ async def roll_out(
     parts = {
         "policy": Seeded(tokenizer),
         "prompter": Prompter(tokenizer, config.questions, config.actors),
+        "rewards": Rewards.open(config),
     }
     rollouts = (
         rollout(lease, retriever=retriever, config=config, actor_id="actor", **parts)

@@ -2,21 +2,29 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from actors.policy import EngineDead, GenerationFailed, UnverifiedWeights
+from actors.policy import (
+    EngineDead,
+    GenerationFailed,
+    TokenMismatch,
+    ToolFailed,
+    UnverifiedWeights,
+)
 from actors.runner import MeteredPolicy, Runner, VerifiedVersions
 from configs.schema import ActorsConfig, Config, WeightSyncConfig
+from replay.codec import encode_trajectory
 from replay.protocol import Lease, ReplayTimeout, Stop
-from replay.trajectory import Sampling, StopReason, Trajectory, Turn
-from retrieval_server.protocol import RetrievalTimeout
+from replay.trajectory import Sampling, Search, StopReason, Trajectory, Turn
+from retrieval_server.protocol import Passage, RetrievalTimeout
 
-Roll = Callable[[Lease], Awaitable[Trajectory]]
+Roll = Callable[[Lease, Any], Awaitable[Trajectory]]
 
 
 @dataclass
@@ -26,6 +34,7 @@ class FakeReplay:
     items: list[Lease | Stop]
     delivered: list[int] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
+    searches: dict[int, list[Search]] = field(default_factory=dict)
 
     async def next(self) -> Lease | Stop:
         if not self.items:
@@ -36,8 +45,16 @@ class FakeReplay:
         self.delivered.append(trajectory.sibling)
         return "accepted"
 
-    async def fail(self, lease: Lease, cause: str) -> None:
+    async def fail(self, lease: Lease, cause: str, searches: Sequence[Search] = ()) -> None:
         self.failed[lease.sibling] = cause
+        self.searches[lease.sibling] = list(searches)
+
+
+class FakeRetriever:
+    """One passage for each query, named after it."""
+
+    async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        return [[Passage(query, "", 0.0)] for query in queries]
 
 
 def made(lease: Lease, version: int = 0) -> Trajectory:
@@ -61,29 +78,30 @@ def make_runner(replay: Any, roll: Roll, serving: bool = True, passed: int = 0) 
         weight_sync=WeightSyncConfig(publish_deadline_s=0.05),
     )
     meter = MeteredPolicy(None)  # type: ignore[arg-type]
-    return Runner(roll, writer=replay, versions=versions, meter=meter, config=config)
+    parts = {"writer": replay, "versions": versions, "meter": meter, "config": config}
+    return Runner(roll, retriever=FakeRetriever(), **parts)  # type: ignore[arg-type]
 
 
-async def forever(lease: Lease) -> Trajectory:
+async def forever(lease: Lease, _: Any) -> Trajectory:
     await asyncio.Event().wait()
     return made(lease)
 
 
 def raising(error: Exception) -> Roll:
-    async def roll(lease: Lease) -> Trajectory:
+    async def roll(lease: Lease, _: Any) -> Trajectory:
         raise error
 
     return roll
 
 
-async def quickly(lease: Lease) -> Trajectory:
+async def quickly(lease: Lease, _: Any) -> Trajectory:
     return made(lease)
 
 
 async def test_leases_run_side_by_side_and_are_delivered(lease_for: Callable[..., Lease]) -> None:
     started: list[int] = []
 
-    async def together(lease: Lease) -> Trajectory:
+    async def together(lease: Lease, _: Any) -> Trajectory:
         started.append(lease.sibling)
         while len(started) < 8:
             await asyncio.sleep(0)
@@ -94,13 +112,48 @@ async def test_leases_run_side_by_side_and_are_delivered(lease_for: Callable[...
     assert sorted(replay.delivered) == list(range(8)) and not replay.failed
 
 
-@pytest.mark.parametrize("error", [RetrievalTimeout("slow"), GenerationFailed("abort")])
+@pytest.mark.parametrize(
+    "error", [RetrievalTimeout("slow"), GenerationFailed("abort"), TokenMismatch("turn 1: stop")]
+)
 async def test_infrastructure_errors_fail_the_lease(
     lease_for: Callable[..., Lease], error: Exception
 ) -> None:
     replay = FakeReplay([lease_for(1, 3), Stop("completed")])
     await make_runner(replay, raising(error)).run()
     assert replay.failed == {3: f"{type(error).__name__}: {error}"} and not replay.delivered
+
+
+async def test_a_cause_is_cut_and_can_be_sent(lease_for: Callable[..., Lease]) -> None:
+    replay = FakeReplay([lease_for(1, 3), Stop("completed")])
+    await make_runner(replay, raising(ToolFailed("\ud800" + "x" * (1 << 20)))).run()
+    assert len(replay.failed[3].encode()) == 1000 and replay.failed[3].startswith("ToolFailed: ?x")
+
+
+async def test_what_no_message_could_hold_fails_its_lease(
+    lease_for: Callable[..., Lease],
+) -> None:
+    class Strict(FakeReplay):
+        async def deliver(self, trajectory: Trajectory) -> str:
+            encode_trajectory(trajectory)
+            return await super().deliver(trajectory)
+
+    async def verbose(lease: Lease, _: Any) -> Trajectory:
+        return msgspec.structs.replace(made(lease), answer="x" * (2 << 20) * lease.sibling)
+
+    replay = Strict([lease_for(1, 0), lease_for(1, 1), Stop("completed")])
+    await make_runner(replay, verbose).run()
+    assert replay.delivered == [0] and replay.failed[1].startswith("CodecError: Trajectory: ")
+
+
+async def test_a_failed_rollout_leaves_its_searches(lease_for: Callable[..., Lease]) -> None:
+    async def search_and_fail(lease: Lease, retriever: Any) -> Trajectory:
+        await retriever.retrieve(["one", "two"], 3)
+        raise RetrievalTimeout("slow")
+
+    replay = FakeReplay([lease_for(1, 3), Stop("completed")])
+    await make_runner(replay, search_and_fail).run()
+    found = [(each.query, each.passage_ids, each.status) for each in replay.searches[3]]
+    assert found == [("one", ("one",), "ok"), ("two", ("two",), "ok")]
 
 
 async def test_a_stuck_rollout_fails_at_its_deadline(lease_for: Callable[..., Lease]) -> None:
@@ -127,7 +180,7 @@ async def test_what_is_left_after_the_drain_is_given_back(lease_for: Callable[..
 
 
 async def test_a_drain_lets_rollouts_finish(lease_for: Callable[..., Lease]) -> None:
-    async def soon(lease: Lease) -> Trajectory:
+    async def soon(lease: Lease, _: Any) -> Trajectory:
         await asyncio.sleep(0.02)
         return made(lease)
 
@@ -151,7 +204,7 @@ async def test_nothing_is_delivered_until_verified_weights_serve(
 async def test_tokens_of_a_version_that_failed_its_probe_fail_the_lease(
     lease_for: Callable[..., Lease],
 ) -> None:
-    async def newer(lease: Lease) -> Trajectory:
+    async def newer(lease: Lease, _: Any) -> Trajectory:
         return made(lease, version=lease.sibling)
 
     replay = FakeReplay([lease_for(1, 4), lease_for(1, 5), Stop("completed")])

@@ -122,6 +122,18 @@ async def test_it_stops_at_tags_and_end_and_says_which_weights(
         assert set(one.versions.tolist()) == {3}
 
 
+async def test_without_tags_to_stop_at_only_the_end_token_does(
+    model: Any, word_tokenizer: Any
+) -> None:
+    policy = TransformersPolicy(model, word_tokenizer, stops=())
+    end, tag = word_tokenizer.eos_token_id, word_tokenizer.convert_tokens_to_ids("</search>")
+    done = await together(policy, PROMPTS * 8, 1.0, 40)
+    assert any(tag in one.tokens[:-1] for one in done)
+    for one in done:
+        assert end not in one.tokens[:-1]
+        assert one.finish_reason == ("stop" if one.tokens[-1] == end else "length")
+
+
 async def test_tags_of_several_tokens_stop_by_their_text(
     spoken_model_path: Path, bpe_tokenizer: Any
 ) -> None:
@@ -132,6 +144,37 @@ async def test_tags_of_several_tokens_stop_by_their_text(
     text = bpe_tokenizer.decode(one.tokens.tolist())
     assert text == " <search> mayor of bore </search>"
     assert one.finish_reason == "stop"
+
+
+async def test_every_token_is_told_when_it_is_sampled(model: Any, word_tokenizer: Any) -> None:
+    told: list[list[int]] = [[] for _ in PROMPTS]
+    policy = TransformersPolicy(
+        model, word_tokenizer, heard=lambda place, token: told[place].append(token)
+    )
+    done = await together(policy, PROMPTS, 1.0)
+    assert told == [one.tokens.tolist() for one in done]
+    assert len({len(one.tokens) for one in done}) > 1  # some end before others
+
+
+def test_an_interrupt_ends_all_without_waiting_for_the_completion(
+    model: Any, word_tokenizer: Any
+) -> None:
+    told, left = [], []
+
+    def interrupted(*what: int) -> None:
+        told.append(what)
+        raise KeyboardInterrupt
+
+    async def ask() -> None:
+        try:
+            policy = TransformersPolicy(model, word_tokenizer, heard=interrupted)
+            await policy.complete(PROMPTS[0], temperature=1.0, seed=0, max_tokens=12)
+        finally:
+            left.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(ask())
+    assert (len(told), left) == (1, [True])
 
 
 async def test_other_weights_are_used_and_labelled(policy: TransformersPolicy, model: Any) -> None:

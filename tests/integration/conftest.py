@@ -15,6 +15,7 @@ import pytest
 from configs.process import socket_dir
 from scripts import guardian
 from scripts.demo_task import DemoFiles, prepare
+from tests.integration.spelt import Task, make_task
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,13 +95,43 @@ def demo_files(tmp_path_factory: pytest.TempPathFactory) -> DemoFiles:
     return prepare(cached if cached.is_dir() else tmp_path_factory.mktemp("demo"), 0, print)
 
 
+@pytest.fixture(scope="session")
+def bpe_task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    """The task of a small Qwen2 whose tags are several tokens."""
+    return make_task(tmp_path_factory.mktemp("spelt"))
+
+
+@pytest.fixture(scope="session")
+def bpe_model(bpe_task: Task) -> Path:
+    """Its Hugging Face folder: byte-level BPE, Qwen's chat template with tools."""
+    return bpe_task.model
+
+
 @pytest.fixture
-def launch(demo_files: DemoFiles, tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Start a run on the demo task, or go on with one (`resume`); whatever is left of it is killed
-    afterwards.
-    """
+def begin() -> Iterator[Callable[[Path, list[str]], Run]]:
+    """begin(run_dir, arguments): start a run; whatever is left of it is killed afterwards."""
     runs: list[Run] = []
     before = set(Path("/tmp").glob("vllm_dist_*"))
+
+    def start(run_dir: Path, arguments: list[str]) -> Run:
+        runs.append(Run(run_dir, arguments))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        if run.process.poll() is None:
+            os.kill(run.process.pid, signal.SIGKILL)
+            run.process.wait()
+        for pid in run.leftovers(5.0):
+            os.kill(pid, signal.SIGKILL)
+    assert not set(Path("/tmp").glob("vllm_dist_*")) - before
+
+
+@pytest.fixture
+def launch(
+    begin: Callable[[Path, list[str]], Run], demo_files: DemoFiles, tmp_path: Path
+) -> Callable[..., Run]:
+    """Start a run on the demo task, or go on with one (`resume`)."""
 
     def start(*overrides: str, name: str = "run", resume: bool = False) -> Run:
         run_dir = tmp_path / name
@@ -113,14 +144,6 @@ def launch(demo_files: DemoFiles, tmp_path: Path) -> Iterator[Callable[..., Run]
             f"retrieval.corpus={demo_files.corpus}",
         ]
         again = ["--resume", str(run_dir)]
-        runs.append(Run(run_dir, [*(again if resume else arguments), *overrides]))
-        return runs[-1]
+        return begin(run_dir, [*(again if resume else arguments), *overrides])
 
-    yield start
-    for run in runs:
-        if run.process.poll() is None:
-            os.kill(run.process.pid, signal.SIGKILL)
-            run.process.wait()
-        for pid in run.leftovers(5.0):
-            os.kill(pid, signal.SIGKILL)
-    assert not set(Path("/tmp").glob("vllm_dist_*")) - before
+    return start

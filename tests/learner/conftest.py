@@ -63,6 +63,9 @@ class PlainEngine:
     def gather(self, facts: list[TokenFacts]) -> list[TokenFacts]:
         return facts
 
+    def total(self, values: list[float]) -> list[float]:
+        return values
+
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, weight.detach()) for name, weight in self.model.named_parameters())
 

@@ -31,6 +31,8 @@ def work(folder: Path, config: Config) -> None:
     trainer.restore(folder / "at-1")
     gauges.append(trainer.learn(shares[1]))
     found = {"gauges": gauges, "probe": trainer.probe([3, 14, 15])}
+    found["measured"] = trainer.measure(shares[0])
+    found["imitated"] = [trainer.imitate(shares[0])["learner/loss"] for _ in range(2)]
     (folder / "writing").write_bytes(msgspec.json.encode(found))
     (folder / "writing").rename(folder / "steps")
     while not (folder / "close").exists():

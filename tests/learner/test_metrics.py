@@ -12,14 +12,17 @@ RESULT = EvalResult(20, 300, 0.5, 0.25, {"1": 0.75, "2": 0.25}, {"1": 0.5, "2": 
 
 def test_rates_and_counters_add_up_tails_are_the_worst_and_the_rest_is_averaged() -> None:
     fleet = {
-        "actor-0": {"actor/tokens_per_s": 10.0, "retrieval/latency_p99_s": 0.5, "x/mean": 1.0},
+        "actor-0": {"actor/tokens_per_s": 10.0, "retrieval/latency_p99_s": 0.5, "x/mean": 1.0,
+                    "actor/token_mismatch": 1.0},
         "actor-1": {"actor/tokens_per_s": 20.0, "retrieval/latency_p99_s": 0.25, "x/mean": 2.0,
-                    "retrieval/errors": 3.0, "retrieval/latency_p50_s": 0.125},
+                    "retrieval/errors": 3.0, "retrieval/latency_p50_s": 0.125,
+                    "actor/token_mismatch": 1.0},
     }  # fmt: skip
     assert aggregate(fleet) == {
         "actor/tokens_per_s": 30.0,
         "retrieval/latency_p99_s": 0.5,
         "x/mean": 1.5,
+        "actor/token_mismatch": 2.0,
         "retrieval/errors": 3.0,
         "retrieval/latency_p50_s": 0.125,
     }

@@ -7,7 +7,7 @@ import pytest
 from configs.schema import Config, RetrievalConfig
 from replay.log import FILE_NAME, EventLog
 from replay.protocol import LogError
-from replay.records import Stopped
+from replay.records import LeaseReturned, Stopped
 from replay.searches import Searched, SearchLog
 from replay.trajectory import Question, Search
 from tests.replay.conftest import record_searches
@@ -25,6 +25,15 @@ def test_what_was_recorded_is_read(tmp_path: Path) -> None:
     log = SearchLog(record_searches(tmp_path, CONFIG, *ROLLOUTS))
     assert tuple(log.rollouts()) == ROLLOUTS and log.compacted == 0
     assert log.config == CONFIG
+
+
+def test_what_failed_rollouts_searched_for_is_read_apart(tmp_path: Path) -> None:
+    run = record_searches(tmp_path, CONFIG, *ROLLOUTS)
+    lost = LeaseReturned(10.0, "actor-0", 8, 1, "RetrievalTimeout: slow", (FOUND,))
+    with EventLog.open(run / FILE_NAME) as log:
+        log.append([lost])
+    assert list(SearchLog(run).failed()) == [lost]
+    assert tuple(SearchLog(run).rollouts()) == ROLLOUTS
 
 
 def test_a_last_record_cut_short_is_left_out(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from retrieval_server.batching import Batcher
-from retrieval_server.protocol import RetrievalOverloaded
+from retrieval_server.batching import LONG_CHARS, Batcher
+from retrieval_server.protocol import RetrievalOverloaded, RetrievalRefused
 
 
 class Recorder:
@@ -89,6 +89,24 @@ async def test_everybody_in_a_failed_call_gets_its_error_and_the_next_call_works
         assert await batcher.search(["c"], 1) == [["c0"]]
 
 
+@pytest.mark.parametrize("running", [1, 4])
+async def test_one_callers_refused_query_is_not_anothers(running: int) -> None:
+    calls: list[list[str]] = []
+
+    async def run(queries: list[str], top_k: int) -> list[list[str]]:
+        calls.append(queries)
+        if "bad" in queries:
+            raise RetrievalRefused("400")
+        return [[query] for query in queries]
+
+    async with Batcher(run, max_batch=10, max_running=running) as batcher:
+        searches = (batcher.search([query], 1) for query in ("a", "bad", "c"))
+        found = await asyncio.gather(*searches, return_exceptions=True)
+        assert await batcher.search(["d"], 1) == [["d"]] and batcher.waiting == 0
+    assert (found[0], found[2]) == ([["a"]], [["c"]]) and isinstance(found[1], RetrievalRefused)
+    assert calls == [["a", "bad", "c"], ["a"], ["bad"], ["c"], ["d"]]
+
+
 async def test_a_caller_that_leaves_does_not_disturb_the_others() -> None:
     run = Recorder()
     async with Batcher(run, max_batch=10) as batcher:
@@ -135,6 +153,18 @@ async def test_more_than_may_wait_is_told_so_at_once() -> None:
         run.release.set()
     assert [queries for queries, _ in run.calls] == [["a"], ["b", "c"], ["d"]]
     assert batcher.waiting == 0
+
+
+async def test_a_long_query_counts_as_several() -> None:
+    run = Recorder()
+    async with Batcher(run, max_batch=1, max_waiting=4) as batcher, asyncio.TaskGroup() as group:
+        for query in ("a", "b" * 3 * LONG_CHARS):
+            group.create_task(batcher.search([query], 1))
+            await asyncio.sleep(0)
+        with pytest.raises(RetrievalOverloaded, match="1 queries are waiting, of at most 4"):
+            await batcher.search(["c"], 1)
+        run.release.set()
+    assert len(run.calls) == 2
 
 
 async def test_one_call_larger_than_may_wait_goes_alone() -> None:

@@ -9,7 +9,9 @@ import pytest
 from retrieval_server.client import RetrievalClient
 from retrieval_server.protocol import (
     MAX_QUERY_CHARS,
+    BadQuery,
     BadReply,
+    RetrievalDenied,
     RetrievalError,
     RetrievalOverloaded,
     RetrievalRefused,
@@ -135,7 +137,8 @@ async def test_silence_is_a_timeout_within_the_deadline(faulty: Start) -> None:
             await client.retrieve(["q"], 1)
         assert asyncio.get_running_loop().time() - begun < 1.0
     assert 2 <= len(server.bodies) <= 4
-    assert server.connections == len(server.bodies)
+    # No connection is used twice; what remains for the last one may be too short for its request.
+    assert 0 <= server.connections - len(server.bodies) <= 1
 
 
 async def test_who_waits_for_a_connection_waits_no_longer_than_anybody(faulty: Start) -> None:
@@ -155,7 +158,7 @@ async def test_what_is_no_text_is_refused_alone(server_url: str) -> None:
     async with RetrievalClient(server_url) as client:
         both = (client.retrieve(["kelu"], 1), client.retrieve(["\ud800"], 1))
         found, refused = await asyncio.gather(*both, return_exceptions=True)
-    assert isinstance(refused, RetrievalRefused) and "is no text" in str(refused)
+    assert isinstance(refused, BadQuery) and "is no text" in str(refused)
     assert not isinstance(found, BaseException) and found[0][0].id == "p0"
 
 
@@ -198,16 +201,28 @@ async def test_being_away_uses_up_no_retry(
 async def test_a_refusal_is_never_retried(faulty: Start, reply: Callable[..., bytes]) -> None:
     server = await faulty(reply(422, {"detail": "topk"}))
     async with RetrievalClient(server.url, retries=3) as client:
-        with pytest.raises(RetrievalRefused, match=r"answered 422: .*topk"):
+        with pytest.raises(RetrievalRefused, match=r"answered 422: .*topk") as refused:
             await client.retrieve(["q"], 1)
+    assert refused.type is RetrievalRefused  # another query may be answered
     assert len(server.bodies) == 1
     assert client.gauges()["retrieval/errors"] == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+async def test_who_is_denied_whatever_is_asked_is_told_what_to_look_at(
+    faulty: Start, reply: Callable[..., bytes], status: int
+) -> None:
+    server = await faulty(reply(status, {"detail": "no"}))
+    async with RetrievalClient(server.url, retries=3) as client:
+        with pytest.raises(RetrievalDenied, match=rf"answered {status}: .*token_file.*no"):
+            await client.retrieve(["q"], 1)
+    assert len(server.bodies) == 1
 
 
 async def test_an_endless_query_is_refused_before_it_is_sent(faulty: Start) -> None:
     server = await faulty(None)
     async with RetrievalClient(server.url) as client:
-        with pytest.raises(RetrievalRefused, match=f"at most {MAX_QUERY_CHARS}"):
+        with pytest.raises(BadQuery, match=f"at most {MAX_QUERY_CHARS}"):
             await client.retrieve(["ok", "x" * (MAX_QUERY_CHARS + 1)], 1)
     assert server.bodies == []
 

@@ -75,7 +75,9 @@ def rollout_of(lease: Lease, version: int, reward: float) -> Trajectory:
 class RecordedRun:
     """Its log is at `path`; sibling i is rewarded i unless told otherwise."""
 
-    def __init__(self, path: Path, config: Config, segment_bytes: int) -> None:
+    def __init__(
+        self, path: Path, config: Config, segment_bytes: int, digest: str = "digest"
+    ) -> None:
         self.path, self.now, self.incarnation = path, 1.0, 1
         self.leases: list[Lease] = []
         self.ledger = Ledger(
@@ -88,7 +90,7 @@ class RecordedRun:
         self.log = EventLog.create(path / FILE_NAME, segment_bytes)
         self.append(RunStarted(0.0, config.seed, as_text(config)))
         self.send("learner", Resume(1, 0))
-        self.send("actor", Hello("actor", "digest"))
+        self.send("actor", Hello("actor", digest))
         self.send("actor", Ready("actor", 100, 1, 0))
 
     def append(self, *facts: Record) -> None:
@@ -194,10 +196,14 @@ class Folder:
 
 @pytest.fixture
 def make_recorded_run(tmp_path: Path) -> Iterator[Callable[..., RecordedRun]]:
-    """make_recorded_run(model, segment_bytes, **replay): a run of 3 steps of two groups of two."""
+    """make_recorded_run(model, segment_bytes, digest, **replay): a run of 3 steps of two groups of
+    two; `digest` is the tokenizer's.
+    """
     runs: list[RecordedRun] = []
 
-    def make(model: str = "", segment_bytes: int = SEGMENT_BYTES, **replay: Any) -> RecordedRun:
+    def make(
+        model: str = "", segment_bytes: int = SEGMENT_BYTES, digest: str = "digest", **replay: Any
+    ) -> RecordedRun:
         config = Config(
             model=ModelConfig(path=model, dtype="float32", max_model_len=256),
             replay=ReplayConfig(groups_per_step=2, group_size=2, max_staleness=0, **replay),
@@ -205,7 +211,7 @@ def make_recorded_run(tmp_path: Path) -> Iterator[Callable[..., RecordedRun]]:
         )
         folder = tmp_path / f"run-{len(runs)}"
         folder.mkdir()
-        runs.append(RecordedRun(folder, config, segment_bytes))
+        runs.append(RecordedRun(folder, config, segment_bytes, digest))
         return runs[-1]
 
     yield make

@@ -121,6 +121,17 @@ def test_each_fault_is_named(
     assert any(words in fault for fault in faults), faults
 
 
+def test_leases_that_the_token_audit_gave_back_are_counted(recorded_run: RecordedRun) -> None:
+    held = recorded_run.leases[:2]
+    causes = ("TokenMismatch: turn 1: stop", "RetrievalTimeout: late")
+    returned = [
+        LeaseReturned(3.0, "actor", lease.group_id, lease.sibling, cause)
+        for lease, cause in zip(held, causes, strict=True)
+    ]
+    found = folded(recorded_run, *returned)
+    assert found.faults == [] and found.summary()["token_mismatches"] == 1
+
+
 def test_what_stands_when_the_run_has_stopped_is_a_fault(trained: RecordedRun) -> None:
     trained.send("actor", Ready("actor", 100, 1, 2))
     faults = folded(trained, Stopped(3.0, "completed")).faults

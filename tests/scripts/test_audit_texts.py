@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from actors.prompt import Prompter
-from configs.load import save
+from configs.environment import EnvironmentConfig
+from configs.load import ConfigError, save
 from configs.schema import Config, ModelConfig, QuestionsConfig, RetrievalConfig
 from replay.codec import encode_trajectory
 from replay.log import FILE_NAME, EventLog
@@ -122,6 +123,26 @@ def test_what_a_sound_server_would_not_have_found_is_named(
     texts = _audited(tmp_path, trajectory, lambda queries, top_k: [["p0"]] * len(queries))
     [fault] = texts.faults
     assert fault.startswith("'mayor of bore' found {") and fault.endswith("not ['p0']")
+
+
+def test_every_query_of_a_turn_is_accounted_for(
+    tmp_path: Path, config: Config, word_tokenizer: Any
+) -> None:
+    prompter = Prompter(word_tokenizer, config.questions, config.actors)
+    seen = [[Passage(name, text, 0.0)] for name, text in CORPUS.items()]
+    searches = tuple(Search(f"query {name}", (name,), 0.1, "ok") for name in CORPUS)
+    trajectory = with_turn(
+        sound(prompter), 0, searches=searches, observation_tokens=prompter.observation(*seen)
+    )
+    texts = _audited(tmp_path, trajectory, lambda queries, _: [[each[6:]] for each in queries])
+    assert (texts.searches, texts.faults) == (2, [])
+
+
+def test_texts_of_another_environment_are_refused(tmp_path: Path, config: Config) -> None:
+    other = msgspec.structs.replace(config, environment=EnvironmentConfig(name="rag"))
+    save(other, tmp_path / "config.yaml")
+    with pytest.raises(ConfigError, match=r"environment\.name = 'rag': .* cannot be accounted for"):
+        audit_texts(tmp_path, lambda queries, _: [])
 
 
 def _audited(run_dir: Path, trajectory: Trajectory, find: Any) -> Any:

@@ -19,6 +19,7 @@ import pytest
 
 from actors.policy import Completion
 from actors.prompt import Prompter
+from actors.rewards import Rewards
 from actors.rollout import rollout
 from actors.runner import MeteredPolicy
 from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig, RetrievalConfig
@@ -160,7 +161,8 @@ class Stage:
         self.policy, self.held = Searcher(tokenizer), Held()
         self.lessor = Lessor(leases(QUESTIONS, 0, 0), 3, loop != "continuous")
         prompter = Prompter(tokenizer, CONFIG.questions, CONFIG.actors)
-        play = partial(rollout, prompter=prompter, config=CONFIG, actor_id="bench")
+        parts = {"prompter": prompter, "rewards": Rewards.open(CONFIG)}
+        play = partial(rollout, **parts, config=CONFIG, actor_id="bench")
         meter = MeteredPolicy(self.policy)
         cell = Cell(loop, ZERO, 3)
         self.runner = make_runner(cell, play, self.lessor, meter, self.held, CONFIG)

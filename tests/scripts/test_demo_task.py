@@ -1,17 +1,21 @@
 """The demo's world, tokenizer and demonstrations: what they promise to the rest of the system."""
 
+import copy
 import random
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from torch.nn import functional
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from actors.prompt import Prompter
 from configs.load import load
+from learner.imitation import Segment
 from retrieval_server.protocol import Passage
 from scripts.demo_play import MAX_ACTION_TOKENS, Habits, demonstrate, observation
-from scripts.demo_start import Recipe, copy_row, make_model
-from scripts.demo_tokenizer import IDS, TAGS, VOCABULARY, decode, encode, save_tokenizer
+from scripts.demo_start import Recipe, Trainer, copy_row, make_model
+from scripts.demo_tokenizer import IDS, PAD, TAGS, VOCABULARY, decode, encode, save_tokenizer
 from scripts.demo_world import balanced_chains, make_world, split
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,6 +86,40 @@ def test_copy_rows_can_only_be_learnt_by_content() -> None:
         assert mine and span == row[at + 1 : at + 4]
         offsets.add(at)
     assert len(offsets) > 5
+
+
+def test_the_cold_start_s_steps_are_those_of_plain_cross_entropy_bit_for_bit() -> None:
+    torch.manual_seed(0)
+    trainer = Trainer(make_model(Recipe()), Recipe(), random.Random(0), print)
+    plain = copy.deepcopy(trainer.model)
+    optimiser = torch.optim.AdamW(plain.parameters(), 1e-3, (0.9, 0.98), weight_decay=0.0)
+    world = make_world(1, 6)
+    for step in range(3):
+        rows = [copy_row(random.Random(step))]
+        chains = world.chains(1)[:2] + world.chains(2)[:2]
+        rows += [demonstrate(c, world.index, Habits(), random.Random(step)) for c in chains]
+        expected = cross_entropy_step(plain, optimiser, rows)
+        assert trainer._step(rows, 1e-3) == pytest.approx(expected, rel=1e-6)
+    for one, other in zip(trainer.model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def cross_entropy_step(
+    model: LlamaForCausalLM, optimiser: torch.optim.Optimizer, rows: list[list[Segment]]
+) -> float:
+    """Padded by hand, all logits of what is written at once."""
+    flat = [[(token, own) for tokens, own in row for token in tokens] for row in rows]
+    width = max(map(len, flat))
+    padded = [row + [(IDS[PAD], False)] * (width - len(row)) for row in flat]
+    ids = torch.tensor([[token for token, _ in row] for row in padded])
+    trained = torch.tensor([[own for _, own in row] for row in padded])[:, 1:]
+    hidden = model.model(input_ids=ids[:, :-1]).last_hidden_state
+    loss = functional.cross_entropy(model.lm_head(hidden[trained]), ids[:, 1:][trained])
+    optimiser.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimiser.step()
+    return loss.item()
 
 
 def test_the_vocabulary_has_no_two_tokens_alike() -> None:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.mutant import Mutant
 from scripts.mutants import ROOT, plant
-from scripts.mutants_table import MUTANTS, Mutant
+from scripts.mutants_table import MUTANTS
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

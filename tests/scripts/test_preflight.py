@@ -2,7 +2,10 @@
 
 import json
 import socket
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,7 @@ from scripts.resolve import resolve
 from tests.replay.conftest import record_searches
 
 ROOT = Path(__file__).resolve().parents[2]
+BOTH = {"model": True, "retrieval": True}
 
 
 @pytest.fixture
@@ -63,6 +67,32 @@ def test_each_problem_is_named(good: dict[str, str], field: str, value: str, wor
     with pytest.raises(ConfigError) as raised:
         preflight.check(config(good | {field: value}))
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("config.json", "no config.json; name a Hugging Face folder"),
+        ("model.safetensors", "no *.safetensors there; save the model with"),
+        ("tokenizer.json", "no tokenizer; save it beside the model"),
+    ],
+)
+def test_what_trains_nothing_still_needs_a_whole_model(
+    good: dict[str, str], name: str, words: str
+) -> None:
+    untrained = good | {"questions.train": "", "questions.eval": ""}
+    preflight.check_rollouts(config(untrained))
+    (Path(good["model.path"]) / name).unlink()
+    with pytest.raises(ConfigError) as raised:
+        preflight.check_rollouts(config(untrained))
+    assert words in str(raised.value)
+
+
+def test_without_searches_no_corpus_is_needed(good: dict[str, str]) -> None:
+    without = config(good | {"retrieval.corpus": ""})
+    preflight.check_rollouts(without, searches=False)
+    with pytest.raises(ConfigError, match=r"retrieval\.corpus is empty"):
+        preflight.check_rollouts(without)
 
 
 def test_each_rank_of_the_learner_needs_memory(good: dict[str, str]) -> None:
@@ -172,3 +202,103 @@ def test_a_recorded_run_is_named_absolutely(
     (tmp_path / "latest").symlink_to("recorded")  # it will point elsewhere once the run begins
     made = resolve(config(recorded | {"retrieval.recorded": "latest"}), "again")
     assert made.retrieval.recorded == str(tmp_path / "recorded")
+
+
+JUDGED = {
+    "rewards.weights.judge": "1",
+    "rewards.judge.url": "http://127.0.0.1:1/v1",
+    "rewards.judge.model": "m",
+}
+
+
+def test_a_judge_need_not_be_there_yet(good: dict[str, str]) -> None:
+    preflight.check(config(good | JUDGED))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (JUDGED | {"rewards.judge.key_file": "/no/key"}, ["rewards.judge.key_file = '/no/key'"]),
+        (JUDGED | {"rewards.judge.timeout_s": "500"}, ["rewards.judge.timeout_s = 500", "240"]),
+        (
+            {"rewards.weights.similarity": "1", "rewards.similarity.model": "/no/encoder"},
+            ["rewards.similarity.model = '/no/encoder'", "config.json"],
+        ),
+        (
+            {"rewards.weights.custom": "1", "rewards.custom": "no_such:reward"},
+            ["rewards.custom = 'no_such:reward'", "No module named 'no_such'"],
+        ),
+        (
+            {"rewards.weights.custom": "1", "rewards.custom": "json:dumps"}
+            | {"rewards.custom_timeout_s": "120"},
+            ["rewards.custom_timeout_s = 120.0 twice", "actors.rollout_deadline_s"],
+        ),
+    ],
+)
+def test_rewards_that_cannot_be_given_are_named(
+    good: dict[str, str], asked: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(config(good | asked))
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+def test_what_rewards_need_is_named_absolutely(
+    good: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = JUDGED | {"rewards.judge.key_file": "key"}
+    asked |= {"rewards.weights.similarity": "1", "rewards.similarity.model": "encoder"}
+    made = resolve(config(good | asked), "named").rewards
+    assert made.judge.key_file == str(tmp_path / "key")
+    assert made.similarity.model == str(tmp_path / "encoder")
+    assert resolve(config(good), "plain").rewards == config(good).rewards
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["environment.name=no.such:Thing"], "environment.name = 'no.such:Thing': no.such cannot"),
+        (["environment.tools=['tests.actors.faulty_tools:search']"], "its name 'search' is taken"),
+        (
+            ["environment.name=rag", "environment.tell_budget=true"],
+            "environment.tell_budget = True",
+        ),
+        (["environment.name=tool_call"], "no usable tokenizer there"),
+        (["environment.name=tool_call", "questions.chat_template=false"], "set it to true"),
+    ],
+)
+def test_an_environment_that_could_not_be_made_is_refused(
+    good: dict[str, str], overrides: list[str], words: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(config(good | dict(each.split("=", 1) for each in overrides)))
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_who_never_searches_needs_no_corpus_and_no_server(good: dict[str, str]) -> None:
+    alone = config(good | {"retrieval.corpus": "", "environment.name": "no_search"})
+    preflight.check(alone)
+    assert "retrieval_server" not in launch.commands(alone)
+    assert "retrieval_server" in launch.commands(config(good | {"environment.name": "rag"}))
+
+
+@pytest.mark.parametrize(
+    "check", [preflight.check, preflight.check_rollouts, partial(preflight.check_parts, **BOTH)]
+)
+def test_a_missing_chat_template_is_refused(
+    good: dict[str, str], word_tokenizer: Any, check: Callable[[Config], None]
+) -> None:
+    word_tokenizer.save_pretrained(good["model.path"])
+    check(config(good))
+    with pytest.raises(ConfigError, match="its tokenizer has no chat template"):
+        check(config(good | {"environment.name": "tool_call"}))
+
+
+def test_a_tokenizer_alone_is_looked_at_too(
+    good: dict[str, str], word_tokenizer: Any, tmp_path: Path
+) -> None:
+    word_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    other = {"environment.name": "tool_call", "model.path": str(tmp_path / "tokenizer")}
+    with pytest.raises(ConfigError, match="its tokenizer has no chat template"):
+        preflight.check_parts(config(good | other), model=False, retrieval=False)

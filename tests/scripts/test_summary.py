@@ -95,7 +95,7 @@ def config(tmp_path: Path) -> Config:
 
 def test_the_summary_is_what_the_log_says(config: Config) -> None:
     numbers = {"retrieval/requests": 3.0, "actor/lost_requests": 1.0, "sync/updates": 4.0}
-    gauges = {"a": numbers, "b": {}}
+    gauges = {"a": numbers, "b": {"actor/token_mismatch": 2.0}}
     built = summary.build(config, "completed", "completed", 20.0, {"training": 9.0}, gauges)
     assert (built["em_start"], built["em_final"]) == (0.1, 0.9)
     assert built["em_final_by_hops"] == {"1": 0.9, "2": 0.45}
@@ -104,7 +104,7 @@ def test_the_summary_is_what_the_log_says(config: Config) -> None:
     assert (built["staleness_max"], built["train_wall_s"]) == (2, 10.0)
     assert built["dropped_groups_by_cause"] == {"no_signal": 1}
     assert (built["retrieval_requests"], built["lost_requests"]) == (3, 1)
-    assert built["weight_syncs"] == 4
+    assert (built["weight_syncs"], built["token_mismatches"]) == (4, 2)
     assert (built["generation_pause_share"], built["generation_pause_p99_s"]) == (0.04, 0.298)
     assert built["rollout_tokens_per_s"] == pytest.approx((3 + 1 + 2) / 10)
 

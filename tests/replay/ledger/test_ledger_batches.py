@@ -167,6 +167,18 @@ def test_fewer_than_two_scorable_siblings_are_no_signal(scene: Any, tools: Any) 
     assert s.dropped == {"no_signal": 1}
 
 
+def test_a_group_that_nobody_could_score_is_not_trained(scene: Any, tools: Any) -> None:
+    s = scene(drop_no_signal=False, groups_per_step=1)
+    s.learner()
+    s.actor("a", 2)
+    for lease in list(s.leased["a"]):
+        summary = msgspec.structs.replace(tools.summary_for(lease), reward=None)
+        payload = msgspec.msgpack.encode(summary)
+        s.send("a", Deliver("a", lease.group_id, lease.sibling, payload))
+    assert s.dropped == {"unscorable": 1}
+    assert not s.ledger.books.ready and not s.ledger.books.questions.retired
+
+
 def test_gauges_are_means_since_the_last_batch(scene: Any) -> None:
     s = scene(groups_per_step=1)
     s.learner()

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from replay.protocol import Evaluate, Goodbye, Hello, Ready, Welcome
+from replay.protocol import Evaluate, Goodbye, Hello, LeaseFailed, Ready, Welcome
 from replay.records import LeaseReturned
+from replay.trajectory import Search
 
 
 def test_a_failed_sibling_alone_is_leased_again_at_once(scene: Any) -> None:
@@ -16,6 +17,15 @@ def test_a_failed_sibling_alone_is_leased_again_at_once(scene: Any) -> None:
     s.fail("a", lease)
     assert s.leased["a"][-1] == lease
     assert len(s.leased["a"]) == 3
+
+
+def test_what_a_failed_rollout_searched_for_is_on_record(scene: Any) -> None:
+    s = scene(group_size=2, groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 2)
+    lease, made = s.leased["a"][0], (Search("who?", ("p1",), 0.5, "ok"),)
+    s.send("a", LeaseFailed("a", lease.group_id, lease.sibling, "late", made))
+    assert [x.searches for x in s.log if isinstance(x, LeaseReturned)] == [made]
 
 
 def test_it_is_leased_only_to_an_actor_with_at_least_the_groups_version(scene: Any) -> None:
@@ -106,6 +116,16 @@ def test_an_answered_question_starts_afresh(scene: Any) -> None:
         s.sample(step)
         s.send("a", Ready("a", 2, 1, step + 1))
     assert s.dropped == {}
+
+
+@pytest.mark.parametrize("whose", ["ToolFailed", "EnvironmentFailed"])
+def test_no_failure_of_a_users_code_retires_a_question(scene: Any, whose: str) -> None:
+    s = scene(groups_per_step=1, max_staleness=0, max_question_failures=2)
+    s.learner()
+    s.actor("a", 9)
+    for _ in range(5):
+        s.fail("a", s.leased["a"][0], f"{whose}: tool 'calculator': OSError: down")
+    assert s.dropped == {} and not s.ledger.books.questions.retired
 
 
 @pytest.mark.parametrize("kind", ["train", "eval"])

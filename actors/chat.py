@@ -1,0 +1,139 @@
+"""What a model's own chat template puts between two turns of the policy: a frame for tool messages.
+
+Read once, from the template: a fixed conversation is rendered with marks for the policy's turn and
+for what the tools say, and what stands around the marks is the frame. So an observation's tokens
+are the frame's and the texts', tokenised apart and joined as ids; nothing sampled is rendered.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Literal
+
+import numpy as np
+
+from actors.calls import Format
+from actors.end_tokens import end_tokens
+from actors.prompt import Message, Prompter, Schemas, Tokens
+from configs.load import ConfigError
+
+Said = tuple[str, list[Tokens]]  # a tool's name, and the pieces of what it says
+_TURN = "FORAGE-TURN"
+_PROBE = 'one "two"\nthree'
+_SEARCH = ("search",)
+_BASE: list[Message] = [{"role": "user", "content": "a question"}]
+
+
+class Chat:
+    """The frame of one chat template with these tools.
+
+    Raises ConfigError, naming the template's fault: it shows no tools, does not close a turn by a
+    token that ends completions, or does more to a tool's text than write it as JSON.
+    """
+
+    def __init__(self, prompter: Prompter, tools: Schemas, system: str, model_path: str) -> None:
+        self._prompter, self._tools = prompter, tools
+        self._before: list[Message] = [{"role": "system", "content": system}, *_BASE]
+        self._fault = partial(_fault, model_path)
+        try:
+            self.change = self._find_change()
+            if prompter.render(self._before, tools) == prompter.render(self._before):
+                raise self._fault("it shows the policy no tools")
+        except ConfigError:
+            raise
+        except Exception as error:  # templates raise whatever they like
+            raise self._fault(f"it takes no tool messages: {error}") from error
+        self._frame = cache(self._frame_now)
+        closing = self._frame(_SEARCH)[0]
+        if not len(closing) or int(closing[0]) not in end_tokens(prompter, model_path):
+            raise self._fault(
+                f"it closes a turn by {prompter.decode(closing[:1])!r}, which ends no completion "
+                "of this model: see eos_token_id in its generation_config.json"
+            )
+
+    def observation(self, action_tokens: Tokens, said: Sequence[Said], after: Tokens) -> Tokens:
+        """int32[O]: from the end of the policy's turn to where it goes on, `after` included. The
+        token by which the template closes a turn is part of it unless the policy has sampled that
+        very token: after another end token too, as the model was taught to read no turn without it.
+        """
+        frame = self._frame(tuple(name for name, _ in said))
+        ended = int(action_tokens[-1]) == int(frame[0][0])
+        pieces: list[Tokens] = [frame[0][1:] if ended else frame[0]]
+        for (_, texts), following in zip(said, frame[1:], strict=True):
+            pieces += [*texts, following]
+        return np.concatenate([*pieces, after])
+
+    def _find_change(self) -> Callable[[str], str]:
+        """What the template does to a tool's text: nothing, or JSON."""
+        for change in (_same, _as_json):
+            if all(self._holds(change, names) for names in (_SEARCH, _SEARCH * 2)):
+                return change
+        raise self._fault("it does not leave what tools say as it is")
+
+    def _holds(self, change: Callable[[str], str], names: tuple[str, ...]) -> bool:
+        """Whether frame and texts, put together, are what the template makes of the whole."""
+        texts = [f"{_PROBE} {number}" for number in range(len(names))]
+        whole, pieces = self._rendered(names, texts), self._pieces(names)
+        joined = "".join(a + change(b) for a, b in zip(pieces, texts, strict=False))
+        return whole == joined + pieces[-1]
+
+    def _frame_now(self, names: tuple[str, ...]) -> list[Tokens]:
+        return [self._prompter.text(piece) for piece in self._pieces(names)]
+
+    def _pieces(self, names: tuple[str, ...]) -> list[str]:
+        """What stands before, between and after the messages of the tools with these names."""
+        marks = [f"FORAGE-{number}-SAID" for number in range(len(names))]
+        pieces, rest = [], self._rendered(names, marks)
+        for mark in marks:
+            before, found, rest = rest.partition(mark)
+            if not found:
+                raise self._fault("it leaves out what tools say")
+            pieces.append(before)
+        return [*pieces, rest]
+
+    def _rendered(self, names: Sequence[str], said: Sequence[str]) -> str:
+        """What the template puts after a turn of the policy, these tool messages included."""
+        turn: Message = {"role": "assistant", "content": _TURN}
+        messages = [
+            {"role": "tool", "name": name, "content": text}
+            for name, text in zip(names, said, strict=True)
+        ]
+        text = self._prompter.render([*self._before, turn, *messages], self._tools)
+        _, found, after = text.partition(_TURN)
+        if not found or _TURN in after:
+            raise self._fault("it does not show the policy's turn as it is, once")
+        return after
+
+
+def format_of(
+    prompter: Prompter, tools: Schemas, asked: Format | Literal["auto"], model_path: str
+) -> Format:
+    """`environment.tool_format`, or where that is auto what the template teaches. Raises
+    ConfigError.
+    """
+    if asked != "auto":
+        return asked
+    template = prompter.chat_template(tools)
+    if "<tool_call>" in template and "<function=" not in template:
+        return "hermes"
+    if '"parameters"' in template and "<tool_call>" not in template:
+        return "llama3_json"
+    raise ConfigError(
+        f"environment.tool_format = {asked!r}: the chat template of model.path = {model_path!r} "
+        "shows neither format: say hermes or llama3_json, whichever the model was taught"
+    )
+
+
+def _fault(model_path: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"model.path = {model_path!r}: its chat template cannot be used with environment.name = "
+        f"'tool_call': {what}"
+    )
+
+
+def _same(text: str) -> str:
+    return text
+
+
+def _as_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -1,0 +1,47 @@
+"""The searches of one rollout: asked for a turn at a time, put on record, shown in order.
+
+Waits for the retriever; its errors pass through: they are infrastructure's, so they never become
+text or a reward.
+"""
+
+import time
+from collections.abc import Sequence
+
+from actors.environment import Retriever, shown_order
+from configs.schema import Config
+from replay.protocol import Lease
+from replay.trajectory import Search
+from retrieval_server.protocol import Passage
+
+Found = tuple[tuple[Search, ...], list[list[Passage]]]
+
+
+class Searching:
+    """Asks the retriever for one rollout."""
+
+    def __init__(self, lease: Lease, retriever: Retriever, config: Config) -> None:
+        self._lease, self._retriever = lease, retriever
+        self._top_k, self._shuffle = config.retrieval.top_k, config.actors.shuffle_passages
+
+    async def search(self, queries: Sequence[str], turn: int) -> Found:
+        """The queries of a turn, in one call: each on record, and its passages in the order in
+        which they are shown.
+        """
+        if not queries or not self._top_k:
+            return tuple(Search(query, (), 0.0, "skipped") for query in queries), []
+        started = time.perf_counter()
+        found = await self._retriever.retrieve(queries, self._top_k)
+        seconds = time.perf_counter() - started
+        groups = [self._ordered(passages, turn) for passages in found]
+        searches = (
+            Search(query, tuple(each.id for each in group), seconds, "ok" if group else "empty")
+            for query, group in zip(queries, groups, strict=True)
+        )
+        return tuple(searches), groups
+
+    def _ordered(self, passages: Sequence[Passage], turn: int) -> list[Passage]:
+        if not self._shuffle:
+            return list(passages)
+        lease = self._lease
+        key = (lease.sampling.seed, lease.group_id, lease.sibling, turn)
+        return [passages[rank] for rank in shown_order(*key, len(passages))]

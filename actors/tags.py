@@ -1,0 +1,113 @@
+"""`search_r1`: the policy searches, uses tools and answers between tags, in one running text.
+
+N turns, each a search, a use of a tool or a malformed action, then one completion without search,
+whose `<answer>` the environment opens if `environment.force_answer` says so. Retrieval errors pass
+through: they are infrastructure's, so they never become text or a reward.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors import actions
+from actors.environment import (
+    NOTHING,
+    Outcome,
+    Retriever,
+    budget_told,
+    completion_budget,
+    instructed,
+)
+from actors.prompt import Prompter, Tokens
+from actors.searching import Searching
+from actors.tools import Tool, load_tools
+from configs.environment import EnvironmentConfig
+from configs.prompts import SEARCH_R1_PROMPT, SEVERAL_QUERIES, TOOL
+from configs.schema import Config
+from replay.protocol import Lease
+from replay.trajectory import Search, StopReason
+from retrieval_server.protocol import Passage
+
+
+class TagEnvironment:
+    """Answers one rollout's actions. Use once."""
+
+    def __init__(
+        self, lease: Lease, *, retriever: Retriever, prompter: Prompter, config: Config
+    ) -> None:
+        self._config, self._settings, self._prompter = config, config.environment, prompter
+        self._searching = Searching(lease, retriever, config)
+        tools = load_tools(self._settings.tools)
+        self._tools = {tool.name: tool for tool in tools}
+        self._turn, self._opened = 0, False
+        self.passages: tuple[Passage, ...] = ()
+        self.prompt = prompter.question(
+            lease.question,
+            instructed(SEARCH_R1_PROMPT, self._settings, _more(self._settings, tools)),
+            system=self._settings.system,
+            searches=config.actors.max_turns,
+        )
+
+    def budget(self, context_tokens: int) -> int:
+        """How many tokens the next completion may have; 0 when the model has no room for one."""
+        return completion_budget(self._config, context_tokens)
+
+    async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:
+        """Act on the tokens just sampled; `context_tokens` counts everything up to their end."""
+        action = self._action(self._prompter.decode(action_tokens))
+        malformed = isinstance(action, actions.Malformed)
+        turn, self._turn = self._turn, self._turn + 1
+        if isinstance(action, actions.Answer):
+            stop = StopReason.ANSWERED
+            return Outcome(NOTHING, stop=stop, answer=action.text, opened=self._opened)
+        if turn >= self._config.actors.max_turns:
+            return Outcome(NOTHING, malformed=malformed, stop=StopReason.TURN_LIMIT)
+        observation, searches, passages = await self._observe(action, turn)
+        observation, opened = self._told(observation, turn)
+        if not self.budget(context_tokens + len(observation)):
+            # The policy will never read it, so it is no part of what went through the engine.
+            return Outcome(NOTHING, searches, malformed, StopReason.CONTEXT_LIMIT)
+        self._opened = opened
+        return Outcome(observation, searches, malformed, passages=passages)
+
+    def _action(self, text: str) -> actions.Action:
+        if self._opened:
+            return actions.parse_opened_answer(text)
+        return actions.parse_action(text, tuple(self._tools))
+
+    async def _observe(
+        self, action: actions.Action, turn: int
+    ) -> tuple[Tokens, tuple[Search, ...], tuple[Passage, ...]]:
+        match action:
+            case actions.Search(content):
+                queries = actions.queries_of(content, self._settings.queries_per_turn)
+                searches, groups = await self._searching.search(queries, turn)
+                passages = tuple(each for group in groups for each in group)
+                return self._prompter.observation(*groups), searches, passages
+            case actions.ToolUse(name, text):
+                said = await self._tools[name].use(text, self._settings.tool_deadline_s)
+                return self._prompter.result(said), (), ()
+            case _:
+                return self._prompter.correction(), (), ()
+
+    def _told(self, observation: Tokens, turn: int) -> tuple[Tokens, bool]:
+        """The observation with what is told after it, and whether that opens the answer."""
+        left = self._config.actors.max_turns - turn - 1
+        told = [observation]
+        if self._settings.tell_budget:
+            told.append(self._prompter.text(budget_told(self._settings, left)))
+        opens = self._settings.force_answer and not left
+        if opens:
+            told.append(self._prompter.text(self._settings.force_template))
+        return (np.concatenate(told) if len(told) > 1 else observation), opens
+
+
+def _more(settings: EnvironmentConfig, tools: Sequence[Tool]) -> str:
+    """What Search-R1's prompt does not say: how many queries at once, and which tools there are."""
+    told = ""
+    if settings.queries_per_turn > 1:
+        told += SEVERAL_QUERIES.format(queries=settings.queries_per_turn)
+    for tool in tools:
+        told += TOOL.format(name=tool.name, parameter=tool.parameter, says=tool.description)
+    return told

@@ -1,0 +1,34 @@
+"""A finished rollout in words: what every part of the reward reads, a user's own too. A leaf
+module.
+"""
+
+import msgspec
+
+from replay.trajectory import Question, Search, StopReason, Turn
+from retrieval_server.protocol import Passage
+
+
+class Transcript(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """`texts` holds what the policy wrote in each turn, without end tokens, and `observations` what
+    it read after each: passages, a correction, or "" at the end.
+
+    `answer` is what the environment took for the answer, None without one. `passages` were shown,
+    in that order; of long ones the policy may have read a beginning only. `prompt` is the whole
+    prompt with its special tokens. `turns` are the same in tokens, with searches and log-probs.
+    `opened`: the environment had written the `<answer>` that the last turn closed.
+    """
+
+    question: Question
+    answer: str | None
+    stop_reason: StopReason
+    prompt: str
+    texts: tuple[str, ...]
+    observations: tuple[str, ...]
+    passages: tuple[Passage, ...]
+    turns: tuple[Turn, ...]
+    opened: bool = False
+
+    @property
+    def searches(self) -> tuple[Search, ...]:
+        """Every search of the rollout, in order."""
+        return tuple(search for turn in self.turns for search in turn.searches)

@@ -1,0 +1,83 @@
+"""A user's own reward: a function of a Transcript, sync or async, that returns a number.
+
+Consumes a Transcript; produces what the function returned. Waits for the function, at most
+`rewards.custom_timeout_s`; a sync one runs in a thread, one call at a time, so that it holds nobody
+else up, and as long again is waited for its turn. Whatever it raises, and whatever it returns that
+is no finite number, is an Unscorable; so is every call beside one that was given up and goes on.
+"""
+
+import asyncio
+import inspect
+import math
+import numbers
+import reprlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from actors.policy import Unscorable
+from actors.transcript import Transcript
+from actors.users_code import FAULTS, StillRunning, Threads, raise_if_cancelled
+
+
+class UserReward:
+    """Calls one function; `name` is what the configuration calls it."""
+
+    def __init__(self, name: str, function: Callable[[Transcript], Any], timeout_s: float) -> None:
+        self._name, self._function, self._timeout_s = name, function, timeout_s
+        self._is_async = inspect.iscoroutinefunction(function)
+        self._lock = asyncio.Lock()  # of a plain function
+        self._threads = Threads("rewards.custom", 1)
+
+    async def of(self, transcript: Transcript) -> float:
+        """What the function gives this rollout. Raises Unscorable (`custom`) with the cause."""
+        async with self._turn(transcript):
+            try:
+                async with asyncio.timeout(self._timeout_s) as deadline:
+                    value = await self._called(transcript)
+            except StillRunning as error:
+                what = "was not called: an earlier call is still running"
+                raise self._fault(transcript, what) from error
+            except FAULTS as error:
+                raise_if_cancelled(error)
+                late = isinstance(error, TimeoutError) and deadline.expired()
+                raised = f"raised {type(error).__name__}: {error}"
+                what = f"took over {self._timeout_s:g} s" if late else raised
+                raise self._fault(transcript, what) from error
+        if (number := _finite(value)) is None:
+            shown = reprlib.repr(value)
+            raise self._fault(transcript, f"returned {shown}, which is no finite number")
+        return number
+
+    @asynccontextmanager
+    async def _turn(self, transcript: Transcript) -> AsyncIterator[None]:
+        if self._is_async:
+            yield
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._lock.acquire()
+        except TimeoutError as error:
+            what = f"had no turn within {self._timeout_s:g} s: earlier calls take too long"
+            raise self._fault(transcript, what) from error
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    async def _called(self, transcript: Transcript) -> Any:
+        if self._is_async:
+            return await self._function(transcript)
+        value = await self._threads.call(self._function, transcript)
+        return await value if inspect.isawaitable(value) else value
+
+    def _fault(self, transcript: Transcript, what: str) -> Unscorable:
+        return Unscorable("custom", f"{self._name} {what} (question {transcript.question.id!r})")
+
+
+def _finite(value: object) -> float | None:
+    try:
+        number = float(value) if isinstance(value, numbers.Real) else math.nan
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

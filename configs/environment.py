@@ -1,0 +1,52 @@
+"""The environment that a policy acts in: what it may do, and what it is told."""
+
+import re
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from configs.prompts import BUDGET, FORCED_ANSWER
+from configs.section import Seconds, Section
+
+BUILT_IN = ("search_r1", "tool_call", "no_search", "rag")
+_ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+class EnvironmentConfig(Section, frozen=True):
+    """Which environment, and its settings (docs/environments.md). Raises ValueError for a name that
+    is none, and for a template without what it must hold.
+    """
+
+    name: str = "search_r1"  # tool_call, no_search, rag, or your own: "package.module:factory"
+    tools: tuple[str, ...] = ()  # beside search, your own: "package.module:function"
+    tool_deadline_s: Seconds = 30.0  # of one use of a tool
+    tool_format: Literal["auto", "hermes", "llama3_json"] = "auto"  # of tool_call's calls
+    # search_r1: one a line; further ones are not searched. As many as a turn's record holds.
+    queries_per_turn: Annotated[int, Meta(ge=1, le=64)] = 1
+    tell_budget: bool = False  # the policy reads how many searches are left
+    budget_template: str = BUDGET
+    force_answer: bool = False  # after the last search the environment opens the answer
+    force_template: str = FORCED_ANSWER
+    system: str = ""  # the system message; empty: the environment's own
+
+    def __post_init__(self) -> None:
+        if self.name not in BUILT_IN and not _ENTRY_POINT.fullmatch(self.name):
+            raise ValueError(
+                f"environment.name = {self.name!r}: choose one of {', '.join(BUILT_IN)}, or name "
+                "your own as package.module:factory"
+            )
+        for tool in self.tools:
+            if not _ENTRY_POINT.fullmatch(tool):
+                raise ValueError(
+                    f"environment.tools = {tool!r}: name a tool as package.module:function"
+                )
+        if "{searches}" not in self.budget_template:
+            raise ValueError(
+                f"environment.budget_template = {self.budget_template!r}: it must contain "
+                "{searches}"
+            )
+        if not self.force_template.rstrip().endswith("<answer>"):
+            raise ValueError(
+                f"environment.force_template = {self.force_template!r}: it must end with <answer>, "
+                "which the policy closes"
+            )

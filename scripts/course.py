@@ -1,0 +1,181 @@
+"""What a warm start learns at which step, and where one that was interrupted stopped.
+
+Consumes demonstrations and a seed, and the folder that a warm start leaves. Waits for nothing but
+the disk.
+"""
+
+import hashlib
+import json
+import math
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from configs.files import sync, sync_tree, write_durably
+from configs.load import ConfigError
+from configs.schema import Config
+from learner import checkpoint
+from scripts.demonstrations import BadDemonstrations, Demonstration
+
+if TYPE_CHECKING:  # it imports torch
+    from learner.imitation import Segment
+
+COURSE, LOSSES, MODEL = "course.json", "losses.json", "model"
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """What is learnt at which step: the seed decides, so that nothing about it needs saving."""
+
+    learnt: tuple[Demonstration, ...]
+    held_out: tuple[Demonstration, ...]
+    rows: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls, demonstrations: Sequence[Demonstration], held_out: float, rows: int, seed: int
+    ) -> "Course":
+        """Hold out that share of the *questions*, at least one where it is above 0. Raises
+        BadDemonstrations when nothing is left to learn.
+        """
+        questions = sorted({each.question for each in demonstrations})
+        random.Random(f"{seed} held out").shuffle(questions)
+        kept = set(questions[: max(round(held_out * len(questions)), held_out > 0)])
+        learnt = tuple(each for each in demonstrations if each.question not in kept)
+        if not learnt:
+            raise BadDemonstrations(
+                f"--held-out {held_out!r} of {len(questions)} questions leaves none to learn from: "
+                "give more demonstrations, or --held-out 0"
+            )
+        seen = tuple(each for each in demonstrations if each.question in kept)
+        return cls(learnt, seen, min(rows, len(learnt)), seed)
+
+    def steps(self, epochs: float) -> int:
+        """How many steps show every demonstration that often."""
+        return max(1, math.ceil(epochs * len(self.learnt) / self.rows))
+
+    def batch(self, step: int) -> list[tuple["Segment", ...]]:
+        """What optimiser step `step` (from 1) learns: the next rows of an order that is drawn anew
+        for each epoch.
+        """
+        draws = range((step - 1) * self.rows, step * self.rows)
+        return [self._drawn(draw).segments for draw in draws]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides what each step learns."""
+        digest = hashlib.blake2b(digest_size=8)
+        for each in (*self.learnt, *self.held_out):
+            for tokens, own in each.segments:
+                digest.update(np.asarray(tokens, np.int32).tobytes() + (b"w" if own else b"r"))
+        return {
+            "rows": self.rows,
+            "learnt": len(self.learnt),
+            "held_out": len(self.held_out),
+            "seed": self.seed,
+            "digest": digest.hexdigest(),
+        }
+
+    def _drawn(self, draw: int) -> Demonstration:
+        epoch, place = divmod(draw, len(self.learnt))
+        return self.learnt[_order(self.seed, epoch, len(self.learnt))[place]]
+
+
+@lru_cache(2)
+def _order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
+    order = list(range(count))
+    random.Random(f"{seed}:{epoch}").shuffle(order)
+    return tuple(order)
+
+
+@dataclass
+class Place:
+    """How far a course is: `found`, the checkpoint that it goes on from, and the held-out losses up
+    to there by step.
+    """
+
+    folder: Path
+    found: checkpoint.Checkpoint | None
+    losses: dict[int, float]
+
+    @classmethod
+    def of(cls, config: Config, course: Course) -> "Place":
+        """Where the same course stopped in `run_dir`. Raises ConfigError where something else is
+        there, BadCheckpoint.
+        """
+        folder = Path(config.run_dir)
+        if not (folder / COURSE).exists():
+            if folder.exists() and any(folder.iterdir()):
+                raise ConfigError(f"--out {str(folder)!r}: it holds something else: name a new one")
+            return cls(folder, None, {})
+        _refuse_another(folder, course.identity)
+        if (found := checkpoint.newest(folder)) is None:
+            return cls(folder, None, {})
+        checkpoint.check(found, config)
+        known = json.loads((folder / LOSSES).read_text()) if (folder / LOSSES).exists() else {}
+        losses = {int(step): loss for step, loss in known.items()}
+        return cls(folder, found, {s: v for s, v in losses.items() if s <= found.manifest.step})
+
+    @property
+    def done(self) -> int:
+        """Steps that are in the checkpoint it goes on from."""
+        return self.found.manifest.step if self.found else 0
+
+    def begin(self, course: Course) -> None:
+        """Make the folder, and write down of what course it is."""
+        write_durably(self.folder / COURSE, json.dumps(course.identity, indent=1).encode())
+
+    def measured(self, step: int, loss: float) -> None:
+        """Keep a held-out loss."""
+        self.losses[step] = loss
+        write_durably(self.folder / LOSSES, json.dumps(self.losses, indent=1).encode())
+
+    def best(self, saved: Sequence[int]) -> int | None:
+        """The checkpoint with the lowest held-out loss, of those that were measured."""
+        known = [step for step in saved if step in self.losses]
+        return min(known, key=self.losses.__getitem__, default=None)
+
+    def deliver(self, last: int) -> tuple[Path, str]:
+        """`folder/model`: on its own, so that checkpoints may be removed, the model of the best
+        checkpoint, or of the `last` where none was measured; and which that is.
+
+        Whatever interrupts it, a whole model is left in the folder or can be made anew.
+        """
+        step, why = last, "the last"
+        if (best := self.best(checkpoint.steps(self.folder))) is not None:
+            step, why = best, f"the best, with a held-out loss of {self.losses[best]:.4f}"
+        draft, old, final = (self.folder / f"{way}{MODEL}" for way in (".writing-", ".old-", ""))
+        shutil.rmtree(draft, ignore_errors=True)
+        shutil.copytree(self.folder / "checkpoints" / f"step-{step}" / "model", draft)
+        sync_tree(draft)
+        if final.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            final.rename(old)
+        draft.rename(final)
+        sync(self.folder)
+        shutil.rmtree(old, ignore_errors=True)
+        return final, f"step {step}, {why}"
+
+
+def _refuse_another(folder: Path, here: dict[str, Any]) -> None:
+    try:
+        there = json.loads((folder / COURSE).read_text())
+    except ValueError as error:
+        raise ConfigError(f"{folder / COURSE}: not JSON ({error}): name a new --out") from error
+    different = [
+        f"{name} = {there.get(name)!r} there, {value!r} here"
+        for name, value in here.items()
+        if there.get(name) != value
+    ]
+    if different:
+        raise ConfigError(
+            f"--out {str(folder)!r} is of another course: {'; '.join(different)}: give the same "
+            "demonstrations and options, or name a new folder"
+        )

@@ -1,0 +1,58 @@
+"""The environments of an evaluation, beside one another on one engine.
+
+Consumes a configuration for each, an engine and who answers searches; produces what rolls a lease
+out. The only place of an evaluation that knows how rollouts are made.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from actors.engine_setup import stop_arguments
+from actors.environment import Retriever
+from actors.environments import stops_of
+from actors.policy import Completion
+from actors.prompt import Prompter
+from actors.rewards import Rewards
+from actors.rollout import rollout
+from actors.vllm_policy import VllmPolicy
+from configs.schema import Config
+from scripts.eval_rollouts import RollOut
+
+
+class StoppingPolicy:
+    """The engine's policy, its completions ended where one environment wants them to."""
+
+    def __init__(self, policy: VllmPolicy, stops: dict[str, Any]) -> None:
+        self._policy, self._stops = policy, stops
+
+    async def complete(
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+    ) -> Completion:
+        """Complete exactly `tokens`. Raises PolicyError."""
+        return await self._policy.complete(
+            tokens, temperature=temperature, seed=seed, max_tokens=max_tokens, stops=self._stops
+        )
+
+
+def overrides_of(given: Sequence[str], base: Config) -> dict[str, list[str]]:
+    """The overrides that make each environment of the configuration, by name; its own environment
+    where none is given.
+    """
+    names = given or [base.environment.name]
+    return {name: [f"environment.name={name}"] for name in names}
+
+
+def roll_out_in(
+    config: Config, policy: VllmPolicy, retriever: Retriever, tokenizer: Any
+) -> RollOut:
+    """What rolls leases out under the configuration's environment."""
+    return partial(
+        rollout,
+        policy=StoppingPolicy(policy, stop_arguments(tokenizer, stops_of(config))),
+        retriever=retriever,
+        prompter=Prompter(tokenizer, config.questions, config.actors),
+        rewards=Rewards(config.rewards),  # evaluations are scored by exact match
+        config=config,
+        actor_id="evaluation",
+    )

@@ -1,0 +1,121 @@
+"""An evaluation's numbers as a paper prints them: methods by sets, and the details beneath.
+
+Consumes the report; produces rich's tables, each with its title and what must be known of it.
+Waits for nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from scripts.eval_report import Figures
+
+Methods = Mapping[str, Mapping[str, Figures]]  # environment → set → figures
+
+
+def scores_table(report: Mapping[str, Any], metric: str = "em") -> Group:
+    """Methods in rows, sets in columns: the metric ± half of its interval; the best are bold."""
+    methods: Methods = report["methods"]
+    sets = list(next(iter(methods.values())))
+    table = Table("")
+    for name in sets:
+        questions = next(iter(methods.values()))[name]["questions"]
+        table.add_column(f"{name}\n{questions:,}", justify="right")
+    best = {name: max(_mean(each[name], metric) for each in methods.values()) for name in sets}
+    for method, figures in methods.items():
+        cells = [_score(figures[name], metric, best[name], len(methods) > 1) for name in sets]
+        table.add_row(method, *cells)
+    title = f"{_name(metric, report['samples'])} of {report['name']}, {_sampling(report)}"
+    caption = f"± half of the 95 % bootstrap interval over questions{_failed(methods)}"
+    return Group(Text(title, style="bold"), table, Text(caption, style="dim"))
+
+
+def details_table(report: Mapping[str, Any]) -> Group:
+    """A row for each method and set: how its rollouts ended, other scores, work and time."""
+    methods: Methods = report["methods"]
+    sets = next(iter(methods.values()))
+    metrics = [metric for metric in next(iter(sets.values()))["scores"] if metric != "em"]
+    heads = (
+        *("method", "set", "rows", "answered", "no answer", "failed", "EM [95 %]"),
+        *(_name(metric, 1) for metric in metrics),
+        *("searches", "turns", "malformed", "tokens", "p50 s", "p99 s"),
+    )
+    table = Table(*heads)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for method, figures in methods.items():
+        for number, (name, each) in enumerate(figures.items()):
+            table.add_row("" if number else method, name, *_details(each, metrics))
+        table.add_section()
+    return Group(
+        Text("Details", style="bold"), table, Text("\n".join(_endings(methods)), style="dim")
+    )
+
+
+def _details(figures: Figures, metrics: Sequence[str]) -> list[str]:
+    em = figures["scores"]["em"]
+    scores = [
+        f"{_three(em['mean'])} [{_three(em['low'])}, {_three(em['high'])}]",
+        *(_three(_mean(figures, metric)) for metric in metrics),
+    ]
+    if "rows" not in figures:  # an average of scores
+        return ["", "", "", "", *scores]
+    timing = figures["timing"]
+    return [
+        *(f"{figures[name]:,}" for name in ("rows", "answered", "no_answer", "failed")),
+        *scores,
+        *(f"{figures[name]:.2f}" for name in ("searches", "turns", "malformed")),
+        f"{figures['action_tokens']:.0f}",
+        *(f"{timing[name]:.2f}" for name in ("rollout_p50_s", "rollout_p99_s")),
+    ]
+
+
+def _endings(methods: Methods) -> list[str]:
+    """How each method's rollouts ended, and why they failed, in words."""
+    lines = ["tokens: sampled in a rollout; p50, p99: of its seconds, with others in flight"]
+    for method, sets in methods.items():
+        figures = list(sets.values())[-1]  # the last is of all sets
+        ends = [f"{name} {count:,}" for name, count in figures["stops"].items()]
+        failures = [f"failed by {name} {count:,}" for name, count in figures["failures"].items()]
+        hops = [f"EM at {n} hops {_three(em)}" for n, em in figures["em_by_hops"].items()]
+        lines.append(f"{method}: {', '.join([*ends, *failures, *hops])}")
+    return lines
+
+
+def _score(figures: Figures, metric: str, best: float, marked: bool) -> Text:
+    score = figures["scores"][metric]
+    text = f"{_three(score['mean'])} ±{_three((score['high'] - score['low']) / 2)}"
+    return Text(text, style="bold" if marked and score["mean"] == best else "")
+
+
+def _failed(methods: Methods) -> str:
+    failed = {method: list(sets.values())[-1]["failed"] for method, sets in methods.items()}
+    shown = [f"{method} {count:,}" for method, count in failed.items() if count]
+    return f"; counted as wrong, because they failed: {', '.join(shown)}" if shown else ""
+
+
+def _name(metric: str, samples: int) -> str:
+    names = {"em": "Exact match", "f1": "F1", "substring": "sub-EM"}
+    mean = f" (Avg@{samples})" if samples > 1 else ""
+    return names.get(metric, metric) + mean
+
+
+def _sampling(report: Mapping[str, Any]) -> str:
+    if not report["temperature"]:
+        return "greedy"
+    samples = report["samples"]
+    times = f", {samples} samples of each question" if samples > 1 else ""
+    return f"T = {report['temperature']:g}{times}"
+
+
+def _mean(figures: Figures, metric: str) -> float:
+    mean: float = figures["scores"][metric]["mean"]
+    return mean
+
+
+def _three(value: float) -> str:
+    """.123, as scores are printed; 1.000 keeps its 1."""
+    return f"{value:.3f}".removeprefix("0")

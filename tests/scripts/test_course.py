@@ -1,0 +1,148 @@
+"""What is learnt when, and where a course goes on."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from configs.load import ConfigError
+from configs.schema import Config, ModelConfig
+from learner import checkpoint
+from scripts.course import Course, Place
+from scripts.demonstrations import BadDemonstrations, Demonstration
+from tests.scripts.conftest import Exporter
+
+
+def demonstrations(count: int, of_each: int = 1) -> list[Demonstration]:
+    return [
+        Demonstration(f"question {number}", (([number], False), ([number, sibling], True)))
+        for number in range(count)
+        for sibling in range(of_each)
+    ]
+
+
+def names(course: Course, step: int) -> list[int]:
+    return [int(segments[0][0][0]) for segments in course.batch(step)]
+
+
+def test_every_epoch_shows_each_once_in_an_order_of_its_own() -> None:
+    course = Course.of(demonstrations(6), 0.0, 2, seed=3)
+    epochs = [[m for step in range(n, n + 3) for m in names(course, step)] for n in (1, 4, 7)]
+    assert all(sorted(epoch) == list(range(6)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert names(Course.of(demonstrations(6), 0.0, 2, seed=3), 5) == names(course, 5)
+
+
+def test_a_step_may_end_one_epoch_and_begin_the_next() -> None:
+    course = Course.of(demonstrations(5), 0.0, 3, seed=0)
+    drawn = [name for step in range(1, 6) for name in names(course, step)]
+    assert [sorted(drawn[at : at + 5]) for at in (0, 5, 10)] == [list(range(5))] * 3
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 3), (2, 5), (0.1, 1), (2.5, 7)])
+def test_steps_are_the_epochs_rounded_up(epochs: float, steps: int) -> None:
+    assert Course.of(demonstrations(5), 0.0, 2, seed=0).steps(epochs) == steps
+
+
+def test_a_question_is_learnt_or_held_out_with_all_its_siblings() -> None:
+    course = Course.of(demonstrations(20, of_each=3), 0.2, 4, seed=1)
+    learnt, held_out = (
+        {each.question for each in part} for part in (course.learnt, course.held_out)
+    )
+    assert len(held_out) == 4 and not learnt & held_out
+    assert len(course.learnt) == 48 and len(course.held_out) == 12
+
+
+def test_one_question_at_least_is_held_out_and_none_where_none_is_asked_for() -> None:
+    assert len(Course.of(demonstrations(3), 0.01, 4, seed=0).held_out) == 1
+    assert not Course.of(demonstrations(3), 0.0, 4, seed=0).held_out
+    with pytest.raises(BadDemonstrations, match=r"--held-out 0.5 of 1 questions leaves none"):
+        Course.of(demonstrations(1), 0.5, 4, seed=0)
+
+
+@pytest.fixture
+def config(tmp_path: Path, inputs: dict[str, str]) -> Config:
+    model = ModelConfig(path=inputs["model.path"])
+    return Config(model=model, run_dir=str(tmp_path / "out"))
+
+
+@pytest.fixture
+def course() -> Course:
+    return Course.of(demonstrations(6), 0.0, 2, seed=0)
+
+
+def test_a_course_goes_on_from_its_newest_checkpoint(config: Config, course: Course) -> None:
+    place = Place.of(config, course)
+    place.begin(course)
+    for step, loss in enumerate((3.0, 1.0, 2.0, 0.5)):
+        place.measured(step, loss)
+    for step in (1, 2):
+        checkpoint.save(config, step, Exporter(), None)
+    again = Place.of(config, course)
+    assert again.done == 2 and again.losses == {0: 3.0, 1: 1.0, 2: 2.0}
+    assert again.best([1, 2]) == 1 and again.best([]) is None
+
+
+def test_a_course_that_was_never_saved_begins_again(config: Config, course: Course) -> None:
+    Place.of(config, course).begin(course)
+    assert Place.of(config, course).done == 0
+
+
+def test_another_course_is_refused_by_what_differs(config: Config, course: Course) -> None:
+    Place.of(config, course).begin(course)
+    other = Course.of(demonstrations(7), 0.0, 3, seed=0)
+    with pytest.raises(ConfigError, match=r"rows = 2 there, 3 here; learnt = 6 there, 7 here"):
+        Place.of(config, other)
+    written = [Demonstration(e.question, e.segments[::-1]) for e in demonstrations(6)]
+    with pytest.raises(ConfigError, match="digest = "):
+        Place.of(config, Course.of(written, 0.0, 2, seed=0))
+
+
+def test_another_setting_is_refused(config: Config, course: Course) -> None:
+    Place.of(config, course).begin(course)
+    checkpoint.save(config, 1, Exporter(), None)
+    learner = msgspec.structs.replace(config.learner, lr=0.5)
+    with pytest.raises(checkpoint.BadCheckpoint, match=r"learner\.lr = 1e-06 there, 0\.5 here"):
+        Place.of(msgspec.structs.replace(config, learner=learner), course)
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(config: Config, course: Course) -> None:
+    Path(config.run_dir).mkdir()
+    (Path(config.run_dir) / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="it holds something else: name a new one"):
+        Place.of(config, course)
+
+
+def exported(config: Config, steps: int) -> None:
+    """Checkpoints of that many steps, each with a model that says which it is."""
+    for step in range(1, steps + 1):
+        folder = checkpoint.save(config, step, Exporter(), None)
+        (folder / "model").mkdir(exist_ok=True)
+        (folder / "model" / "step").write_text(str(step))
+
+
+def test_the_best_measured_checkpoint_is_delivered_in_place_of_an_earlier_one(
+    config: Config, course: Course
+) -> None:
+    place = Place.of(config, course)
+    place.begin(course)
+    exported(config, 3)
+    assert place.deliver(3)[1] == "step 3, the last"
+    for step, loss in ((0, 0.1), (1, 3.0), (2, 1.0), (3, 2.0)):
+        place.measured(step, loss)
+    model, which = place.deliver(3)
+    assert which == "step 2, the best, with a held-out loss of 1.0000"
+    assert (model / "step").read_text() == "2"
+    assert not [path.name for path in place.folder.glob(".*model")]
+
+
+def test_what_is_there_stays_until_another_model_is_whole(config: Config, course: Course) -> None:
+    place = Place.of(config, course)
+    place.begin(course)
+    exported(config, 1)
+    model, _ = place.deliver(1)
+    (place.folder / "checkpoints" / "step-1" / "model" / "step").unlink()
+    (place.folder / "checkpoints" / "step-1" / "model").rmdir()
+    with pytest.raises(OSError, match="step-1"):
+        place.deliver(1)
+    assert (model / "step").read_text() == "1"
