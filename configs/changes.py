@@ -14,8 +14,8 @@ from configs.schema import Config
 MAY_CHANGE = ("learner.total_steps", "learner.eval_every", "learner.checkpoint_every")
 # These follow the machine; the fleet may grow.
 OPEN = (
-    *("run_dir", "retrieval.port", "retrieval.token_file", "rewards.judge.key_file"),
-    "actors.count",
+    *("run_dir", "retrieval.port", "retrieval.token_file", "rewards.judge.url"),
+    *("rewards.judge.key_file", "actors.count"),
 )
 
 

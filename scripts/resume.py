@@ -77,18 +77,16 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
         )
     if problems:
         raise ConfigError("\n".join(problems))
-    changes = {f.partition(".")[2]: _get(given, f) for f in fields if f in MAY_CHANGE}
-    retrieval = recorded.retrieval
-    if "retrieval.port" in fields and given.retrieval.port:
-        retrieval = msgspec.structs.replace(retrieval, port=given.retrieval.port)
-    elif retrieval.has_own_server and (not retrieval.port or can_listen(retrieval)):
-        retrieval = with_port(msgspec.structs.replace(retrieval, port=0))
-    return msgspec.structs.replace(
-        recorded,
-        run_dir=str(folder),
-        retrieval=retrieval,
-        learner=msgspec.structs.replace(recorded.learner, **changes),
-    )
+    config = recorded
+    for field in fields:
+        if field in (*MAY_CHANGE, *OPEN):
+            config = _with(config, field, _get(given, field))
+    retrieval = config.retrieval
+    if not ("retrieval.port" in fields and retrieval.port):
+        retrieval = msgspec.structs.replace(retrieval, port=recorded.retrieval.port)
+        if retrieval.has_own_server and (not retrieval.port or can_listen(retrieval)):
+            retrieval = with_port(msgspec.structs.replace(retrieval, port=0))
+    return msgspec.structs.replace(config, run_dir=str(folder), retrieval=retrieval)
 
 
 def _given_fields(path: str | None, overrides: Sequence[str]) -> Iterator[str]:
@@ -110,6 +108,13 @@ def _get(config: Config, field: str) -> Any:
     for name in field.split("."):
         value = getattr(value, name)
     return value
+
+
+def _with(section: Any, field: str, value: Any) -> Any:
+    """A copy of a section whose (dotted) field is this."""
+    name, _, rest = field.partition(".")
+    new = _with(getattr(section, name), rest, value) if rest else value
+    return msgspec.structs.replace(section, **{name: new})
 
 
 def _refuse_living(folder: Path, recorded: Path) -> None:

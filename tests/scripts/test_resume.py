@@ -54,6 +54,28 @@ def test_cadence_and_length_may_change(folder: Folder, tmp_path: Path) -> None:
     assert config.learner == learner
 
 
+def test_what_follows_the_machine_is_taken_up(folder: Folder, tmp_path: Path) -> None:
+    judge = {"url": "http://old:1/v1", "model": "judge", "key_file": "/gone/key"}
+    folder.edited("rewards", {"weights": {"judge": 0.5}, "judge": judge})
+    key, token = tmp_path / "key", tmp_path / "token"
+    for path in (key, token):
+        path.write_text("secret")
+        path.chmod(0o600)
+    config = resume.merged(
+        load(folder.path / "config.yaml"),
+        None,
+        [
+            *("rewards.judge.url=http://new:2/v1", f"rewards.judge.key_file={key}"),
+            *(f"retrieval.token_file={token}", "actors.count=3", "retrieval.port=0"),
+        ],
+        folder.path,
+    )
+    assert (config.rewards.judge.url, config.rewards.judge.model) == ("http://new:2/v1", "judge")
+    assert config.rewards.judge.key_file == str(key)
+    assert config.retrieval.token_file == str(token) and config.retrieval.port > 0
+    assert config.actors == msgspec.structs.replace(folder.config.actors, count=3)
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
