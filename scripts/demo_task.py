@@ -17,7 +17,7 @@ from typing import Any
 
 from scripts.demo_start import ColdStartFailed, Recipe, cold_start
 from scripts.demo_tokenizer import save_tokenizer
-from scripts.demo_world import Chain, balanced_chains, make_world, split
+from scripts.demo_world import Chain, all_chains, balanced_chains, make_world, split
 
 COUNTRIES, HELD_OUT, EVAL_QUESTIONS, SUB_SEEDS = 120, 0.25, 240, 4
 SOURCES = (
@@ -28,20 +28,22 @@ SOURCES = (
 
 @dataclasses.dataclass(frozen=True)
 class DemoFiles:
-    """Where the demo's model folder and JSONL files are."""
+    """Where the demo's model folder and JSONL files are. `eval` is the first part of `held_out`, which
+    has every question about countries that training never asks about.
+    """
 
     model: Path
     train: Path
     eval: Path
     corpus: Path
+    held_out: Path
 
 
 def prepare(cache: Path, seed: int, report: Callable[[str], None]) -> DemoFiles:
     """Return the files of `seed`, making them if they are not cached. Raises ColdStartFailed."""
     folder = cache / f"demo-{seed}-{_digest(seed)}"
-    files = DemoFiles(
-        *(folder / name for name in ("model", "train.jsonl", "eval.jsonl", "corpus.jsonl"))
-    )
+    names = ("model", "train.jsonl", "eval.jsonl", "corpus.jsonl", "held_out.jsonl")
+    files = DemoFiles(*(folder / name for name in names))
     if folder.is_dir():
         report(f"cached in {folder}")
         return files
@@ -60,7 +62,8 @@ def _make(folder: Path, seed: int, report: Callable[[str], None]) -> None:
     torch.set_num_threads(1)  # two threads spin against each other on a small machine
     world, recipe = make_world(seed, COUNTRIES), Recipe()
     train, held_out = split(world, HELD_OUT, seed)
-    asked = balanced_chains(held_out, seed)[:EVAL_QUESTIONS]
+    unseen = all_chains(held_out, seed)
+    asked = unseen[:EVAL_QUESTIONS]
     try:
         for sub_seed in range(SUB_SEEDS):
             try:
@@ -78,6 +81,7 @@ def _make(folder: Path, seed: int, report: Callable[[str], None]) -> None:
     save_tokenizer(folder / "model", recipe.max_tokens)
     _write(folder / "train.jsonl", _rows("train", balanced_chains(train, seed)))
     _write(folder / "eval.jsonl", _rows("eval", asked))
+    _write(folder / "held_out.jsonl", _rows("held-out", unseen))
     facts = [{"id": f"fact-{n}", "contents": f.passage} for n, f in enumerate(world.facts)]
     _write(folder / "corpus.jsonl", facts)
 

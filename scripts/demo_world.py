@@ -174,3 +174,10 @@ def balanced_chains(world: World, seed: int) -> list[Chain]:
     for chains in kinds:
         rng.shuffle(chains)
     return [chain for pair in zip(*kinds, strict=False) for chain in pair]
+
+
+def all_chains(world: World, seed: int) -> list[Chain]:
+    """Every question: those of `balanced_chains` first, in their order, then what was left over."""
+    balanced = balanced_chains(world, seed)
+    rest = {*world.chains(1), *world.chains(2)} - {*balanced}
+    return balanced + sorted(rest, key=lambda chain: chain.topic)

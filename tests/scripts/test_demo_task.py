@@ -16,7 +16,7 @@ from retrieval_server.protocol import Passage
 from scripts.demo_play import MAX_ACTION_TOKENS, Habits, demonstrate, observation
 from scripts.demo_start import Recipe, Trainer, copy_row, make_model
 from scripts.demo_tokenizer import IDS, PAD, TAGS, VOCABULARY, decode, encode, save_tokenizer
-from scripts.demo_world import balanced_chains, make_world, split
+from scripts.demo_world import all_chains, balanced_chains, make_world, split
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,6 +41,13 @@ def test_any_even_prefix_is_half_one_hop_and_half_two() -> None:
     chains = balanced_chains(make_world(0, 12), 0)
     for count in (2, 10, 40):
         assert sum(chain.hops == 1 for chain in chains[:count]) == count // 2
+
+
+def test_every_held_out_question_is_there_once_and_the_balanced_ones_come_first() -> None:
+    _, held_out = split(make_world(0, 120), 0.25, 0)
+    chains, balanced = all_chains(held_out, 0), balanced_chains(held_out, 0)
+    assert chains[: len(balanced)] == balanced and len(set(chains)) == len(chains) == 630
+    assert sum(chain.hops == 1 for chain in chains) == 360
 
 
 def test_the_saved_tokenizer_is_the_one_that_auto_loading_gives(folder: Path) -> None:

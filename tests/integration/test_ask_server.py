@@ -1,0 +1,108 @@
+"""Models behind vLLM's own OpenAI-compatible server answer as the same models do in process."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from actors.engine_setup import prepare_environment
+from configs.schema import Config
+from scripts.demo_task import DemoFiles
+from tests.integration.spelt import PLACES, Task
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+ROOT = Path(__file__).resolve().parents[2]
+READY_S, ANSWER_S, LEAVE_S = 300.0, 200.0, 30.0
+
+
+@contextmanager
+def serving(model: Path, length: int, log: Path) -> Iterator[str]:
+    """The URL of a vLLM server of a model, as its users start one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # What `vllm serve` runs; that looks for a package named vllm: the CPU's has another name.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--dtype", "float32", "--max-model-len", str(length), "--max-num-seqs", "4"]
+    command += ["--enforce-eager", "--port", str(port), "--host", "127.0.0.1"]
+    with pytest.MonkeyPatch.context() as environment, log.open("wb") as out:
+        environment.setattr(os, "environ", os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"})
+        prepare_environment(Config())
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=out, stderr=out, env=os.environ, start_new_session=True
+        )
+    try:
+        end = time.monotonic() + READY_S
+        while not _answers(f"http://127.0.0.1:{port}"):
+            assert process.poll() is None and time.monotonic() < end, log.read_text()[-3000:]
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5.0).status_code == httpx.codes.OK
+    except httpx.RequestError:
+        return False
+
+
+def ask(target: str, *words: str) -> list[dict[str, Any]]:
+    """What the command prints with --json, but the seconds it took."""
+    done = subprocess.run(
+        [sys.executable, "scripts/ask.py", target, "--json", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=ANSWER_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    for record in records:
+        del record["seconds"]
+        for turn in record["turns"]:
+            for search in turn["searches"]:
+                del search["seconds"]
+    return records
+
+
+def test_it_searches_as_in_process(demo_files: DemoFiles, tmp_path: Path) -> None:
+    rows = map(json.loads, demo_files.eval.read_text().splitlines()[:6])
+    words = ["--config", "configs/demo.yaml", f"retrieval.corpus={demo_files.corpus}"]
+    words += [row["question"] for row in rows]
+    with serving(demo_files.model, 512, tmp_path / "log") as url:
+        there = ask(url, "--tokenizer", str(demo_files.model), *words)
+    assert len(there) == 6 and there == ask(str(demo_files.model), *words)
+    assert any(record["searches"] and record["answer"] for record in there)
+
+
+def test_tags_of_several_tokens_end_as_in_process(bpe_task: Task, tmp_path: Path) -> None:
+    words = ["--config", str(bpe_task.config), f"retrieval.corpus={bpe_task.corpus}"]
+    words += [f"who is the mayor of {place}?" for place in PLACES[:3]]
+    both = {}
+    with serving(bpe_task.model, 1024, tmp_path / "log") as url:
+        for name in ("search_r1", "tool_call"):
+            tokenizer = ("--tokenizer", str(bpe_task.model))
+            both[name] = ask(url, "--environment", name, *tokenizer, *words)
+    for name, there in both.items():
+        assert there == ask(str(bpe_task.model), "--environment", name, *words)
+        assert len(there) == 3 and all(record["answer"] for record in there)
+    ends = {name: there[0]["turns"][-1]["text"][-10:] for name, there in both.items()}
+    assert ends == {"search_r1": " </answer>", "tool_call": "<|im_end|>"}
