@@ -31,18 +31,20 @@ from configs import process
 from configs.load import ConfigError
 from configs.schema import Config
 from retrieval_server.protocol import RetrievalError
-from scripts import ask_model, ask_retrieval, preflight
+from scripts import ask_model, preflight
 from scripts.ask_endpoint import EndpointPolicy
-from scripts.ask_retrieval import ServerFailed
 from scripts.ask_stream import Asker, View, Words
 from scripts.ask_view import Lines, Terminal
 from scripts.ask_wire import base_url
 from scripts.fitting_prompt import with_fitting_prompt
 from scripts.overrides import fields_of, is_override, without_section
+from scripts.own_server import ServerFailed, own_address, serving
+from scripts.retrieval_probe import probe
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 KEY_VARIABLE, MAX_KEY_BYTES = "OPENAI_API_KEY", 4096
 PROMPT = "question> "
+SERVER_LEAVES_S = 2.0  # somebody waits for the prompt
 _MISSPELT = re.compile(r"[A-Za-z_]\w*(\.\w+)+=\S*")  # a section that does not exist
 _FAILURES = (ActorError, RetrievalError, ServerFailed)
 
@@ -107,7 +109,7 @@ def configure(given: argparse.Namespace) -> Config:
                 "retrieval.corpus and retrieval.url are empty, so nothing can be searched: name "
                 "passages, retrieval.corpus=FILE, or a server, --retrieval URL"
             )
-        config = ask_retrieval.own_address(config)
+        config = own_address(config)
     preflight.check_parts(config, model=not given.endpoint, retrieval=searches(config))
     return config
 
@@ -175,9 +177,10 @@ async def converse(given: argparse.Namespace, config: Config, notices: Console) 
 async def _ready(given: argparse.Namespace, config: Config, stack: AsyncExitStack) -> Asker:
     server = None
     if searches(config) and config.retrieval.has_own_server:
-        server = stack.enter_context(ask_retrieval.serving(config))  # while the model is loaded
+        # It starts while the model is loaded.
+        server = stack.enter_context(serving(config, leave_s=SERVER_LEAVES_S))
     elif searches(config) and config.retrieval.url:
-        await ask_retrieval.probe(config)
+        await probe(config)
     retriever: Retriever = await stack.enter_async_context(open_retrieval(config))
     try:
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -190,7 +193,7 @@ async def _ready(given: argparse.Namespace, config: Config, stack: AsyncExitStac
     words = Words(tokenizer, view.said)
     policy = await _policy(given, config, tokenizer, words, view, stack)
     if server:
-        server.wait(config.actors.starting_deadline_s)
+        await server.ready()
     return Asker(config, policy, retriever, prompter, words, view, given.temperature)
 
 

@@ -20,15 +20,14 @@ from actors.policy import EngineUnusable
 from actors.prompt import load_tokenizer
 from actors.retrieval import open_retrieval
 from actors.vllm_policy import VllmPolicy
-from configs.load import save
 from configs.process import make_socket_dir, socket_dir
 from configs.schema import Config
-from scripts.ask_retrieval import ServerFailed, probe
 from scripts.eval_environments import roll_out_in
 from scripts.eval_rollouts import NOBODYS_FAULT, RollOut
 from scripts.eval_rows import Asked
-from scripts.eval_server import OwnServer
 from scripts.guardian import PID_FILE
+from scripts.own_server import ServerFailed, serving
+from scripts.retrieval_probe import probe
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ENDS_ALL = (*NOBODYS_FAULT, ServerFailed, OSError)
@@ -94,7 +93,7 @@ async def run(
             stack.enter_context(_place(config.run_dir))
             server = None
             if asked and config.retrieval.has_own_server:
-                server = stack.enter_context(_server(config, folder))
+                server = stack.enter_context(serving(config, folder))
             elif asked:
                 await _search(config)
             policy = await VllmPolicy.start(config)
@@ -139,13 +138,6 @@ async def _search(config: Config) -> None:
     """Search once: where a rollout's first search would fail, there is nothing to evaluate."""
     if not config.retrieval.recorded:
         await probe(config, config.retrieval.timeout_s, config.retrieval.retries)
-
-
-def _server(config: Config, folder: Path) -> OwnServer:
-    path = folder / "config.yaml"
-    save(config, path)
-    log = folder / "retrieval_server.log"
-    return OwnServer(path, log, config.actors.starting_deadline_s)
 
 
 async def _beside(watches: Sequence[Watch], work: Awaitable[None]) -> None:

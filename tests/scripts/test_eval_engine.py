@@ -10,14 +10,11 @@ import pytest
 
 from actors.engine_setup import Scratch
 from actors.policy import EngineDead
-from configs.load import parse, save
+from configs.load import parse
 from configs.process import make_socket_dir, socket_dir
-from scripts.ask_retrieval import ServerFailed
 from scripts.eval_engine import Interrupt, Stopped, _beside, _ending, _place, run
 from scripts.eval_rollouts import RollOut
 from scripts.eval_rows import Asked
-from scripts.eval_server import OwnServer
-from scripts.resolve import resolve
 from tests.scripts.asking import endpoint, refuse
 
 
@@ -101,24 +98,3 @@ def test_what_a_killed_engine_left_goes_with_the_next_start(tmp_path: Path) -> N
         assert mine.parent == socket_dir(run_dir) and not left.exists()
     assert not mine.exists() and not socket_dir(run_dir).exists()
     scratch.remove()
-
-
-def server(tmp_path: Path, corpus: str) -> OwnServer:
-    (tmp_path / "c.jsonl").write_text(corpus)
-    overrides = [f"retrieval.corpus={tmp_path / 'c.jsonl'}", f"run_dir={tmp_path}"]
-    save(resolve(parse("", overrides, "test"), "test"), tmp_path / "config.yaml")
-    return OwnServer(tmp_path / "config.yaml", tmp_path / "server.log", 60.0)
-
-
-async def test_a_server_of_ones_own_serves_until_it_is_left(tmp_path: Path) -> None:
-    with server(tmp_path, '{"id": "1", "contents": "Rome\\nA city."}\n') as own:
-        await own.ready()
-    with pytest.raises(ServerFailed, match="ended with exit code 0"):
-        await own.watch()
-    assert "serving 1 passages" in (tmp_path / "server.log").read_text()
-
-
-async def test_a_server_that_cannot_serve_says_why(tmp_path: Path) -> None:
-    said = r"exit code 2: .*c\.jsonl:1.*; see .*server\.log"
-    with server(tmp_path, '{"id": "1"}\n') as own, pytest.raises(ServerFailed, match=said):
-        await own.ready()
