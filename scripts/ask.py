@@ -37,6 +37,7 @@ from scripts.ask_stream import Asker, View, Words
 from scripts.ask_view import Lines, Terminal
 from scripts.ask_wire import base_url
 from scripts.fitting_prompt import with_fitting_prompt
+from scripts.found_model import MODEL, WEIGHTS, configured
 from scripts.overrides import fields_of, is_override, without_section
 from scripts.own_server import ServerFailed, own_address, serving
 from scripts.retrieval_probe import probe
@@ -55,6 +56,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("model", metavar="MODEL|RUN|URL", help="a folder, or an http(s) URL")
     parser.add_argument("words", nargs="*", metavar="QUESTION|a.b=c", help="or fields to override")
     parser.add_argument("--config", metavar="FILE", help="needed where MODEL is not of a run")
+    parser.add_argument("--weights", choices=WEIGHTS, default=MODEL, help="ema: their average")
     parser.add_argument("--environment", metavar="NAME", help="environment.name")
     parser.add_argument("--retrieval", metavar="URL", help="a retrieval server that runs")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")
@@ -71,6 +73,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--temperature {given.temperature!r}: 0 (greedy) or above")
     if not given.endpoint and (given.name or given.tokenizer or given.key_file):
         parser.error("--model, --tokenizer and --key-file are for a URL")
+    if given.endpoint and given.weights != MODEL:
+        parser.error("--weights is not for a URL: the server has what it was started with")
     return given
 
 
@@ -89,14 +93,15 @@ def configure(given: argparse.Namespace) -> Config:
         overrides += [f"retrieval.url={given.retrieval}", "retrieval.recorded="]
     if given.endpoint:
         base_url(given.model)
-        path = given.tokenizer
+        path, record = given.tokenizer, None
     else:
         if "model.path" in fields_of(overrides):
             raise ConfigError("model.path is what MODEL says: drop the override")
-        path = str(ask_model.find_model(given.model))
-    config = ask_model.read_config(given.model, given.config, overrides)
+        found = ask_model.find_model(given.model, given.weights)
+        path, record = str(found.folder), found.record
+    config = configured(given.model, record, given.config, overrides)
     on_record = without_section(overrides, "environment")
-    recorded = ask_model.read_config(given.model, given.config, on_record)
+    recorded = configured(given.model, record, given.config, on_record)
     config = with_fitting_prompt(config, recorded, overrides)
     if path:
         model = msgspec.structs.replace(config.model, path=path)

@@ -1,23 +1,17 @@
-"""What `scripts/ask.py` is to ask, found and made ready: a run, a checkpoint, a model folder.
+"""The model that `scripts/ask.py` asks in its own process, found and made ready.
 
-Consumes a path; produces the model's folder with the configuration it was trained under, and the
-model as a policy in this process. Waits for the disk.
+Consumes a path; produces the model's folder, and the model as a policy. Waits for the disk.
 """
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from actors.environments import stops_of
-from configs import load
 from configs.load import ConfigError
 from configs.process import avoid_amx
 from configs.schema import Config
-from learner import checkpoint
-from learner.errors import BadCheckpoint
+from scripts.found_model import MODEL, Found, find
 
 if TYPE_CHECKING:  # it imports torch
     from actors.transformers_policy import Heard, TransformersPolicy
@@ -25,58 +19,14 @@ if TYPE_CHECKING:  # it imports torch
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
-def find_model(target: str) -> Path:
-    """The model folder that `target` names: a run's best checkpoint, else its newest one; a
-    checkpoint's model; a Hugging Face folder itself. Raises ConfigError."""
-    path = Path(target)
-    if not path.is_dir():
+def find_model(given: str, weights: str = MODEL) -> Found:
+    """The model that MODEL and `--weights` name. Raises ConfigError."""
+    if not Path(given).is_dir():
         raise ConfigError(
-            f"{target!r}: no such folder: name a run, a checkpoint, a Hugging Face folder or the "
+            f"{given!r}: no such folder: name a run, a checkpoint, a Hugging Face folder or the "
             "URL of a server"
         )
-    if (path / "config.json").is_file():
-        return path.resolve()
-    if (path / "model" / "config.json").is_file():
-        return (path / "model").resolve()
-    if not (path / "config.yaml").is_file():
-        raise ConfigError(
-            f"{target!r}: neither a run (config.yaml) nor a checkpoint (model/) nor a Hugging Face "
-            "folder (config.json): name one"
-        )
-    best = path / "checkpoints" / checkpoint.BEST
-    if best.is_dir():
-        return best.resolve() / "model"
-    try:
-        newest = checkpoint.newest(path)
-    except BadCheckpoint as error:
-        raise ConfigError(str(error)) from error
-    if newest is None:
-        raise ConfigError(
-            f"{target!r}: the run has no checkpoint yet (learner.checkpoint_every): name a model "
-            "folder, with --config"
-        )
-    return newest.folder.resolve() / "model"
-
-
-def read_config(target: str, given: str | None, overrides: Sequence[str]) -> Config:
-    """The configuration in the file `given`, else in the run or checkpoint that `target` names or
-    lies in, with `a.b=c` overrides. Raises ConfigError."""
-    if given:
-        return load.load(given, overrides)
-    path = Path(target).resolve()
-    if (path / "config.yaml").is_file():
-        return load.load(path / "config.yaml", overrides)
-    for folder in (path, path.parent):
-        if (folder / checkpoint.MANIFEST).is_file():
-            try:
-                recorded = checkpoint.read(folder).manifest.config
-            except BadCheckpoint as error:
-                raise ConfigError(f"{error}; or name a configuration: --config FILE") from error
-            return load.parse(yaml.safe_dump(recorded), overrides, str(folder))
-    raise ConfigError(
-        f"{target!r} says nothing of prompts, turns and searches: name a configuration, --config "
-        "FILE, for example configs/base.yaml"
-    )
+    return find(given, weights)
 
 
 def check_tokenizer(folder: str) -> None:

@@ -22,6 +22,7 @@ from scripts.eval_rows import Asked, Rows
 from scripts.eval_sets import QuestionSet, load_sets
 from scripts.eval_settings import Settings
 from scripts.fitting_prompt import with_fitting_prompt
+from scripts.found_model import Found, find
 from scripts.overrides import fields_of, without_section
 from scripts.resolve import with_absolute_paths, with_port
 
@@ -62,7 +63,7 @@ def planned(given: argparse.Namespace) -> Plan:
     is started or written.
     """
     _check(given)
-    found = eval_model.find(given.model, given.weights)
+    found = find(given.model, given.weights)
     sets = load_sets(given.sets, given.limit)
     base = eval_model.configured(found, given.config, given.overrides)
     configs = _by_environment(found, given, base)
@@ -101,9 +102,7 @@ def check_rows(plan: Plan, rows: Rows) -> None:
                 )
 
 
-def _by_environment(
-    found: eval_model.Weights, given: argparse.Namespace, base: Config
-) -> dict[str, Config]:
+def _by_environment(found: Found, given: argparse.Namespace, base: Config) -> dict[str, Config]:
     """The configuration of each environment, prompted as it can keep to."""
     on_record = without_section(given.overrides, "environment")
     recorded = eval_model.configured(found, given.config, on_record)

@@ -23,7 +23,6 @@ from configs.load import ConfigError
 from configs.process import assert_packages, die_with_parent
 from replay.trajectory import Sampling
 from scripts import eval_engine
-from scripts.eval_model import MODEL, WEIGHTS
 from scripts.eval_plan import Plan, check_rows, planned
 from scripts.eval_progress import Bars
 from scripts.eval_report import figures_of
@@ -31,6 +30,7 @@ from scripts.eval_rollouts import Evaluation, RollOut
 from scripts.eval_rows import FILE_NAME, Asked, Rows
 from scripts.eval_settings import agree
 from scripts.eval_tables import details_table, scores_table
+from scripts.found_model import MODEL, WEIGHTS
 from scripts.overrides import is_override
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130

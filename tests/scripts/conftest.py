@@ -247,3 +247,30 @@ def inputs(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def folder(tmp_path: Path, inputs: dict[str, str]) -> Folder:
     return Folder(tmp_path / "run", inputs)
+
+
+class Averaged:
+    """A trainer whose weights, and their average, are a word each."""
+
+    def export(self, folder: Path) -> None:
+        for part in ("model", "ema"):
+            (folder / part).mkdir(parents=True)
+            (folder / part / "config.json").write_text("{}")
+            (folder / part / "model.safetensors").write_text(part)
+
+
+class Tokenizer:
+    """Saves itself as one file."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        (folder / "tokenizer.json").write_text("{}")
+
+
+@pytest.fixture
+def checkpointed(folder: Folder) -> Path:
+    """A run with the checkpoints of steps 10 and 20; 10 is the best."""
+    tokenizer: Any = Tokenizer()
+    for step in (10, 20):
+        checkpoint.save(folder.config, step, Averaged(), tokenizer)
+    checkpoint.retain(folder.path, 2, lambda _: 10)
+    return folder.path

@@ -12,7 +12,7 @@ import pytest
 from configs.load import ConfigError, save
 from configs.schema import Config, ModelConfig, RetrievalConfig
 from learner import checkpoint
-from scripts import ask, ask_model
+from scripts import ask
 from tests.scripts.conftest import Exporter
 
 
@@ -84,6 +84,13 @@ def test_a_checkpoint_is_asked_as_it_was_trained(
     assert config.retrieval.top_k == 5 and configured(str(folder), corpus).retrieval.top_k == 7
 
 
+def test_a_checkpoint_s_average_is_asked(make_run: Callable[..., Path], corpus: str) -> None:
+    run = make_run(2)
+    average = run / "checkpoints" / "step-2" / "ema"
+    shutil.copytree(average.with_name("model"), average)
+    assert configured(str(run), corpus, "--weights", "ema").model.path == str(average)
+
+
 def test_a_model_s_folder_needs_a_configuration(model: Path, corpus: str, base: str) -> None:
     assert configured(str(model), corpus, base).model.path == str(model)
     with pytest.raises(ConfigError, match=r"says nothing of prompts.*name a configuration"):
@@ -152,7 +159,7 @@ def test_without_questions_standard_input_is_read(monkeypatch: pytest.MonkeyPatc
     ("words", "said"),
     [
         (["nowhere"], "'nowhere': no such folder: name a run, a checkpoint, a Hugging Face folder"),
-        (["{empty}"], "neither a run (config.yaml) nor a checkpoint (model/) nor a Hugging Face"),
+        (["{empty}"], "no run (config.yaml), checkpoint (checkpoint.json) or Hugging Face folder"),
         (["{model}"], "--config FILE, for example configs/base.yaml"),
         (["{model}", "{base}"], "retrieval.corpus and retrieval.url are empty"),
         (["{model}", "{base}", "{corpus}", "--environment", "x"], "environment.name = 'x'"),
@@ -189,13 +196,18 @@ def test_bad_input_is_refused_before_any_work(
 
 
 def test_a_run_without_a_checkpoint_is_refused(make_run: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match=r"the run has no checkpoint yet"):
-        ask_model.find_model(str(make_run()))
+    with pytest.raises(ConfigError, match=r"this run has no checkpoint yet"):
+        configured(str(make_run()))
 
 
 @pytest.mark.parametrize(
     "words",
-    [["runs/x", "--temperature", "-1"], ["runs/x", "--temperature", "nan"], ["m", "--model", "n"]],
+    [
+        ["runs/x", "--temperature", "-1"],
+        ["runs/x", "--temperature", "nan"],
+        ["m", "--model", "n"],
+        ["http://h", "--weights", "ema"],
+    ],
 )
 def test_options_that_cannot_be_meant_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:

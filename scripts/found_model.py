@@ -1,0 +1,125 @@
+"""The model that a command is given: of a run, of a checkpoint, or a Hugging Face folder.
+
+Consumes a path; produces the folder that an engine loads (a checkpoint keeps its weights and their
+average as one each) and the configuration that it was trained by. Waits for nothing but the disk;
+imports no engine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.changes import recorded_config
+from configs.load import ConfigError, dump, load, parse
+from configs.schema import Config
+from learner import checkpoint
+from learner.errors import BadCheckpoint
+
+MODEL, EMA = WEIGHTS = ("model", "ema")  # folders of a checkpoint
+_RUNS = "config.yaml"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was given, the model folder that it names, what to call that, and the file that says how
+    it was trained: a run's or a checkpoint's, None where there is none.
+    """
+
+    given: str
+    folder: Path
+    name: str
+    record: Path | None
+
+
+def find(given: str, weights: str = MODEL) -> Found:
+    """The model that `given` and `--weights` name: a model folder itself, else the weights in it,
+    else those of a run's best checkpoint, else of its newest. Raises ConfigError.
+    """
+    path = Path(given).resolve()
+    if (path / "config.json").is_file():
+        if weights != MODEL:
+            raise ConfigError(
+                f"--weights {weights}: {given!r} is a model folder and has no average beside it: "
+                "name the checkpoint (or run) that it is of, or leave --weights out"
+            )
+        return Found(given, path, path.name, _record_of(path))
+    if not (path / checkpoint.MANIFEST).is_file():
+        if (path / weights / "config.json").is_file():  # a warm start's, or what was copied
+            return Found(given, path / weights, _named(path, weights), _record_of(path))
+        if not (path / _RUNS).is_file():
+            raise ConfigError(
+                f"MODEL = {given!r}: no run ({_RUNS}), checkpoint ({checkpoint.MANIFEST}) or "
+                "Hugging Face folder (config.json): name one of them"
+            )
+    of = _checkpoint_of(path)
+    return Found(given, _weights_in(of, weights), _named(of, weights), _record_of(path))
+
+
+def configured(
+    given: str, record: Path | None, config_path: str | None, overrides: Sequence[str]
+) -> Config:
+    """The configuration in `--config`, else on record for what was given; with overrides. Raises
+    ConfigError.
+    """
+    if config_path:
+        return load(config_path, overrides)
+    if record is None:
+        raise ConfigError(
+            f"MODEL = {given!r} says nothing of prompts, turns and searches: name a configuration, "
+            "--config FILE, for example configs/base.yaml"
+        )
+    if record.name == _RUNS:
+        return load(record, overrides)
+    try:
+        recorded = dump(recorded_config(checkpoint.read(record.parent).manifest.config))
+    except (BadCheckpoint, ValueError) as error:
+        raise ConfigError(
+            f"MODEL = {given!r}: its configuration cannot be read: {error}: name one, --config FILE"
+        ) from error
+    return parse(recorded, overrides, str(record.parent))
+
+
+def _record_of(path: Path) -> Path | None:
+    """A run's own, a checkpoint's, or that of the checkpoint in which a model folder lies."""
+    known = (path / _RUNS, path / checkpoint.MANIFEST, path.parent / checkpoint.MANIFEST)
+    return next((file for file in known if file.is_file()), None)
+
+
+def _checkpoint_of(path: Path) -> Path:
+    """The checkpoint, or the one that is meant of a run. Raises ConfigError."""
+    if (path / checkpoint.MANIFEST).is_file():
+        return path
+    best = path / "checkpoints" / checkpoint.BEST
+    if best.is_dir():
+        return best.resolve()
+    if steps := checkpoint.steps(path):
+        return path / "checkpoints" / f"step-{steps[-1]}"
+    raise ConfigError(
+        f"MODEL = {str(path)!r}: this run has no checkpoint yet (learner.checkpoint_every): wait "
+        "for one, or name the folder of a model, with --config"
+    )
+
+
+def _weights_in(path: Path, weights: str) -> Path:
+    """The folder of these weights in a checkpoint that can be read. Raises ConfigError."""
+    folder = path / weights
+    if not (folder / "config.json").is_file():
+        there = [each for each in WEIGHTS if (path / each / "config.json").is_file()]
+        raise ConfigError(
+            f"--weights {weights}: checkpoint {str(path)!r} holds no such weights, only "
+            f"{' and '.join(there) or 'none at all'}: name others with --weights, or another "
+            "checkpoint"
+        )
+    try:
+        checkpoint.read(path)
+    except BadCheckpoint as error:
+        raise ConfigError(
+            f"{error}; to use them as they are, name their folder, {folder}, and a configuration "
+            "with --config"
+        ) from error
+    return folder
+
+
+def _named(path: Path, weights: str) -> str:
+    run = f"{path.parent.parent.name}-" if path.parent.name == "checkpoints" else ""
+    return f"{run}{path.name}{'' if weights == MODEL else f'-{weights}'}"
