@@ -28,8 +28,10 @@ SOURCES = (
 
 @dataclasses.dataclass(frozen=True)
 class DemoFiles:
-    """Where the demo's model folder and JSONL files are. `eval` is the first part of `held_out`, which
-    has every question about countries that training never asks about.
+    """Where the demo's model folder and JSONL files are.
+
+    `held_out` has every question about countries that training never asks about; `eval` is its
+    first part.
     """
 
     model: Path

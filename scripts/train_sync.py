@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ from learner.errors import BadModel
 from learner.trainer import Trainer
 from replay.protocol import Batch, ReplayError
 from scripts import launch
+from scripts.own_server import OwnServer, ServerFailed, serving
 from scripts.recorded import recorded_batches
 from scripts.rollouts import Rollouts
 
@@ -56,15 +56,19 @@ def learn(trainer: Trainer, batch: Batch) -> float:
     return loss
 
 
-async def train(trainer: Trainer, tokenizer: Any, folder: Path) -> dict[str, Any]:
+async def train(
+    trainer: Trainer, tokenizer: Any, folder: Path, server: OwnServer | None
+) -> dict[str, Any]:
     """Push, evaluate, roll out, update; `learner.total_steps` times. Return the last evaluation and
-    every step's loss.
+    every step's loss. Raises ServerFailed.
     """
     config = trainer.config
     total = config.learner.total_steps
     prompter, losses = Prompter(tokenizer, config.questions, config.actors), []
     retrieval, scoring = open_retrieval(config), Rewards.open(config)
     policy = await VllmPolicy.start(config)
+    if server:
+        await server.ready()
     async with retrieval as retriever, scoring as rewards:
         parts = {"retriever": retriever, "prompter": prompter, "rewards": rewards}
         rollouts = Rollouts(config, policy=policy, **parts)
@@ -79,19 +83,19 @@ async def train(trainer: Trainer, tokenizer: Any, folder: Path) -> dict[str, Any
     return {**scores, "losses": losses}
 
 
-def roll_out_and_train(trainer: Trainer, tokenizer: Any, path: Path) -> dict[str, Any]:
-    """`train`, beside a retrieval server that reads the configuration at `path` unless something
-    else answers searches."""
-    server = [sys.executable, "-m", "retrieval_server.worker", str(path)]
+def roll_out_and_train(trainer: Trainer, tokenizer: Any) -> dict[str, Any]:
+    """`train`, beside a retrieval server of its own unless something else answers searches."""
+    config = trainer.config
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
-        if trainer.config.starts_retrieval_server:
-            stack.callback(stack.enter_context(subprocess.Popen(server)).terminate)
-        return asyncio.run(train(trainer, tokenizer, Path(folder)))
+        server = None
+        if config.starts_retrieval_server:
+            server = stack.enter_context(serving(config, Path(config.run_dir)))
+        return asyncio.run(train(trainer, tokenizer, Path(folder), server))
 
 
 def main() -> int:
-    """Check, start the retrieval server, train; exit code 2 on bad input."""
+    """Check, train; exit code 2 on bad input, 1 where the retrieval server fails."""
     parser = argparse.ArgumentParser(description="Train in one process, synchronously.")
     parser.add_argument("config")
     parser.add_argument("overrides", nargs="*", metavar="a.b=c")
@@ -116,7 +120,11 @@ def main() -> int:
         total = config.learner.total_steps
         summary = {"losses": [learn(trainer, batch) for batch in itertools.islice(recorded, total)]}
     else:
-        summary = roll_out_and_train(trainer, tokenizer, path)
+        try:
+            summary = roll_out_and_train(trainer, tokenizer)
+        except ServerFailed as error:
+            print(f"train_sync: {error}", file=sys.stderr)
+            return 1
     step = len(summary["losses"])
     checkpoint.save(config, step, trainer, tokenizer)
     path.with_name("summary.json").write_text(json.dumps(summary, indent=2) + "\n")
