@@ -1,10 +1,10 @@
-"""Question files → questions: JSONL or parquet of ours, FlashRAG's JSONL, Search-R1's and verl's
-parquet, as they are.
+"""Question files → questions: JSONL or parquet of ours, FlashRAG's and ASearcher's JSONL,
+Search-R1's and verl's parquet, as they are.
 
 Consumes a path; produces questions in the file's order; waits for nothing but the disk. A row's
-question is `question` or `extra_info.question`; its answers are `answers`, `golden_answers` or
-`reward_model.ground_truth.target`; its id is `id` or `extra_info.index`, behind `data_source` where
-that is named, for ids of different data sets collide.
+question is `question` or `extra_info.question`; its answers are `answers`, `golden_answers`,
+`answer` or `reward_model.ground_truth.target`; its id is `id`, `qid` or `extra_info.index`, behind
+`data_source` where that is named, for ids of different data sets collide.
 """
 
 from collections.abc import Iterator, Mapping
@@ -97,10 +97,10 @@ def _plain(raw: Mapping[str, Any]) -> dict[str, Any]:
     extra = extra if isinstance(extra, dict) else {}
     truth = rule.get("ground_truth") if isinstance(rule, dict) else None
     target = truth.get("target") if isinstance(truth, dict) else truth
-    golden = raw.get("golden_answers", target)
+    theirs = _first(raw.get("golden_answers"), raw.get("answer"), target)
     found = {
-        "question": raw.get("question", extra.get("question")),
-        "answers": raw.get("answers", [golden] if isinstance(golden, str) else golden),
+        "question": _first(raw.get("question"), extra.get("question")),
+        "answers": _first(raw.get("answers"), [theirs] if isinstance(theirs, str) else theirs),
         "id": _id(raw, extra),
         "hops": raw.get("hops"),
     }
@@ -108,10 +108,15 @@ def _plain(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _id(raw: Mapping[str, Any], extra: Mapping[str, Any]) -> Any:
-    own, source = raw.get("id", extra.get("index")), raw.get("data_source")
+    own, source = _first(raw.get("id"), raw.get("qid"), extra.get("index")), raw.get("data_source")
     if not isinstance(own, str | int) or not isinstance(source, str) or not source:
         return own
     return own if str(own).startswith(f"{source}/") else f"{source}/{own}"
+
+
+def _first(*values: Any) -> Any:
+    """The first that is not null: a file of several layouts has the columns of all in each row."""
+    return next((value for value in values if value is not None), None)
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, Any]]:

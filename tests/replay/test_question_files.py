@@ -79,10 +79,29 @@ def test_flashrags_lines_are_read_as_they_are(tmp_path: Path) -> None:
     )
 
 
+def test_asearchers_lines_are_read_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "Base-35k.jsonl"
+    row = {"question": ASKED, "answer": ["Ann"], "source": "x", "aug_answer": ["A."], "qid": "b-0"}
+    other = row | {"qid": "b-1", "answer": "Bo"}
+    path.write_text(json.dumps(row) + "\n" + json.dumps(other))
+    assert load_questions(path) == (
+        Question("b-0", ASKED, ("Ann",)),
+        Question("b-1", ASKED, ("Bo",)),
+    )
+
+
 def test_our_own_parquet_keeps_its_ids(tmp_path: Path) -> None:
     row = {"id": "nq/test/0", "question": ASKED, "answers": ["A"], "hops": 2, "data_source": "nq"}
     path = written(tmp_path / "test.parquet", [row])
     assert load_questions(path) == (Question("nq/test/0", ASKED, ("A",), 2),)
+
+
+def test_rows_of_several_layouts_may_stand_in_one_file(tmp_path: Path) -> None:
+    ours = {"id": "a", "question": ASKED, "answers": ["A"], "golden_answers": None}
+    theirs = {"id": None, "question": None, "answers": None} | verl("nq", 4)
+    found = load_questions(written(tmp_path / "t.parquet", [theirs | ours, theirs]))
+    expected = Question("searchR1_nq/a", ASKED, ("A",)), Question("searchR1_nq/4", ASKED, ("Ann",))
+    assert found == expected
 
 
 @pytest.mark.parametrize(
