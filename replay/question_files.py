@@ -7,7 +7,7 @@ question is `question` or `extra_info.question`; its answers are `answers`, `gol
 `data_source` where that is named, for ids of different data sets collide.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ class QuestionsError(ValueError):
     """A question file cannot be used; the message names file, line, field, value and remedy."""
 
 
+Refuse = Callable[[int, QuestionsError], None]
+
+
 class _Row(msgspec.Struct):
     question: str
     answers: list[str]
@@ -33,29 +36,39 @@ class _Row(msgspec.Struct):
 def load_questions(path: str | Path, limit: int = 0) -> tuple[Question, ...]:
     """Read and check every row, or the first `limit`; 0 reads all.
 
-    A row without an id is called `<file stem>-<row number>`, from 1. Raises QuestionsError.
+    A row without an id is called `<file stem>-<row number>`, from 1. Raises QuestionsError, which
+    names the first bad row and counts the others.
     """
     path = Path(path)
     seen: dict[str, int] = {}
     questions: list[Question] = []
-    for number, raw in question_rows(path):
-        question = question_of(raw, f"{path}:{number}", f"{path.stem}-{number}")
-        if question.id in seen:
-            raise QuestionsError(
-                f"{path}:{number}: id {question.id!r} is that of line {seen[question.id]} too; "
-                "give each row its own id or leave id out"
-            )
+    faults: list[QuestionsError] = []
+    for number, raw in question_rows(path, lambda _, fault: faults.append(fault)):
+        try:
+            question = question_of(raw, f"{path}:{number}", f"{path.stem}-{number}")
+            if question.id in seen:
+                raise QuestionsError(
+                    f"{path}:{number}: id {question.id!r} is that of line {seen[question.id]} too; "
+                    "give each row its own id or leave id out"
+                )
+        except QuestionsError as fault:
+            faults.append(fault)
+            continue
         seen[question.id] = number
         questions.append(question)
         if len(questions) == limit:
             break
+    if faults:
+        raise QuestionsError(_counted(faults, len(questions))) from faults[0]
     if not questions:
         raise QuestionsError(f'{path}: no questions; write rows {{"question": …, "answers": […]}}')
     return tuple(questions)
 
 
-def question_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Line or row number, from 1, and content of every row as it stands. Raises QuestionsError."""
+def question_rows(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, Any]]:
+    """Line or row number, from 1, and content of every row as it stands. A line that is no JSON is
+    left to `refuse`, where that is given. Raises QuestionsError.
+    """
     if path.suffix == ".parquet":
         yield from _parquet(path)
         return
@@ -69,7 +82,10 @@ def question_rows(path: Path) -> Iterator[tuple[int, Any]]:
                 yield number, msgspec.json.decode(line)
             except msgspec.DecodeError as error:
                 where = f"{path}:{number}"
-                raise QuestionsError(f"{where}: not JSON ({error}): {line[:80]!r}") from error
+                fault = QuestionsError(f"{where}: not JSON ({error}): {line[:80]!r}")
+                if refuse is None:
+                    raise fault from error
+                refuse(number, fault)
 
 
 def question_of(raw: Any, where: str, name: str) -> Question:
@@ -89,6 +105,16 @@ def question_of(raw: Any, where: str, name: str) -> Question:
         raise QuestionsError(f"{where}: hops is {row.hops!r}; give 0 (unknown) or more")
     id = name if row.id is None else str(row.id)
     return Question(id, row.question, tuple(row.answers), row.hops)
+
+
+def _counted(faults: Sequence[QuestionsError], sound: int) -> str:
+    """The first fault, and of how many rows."""
+    if len(faults) == 1:
+        return f"{faults[0]}"
+    return (
+        f"{faults[0]} ({len(faults):,} rows like this, {sound:,} sound ones: "
+        "scripts/prepare_data.py lists the former and keeps the latter)"
+    )
 
 
 def _plain(raw: Mapping[str, Any]) -> dict[str, Any]:

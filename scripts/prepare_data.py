@@ -95,7 +95,11 @@ def _read(sources: Sequence[Source], refused: list[Row]) -> list[Row]:
     rows: dict[str, Row] = {}
     for source in sources:
         before = len(rows)
-        numbered = question_rows(source.path)
+
+        def refuse(number: int, fault: QuestionsError, file: str = str(source.path)) -> None:
+            refused.append({"file": file, "row": number, "why": str(fault)})
+
+        numbered = question_rows(source.path, refuse)
         for number, raw in track(numbered, f"{source.data_source} {source.split}"):
             try:
                 row = _row(raw, source, number)
@@ -103,8 +107,7 @@ def _read(sources: Sequence[Source], refused: list[Row]) -> list[Row]:
                     raise QuestionsError(f"id {row['id']!r} is that of another row too")
                 rows[row["id"]] = row
             except QuestionsError as error:
-                place = {"file": str(source.path), "row": number}
-                refused.append({**place, "why": str(error)})
+                refuse(number, error)
         if len(rows) == before:
             why = refused[-1]["why"] if refused else "it is empty"
             raise QuestionsError(f"{source.path}: no row can be used: {why}")

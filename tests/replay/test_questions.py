@@ -61,6 +61,13 @@ def test_a_bad_row_is_named(tmp_path: Path, line: str, message: str) -> None:
         load_questions(written(tmp_path, row(id="first"), line))
 
 
+def test_bad_rows_are_counted(tmp_path: Path) -> None:
+    path = written(tmp_path, row(), row(answers=[]), "{", row(), row(question=""))
+    said = r"train.jsonl:2: answers is \[\]; .* \(3 rows like this, 2 sound ones: "
+    with pytest.raises(QuestionsError, match=said):
+        load_questions(path)
+
+
 def test_an_empty_or_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(QuestionsError, match="no questions"):
         load_questions(written(tmp_path, ""))

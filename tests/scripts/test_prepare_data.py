@@ -84,13 +84,14 @@ def test_bad_rows_are_named_and_the_rest_is_prepared(tmp_path: Path) -> None:
     path = folder / "nq" / "train.jsonl"
     fine = {"question": "again", "golden_answers": ["x"]}
     bad = [fine | {"id": "a", "golden_answers": []}, fine | {"id": "train_0"}]
-    path.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in bad))
+    path.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in bad) + "{cut")
     out = tmp_path / "out"
     assert prepare_data.main([str(out), "--from", str(folder)]) == 0
     refused = [json.loads(line) for line in (out / "refused.jsonl").read_text().splitlines()]
-    assert [(row["file"], row["row"]) for row in refused] == [(str(path), 4), (str(path), 5)]
+    assert [(row["file"], row["row"]) for row in refused] == [(str(path), n) for n in (4, 5, 6)]
     assert "answers is []" in refused[0]["why"] and "another row too" in refused[1]["why"]
-    assert json.loads((out / "report.json").read_text())["refused"] == {str(path): 2}
+    assert "not JSON" in refused[2]["why"]
+    assert json.loads((out / "report.json").read_text())["refused"] == {str(path): 3}
 
 
 @pytest.mark.parametrize(
