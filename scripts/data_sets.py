@@ -32,9 +32,19 @@ class Source:
 
 def find(names: Iterable[str], splits: tuple[str, ...], folder: str) -> list[Source]:
     """The file of each name: that of a known set in `folder`, or on the Hub where it is empty, or a
-    file of one's own. Raises QuestionsError naming what is not there.
+    file of one's own, FILE or NAME=FILE. Raises QuestionsError naming what is not there, and a name
+    that two have.
     """
-    return [_find(name, splits, folder) for name in names]
+    found: dict[str, Source] = {}
+    for name in names:
+        source = _find(name, splits, folder)
+        if source.data_source in found:
+            raise QuestionsError(
+                f"two sets are named {source.data_source!r}: write NAME={source.path} for one of "
+                "them, so that their ids differ"
+            )
+        found[source.data_source] = source
+    return list(found.values())
 
 
 def hops_of(source: str, id: str, told: int) -> int:
@@ -48,9 +58,12 @@ def hops_of(source: str, id: str, told: int) -> int:
 def _find(name: str, splits: tuple[str, ...], folder: str) -> Source:
     own = Path(name)
     if own.suffix in _SUFFIXES:
-        if not own.is_file():
-            raise QuestionsError(f"{name!r} does not exist: name a file, or one of {_known()}")
-        return Source(own.stem, splits[0], own)
+        called, separator, file = name.partition("=")
+        if not separator or own.exists():
+            called, file = own.stem, name
+        if not Path(file).is_file():
+            raise QuestionsError(f"{file!r} does not exist: name a file, or one of {_known()}")
+        return Source(called, splits[0], Path(file))
     if folder:
         for split in splits:
             for path in (Path(folder, name, split).with_suffix(s) for s in _SUFFIXES):

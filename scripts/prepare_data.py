@@ -5,7 +5,8 @@ unique), question, answers (a list), hops (0: unknown), data_source and split; `
 (rows, refusals, and questions that are asked in both, which `--drop-overlap` takes out of the
 training set); `OUT/refused.jsonl` (rows that cannot be used: file, row and why). By default
 Search-R1's recipe: trained on NQ and HotpotQA, evaluated on all seven sets, each one's test split,
-else dev, else train. A name may also be a file: JSONL or parquet of any layout that runs read.
+else dev, else train. A name may also be a file, FILE or NAME=FILE: JSONL or parquet of any layout
+that runs read.
 """
 
 import argparse
@@ -44,8 +45,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("out", type=Path)
-    add("--train", default="nq,hotpotqa", help="sets or files, with commas between")
-    add("--eval", default=",".join(HOPS), help="sets or files, with commas between")
+    names = "sets, FILE or NAME=FILE, with commas between"
+    add("--train", default="nq,hotpotqa", help=names)
+    add("--eval", default=",".join(HOPS), help=names)
     add(
         "--from", dest="folder", default="", help="FlashRAG's layout; default: fetched from the Hub"
     )

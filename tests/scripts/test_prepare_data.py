@@ -94,6 +94,20 @@ def test_bad_rows_are_named_and_the_rest_is_prepared(tmp_path: Path) -> None:
     assert json.loads((out / "report.json").read_text())["refused"] == {str(path): 3}
 
 
+def test_two_files_of_one_name_are_two_sets_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = flashrag(tmp_path / "flashrag")
+    one, other = (str(folder / name / "train.jsonl") for name in ("nq", "musique"))
+    given = [str(tmp_path / "out"), "--eval", "", "--train"]
+    assert prepare_data.main([*given, f"{one},{other}"]) == 2
+    assert f"two sets are named 'train': write NAME={other}" in capsys.readouterr().err
+    assert prepare_data.main([*given, f"{one},musique={other}"]) == 0
+    rows = prepared(tmp_path / "out", "train")
+    assert [row["data_source"] for row in rows] == ["train"] * 3 + ["musique"] * 3
+    assert rows[3]["id"] == "musique/train/2hop__0_9" and rows[3]["hops"] == 2
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
