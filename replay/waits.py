@@ -14,6 +14,8 @@ def describe_batch_wait(books: Books, roster: Roster, step: int, oldest: bool, n
     if oldest and blocking:
         return f"step {step} must not pass an older one: {blocking.describe(now)}"
     have = f"step {step}: {len(books.ready)} of {books.config.groups_per_step} groups ready"
+    if unscorable := books.tally.dropped["unscorable"]:
+        have += f" ({unscorable} were unscorable so far: the actors' logs say why)"
     if blocking:
         return f"{have}; oldest unfinished: {blocking.describe(now)}"
     return f"{have}; none open: {describe_idleness(books, roster)}"

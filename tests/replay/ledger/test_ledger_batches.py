@@ -177,6 +177,8 @@ def test_a_group_that_nobody_could_score_is_not_trained(scene: Any, tools: Any) 
         s.send("a", Deliver("a", lease.group_id, lease.sibling, payload))
     assert s.dropped == {"unscorable": 1}
     assert not s.ledger.books.ready and not s.ledger.books.questions.retired
+    said = "step 1: 0 of 1 groups ready (1 were unscorable so far: the actors' logs say why)"
+    assert s.sample(0).reason.startswith(said)
 
 
 def test_gauges_are_means_since_the_last_batch(scene: Any) -> None:
