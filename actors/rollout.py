@@ -11,6 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from actors.end_tokens import end_tokens
 from actors.environment import Environment, Outcome, Retriever
@@ -24,6 +28,7 @@ from replay.protocol import Lease
 from replay.trajectory import Trajectory, Turn
 from retrieval_server.protocol import Passage
 
+T = TypeVar("T", bound=np.generic)
 _ends = lru_cache(8)(end_tokens)  # files of the model's folder, read once
 
 
@@ -129,13 +134,20 @@ async def _complete(
 
 def _turn(completion: Completion, outcome: Outcome) -> Turn:
     return Turn(
-        action_tokens=completion.tokens,
-        behaviour_logprobs=completion.logprobs,
-        policy_versions=completion.versions,
-        observation_tokens=outcome.observation_tokens,
+        action_tokens=_read_only(completion.tokens),
+        behaviour_logprobs=_read_only(completion.logprobs),
+        policy_versions=_read_only(completion.versions),
+        observation_tokens=_read_only(outcome.observation_tokens),
         searches=outcome.searches,
         malformed=outcome.malformed,
     )
+
+
+def _read_only(numbers: NDArray[T]) -> NDArray[T]:
+    """The same, for rewards, a user's own among them, which read the record before it is sent."""
+    view = numbers.view()
+    view.setflags(write=False)
+    return view
 
 
 def _transcript(

@@ -196,6 +196,13 @@ def test_a_users_reward_that_raises_leaves_the_rollout_unscorable_and_sound(
     )
 
 
+def test_a_users_reward_cannot_change_the_record(stage: Any, bpe_tokenizer: Any) -> None:
+    stage.tokenizer = bpe_tokenizer
+    trajectory = stage.play(SEARCH, ANSWER, rewards=custom("blanking"), **ROOMY)
+    assert trajectory.turns[0].behaviour_logprobs.any()
+    assert "read-only" in trajectory.reward_cause
+
+
 async def scored(
     config: RewardsConfig, answer: str | None, lease: Lease = LEASE, times: int = 1
 ) -> tuple[Score, dict[str, float]]:
