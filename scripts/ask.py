@@ -24,7 +24,7 @@ from rich.console import Console
 
 from actors.environment import Retriever
 from actors.environments import searches, stops_of
-from actors.policy import ActorError, Policy
+from actors.policy import ActorError, Policy, PromptTooLong
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
 from configs import process
@@ -163,7 +163,9 @@ def _prompted() -> Iterator[str]:
 
 async def converse(given: argparse.Namespace, config: Config, notices: Console) -> int:
     """Make everything ready, ask, answer; the exit code. Raises ConfigError and `_FAILURES`; with
-    somebody at the terminal, a question that fails is told and the next one asked."""
+    somebody at the terminal, or where the question alone is too long, it is told and the next one
+    asked."""
+    code = 0
     async with AsyncExitStack() as stack:
         with notices.status("making ready ..."):
             asker = await _ready(given, config, stack)
@@ -173,10 +175,13 @@ async def converse(given: argparse.Namespace, config: Config, notices: Console) 
             try:
                 await asker.ask(question)
             except _FAILURES as error:
+                asker.view.failed(question, error)
                 if not typed(given):
-                    raise
+                    if not isinstance(error, PromptTooLong):
+                        raise
+                    code = FAILED
                 _tell(error)
-    return 0
+    return code
 
 
 async def _ready(given: argparse.Namespace, config: Config, stack: AsyncExitStack) -> Asker:

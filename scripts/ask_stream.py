@@ -24,8 +24,8 @@ _HALF = "\ufffd"  # what decoding makes of a character whose other tokens are st
 
 
 class View:
-    """Who is told, in this order: said, finished, then found or read, and again; answered. Each
-    does nothing unless it is overridden."""
+    """Who is told, in this order: said, finished, then found or read, and again; answered, or
+    failed. Each does nothing unless it is overridden."""
 
     def said(self, text: str) -> None:
         """The policy sampled this; it comes in pieces."""
@@ -41,6 +41,9 @@ class View:
 
     def answered(self, question: str, trajectory: Trajectory, passages: Iterable[Passage]) -> None:
         """The rollout has ended; `passages`: all that its searches brought."""
+
+    def failed(self, question: str, error: Exception) -> None:
+        """The rollout has failed."""
 
 
 class Words:

@@ -121,7 +121,7 @@ class Terminal(View):
 
 
 class Lines(View):
-    """Writes a line of JSON when a question has been answered."""
+    """Writes a line of JSON when a question has been answered, or has failed."""
 
     def __init__(self, out: TextIO, decode: Callable[[Any], str]) -> None:
         self._out, self._decode = out, decode
@@ -138,6 +138,13 @@ class Lines(View):
             "tokens": trajectory.action_count,
             "seconds": round(trajectory.timings["total_s"], 3),
         }
+        self._write(record)
+
+    def failed(self, question: str, error: Exception) -> None:
+        """Write the line."""
+        self._write({"question": question, "error": f"{type(error).__name__}: {error}"})
+
+    def _write(self, record: dict[str, Any]) -> None:
         self._out.write(json.dumps(record) + "\n")
         self._out.flush()
 

@@ -155,6 +155,15 @@ async def test_a_run_searches_a_real_server_and_answers_programs(run: Path) -> N
     assert second["turns"][1] == first["turns"][1]
 
 
+async def test_a_question_that_is_too_long_fails_alone(run: Path) -> None:
+    async with asking(str(run), "bore " * 200, QUESTION, "--json") as process:
+        out, err = await ended(process)
+    long, fine = map(json.loads, out.splitlines())
+    assert long["question"].startswith("bore bore") and "raise model.max_model_len" in long["error"]
+    assert fine["answer"] == "kelu"
+    assert process.returncode == ask.FAILED and "ask: question 'asked-1' takes 20" in err
+
+
 async def test_a_person_reads_searches_passages_and_the_answer(run: Path) -> None:
     async with asking(str(run), QUESTION) as process:
         out, _ = await ended(process)
