@@ -22,6 +22,8 @@ SEARCH_R1 = {  # scripts/nq_hotpotqa/v0.2/train_grpo.sh
     "retrieval.index_device": "cuda",
     "actors.max_turns": 4,
     "actors.max_action_tokens": 500,
+    # wiki-18's titles stand in quotes, and there they are shown with them
+    "actors.passage_template": 'Doc {rank}(Title: "{title}") {text}\n',
     "actors.temperature": 1.0,
     "replay.groups_per_step": 512 // PER_BATCH,
     "replay.group_size": 5,
