@@ -118,7 +118,7 @@ class Running:
     def keys(self) -> Keys | None:
         return keys_of(self.config, self.endpoint)
 
-    def end(self, seconds: float = 5.0) -> None:
+    def end(self, seconds: float = 30.0) -> None:
         """Stop at once; the thread must end."""
         self.server.stop("test")
         self.server.stop("test")

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -13,7 +15,7 @@ import zmq
 from replay.caller import is_late
 from replay.client import BatchReader, Observer, TrajectoryWriter
 from replay.codec import decode_trajectory, encode
-from replay.log import EventLog, read
+from replay.log import EventLog, read, read_whole
 from replay.protocol import (
     Batch,
     Done,
@@ -29,12 +31,12 @@ from replay.protocol import (
     Stop,
     Unknown,
 )
-from replay.records import Delivered, LeaseReturned
+from replay.records import Delivered, Leased, LeaseReturned
 from replay.run_protocol import EvalResult, Status
 
 
 def writer(
-    endpoint: str, actor_id: str = "actor-0", dead_after_s: float = 2.0, **limits: float
+    endpoint: str, actor_id: str = "actor-0", dead_after_s: float = 20.0, **limits: float
 ) -> TrajectoryWriter:
     hello = Hello(actor_id, "digest")
     limits = {"restart_deadline_s": dead_after_s} | limits
@@ -65,7 +67,7 @@ def silence() -> Iterator[str]:
 
 
 async def take(actor: TrajectoryWriter, count: int = 2) -> list[Lease]:
-    items = [await asyncio.wait_for(actor.next(), 3.0) for _ in range(count)]
+    items = [await asyncio.wait_for(actor.next(), 15.0) for _ in range(count)]
     assert all(isinstance(item, Lease) for item in items)
     return items  # type: ignore[return-value]
 
@@ -119,22 +121,21 @@ async def test_stop_returns_what_was_not_begun(serve, learner) -> None:
     learner(running).resume(0)
     async with writer(running.endpoint) as actor:
         await actor.ready(2, 1, 0)
-        await asyncio.sleep(0.1)  # both leases wait in the inbox
+        await asyncio.wait_for(until(lambda: kept(running.log_path, Leased)), 15.0)
         with Observer(running.endpoint) as console:
             console.shutdown("enough")
             assert console.status().stop_cause == "enough"
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(until(lambda: len(kept(running.log_path, LeaseReturned)) == 2), 15.0)
         for _ in range(2):
-            assert await asyncio.wait_for(actor.next(), 2.0) == Stop("enough")
+            assert await asyncio.wait_for(actor.next(), 15.0) == Stop("enough")
     assert learner(running, 2).resume(0) == Stop("enough")
-    causes = {r.cause for r in read(running.log_path) if isinstance(r, LeaseReturned)}
-    assert causes == {"shutdown"}
+    assert returned(running.log_path) == {"shutdown"}
 
 
 async def test_silent_replay_is_named_by_next(silence: str) -> None:
     async with writer(silence, dead_after_s=0.2) as actor:
         with pytest.raises(ReplayTimeout, match=rf"actor-0 waited 0\.2 s .*{silence}"):
-            await asyncio.wait_for(actor.next(), 2.0)
+            await asyncio.wait_for(actor.next(), 15.0)
         with pytest.raises(ReplayTimeout):
             await actor.ready(1, 1, 0)
 
@@ -152,9 +153,11 @@ async def test_silent_replay_is_named_by_deliver(silence: str, rollout, serve, l
 
 async def test_blocked_event_loop_is_not_taken_for_a_silent_replay(serve) -> None:
     running = serve()
-    async with writer(running.endpoint, dead_after_s=0.5) as actor:
-        await asyncio.sleep(0.1)
-        threading.Event().wait(0.7)
+    async with writer(running.endpoint, dead_after_s=1.0) as actor:
+        with Observer(running.endpoint) as console:
+            while not console.status().fleet:  # its Hello is on the disk, however slow that is
+                await asyncio.sleep(0.02)
+        threading.Event().wait(1.3)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(actor.next(), 0.7)
 
@@ -163,7 +166,7 @@ async def test_error_in_gauges_is_raised_where_the_actor_waits(serve) -> None:
     async with writer(serve().endpoint) as actor:
         actor.gauges = lambda: {"x": 1 / 0}
         with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(actor.next(), 2.0)
+            await asyncio.wait_for(actor.next(), 15.0)
 
 
 async def test_second_actor_of_one_id_is_refused(serve, learner) -> None:
@@ -174,12 +177,17 @@ async def test_second_actor_of_one_id_is_refused(serve, learner) -> None:
         await take(first)  # it is known before the second one speaks
         async with writer(running.endpoint) as second:
             with pytest.raises(RefusedByReplay, match="connected already"):
-                await asyncio.wait_for(second.next(), 2.0)
+                await asyncio.wait_for(second.next(), 15.0)
 
 
 def returned(log_path: Path) -> set[str]:
     """Why leases have been given back."""
-    return {record.cause for record in read(log_path) if isinstance(record, LeaseReturned)}
+    return {record.cause for record in kept(log_path, LeaseReturned)}
+
+
+def kept(log_path: Path, kind: type) -> list[Any]:
+    """What is on record of this kind, so far: the server may be writing."""
+    return [record for record in read_whole(log_path) if isinstance(record, kind)]
 
 
 async def until(true: Callable[[], object]) -> None:
@@ -208,7 +216,7 @@ async def test_a_goodbye_counts_though_its_connection_is_found_dead_first(serve,
 
     class Disk(EventLog):
         def sync(self) -> None:
-            assert writing.wait(5.0)
+            assert writing.wait(60.0)
             super().sync()
 
     running = serve(Disk)
@@ -223,7 +231,7 @@ async def test_a_goodbye_counts_though_its_connection_is_found_dead_first(serve,
         await asyncio.sleep(0.3)  # actor-0 is gone: no answer reaches it
         writing.set()
         await take(other)
-        await asyncio.wait_for(until(lambda: returned(running.log_path)), 3.0)
+        await asyncio.wait_for(until(lambda: returned(running.log_path)), 15.0)
     assert returned(running.log_path) == {"goodbye"}
 
 
@@ -251,7 +259,7 @@ def test_unfinished_evaluation_passes_its_deadline(serve, learner) -> None:
 
 def test_sample_deadline_says_who_is_waited_for(serve, learner, caplog) -> None:
     caplog.set_level(logging.INFO)
-    trainer = learner(serve(), deadline_s=0.3)
+    trainer = learner(serve(), deadline_s=1.0)
     trainer.resume(0)
     with pytest.raises(ReplayTimeout, match=r"batch of step 1 .*0 of 1 groups"):
         trainer.sample(0)
@@ -267,16 +275,20 @@ async def test_waits_are_counted(serve, learner, rollout) -> None:
     trainer.resume(0)
     async with writer(running.endpoint) as actor:
         await actor.ready(2, 1, 0)
-        sampling = asyncio.create_task(asyncio.to_thread(trainer.sample, 0))
-        leases = await take(actor)
-        await asyncio.sleep(0.2)
-        for lease in leases:
-            await actor.deliver(rollout(lease))
-        delivered_s = time.monotonic()
-        assert (await sampling).step == 1
-        assert time.monotonic() - delivered_s < 0.1
-    assert 0.2 <= trainer.wait_for_batch_s < 0.6
-    assert trainer.wait_for_oldest_s == 0.0
+        answered_s = []
+        for step in range(3):
+            begun_s = time.monotonic()
+            sampling = asyncio.create_task(asyncio.to_thread(trainer.sample, step))
+            leases = await take(actor)
+            await asyncio.sleep(0.4)
+            for lease in leases:
+                await actor.deliver(rollout(lease))
+            delivered_s = time.monotonic()
+            assert (await sampling).step == step + 1
+            answered_s.append(time.monotonic() - delivered_s)
+            assert 0.2 <= trainer.wait_for_batch_s <= time.monotonic() - begun_s
+            assert trainer.wait_for_oldest_s == 0.0
+    assert min(answered_s) < 0.1, "a batch is sent when it is there; a machine may be slow once"
 
 
 def test_older_incarnation_is_refused(serve, learner) -> None:
@@ -321,24 +333,28 @@ def test_replay_may_fold_a_long_log_before_it_answers_a_resume(tmp_path) -> None
         timer.join()
 
 
-async def test_silent_replay_is_named_to_the_launcher(silence: str) -> None:
-    words = rf"waited 0\.[1-3] s for status from replay at {silence}: no answer"
+def test_silent_replay_is_named_to_the_launcher(silence: str, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    words = rf"waited [\d.]+ s for status from replay at {silence}: no answer"
     with (
         Observer(silence, 0.1, restart_deadline_s=0.0) as console,
         pytest.raises(ReplayTimeout, match=words),
     ):
         console.status()
+    assert "waiting for status" not in caplog.text, "it asks once"
 
 
 def test_a_silent_replay_is_asked_again_until_the_deadline(silence: str, caplog) -> None:
     caplog.set_level(logging.INFO)
-    words = rf"waited 0\.[5-7] s for status from replay at {silence}: no answer"
+    words = rf"waited ([\d.]+) s for status from replay at {silence}: no answer"
     with (
         Observer(silence, 0.1, restart_deadline_s=0.5) as console,
-        pytest.raises(ReplayTimeout, match=words),
+        pytest.raises(ReplayTimeout, match=words) as found,
     ):
         console.status()
-    assert "waiting for status: no answer for 0.1 s" in caplog.text
+    waited = re.search(words, str(found.value))
+    assert waited and float(waited[1]) >= 0.5
+    assert "waiting for status: no answer for 0." in caplog.text
 
 
 def test_late_reply_is_not_taken_for_the_next_one_s(tmp_path) -> None:
@@ -361,7 +377,7 @@ def test_late_reply_is_not_taken_for_the_next_one_s(tmp_path) -> None:
 
 
 def _hasty(endpoint: str) -> Observer:
-    return Observer(endpoint, 0.6, restart_deadline_s=0.0)
+    return Observer(endpoint, 1.5, restart_deadline_s=0.0)
 
 
 def test_a_request_is_repeated_to_a_replay_that_comes_back(tmp_path) -> None:

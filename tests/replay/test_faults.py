@@ -22,7 +22,8 @@ SETTINGS = {
     "groups_per_step": 4, "group_size": 4, "max_staleness": 1, "heartbeat_s": 0.05,
     "dead_after_s": 0.5,
 }  # fmt: skip
-WHOLE_S = 45.0  # a fault that does not heal holds the run up for group_deadline_s, 300
+WHOLE_S = 200.0  # a fault that does not heal holds the run up for group_deadline_s, 300
+pytestmark = pytest.mark.timeout(250)
 
 
 class Play:
@@ -37,7 +38,7 @@ class Play:
     def writer(self, name: str) -> TrajectoryWriter:
         hello = Hello(name, "digest")
         return TrajectoryWriter(
-            self.endpoint, hello, 0.05, 0.5, self.running.keys, restart_deadline_s=10.0
+            self.endpoint, hello, 0.05, 0.5, self.running.keys, restart_deadline_s=30.0
         )
 
     async def run(self, steps: int) -> Audit:
@@ -54,7 +55,7 @@ class Play:
 
     async def learn(self, steps: int, writers: list[TrajectoryWriter]) -> None:
         with BatchReader(
-            self.endpoint, 1, 10.0, 0.5, self.running.keys, restart_deadline_s=8.0
+            self.endpoint, 1, 60.0, 0.5, self.running.keys, restart_deadline_s=30.0
         ) as reader:
             assert await asyncio.to_thread(reader.resume, 0) == 0
             for step in range(1, steps + 1):
@@ -82,7 +83,7 @@ class Play:
             self.acknowledged[lease.group_id, lease.sibling] += 1
 
     async def until(self, reached: Callable[[], object], what: str) -> None:
-        end_s = time.monotonic() + 5.0
+        end_s = time.monotonic() + 20.0
         while not reached():
             assert time.monotonic() < end_s, what
             await asyncio.sleep(0.02)

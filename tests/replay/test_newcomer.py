@@ -22,7 +22,7 @@ from replay.run_protocol import Describe
 from replay.server import ReplayServer
 
 
-def described(endpoint: str, keys: Keys | None = None, deadline_s: float = 5.0) -> Config:
+def described(endpoint: str, keys: Keys | None = None, deadline_s: float = 30.0) -> Config:
     with Newcomer(endpoint, keys, deadline_s) as newcomer:
         return parse(newcomer.configuration(), (), "test")
 
@@ -55,7 +55,7 @@ def test_it_is_told_while_the_log_is_full(serve) -> None:
 
 def test_an_actor_may_ask_and_work_on(serve) -> None:
     running = serve()
-    with Newcomer(running.endpoint, None, 5.0) as newcomer:
+    with Newcomer(running.endpoint, None, 30.0) as newcomer:
         newcomer.configuration()
         assert newcomer._call(wire.Hello("a", "digest"), wire.Welcome, "welcome") == wire.Welcome()
         assert newcomer._call(Describe(), wire.Described, "again").config
@@ -75,7 +75,7 @@ def guarded(tmp_path: Path, fresh_ledger) -> Iterator[Config]:
     yield config
     server.stop("test")
     server.stop("test")
-    thread.join(5.0)
+    thread.join(30.0)
     log.close()
     assert not thread.is_alive()
 

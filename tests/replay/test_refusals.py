@@ -11,8 +11,6 @@ from configs.keys import Keys
 from replay.client import BatchReader, TrajectoryWriter
 from replay.protocol import PROTOCOL, Batch, Hello, Lease, RefusedByReplay, ReplayTimeout
 
-LIMITS = {"heartbeat_s": 0.05, "dead_after_s": 0.3, "restart_deadline_s": 1.0}
-
 
 class Run:
     """A served run over tcp, its learner of incarnation 2 and its actor, for one batch a call."""
@@ -24,15 +22,18 @@ class Run:
         """Two siblings are leased, delivered and trained."""
         await self.actor.ready(2, 2, self.step)
         for _ in range(2):
-            lease = await asyncio.wait_for(self.actor.next(), 5.0)
+            lease = await asyncio.wait_for(self.actor.next(), 15.0)
             assert isinstance(lease, Lease)
             assert await self.actor.deliver(rollout(lease, version=self.step)) == "accepted"
         assert isinstance(await asyncio.to_thread(self.learner.sample, self.step), Batch)
         self.step += 1
 
-    def speaking(self, hello: Hello, keys: Keys | None) -> TrajectoryWriter:
+    def speaking(
+        self, hello: Hello, keys: Keys | None, dead_after_s: float, restart_deadline_s: float
+    ) -> TrajectoryWriter:
         """Somebody else's connection."""
-        return TrajectoryWriter(self.running.endpoint, hello, keys=keys, **LIMITS)
+        limits = (0.05, dead_after_s, keys, restart_deadline_s)
+        return TrajectoryWriter(self.running.endpoint, hello, *limits)
 
 
 @pytest.fixture
@@ -47,17 +48,17 @@ async def run(serve) -> AsyncIterator[Run]:
 
 async def refused(run: Run, hello: Hello) -> str:
     """What an actor that says this is told."""
-    async with run.speaking(hello, run.running.keys) as stranger:
+    async with run.speaking(hello, run.running.keys, 10.0, 60.0) as stranger:
         with pytest.raises(RefusedByReplay) as found:
-            await asyncio.wait_for(stranger.next(), 5.0)
+            await asyncio.wait_for(stranger.next(), 15.0)
     return str(found.value)
 
 
 async def left_alone(run: Run, keys: Keys | None) -> str:
     """How long an actor with these keys waits in vain, in its own words."""
-    async with run.speaking(Hello("actor-9", "digest"), keys) as stranger:
+    async with run.speaking(Hello("actor-9", "digest"), keys, 0.3, 1.0) as stranger:
         with pytest.raises(ReplayTimeout) as found:
-            await asyncio.wait_for(stranger.next(), 8.0)
+            await asyncio.wait_for(stranger.next(), 15.0)
     return str(found.value)
 
 

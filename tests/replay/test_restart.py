@@ -41,7 +41,7 @@ replay:
   group_size: 2
   max_staleness: 1
   heartbeat_s: 0.05
-  dead_after_s: 2
+  dead_after_s: 5
   endpoint: ipc://{folder}/replay
 """
 STEPS = 12
@@ -112,18 +112,18 @@ def replay() -> Iterator[Replay]:
 
 def writer(replay: Replay, actor_id: str = "actor-0", digest: str = "digest") -> TrajectoryWriter:
     return TrajectoryWriter(
-        replay.endpoint, Hello(actor_id, digest), 0.05, 1.0, restart_deadline_s=20.0
+        replay.endpoint, Hello(actor_id, digest), 0.05, 1.0, restart_deadline_s=60.0
     )
 
 
 @pytest.fixture
 def learner(replay: Replay) -> Iterator[BatchReader]:
-    with BatchReader(replay.endpoint, 1, 30.0, 1.0, restart_deadline_s=20.0) as reader:
+    with BatchReader(replay.endpoint, 1, 60.0, 1.0, restart_deadline_s=60.0) as reader:
         yield reader
 
 
 async def take(actor: TrajectoryWriter, count: int) -> list[Lease]:
-    items = [await asyncio.wait_for(actor.next(), 15.0) for _ in range(count)]
+    items = [await asyncio.wait_for(actor.next(), 30.0) for _ in range(count)]
     assert all(isinstance(item, Lease) for item in items)
     return items  # type: ignore[return-value]
 
@@ -205,7 +205,7 @@ async def test_a_waiting_sample_is_asked_again(replay, learner, rollout) -> None
         await replay.killed()
         for lease in leases:
             await actor.deliver(rollout(lease))
-        batch = await asyncio.wait_for(sampling, 15.0)
+        batch = await asyncio.wait_for(sampling, 30.0)
         assert (batch.step, batch.group_ids) == (1, (1, 2))
     replay.check(kills=1)
 
@@ -235,7 +235,7 @@ async def test_a_learner_s_resume_may_be_lost(replay, learner) -> None:
     await replay.killed()
     assert await asyncio.to_thread(learner.resume, 0) == 0  # repeated by the same learner
     with (
-        BatchReader(replay.endpoint, 1, 5.0) as other,
+        BatchReader(replay.endpoint, 1, 30.0) as other,
         pytest.raises(RefusedByReplay, match="must exceed 1"),
     ):
         other.resume(0)
@@ -273,7 +273,7 @@ async def work(replay: Replay, rollout: Rollout, learner: BatchReader) -> list[t
     return batches
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_a_run_that_loses_replay_again_and_again_ends_like_any_other(
     replay, learner, rollout
 ) -> None:
@@ -287,7 +287,7 @@ async def test_a_run_that_loses_replay_again_and_again_ends_like_any_other(
             replay.restart()
             kills += 1
             await asyncio.wait({working}, timeout=0.5)
-    batches = await asyncio.wait_for(working, 60.0)
+    batches = await asyncio.wait_for(working, 200.0)
     assert kills > 1
     sampled = [fact.group_ids for fact in replay.facts if isinstance(fact, Sampled)]
     assert batches == sampled and len(sampled) == STEPS
@@ -309,22 +309,22 @@ async def test_a_genuine_refusal_ends_an_actor(replay, learner) -> None:
                 await asyncio.sleep(0.05)
         async with writer(replay, "actor-2", "other digest") as foreign:
             with pytest.raises(RefusedByReplay, match="tokenizer"):
-                await asyncio.wait_for(foreign.next(), 5.0)
+                await asyncio.wait_for(foreign.next(), 30.0)
         async with writer(replay) as twin:
             with pytest.raises(RefusedByReplay, match="connected already"):
-                await asyncio.wait_for(twin.next(), 5.0)
+                await asyncio.wait_for(twin.next(), 30.0)
 
 
 async def test_a_replay_that_stays_away_is_named(replay, learner, caplog) -> None:
     learner.resume(0)
-    limits = {"restart_deadline_s": 1.0}
+    limits = {"restart_deadline_s": 3.0}
     hello = Hello("actor-0", "digest")
     async with TrajectoryWriter(replay.endpoint, hello, 0.05, 0.3, **limits) as actor:
         await actor.ready(4, 1, 0)
         await take(actor, 4)
         replay.kill()
-        with pytest.raises(ReplayTimeout, match=rf"actor-0 waited 1 s .* at {replay.endpoint}"):
-            await asyncio.wait_for(actor.next(), 5.0)
+        with pytest.raises(ReplayTimeout, match=rf"actor-0 waited 3 s .* at {replay.endpoint}"):
+            await asyncio.wait_for(actor.next(), 30.0)
     assert (
         f"actor-0 waited 0.3 s for the answer to a heartbeat from replay at {replay.endpoint}"
         in (caplog.text)
@@ -350,10 +350,10 @@ async def test_an_actor_that_was_taken_for_lost_comes_back(replay, learner, roll
         leases = await take(actor, 2)
         for task in actor._tasks:
             task.cancel()  # it says nothing any more
-        await asyncio.sleep(3.0)
+        while replay.count(LeaseReturned, cause="actor_lost") < 2:
+            await asyncio.sleep(0.1)
         actor._tasks[:] = [asyncio.create_task(w) for w in (actor._listen(), actor._beat())]
         assert [await actor.deliver(rollout(lease)) for lease in leases] == ["accepted"] * 2
-    assert replay.count(LeaseReturned, cause="actor_lost") == 2
 
 
 async def test_a_stopped_run_waits_for_who_was_there(replay, learner, rollout) -> None:
@@ -364,10 +364,10 @@ async def test_a_stopped_run_waits_for_who_was_there(replay, learner, rollout) -
         with Observer(replay.endpoint, 1.0) as console:
             console.shutdown("enough")
         await replay.killed(0.0)
-        assert await asyncio.wait_for(actor.next(), 10.0) == Stop("enough")
+        assert await asyncio.wait_for(actor.next(), 30.0) == Stop("enough")
         assert [await actor.deliver(rollout(lease)) for lease in leases] == ["dropped"] * 4
     learner.finish("enough")
-    assert await asyncio.to_thread(replay.process.wait, 10.0) == 0
+    assert await asyncio.to_thread(replay.process.wait, 30.0) == 0
     replay.check(kills=1, superseded=4)
 
 

@@ -15,7 +15,7 @@ from configs.schema import Config, ReplayConfig
 from replay import protocol as wire
 from replay.client import Observer
 from replay.codec import decode_reply, decode_trajectory, encode, encode_trajectory, sealed
-from replay.log import EventLog, LogFull, read
+from replay.log import EventLog, LogFull, read, read_whole
 from replay.protocol import LogError, ReplayError, ReplayTimeout
 from replay.records import ActorLeft, Delivered, LeaseReturned
 from replay.run_protocol import Observe, Status
@@ -34,7 +34,7 @@ class Peer:
         for message in messages:
             self.socket.send(encode(message))
 
-    def hear(self, wanted: type, seconds: float = 3.0):
+    def hear(self, wanted: type, seconds: float = 15.0):
         """The next reply of this type; others are passed over."""
         end_s = time.monotonic() + seconds
         while self.socket.poll(max(0, int(1000 * (end_s - time.monotonic())))):
@@ -126,7 +126,7 @@ def test_what_cannot_be_written_is_not_acknowledged(serve, connect, learner, rol
     lease = actor.leases("actor-0")[0]
     BrokenDisk.broken = True
     actor.say(delivery(rollout, lease))
-    running.thread.join(3)
+    running.thread.join(15.0)
     assert "Input/output error" in str(running.errors[0])
     with pytest.raises(AssertionError, match="no Acknowledged"):
         actor.hear(wire.Acknowledged, 0.1)
@@ -148,13 +148,16 @@ def test_several_answers_that_find_nobody_are_one_loss(serve, connect, learner, 
     actor.say(*(delivery(rollout, lease) for lease in leases))
     time.sleep(0.1)  # they are on their way to the disk
     actor.say(wire.Heartbeat("actor-0", {}), wire.Heartbeat("actor-0", {}), wire.Goodbye("actor-0"))
-    actor.context.destroy(linger=500)
+    actor.context.destroy(linger=5000)
     time.sleep(0.6)
     SlowLog.slow_s = 0.0
     console = connect(running)
+    end_s = time.monotonic() + 15.0
+    while not (left := [r for r in read_whole(running.log_path) if isinstance(r, ActorLeft)]):
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
     console.say(Observe(0, 0))
     assert console.hear(Status).phase and running.thread.is_alive()
-    left = [r for r in read(running.log_path) if isinstance(r, ActorLeft)]
     assert [record.cause for record in left] == ["goodbye"]
 
 
@@ -204,14 +207,14 @@ def test_a_full_disk_holds_everybody_up_and_loses_nothing(
 def test_while_the_disk_is_full_no_actor_is_asked_what_got_lost(
     serve, connect, learner, rollout, full_disk
 ) -> None:
-    running = serve(log_class=full_disk, dead_after_s=0.3)
+    running = serve(log_class=full_disk, dead_after_s=1.0)
     learner(running)
     actor = connect(running)
     leases = actor.leases("actor-0")
     full_disk.room = False
     actor.say(*(delivery(rollout, lease) for lease in leases))
     story = tuple((lease.group_id, lease.sibling) for lease in leases)
-    for _ in range(8):
+    for _ in range(15):  # for longer than dead_after_s
         actor.say(wire.Heartbeat("actor-0", {}, delivering=story))
         with pytest.raises(AssertionError, match="no Unknown"):
             actor.hear(wire.Unknown, 0.1)
@@ -226,7 +229,7 @@ def test_a_disk_that_stays_full_ends_the_run_by_name(
     learner(running)
     full_disk.room = False
     connect(running).say(wire.Hello("actor-0", "digest"))
-    running.thread.join(3)
+    running.thread.join(15.0)
     assert "No space left on device" in str(running.errors[0])
 
 
@@ -237,7 +240,7 @@ def test_a_signal_ends_the_wait_for_room(serve, learner, full_disk) -> None:
     trainer.say(wire.Report(1, 0, {}))
     trainer.hear(wire.Wait)
     running.server.stop("SIGTERM")
-    running.thread.join(3)
+    running.thread.join(15.0)
     assert "No space left on device" in str(running.errors[0])
 
 
@@ -288,7 +291,7 @@ def test_over_tcp_only_the_run_s_own_keys_are_served(
     finally:
         server.stop("test")
         server.stop("test")
-        thread.join(5.0)
+        thread.join(30.0)
         log.close()
     assert not thread.is_alive()
 
@@ -348,6 +351,8 @@ def test_leases_of_a_silent_actor_go_to_another(serve, connect, learner) -> None
         other.say(wire.Heartbeat("other", {}))
         if other.socket.poll(100):
             reply = decode_reply(other.socket.recv())
+            if isinstance(reply, wire.Unknown):  # on a busy machine it may seem silent as well
+                other.say(wire.Hello("other", "digest"), wire.Ready("other", 2, 1, 0))
             taken |= {(x.group_id, x.sibling) for x in getattr(reply, "leases", ())}
     assert taken == {(lease.group_id, lease.sibling) for lease in leases}
     silent.say(wire.Heartbeat("silent", {}))
@@ -381,11 +386,11 @@ def test_waiting_sample_is_answered_as_soon_as_it_can_be(serve, connect, learner
     leases = actor.leases("actor-0")
     trainer.say(wire.Sample(1, 0))
     assert "0 of 1 groups" in trainer.hear(wire.Wait).reason
-    assert trainer.hear(wire.Wait, 1.0)  # said again, so that silence means death
+    assert trainer.hear(wire.Wait)  # said again, so that silence means death
     actor.say(*[delivery(rollout, lease) for lease in leases])
     actor.hear(wire.Acknowledged)
     actor.hear(wire.Acknowledged)
-    assert trainer.hear(wire.Batch, 0.1).step == 1
+    assert trainer.hear(wire.Batch).step == 1
     time.sleep(0.3)
     assert not trainer.socket.poll(0), "one answer to one question"
 
@@ -420,7 +425,7 @@ def test_log_folds_back_to_the_same_ledger(serve, connect, learner, rollout, fre
 
 
 def test_stop_reaches_the_actors_and_waits_for_them(serve, connect) -> None:
-    running = serve()
+    running = serve(drain_deadline_s=60.0)
     actor = connect(running)
     actor.say(wire.Hello("actor-0", "digest"), wire.Heartbeat("actor-0", {}))
     actor.hear(wire.Alive)
@@ -429,19 +434,19 @@ def test_stop_reaches_the_actors_and_waits_for_them(serve, connect) -> None:
     running.thread.join(0.5)
     assert running.thread.is_alive()
     actor.say(wire.Goodbye("actor-0"))
-    running.thread.join(1.0)
+    running.thread.join(15.0)
     assert not running.thread.is_alive()
 
 
 def test_stop_does_not_wait_for_the_dead(serve, connect, learner) -> None:
-    running = serve()
+    running = serve(drain_deadline_s=60.0)
     learner(running)
     actor = connect(running)
     actor.leases("actor-0")
     actor.close()
-    time.sleep(0.05)
+    time.sleep(0.5)  # the kernel tells replay that the socket is closed
     running.server.stop("SIGTERM")
-    running.thread.join(1.0)
+    running.thread.join(15.0)
     assert not running.thread.is_alive()
 
 
