@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 TOKEN = "FORAGE_RUN"
-SWEEPS = 10
+SWEEPS = 100  # in at least ten seconds: on a busy machine even the killed need time to end
 PID_FILE = "launcher.pid"
 
 

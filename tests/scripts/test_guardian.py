@@ -31,8 +31,8 @@ def test_the_guardian_ends_members_and_only_members(tmp_path: Path) -> None:
     assert member.poll() is None
     assert watcher.stdin is not None
     watcher.stdin.close()
-    assert watcher.wait(10) == 0
-    assert member.wait(5) == -9
+    assert watcher.wait(60) == 0
+    assert member.wait(30) == -9
     assert stranger.poll() is None
     assert not directory.exists()
     stranger.kill()
