@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -51,7 +52,10 @@ class Run:
 
     def wait(self, deadline_s: float) -> int:
         """The exit code."""
-        code = self.process.wait(deadline_s)
+        try:
+            code = self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still runs after {deadline_s} s:\n{''.join(self.lines)}{self.logs()}")
         self._reader.join(10)
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -63,17 +67,18 @@ class Run:
 
     def pid_of(self, words: str) -> int:
         """The pid of the member whose command line contains `words`."""
-        lines = {pid: " ".join(psutil.Process(pid).cmdline()) for pid in self.pids()}
-        found = [pid for pid, line in lines.items() if words in line]
-        assert len(found) == 1, f"{words!r} is in {len(found)} of {lines}"
-        return found[0]
+        return only(lambda: [p for p in self._members() if words in line_of(p)], words)
 
     def engine_of(self, actor_id: str) -> int:
         """The pid of an actor's engine child."""
-        children = psutil.Process(self.pid_of(f"--actor-id {actor_id}")).children()
-        engines = [c for c in children if "resource_tracker" not in " ".join(c.cmdline())]
-        assert len(engines) == 1, engines
-        return engines[0].pid
+        actor = psutil.Process(self.pid_of(f"--actor-id {actor_id}"))
+        helper = "resource_tracker"
+        return only(lambda: [c for c in actor.children() if helper not in line_of(c)], "engine")
+
+    def _members(self) -> Iterator[psutil.Process]:
+        for pid in self.pids():
+            with suppress(psutil.NoSuchProcess):  # Ray and engines have helpers that come and go
+                yield psutil.Process(pid)
 
     def logs(self) -> str:
         """The end of every process's log."""
@@ -86,6 +91,25 @@ class Run:
         while (pids := self.pids()) and time.monotonic() < end:
             time.sleep(0.2)
         return pids
+
+
+def line_of(process: psutil.Process) -> str:
+    """Its command line; empty when it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def only(look: Callable[[], list[psutil.Process]], words: str) -> int:
+    """The pid of the one that is found; a child that has not yet begun its own program has its
+    parent's command line for a moment.
+    """
+    end = time.monotonic() + 10.0
+    while len(found := look()) != 1 and time.monotonic() < end:
+        time.sleep(0.1)
+    assert len(found) == 1, f"{words!r} is in {len(found)}: {[line_of(each) for each in found]}"
+    return found[0].pid
 
 
 @pytest.fixture(scope="session")

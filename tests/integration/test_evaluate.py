@@ -142,10 +142,10 @@ def test_in_pieces_it_gives_the_numbers_that_it_gives_as_a_whole(
     printed = ended(start(whole, *given))
     assert "Exact match of run-step-3, greedy" in printed and "Details" in printed
     interrupted = start(pieces, *given)
-    said = struck(interrupted, pieces, 5, signal.SIGINT)
+    said = struck(interrupted, pieces, 2, signal.SIGINT)
     assert interrupted.returncode == 130 and "interrupted by SIGINT" in said
     assert "to go on: python scripts/evaluate.py" in said
-    struck(start(pieces, *given), pieces, 20, signal.SIGKILL)
+    struck(start(pieces, *given), pieces, 10, signal.SIGKILL)
     ended(start(pieces, *given))
     assert answers(pieces) == answers(whole) and len(answers(whole)) == 3 * QUESTIONS
     assert scores(pieces) == scores(whole)

@@ -28,6 +28,7 @@ from replay.records import (
     Resampled,
     RunResumed,
     Sampled,
+    StepsCommitted,
 )
 from scripts import resume
 from scripts.audit_books import Audit
@@ -52,7 +53,7 @@ def resumed(launch: Callable[..., Run]) -> Path:
     run = launch(*SETTINGS)
     run.wait_for(f"step {KILLED_AFTER:>4}/", 300)
     os.kill(run.pid_of("learner.worker"), signal.SIGKILL)
-    assert run.wait(60) == 1, "".join(run.lines) + run.logs()
+    assert run.wait(120) == 1, "".join(run.lines) + run.logs()
     cause = json.loads((run.run_dir / "summary.json").read_text())["cause"]
     assert cause.startswith("learner was killed by SIGKILL"), cause
     again = launch(resume=True)
@@ -77,11 +78,11 @@ def test_whoever_is_killed_the_run_goes_on_and_may_grow(launch: Callable[..., Ru
     with pytest.raises(ConfigError, match="it is still running"):
         resume.checked(str(run.run_dir), None, [])
     os.kill(run.process.pid, signal.SIGKILL)
-    run.wait(10)
+    run.wait(60)
     run = launch(resume=True)
     run.wait_for("step  ", 300)
     os.kill(run.pid_of("replay.worker"), signal.SIGKILL)
-    assert run.wait(60) == 1
+    assert run.wait(120) == 1
     assert launch(resume=True).wait(300) == 0
     with pytest.raises(ConfigError, match="nothing to continue"):
         resume.checked(str(run.run_dir), None, [])
@@ -113,12 +114,15 @@ def check_order(records: list[Record]) -> None:
     last = max(r.step for r in records[:start] if isinstance(r, Sampled))
     later = records[start:]
     (resume,) = (r for r in later if isinstance(r, LearnerResumed))
-    assert (resume.incarnation, resume.step) == (2, EVERY) and last >= KILLED_AFTER
+    # It may have made another checkpoint before it was killed, perhaps without a word to replay.
+    told = max(r.step for r in records[:start] if isinstance(r, StepsCommitted))
+    assert EVERY <= told <= resume.step <= last and resume.step % EVERY == 0
+    assert resume.incarnation == 2 and last >= KILLED_AFTER
     quiet = list(takewhile(lambda record: not isinstance(record, CaughtUp), later))
     assert not [r for r in quiet if isinstance(r, Leased | GroupOpened | Sampled)]
     served = [r.step for r in quiet if isinstance(r, Resampled)]
     reported = [r.step for r in quiet if isinstance(r, Reported)]
-    assert served == reported == list(range(EVERY + 1, last + 1))
+    assert served == reported == list(range(resume.step + 1, last + 1))
     opened = [r for r in later if isinstance(r, GroupOpened)]
     assert {r.incarnation for r in opened} == {2} and opened[0].version == last
 

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from configs.process import socket_dir
 from replay.codec import decode_trajectory
 from replay.log import read
-from replay.records import Delivered, GroupOpened, Sampled
+from replay.records import Delivered, EvaluationFinished, GroupOpened, Sampled
 from scripts.audit_books import Audit
 from tests.integration.conftest import Run
 
@@ -57,7 +58,7 @@ def test_a_run_completes_and_leaves_what_it_says(
     summary = json.loads((run.run_dir / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("completed", 6)
     assert summary["retrieval_errors"] == summary["lost_requests"] == 0
-    assert summary["retrieval_requests"] > 0 and summary["weight_syncs"] >= 6
+    assert summary["retrieval_requests"] > 0
     assert 0 <= summary["staleness_max"] <= summary["max_staleness"]
     assert set(summary["em_final_by_hops"]) == {"1", "2"} and summary["eval_questions"] == 40
     events = scalars(run.run_dir)
@@ -68,6 +69,7 @@ def test_a_run_completes_and_leaves_what_it_says(
     assert (run.run_dir / "curve.png").is_file()
     assert run.leftovers(5.0) == [] and not socket_dir(str(run.run_dir)).exists()
     check_log(run.run_dir)
+    check_versions(run.run_dir, summary)
     again = launch(
         f"model.path={run.run_dir}/checkpoints/step-6/model",
         "learner.total_steps=0",
@@ -102,11 +104,33 @@ def check_log(run_dir: Path) -> None:
     assert books.faults == []
 
 
+def check_versions(run_dir: Path, summary: dict[str, Any]) -> None:
+    """The first and the last version served, and in between no fewer than staleness 2 forces: one
+    of three is enough. Each that was published arrived, was overtaken, or is on its way.
+    """
+    spans, seen = {}, set()
+    for record in read(run_dir / "events.log"):
+        if isinstance(record, EvaluationFinished):
+            spans[record.result.step] = (record.result.oldest_version, record.result.newest_version)
+        elif isinstance(record, Delivered):
+            turns = decode_trajectory(record.payload).turns
+            seen |= {int(version) for turn in turns for version in turn.policy_versions}
+    assert (spans[0], spans[6]) == ((0, 0), (6, 6)) and spans.keys() == {0, 3, 6}
+    assert len(seen) >= 3
+    # Told by heartbeats: of the last version it may have come too late.
+    assert summary["weight_syncs"] >= 2
+    events = scalars(run_dir)
+    made, overtaken = (events.Scalars(f"sync/{name}") for name in ("updates", "overtaken"))
+    for one, other in zip(made, overtaken, strict=True):
+        # At step s there are s + 1 versions: one may be under way and one may wait.
+        assert one.step == other.step and abs(one.value + other.value - one.step) <= 1
+
+
 def test_ctrl_c_drains_and_leaves_nothing(launch: Callable[..., Run]) -> None:
     run = launch(*SHORT, "learner.total_steps=500")
     run.wait_for("step    2/", 300)
     os.kill(run.process.pid, signal.SIGINT)
-    assert run.wait(90) == 130, "".join(run.lines) + run.logs()
+    assert run.wait(180) == 130, "".join(run.lines) + run.logs()
     summary = json.loads((run.run_dir / "summary.json").read_text())
     assert summary["status"] == "interrupted" and "SIGINT" in summary["cause"]
     assert list((run.run_dir / "checkpoints").iterdir()), "the learner checkpoints on its way out"
@@ -128,7 +152,7 @@ def test_a_killed_process_ends_the_run_with_its_cause(
     run.wait_for("step    1/", 300)
     pid = run.engine_of(name) if words == "its engine" else run.pid_of(words)
     os.kill(pid, signal.SIGKILL)
-    assert run.wait(60) == 1, "".join(run.lines) + run.logs()
+    assert run.wait(120) == 1, "".join(run.lines) + run.logs()
     summary = json.loads((run.run_dir / "summary.json").read_text())
     assert summary["status"] == "failed" and summary["cause"].startswith(name), summary["cause"]
     assert run.leftovers(10.0) == []
@@ -142,8 +166,10 @@ def test_nothing_survives_a_killed_launcher(launch: Callable[..., Run]) -> None:
     assert len(family) > 10 and ports
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert [member for member in alive if living(member)] == []
+    end = time.monotonic() + 30.0
+    while (left := [member for member in family if living(member)]) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert left == []
     assert not ports & listening(None)
     assert not socket_dir(str(run.run_dir)).exists()
 
@@ -172,7 +198,7 @@ def test_an_interrupt_while_starting_is_an_interruption(
     run.wait_for("starting engines", 120)
     time.sleep(4.0 if number == signal.SIGINT else 12.0)
     os.kill(run.process.pid, number)
-    assert run.wait(60) == 130, "".join(run.lines) + run.logs()
+    assert run.wait(120) == 130, "".join(run.lines) + run.logs()
     summary = json.loads((run.run_dir / "summary.json").read_text())
     assert summary["status"] == "interrupted" and number.name in summary["cause"]
     assert run.leftovers(5.0) == []

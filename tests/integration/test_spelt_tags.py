@@ -65,7 +65,7 @@ def check_varied(rollouts: list[Trajectory]) -> None:
     assert set(PLACES) & {name for search in searches for name in search.passage_ids}
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "environment", [(), ("environment.name=tool_call",)], ids=["search_r1", "tool_call"]
 )

@@ -25,12 +25,21 @@ Play = Callable[..., list[Trajectory]]
 
 
 class Judge(ThreadingHTTPServer):
-    """An OpenAI-compatible server that says yes to every other request, beginning with the first;
-    each third one fails first."""
+    """An OpenAI-compatible server that says yes to every other question, beginning with the first;
+    each third one fails when it is first asked, and none fails again, whoever else asks."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Verdict)
         self.asked: list[str] = []
+        self.lock = threading.Lock()
+
+    def verdict(self, question: str) -> str | None:
+        """What is said; None: it fails."""
+        with self.lock:
+            fails = question not in self.asked and len(self.asked) % 3 == 2
+            if question not in self.asked:
+                self.asked.append(question)
+            return None if fails else ("no", "yes")[self.asked.index(question) % 2 == 0]
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
 
@@ -40,11 +49,10 @@ class _Verdict(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.asked.append(body["messages"][-1]["content"])
-        count = len(self.server.asked)
-        message = {"role": "assistant", "content": "yes" if count % 2 else "no"}
+        said = self.server.verdict(body["messages"][-1]["content"])
+        message = {"role": "assistant", "content": said}
         reply = json.dumps({"choices": [{"index": 0, "message": message}]}).encode()
-        self.send_response(503 if count % 3 == 0 else 200)
+        self.send_response(503 if said is None else 200)
         self.send_header("content-length", str(len(reply)))
         self.end_headers()
         self.wfile.write(reply)
@@ -100,7 +108,7 @@ def parts_of(rollouts: list[Trajectory]) -> set[str]:
     return set(names)
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_without_search_by_the_parts_of_an_answer(play: Play) -> None:
     weights = ("substring", "f1", "format", "avoidance", "search_cost")
     rollouts = play("environment.name=no_search", *(f"rewards.weights.{w}=0.25" for w in weights))
@@ -109,7 +117,7 @@ def test_without_search_by_the_parts_of_an_answer(play: Play) -> None:
     assert {len(each.turns) for each in rollouts} == {1}
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_with_passages_in_the_prompt_by_meaning_and_by_a_users_own_reward(
     play: Play, tmp_path: Path
 ) -> None:
@@ -125,7 +133,7 @@ def test_with_passages_in_the_prompt_by_meaning_and_by_a_users_own_reward(
     assert {len(each.turns) for each in rollouts} == {1}
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_with_tools_a_budget_and_a_forced_answer_by_a_judge(play: Play, judge: Judge) -> None:
     rollouts = play(
         *(
@@ -141,7 +149,7 @@ def test_with_tools_a_budget_and_a_forced_answer_by_a_judge(play: Play, judge: J
     assert all(each.reward_parts["judge"] == 0.0 for each in rollouts if each.answer is None)
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_in_a_users_own_environment_by_search_r1s_score(play: Play, tmp_path: Path) -> None:
     numbers = tmp_path / "numbers.jsonl"
     rows = [{"question": f"number {n}?", "answers": [str(n)]} for n in range(8)]
