@@ -67,14 +67,20 @@ def made(lease: Lease, version: int = 0) -> Trajectory:
     )  # fmt: skip
 
 
-def make_runner(replay: Any, roll: Roll, serving: bool = True, passed: int = 0) -> Runner:
+def make_runner(
+    replay: Any, roll: Roll, serving: bool = True, passed: int = 0, **deadlines_s: float
+) -> Runner:
+    """A runner that is patient where a test does not say otherwise."""
     event = asyncio.Event()
     if serving:
         event.set()
     versions = VerifiedVersions(event)
     versions.add(1, passed)
     config = Config(
-        actors=ActorsConfig(drain_deadline_s=0.05, rollout_deadline_s=0.2),
+        actors=ActorsConfig(
+            drain_deadline_s=deadlines_s.get("drain", 60.0),
+            rollout_deadline_s=deadlines_s.get("rollout", 60.0),
+        ),
         weight_sync=WeightSyncConfig(publish_deadline_s=0.05),
     )
     meter = MeteredPolicy(None)  # type: ignore[arg-type]
@@ -158,9 +164,9 @@ async def test_a_failed_rollout_leaves_its_searches(lease_for: Callable[..., Lea
 
 async def test_a_stuck_rollout_fails_at_its_deadline(lease_for: Callable[..., Lease]) -> None:
     replay = FakeReplay([lease_for(1, 3)])
-    runner = make_runner(replay, forever)
+    runner = make_runner(replay, forever, rollout=0.2)
     task = asyncio.create_task(runner.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not replay.failed:
             await asyncio.sleep(0.05)
     assert replay.failed == {3: "rollout took over 0.2 s"} and not task.done()
@@ -170,12 +176,12 @@ async def test_a_stuck_rollout_fails_at_its_deadline(lease_for: Callable[..., Le
 
 async def test_what_is_left_after_the_drain_is_given_back(lease_for: Callable[..., Lease]) -> None:
     replay = FakeReplay([lease_for(1, n) for n in range(3)])
-    runner = make_runner(replay, forever)
+    runner = make_runner(replay, forever, drain=0.05)
     task = asyncio.create_task(runner.run())
     await asyncio.sleep(0.01)
     assert runner.gauges()["actor/rollouts_in_flight"] == 3
     runner.stop("SIGTERM")
-    assert await asyncio.wait_for(task, 1.0) == "SIGTERM"
+    assert await asyncio.wait_for(task, 30.0) == "SIGTERM"
     assert replay.failed == dict.fromkeys(range(3), "shutdown") and not replay.delivered
 
 
@@ -195,7 +201,9 @@ async def test_nothing_is_delivered_until_verified_weights_serve(
     replay = FakeReplay([lease_for(1, 0)])
     runner = make_runner(replay, quickly, serving=False)
     task = asyncio.create_task(runner.run())
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(60):
+        while not replay.failed:
+            await asyncio.sleep(0.01)
     assert not replay.delivered and "UnverifiedWeights" in replay.failed[0]
     runner.stop("test")
     await task
@@ -215,7 +223,7 @@ async def test_tokens_of_a_version_that_failed_its_probe_fail_the_lease(
 async def test_a_dead_engine_ends_the_runner(lease_for: Callable[..., Lease]) -> None:
     replay = FakeReplay([lease_for(1, 0), lease_for(1, 1)])
     with pytest.raises(ExceptionGroup) as raised:
-        await asyncio.wait_for(make_runner(replay, raising(EngineDead("gone"))).run(), 1.0)
+        await asyncio.wait_for(make_runner(replay, raising(EngineDead("gone"))).run(), 30.0)
     assert raised.value.subgroup(EngineDead) is not None
 
 
@@ -230,7 +238,7 @@ async def test_silence_of_replay_ends_the_runner_and_its_rollouts(
 
     replay = Silent([lease_for(1, 0)])
     with pytest.raises(ExceptionGroup) as raised:
-        await asyncio.wait_for(make_runner(replay, forever).run(), 1.0)
+        await asyncio.wait_for(make_runner(replay, forever).run(), 30.0)
     assert raised.value.subgroup(ReplayTimeout) is not None and not replay.failed
 
 

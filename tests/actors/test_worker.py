@@ -50,7 +50,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 )
 def test_bad_input_exits_2_with_a_message(start: Start, override: str, message: str) -> None:
     process = start(override)
-    _, complaint = process.communicate(timeout=60)
+    _, complaint = process.communicate(timeout=110)
     assert process.returncode == 2 and message in complaint and "Traceback" not in complaint
 
 
@@ -68,12 +68,12 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
 def test_a_killed_actor_takes_its_engine_with_it(start: Start, tiny_model_path: Path) -> None:
-    process = start(f"model.path={tiny_model_path}")
+    process = start(f"model.path={tiny_model_path}", "replay.restart_deadline_s=60")
     wait_for(process, "engine ready")
     family = psutil.Process(process.pid).children(recursive=True)
     assert any("EngineCore" in child.name() for child in family)
     os.kill(process.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=30)
     assert not alive
 
 
@@ -85,10 +85,10 @@ def test_silent_replay_ends_the_actor_by_name(start: Start, tiny_model_path: Pat
     wait_for(process, "engine ready")
     family = psutil.Process(process.pid).children(recursive=True)
     begun = time.monotonic()
-    _, complaint = process.communicate(timeout=60)
+    _, complaint = process.communicate(timeout=100)
     assert process.returncode == CONSEQUENCE and "actor-0: ReplayTimeout: " in complaint
-    assert "Traceback" not in complaint and time.monotonic() - begun < 30
-    assert not psutil.wait_procs(family, timeout=5)[1]
+    assert "Traceback" not in complaint and time.monotonic() - begun < 90
+    assert not psutil.wait_procs(family, timeout=30)[1]
 
 
 @slow
@@ -98,5 +98,5 @@ def test_sigterm_drains_and_exits_0(start: Start, tiny_model_path: Path) -> None
     process = start(f"model.path={tiny_model_path}", "replay.restart_deadline_s=60")
     wait_for(process, "waiting for the first weights")
     process.terminate()
-    _, log = process.communicate(timeout=60)
+    _, log = process.communicate(timeout=120)
     assert process.returncode == 0 and "drained: SIGTERM" in log

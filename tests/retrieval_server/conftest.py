@@ -65,7 +65,7 @@ def running(app: Any) -> Iterator[str]:
         time.sleep(0.01)
     yield f"http://127.0.0.1:{port}"
     server.should_exit = True
-    thread.join(timeout=10)
+    thread.join(timeout=30)
     assert not thread.is_alive()
 
 

@@ -122,7 +122,7 @@ async def test_leaving_ends_searches_that_are_still_under_way() -> None:
     async with Batcher(run, max_batch=1) as batcher:
         searches = [asyncio.create_task(batcher.search([query], 1)) for query in "ab"]
         await asyncio.sleep(0.005)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         await asyncio.wait(searches)
     assert all(search.cancelled() for search in searches)
 
@@ -191,13 +191,16 @@ async def test_nobody_searches_for_one_who_has_given_up() -> None:
 async def test_the_backlog_is_reckoned_by_the_last_call() -> None:
     run = Recorder()
     async with Batcher(run, max_batch=1) as batcher, asyncio.TaskGroup() as group:
+        clock = asyncio.get_running_loop().time
+        begun_s = clock()
         first = group.create_task(batcher.search(["a"], 1))
         await asyncio.sleep(0.02)
         run.release.set()
         await first
+        lasted_s = clock() - begun_s
         run.release.clear()
         for query in "bcd":
             group.create_task(batcher.search([query], 1))
         await asyncio.sleep(0.01)
-        assert batcher.waiting == 2 and 0.03 < batcher.backlog_s < 1.0
+        assert batcher.waiting == 2 and 0.03 < batcher.backlog_s <= 2 * lasted_s
         run.release.set()
