@@ -65,7 +65,7 @@ def crew_of_two(
 
 
 def wait_for(path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 400
     while not path.exists():
         ended = [rank.poll() for rank in ranks]
         errors = [file.read_text()[-1500:] for file in sorted(path.parent.glob("errors-*"))]
@@ -74,7 +74,7 @@ def wait_for(path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_leader_trains_exports_restores_and_dismisses(
     crew_of_two: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
@@ -87,17 +87,17 @@ def test_the_leader_trains_exports_restores_and_dismisses(
         "rank-1.safetensors",
     ]
     (tmp_path / "close").touch()
-    assert [rank.wait(60) for rank in crew_of_two] == [0, 0]
+    assert [rank.wait(120) for rank in crew_of_two] == [0, 0]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_rank_is_named_by_the_other(
     crew_of_two: list[subprocess.Popen[bytes]], tmp_path: Path, killed: int
 ) -> None:
     crew_of_two[killed].send_signal(signal.SIGKILL)
-    assert crew_of_two[1 - killed].wait(60) != 0
+    assert crew_of_two[1 - killed].wait(120) != 0
     errors = (tmp_path / f"errors-{1 - killed}").read_text()
     assert f"rank {killed} of the learner is gone" in errors
 
@@ -161,7 +161,7 @@ def links() -> Iterator[tuple[Link, Link]]:
 def test_messages_keep_their_order(links: tuple[Link, Link]) -> None:
     for number in range(3):
         links[0].send("call", {"number": number, "blob": b"x" * 100_000})
-    received = [links[1].receive(5.0) for _ in range(3)]
+    received = [links[1].receive(30.0) for _ in range(3)]
     assert [value["number"] for _, value in received] == [0, 1, 2]
 
 
@@ -180,7 +180,7 @@ def test_an_end_is_told_to_who_waits_and_to_who_watches(
         links[1].send("failed", words)
     links[1].close()
     with pytest.raises(RankLost, match=f"rank 7 {news}"):
-        links[0].receive(5.0)
+        links[0].receive(30.0)
     assert heard == [f"rank 7 {news}"] or wait_until(lambda: heard == [f"rank 7 {news}"])
 
 
@@ -189,15 +189,15 @@ def test_an_end_that_was_announced_is_no_news(links: tuple[Link, Link]) -> None:
     links[0].watch("rank 7", heard.append)
     links[1].send(CLOSE)
     links[1].close()
-    assert links[0].receive(5.0) == (CLOSE, None)
+    assert links[0].receive(30.0) == (CLOSE, None)
     with pytest.raises(RankLost, match="rank 7 is gone"):
-        links[0].receive(5.0)
+        links[0].receive(30.0)
     links[0].close()  # its reader has ended
     assert heard == []
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + 30.0
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()

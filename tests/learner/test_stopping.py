@@ -46,7 +46,9 @@ def test_a_phase_past_its_deadline_is_named() -> None:
 
 def test_a_phase_within_its_deadline_is_left_alone() -> None:
     messages: list[str] = []
-    with phase("quick", 0.2, messages.append):
-        pass
-    threading.Event().wait(0.3)
-    assert messages == []
+    before = set(threading.enumerate())
+    with phase("quick", 60.0, messages.append):
+        begun = set(threading.enumerate()) - before
+    (watch,) = (each for each in begun if isinstance(each, threading.Timer))
+    watch.join(30.0)
+    assert not watch.is_alive() and messages == []

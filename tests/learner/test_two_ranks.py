@@ -22,7 +22,7 @@ from learner.model import TokenScorer
 from learner.update import update
 from replay.protocol import Batch
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1400)]
 PROGRAM = Path(__file__).with_name("one_of_two_ranks.py")
 DTYPES = ["float32", "bfloat16"]
 
@@ -78,7 +78,7 @@ def pair(
             command = [sys.executable, str(PROGRAM), str(folder), str(rank)]
             ranks.append(subprocess.Popen(command, stdout=errors, stderr=errors))
     try:
-        codes = [rank.wait(timeout=500) for rank in ranks]
+        codes = [rank.wait(timeout=1200) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -185,11 +185,11 @@ async def run_with(
                 assert not (acting.done() and acting.exception()), acting.exception()
                 if until(actor):
                     learner.send_signal(signal.SIGTERM)
-                    await asyncio.to_thread(learner.wait, 30)
+                    await asyncio.to_thread(learner.wait, 120)
             text = (tmp_path / "learner.log").read_text()
             assert learner.returncode == 0, text
-            await asyncio.wait_for(acting, 20)
-            assert [await asyncio.to_thread(p.wait, 20) for p in (replay, *ranks)] == [0] * (
+            await asyncio.wait_for(acting, 60)
+            assert [await asyncio.to_thread(p.wait, 60) for p in (replay, *ranks)] == [0] * (
                 1 + len(ranks)
             )
     finally:
@@ -274,7 +274,7 @@ def test_a_rank_that_does_not_come_is_named(whole: Config, tmp_path: Path) -> No
     config = msgspec.structs.replace(whole, learner=learner)
     save(config, tmp_path / "config.yaml")
     command = [sys.executable, "-m", "learner.worker", str(tmp_path / "config.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     shutil.rmtree(socket_dir(config.run_dir))
     assert done.returncode == CONSEQUENCE, done.stderr
     assert "ranks [1] of the learner have not joined within 2 s" in done.stderr

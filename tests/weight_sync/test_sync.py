@@ -20,7 +20,7 @@ from weight_sync.protocol import (
 from weight_sync.publisher import Publisher
 
 
-async def wait_applied(publisher: Publisher, version: int, deadline_s: float = 10.0) -> None:
+async def wait_applied(publisher: Publisher, version: int, deadline_s: float = 30.0) -> None:
     await asyncio.to_thread(publisher.wait_applied, version, deadline_s)
 
 
@@ -153,8 +153,11 @@ async def test_versions_go_forwards(fleet) -> None:
 async def test_an_actor_that_never_joins_is_named(fleet) -> None:
     fleet.add("actor-0")
     missing = pytest.raises(SyncTimeout, match=r"actor-1 \(1 of 2 joined\)")
-    with fleet.publisher(2) as publisher, missing:
-        await asyncio.to_thread(publisher.wait_for_actors, 0.5)
+    with fleet.publisher(2) as publisher:
+        while publisher._joined < 1:
+            await asyncio.sleep(0.01)
+        with missing:
+            await asyncio.to_thread(publisher.wait_for_actors, 0.5)
 
 
 async def test_over_tcp_the_run_s_keys_let_an_actor_in_and_others_do_not(fleet, tmp_path) -> None:

@@ -12,7 +12,7 @@ from configs.process import begin
 from configs.schema import ActorsConfig, Config, ModelConfig, WeightSyncConfig
 from weight_sync.subscriber import Subscriber
 
-SYNC = WeightSyncConfig(probe_tolerance=1e-4, join_deadline_s=120.0, publish_deadline_s=8.0)
+SYNC = WeightSyncConfig(probe_tolerance=1e-4, join_deadline_s=300.0, publish_deadline_s=8.0)
 
 
 async def sample(policy: VllmPolicy, serving: asyncio.Event) -> None:
