@@ -180,8 +180,9 @@ async def test_interrupted_it_ends_and_its_server_with_it(run: Path, signal_numb
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal_number)
         await process.wait()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, children, 30)
     assert process.returncode == ask.INTERRUPTED
-    assert children and not any(child.is_running() for child in children)
+    assert children and not alive
 
 
 async def test_killed_it_takes_its_server_with_it(run: Path) -> None:
@@ -190,7 +191,7 @@ async def test_killed_it_takes_its_server_with_it(run: Path) -> None:
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         await process.wait()
-        _, alive = await asyncio.to_thread(psutil.wait_procs, children, 10)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, children, 30)
     assert children and not alive
 
 

@@ -37,6 +37,7 @@ QUESTIONS = tuple(
     Question(f"q{n}", f"what is the mayor of bore {n} ?", ("kelu",)) for n in range(9)
 )
 BRIEFLY = Timing(0.1, 0.3)
+LONG_ENOUGH = Timing(0.1, 1.2)  # for rollouts to end on a machine that stands still for a while
 CONFIG = Config(
     model=ModelConfig(max_model_len=256, dtype="float32"),
     questions=QuestionsConfig(prompt="{question}"),
@@ -234,7 +235,7 @@ async def test_a_cell_is_measured_on_a_real_server(
 ) -> None:
     cell = Cell(loop, Latency(0.05, 0.05), 4)
     bench = make_bench(Searcher(word_tokenizer), word_tokenizer, server, CONFIG)
-    figures = await bench.measure(cell, BRIEFLY, 0)
+    figures = await bench.measure(cell, LONG_ENOUGH, 0)
     assert figures["tokens_per_s"] > 0 and figures["waited_p50_s"] >= 0.05
     assert figures["searches"] == figures["rollouts"]
     assert loop == "continuous" or figures["rollouts"] % 4 == 0
@@ -260,7 +261,7 @@ async def test_a_tiny_run(
     vllm_policy: Any, tagged_tokenizer: Any, server: tuple[str, int], tmp_path: Path
 ) -> None:
     names = (NO_LATENCY, "overlap_200ms", "overlap_tail", "sync_overlapped_tail", "lockstep_tail")
-    plan = Plan(names, 4, 2, (1, 2), (2,), (2,), BRIEFLY, BRIEFLY, 1)
+    plan = Plan(names, 4, 2, (1, 2), (2,), (2,), LONG_ENOUGH, LONG_ENOUGH, 1)
     by_heart = msgspec.structs.replace(CONFIG.actors, correction=" try again")
     alike = QuestionsConfig(prompt="what is")
     config = msgspec.structs.replace(CONFIG, questions=alike, actors=by_heart)
