@@ -134,31 +134,34 @@ async def test_other_tensors_are_refused_whole(policy, make_model, tmp_path, cha
 
 async def test_updates_under_load(policy, make_model, tmp_path) -> None:
     """32 requests in flight over 5 updates: none lost, and every token is its version's own."""
-    models = {version: make_model(10 + version) for version in range(6)}
+    models = {version: make_model(10 + version) for version in range(16)}
     prompts = [some_tokens(models[0], 8 + i, i) for i in range(32)]
     endpoint = f"ipc://{tmp_path}/weights"
     subscriber = Subscriber("actor-0", endpoint, policy, SYNC)
     following = asyncio.create_task(subscriber.run())
     with Publisher(SYNC, 1, 0, endpoint) as publisher:
         await update(publisher, models, 0)
-        completions = asyncio.gather(
-            *(
-                policy.complete(p, temperature=1.0, seed=i, max_tokens=160)
-                for i, p in enumerate(prompts)
+        for first in (1, 6, 11):  # where this process stands still, all may end between two
+            completions = asyncio.gather(
+                *(
+                    policy.complete(p, temperature=1.0, seed=i, max_tokens=160)
+                    for i, p in enumerate(prompts)
+                )
             )
-        )
-        for version in range(1, 6):
-            # In the same batches: by its end, every completion has gone on by as many tokens.
-            await policy.complete(prompts[0], temperature=1.0, seed=99, max_tokens=12)
-            await update(publisher, models, version)
-        done = await asyncio.wait_for(completions, 100)
+            for version in range(first, first + 5):
+                # In the same batches: by its end, every completion has gone on by as many tokens.
+                await policy.complete(prompts[0], temperature=1.0, seed=99, max_tokens=12)
+                await update(publisher, models, version)
+            done = await asyncio.wait_for(completions, 100)
+            assert all(len(completion.tokens) == 160 for completion in done)
+            for prompt, completion in zip(prompts, done, strict=True):
+                assert (np.diff(completion.versions) >= 0).all()
+                check_logprobs(models, prompt, completion)
+            if several := sum(len(set(completion.versions)) > 2 for completion in done) > 16:
+                break
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
-    assert all(len(completion.tokens) == 160 for completion in done)
-    assert sum(len(set(completion.versions)) > 2 for completion in done) > 16
-    for prompt, completion in zip(prompts, done, strict=True):
-        assert (np.diff(completion.versions) >= 0).all()
-        check_logprobs(models, prompt, completion)
+    assert several
 
 
 async def test_caches_that_are_kept_are_read_by_nobody_who_begins_later(
@@ -169,28 +172,35 @@ async def test_caches_that_are_kept_are_read_by_nobody_who_begins_later(
 
     endless = {"ignore_eos": True, "detokenize": False}
     keeping = VllmPolicy(policy.engine, endless, keep=True)
-    models = {version: make_model(30 + version) for version in range(2)}
+    models = {version: make_model(30 + version) for version in range(6)}
     prompt, endpoint = some_tokens(models[0], 96, 5), f"ipc://{tmp_path}/weights"
     subscriber = Subscriber("actor-0", endpoint, keeping, SYNC)
     following = asyncio.create_task(subscriber.run())
     with Publisher(SYNC, 1, 0, endpoint) as publisher:
         await update(publisher, models, 0)
-        old = asyncio.create_task(keeping.complete(prompt, temperature=1.0, seed=1, max_tokens=128))
-        await keeping.complete(prompt, temperature=1.0, seed=99, max_tokens=12)
-        assert keeping.gauges() == {"actor/oldest_kv_versions": 0.0}
-        await update(publisher, models, 1)
-        assert keeping.gauges() == {"actor/oldest_kv_versions": 1.0}
-        new = await keeping.complete(prompt, temperature=1.0, seed=2, max_tokens=24)
-        mixed = await asyncio.wait_for(old, 60)
+        for version in range(1, 6):  # where this process stands still, it may end before an update
+            asked = keeping.complete(prompt, temperature=1.0, seed=1, max_tokens=128)
+            old = asyncio.create_task(asked)
+            await keeping.complete(prompt, temperature=1.0, seed=99, max_tokens=12)
+            assert keeping.gauges() == {"actor/oldest_kv_versions": 0.0}
+            await update(publisher, models, version)
+            oldest = keeping.gauges()
+            new = await keeping.complete(prompt, temperature=1.0, seed=2, max_tokens=24)
+            mixed = await asyncio.wait_for(old, 60)
+            if len(set(mixed.versions)) > 1 and oldest["actor/oldest_kv_versions"]:
+                break
+    assert oldest == {"actor/oldest_kv_versions": 1.0}
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
     assert keeping.gauges() == {"actor/oldest_kv_versions": 0.0}
-    assert set(new.versions.tolist()) == {1} and set(mixed.versions.tolist()) == {0, 1}
+    before = version - 1
+    assert set(new.versions.tolist()) == {version}
+    assert set(mixed.versions.tolist()) == {before, version}
     check_logprobs(models, prompt, new)
-    first = mixed.versions == 0
-    expected = hf_logprobs(models[0], [*prompt, *mixed.tokens.tolist()])[len(prompt) - 1 :]
+    first = mixed.versions == before
+    expected = hf_logprobs(models[before], [*prompt, *mixed.tokens.tolist()])[len(prompt) - 1 :]
     assert np.abs(mixed.logprobs[first] - expected[first]).max() <= TOLERANCE
-    with pytest.raises(AssertionError):  # its later tokens saw keys of version 0
+    with pytest.raises(AssertionError):  # its later tokens saw keys of the version before
         check_logprobs(models, prompt, mixed)
 
 
