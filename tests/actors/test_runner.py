@@ -178,8 +178,9 @@ async def test_what_is_left_after_the_drain_is_given_back(lease_for: Callable[..
     replay = FakeReplay([lease_for(1, n) for n in range(3)])
     runner = make_runner(replay, forever, drain=0.05)
     task = asyncio.create_task(runner.run())
-    await asyncio.sleep(0.01)
-    assert runner.gauges()["actor/rollouts_in_flight"] == 3
+    async with asyncio.timeout(60):
+        while runner.gauges()["actor/rollouts_in_flight"] < 3:
+            await asyncio.sleep(0)
     runner.stop("SIGTERM")
     assert await asyncio.wait_for(task, 30.0) == "SIGTERM"
     assert replay.failed == dict.fromkeys(range(3), "shutdown") and not replay.delivered

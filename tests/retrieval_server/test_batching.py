@@ -71,7 +71,9 @@ async def test_what_does_not_fit_a_batch_starts_without_waiting_for_its_end() ->
     run = Recorder()
     async with Batcher(run, max_batch=3, max_running=9) as batcher:
         searches = [asyncio.create_task(batcher.search(list(q), 1)) for q in ("a", "bcd", "e")]
-        await asyncio.sleep(0.02)
+        async with asyncio.timeout(30):
+            while len(run.calls) < 3:
+                await asyncio.sleep(0.001)
         assert [queries for queries, _ in run.calls] == [["a"], ["b", "c", "d"], ["e"]]
         run.release.set()
         await asyncio.gather(*searches)
