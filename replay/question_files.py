@@ -7,7 +7,8 @@ question is `question` or `extra_info.question`; its answers are `answers`, `gol
 `data_source` where that is named, for ids of different data sets collide.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,24 @@ class QuestionsError(ValueError):
 Refuse = Callable[[int, QuestionsError], None]
 
 
+@dataclass(frozen=True)
+class QuestionFile:
+    """The questions of a file's sound rows, in its order, and what is wrong with each other row."""
+
+    questions: tuple[Question, ...]
+    faults: tuple[QuestionsError, ...] = ()
+
+    def unusable(self) -> str:
+        """How many rows cannot be used, and why not the first; '' where there is none."""
+        if not self.faults:
+            return ""
+        bad, rows = len(self.faults), len(self.faults) + len(self.questions)
+        return (
+            f"{bad:,} of {rows:,} rows cannot be used: {self.faults[0]}"
+            f"{f' (and {bad - 1:,} more)' if bad > 1 else ''}"
+        )
+
+
 class _Row(msgspec.Struct):
     question: str
     answers: list[str]
@@ -34,10 +53,15 @@ class _Row(msgspec.Struct):
 
 
 def load_questions(path: str | Path, limit: int = 0) -> tuple[Question, ...]:
-    """Read and check every row, or the first `limit`; 0 reads all.
+    """The questions of `read_questions`."""
+    return read_questions(path, limit).questions
 
-    A row without an id is called `<file stem>-<row number>`, from 1. Raises QuestionsError, which
-    names the first bad row and counts the others.
+
+def read_questions(path: str | Path, limit: int = 0) -> QuestionFile:
+    """Read and check every row, or up to the first `limit` sound ones; 0 reads all.
+
+    A row without an id is called `<file stem>-<row number>`, from 1; of two rows of one id the
+    second is at fault. Raises QuestionsError where no row is sound, naming the first.
     """
     path = Path(path)
     seen: dict[str, int] = {}
@@ -58,11 +82,12 @@ def load_questions(path: str | Path, limit: int = 0) -> tuple[Question, ...]:
         questions.append(question)
         if len(questions) == limit:
             break
-    if faults:
-        raise QuestionsError(_counted(faults, len(questions))) from faults[0]
+    if not questions and faults:
+        others = f" (and {len(faults) - 1:,} more rows; none is sound)" if len(faults) > 1 else ""
+        raise QuestionsError(f"{faults[0]}{others}") from faults[0]
     if not questions:
         raise QuestionsError(f'{path}: no questions; write rows {{"question": …, "answers": […]}}')
-    return tuple(questions)
+    return QuestionFile(tuple(questions), tuple(faults))
 
 
 def question_rows(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, Any]]:
@@ -105,16 +130,6 @@ def question_of(raw: Any, where: str, name: str) -> Question:
         raise QuestionsError(f"{where}: hops is {row.hops!r}; give 0 (unknown) or more")
     id = name if row.id is None else str(row.id)
     return Question(id, row.question, tuple(row.answers), row.hops)
-
-
-def _counted(faults: Sequence[QuestionsError], sound: int) -> str:
-    """The first fault, and of how many rows."""
-    if len(faults) == 1:
-        return f"{faults[0]}"
-    return (
-        f"{faults[0]} ({len(faults):,} rows like this, {sound:,} sound ones: "
-        "scripts/prepare_data.py lists the former and keeps the latter)"
-    )
 
 
 def _plain(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from configs.schema import Config
 from replay.ledger import Ledger
 from replay.log import FILE_NAME, EventLog, read_whole
 from replay.protocol import LogError, ReplayError
-from replay.question_files import QuestionsError, load_questions
+from replay.question_files import QuestionsError, read_questions
 from replay.questions import Questions
 from replay.records import (
     Record,
@@ -38,9 +38,10 @@ from replay.records import (
 )
 from replay.server import ReplayServer
 from replay.survey import summarise_payload
-from replay.trajectory import Sampling
+from replay.trajectory import Question, Sampling
 
 logger = logging.getLogger(__name__)
+NAMED_ROWS = 20  # of a question file, that cannot be used
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -81,12 +82,22 @@ def make_ledger(config: Config) -> Ledger:
         raise ConfigError(f"questions.train = {train!r}: name a JSONL file of questions")
     return Ledger(
         config.replay,
-        Questions(load_questions(train), config.seed),
-        load_questions(evaluation, config.questions.eval_limit) if evaluation else (),
+        Questions(_questions(train), config.seed),
+        _questions(evaluation, config.questions.eval_limit) if evaluation else (),
         Sampling(config.actors.temperature, config.seed),
         summarise_payload,
         config.learner.total_steps,
     )
+
+
+def _questions(path: str, limit: int = 0) -> tuple[Question, ...]:
+    """The questions of a file, bad rows named in the log. Raises QuestionsError."""
+    file = read_questions(path, limit)
+    for fault in file.faults[:NAMED_ROWS]:
+        logger.warning("a row is left out: %s", fault)
+    if len(file.faults) > NAMED_ROWS:
+        logger.warning("%s: %d rows are left out in all", path, len(file.faults))
+    return file.questions
 
 
 def make_log(

@@ -70,8 +70,9 @@ def make_task(folder: Path) -> Task:
         {"id": place, "question": _question(place), "answers": [mayor]}
         for place, mayor in facts.items()
     ]
-    for path in (task.train, task.eval):
-        _write(path, questions)
+    unusable = {"question": "who is nobody's mayor?", "answers": []}
+    _write(task.train, [unusable, *questions])
+    _write(task.eval, questions)
     _write(task.corpus, [{"id": p, "contents": _passage(p, m)} for p, m in facts.items()])
     return task
 

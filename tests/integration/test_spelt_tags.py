@@ -79,6 +79,7 @@ def test_twenty_steps_are_trained_and_every_token_is_accounted_for(
     overrides = [f"run_dir={run_dir}", *bpe_task.overrides, *environment]
     run = begin(run_dir, [str(bpe_task.config), *overrides])
     assert run.wait(800) == 0, "".join(run.lines) + run.logs()
+    assert any("questions.train: left out, 1 of 9 rows" in line for line in run.lines)
     check_learnt(run, bpe_task.model)
     check_audited(run)
     check_varied(list(trained(run)))

@@ -1,6 +1,7 @@
 """Question files of other projects, row for row as those write them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from replay.question_files import QuestionsError, load_questions
+from replay.question_files import QuestionsError, load_questions, read_questions
 from replay.trajectory import Question
 
 ASKED = "who wrote it?"
@@ -120,8 +121,15 @@ def test_rows_of_several_layouts_may_stand_in_one_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_row_of_parquet_is_named(tmp_path: Path, fault: dict[str, Any], said: str) -> None:
-    rows = [search_r1("nq", 0), search_r1("nq", 1) | fault]
-    with pytest.raises(QuestionsError, match=said):
+    rows = [search_r1("nq", 0), search_r1("nq", 1) | fault, search_r1("nq", 2)]
+    found = read_questions(written(tmp_path / "t.parquet", rows))
+    assert len(found.questions) == 2 and len(found.faults) == 1
+    assert re.search(said, str(found.faults[0]))
+
+
+def test_a_parquet_without_questions_is_refused(tmp_path: Path) -> None:
+    rows = [{"prompt": "a"}, {"prompt": "b"}]
+    with pytest.raises(QuestionsError, match=r"t.parquet:1: .*`question`.* \(and 1 more rows"):
         load_questions(written(tmp_path / "t.parquet", rows))
 
 

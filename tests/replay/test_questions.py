@@ -1,12 +1,13 @@
 """Question files, and the endless supply made of them."""
 
 import json
+import re
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from replay.question_files import QuestionsError, load_questions
+from replay.question_files import QuestionsError, load_questions, read_questions
 from replay.questions import Questions
 from replay.trajectory import Question
 
@@ -56,16 +57,24 @@ def test_a_line_separator_inside_a_text_is_no_line_end(tmp_path: Path) -> None:
         ('{"answers": ["x"]}', r"train.jsonl:2: .*question"),
     ],
 )
-def test_a_bad_row_is_named(tmp_path: Path, line: str, message: str) -> None:
-    with pytest.raises(QuestionsError, match=message):
-        load_questions(written(tmp_path, row(id="first"), line))
+def test_a_bad_row_is_named_and_left_out(tmp_path: Path, line: str, message: str) -> None:
+    found = read_questions(written(tmp_path, row(id="first"), line, row(id="last")))
+    assert [question.id for question in found.questions] == ["first", "last"]
+    assert len(found.faults) == 1 and re.search(message, str(found.faults[0]))
+    assert found.unusable() == f"1 of 3 rows cannot be used: {found.faults[0]}"
 
 
 def test_bad_rows_are_counted(tmp_path: Path) -> None:
     path = written(tmp_path, row(), row(answers=[]), "{", row(), row(question=""))
-    said = r"train.jsonl:2: answers is \[\]; .* \(3 rows like this, 2 sound ones: "
-    with pytest.raises(QuestionsError, match=said):
-        load_questions(path)
+    said = read_questions(path).unusable()
+    assert re.match(r"3 of 5 rows cannot be used: .*:2: answers is \[\]; .* \(and 2 more\)$", said)
+    assert [question.id for question in load_questions(path)] == ["train-1", "train-4"]
+    assert not read_questions(written(tmp_path, row())).unusable()
+
+
+def test_a_file_without_a_sound_row_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(QuestionsError, match=r":1: answers is .* \(and 1 more rows; none is sound"):
+        load_questions(written(tmp_path, row(answers=[]), "{"))
 
 
 def test_an_empty_or_missing_file_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from replay.client import BatchReader, Observer
 from replay.log import FILE_NAME, EventLog, read, read_whole
 from replay.protocol import RefusedByReplay
 from replay.records import Reported, RunResumed, RunStarted, Stopped
-from replay.worker import main, make_ledger, make_log
+from replay.worker import NAMED_ROWS, main, make_ledger, make_log
 
 PYTHON = [sys.executable, "-m", "replay.worker"]
 
@@ -91,6 +92,15 @@ def test_run_directory_in_use_is_bad_input(config: Path, capsys) -> None:
 def test_bad_input_is_named(config: Path, capsys, overrides: list[str], words: str) -> None:
     assert main([str(config), *overrides]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_rows_that_cannot_be_used_are_left_out_and_named(config: Path, caplog: Any) -> None:
+    train = Path(load(config).questions.train)
+    train.write_text('{"question": ""}\n' * (NAMED_ROWS + 1) + train.read_text())
+    make_ledger(load(config))
+    said = [record.getMessage() for record in caplog.records]
+    assert "train.jsonl:1: " in said[0] and f"train.jsonl:{NAMED_ROWS}: " in said[NAMED_ROWS - 1]
+    assert said[NAMED_ROWS] == f"{train}: {NAMED_ROWS + 1} rows are left out in all"
 
 
 def test_no_configuration_shows_the_usage(capsys) -> None:

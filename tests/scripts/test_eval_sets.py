@@ -71,3 +71,10 @@ def test_what_is_no_set_is_named(tmp_path: Path, content: str | None, said: str)
     with pytest.raises(ConfigError) as raised:
         load_sets([f"mine={path}"])
     assert said in str(raised.value) and f"--sets mine={path}" in str(raised.value)
+
+
+def test_every_row_counts(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.jsonl", {"question": "who?"}, {"question": ""}, {"question": " "})
+    said = r"2 of 3 rows cannot be used: .*:2: question is empty.* \(and 1 more\): scripts/prepare"
+    with pytest.raises(ConfigError, match=said):
+        load_sets([str(path)])

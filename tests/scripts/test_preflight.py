@@ -50,6 +50,16 @@ def test_a_good_configuration_passes(good: dict[str, str]) -> None:
     preflight.check(config(good))
 
 
+def test_rows_that_cannot_be_used_are_said_before_the_start(good: dict[str, str]) -> None:
+    assert list(launch.left_out(config(good))) == []
+    with Path(good["questions.train"]).open("a") as file:
+        file.write('{"question": "who?", "answers": []}\n')
+    preflight.check(config(good))
+    said = list(launch.left_out(config(good | {"questions.eval_limit": "1"})))
+    assert len(said) == 1 and "q.jsonl:2: answers is []" in said[0]
+    assert said[0].startswith("questions.train: left out, 1 of 2 rows cannot be used: ")
+
+
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
@@ -119,7 +129,7 @@ def test_how_to_go_on_is_said_where_a_run_can(
 
 
 def test_a_malformed_line_is_located(good: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "q.jsonl").write_text('{"question": "who?", "answers": ["me"]}\n{"question": 3}\n')
+    (tmp_path / "q.jsonl").write_text('\n{"question": 3}\n')
     (tmp_path / "c.jsonl").write_text('{"id": "1"}\n')
     with pytest.raises(ConfigError) as raised:
         preflight.check(config(good))
