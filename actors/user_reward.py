@@ -75,7 +75,9 @@ class UserReward:
         return Unscorable("custom", f"{self._name} {what} (question {transcript.question.id!r})")
 
 
-def _finite(value: object) -> float | None:
+def _finite(value: Any) -> float | None:
+    if getattr(value, "shape", None) == ():  # of numpy or torch
+        value = value.item()
     try:
         number = float(value) if isinstance(value, numbers.Real) else math.nan
     except OverflowError:

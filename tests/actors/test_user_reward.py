@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from actors.entry_points import load_entry_point
 from actors.policy import Unscorable
@@ -59,6 +60,8 @@ class _Caller:
         (lambda t: len(t.texts), 1.0),
         (lambda t: t.answer in t.question.answers, 1.0),
         (lambda t: np.float32(0.5), 0.5),
+        (lambda t: np.bool_(True), 1.0),
+        (lambda t: torch.tensor(0.5), 0.5),
         (lambda t: -3, -3.0),
         (_half, 0.5),
         (lambda t: _half(t), 0.5),
