@@ -23,14 +23,16 @@ CONSEQUENCE = 3
 _PR_SET_PDEATHSIG = 1
 
 
-def begin(name: str, threads: int | None = None) -> None:
+def begin(name: str, threads: int | None = None, with_parent: bool = True) -> None:
     """Prepare this process: right packages, death with the parent, logging, thread count.
 
-    Call before torch, vLLM or transformers are imported. Raises RuntimeError when another
+    A command that people start, and whose shell they may close, does not die `with_parent`. Call
+    before torch, vLLM or transformers are imported. Raises RuntimeError when another
     distribution shadows one of our packages.
     """
     assert_packages()
-    die_with_parent()
+    if with_parent:
+        die_with_parent()
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,

@@ -4,12 +4,15 @@ Consumes demonstrations and a seed, and the folder that a warm start leaves. Wai
 the disk.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import math
+import os
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -112,8 +115,7 @@ class Place:
         """
         folder = Path(config.run_dir)
         if not (folder / COURSE).exists():
-            if folder.exists() and any(folder.iterdir()):
-                raise ConfigError(f"--out {str(folder)!r}: it holds something else: name a new one")
+            _require_free(folder)
             return cls(folder, None, {})
         _refuse_another(folder, course.identity)
         if (found := checkpoint.newest(folder)) is None:
@@ -128,9 +130,22 @@ class Place:
         """Steps that are in the checkpoint it goes on from."""
         return self.found.manifest.step if self.found else 0
 
-    def begin(self, course: Course) -> None:
-        """Make the folder, and write down of what course it is."""
-        write_durably(self.folder / COURSE, json.dumps(course.identity, indent=1).encode())
+    @contextlib.contextmanager
+    def begun(self, course: Course) -> Iterator[None]:
+        """Make the folder, write down of what course it is, and keep other processes out. Raises
+        ConfigError.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.folder, os.O_RDONLY)
+        except OSError as error:
+            raise _unusable(self.folder, error) from error
+        try:
+            _lock(lock, self.folder)
+            write_durably(self.folder / COURSE, json.dumps(course.identity, indent=1).encode())
+            yield
+        finally:
+            os.close(lock)
 
     def measured(self, step: int, loss: float) -> None:
         """Keep a held-out loss."""
@@ -162,6 +177,31 @@ class Place:
         sync(self.folder)
         shutil.rmtree(old, ignore_errors=True)
         return final, f"step {step}, {why}"
+
+
+def _require_free(folder: Path) -> None:
+    try:  # the draft is of one that was killed before it began
+        others = [path for path in folder.iterdir() if path.name != f"{Path(COURSE).stem}.tmp"]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    if others:
+        raise ConfigError(f"--out {str(folder)!r}: it holds something else: name a new one")
+
+
+def _unusable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--out {str(folder)!r}: {error.strerror}: name another folder")
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"--out {str(folder)!r}: another warm start is learning there: wait for it, or name "
+            "another folder"
+        ) from error
 
 
 def _refuse_another(folder: Path, here: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ passage may also be `{"id", "contents"}`, as in a corpus; instead of its passage
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,7 +73,7 @@ class Demonstration:
 
 
 def read_files(
-    paths: Iterable[Path], prompter: Prompter, config: Config, skip_bad: bool = False
+    paths: Sequence[Path], prompter: Prompter, config: Config, skip_bad: bool = False
 ) -> tuple[list[Demonstration], list[str]]:
     """The files' demonstrations, and what is wrong with the rows left out.
 
@@ -97,7 +97,7 @@ def read_files(
         more = f"\n... and {len(bad) - MOST_SHOWN} more bad rows" if len(bad) > MOST_SHOWN else ""
         raise BadDemonstrations("\n".join(bad[:MOST_SHOWN]) + more)
     if not found:
-        raise BadDemonstrations(f"no demonstrations in the files given: {_SHAPE}")
+        raise BadDemonstrations(f"{', '.join(map(str, paths))}: no demonstrations: {_SHAPE}")
     return found, bad
 
 

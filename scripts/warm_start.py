@@ -4,27 +4,27 @@ Or `--from-run RUN`, rejection sampling: what a run's actors were rewarded for, 
 learner's own engine, packing, settings (lr, lr_schedule, warmup_steps, betas, eval_every,
 checkpoint_every, …) and checkpoints; the loss is −log p of what the policy writes. Leaves
 `OUT/model`, which `model.path` takes: the checkpoint with the lowest held-out loss, or the last.
-What was interrupted goes on from its newest checkpoint, bit for bit, when the same command is given
-again. Exit codes: 0 done, 1 the learner gave up, 2 bad input, 130 interrupted.
+SIGINT and SIGTERM have it finish the step, save it and leave. What was interrupted, or killed, goes
+on from its newest checkpoint, bit for bit, when the same command is given again. Exit codes: 0
+done, 1 the learner gave up, 2 bad input, 3 one of its deadlines passed or a rank was lost where
+nothing else would notice, 130 interrupted.
 """
 
 import argparse
 import contextlib
-import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from rich.console import Console
 from rich.progress import track
 
 from configs.load import ConfigError, load, save
-from configs.process import begin, on_stop, socket_dir
+from configs.process import begin, on_stop
 from configs.schema import Config
 from learner import checkpoint
 from learner.errors import BadCheckpoint, BadModel, LearnerError
@@ -34,7 +34,8 @@ from scripts import preflight
 from scripts.course import Course, Place
 from scripts.demonstrations import BadDemonstrations, Demonstration, read_files, read_run
 from scripts.resolve import with_absolute_paths
-from scripts.warm_start_options import parse
+from scripts.warm_start_options import parse, require_files
+from scripts.warm_start_ranks import joining, other_ranks
 
 if TYPE_CHECKING:  # heavy imports wait until the number of threads is set
     from learner.metrics import Metrics
@@ -60,6 +61,7 @@ def settings(given: argparse.Namespace) -> Config:
     out = given.out or Path(config.run_dir or Path("runs") / name)
     config = msgspec.structs.replace(config, run_dir=str(out.resolve()))
     preflight.check_model(config)
+    require_files(given.demonstrations or ())
     return config
 
 
@@ -169,11 +171,15 @@ class Learning:
         self._console.print(f"{line}  lr {gauges['learner/lr']:.3g}", highlight=False)
 
 
-def run(plan: Plan, console: Console, stops: Sequence[str]) -> int:
-    """Learn until the end, or until `stops` holds a cause; the exit code. Raises LearnerError."""
+def run(plan: Plan, console: Console, listen: Callable[[], Sequence[str]]) -> int:
+    """Learn until the end, or until a cause is in what `listen` gives, which is called when the
+    first step can be taken; the exit code. Raises LearnerError, and ConfigError for a folder in
+    which another warm start learns.
+    """
     total, done = plan.config.learner.total_steps, plan.place.done
     with contextlib.ExitStack() as stack:
         learning = Learning(plan, *start(plan, stack, console), console)
+        stops = listen()
         for step in track(
             learning.steps(), "learning", max(total - done, 0), console=Console(stderr=True)
         ):
@@ -202,29 +208,18 @@ def start(plan: Plan, stack: contextlib.ExitStack, console: Console) -> tuple["T
     torch.set_num_threads(config.learner.threads)
     torch.manual_seed(config.seed)
     transformers_logging.disable_progress_bar()
-    plan.place.begin(plan.course)
+    stack.enter_context(plan.place.begun(plan.course))
     save(config, folder / "config.yaml")
-    start_ranks(config, stack, console)
+    ranks = stack.enter_context(other_ranks(config, console))
+    begins = plan.place.done + 1 if plan.place.done else 0  # a loss is measured before step 1
     again = (folder / "tensorboard").exists()
-    metrics = stack.enter_context(Metrics(folder, plan.place.done + 1 if again else None))
-    trainer = lead(config)
+    metrics = stack.enter_context(Metrics(folder, begins if again else None))
+    with joining(ranks):
+        trainer = lead(config)
     stack.callback(trainer.close)
     if plan.place.found:
         trainer.restore(plan.place.found.folder)
     return trainer, metrics
-
-
-def start_ranks(config: Config, stack: contextlib.ExitStack, console: Console) -> None:
-    """The learner's other ranks: here, or said how where `learner.rendezvous` names a place."""
-    if config.learner.ranks > 1:
-        stack.callback(shutil.rmtree, socket_dir(config.run_dir), ignore_errors=True)
-    for rank in range(1, config.learner.ranks):
-        path = str(Path(config.run_dir) / "config.yaml")
-        words = [sys.executable, "-m", "learner.worker", path, "--rank", str(rank)]
-        if config.learner.rendezvous:
-            console.print(f"start on its machine: {' '.join(words[1:])}", soft_wrap=True)
-        else:
-            stack.callback(_end, subprocess.Popen(words))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -232,10 +227,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, console = parse(argv), Console()
     try:
         config = settings(given)
-        begin("warm_start", config.learner.threads)
-        plan, stops = prepare(given, config, console), list[str]()
-        on_stop(stops.append)  # from here on a step is finished, and saved
-        return run(plan, console, stops)
+        begin("warm_start", config.learner.threads, with_parent=False)
+        on_stop(_leave)
+        return run(prepare(given, config, console), console, _listen)
     except (ConfigError, BadDemonstrations, LogError, BadCheckpoint, BadModel) as error:
         print(f"warm_start: {error}", file=sys.stderr)
         return BAD_INPUT
@@ -243,16 +237,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"warm_start: {type(error).__name__}: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
+        print("warm_start: interrupted before it took a step", file=sys.stderr)
         return INTERRUPTED
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Wait for a rank that leaves by itself once rank 0 has closed; else end it."""
-    try:
-        process.wait(10.0)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def _leave(cause: str) -> NoReturn:
+    """Before the first step there is nothing to save."""
+    raise KeyboardInterrupt(cause)
+
+
+def _listen() -> list[str]:
+    """From here on a step is finished, and saved."""
+    stops = list[str]()
+    on_stop(stops.append)
+    return stops
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from configs.load import ConfigError
 
 MOST_EPOCHS = 1_000_000
 
@@ -29,6 +31,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if not (0 <= given.held_out < 1 and given.rows > 0 and given.steps >= 0):
         parser.error("--held-out is a share from 0 to below 1, --rows and --steps are numbers")
     return given
+
+
+def require_files(paths: Iterable[Path]) -> None:
+    """Raise ConfigError for a file of demonstrations that is none, or empty: found before anything
+    takes time.
+    """
+    for path in paths:
+        shown = f"--demonstrations {str(path)!r}"
+        if not path.exists():
+            raise ConfigError(f"{shown}: no such file: name a JSONL file of demonstrations")
+        if path.is_file() and not path.stat().st_size:
+            raise ConfigError(f"{shown}: it is empty: write one demonstration a line")
 
 
 def _epochs(text: str) -> float:

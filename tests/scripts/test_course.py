@@ -60,6 +60,11 @@ def test_one_question_at_least_is_held_out_and_none_where_none_is_asked_for() ->
         Course.of(demonstrations(1), 0.5, 4, seed=0)
 
 
+def begin(place: Place, course: Course) -> None:
+    with place.begun(course):
+        pass
+
+
 @pytest.fixture
 def config(tmp_path: Path, inputs: dict[str, str]) -> Config:
     model = ModelConfig(path=inputs["model.path"])
@@ -73,7 +78,7 @@ def course() -> Course:
 
 def test_a_course_goes_on_from_its_newest_checkpoint(config: Config, course: Course) -> None:
     place = Place.of(config, course)
-    place.begin(course)
+    begin(place, course)
     for step, loss in enumerate((3.0, 1.0, 2.0, 0.5)):
         place.measured(step, loss)
     for step in (1, 2):
@@ -84,12 +89,12 @@ def test_a_course_goes_on_from_its_newest_checkpoint(config: Config, course: Cou
 
 
 def test_a_course_that_was_never_saved_begins_again(config: Config, course: Course) -> None:
-    Place.of(config, course).begin(course)
+    begin(Place.of(config, course), course)
     assert Place.of(config, course).done == 0
 
 
 def test_another_course_is_refused_by_what_differs(config: Config, course: Course) -> None:
-    Place.of(config, course).begin(course)
+    begin(Place.of(config, course), course)
     other = Course.of(demonstrations(7), 0.0, 3, seed=0)
     with pytest.raises(ConfigError, match=r"rows = 2 there, 3 here; learnt = 6 there, 7 here"):
         Place.of(config, other)
@@ -99,7 +104,7 @@ def test_another_course_is_refused_by_what_differs(config: Config, course: Cours
 
 
 def test_another_setting_is_refused(config: Config, course: Course) -> None:
-    Place.of(config, course).begin(course)
+    begin(Place.of(config, course), course)
     checkpoint.save(config, 1, Exporter(), None)
     learner = msgspec.structs.replace(config.learner, lr=0.5)
     with pytest.raises(checkpoint.BadCheckpoint, match=r"learner\.lr = 1e-06 there, 0\.5 here"):
@@ -111,6 +116,32 @@ def test_a_folder_with_something_else_in_it_is_left_alone(config: Config, course
     (Path(config.run_dir) / "thesis.tex").touch()
     with pytest.raises(ConfigError, match="it holds something else: name a new one"):
         Place.of(config, course)
+
+
+def test_one_that_was_killed_before_it_began_is_no_obstacle(config: Config, course: Course) -> None:
+    Path(config.run_dir).mkdir()
+    (Path(config.run_dir) / "course.tmp").write_text("{")
+    begin(Place.of(config, course), course)
+    assert Place.of(config, course).done == 0
+
+
+def test_a_folder_is_of_one_process_at_a_time(config: Config, course: Course) -> None:
+    place = Place.of(config, course)
+    with (
+        place.begun(course),
+        pytest.raises(ConfigError, match="another warm start is learning there"),
+    ):
+        begin(place, course)
+    begin(place, course)
+
+
+def test_a_folder_that_can_be_none_is_refused(config: Config, course: Course) -> None:
+    Path(config.run_dir).touch()
+    with pytest.raises(ConfigError, match=r"--out '.*out': Not a directory: name another folder"):
+        Place.of(config, course)
+    under = msgspec.structs.replace(config, run_dir=f"{config.run_dir}/under")
+    with pytest.raises(ConfigError, match=r"under': Not a directory: name another folder"):
+        begin(Place(Path(under.run_dir), None, {}), course)
 
 
 def exported(config: Config, steps: int) -> None:
@@ -125,7 +156,7 @@ def test_the_best_measured_checkpoint_is_delivered_in_place_of_an_earlier_one(
     config: Config, course: Course
 ) -> None:
     place = Place.of(config, course)
-    place.begin(course)
+    begin(place, course)
     exported(config, 3)
     assert place.deliver(3)[1] == "step 3, the last"
     for step, loss in ((0, 0.1), (1, 3.0), (2, 1.0), (3, 2.0)):
@@ -138,7 +169,7 @@ def test_the_best_measured_checkpoint_is_delivered_in_place_of_an_earlier_one(
 
 def test_what_is_there_stays_until_another_model_is_whole(config: Config, course: Course) -> None:
     place = Place.of(config, course)
-    place.begin(course)
+    begin(place, course)
     exported(config, 1)
     model, _ = place.deliver(1)
     (place.folder / "checkpoints" / "step-1" / "model" / "step").unlink()

@@ -268,7 +268,7 @@ def test_files_that_hold_none_are_named(
 ) -> None:
     with pytest.raises(BadDemonstrations, match=r"none\.jsonl: cannot be read"):
         read_files([tmp_path / "none.jsonl"], prompter, CONFIG)
-    with pytest.raises(BadDemonstrations, match="no demonstrations in the files"):
+    with pytest.raises(BadDemonstrations, match=r"d\.jsonl: no demonstrations: write"):
         read("")
 
 

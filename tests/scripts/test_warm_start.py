@@ -66,7 +66,7 @@ class Warm:
         self._console = Console(file=self._said, width=200)
 
     def __call__(self, *words: str, stops: tuple[str, ...] = ()) -> int:
-        return warm_start.run(self.prepare(*words), self._console, stops)
+        return warm_start.run(self.prepare(*words), self._console, lambda: stops)
 
     def prepare(self, *words: str) -> warm_start.Plan:
         given = warm_start.parse(words)
