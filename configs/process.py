@@ -23,15 +23,15 @@ CONSEQUENCE = 3
 _PR_SET_PDEATHSIG = 1
 
 
-def begin(name: str, threads: int | None = None, with_parent: bool = True) -> None:
-    """Prepare this process: right packages, death with the parent, logging, thread count.
+def begin(name: str, threads: int | None = None) -> None:
+    """Prepare this process: right packages, logging, thread count; and death with the parent, where
+    that has put its pid into `FORAGE_PARENT`: people may close the shell of what they start.
 
-    A command that people start, and whose shell they may close, does not die `with_parent`. Call
-    before torch, vLLM or transformers are imported. Raises RuntimeError when another
+    Call before torch, vLLM or transformers are imported. Raises RuntimeError when another
     distribution shadows one of our packages.
     """
     assert_packages()
-    if with_parent:
+    if "FORAGE_PARENT" in os.environ:
         die_with_parent()
     logging.basicConfig(
         level=logging.INFO,

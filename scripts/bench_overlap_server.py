@@ -10,6 +10,7 @@ longest of its queries' delays is over. Ends with whoever started it.
 import asyncio
 import json
 import math
+import os
 import random
 import socket
 import subprocess
@@ -104,6 +105,7 @@ def serving(corpus: Path, seed: int) -> Iterator[tuple[str, int]]:
         process = subprocess.Popen(
             [sys.executable, *words],
             pass_fds=[number],
+            env=os.environ | {"FORAGE_PARENT": str(os.getpid())},
             start_new_session=True,  # Ctrl-C is its starter's affair
         )
     try:

@@ -7,6 +7,7 @@ deadline, and names what it waited for.
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -95,7 +96,11 @@ class Processes:
         """Start `python COMMAND`; what it says goes to `NAME.log`."""
         with (self._folder / f"{name}.log").open("wb") as file:
             self._running[name] = subprocess.Popen(
-                [sys.executable, *command], stdout=file, stderr=file, stdin=subprocess.DEVNULL
+                [sys.executable, *command],
+                stdout=file,
+                stderr=file,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"FORAGE_PARENT": str(os.getpid())},
             )
 
     def wait(self, names: list[str], limit_s: float, until: Callable[[], bool]) -> None:

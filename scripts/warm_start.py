@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, console = parse(argv), Console()
     try:
         config = settings(given)
-        begin("warm_start", config.learner.threads, with_parent=False)
+        begin("warm_start", config.learner.threads)
         on_stop(_leave)
         return run(prepare(given, config, console), console, _listen)
     except (ConfigError, BadDemonstrations, LogError, BadCheckpoint, BadModel) as error:
