@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
+
 from actors.policy import Unscorable
 from actors.transcript import Transcript
 from actors.users_code import FAULTS, StillRunning, Threads, raise_if_cancelled
@@ -75,11 +77,9 @@ class UserReward:
         return Unscorable("custom", f"{self._name} {what} (question {transcript.question.id!r})")
 
 
-def _finite(value: Any) -> float | None:
-    if getattr(value, "shape", None) == ():  # of numpy or torch
-        value = value.item()
+def _finite(value: object) -> float | None:
     try:
-        number = float(value) if isinstance(value, numbers.Real) else math.nan
-    except OverflowError:
+        number = float(value) if isinstance(value, numbers.Real | np.bool_) else math.nan
+    except (OverflowError, TypeError, ValueError):
         return None
     return number if math.isfinite(number) else None

@@ -134,7 +134,7 @@ class Books:
         if expected != fact.question:
             raise LogError(
                 f"group {fact.group_id} was opened with {fact.question!r}, but here {expected!r} "
-                "is next: the log belongs to other question files or another seed"
+                "is next: the log is of other (or since changed) question files, or another seed"
             )
         self.next_group_id[fact.kind] = fact.group_id + 1
         self.short.add(fact.group_id)

@@ -3,7 +3,7 @@ Search-R1's and verl's parquet, as they are.
 
 Consumes a path; produces questions in the file's order; waits for nothing but the disk. A row's
 question is `question` or `extra_info.question`; its answers are `answers`, `golden_answers`,
-`answer` or `reward_model.ground_truth.target`; its id is `id`, `qid` or `extra_info.index`, behind
+`reward_model.ground_truth.target` or `answer`; its id is `id`, `qid` or `extra_info.index`, behind
 `data_source` where that is named, for ids of different data sets collide.
 """
 
@@ -14,10 +14,12 @@ from typing import Any
 
 import msgspec
 
+from configs.schema import QuestionsConfig
 from replay.trajectory import Question
 
 _WANTED = 'write {"question": text, "answers": [text, …]}, optional "id" and "hops"'
 _BATCH = 1024
+NAMED_ROWS = 20  # of those that cannot be used
 
 
 class QuestionsError(ValueError):
@@ -29,20 +31,21 @@ Refuse = Callable[[int, QuestionsError], None]
 
 @dataclass(frozen=True)
 class QuestionFile:
-    """The questions of a file's sound rows, in its order, and what is wrong with each other row."""
+    """The questions of a file's sound rows, in its order; how many rows are not sound, and what is
+    wrong with the first of them.
+    """
 
     questions: tuple[Question, ...]
-    faults: tuple[QuestionsError, ...] = ()
+    unusable: int = 0
+    faults: tuple[str, ...] = ()
 
-    def unusable(self) -> str:
-        """How many rows cannot be used, and why not the first; '' where there is none."""
-        if not self.faults:
+    def told(self) -> str:
+        """How many rows cannot be used, and why not the first; '' where all can."""
+        if not self.unusable:
             return ""
-        bad, rows = len(self.faults), len(self.faults) + len(self.questions)
-        return (
-            f"{bad:,} of {rows:,} rows cannot be used: {self.faults[0]}"
-            f"{f' (and {bad - 1:,} more)' if bad > 1 else ''}"
-        )
+        others = f" (and {self.unusable - 1:,} more)" if self.unusable > 1 else ""
+        rows = self.unusable + len(self.questions)
+        return f"{self.unusable:,} of {rows:,} rows cannot be used: {self.faults[0]}{others}"
 
 
 class _Row(msgspec.Struct):
@@ -53,41 +56,62 @@ class _Row(msgspec.Struct):
 
 
 def load_questions(path: str | Path, limit: int = 0) -> tuple[Question, ...]:
-    """The questions of `read_questions`."""
-    return read_questions(path, limit).questions
+    """The questions of every row, or of the first `limit`; 0 reads all. Raises QuestionsError, for
+    a single row that cannot be used too.
+    """
+    file = read_questions(path, limit)
+    if file.unusable:
+        raise QuestionsError(
+            f"{file.told()}: scripts/prepare_data.py lists such rows and keeps the others"
+        )
+    return file.questions
 
 
 def read_questions(path: str | Path, limit: int = 0) -> QuestionFile:
     """Read and check every row, or up to the first `limit` sound ones; 0 reads all.
 
-    A row without an id is called `<file stem>-<row number>`, from 1; of two rows of one id the
-    second is at fault. Raises QuestionsError where no row is sound, naming the first.
+    A row without an id is called `<file stem>-<row number>`, from 1. Raises QuestionsError where
+    two rows have one id, and where more rows cannot be used than can.
     """
-    path = Path(path)
-    seen: dict[str, int] = {}
-    questions: list[Question] = []
-    faults: list[QuestionsError] = []
-    for number, raw in question_rows(path, lambda _, fault: faults.append(fault)):
+    path, seen, faults = Path(path), dict[str, int](), list[str]()
+    questions, unusable = list[Question](), 0
+
+    def refuse(_: int, fault: QuestionsError) -> None:
+        nonlocal unusable
+        unusable += 1
+        faults.extend([str(fault)] if unusable <= NAMED_ROWS else [])
+
+    for number, raw in question_rows(path, refuse):
         try:
             question = question_of(raw, f"{path}:{number}", f"{path.stem}-{number}")
-            if question.id in seen:
-                raise QuestionsError(
-                    f"{path}:{number}: id {question.id!r} is that of line {seen[question.id]} too; "
-                    "give each row its own id or leave id out"
-                )
         except QuestionsError as fault:
-            faults.append(fault)
+            refuse(number, fault)
             continue
+        if question.id in seen:
+            raise QuestionsError(
+                f"{path}:{number}: id {question.id!r} is that of line {seen[question.id]} too; "
+                "give each row its own id or leave id out"
+            )
         seen[question.id] = number
         questions.append(question)
         if len(questions) == limit:
             break
-    if not questions and faults:
-        others = f" (and {len(faults) - 1:,} more rows; none is sound)" if len(faults) > 1 else ""
-        raise QuestionsError(f"{faults[0]}{others}") from faults[0]
+    file = QuestionFile(tuple(questions), unusable, tuple(faults))
+    if unusable > len(questions):
+        raise QuestionsError(f"{file.told()}: name a file of questions; {_WANTED}")
     if not questions:
-        raise QuestionsError(f'{path}: no questions; write rows {{"question": …, "answers": […]}}')
-    return QuestionFile(tuple(questions), tuple(faults))
+        raise QuestionsError(f"{path}: no questions; {_WANTED}")
+    return file
+
+
+def left_out(files: QuestionsConfig) -> Iterator[str]:
+    """Of each file of a run whose rows cannot all be used: how many, and why not the first."""
+    for field, limit in (("train", 0), ("eval", files.eval_limit)):
+        if (path := getattr(files, field)) and (told := read_questions(path, limit).told()):
+            yield (
+                f"questions.{field}: left out, {told}; leave the file as it is while this run may "
+                "be resumed"
+            )
 
 
 def question_rows(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, Any]]:
@@ -138,7 +162,7 @@ def _plain(raw: Mapping[str, Any]) -> dict[str, Any]:
     extra = extra if isinstance(extra, dict) else {}
     truth = rule.get("ground_truth") if isinstance(rule, dict) else None
     target = truth.get("target") if isinstance(truth, dict) else truth
-    theirs = _first(raw.get("golden_answers"), raw.get("answer"), target)
+    theirs = _first(raw.get("golden_answers"), target, raw.get("answer"))
     found = {
         "question": _first(raw.get("question"), extra.get("question")),
         "answers": _first(raw.get("answers"), [theirs] if isinstance(theirs, str) else theirs),

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from configs.schema import Config
 from replay.ledger import Ledger
 from replay.log import FILE_NAME, EventLog, read_whole
 from replay.protocol import LogError, ReplayError
-from replay.question_files import QuestionsError, read_questions
+from replay.question_files import QuestionFile, QuestionsError, read_questions
 from replay.questions import Questions
 from replay.records import (
     Record,
@@ -38,10 +38,9 @@ from replay.records import (
 )
 from replay.server import ReplayServer
 from replay.survey import summarise_payload
-from replay.trajectory import Question, Sampling
+from replay.trajectory import Sampling
 
 logger = logging.getLogger(__name__)
-NAMED_ROWS = 20  # of a question file, that cannot be used
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_intermixed_args(arguments)
     try:
         config = load(given.config, given.overrides)
-        ledger = make_ledger(config)
+        ledger = make_ledger(config, logger.warning)
         log, recorded = make_log(config, ledger, given.resume, given.restart)
         server = make_server(config, ledger, log, recorded, given.restart)
     except (ConfigError, QuestionsError, ReplayError) as error:
@@ -75,29 +74,27 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def make_ledger(config: Config) -> Ledger:
-    """A ledger with the configured questions. Raises ConfigError, QuestionsError."""
-    train, evaluation = config.questions.train, config.questions.eval
-    if not train:
-        raise ConfigError(f"questions.train = {train!r}: name a JSONL file of questions")
+def make_ledger(config: Config, tell: Callable[[str], None] | None = None) -> Ledger:
+    """A ledger with the configured questions; `tell` is told what rows are left out. Raises
+    ConfigError, QuestionsError.
+    """
+    files = config.questions
+    if not files.train:
+        raise ConfigError(f"questions.train = {files.train!r}: name a JSONL file of questions")
+    train = read_questions(files.train)
+    evaluation = read_questions(files.eval, files.eval_limit) if files.eval else QuestionFile(())
+    for field, file in ("train", train), ("eval", evaluation):
+        if tell and file.unusable:
+            for line in file.told(), *file.faults[1:]:
+                tell(f"questions.{field}: left out: {line}")
     return Ledger(
         config.replay,
-        Questions(_questions(train), config.seed),
-        _questions(evaluation, config.questions.eval_limit) if evaluation else (),
+        Questions(train.questions, config.seed),
+        evaluation.questions,
         Sampling(config.actors.temperature, config.seed),
         summarise_payload,
         config.learner.total_steps,
     )
-
-
-def _questions(path: str, limit: int = 0) -> tuple[Question, ...]:
-    """The questions of a file, bad rows named in the log. Raises QuestionsError."""
-    file = read_questions(path, limit)
-    for fault in file.faults[:NAMED_ROWS]:
-        logger.warning("a row is left out: %s", fault)
-    if len(file.faults) > NAMED_ROWS:
-        logger.warning("%s: %d rows are left out in all", path, len(file.faults))
-    return file.questions
 
 
 def make_log(

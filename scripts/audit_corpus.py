@@ -20,6 +20,7 @@ from rich.table import Table
 
 from configs.load import ConfigError, load
 from replay.protocol import ReplayError
+from replay.question_files import left_out
 from replay.trajectory import Kind
 from retrieval_server.opening import open_index
 from retrieval_server.protocol import RetrievalError
@@ -129,6 +130,8 @@ def measured(
     if given.json and not given.json.resolve().parent.is_dir():
         raise ConfigError(f"--json {str(given.json)!r}: there is no such folder to write it in")
     questions = questions_of(config)
+    for line in left_out(config.questions):
+        print(f"audit_corpus: {line}", file=sys.stderr)
     with Progress(console=Console(stderr=True)) as progress:
         searches = RecordedSearches(given.searches, questions) if given.searches else None
         opening = progress.add_task("opening the index", total=None)

@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from configs.load import ConfigError
 from configs.schema import Config
-from replay.question_files import QuestionsError, load_questions
+from replay.question_files import QuestionsError, read_questions
 from replay.trajectory import Kind
 from retrieval_server.index import Index
 from retrieval_server.protocol import Document
@@ -117,7 +117,7 @@ def questions_of(config: Config) -> list[Asked]:
     for kind in KINDS:
         path = getattr(files, kind)
         try:
-            found = load_questions(path, limits[kind]) if path else ()
+            found = read_questions(path, limits[kind]).questions if path else ()
         except QuestionsError as error:
             raise ConfigError(f"questions.{kind} = {path!r}: {error}") from error
         made += ((kind, each) for each in found)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import ConfigError
-from replay.question_files import QuestionsError, question_rows, read_questions
+from replay.question_files import QuestionsError, load_questions, question_rows
 from replay.trajectory import Question
 
 
@@ -52,13 +52,8 @@ def _read(given: str) -> Iterator[QuestionSet]:
         )
     sets: dict[str, list[Question]] = {}
     try:
-        file = read_questions(path)
-        if file.faults:  # every row counts in an evaluation
-            raise QuestionsError(
-                f"{file.unusable()}: scripts/prepare_data.py lists such rows and keeps the others"
-            )
         rows = (raw for _, raw in question_rows(path))
-        for question, raw in zip(file.questions, rows, strict=True):
+        for question, raw in zip(load_questions(path), rows, strict=True):
             sets.setdefault(name or _source(raw) or path.stem, []).append(question)
     except QuestionsError as error:
         raise ConfigError(f"--sets {given}: {error}") from error

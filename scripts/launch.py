@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from configs.schema import Config
 from replay.client import Observer
 from replay.log import FILE_NAME
 from replay.protocol import ReplayError
-from replay.question_files import read_questions
+from replay.question_files import left_out
 from scripts import plot, preflight, resume, summary
 from scripts.console import Console
 from scripts.fleet import Fleet, FleetError
@@ -110,14 +110,6 @@ def run(config: Config, console: Console, progress: Progress | None = None) -> i
         console.phase("")
         _leave(config, console, outcome, cause, time.monotonic() - begun, gauges)
     return EXIT_CODES[outcome]
-
-
-def left_out(config: Config) -> Iterator[str]:
-    """Which question files have rows that cannot be used, and how many."""
-    limits = {"train": 0, "eval": config.questions.eval_limit}
-    for kind, limit in limits.items():
-        if said := read_questions(getattr(config.questions, kind), limit).unusable():
-            yield f"questions.{kind}: left out, {said}"
 
 
 def how_to_go_on(run_dir: Path, outcome: str) -> str:
@@ -217,18 +209,18 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"forage: {error}", file=sys.stderr)
         return 2
+    console = Console()
+    for line in left_out(config.questions):
+        console.say(line, "yellow")
     if arguments.prepare_only:
         Path(config.run_dir).mkdir(parents=True, exist_ok=True)
         _save(config)
         for command in commands(config, progress).values():
             print(f"{sys.executable} {' '.join(command)}")
         return 0
-    console = Console()
     for line, _ in preflight.gpu_plan(config):
         console.say(line)
     console.say(f"weights will travel by {preflight.transport(config)}")
-    for line in left_out(config):
-        console.say(line, "yellow")
     return run(config, console, progress)
 
 

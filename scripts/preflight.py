@@ -20,7 +20,7 @@ from actors.recorded import RecordedRetriever
 from configs.load import ConfigError
 from configs.schema import Config
 from replay.protocol import ReplayError
-from replay.question_files import load_questions
+from replay.question_files import read_questions
 from retrieval_server.bearer import read_token
 from retrieval_server.opening import look
 from retrieval_server.protocol import BadIndex, RetrievalError
@@ -85,7 +85,7 @@ def _questions(config: Config) -> Iterator[str]:
             yield f'questions.{field} is empty: name a JSONL file of {{"question", "answers"}}'
             continue
         try:
-            load_questions(Path(path))
+            read_questions(Path(path))
         except (ReplayError, ValueError, OSError) as error:
             yield f"questions.{field} = {path!r}: {error}"
 

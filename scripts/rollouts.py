@@ -12,7 +12,7 @@ from actors.token_audit import TokenAudit
 from configs.schema import Config
 from replay.codec import encode_trajectory
 from replay.protocol import Batch, Lease
-from replay.question_files import load_questions
+from replay.question_files import read_questions
 from replay.questions import Questions
 from replay.records import EVAL_GROUPS
 from replay.trajectory import Question, Sampling, Trajectory
@@ -27,8 +27,9 @@ class Rollouts:
     def __init__(self, config: Config, **parts: Any) -> None:
         self.config, self.parts, self.opened, self.evaluated = config, parts, 1, EVAL_GROUPS
         self.audit = TokenAudit(parts["prompter"], config)
-        self.questions = Questions(load_questions(config.questions.train), config.seed)
-        self.eval_questions = load_questions(config.questions.eval, config.questions.eval_limit)
+        files = config.questions
+        self.questions = Questions(read_questions(files.train).questions, config.seed)
+        self.eval_questions = read_questions(files.eval, files.eval_limit).questions
         self.slots = asyncio.Semaphore(config.actors.rollouts_in_flight * config.actors.count)
 
     async def one(self, lease: Lease) -> Trajectory:

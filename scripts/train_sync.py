@@ -31,6 +31,7 @@ from learner.batch import build
 from learner.errors import BadModel
 from learner.trainer import Trainer
 from replay.protocol import Batch, ReplayError
+from replay.question_files import left_out
 from scripts import launch
 from scripts.own_server import OwnServer, ServerFailed, serving
 from scripts.recorded import recorded_batches
@@ -112,6 +113,8 @@ def main() -> int:
     except (BadModel, ConfigError, ReplayError) as error:
         print(f"train_sync: {error}", file=sys.stderr)
         return 2
+    for line in left_out(config.questions):
+        print(line, file=sys.stderr)
     path = Path(config.run_dir) / "config.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     save(config, path)

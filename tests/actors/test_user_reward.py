@@ -5,12 +5,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from actors.entry_points import load_entry_point
 from actors.policy import Unscorable
@@ -61,7 +61,6 @@ class _Caller:
         (lambda t: t.answer in t.question.answers, 1.0),
         (lambda t: np.float32(0.5), 0.5),
         (lambda t: np.bool_(True), 1.0),
-        (lambda t: torch.tensor(0.5), 0.5),
         (lambda t: -3, -3.0),
         (_half, 0.5),
         (lambda t: _half(t), 0.5),
@@ -75,7 +74,11 @@ def test_a_number_is_taken_from_a_plain_and_from_an_async_function(
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), None, "1.0", [1.0], 10**400, np.ones(1), 1j]
+    "value",
+    [
+        *(float("nan"), float("inf"), None, "1.0", [1.0], 10**400, np.ones(1), 1j),
+        *(np.ma.masked, SimpleNamespace(shape=())),
+    ],
 )
 def test_what_is_no_finite_number_is_unscorable(value: object) -> None:
     assert "no finite number" in fault_of(lambda t: value)

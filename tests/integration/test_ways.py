@@ -32,6 +32,7 @@ class Judge(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Verdict)
         self.asked: list[str] = []
         self.lock = threading.Lock()
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
     def verdict(self, question: str) -> str | None:
         """What is said; None: it fails."""
@@ -40,7 +41,6 @@ class Judge(ThreadingHTTPServer):
             if question not in self.asked:
                 self.asked.append(question)
             return None if fails else ("no", "yes")[self.asked.index(question) % 2 == 0]
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
 
 class _Verdict(BaseHTTPRequestHandler):

@@ -117,19 +117,23 @@ def test_rows_of_several_layouts_may_stand_in_one_file(tmp_path: Path) -> None:
             {"golden_answers": None, "reward_model": None},
             "t.parquet:2: Object missing required field",
         ),
-        ({"id": "train_0"}, "t.parquet:2: id 'nq/train_0' is that of line 1 too"),
     ],
 )
 def test_a_bad_row_of_parquet_is_named(tmp_path: Path, fault: dict[str, Any], said: str) -> None:
     rows = [search_r1("nq", 0), search_r1("nq", 1) | fault, search_r1("nq", 2)]
     found = read_questions(written(tmp_path / "t.parquet", rows))
-    assert len(found.questions) == 2 and len(found.faults) == 1
-    assert re.search(said, str(found.faults[0]))
+    assert len(found.questions) == 2 and found.unusable == 1
+    assert re.search(said, found.faults[0])
+
+
+def test_two_rows_of_parquet_of_one_id_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(QuestionsError, match=r"t.parquet:2: id 'nq/train_0' is that of line 1 too"):
+        read_questions(written(tmp_path / "t.parquet", [search_r1("nq", 0), search_r1("nq", 0)]))
 
 
 def test_a_parquet_without_questions_is_refused(tmp_path: Path) -> None:
     rows = [{"prompt": "a"}, {"prompt": "b"}]
-    with pytest.raises(QuestionsError, match=r"t.parquet:1: .*`question`.* \(and 1 more rows"):
+    with pytest.raises(QuestionsError, match=r"2 of 2 rows .*t.parquet:1: .*`question`"):
         load_questions(written(tmp_path / "t.parquet", rows))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replay.question_files import QuestionsError, load_questions, read_questions
+from replay.question_files import NAMED_ROWS, QuestionsError, load_questions, read_questions
 from replay.questions import Questions
 from replay.trajectory import Question
 
@@ -53,28 +53,42 @@ def test_a_line_separator_inside_a_text_is_no_line_end(tmp_path: Path) -> None:
         (row(answers=[" "]), r"train.jsonl:2: answers is"),
         (row(question=" "), r"train.jsonl:2: question is empty, got ' '"),
         (row(hops=-1), r"train.jsonl:2: hops is -1"),
-        (row(id="first"), r"train.jsonl:2: id 'first' is that of line 1 too"),
         ('{"answers": ["x"]}', r"train.jsonl:2: .*question"),
     ],
 )
-def test_a_bad_row_is_named_and_left_out(tmp_path: Path, line: str, message: str) -> None:
-    found = read_questions(written(tmp_path, row(id="first"), line, row(id="last")))
-    assert [question.id for question in found.questions] == ["first", "last"]
-    assert len(found.faults) == 1 and re.search(message, str(found.faults[0]))
-    assert found.unusable() == f"1 of 3 rows cannot be used: {found.faults[0]}"
+def test_a_bad_row_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = written(tmp_path, row(), line, row())
+    found = read_questions(path)
+    assert [question.id for question in found.questions] == ["train-1", "train-3"]
+    assert found.unusable == len(found.faults) == 1 and re.search(message, found.faults[0])
+    assert found.told() == f"1 of 3 rows cannot be used: {found.faults[0]}"
+    with pytest.raises(QuestionsError, match=f"{message}.*: scripts/prepare_data.py lists"):
+        load_questions(path)
+
+
+def test_two_rows_of_one_id_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, row(id="first"), row(), row(id="first"))
+    with pytest.raises(QuestionsError, match=r"train.jsonl:3: id 'first' is that of line 1 too"):
+        read_questions(path)
 
 
 def test_bad_rows_are_counted(tmp_path: Path) -> None:
-    path = written(tmp_path, row(), row(answers=[]), "{", row(), row(question=""))
-    said = read_questions(path).unusable()
-    assert re.match(r"3 of 5 rows cannot be used: .*:2: answers is \[\]; .* \(and 2 more\)$", said)
-    assert [question.id for question in load_questions(path)] == ["train-1", "train-4"]
-    assert not read_questions(written(tmp_path, row())).unusable()
+    path = written(tmp_path, row(), row(answers=[]), row(), "{", row())
+    said = read_questions(path).told()
+    assert re.match(r"2 of 5 rows cannot be used: .*:2: answers is \[\]; .* \(and 1 more\)$", said)
+    assert not read_questions(written(tmp_path, row())).told()
 
 
-def test_a_file_without_a_sound_row_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(QuestionsError, match=r":1: answers is .* \(and 1 more rows; none is sound"):
-        load_questions(written(tmp_path, row(answers=[]), "{"))
+def test_only_the_first_are_kept(tmp_path: Path) -> None:
+    bad, good = [row(answers=[])] * 90, [row()] * 90
+    found = read_questions(written(tmp_path, *bad, *good))
+    assert found.unusable == 90 and len(found.faults) == NAMED_ROWS
+
+
+@pytest.mark.parametrize("rows", [(row(answers=[]), "{"), (row(), "{", "{")])
+def test_a_file_of_other_rows_is_refused(tmp_path: Path, rows: tuple[str, ...]) -> None:
+    with pytest.raises(QuestionsError, match=r"2 of \d rows cannot be used: .*: name a file of"):
+        read_questions(written(tmp_path, *rows))
 
 
 def test_an_empty_or_missing_file_is_named(tmp_path: Path) -> None:

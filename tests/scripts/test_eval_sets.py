@@ -74,7 +74,7 @@ def test_what_is_no_set_is_named(tmp_path: Path, content: str | None, said: str)
 
 
 def test_every_row_counts(tmp_path: Path) -> None:
-    path = write(tmp_path / "q.jsonl", {"question": "who?"}, {"question": ""}, {"question": " "})
-    said = r"2 of 3 rows cannot be used: .*:2: question is empty.* \(and 1 more\): scripts/prepare"
+    path = write(tmp_path / "q.jsonl", {"question": "who?"}, {"question": ""})
+    said = r"1 of 2 rows cannot be used: .*:2: question is empty.*: scripts/prepare_data.py lists"
     with pytest.raises(ConfigError, match=said):
         load_sets([str(path)])

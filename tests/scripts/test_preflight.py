@@ -11,6 +11,7 @@ import pytest
 
 from configs.load import ConfigError, load
 from configs.schema import Config
+from replay.question_files import left_out
 from replay.searches import Searched
 from replay.trajectory import Question, Search
 from scripts import launch, preflight
@@ -51,11 +52,11 @@ def test_a_good_configuration_passes(good: dict[str, str]) -> None:
 
 
 def test_rows_that_cannot_be_used_are_said_before_the_start(good: dict[str, str]) -> None:
-    assert list(launch.left_out(config(good))) == []
+    assert list(left_out(config(good).questions)) == []
     with Path(good["questions.train"]).open("a") as file:
         file.write('{"question": "who?", "answers": []}\n')
     preflight.check(config(good))
-    said = list(launch.left_out(config(good | {"questions.eval_limit": "1"})))
+    said = list(left_out(config(good | {"questions.eval_limit": "1"}).questions))
     assert len(said) == 1 and "q.jsonl:2: answers is []" in said[0]
     assert said[0].startswith("questions.train: left out, 1 of 2 rows cannot be used: ")
 
