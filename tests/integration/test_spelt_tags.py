@@ -60,7 +60,7 @@ def check_varied(rollouts: list[Trajectory]) -> None:
     assert {rollout.reward for rollout in rollouts} == {0.0, 1.0}
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     searches = [search for turn in turns for search in turn.searches]
-    assert len(searches) > STEPS
+    assert len(searches) >= 5  # it soon learns that answers are as often right without
     assert sum(search.status == "ok" for search in searches) > len(searches) // 2
     assert set(PLACES) & {name for search in searches for name in search.passage_ids}
 
