@@ -5,11 +5,9 @@ the disk.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
-import os
 import random
 import shutil
 from collections.abc import Iterator, Sequence
@@ -21,15 +19,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs.files import sync, sync_tree, write_durably
-from configs.load import ConfigError
+from configs.load import ConfigError, save
 from configs.schema import Config
 from learner import checkpoint
+from learner.errors import BadModel
 from scripts.demonstrations import BadDemonstrations, Demonstration
+from scripts.own_folder import owned, unusable
 
 if TYPE_CHECKING:  # it imports torch
     from learner.imitation import Segment
 
-COURSE, LOSSES, MODEL = "course.json", "losses.json", "model"
+COURSE, LOSSES, MODEL, CONFIG = "course.json", "losses.json", "model", "config.yaml"
+_DRAFT = f"{Path(COURSE).stem}.tmp"
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +110,30 @@ class Place:
     losses: dict[int, float]
 
     @classmethod
-    def of(cls, config: Config, course: Course) -> "Place":
-        """Where the same course stopped in `run_dir`. Raises ConfigError where something else is
-        there, BadCheckpoint.
+    @contextlib.contextmanager
+    def held(cls, config: Config, course: Course) -> Iterator["Place"]:
+        """Where the same course stopped in `run_dir`, read once other processes are kept out, and
+        with the course and its settings written down. Raises ConfigError for a folder that holds
+        something else, that another learns in or that cannot be used, and BadCheckpoint. A start
+        that is refused leaves nothing in a folder that held nothing.
         """
         folder = Path(config.run_dir)
+        with owned(folder):
+            with _naming(folder):
+                place = cls._of(folder, config, course)
+                begins = not (folder / COURSE).exists()
+            try:
+                with _naming(folder):
+                    write_durably(folder / COURSE, json.dumps(course.identity, indent=1).encode())
+                    save(config, folder / CONFIG)
+                yield place
+            except (ConfigError, BadModel):
+                if begins and not checkpoint.steps(folder):
+                    _forget(folder)
+                raise
+
+    @classmethod
+    def _of(cls, folder: Path, config: Config, course: Course) -> "Place":
         if not (folder / COURSE).exists():
             _require_free(folder)
             return cls(folder, None, {})
@@ -129,23 +149,6 @@ class Place:
     def done(self) -> int:
         """Steps that are in the checkpoint it goes on from."""
         return self.found.manifest.step if self.found else 0
-
-    @contextlib.contextmanager
-    def begun(self, course: Course) -> Iterator[None]:
-        """Make the folder, write down of what course it is, and keep other processes out. Raises
-        ConfigError.
-        """
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.folder, os.O_RDONLY)
-        except OSError as error:
-            raise _unusable(self.folder, error) from error
-        try:
-            _lock(lock, self.folder)
-            write_durably(self.folder / COURSE, json.dumps(course.identity, indent=1).encode())
-            yield
-        finally:
-            os.close(lock)
 
     def measured(self, step: int, loss: float) -> None:
         """Keep a held-out loss."""
@@ -180,28 +183,24 @@ class Place:
 
 
 def _require_free(folder: Path) -> None:
-    try:  # the draft is of one that was killed before it began
-        others = [path for path in folder.iterdir() if path.name != f"{Path(COURSE).stem}.tmp"]
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise _unusable(folder, error) from error
-    if others:
+    # The draft is of one that was killed before it began.
+    if any(path.name != _DRAFT for path in folder.iterdir()):
         raise ConfigError(f"--out {str(folder)!r}: it holds something else: name a new one")
 
 
-def _unusable(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"--out {str(folder)!r}: {error.strerror}: name another folder")
-
-
-def _lock(descriptor: int, folder: Path) -> None:
+@contextlib.contextmanager
+def _naming(folder: Path) -> Iterator[None]:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"--out {str(folder)!r}: another warm start is learning there: wait for it, or name "
-            "another folder"
-        ) from error
+        yield
+    except OSError as error:
+        raise unusable(folder, error) from error
+
+
+def _forget(folder: Path) -> None:
+    for name in (COURSE, CONFIG, LOSSES, _DRAFT):
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
 
 
 def _refuse_another(folder: Path, here: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
-from configs.load import ConfigError, load, save
+from configs.load import ConfigError, load
 from configs.process import begin, on_stop
 from configs.schema import Config
 from learner import checkpoint
@@ -46,11 +46,10 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be learnt, by which settings, and how far it is."""
+    """What is to be learnt, and by which settings."""
 
     config: Config
     course: Course
-    place: Place
     tokenizer: Any
 
 
@@ -66,7 +65,9 @@ def settings(given: argparse.Namespace) -> Config:
 
 
 def prepare(given: argparse.Namespace, config: Config, console: Console) -> Plan:
-    """Read and check everything. Raises ConfigError, BadDemonstrations, LogError, BadCheckpoint."""
+    """Read and check everything but the folder, which others may still change. Raises ConfigError,
+    BadDemonstrations, LogError.
+    """
     from actors.prompt import load_tokenizer
 
     try:
@@ -85,7 +86,7 @@ def prepare(given: argparse.Namespace, config: Config, console: Console) -> Plan
         f"{tokens} tokens; {steps} steps of {course.rows} rows",
         highlight=False,
     )
-    return Plan(config, course, Place.of(config, course), tokenizer)
+    return Plan(config, course, tokenizer)
 
 
 def demonstrations(
@@ -111,19 +112,27 @@ class Learning:
     """A warm start under way: its steps, held-out losses and checkpoints, and what is said."""
 
     def __init__(
-        self, plan: Plan, trainer: "Trainer", metrics: "Metrics", console: Console
+        self, plan: Plan, place: Place, trainer: "Trainer", metrics: "Metrics", console: Console
     ) -> None:
         from learner.imitation import share_out  # it imports torch
 
-        self._plan, self._trainer, self._metrics, self._console = plan, trainer, metrics, console
-        self._share_out, self.saved = share_out, plan.place.done
+        self._plan, self._place, self._console = plan, place, console
+        self._trainer, self._metrics = trainer, metrics
+        self._share_out, self.saved = share_out, place.done
+
+    def begin(self) -> None:
+        """Measure the held-out loss of a course that begins: nothing is lost without it."""
+        if self._place.done:
+            return
+        if rows := len(self._plan.course.held_out):
+            self._console.print(f"measuring the loss of {rows} held out", highlight=False)
+        if (loss := self._held_out_loss(0)) is not None:
+            self._console.print(f"held-out loss before the first step: {loss:.4f}")
 
     def steps(self) -> Iterator[int]:
         """Take each step that is left; yields its number once everything due after it is done."""
         learner = self._plan.config.learner
-        if not self._plan.place.done and (loss := self._held_out_loss(0)) is not None:
-            self._console.print(f"held-out loss before the first step: {loss:.4f}")
-        for step in range(self._plan.place.done + 1, learner.total_steps + 1):
+        for step in range(self._place.done + 1, learner.total_steps + 1):
             last = step == learner.total_steps
             gauges = self._step(step)
             if last or step % learner.eval_every == 0:
@@ -141,7 +150,7 @@ class Learning:
             self._metrics.flush()
             checkpoint.save(config, step, self._trainer, self._plan.tokenizer)
         self.saved = step
-        keep, best = config.learner.keep_checkpoints, self._plan.place.best
+        keep, best = config.learner.keep_checkpoints, self._place.best
         checkpoint.retain(config.run_dir, keep, best)
 
     def _step(self, step: int) -> dict[str, float]:
@@ -161,7 +170,7 @@ class Learning:
         with phase(f"held-out loss after step {step}", learner.eval_deadline_s):
             loss = self._trainer.measure(self._share_out(rows, step, learner))
         self._metrics.write(step, {"learner/held_out_loss": loss})
-        self._plan.place.measured(step, loss)
+        self._place.measured(step, loss)
         return loss
 
     def _say(self, gauges: dict[str, float], step: int, held_out: float | None) -> None:
@@ -172,53 +181,52 @@ class Learning:
 
 
 def run(plan: Plan, console: Console, listen: Callable[[], Sequence[str]]) -> int:
-    """Learn until the end, or until a cause is in what `listen` gives, which is called when the
-    first step can be taken; the exit code. Raises LearnerError, and ConfigError for a folder in
-    which another warm start learns.
+    """Learn until the end, or until a cause is in what `listen` gives, which is called when only
+    steps are left to do; the exit code. Raises LearnerError, and what `Place.held` raises.
     """
-    total, done = plan.config.learner.total_steps, plan.place.done
-    with contextlib.ExitStack() as stack:
-        learning = Learning(plan, *start(plan, stack, console), console)
-        stops = listen()
-        for step in track(
-            learning.steps(), "learning", max(total - done, 0), console=Console(stderr=True)
-        ):
-            if stops:
-                learning.save(step)
-                break
-    if learning.saved < total:
-        again = f"the same command, with --out {plan.place.folder}, goes on from there"
-        console.print(f"{stops[0]}: saved after step {learning.saved}; {again}", soft_wrap=True)
-        return INTERRUPTED
-    folder, which = plan.place.deliver(learning.saved)
+    total = plan.config.learner.total_steps
+    with Place.held(plan.config, plan.course) as place:
+        with contextlib.ExitStack() as stack:
+            learning = Learning(plan, place, *start(plan, place, stack, console), console)
+            learning.begin()
+            stops, left = listen(), max(total - place.done, 0)
+            for step in track(learning.steps(), "learning", left, console=Console(stderr=True)):
+                if stops:
+                    learning.save(step)
+                    break
+        if learning.saved < total:
+            again = f"the same command, with --out {place.folder}, goes on from there"
+            console.print(f"{stops[0]}: saved after step {learning.saved}; {again}", soft_wrap=True)
+            return INTERRUPTED
+        folder, which = place.deliver(learning.saved)
     console.print(f"the model of {which}", soft_wrap=True, highlight=False)
     console.print(f"model.path={folder}", soft_wrap=True)
     return 0
 
 
-def start(plan: Plan, stack: contextlib.ExitStack, console: Console) -> tuple["Trainer", "Metrics"]:
-    """Write down what is learnt, start the other ranks, and load the model on all of them."""
+def start(
+    plan: Plan, place: Place, stack: contextlib.ExitStack, console: Console
+) -> tuple["Trainer", "Metrics"]:
+    """Start the other ranks, and load the model on all of them."""
     import torch
     from transformers.utils import logging as transformers_logging
 
     from learner.metrics import Metrics
     from learner.ranks import lead
 
-    config, folder = plan.config, plan.place.folder
+    config, folder = plan.config, place.folder
     torch.set_num_threads(config.learner.threads)
     torch.manual_seed(config.seed)
     transformers_logging.disable_progress_bar()
-    stack.enter_context(plan.place.begun(plan.course))
-    save(config, folder / "config.yaml")
     ranks = stack.enter_context(other_ranks(config, console))
-    begins = plan.place.done + 1 if plan.place.done else 0  # a loss is measured before step 1
+    begins = place.done + 1 if place.done else 0  # a loss is measured before step 1
     again = (folder / "tensorboard").exists()
     metrics = stack.enter_context(Metrics(folder, begins if again else None))
     with joining(ranks):
         trainer = lead(config)
     stack.callback(trainer.close)
-    if plan.place.found:
-        trainer.restore(plan.place.found.folder)
+    if place.found:
+        trainer.restore(place.found.folder)
     return trainer, metrics
 
 
@@ -242,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave(cause: str) -> NoReturn:
-    """Before the first step there is nothing to save."""
+    """Before the first step there is nothing to save, whatever is under way."""
     raise KeyboardInterrupt(cause)
 
 

@@ -1,5 +1,10 @@
 """What is learnt when, and where a course goes on."""
 
+import errno
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -8,6 +13,7 @@ import pytest
 from configs.load import ConfigError
 from configs.schema import Config, ModelConfig
 from learner import checkpoint
+from learner.errors import BadModel
 from scripts.course import Course, Place
 from scripts.demonstrations import BadDemonstrations, Demonstration
 from tests.scripts.conftest import Exporter
@@ -60,9 +66,10 @@ def test_one_question_at_least_is_held_out_and_none_where_none_is_asked_for() ->
         Course.of(demonstrations(1), 0.5, 4, seed=0)
 
 
-def begin(place: Place, course: Course) -> None:
-    with place.begun(course):
-        pass
+def stopped(config: Config, course: Course) -> Place:
+    """Where it is, once that has been written down and the folder is free again."""
+    with Place.held(config, course) as place:
+        return place
 
 
 @pytest.fixture
@@ -77,71 +84,165 @@ def course() -> Course:
 
 
 def test_a_course_goes_on_from_its_newest_checkpoint(config: Config, course: Course) -> None:
-    place = Place.of(config, course)
-    begin(place, course)
+    place = stopped(config, course)
     for step, loss in enumerate((3.0, 1.0, 2.0, 0.5)):
         place.measured(step, loss)
     for step in (1, 2):
         checkpoint.save(config, step, Exporter(), None)
-    again = Place.of(config, course)
+    again = stopped(config, course)
     assert again.done == 2 and again.losses == {0: 3.0, 1: 1.0, 2: 2.0}
     assert again.best([1, 2]) == 1 and again.best([]) is None
 
 
 def test_a_course_that_was_never_saved_begins_again(config: Config, course: Course) -> None:
-    begin(Place.of(config, course), course)
-    assert Place.of(config, course).done == 0
+    stopped(config, course)
+    assert stopped(config, course).done == 0
 
 
 def test_another_course_is_refused_by_what_differs(config: Config, course: Course) -> None:
-    begin(Place.of(config, course), course)
+    stopped(config, course)
     other = Course.of(demonstrations(7), 0.0, 3, seed=0)
     with pytest.raises(ConfigError, match=r"rows = 2 there, 3 here; learnt = 6 there, 7 here"):
-        Place.of(config, other)
+        stopped(config, other)
     written = [Demonstration(e.question, e.segments[::-1]) for e in demonstrations(6)]
     with pytest.raises(ConfigError, match="digest = "):
-        Place.of(config, Course.of(written, 0.0, 2, seed=0))
+        stopped(config, Course.of(written, 0.0, 2, seed=0))
 
 
 def test_another_setting_is_refused(config: Config, course: Course) -> None:
-    begin(Place.of(config, course), course)
+    stopped(config, course)
     checkpoint.save(config, 1, Exporter(), None)
     learner = msgspec.structs.replace(config.learner, lr=0.5)
     with pytest.raises(checkpoint.BadCheckpoint, match=r"learner\.lr = 1e-06 there, 0\.5 here"):
-        Place.of(msgspec.structs.replace(config, learner=learner), course)
+        stopped(msgspec.structs.replace(config, learner=learner), course)
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(config: Config, course: Course) -> None:
     Path(config.run_dir).mkdir()
-    (Path(config.run_dir) / "thesis.tex").touch()
+    for name in ("thesis.tex", "config.yaml", "losses.json"):
+        (Path(config.run_dir) / name).touch()
     with pytest.raises(ConfigError, match="it holds something else: name a new one"):
-        Place.of(config, course)
+        stopped(config, course)
+    assert len(list(Path(config.run_dir).iterdir())) == 3
 
 
 def test_one_that_was_killed_before_it_began_is_no_obstacle(config: Config, course: Course) -> None:
     Path(config.run_dir).mkdir()
     (Path(config.run_dir) / "course.tmp").write_text("{")
-    begin(Place.of(config, course), course)
-    assert Place.of(config, course).done == 0
+    stopped(config, course)
+    assert stopped(config, course).done == 0
 
 
 def test_a_folder_is_of_one_process_at_a_time(config: Config, course: Course) -> None:
-    place = Place.of(config, course)
+    other = Course.of(demonstrations(7), 0.0, 3, seed=0)
+    with Place.held(config, course) as place:
+        for another in (course, other):  # whatever it holds is not read yet
+            with pytest.raises(ConfigError, match="another warm start is learning there"):
+                stopped(config, another)
+        assert place.done == 0
+        checkpoint.save(config, 3, Exporter(), None)
+    assert stopped(config, course).done == 3
+
+
+def test_a_folder_that_was_removed_and_made_anew_is_locked_anew(
+    config: Config, course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, lock, removed = Path(config.run_dir), fcntl.flock, list[Path]()
+
+    def late(descriptor: int, how: int) -> None:
+        if not removed:
+            folder.rmdir()
+            removed.append(folder)
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
     with (
-        place.begun(course),
+        Place.held(config, course),
         pytest.raises(ConfigError, match="another warm start is learning there"),
     ):
-        begin(place, course)
-    begin(place, course)
+        stopped(config, course)
 
 
 def test_a_folder_that_can_be_none_is_refused(config: Config, course: Course) -> None:
     Path(config.run_dir).touch()
     with pytest.raises(ConfigError, match=r"--out '.*out': Not a directory: name another folder"):
-        Place.of(config, course)
+        stopped(config, course)
     under = msgspec.structs.replace(config, run_dir=f"{config.run_dir}/under")
     with pytest.raises(ConfigError, match=r"under': Not a directory: name another folder"):
-        begin(Place(Path(under.run_dir), None, {}), course)
+        stopped(under, course)
+
+
+@pytest.fixture
+def unwritable() -> Iterator[Path]:
+    """An empty folder that this process may only read; as root it is nobody meanwhile."""
+    folder, user = Path(tempfile.mkdtemp()), os.geteuid()
+    folder.chmod(0o555)
+    os.seteuid(user or 65534)
+    try:
+        yield folder
+    finally:
+        os.seteuid(user)
+        folder.rmdir()
+
+
+@pytest.mark.parametrize("name", ["", "new/out"])
+def test_a_folder_that_cannot_be_written_is_refused(
+    config: Config, course: Course, unwritable: Path, name: str
+) -> None:
+    there = msgspec.structs.replace(config, run_dir=str(unwritable / name))
+    with pytest.raises(ConfigError, match=r"--out '/.*': Permission denied: name another folder"):
+        stopped(there, course)
+    assert not list(unwritable.iterdir())
+
+
+def test_a_folder_that_cannot_be_locked_is_refused(
+    config: Config, course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(_descriptor: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.raises(ConfigError, match=r"it cannot be locked \(No locks available\): name a"):
+        stopped(config, course)
+    assert not Path(config.run_dir).exists()
+
+
+def test_what_a_refused_start_made_is_gone_again(
+    config: Config, course: Course, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(_config: Config, path: Path) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("scripts.course.save", full)
+    for name in ("new/out", "out"):
+        there = msgspec.structs.replace(config, run_dir=str(tmp_path / "runs" / name))
+        with pytest.raises(ConfigError, match="No space left on device: name another folder"):
+            stopped(there, course)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_that_is_refused_leaves_nothing_of_a_course_that_began(
+    config: Config, course: Course
+) -> None:
+    folder = Path(config.run_dir)
+    for learnt in (False, True):
+        with pytest.raises(BadModel), Place.held(config, course):
+            (folder / "tensorboard").mkdir()
+            if learnt:
+                checkpoint.save(config, 1, Exporter(), None)
+            raise BadModel("no weights")
+        assert folder.exists() is learnt
+    assert stopped(config, course).done == 1
+
+
+def test_a_refused_start_leaves_a_course_that_was_there(config: Config, course: Course) -> None:
+    stopped(config, course)
+    (Path(config.run_dir) / "course.tmp").mkdir()  # nobody can write there, not even root
+    with pytest.raises(ConfigError, match="Is a directory: name another folder"):
+        stopped(config, course)
+    (Path(config.run_dir) / "course.tmp").rmdir()
+    assert stopped(config, course).done == 0
 
 
 def exported(config: Config, steps: int) -> None:
@@ -155,8 +256,7 @@ def exported(config: Config, steps: int) -> None:
 def test_the_best_measured_checkpoint_is_delivered_in_place_of_an_earlier_one(
     config: Config, course: Course
 ) -> None:
-    place = Place.of(config, course)
-    begin(place, course)
+    place = stopped(config, course)
     exported(config, 3)
     assert place.deliver(3)[1] == "step 3, the last"
     for step, loss in ((0, 0.1), (1, 3.0), (2, 1.0), (3, 2.0)):
@@ -168,8 +268,7 @@ def test_the_best_measured_checkpoint_is_delivered_in_place_of_an_earlier_one(
 
 
 def test_what_is_there_stays_until_another_model_is_whole(config: Config, course: Course) -> None:
-    place = Place.of(config, course)
-    begin(place, course)
+    place = stopped(config, course)
     exported(config, 1)
     model, _ = place.deliver(1)
     (place.folder / "checkpoints" / "step-1" / "model" / "step").unlink()

@@ -20,6 +20,7 @@ from scripts.demonstrations import BadDemonstrations
 from tests.scripts.conftest import RecordedRun
 
 THINGS = ("mayor", "information", "answer", "action", "previous", "search")
+BEGUN = "held-out loss before the first step"
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,10 @@ class Warm:
         self._console = Console(file=self._said, width=200)
 
     def __call__(self, *words: str, stops: tuple[str, ...] = ()) -> int:
-        return warm_start.run(self.prepare(*words), self._console, lambda: stops)
+        return self.run(self.prepare(*words), lambda: stops)
+
+    def run(self, plan: warm_start.Plan, listen: Callable[[], tuple[str, ...]] = tuple) -> int:
+        return warm_start.run(plan, self._console, listen)
 
     def prepare(self, *words: str) -> warm_start.Plan:
         given = warm_start.parse(words)
@@ -99,6 +103,28 @@ def test_an_interrupted_warm_start_goes_on_to_the_same_weights(
     assert losses[0] == losses[1] and list(losses[0]) == ["0", "2", "4"]
     assert losses[0]["4"] < losses[0]["0"]
     assert (whole / "checkpoints" / "best").resolve().name == "step-4"
+
+
+def test_where_it_goes_on_is_read_when_nobody_else_learns_there(
+    given: list[str], tmp_path: Path
+) -> None:
+    words, first, second = [*given, "--out", str(tmp_path / "out")], Warm(), Warm()
+    early = second.prepare(*words)
+    assert first(*words, stops=("SIGINT",)) == warm_start.INTERRUPTED
+    assert second.run(early) == 0
+    assert BEGUN in first.said and BEGUN not in second.said
+    assert "step 2/4" in second.said
+
+
+def test_until_there_is_a_step_to_finish_nobody_listens(given: list[str], tmp_path: Path) -> None:
+    warm, measured = Warm(), list[bool]()
+
+    def listen() -> tuple[str, ...]:
+        measured.append(BEGUN in warm.said)
+        return ()
+
+    assert warm.run(warm.prepare(*given, "--out", str(tmp_path / "out")), listen) == 0
+    assert measured == [True]
 
 
 def test_what_is_left_is_a_model_folder_with_its_tokenizer(
@@ -172,9 +198,9 @@ def test_it_goes_on_only_with_the_same_demonstrations_and_settings(
     out = ["--out", str(tmp_path / "out")]
     assert Warm()(*given, *out, stops=("SIGTERM",)) == warm_start.INTERRUPTED
     with pytest.raises(BadCheckpoint, match=r"learner\.lr = 0\.001 there, 0\.5 here"):
-        Warm().prepare(*given, *out, "learner.lr=0.5")
+        Warm()(*given, *out, "learner.lr=0.5")
     with pytest.raises(ConfigError, match=r"rows = 2 there, 3 here"):
-        Warm().prepare(*given, *out, "--rows", "3")
+        Warm()(*given, *out, "--rows", "3")
 
 
 @pytest.mark.parametrize(

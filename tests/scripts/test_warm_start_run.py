@@ -203,6 +203,36 @@ def test_ended_while_ranks_are_starting_it_leaves_nobody(
     assert checkpoint.newest(tmp_path / "out") is None and "Traceback" not in run.said
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_interrupted_while_it_measures_what_is_held_out_it_takes_no_step(
+    start: Callable[..., Started], given: list[str], tmp_path: Path, ranks: int
+) -> None:
+    (row,) = Path(given[2]).read_text().splitlines()[:1]
+    rows = [row.replace("what is", f"what is {number}") + "\n" for number in range(600)]
+    (tmp_path / "d.jsonl").write_text("".join(rows))
+    out, held_out = tmp_path / "out", ("--held-out", "0.95", f"learner.ranks={ranks}")
+    run = start(
+        *(given[0], "--demonstrations", str(tmp_path / "d.jsonl"), "--out", str(out)), *held_out
+    )
+    run.until(lambda: "measuring the loss of 570 held out" in run.said)
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.ended() == warm_start.INTERRUPTED, run.said
+    assert "warm_start: interrupted before it took a step" in run.said
+    assert BEGUN not in run.said and "Traceback" not in run.said
+    assert checkpoint.newest(out) is None and not (out / "losses.json").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_bad_input(
+    start: Callable[..., Started], given: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "out" / "course.tmp").mkdir(parents=True)  # nobody can write there, not even root
+    run = start(*given, "--out", str(tmp_path / "out"))
+    assert run.ended() == warm_start.BAD_INPUT, run.said
+    said = f"warm_start: --out '{tmp_path}/out': Is a directory: name another folder"
+    assert run.said.splitlines()[-1] == said and "Traceback" not in run.said
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["course.tmp"]
+
+
 def test_a_rank_that_ends_before_it_has_joined_is_named(
     start: Callable[..., Started], given: list[str], tmp_path: Path
 ) -> None:
@@ -217,8 +247,11 @@ def test_a_rank_that_ends_before_it_has_joined_is_named(
 def test_it_outlives_the_shell_that_started_it(
     start: Callable[..., Started], given: list[str], tmp_path: Path
 ) -> None:
-    words = [*given, "--out", str(tmp_path / "out"), "--epochs", "1"]
-    run = start(*words, by=("sh", "-c", '"$@" & sleep 3', "sh"))  # it leaves as libraries load
+    out = tmp_path / "out"
+    words = [*given, "--out", str(out), "--epochs", "1"]
+    begun = f'"$@" & until [ -e "{out}/course.json" ]; do sleep 0.1; done'
+    run = start(*words, by=("sh", "-c", begun, "sh"))
+    assert run.process.wait(DEADLINE_S) == 0 and run.others and not (out / "model").exists()
     assert run.ended(DEADLINE_S) == 0
     assert f"model.path={tmp_path}/out/model" in run.said, run.said
 
