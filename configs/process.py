@@ -25,7 +25,8 @@ _PR_SET_PDEATHSIG = 1
 
 def begin(name: str, threads: int | None = None) -> None:
     """Prepare this process: right packages, logging, thread count; and death with the parent, where
-    that has put its pid into `FORAGE_PARENT`: people may close the shell of what they start.
+    that has put its pid into `FORAGE_PARENT`. A shell puts none: what it started need not end
+    with it. SIGHUP, from a closed terminal or such a shell, ends that unless `nohup` started it.
 
     Call before torch, vLLM or transformers are imported. Raises RuntimeError when another
     distribution shadows one of our packages.

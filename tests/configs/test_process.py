@@ -19,7 +19,7 @@ print(told.value)
 @pytest.mark.parametrize(
     ("parent", "code", "said"),
     [
-        ({}, 0, "0"),  # a shell that its user may close
+        ({}, 0, "0"),  # a shell, which may exit
         ({"FORAGE_PARENT": str(os.getpid())}, 0, "9"),
         ({"FORAGE_PARENT": "1"}, -9, ""),  # it died before
     ],
