@@ -11,11 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ LEAVE_S = 10.0  # for requests in flight; then it is killed
 LOG = "retrieval_server.log"
 _READY = "retrieval_server.ready"
 _READY_EVERY_S, _ALIVE_EVERY_S = 0.02, 0.1
+_T = TypeVar("_T")
 _TOLD = 3  # last lines of its log, where it ended
 
 
@@ -65,6 +66,22 @@ class OwnServer:
         while True:
             self._check()
             await asyncio.sleep(_ALIVE_EVERY_S)
+
+    async def beside(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """What the work comes to. Raises ServerFailed once the server has ended: the work is
+        cancelled; where it failed meanwhile, that is why.
+        """
+        working, watching = asyncio.create_task(work), asyncio.create_task(self.watch())
+        try:
+            await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+            return await (working if working.done() else watching)
+        except Exception:
+            self._check()
+            raise
+        finally:
+            working.cancel()
+            watching.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)
 
     def _check(self) -> None:
         if (code := self.process.poll()) is not None:

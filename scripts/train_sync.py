@@ -60,27 +60,37 @@ def learn(trainer: Trainer, batch: Batch) -> float:
 async def train(
     trainer: Trainer, tokenizer: Any, folder: Path, server: OwnServer | None
 ) -> dict[str, Any]:
-    """Push, evaluate, roll out, update; `learner.total_steps` times. Return the last evaluation and
-    every step's loss. Raises ServerFailed.
+    """Start an engine, take every step on it, end it. Return the last evaluation and every step's
+    loss. Raises ServerFailed, as soon as the server has ended.
     """
     config = trainer.config
-    total = config.learner.total_steps
-    prompter, losses = Prompter(tokenizer, config.questions, config.actors), []
+    prompter = Prompter(tokenizer, config.questions, config.actors)
     retrieval, scoring = open_retrieval(config), Rewards.open(config)
     policy = await VllmPolicy.start(config)
-    if server:
-        await server.ready()
-    async with retrieval as retriever, scoring as rewards:
-        parts = {"retriever": retriever, "prompter": prompter, "rewards": rewards}
-        rollouts = Rollouts(config, policy=policy, **parts)
-        for step in range(total + 1):
-            await push(trainer, policy, step, folder)
-            if step % config.learner.eval_every == 0 or step == total:
-                scores = await rollouts.evaluate()
-                print(f"evaluation at step {step}: {scores}", flush=True)
-            if step < total:
-                losses.append(learn(trainer, await rollouts.batch(step)))
-    policy.close()
+    try:
+        if server:
+            await server.ready()
+        async with retrieval as retriever, scoring as rewards:
+            parts = {"retriever": retriever, "prompter": prompter, "rewards": rewards}
+            rollouts = Rollouts(config, policy=policy, **parts)
+            steps = take_steps(trainer, rollouts, policy, folder)
+            return await (server.beside(steps) if server else steps)
+    finally:
+        policy.close()
+
+
+async def take_steps(
+    trainer: Trainer, rollouts: Rollouts, policy: VllmPolicy, folder: Path
+) -> dict[str, Any]:
+    """Push, evaluate, roll out, update; `learner.total_steps` times."""
+    learner, losses = trainer.config.learner, []
+    for step in range(learner.total_steps + 1):
+        await push(trainer, policy, step, folder)
+        if step % learner.eval_every == 0 or step == learner.total_steps:
+            scores = await rollouts.evaluate()
+            print(f"evaluation at step {step}: {scores}", flush=True)
+        if step < learner.total_steps:
+            losses.append(learn(trainer, await rollouts.batch(step)))
     return {**scores, "losses": losses}
 
 

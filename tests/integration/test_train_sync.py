@@ -3,34 +3,69 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scripts.demo_task import DemoFiles
+from tests.children import ends_with_us
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_few_steps_learn_and_leave_a_checkpoint(demo_files: DemoFiles, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    done = subprocess.run(
-        [
-            *(sys.executable, "scripts/train_sync.py", "configs/demo.yaml", f"run_dir={run_dir}"),
-            *(f"model.path={demo_files.model}", f"retrieval.corpus={demo_files.corpus}"),
+@pytest.fixture
+def start(demo_files: DemoFiles, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """start(*overrides): the command on the demo task, in `tmp_path / "run"`."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(*overrides: str) -> subprocess.Popen[str]:
+        words = [
+            *(sys.executable, "scripts/train_sync.py", "configs/demo.yaml"),
+            *(f"run_dir={tmp_path / 'run'}", f"model.path={demo_files.model}"),
             *(f"questions.train={demo_files.train}", f"questions.eval={demo_files.eval}"),
-            *("learner.total_steps=12", "questions.eval_limit=80", "learner.warmup_steps=2"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    first, last = (line for line in done.stdout.splitlines() if line.startswith("evaluation"))
+            *(f"retrieval.corpus={demo_files.corpus}", "learner.warmup_steps=2", *overrides),
+        ]
+        pipe, env = subprocess.PIPE, ends_with_us()
+        process = subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, env=env)
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.timeout(600)
+def test_a_few_steps_learn_and_leave_a_checkpoint(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    run_dir, process = tmp_path / "run", start("learner.total_steps=12", "questions.eval_limit=80")
+    said, errors = process.communicate(timeout=400)
+    assert process.returncode == 0, said[-3000:] + errors[-3000:]
+    first, last = (line for line in said.splitlines() if line.startswith("evaluation"))
     start = json.loads(first.partition(": ")[2].replace("'", '"'))
     final = json.loads((run_dir / "summary.json").read_text())
     assert final["sampled_em"] > start["sampled_em"] + 0.1, (first, last)
     assert (run_dir / "checkpoints" / "step-12" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.timeout(600)
+def test_it_ends_by_name_with_its_retrieval_server(
+    start: Callable[..., subprocess.Popen[str]],
+) -> None:
+    process = start("learner.total_steps=10_000", "questions.eval_limit=2")
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith("step 1/"):
+        assert line, process.communicate()[1][-3000:]
+    family = psutil.Process(process.pid).children(recursive=True)
+    (server,) = (each for each in family if "retrieval_server.worker" in each.cmdline())
+    server.kill()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1, errors[-3000:]
+    assert "train_sync: the retrieval server ended with exit code -9" in errors
+    assert "Traceback" not in errors
+    assert psutil.wait_procs(family, timeout=60)[1] == []

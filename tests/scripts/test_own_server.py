@@ -1,5 +1,6 @@
 """A command's own retrieval server: it serves, says why it cannot, and ends with the command."""
 
+import asyncio
 import os
 import re
 import signal
@@ -56,6 +57,36 @@ async def test_its_death_is_told_without_what_older_starts_said(tmp_path: Path) 
         said = f"the retrieval server ended with exit code -9; see {tmp_path / LOG}"
         with pytest.raises(ServerFailed, match=f"^{re.escape(said)}$"):
             await own.watch()
+
+
+async def test_the_work_beside_it_ends_with_it_and_it_is_named(tmp_path: Path) -> None:
+    ended = asyncio.Event()
+
+    async def work(kill: bool, error: Exception | None = None) -> str:
+        try:
+            if kill:
+                own.process.kill()
+            if error:
+                own.process.wait()
+                raise error
+            return await asyncio.sleep(60.0 if kill else 0.0, "done")
+        finally:
+            ended.set()
+
+    with serving(config(tmp_path), tmp_path) as own:
+        assert await own.beside(work(kill=False)) == "done"
+        with pytest.raises(ZeroDivisionError):
+            await own.beside(_divided())
+        ended.clear()
+        with pytest.raises(ServerFailed, match="exit code -9"):
+            await own.beside(work(kill=True))
+        assert ended.is_set()
+        with pytest.raises(ServerFailed, match="exit code -9"):  # not what came of its death
+            await own.beside(work(kill=True, error=OSError("no answer")))
+
+
+async def _divided() -> None:
+    1 / 0  # noqa: B018
 
 
 async def test_one_that_takes_too_long_names_the_setting(tmp_path: Path) -> None:
