@@ -59,10 +59,12 @@ def _find(name: str, splits: tuple[str, ...], folder: str) -> Source:
     own = Path(name)
     if own.suffix in _SUFFIXES:
         called, separator, file = name.partition("=")
-        if not separator or own.exists():
+        if not separator or "/" in called or own.exists():
             called, file = own.stem, name
+        if not called:
+            raise QuestionsError(f"{name!r} has no name before its '=': write NAME=FILE, or FILE")
         if not Path(file).is_file():
-            raise QuestionsError(f"{file!r} does not exist: name a file, or one of {_known()}")
+            raise QuestionsError(f"{name!r} does not exist: name a file, or one of {_known()}")
         return Source(called, splits[0], Path(file))
     if folder:
         for split in splits:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from configs.changes import recorded_config
 from configs.load import ConfigError, dump, load, parse
 from configs.schema import Config
@@ -42,7 +44,7 @@ def find(given: str, weights: str = MODEL) -> Found:
                 f"--weights {weights}: {given!r} is a model folder and has no average beside it: "
                 "name the checkpoint (or run) that it is of, or leave --weights out"
             )
-        return Found(given, path, path.name, _record_of(path))
+        return Found(given, path, path.name, _record_beside(path))
     if not (path / checkpoint.MANIFEST).is_file():
         if (path / weights / "config.json").is_file():  # a warm start's, or what was copied
             return Found(given, path / weights, _named(path, weights), _record_of(path))
@@ -80,9 +82,27 @@ def configured(
 
 
 def _record_of(path: Path) -> Path | None:
-    """A run's own, a checkpoint's, or that of the checkpoint in which a model folder lies."""
-    known = (path / _RUNS, path / checkpoint.MANIFEST, path.parent / checkpoint.MANIFEST)
+    """A run's own, or a checkpoint's."""
+    known = (path / _RUNS, path / checkpoint.MANIFEST)
     return next((file for file in known if file.is_file()), None)
+
+
+def _record_beside(model: Path) -> Path | None:
+    """That of the checkpoint, or of the warm start, in which a model folder lies; or one that was
+    put into it: others have a file of that name too, which says nothing to us.
+    """
+    runs = [model / _RUNS, *([model.parent / _RUNS] if model.name in WEIGHTS else [])]
+    known = (*filter(_is_ours, runs), model.parent / checkpoint.MANIFEST)
+    return next((file for file in known if file.is_file()), None)
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether it is a configuration of ours: it has our fields, the run's directory among them."""
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    return isinstance(tree, dict) and {"run_dir"} <= tree.keys() <= set(Config.__struct_fields__)
 
 
 def _checkpoint_of(path: Path) -> Path:

@@ -56,7 +56,19 @@ def test_what_a_warm_start_delivers_needs_no_checkpoints(checkpointed: Path) -> 
     shutil.rmtree(checkpointed / "checkpoints")
     found = find(str(checkpointed))
     assert (found.folder, found.name) == (checkpointed / "model", "run")
-    assert of(checkpointed).seed == 3
+    assert of(checkpointed).seed == of(checkpointed / "model").seed == 3
+
+
+def test_another_s_config_beside_a_model_says_nothing(
+    inputs: dict[str, str], checkpointed: Path, tmp_path: Path
+) -> None:
+    model = Path(inputs["model.path"])
+    for text in ("model: gpt\nrun_dir: x\nlr: 1\n", "model: {}\n", "just words", "a: [", "\xff"):
+        (model / "config.yaml").write_text(text, encoding="latin-1")
+        (tmp_path / "config.yaml").write_text(text, encoding="latin-1")
+        assert find(str(model)).record is None
+    shutil.copy(checkpointed / "config.yaml", model)
+    assert of(model).seed == 3
 
 
 def test_a_model_folder_needs_a_configuration(inputs: dict[str, str]) -> None:

@@ -113,6 +113,9 @@ def test_two_files_of_one_name_are_two_sets_or_refused(
     [
         (["--train", "nq,squad"], "flashrag/squad' holds no train.jsonl: name another --from"),
         (["--train", "mine.jsonl"], "'mine.jsonl' does not exist: name a file, or one of nq,"),
+        (["--train", "/none/a=b/x.jsonl"], "'/none/a=b/x.jsonl' does not exist: name a file"),
+        (["--train", "mine=x.jsonl"], "'mine=x.jsonl' does not exist: name a file"),
+        (["--train", "=x.jsonl"], "'=x.jsonl' has no name before its '=': write NAME=FILE"),
     ],
 )
 def test_what_is_not_there_is_named(
