@@ -1,5 +1,6 @@
 """Joining a run by hand: what the actor is told, and what it says before any engine starts."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -19,6 +21,8 @@ from configs.load import ConfigError
 from configs.schema import Config
 from replay.log import EventLog
 from replay.server import ReplayServer
+from tests.children import ends_with_us
+from tests.lived import lived
 from tests.replay.conftest import new_ledger
 from tests.retrieval_server.conftest import serving
 
@@ -94,17 +98,20 @@ def test_over_tcp_with_a_copy_of_the_keys(run: Start, tmp_path: Path) -> None:
         ("tcp://127.0.0.1:1", "/none", [], "--keys '/none': .* copy the keys folder"),
         ("ipc:///tmp/none", "", ["replay.endpoint=ipc://x"], "override of replay.endpoint"),
         ("ipc:///tmp/none", "", ["keys=x"], "override of keys: with --connect, --keys says that"),
-        (
-            "ipc:///tmp/none",
-            "",
-            [],
-            r"--connect .* waited [\d.]+ s .* see that a run listens there",
-        ),
     ],
 )
 def test_each_mistake_is_named(endpoint: str, keys: str, overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        joining.configuration(endpoint, keys, overrides, deadline_s=0.3)
+        joining.configuration(endpoint, keys, overrides)
+
+
+def test_where_nobody_listens_is_named_at_the_deadline(tmp_path: Path) -> None:
+    said, begun_s = r"--connect .* waited ([\d.]+) s .* see that a run listens there", monotonic()
+    with lived() as lived_s, pytest.raises(ConfigError, match=said) as raised:
+        joining.configuration(f"ipc://{tmp_path}/none", "", [], deadline_s=0.3)
+    waited = re.search(said, str(raised.value))
+    assert waited and 0.3 <= float(waited[1]) <= monotonic() - begun_s + 0.05  # in tenths
+    assert lived_s() < 1.0
 
 
 def test_another_run_s_keys_are_named_at_the_deadline(run: Start, tmp_path: Path) -> None:
@@ -215,7 +222,9 @@ def test_words_that_do_not_fit_together(
 def test_the_process_names_itself_and_exits_2(run: Start) -> None:
     words = ["--connect", run().replay.endpoint, "model.path=/none"]
     command = [sys.executable, "-m", "actors.worker", *words]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    process = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=ends_with_us()
+    )
     assert process.returncode == 2 and "Traceback" not in process.stderr
     assert f"{socket.gethostname()}-" in process.stderr
     assert "model.path = '/none': no model there on this host" in process.stderr

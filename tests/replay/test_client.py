@@ -33,6 +33,7 @@ from replay.protocol import (
 )
 from replay.records import Delivered, Leased, LeaseReturned
 from replay.run_protocol import EvalResult, Status
+from tests.lived import lived
 
 
 def writer(
@@ -335,12 +336,17 @@ def test_replay_may_fold_a_long_log_before_it_answers_a_resume(tmp_path) -> None
 
 def test_silent_replay_is_named_to_the_launcher(silence: str, caplog) -> None:
     caplog.set_level(logging.INFO)
-    words = rf"waited [\d.]+ s for status from replay at {silence}: no answer"
+    words = rf"waited ([\d.]+) s for status from replay at {silence}: no answer"
+    begun_s = time.monotonic()
     with (
         Observer(silence, 0.1, restart_deadline_s=0.0) as console,
-        pytest.raises(ReplayTimeout, match=words),
+        lived() as lived_s,
+        pytest.raises(ReplayTimeout, match=words) as found,
     ):
         console.status()
+    waited = re.search(words, str(found.value))
+    assert waited and 0.1 <= float(waited[1]) <= time.monotonic() - begun_s + 0.05  # in tenths
+    assert lived_s() < 0.5
     assert "waiting for status" not in caplog.text, "it asks once"
 
 
@@ -349,11 +355,12 @@ def test_a_silent_replay_is_asked_again_until_the_deadline(silence: str, caplog)
     words = rf"waited ([\d.]+) s for status from replay at {silence}: no answer"
     with (
         Observer(silence, 0.1, restart_deadline_s=0.5) as console,
+        lived() as lived_s,
         pytest.raises(ReplayTimeout, match=words) as found,
     ):
         console.status()
     waited = re.search(words, str(found.value))
-    assert waited and float(waited[1]) >= 0.5
+    assert waited and float(waited[1]) >= 0.5 and lived_s() < 1.0
     assert "waiting for status: no answer for 0." in caplog.text
 
 

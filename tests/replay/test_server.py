@@ -13,6 +13,7 @@ import zmq
 from configs.keys import Keys, keys_of
 from configs.schema import Config, ReplayConfig
 from replay import protocol as wire
+from replay import server as server_module
 from replay.client import Observer
 from replay.codec import decode_reply, decode_trajectory, encode, encode_trajectory, sealed
 from replay.log import EventLog, LogFull, read, read_whole
@@ -380,7 +381,7 @@ def test_second_actor_of_one_id_is_refused(serve, connect, learner) -> None:
     assert "connected already" in second.hear(wire.Refused).cause
 
 
-def test_waiting_sample_is_answered_as_soon_as_it_can_be(serve, connect, learner, rollout) -> None:
+def test_waiting_sample_is_answered_once_it_can_be(serve, connect, learner, rollout) -> None:
     running = serve()
     trainer, actor = learner(running), connect(running)
     leases = actor.leases("actor-0")
@@ -393,6 +394,19 @@ def test_waiting_sample_is_answered_as_soon_as_it_can_be(serve, connect, learner
     assert trainer.hear(wire.Batch).step == 1
     time.sleep(0.3)
     assert not trainer.socket.poll(0), "one answer to one question"
+
+
+def test_what_is_delivered_answers_and_no_tick_is_waited_for(
+    serve, connect, learner, rollout, monkeypatch
+) -> None:
+    monkeypatch.setattr(server_module, "TICK_S", 3600.0)
+    running = serve()
+    trainer, actor = learner(running), connect(running)
+    leases = actor.leases("actor-0")
+    trainer.say(wire.Sample(1, 0))
+    trainer.hear(wire.Wait)
+    actor.say(*[delivery(rollout, lease) for lease in leases])
+    assert trainer.hear(wire.Batch).step == 1
 
 
 def test_dead_learner_s_question_is_forgotten(serve, connect, learner, rollout) -> None:
