@@ -11,6 +11,7 @@ the server is what there is to wait for; all processes share the machine's cores
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -53,6 +54,7 @@ def ray_queue(seconds: float, report: Report) -> list[dict[str, float]]:
             report("Ray queue")
             done = subprocess.run(
                 [*command, "--seconds", str(seconds)],
+                env=os.environ | {"FORAGE_PARENT": str(os.getpid())},
                 capture_output=True,
                 text=True,
                 timeout=RAY_DEADLINE_S,

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -47,21 +48,16 @@ def members(token: str) -> list[int]:
     return found
 
 
-def sweep(token: str) -> int:
-    """SIGKILL every member until none is left; return how many there were."""
-    ended = 0
+def sweep(token: str) -> None:
+    """SIGKILL every member until none is left, for `SWEEPS` rounds at most."""
     for _ in range(SWEEPS):
         pids = members(token)
         if not pids:
-            break
+            return
         for pid in pids:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-                ended += 1
-            except ProcessLookupError:
-                continue
         time.sleep(0.1)
-    return ended
 
 
 def launcher_of(directory: Path) -> int | None:

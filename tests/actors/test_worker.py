@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from configs.process import CONSEQUENCE
+from tests.children import ends_with_us
 
 Start = Callable[..., subprocess.Popen[str]]
 slow = pytest.mark.slow
@@ -32,7 +33,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def start(*overrides: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "actors.worker", str(config), "--actor-id", "actor-0"]
-        begun.append(subprocess.Popen([*command, *overrides], stderr=subprocess.PIPE, text=True))
+        process = subprocess.Popen(
+            [*command, *overrides], stderr=subprocess.PIPE, text=True, env=ends_with_us()
+        )
+        begun.append(process)
         return begun[-1]
 
     yield start

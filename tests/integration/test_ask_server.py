@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ import pytest
 
 from actors.engine_setup import prepare_environment
 from configs.schema import Config
+from scripts import guardian
 from scripts.demo_task import DemoFiles
 from tests.integration.spelt import PLACES, Task
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).resolve().parents[2]
 READY_S, ANSWER_S, LEAVE_S = 300.0, 200.0, 30.0
 
@@ -35,9 +36,12 @@ def serving(model: Path, length: int, log: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--dtype", "float32", "--max-model-len", str(length), "--max-num-seqs", "4"]
     command += ["--enforce-eager", "--port", str(port), "--host", "127.0.0.1"]
+    token, sockets = f"{log.parent.name}-{port}", log.with_name("sockets")
     with pytest.MonkeyPatch.context() as environment, log.open("wb") as out:
         environment.setattr(os, "environ", os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"})
         prepare_environment(Config())
+        environment.setenv(guardian.TOKEN, token)
+        watcher = guardian.start(token, sockets)  # nothing of it outlives these tests
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=out, stderr=out, env=os.environ, start_new_session=True
         )
@@ -49,11 +53,12 @@ def serving(model: Path, length: int, log: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.send_signal(signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(LEAVE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        assert watcher.stdin is not None
+        watcher.stdin.close()
+        watcher.wait()
+        process.wait()
 
 
 def _answers(url: str) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from replay.log import read_whole
 from replay.records import ActorLeft, Delivered, Leased, LeaseReturned, Record, Superseded
 from scripts.audit_books import Audit
+from tests.children import ends_with_us
 from tests.integration.conftest import ROOT, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
@@ -37,12 +38,12 @@ def free_endpoints(count: int) -> list[str]:
     are given by themselves before these are bound, many seconds later.
     """
     found: list[str] = []
+    ports = random.SystemRandom().sample(range(20_000, 32_000), 1000)
     while len(found) < count:
-        port = random.SystemRandom().randrange(20_000, 32_000)
+        port = ports.pop()
         with closing(socket.socket()) as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found.append(f"tcp://127.0.0.1:{port}")
-    assert len(set(found)) == count
     return found
 
 
@@ -55,7 +56,8 @@ def join(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         words = ["--connect", endpoint, "--keys", str(keys), "--actor-id", NAME]
         with (tmp_path / "helper.log").open("wb") as log:
             command = [sys.executable, "-m", "actors.worker", *words]
-            begun.append(subprocess.Popen(command, cwd=tmp_path, stderr=log))
+            env = ends_with_us()
+            begun.append(subprocess.Popen(command, cwd=tmp_path, stderr=log, env=env))
         return begun[-1]
 
     yield start

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from scripts.recorded import Recording
+from tests.children import ends_with_us
 from tests.integration.conftest import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
@@ -41,6 +42,7 @@ def script(name: str, *arguments: object) -> str:
     done = subprocess.run(
         [sys.executable, f"scripts/{name}.py", *map(str, arguments)],
         cwd=ROOT,
+        env=ends_with_us(),
         capture_output=True,
         text=True,
         timeout=400,

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from configs.process import die_with_parent
 from configs.schema import Config
 from learner.errors import LearnerError
 from learner.exchange import decode_share
@@ -41,6 +42,7 @@ def work(folder: Path, config: Config) -> None:
 
 
 def main(folder: Path, rank: int) -> int:
+    die_with_parent()
     logging.basicConfig(level=logging.INFO)
     torch.set_num_threads(1)
     config = msgspec.json.decode((folder / "config.json").read_bytes(), type=Config)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, distributed
 from transformers import AutoModelForCausalLM
 
+from configs.process import die_with_parent
 from configs.schema import Config
 from learner.engine import join
 from learner.exchange import decode_share
@@ -118,6 +119,7 @@ def _same(named: Iterable[tuple[str, Tensor]], expected: dict[str, Tensor]) -> b
 
 
 def main(folder: Path, rank: int) -> None:
+    die_with_parent()
     torch.set_num_threads(1)
     one = Rank(folder, rank)
     join(distributed.FileStore(str(folder / "store"), 2), rank, one.config.learner)

@@ -23,6 +23,7 @@ from learner.exchange import decode_share, encode_share
 from learner.link import CLOSE, Link
 from learner.ranks import follow, lead
 from replay.protocol import Batch
+from tests.children import ends_with_us
 
 PROGRAM = Path(__file__).with_name("one_of_a_crew.py")
 
@@ -54,7 +55,7 @@ def crew_of_two(
     for rank in (0, 1):
         with (tmp_path / f"errors-{rank}").open("wb") as errors:
             command = [sys.executable, str(PROGRAM), str(tmp_path), str(rank)]
-            ranks.append(subprocess.Popen(command, stderr=errors))
+            ranks.append(subprocess.Popen(command, stderr=errors, env=ends_with_us()))
     try:
         wait_for(tmp_path / "steps", ranks)
         yield ranks

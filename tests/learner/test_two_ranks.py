@@ -21,6 +21,7 @@ from learner.exchange import encode_share
 from learner.model import TokenScorer
 from learner.update import update
 from replay.protocol import Batch
+from tests.children import ends_with_us
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1400)]
 PROGRAM = Path(__file__).with_name("one_of_two_ranks.py")
@@ -76,7 +77,8 @@ def pair(
     for rank in (0, 1):
         with (folder / f"errors-{rank}").open("wb") as errors:
             command = [sys.executable, str(PROGRAM), str(folder), str(rank)]
-            ranks.append(subprocess.Popen(command, stdout=errors, stderr=errors))
+            env = ends_with_us()
+            ranks.append(subprocess.Popen(command, stdout=errors, stderr=errors, env=env))
     try:
         codes = [rank.wait(timeout=1200) for rank in ranks]
     finally:

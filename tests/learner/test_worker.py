@@ -33,6 +33,7 @@ from replay.log import read
 from replay.protocol import Hello, Lease
 from replay.records import LearnerResumed, Resampled, Sampled
 from replay.trajectory import StopReason, Trajectory, Turn
+from tests.children import ends_with_us
 from weight_sync.buckets import Layout, NamedTensors, digest, dtype_name
 from weight_sync.receiver import Receiver
 from weight_sync.subscriber import Subscriber
@@ -163,7 +164,7 @@ def processes(tmp_path: Path, *flags: str) -> Iterator[list[subprocess.Popen[byt
     for package, *rest in commands:
         command = [sys.executable, "-m", f"{package}.worker", str(path), *rest]
         with (tmp_path / f"{package}.log").open("a") as log:
-            started.append(subprocess.Popen(command, stderr=log))
+            started.append(subprocess.Popen(command, stderr=log, env=ends_with_us()))
     try:
         yield started
     finally:
@@ -274,7 +275,9 @@ def test_a_rank_that_does_not_come_is_named(whole: Config, tmp_path: Path) -> No
     config = msgspec.structs.replace(whole, learner=learner)
     save(config, tmp_path / "config.yaml")
     command = [sys.executable, "-m", "learner.worker", str(tmp_path / "config.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env=ends_with_us()
+    )
     shutil.rmtree(socket_dir(config.run_dir))
     assert done.returncode == CONSEQUENCE, done.stderr
     assert "ranks [1] of the learner have not joined within 2 s" in done.stderr

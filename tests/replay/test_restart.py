@@ -30,6 +30,7 @@ from replay.records import (
 )
 from replay.worker import main
 from scripts.audit_books import Audit
+from tests.children import ends_with_us
 
 SETTINGS = """
 run_dir: {folder}/run
@@ -59,7 +60,8 @@ class Replay:
         self.process = self._start()
 
     def _start(self, *flags: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-m", "replay.worker", str(self.config), *flags])
+        command = [sys.executable, "-m", "replay.worker", str(self.config), *flags]
+        return subprocess.Popen(command, env=ends_with_us())
 
     def kill(self) -> None:
         """kill -9, and nothing is started in its place yet."""

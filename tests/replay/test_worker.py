@@ -15,6 +15,7 @@ from replay.log import FILE_NAME, EventLog, read, read_whole
 from replay.protocol import RefusedByReplay
 from replay.records import Reported, RunResumed, RunStarted, Stopped
 from replay.worker import main, make_ledger, make_log
+from tests.children import ends_with_us
 
 PYTHON = [sys.executable, "-m", "replay.worker"]
 
@@ -35,7 +36,9 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def worker(config: Path) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([*PYTHON, str(config)], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*PYTHON, str(config)], stderr=subprocess.PIPE, text=True, env=ends_with_us()
+    )
     yield process
     process.kill()
     process.communicate()
@@ -118,7 +121,7 @@ def test_a_resumed_run_goes_on_in_the_same_log(config: Path, worker) -> None:
     worker.wait()
     path.write_bytes(path.read_bytes() + b"cut")
     before = list(read_whole(path))
-    again = subprocess.Popen([*PYTHON, str(config), "--resume"])
+    again = subprocess.Popen([*PYTHON, str(config), "--resume"], env=ends_with_us())
     try:
         with BatchReader(endpoint, 1, 30.0) as late, BatchReader(endpoint, 2, 30.0) as trainer:
             with pytest.raises(RefusedByReplay, match="must exceed 1"):

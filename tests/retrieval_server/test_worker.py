@@ -1,6 +1,5 @@
 """The process by hand: it serves, leaves on SIGTERM with 0, and with 2 when it cannot serve."""
 
-import os
 import re
 import signal
 import socket
@@ -17,6 +16,7 @@ from configs.schema import Config, RetrievalConfig
 from retrieval_server.building import build_dense
 from retrieval_server.encoder import Encoder
 from retrieval_server.worker import _warn_of_strangers, bind, check
+from tests.children import ends_with_us
 from tests.retrieval_server.encoders import make_encoder
 
 Run = Callable[..., subprocess.Popen[str]]
@@ -33,7 +33,7 @@ def run(tmp_path: Path, write_corpus: Callable[..., Path]) -> Iterator[Run]:
     def start(*overrides: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "retrieval_server.worker", str(config), *overrides]
         process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            command, stderr=subprocess.PIPE, text=True, env=ends_with_us(OMP_NUM_THREADS="1")
         )
         started.append(process)
         return process

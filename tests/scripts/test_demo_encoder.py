@@ -4,7 +4,6 @@ index and the real server's process.
 
 import json
 import math
-import os
 import random
 import re
 import subprocess
@@ -28,6 +27,7 @@ from scripts.demo_contrast import PASSAGE, QUERY, Pupil, Recipe, ask, batch, con
 from scripts.demo_encoder import TOP_K, ranks
 from scripts.demo_task import COUNTRIES, HELD_OUT
 from scripts.demo_world import Fact, World, make_world, split
+from tests.children import ends_with_us
 
 SEED = 0
 BRIEF = Recipe(hidden=64, heads=2, feed_forward=128, steps=30, countries=3)
@@ -84,7 +84,7 @@ def server(corpus: Path, index: Path) -> Iterator[str]:
         [sys.executable, "-m", "retrieval_server.worker", str(config)],
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=ends_with_us(OMP_NUM_THREADS="1"),
     )
     try:
         log = "".join(_until_serving(process))

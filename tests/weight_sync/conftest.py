@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from configs.process import die_with_parent
 from configs.schema import WeightSyncConfig
 from weight_sync.buckets import Layout, NamedTensors, digest, dtype_name
 from weight_sync.publisher import Publisher
@@ -128,11 +129,13 @@ async def fleet(endpoint: str) -> AsyncIterator[Fleet]:
 @pytest.fixture
 def start(fleet) -> Iterator[Start]:
     """start("actor-0"): an actor in a process of its own."""
+    from tests.children import ends_with_us  # as a script, this file does not see the tests
+
     started: list[subprocess.Popen[bytes]] = []
 
     def begin(actor_id: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, str(fleet.script), actor_id, fleet.endpoint]
-        started.append(subprocess.Popen(command))
+        started.append(subprocess.Popen(command, env=ends_with_us()))
         return started[-1]
 
     yield begin
@@ -142,4 +145,5 @@ def start(fleet) -> Iterator[Start]:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     asyncio.run(Subscriber(sys.argv[1], sys.argv[2], BareEngine(), CONFIG).run())

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.children import ends_with_us
 from weight_sync.publisher import Publisher
 
 LONGEST_S = 10.0
@@ -74,7 +75,8 @@ class RealActors:
         number = len(self.started)
         command = [sys.executable, str(ACTOR), actor_id, self.endpoint, str(self.model)]
         with (self.folder / f"said-{number}").open("wb") as said:
-            self.started.append(subprocess.Popen(command, stdout=said, process_group=0))
+            process = subprocess.Popen(command, stdout=said, process_group=0, env=ends_with_us())
+            self.started.append(process)
         return number
 
     def kill(self, number: int) -> None:

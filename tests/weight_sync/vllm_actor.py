@@ -8,7 +8,7 @@ import asyncio
 import sys
 
 from actors.vllm_policy import VllmPolicy
-from configs.process import begin
+from configs.process import begin, die_with_parent
 from configs.schema import ActorsConfig, Config, ModelConfig, WeightSyncConfig
 from weight_sync.subscriber import Subscriber
 
@@ -39,6 +39,8 @@ async def main(actor_id: str, endpoint: str, path: str) -> None:
             tasks.create_task(sample(endless, subscriber.serving))
 
 
+if __name__ == "__mp_main__":
+    die_with_parent()  # vLLM's engine child imports this file under that name
 if __name__ == "__main__":
     begin(sys.argv[1])
     asyncio.run(main(*sys.argv[1:]))
