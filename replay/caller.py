@@ -22,6 +22,7 @@ from replay.run_protocol import Observe, Status
 
 LINGER_MS = 1000
 LOG_EVERY_S = 10.0
+_SENDS = 3  # of a request, each on a new connection
 RESTART_DEADLINE_S = 120.0
 _ANSWERS: dict[type[wire.Request], type[wire.Reply]] = {
     wire.Resume: wire.Resumed,
@@ -112,15 +113,16 @@ class Caller:
     def _call(self, request: wire.Request, wanted: type[_T], what: str) -> _T | Stop:
         return self._checked(self._wait(request, what, math.inf)[0], wanted, what)
 
-    def _send(self, request: wire.Request, what: str) -> None:
+    def _send(self, request: wire.Request) -> None:
         while self._socket.poll(0):
             self._socket.recv()  # what came before the question answers another
-        if not self._socket.poll(0, zmq.POLLOUT):
-            self._connect_anew()  # it has ended for good
-        try:
-            self._socket.send(encode(request))
-        except zmq.Again as error:
-            raise self._timeout(what, self._reply_deadline_s, "no connection") from error
+        for _ in range(_SENDS):
+            try:
+                self._socket.send(encode(request), zmq.NOBLOCK)
+            except zmq.Again:
+                self._connect_anew()  # it has ended for good
+            else:
+                return  # where none is sent, nothing answers
 
     def _receive(self, limit_s: float) -> wire.Reply | None:
         """The next reply; None when there is none for so long, or it or its question was garbled
@@ -147,7 +149,7 @@ class Caller:
         start_s = since_s = heard_s = time.monotonic()
         waited_s = {False: 0.0, True: 0.0}
         oldest, reason = False, "no answer"
-        self._send(request, what)
+        self._send(request)
         while True:
             reply = self._receive(min(self._reply_deadline_s, heard_s + limit_s - since_s))
             now_s = time.monotonic()
@@ -164,7 +166,7 @@ class Caller:
                 raise self._timeout(what, now_s - start_s, reason)
             if reply is None:
                 self._connect_anew()
-                self._send(request, what)
+                self._send(request)
             self._log(what, reason if reply else f"no answer for {now_s - heard_s:.1f} s")
 
     def _log(self, what: str, reason: str) -> None:

@@ -313,6 +313,23 @@ def test_finish_stops_everybody(serve, learner) -> None:
     assert trainer.evaluate(0, wait=True) is None
 
 
+async def test_a_connection_that_ends_while_a_question_is_sent_is_made_anew(
+    serve, learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broken handshake or stream may end it between looking and sending."""
+    trainer = learner(serve())
+    broken, send = trainer._socket, zmq.Socket.send
+
+    def sent(socket: "zmq.Socket[bytes]", *message: Any, **how: Any) -> Any:
+        if socket is broken:
+            raise zmq.Again
+        return send(socket, *message, **how)
+
+    monkeypatch.setattr(zmq.Socket, "send", sent)
+    assert await asyncio.to_thread(trainer.resume, 0) == 0
+    assert trainer._socket is not broken
+
+
 async def test_silent_replay_is_named_to_the_learner(silence: str) -> None:
     words = rf"resuming after step 3 .*{silence}: no answer"
     with BatchReader(silence, 1, 0.1) as trainer, pytest.raises(ReplayTimeout, match=words):
