@@ -13,13 +13,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 
 @pytest.mark.timeout(1500)
-def test_three_kills_and_a_stop_lose_and_repeat_nothing(tmp_path: Path) -> None:
+def test_two_kills_and_a_stop_lose_and_repeat_nothing(tmp_path: Path) -> None:
     figures = tmp_path / "chaos.json"
     command = [
         sys.executable,
         "scripts/chaos.py",
         "--quick",
         "--alone",
+        *("--kills", "2", "--steps", "30"),
         "--out",
         str(tmp_path / "chaos"),
     ]
@@ -29,6 +30,6 @@ def test_three_kills_and_a_stop_lose_and_repeat_nothing(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(figures.read_text())
-    assert (found["kills"], found["stops"], found["status"]) == (3, 1, "completed")
+    assert (found["kills"], found["stops"], found["status"]) == (2, 1, "completed")
     assert (found["lost"], found["trained_twice"], found["books_close"]) == (0, 0, True)
-    assert found["steps"] >= 60 and found["em_final"] > 0.5
+    assert found["steps"] >= 30 and found["em_final"] > 0.5

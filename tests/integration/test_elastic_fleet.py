@@ -1,4 +1,4 @@
-"""One more actor joins by replay's endpoint alone, works and leaves; then the fleet shrinks."""
+"""The fleet shrinks; then one more actor joins by replay's endpoint alone, works and leaves."""
 
 import os
 import random
@@ -79,12 +79,15 @@ def wait_for_record(
 
 
 @pytest.mark.timeout(1500)
-def test_an_actor_joins_by_hand_and_leaves_and_the_fleet_shrinks(
+def test_the_fleet_shrinks_and_an_actor_joins_by_hand_and_leaves(
     launch: Callable[..., Run], join: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     replay, sync = free_endpoints(2)
     run = launch(*RUN, f"replay.endpoint={replay}", f"weight_sync.endpoint={sync}")
     run.wait_for("step    1/", 300)
+    shrink = [sys.executable, "scripts/scale.py", str(run.run_dir), "1"]
+    subprocess.run(shrink, cwd=ROOT, check=True, timeout=60)
+    run.wait_for("actor-1 has left", 120)
     keys = shutil.copytree(run.run_dir / "keys", tmp_path / "copied")
     actor = join(replay, keys)
 
@@ -95,9 +98,6 @@ def test_an_actor_joins_by_hand_and_leaves_and_the_fleet_shrinks(
     actor.send_signal(signal.SIGTERM)
     assert actor.wait(120) == 0, (tmp_path / "helper.log").read_text()
     assert "drained: SIGTERM" in (tmp_path / "helper.log").read_text()
-    shrink = [sys.executable, "scripts/scale.py", str(run.run_dir), "1"]
-    subprocess.run(shrink, cwd=ROOT, check=True, timeout=60)
-    run.wait_for("actor-1 has left", 120)
     done = max(int(line.split()[1].split("/")[0]) for line in run.lines if line.startswith("step "))
     run.wait_for(f"step {done + 3:>4}/", 240)
     os.kill(run.process.pid, signal.SIGINT)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from scripts.demo_task import DemoFiles
@@ -51,21 +50,3 @@ def test_a_few_steps_learn_and_leave_a_checkpoint(
     final = json.loads((run_dir / "summary.json").read_text())
     assert final["sampled_em"] > start["sampled_em"] + 0.1, (first, last)
     assert (run_dir / "checkpoints" / "step-12" / "model" / "model.safetensors").is_file()
-
-
-@pytest.mark.timeout(600)
-def test_it_ends_by_name_with_its_retrieval_server(
-    start: Callable[..., subprocess.Popen[str]],
-) -> None:
-    process = start("learner.total_steps=10_000", "questions.eval_limit=2")
-    assert process.stdout is not None
-    while not (line := process.stdout.readline()).startswith("step 1/"):
-        assert line, process.communicate()[1][-3000:]
-    family = psutil.Process(process.pid).children(recursive=True)
-    (server,) = (each for each in family if "retrieval_server.worker" in each.cmdline())
-    server.kill()
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 1, errors[-3000:]
-    assert "train_sync: the retrieval server ended with exit code -9" in errors
-    assert "Traceback" not in errors
-    assert psutil.wait_procs(family, timeout=60)[1] == []
