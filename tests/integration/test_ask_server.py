@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,8 +38,10 @@ def serving(model: Path, length: int, log: Path) -> Iterator[str]:
     command += ["--dtype", "float32", "--max-model-len", str(length), "--max-num-seqs", "4"]
     command += ["--enforce-eager", "--port", str(port), "--host", "127.0.0.1"]
     token, sockets = f"{log.parent.name}-{port}", log.with_name("sockets")
+    scratch = tempfile.TemporaryDirectory(prefix="ask-", dir="/tmp")  # what vLLM leaves lying
     with pytest.MonkeyPatch.context() as environment, log.open("wb") as out:
-        environment.setattr(os, "environ", os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"})
+        places = dict.fromkeys(("TMPDIR", "VLLM_RPC_BASE_PATH"), scratch.name)
+        environment.setattr(os, "environ", os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"} | places)
         prepare_environment(Config())
         environment.setenv(guardian.TOKEN, token)
         watcher = guardian.start(token, sockets)  # nothing of it outlives these tests
@@ -59,6 +62,7 @@ def serving(model: Path, length: int, log: Path) -> Iterator[str]:
         watcher.stdin.close()
         watcher.wait()
         process.wait()
+        scratch.cleanup()
 
 
 def _answers(url: str) -> bool:
