@@ -7,36 +7,34 @@ done, 2: there is no log to compact, or a process writes it. It may be ended at 
 again.
 """
 
-import argparse
-import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from replay.compaction import compact
+from configs.load import ConfigError
+from replay.compaction import compact as compacted
 from replay.log import FILE_NAME
 from replay.protocol import LogError
+from scripts.options import argument
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Compact one run's log; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path, help="the run's directory")
-    arguments = parser.parse_args(words)
+@dataclass(frozen=True)
+class CompactOptions:
+    """What `forage compact` takes."""
+
+    run: Path = argument("the run's directory", metavar="RUN")
+
+
+def compact(options: CompactOptions) -> None:
+    """Compact one run's log. Raises ConfigError where there is none, or a process writes it."""
     before = after = closed = 0
     try:
-        for change in compact(arguments.run / FILE_NAME):
+        for change in compacted(options.run / FILE_NAME):
             done = change.kept or f"{change.payloads} payloads taken away"
             print(f"{change.path}: {change.bytes_before} -> {change.bytes_after} bytes: {done}")
             before, after = before + change.bytes_before, after + change.bytes_after
             closed += 1
     except LogError as error:
-        print(f"compact: {error}", file=sys.stderr)
-        return 2
+        raise ConfigError(str(error)) from error
     if not closed:
         print("no segment is closed yet (replay.segment_bytes): there is nothing to compact")
     print(f"closed segments: {before} bytes before, {after} bytes after")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,7 @@ from configs.schema import Config
 from replay.log import FILE_NAME, read
 from replay.protocol import LogError
 from replay.records import Delivered, StepsCommitted
-from scripts import audit, compact, relearn, show, summary
+from scripts import audit, cli, relearn, show, summary
 from scripts.audit_books import Audit
 from scripts.recorded import Recording, recorded_batches
 from tests.scripts.conftest import Folder, RecordedRun
@@ -43,36 +43,36 @@ def summarised(run: RecordedRun) -> dict[str, Any]:
 
 def test_the_command_says_what_it_saves(trained: RecordedRun, capsys: Any) -> None:
     before = sum(file.stat().st_size for file in trained.path.glob("events.log*"))
-    assert compact.main([str(trained.path)]) == 0
+    assert cli.main(["compact", str(trained.path)]) == 0
     out = capsys.readouterr().out
     after = sum(file.stat().st_size for file in trained.path.glob("events.log*"))
     assert after < before and "payloads taken away" in out and "bytes before" in out
-    assert compact.main([str(trained.path)]) == 0
+    assert cli.main(["compact", str(trained.path)]) == 0
     assert "payloads taken away" not in capsys.readouterr().out
 
 
 def test_the_command_refuses_what_is_written_and_what_is_no_log(
     recorded_run: RecordedRun, tmp_path: Path, capsys: Any
 ) -> None:
-    assert compact.main([str(recorded_run.path)]) == 2
+    assert cli.main(["compact", str(recorded_run.path)]) == 2
     assert "another process writes it" in capsys.readouterr().err
-    assert compact.main([str(tmp_path)]) == 2
+    assert cli.main(["compact", str(tmp_path)]) == 2
     assert "events.log: cannot be compacted: No such file" in capsys.readouterr().err
     recorded_run.log.close()
-    assert compact.main([str(recorded_run.path)]) == 0
+    assert cli.main(["compact", str(recorded_run.path)]) == 0
     assert "no segment is closed yet" in capsys.readouterr().out
 
 
 def test_the_books_close_and_the_summary_is_the_same(trained: RecordedRun) -> None:
     before = books(trained), summarised(trained)
-    compact.main([str(trained.path)])
+    cli.main(["compact", str(trained.path)])
     assert any(isinstance(f, Delivered) and f.compacted for f in read(trained.path / FILE_NAME))
     assert (books(trained), summarised(trained)) == before
     assert before[1]["tokens_trained"] > 0 and audit.main([str(trained.path)]) == 0
 
 
 def test_relearning_is_refused_by_name(trained: RecordedRun, capsys: Any) -> None:
-    compact.main([str(trained.path)])
+    cli.main(["compact", str(trained.path)])
     capsys.readouterr()
     words = "the trajectories of 2 steps, 1 to 2, were compacted away"
     for act in (Recording.of, recorded_batches):
@@ -84,7 +84,7 @@ def test_relearning_is_refused_by_name(trained: RecordedRun, capsys: Any) -> Non
 
 def test_what_is_gone_is_not_shown_and_counted(trained: RecordedRun) -> None:
     known = [(t.group_id, t.sibling) for _, t, _ in show.rollouts(trained.path)]
-    compact.main([str(trained.path)])
+    cli.main(["compact", str(trained.path)])
     gone = show.Gone()
     left = [(t.group_id, t.sibling) for _, t, _ in show.rollouts(trained.path, gone=gone)]
     assert len(left) + gone.trained.total() + gone.evaluated == len(known) and set(left) < set(

@@ -1,0 +1,67 @@
+"""The command line: words to options, and one line for what is not understood."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from scripts import cli
+from scripts.options import argument, option, overrides
+
+
+@dataclass(frozen=True)
+class AskedOptions:
+    model: str = argument("a folder")
+    rest: tuple[str, ...] = overrides()
+    sets: tuple[Path, ...] = option("files", default=())
+    weights: Literal["model", "ema"] = option("which", default="model")
+    eval_every: int = option("steps", default=2)
+    exact: bool = option("to the bit", default=False)
+
+
+seen: list[AskedOptions] = []
+
+
+def asked(options: AskedOptions) -> int:
+    """Remember what came; 3, so that a command's own exit code shows."""
+    seen.append(options)
+    return 3
+
+
+@pytest.fixture(autouse=True)
+def commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen.clear()
+    monkeypatch.setitem(cli.COMMANDS, "asked", cli.Command("asked", "For a test."))
+    monkeypatch.setattr(cli.Command, "function", lambda self: asked)
+
+
+def test_words_become_options() -> None:
+    words = "asked m --sets a b seed=3 --exact --weights ema --eval-every 7 learner.lr=1"
+    assert cli.main(words.split()) == 3
+    sets = (Path("a"), Path("b"))
+    assert seen == [AskedOptions("m", ("seed=3", "learner.lr=1"), sets, "ema", 7, True)]
+
+
+def test_defaults_are_the_dataclass_s() -> None:
+    cli.main(["asked", "m"])
+    assert seen == [AskedOptions("m")]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "name a command: "),
+        ("askd m", "Did you mean 'asked'"),
+        ("asked m --eval-evry 2", "did you mean --eval-every?"),
+        ("asked m --judge 2", "it takes --sets, --weights, --eval-every, --exact"),
+        ("asked m --weights emma", "emma"),
+        ("asked", "MODEL"),
+    ],
+)
+def test_what_is_not_understood_is_one_line(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words.split()) == 2 and not seen
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and error.startswith("forage: ")
