@@ -1,10 +1,9 @@
-"""What the policy did in one turn, read from the text of the tokens it sampled in that turn alone.
-
-Pure. Tag text in the prompt or in a passage never reaches this parser, so it is inert.
+"""Actions are parsed from the tokens that the policy sampled in one turn alone, so tag text in the
+prompt or in a passage is inert.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,8 +11,13 @@ SEARCH_END, ANSWER_END = "</search>", "</answer>"
 STOP_TAGS = (SEARCH_END, ANSWER_END)
 
 
+def stop_tags(tools: Iterable[str]) -> tuple[str, ...]:
+    """Return the closing tags of all actions; `tools` are tags too."""
+    return (*STOP_TAGS, *(f"</{name}>" for name in tools))
+
+
 @dataclass(frozen=True, slots=True)
-class Search:
+class SearchAction:
     """A request for passages; `query` is stripped and not empty."""
 
     query: str
@@ -21,7 +25,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A use of the tool of that name; `text`, for the tool, is stripped and not empty."""
+    """A use of the tool `name`; its argument `text` is stripped and not empty."""
 
     name: str
     text: str
@@ -29,7 +33,7 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The final answer, stripped; it may be empty, which is simply wrong."""
+    """The final answer, stripped; an empty one is simply wrong."""
 
     text: str
 
@@ -39,13 +43,11 @@ class Malformed:
     """No closed tag pair, or nothing in it: the policy's own fault."""
 
 
-Action = Search | ToolUse | Answer | Malformed
+Action = SearchAction | ToolUse | Answer | Malformed
 
 
 def parse_action(text: str, tools: Sequence[str] = ()) -> Action:
-    """The first closed action tag pair of one turn's own text, read as Search-R1 reads it; `tools`
-    are tags too.
-    """
+    """Parse a turn's first closed tag pair, as Search-R1 does; names of `tools` are tags too."""
     match = _pattern(tuple(tools)).search(text)
     if match is None:
         return Malformed()
@@ -54,11 +56,11 @@ def parse_action(text: str, tools: Sequence[str] = ()) -> Action:
         return Answer(content)
     if not content:
         return Malformed()
-    return Search(content) if kind == "search" else ToolUse(kind, content)
+    return SearchAction(content) if kind == "search" else ToolUse(kind, content)
 
 
 def parse_opened_answer(text: str) -> Answer | Malformed:
-    """The answer in a turn whose `<answer>` the environment has written: what stands before the
+    """Parse the answer of a turn whose `<answer>` the environment has written: the text before the
     first `</answer>`, or between it and an `<answer>` of the policy's own.
     """
     inside, closed, _ = text.partition(ANSWER_END)
@@ -66,9 +68,7 @@ def parse_opened_answer(text: str) -> Answer | Malformed:
 
 
 def queries_of(content: str, most: int) -> list[str]:
-    """A search's queries: one for each line that holds something, the first `most` of them; where
-    one is allowed, the whole is it.
-    """
+    """Split a search into at most `most` queries, one a line; 1 leaves it whole."""
     if most == 1:
         return [content]
     lines = (line.strip() for line in content.splitlines())

@@ -1,8 +1,5 @@
-"""Tool calls in the text of one turn, in the format that the model was taught. Pure.
-
-hermes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Qwen and Hermes have it.
-llama3_json: objects `{"name": …, "parameters": {…}}` in the text, as Llama 3 has it (sometimes with
-a `"type"` first).
+"""Tool calls are parsed from the text of one turn. Hermes and Qwen write `<tool_call>{"name": …,
+"arguments": {…}}</tool_call>`, Llama 3 objects `{"name": …, "parameters": {…}}`.
 """
 
 import json
@@ -16,31 +13,31 @@ from actors.actions import Malformed
 Format = Literal["hermes", "llama3_json"]
 _ARGUMENTS = {"hermes": "arguments", "llama3_json": "parameters"}
 _HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_NAMED = re.compile(r'\{\s*"(?:name|type)"\s*:')
+_NAMED = re.compile(r'\{\s*"(?:name|type)"\s*:')  # Llama 3 writes a type first, sometimes
 _DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that could be read; whether there is such a tool is not known yet."""
+    """A parsed call; its tool may not exist."""
 
     name: str
     arguments: dict[str, Any]
 
 
 def parse_calls(text: str, format: Format) -> list[Call | Malformed]:
-    """The closed calls of a turn's own text, in order; one that cannot be read is Malformed."""
+    """Parse the closed calls of a turn's own text, in order; an unreadable one is Malformed."""
     found = _HERMES.findall(text) if format == "hermes" else _objects(text)
     return [_call(each, _ARGUMENTS[format]) for each in found]
 
 
 def begins_call(text: str, format: Format) -> bool:
-    """Whether a call begins in the text, closed or not."""
+    """True where a call begins in the text, closed or not."""
     return "<tool_call>" in text if format == "hermes" else _NAMED.search(text) is not None
 
 
 def texts_of(value: Any) -> list[str] | None:
-    """A list of texts, stripped, none of them empty; None where `value` is something else."""
+    """Return a list of non-empty texts, stripped; None where `value` is anything else."""
     if not isinstance(value, list) or not value:
         return None
     texts = [text_of(each) for each in value]
@@ -48,7 +45,7 @@ def texts_of(value: Any) -> list[str] | None:
 
 
 def text_of(value: Any) -> str:
-    """A text, stripped; empty where `value` is something else, or holds what no text can (JSON can
+    """Return a text, stripped; empty where `value` is anything else, or not valid Unicode (JSON can
     escape half a character).
     """
     if not isinstance(value, str):
@@ -72,7 +69,7 @@ def _call(text: str, arguments: str) -> Call | Malformed:
 
 
 def _objects(text: str) -> Iterator[str]:
-    """Each object that begins like a call, to its end; where it has none, to the text's."""
+    """Yield each object that begins like a call, to its end, or to the text's where it has none."""
     position = 0
     while found := _NAMED.search(text, position):
         begin = found.start()

@@ -1,8 +1,8 @@
-"""What a model's own chat template puts between two turns of the policy: a frame for tool messages.
+"""A chat template's frame for tool messages between two turns of the policy.
 
-Read once, from the template: a fixed conversation is rendered with marks for the policy's turn and
-for what the tools say, and what stands around the marks is the frame. So an observation's tokens
-are the frame's and the texts', tokenised apart and joined as ids; nothing sampled is rendered.
+The frame is read once: a fixed conversation is rendered with marks in place of the policy's turn
+and of the tool messages; the text around the marks is the frame. An observation's tokens are the
+frame's and the messages', tokenised apart and joined as ids; nothing sampled is rendered.
 """
 
 import json
@@ -17,7 +17,7 @@ from actors.end_tokens import end_tokens
 from actors.prompt import Message, Prompter, Schemas, Tokens
 from configs.load import ConfigError
 
-Said = tuple[str, list[Tokens]]  # a tool's name, and the pieces of what it says
+ToolMessage = tuple[str, list[Tokens]]  # a tool's name, and the pieces of what it says
 _TURN = "FORAGE-TURN"
 _PROBE = 'one "two"\nthree'
 _SEARCH = ("search",)
@@ -28,7 +28,7 @@ class Chat:
     """The frame of one chat template with these tools.
 
     Raises ConfigError, naming the template's fault: it shows no tools, does not close a turn by a
-    token that ends completions, or does more to a tool's text than write it as JSON.
+    token that ends completions, or does more to a tool message than write it as JSON.
     """
 
     def __init__(self, prompter: Prompter, tools: Schemas, system: str, model_path: str) -> None:
@@ -51,10 +51,14 @@ class Chat:
                 "of this model: see eos_token_id in its generation_config.json"
             )
 
-    def observation(self, action_tokens: Tokens, said: Sequence[Said], after: Tokens) -> Tokens:
-        """int32[O]: from the end of the policy's turn to where it goes on, `after` included. The
-        token by which the template closes a turn is part of it unless the policy has sampled that
-        very token: after another end token too, as the model was taught to read no turn without it.
+    def observation(
+        self, action_tokens: Tokens, said: Sequence[ToolMessage], after: Tokens
+    ) -> Tokens:
+        """Return int32[O]: from the end of the policy's turn to where it goes on, `after` included.
+
+        The token by which the template closes a turn is left out where the policy has sampled that
+        very token; after another end token it stays, as the model was taught to read no turn
+        without it.
         """
         frame = self._frame(tuple(name for name, _ in said))
         ended = int(action_tokens[-1]) == int(frame[0][0])
@@ -64,14 +68,14 @@ class Chat:
         return np.concatenate([*pieces, after])
 
     def _find_change(self) -> Callable[[str], str]:
-        """What the template does to a tool's text: nothing, or JSON."""
+        """Find the template's change to a tool message: none, or JSON escapes."""
         for change in (_same, _as_json):
             if all(self._holds(change, names) for names in (_SEARCH, _SEARCH * 2)):
                 return change
         raise self._fault("it does not leave what tools say as it is")
 
     def _holds(self, change: Callable[[str], str], names: tuple[str, ...]) -> bool:
-        """Whether frame and texts, put together, are what the template makes of the whole."""
+        """True where frame and messages, joined, equal the template's rendering of the whole."""
         texts = [f"{_PROBE} {number}" for number in range(len(names))]
         whole, pieces = self._rendered(names, texts), self._pieces(names)
         joined = "".join(a + change(b) for a, b in zip(pieces, texts, strict=False))
@@ -81,7 +85,7 @@ class Chat:
         return [self._prompter.text(piece) for piece in self._pieces(names)]
 
     def _pieces(self, names: tuple[str, ...]) -> list[str]:
-        """What stands before, between and after the messages of the tools with these names."""
+        """Return the text before, between and after the messages of the tools with these names."""
         marks = [f"FORAGE-{number}-SAID" for number in range(len(names))]
         pieces, rest = [], self._rendered(names, marks)
         for mark in marks:
@@ -92,7 +96,7 @@ class Chat:
         return [*pieces, rest]
 
     def _rendered(self, names: Sequence[str], said: Sequence[str]) -> str:
-        """What the template puts after a turn of the policy, these tool messages included."""
+        """Return the template's text after a turn of the policy, with these tool messages."""
         turn: Message = {"role": "assistant", "content": _TURN}
         messages = [
             {"role": "tool", "name": name, "content": text}
@@ -108,9 +112,7 @@ class Chat:
 def format_of(
     prompter: Prompter, tools: Schemas, asked: Format | Literal["auto"], model_path: str
 ) -> Format:
-    """`environment.tool_format`, or where that is auto what the template teaches. Raises
-    ConfigError.
-    """
+    """Return `environment.tool_format`, or for auto the template's. Raises ConfigError."""
     if asked != "auto":
         return asked
     template = prompter.chat_template(tools)

@@ -1,4 +1,4 @@
-"""The tokens that end a completion, whoever asks: an audit, a chat template or a reward."""
+"""The tokens that end a completion."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,7 @@ from actors.prompt import Prompter
 
 
 def end_tokens(prompter: Prompter, model_path: str) -> frozenset[int]:
-    """Every token that ends a completion: the tokenizer's own, and those that the model's folder
-    names.
-    """
+    """Return every token that ends a completion: the tokenizer's and the model folder's."""
     found = {prompter.end_token}
     for name in ("config.json", "generation_config.json"):
         if model_path and (path := Path(model_path, name)).is_file():

@@ -1,7 +1,6 @@
-"""What must be true before vLLM starts, and what it is started with. Imports nothing heavy.
-
-The environment is set before vLLM or torch are imported; a machine without a usable vLLM is told so
-in our words, with the remedy.
+"""Environment variables, sockets and arguments of the vLLM engine. Imports nothing heavy: variables
+are set before vLLM or torch are imported, and a machine without a usable vLLM gets the remedy
+named.
 """
 
 import contextlib
@@ -16,8 +15,7 @@ from typing import Any
 
 import psutil
 
-from actors.actions import STOP_TAGS
-from actors.policy import EngineUnusable
+from actors.errors import EngineUnusable
 from actors.prompt import single_token_ids
 from configs.process import avoid_amx, socket_dir
 from configs.schema import Config
@@ -28,8 +26,7 @@ _LEAST_FREE = 0.05  # of a GPU, when an engine starts; what must fit is checked 
 
 
 def check_installation() -> None:
-    """Raise EngineUnusable, with the remedy, when vLLM is absent or shadowed by a broken
-    torchvision."""
+    """Raise EngineUnusable, naming the remedy, without vLLM or with a broken torchvision."""
     if importlib.util.find_spec("vllm") is None:
         raise EngineUnusable(
             "vLLM is not installed: run `make .venv` (or install requirements/cpu.lock)"
@@ -46,7 +43,7 @@ def check_installation() -> None:
 
 
 def on_cpu() -> bool:
-    """Whether this installation's vLLM runs on the CPU; asked before anything heavy is imported."""
+    """True where this installation's vLLM runs on the CPU; imports nothing heavy."""
     try:
         return "+cpu" in importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -54,7 +51,7 @@ def on_cpu() -> bool:
 
 
 def prepare_environment(config: Config) -> None:
-    """Set what vLLM reads from the environment; a value that is already set wins."""
+    """Set vLLM's environment variables; a value that is already set wins."""
     settings = {
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -75,15 +72,15 @@ def prepare_environment(config: Config) -> None:
 
 
 def gpu_of_actor(index: int, ranks: int, gpus: int) -> int:
-    """The learner's ranks take the first GPUs, the actors the others in turn; where the ranks leave
-    none, all of them.
+    """Return an actor's GPU: the learner's ranks take the first, the actors the others in turn;
+    where the ranks leave none, all of them.
     """
     free = gpus - ranks
     return ranks + index % free if free > 0 else index % gpus
 
 
 def choose_gpu(actor_id: str, ranks: int) -> None:
-    """Have this process see, of the GPUs that it may see, only the one that is its own."""
+    """Hide all GPUs but this actor's own from this process."""
     if on_cpu():
         return
     listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -95,9 +92,9 @@ def choose_gpu(actor_id: str, ranks: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[gpu_of_actor(index, ranks, len(gpus))]
 
 
-def give_way() -> None:
-    """On a CPU, let the learner and whoever starts go first: they are waited for, while this actor
-    and its engine, who work without a break, would take from them all that they can get.
+def lower_priority() -> None:
+    """On a CPU, lower the priority of this actor and its engine. The learner and starting processes
+    are waited for; an actor works without a break and would take all the time it can get.
     """
     if not on_cpu():
         return
@@ -120,7 +117,7 @@ class Scratch:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """An engine that is started inside puts its files there."""
+        """Have an engine that is started inside put its files there."""
         names = ("TMPDIR", "VLLM_RPC_BASE_PATH")
         before = {name: os.environ.get(name) for name in names}
         os.environ.update(dict.fromkeys(names, self._folder.name))
@@ -134,13 +131,13 @@ class Scratch:
                     os.environ[name] = value
 
     def remove(self) -> None:
-        """Remove it, with what is in it; twice is harmless."""
+        """Remove it with its files; twice is harmless."""
         with contextlib.suppress(FileNotFoundError):
             self._folder.cleanup()
 
 
 def engine_arguments(config: Config, worker_extension: str) -> dict[str, Any]:
-    """The arguments of AsyncEngineArgs."""
+    """Return the arguments of AsyncEngineArgs."""
     model, actors = config.model, config.actors
     arguments: dict[str, Any] = {
         "model": model.path,
@@ -169,11 +166,11 @@ def engine_arguments(config: Config, worker_extension: str) -> dict[str, Any]:
     return arguments
 
 
-def stop_arguments(tokenizer: Any, stops: Sequence[str] = STOP_TAGS) -> dict[str, Any]:
-    """Sampling arguments that stop at these texts (the environment's) and keep them.
+def stop_arguments(tokenizer: Any, stops: Sequence[str]) -> dict[str, Any]:
+    """Return sampling arguments that stop at these texts and keep them.
 
     Tags that are single tokens stop by id, without detokenising; others by string, found in the
-    text while the ids remain what was sampled. The end token stops either way.
+    text while the ids remain as sampled. The end token stops either way.
     """
     ids = single_token_ids(tokenizer, stops)
     if ids is not None:

@@ -1,4 +1,4 @@
-"""What a user names in the configuration as `package.module:name`."""
+"""Entry points: callables that the configuration names as `package.module:name`."""
 
 import importlib
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from configs.load import ConfigError
 
 
 def load_entry_point(field: str, value: str) -> Callable[..., Any]:
-    """The callable that `value` names. Raises ConfigError, naming the field."""
+    """Import the callable that `value` names. Raises ConfigError, naming the field."""
     module_name, _, name = value.partition(":")
     try:
         found: Any = importlib.import_module(module_name)

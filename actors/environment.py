@@ -1,8 +1,4 @@
-"""What an environment is to a rollout: it reads the policy's action and answers by an observation.
-
-A leaf of this package, but for the prompt's type. The environments themselves, and who makes them,
-are in `environments`.
-"""
+"""The interface of environments: they parse the policy's action and return an observation."""
 
 import random
 from collections.abc import Sequence
@@ -24,16 +20,16 @@ NOTHING: Tokens = np.empty(0, np.int32)
 
 
 class Retriever(Protocol):
-    """Per query at most `top_k` passages, best first. Raises RetrievalError."""
+    """Returns at most `top_k` passages per query, best first. Raises RetrievalError."""
 
     async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """Ask for passages."""
+        """Search."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What one turn led to; `stop` is None while it goes on. observation_tokens: int32[O]."""
+    """The result of one turn; without `stop` the rollout goes on. observation_tokens: int32[O]."""
 
     observation_tokens: NDArray[np.int32]
     searches: tuple[Search, ...] = ()
@@ -47,14 +43,16 @@ class Outcome:
 class Environment(Protocol):
     """One question's environment; single-use: stepped until it names a StopReason.
 
-    `prompt`: int32[P], of the question; `passages`: what the prompt shows, in that order.
+    `prompt`: int32[P], of the question; `passages`: those that the prompt shows, in order; `stops`:
+    the texts at which an action ends, beside the end token.
     """
 
     prompt: Tokens
+    stops: tuple[str, ...]
     passages: tuple[Passage, ...]
 
     def budget(self, context_tokens: int) -> int:
-        """How many tokens the next completion may have; 0 when the model has no room for one."""
+        """Return the most tokens of the next completion; 0 where the model has no room for one."""
         ...
 
     async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:
@@ -63,7 +61,7 @@ class Environment(Protocol):
 
 
 def completion_budget(config: Config, context_tokens: int) -> int:
-    """`actors.max_action_tokens`, or what `model.max_model_len` leaves of it; 0 where that is too
+    """Return `actors.max_action_tokens`, or the rest of `model.max_model_len`; 0 where that is too
     little for an action.
     """
     left, wanted = config.model.max_model_len - context_tokens, config.actors.max_action_tokens
@@ -71,18 +69,18 @@ def completion_budget(config: Config, context_tokens: int) -> int:
 
 
 def instructed(prompt: str, settings: EnvironmentConfig, more: str = "") -> str:
-    """An environment's own prompt, with what else it says about searching where it allows that."""
+    """Adapt an environment's own prompt to the settings; `more` follows its words on searching."""
     return prompt.replace(UNLIMITED, (LIMITED if settings.tell_budget else UNLIMITED) + more)
 
 
 def budget_told(settings: EnvironmentConfig, searches: int) -> str:
-    """What tells the policy that it may search so many times more."""
+    """Return the text that tells the policy how many searches it has left."""
     return settings.budget_template.replace("{searches}", str(searches))
 
 
 def shown_order(seed: int, group_id: int, sibling: int, turn: int, count: int) -> list[int]:
-    """The ranks of `count` passages in the order in which `actors.shuffle_passages` shows them;
-    `seed` is the lease's.
+    """Return the ranks of `count` passages in the order in which `actors.shuffle_passages` shows
+    them; `seed` is the lease's.
     """
     order = list(range(count))
     random.Random(f"{seed} {group_id} {sibling} {turn}").shuffle(order)

@@ -1,9 +1,9 @@
-"""The environments by their names, who makes them, and what must be true before any is made.
+"""The registry of environments: names, construction and checks before any is made.
 
-`search_r1` (tags), `tool_call` (the model's own chat template), the baselines `no_search` and
-`rag`, and a user's own, `package.module:factory`: what `factory(lease, retriever=, prompter=,
-config=)` gives is an Environment, or awaits one. Its attribute `stops`, where it has one, names the
-texts at which completions end.
+`search_r1` (tags), `tool_call` (the model's chat template), the baselines `no_search` and `rag`,
+and a user's own, `package.module:factory`: `factory(lease, retriever=, prompter=, config=)` returns
+an Environment, or awaits one. Its optional attribute `stops` holds the texts at which completions
+end.
 """
 
 import inspect
@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.actions import ANSWER_END, STOP_TAGS
+from actors.actions import STOP_TAGS, stop_tags
 from actors.entry_points import load_entry_point
 from actors.environment import Environment, Outcome, Retriever
-from actors.policy import ActorError, EnvironmentFailed
+from actors.errors import ActorError, EnvironmentFailed
 from actors.prompt import Prompter
 from actors.single import SingleCompletion
 from actors.tags import TagEnvironment
@@ -44,29 +44,29 @@ _BUILT_IN: dict[str, Factory] = {
 async def make(
     lease: Lease, *, retriever: Retriever, prompter: Prompter, config: Config
 ) -> Environment:
-    """The environment of one lease. Raises ConfigError for one that cannot be, RetrievalError, and
-    EnvironmentFailed for a user's own that fails.
+    """Make the environment of one lease. Raises ConfigError, RetrievalError, and EnvironmentFailed
+    for a user's own that fails.
     """
     name = config.environment.name
-    parts = {"retriever": retriever, "prompter": prompter, "config": config}
-    if (factory := _BUILT_IN.get(name)) is not None:
-        return await _made(factory, lease, parts)
-    own = _own(name)
-    with _Blaming(name):
-        return _OwnEnvironment(name, await _made(own, lease, parts))
+    if (built_in := _BUILT_IN.get(name)) is not None:
+        made = built_in(lease, retriever=retriever, prompter=prompter, config=config)
+        return await made if inspect.isawaitable(made) else made
+    factory, stops = _custom(name), stops_of(config)
+    with _NamingFaults(name):
+        made = factory(lease, retriever=retriever, prompter=prompter, config=config)
+        return _CustomEnvironment(name, await made if inspect.isawaitable(made) else made, stops)
 
 
 def stops_of(config: Config) -> tuple[str, ...]:
-    """The texts at which completions end, beside the end token. Raises ConfigError."""
+    """Return the `stops` of the configuration's environments. Raises ConfigError."""
     name = config.environment.name
     if name == "search_r1":
-        tools = load_tools(config.environment.tools)
-        return (*STOP_TAGS, *(f"</{tool.name}>" for tool in tools))
+        return stop_tags(tool.name for tool in load_tools(config.environment.tools))
     if name == "tool_call":
-        return ()
+        return ToolCallEnvironment.stops
     if name in _BUILT_IN:
-        return (ANSWER_END,)
-    stops = getattr(_own(name), "stops", STOP_TAGS)
+        return SingleCompletion.stops
+    stops = getattr(_custom(name), "stops", STOP_TAGS)
     if not isinstance(stops, (tuple, list)) or not all(isinstance(e, str) and e for e in stops):
         raise ConfigError(
             f"environment.name = {name!r}: its stops = {stops!r}: give a tuple of texts"
@@ -75,18 +75,18 @@ def stops_of(config: Config) -> tuple[str, ...]:
 
 
 def searches(config: Config) -> bool:
-    """Whether rollouts ask a retriever."""
+    """True where rollouts ask a retriever."""
     return config.environment.name != "no_search" and bool(config.retrieval.top_k)
 
 
 def needs_chat_template(config: Config) -> bool:
-    """Whether a tokenizer without a chat template is of no use here."""
+    """True where the tokenizer must have a chat template."""
     return config.environment.name == "tool_call" or bool(config.environment.system)
 
 
 def check(config: Config, prompter: Prompter | None = None) -> None:
     """Raise ConfigError, naming the field, for an environment that could not be made; without a
-    `prompter`, as far as that can be told without a tokenizer.
+    `prompter`, as far as can be told without a tokenizer.
     """
     settings, questions = config.environment, config.questions
     if settings.name in _BUILT_IN:
@@ -116,8 +116,8 @@ def check(config: Config, prompter: Prompter | None = None) -> None:
 
 
 def require_acting(config: Config) -> None:
-    """Raise ConfigError, naming the field, for a setting that acts on nothing where the policy is
-    trained. (Evaluations put environments beside one another under one configuration.)
+    """Raise ConfigError, naming the field, for a setting that acts on nothing in training.
+    (Evaluations compare environments under one configuration.)
     """
     settings, plain = config.environment, EnvironmentConfig()
     if settings.name not in ("no_search", "rag"):
@@ -130,18 +130,13 @@ def require_acting(config: Config) -> None:
             )
 
 
-async def _made(factory: Factory, lease: Lease, parts: dict[str, Any]) -> Environment:
-    made = factory(lease, **parts)
-    return await made if inspect.isawaitable(made) else made
-
-
 @lru_cache
-def _own(name: str) -> Factory:
+def _custom(name: str) -> Factory:
     return load_entry_point("environment.name", name)
 
 
-class _Blaming:
-    """What a user's code raises inside becomes EnvironmentFailed; infrastructure's errors pass."""
+class _NamingFaults:
+    """Turns errors of a user's code into EnvironmentFailed; infrastructure's errors pass."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -156,29 +151,29 @@ class _Blaming:
             ) from error
 
 
-class _OwnEnvironment:
-    """A user's environment, whose faults are named."""
+class _CustomEnvironment:
+    """A user's environment, its faults named and its values checked."""
 
-    def __init__(self, name: str, made: Environment) -> None:
-        self._name, self._made = name, made
+    def __init__(self, name: str, made: Environment, stops: tuple[str, ...]) -> None:
+        self._name, self._made, self.stops = name, made, stops
         self.prompt = _tokens(made.prompt)
         self.passages = _all(Passage, "passages", tuple(getattr(made, "passages", ())))
         if not len(self.prompt):
             raise ValueError("prompt is empty")
 
     def budget(self, context_tokens: int) -> int:
-        """What the user's says."""
-        with _Blaming(self._name):
+        """Return the user's budget, not below 0."""
+        with _NamingFaults(self._name):
             return max(0, int(self._made.budget(context_tokens)))
 
     async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:
-        """What the user's says."""
-        with _Blaming(self._name):
+        """Step the user's environment."""
+        with _NamingFaults(self._name):
             return _checked(await self._made.step(action_tokens, context_tokens))
 
 
 def _checked(given: Any) -> Outcome:
-    """What a user's step gave. Raises TypeError or ValueError for what no trajectory could hold."""
+    """Check a user's outcome. Raises TypeError or ValueError where no trajectory could hold it."""
     if not isinstance(given, Outcome):
         raise TypeError(f"step gave {given!r}, which is no Outcome")
     _tokens(given.observation_tokens)

@@ -1,9 +1,8 @@
-"""An actor that joins a running run by hand: it asks replay what the run is, and what of it can be
-reached from this host.
+"""An actor that joins a running run by hand: it fetches the run's configuration from replay and
+checks that everything in it can be reached from this host.
 
-Consumes replay's endpoint, a copy of the run's keys and overrides; produces the configuration that
-the actor runs with. Waits for replay and for the retrieval server, with deadlines. What would keep
-the actor from working is a ConfigError that names the field, before any engine starts.
+A setting that would keep the actor from working is a ConfigError that names the field, before any
+engine starts. Replay and the retrieval server have deadlines.
 """
 
 import asyncio
@@ -16,7 +15,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from actors.recorded import RecordedRetriever
 from actors.retrieval import open_retrieval
 from configs.keys import Keys
 from configs.load import ConfigError, parse, retrieval_url, weight_sync_endpoint
@@ -33,9 +31,10 @@ _OURS = {"replay.endpoint": "--connect", "keys": "--keys"}
 def configuration(
     endpoint: str, keys_folder: str, overrides: Sequence[str], deadline_s: float = DEADLINE_S
 ) -> Config:
-    """The run's configuration with `overrides`, checked from here. Raises ConfigError, ReplayError.
+    """Return the run's configuration with `overrides`, checked from here. Raises ConfigError,
+    ReplayError.
 
-    `keys_folder` is needed for a tcp:// endpoint; else '' is the run's own folder.
+    `keys_folder` is needed for a tcp:// endpoint; '' means the run's own folder otherwise.
     """
     for name, option in _OURS.items():
         if any(each.partition("=")[0].strip() == name for each in overrides):
@@ -57,7 +56,7 @@ def configuration(
 
 
 def _keys(endpoint: str, folder: str) -> Keys | None:
-    """The keys to show at `endpoint`, which must be one that can be connected to."""
+    """Return the keys for `endpoint`, which must be one that can be connected to."""
     tcp = re.fullmatch(r"tcp://[^/*:\s]+:\d{1,5}|tcp://\[[0-9a-fA-F:]+\]:\d{1,5}", endpoint)
     if endpoint.startswith("ipc://") and 0 < len(endpoint.encode()) - 6 <= MAX_IPC_BYTES:
         return None
@@ -138,9 +137,9 @@ def _judge(config: Config) -> Iterator[str]:
 
 
 async def _search(config: Config) -> None:
-    """One search: an actor whose searches all fail would only take leases and give them back."""
+    """Search once: an actor whose searches all fail would only take leases and give them back."""
     if config.retrieval.recorded:
-        RecordedRetriever.open(config)
+        open_retrieval(config)
         return
     url = retrieval_url(config)
     try:
@@ -156,7 +155,7 @@ async def _search(config: Config) -> None:
 
 
 def _on_this_host(endpoint: str) -> bool:
-    """Whether replay's endpoint is on this host: who can reach its loopback can reach its files."""
+    """True where replay's endpoint is on this host: its loopback and files can be reached."""
     host = urlsplit(endpoint).hostname
     if endpoint.startswith("ipc://") or host is None:
         return True
@@ -177,7 +176,7 @@ def _is_own(family: int, address: str | int) -> bool:
 
 
 def _stays_inside(host: str) -> bool:
-    """Whether this address means something else on every host: its loopback, or all it has."""
+    """True for an address that means another machine on every host: loopback, or unspecified."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,8 +1,7 @@
-"""The judge: a language model behind an OpenAI-compatible endpoint says whether an answer is right.
+"""The judge: a language model behind an OpenAI-compatible endpoint grades an answer from 0 to 1.
 
-Consumes a question, its accepted answers and an answer; produces a verdict from 0 to 1. Waits for
-the endpoint, at most `rewards.judge.timeout_s`, retries and the wait for a turn included; unblocked
-by a verdict, or by the deadline. What is no verdict is always an exception here, never a 0.
+`rewards.judge.timeout_s` bounds a verdict, retries and the wait for a turn included. A reply that
+is no verdict is always an exception here, never a 0.
 """
 
 import asyncio
@@ -18,8 +17,8 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from actors.once import Once
-from actors.policy import Unscorable
+from actors.errors import Unscorable
+from actors.once import SingleFlight
 from actors.verdict import read_verdict
 from configs.rewards import JudgeConfig
 from retrieval_server.bearer import read_token
@@ -42,7 +41,7 @@ class _Case(NamedTuple):
 
 
 class _Unanswered(Exception):
-    """An attempt that may succeed when it is repeated, at the earliest after `after_s`."""
+    """A failed attempt that may be repeated, at the earliest after `after_s`."""
 
     def __init__(self, cause: str, after_s: float = 0.0) -> None:
         super().__init__(cause)
@@ -66,9 +65,7 @@ _DECODER = msgspec.json.Decoder(_Completion)
 
 
 class Judge:
-    """Asks one endpoint; close it when done. Raises ConfigError for a key file that cannot be
-    used.
-    """
+    """A client of one endpoint; close it when done. Raises ConfigError for an unusable key file."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config = config
@@ -84,27 +81,27 @@ class Judge:
             trust_env=urlsplit(config.url).hostname not in _LOOPBACK,  # no proxy before our own
         )
         self._turns = asyncio.Semaphore(config.concurrency)
-        self._verdicts: Once[_Case, float] = Once(config.cache_verdicts)
+        self._verdicts: SingleFlight[_Case, float] = SingleFlight(config.cache_verdicts)
         self._random = random.Random()
         self._calls = self._retried = self._failures = 0
         self._latencies_s: deque[float] = deque(maxlen=_WINDOW)
 
     async def close(self) -> None:
-        """Abandon what is being asked, and close the connections."""
+        """Abandon open requests, and close the connections."""
         await self._verdicts.close()
         await self._client.aclose()
 
     async def verdict(self, question: str, golds: Sequence[str], answer: str) -> float:
-        """How right the answer is, 0 to 1. Raises Unscorable (`judge`) with the cause."""
+        """Grade the answer, 0 to 1. Raises Unscorable (`judge`) with the cause."""
         case = _Case(question, tuple(golds), answer[:_MAX_ANSWER_CHARS])
         return await self._verdicts.get(case, self._ask)
 
     def gauges(self) -> dict[str, float]:
-        """Counts since the start; how long recent verdicts took, retries included."""
+        """Return counts since the start, and latencies of recent verdicts, retries included."""
         recent = sorted(self._latencies_s)
         return {
             "actor/judge_calls_count": float(self._calls),
-            "actor/judge_cached_count": float(self._verdicts.spared),
+            "actor/judge_cached_count": float(self._verdicts.saved),
             "actor/judge_retried_count": float(self._retried),
             "actor/judge_failures_count": float(self._failures),
             "actor/judge_latency_p50_s": _percentile(recent, 0.50),
@@ -150,7 +147,7 @@ class Judge:
         return json.dumps(body).encode()
 
     async def _reply(self, body: bytes, deadline: float) -> str:
-        """The model's words; while retries are left, an attempt may use half of the time left."""
+        """Return the model's words; before the last attempt, each may use half of the time left."""
         attempt = 0
         while True:
             left = self._config.retries - attempt
@@ -177,20 +174,20 @@ class Judge:
         return _words(response)
 
     def _pause_s(self, attempt: int) -> float:
-        """Seconds before the next attempt: doubled each time; jittered, not to return in step."""
+        """Return the seconds before the next attempt: doubled, and jittered not to return in step."""
         longest: float = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S)
         return longest * self._random.uniform(0.5, 1.0)
 
 
 def _completions_of(url: str) -> str:
-    """The address of chat completions; a query (Azure's api-version) stays where it is."""
+    """Return the address of chat completions; a query (Azure's api-version) stays where it is."""
     parts = urlsplit(url)
     base = parts.path.rstrip("/").removesuffix("/chat/completions")
     return parts._replace(path=f"{base}/chat/completions").geturl()
 
 
 def _words(response: httpx.Response) -> str:
-    """What the model replied. Raises _Unanswered, or Unscorable for what no retry would help."""
+    """Return the model's reply. Raises _Unanswered, or Unscorable where no retry would help."""
     status, after = response.status_code, response.headers.get("retry-after", "")
     said = repr(response.content[:_SHOWN_CHARS].decode(errors="replace"))
     if status in _RETRIED_STATUS or status >= 500:
@@ -212,5 +209,5 @@ def _words(response: httpx.Response) -> str:
 
 
 def _percentile(ordered: list[float], fraction: float) -> float:
-    """Nearest-rank percentile of ascending values; 0 when there are none."""
+    """Return the nearest-rank percentile of ascending values; 0 without any."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * fraction))] if ordered else 0.0

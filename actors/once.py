@@ -1,7 +1,5 @@
-"""What is known by key, and what is being found out: asked for once by any number of askers.
-
-Consumes keys and the means to ask; produces values. Waits for who asks; unblocked by the value, or
-by what was raised, which nobody remembers. Of one event loop.
+"""A cache of asynchronous results with single-flight requests: any number of callers of one key
+share one request. Errors are not cached. Of one event loop.
 """
 
 import asyncio
@@ -13,32 +11,32 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Once(Generic[K, V]):
-    """The last `size` values by key; `spared` counts the askers who had nothing asked."""
+class SingleFlight(Generic[K, V]):
+    """The last `size` values by key; `saved` counts the calls without a request of their own."""
 
     def __init__(self, size: int) -> None:
-        self.spared = 0
+        self.saved = 0
         self._size = size
         self._known: OrderedDict[K, V] = OrderedDict()
         self._asked: dict[K, asyncio.Task[V]] = {}
 
     async def get(self, key: K, ask: Callable[[K], Awaitable[V]]) -> V:
-        """The key's value; `ask` is called when nobody knows it or is asking already. An asker who
-        is cancelled leaves the question to the others.
+        """Return the key's value, from `ask` where it is neither cached nor being asked for. A
+        cancelled caller leaves the request to the others.
         """
         if key in self._known:
             self._known.move_to_end(key)
-            self.spared += 1
+            self.saved += 1
             return self._known[key]
         if (task := self._asked.get(key)) is not None:
-            self.spared += 1
+            self.saved += 1
         else:
             task = self._asked[key] = asyncio.create_task(self._ask(key, ask))
             task.add_done_callback(_look)
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Abandon what is being asked."""
+        """Cancel open requests."""
         tasks = list(self._asked.values())
         for task in tasks:
             task.cancel()

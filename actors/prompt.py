@@ -1,4 +1,5 @@
-"""The only place where text becomes tokens: questions, observations and corrections; and back.
+"""Tokenisation, the only place where text becomes tokens and back: questions, observations and
+corrections.
 
 Pieces are tokenised apart and joined as ids, so that the tags around passages survive every cut and
 a piece has the same ids wherever it stands.
@@ -28,11 +29,10 @@ _HERE = "\ue000passages\ue000"  # stands in a prompt for what is tokenised apart
 
 
 class Prompter:
-    """Turns questions, passages and corrections into ids with one Hugging Face tokenizer.
+    """Tokenises questions, passages and corrections with one Hugging Face tokenizer.
 
-    What others wrote (passages, what tools say) is plain text: the text of a special token in it
-    never becomes that token. Raises ConfigError when a template holds fields other than those it is
-    given.
+    Foreign text (passages, tool results) is plain text: the text of a special token in it never
+    becomes that token. Raises ConfigError where a template holds unknown fields.
     """
 
     def __init__(self, tokenizer: Any, questions: QuestionsConfig, actors: ActorsConfig) -> None:
@@ -63,12 +63,13 @@ class Prompter:
         searches: int = 0,
         passages: Sequence[Passage] | None = None,
     ) -> Tokens:
-        """int32[P]: the prompt of a question, through the chat template when there is one.
+        """Return int32[P]: the prompt of a question, through the chat template where there is one.
 
-        `questions.prompt`, or where that is empty or Search-R1's (its default once, so that configs
-        of earlier runs hold it) the environment's `own`, with its {question}, {searches} and, for
-        `passages`, {passages}; without that field they follow it as in an observation. The question
-        is stripped and ends with a question mark, as Search-R1's `make_prefix` has it.
+        The template is `questions.prompt`, or where that is empty or Search-R1's (its default once,
+        so that configs of earlier runs hold it) the environment's `own`, with {question},
+        {searches} and, for `passages`, {passages}; without that field they follow it as in an
+        observation. The question is stripped and ends with a question mark, as in Search-R1's
+        `make_prefix`.
         """
         asked = self._questions.prompt
         template = own if asked in ("", SEARCH_R1_PROMPT) else asked
@@ -84,19 +85,21 @@ class Prompter:
         return self._prompt(text, system, tools, self.shown(passages))
 
     def observation(self, *groups: Sequence[Passage]) -> Tokens:
-        """int32[O]: the passages of each query in the order given, each cut to
-        `max_passage_tokens`, between the template's uncut ends; none give the empty block."""
+        """Return int32[O]: the passages of each query in the order given, each cut to
+        `max_passage_tokens`, between the template's uncut ends; without any, the empty block.
+        """
         return np.concatenate([self._before, *self.shown(*groups), self._after])
 
     def result(self, text: str) -> Tokens:
-        """int32[O]: what a tool said, cut like one passage, between the same ends."""
+        """Return int32[O]: a tool's result, cut like one passage, between the same ends."""
         return np.concatenate([self._before, self.foreign(text.strip()), self._after])
 
     def shown(
         self, *groups: Sequence[Passage], change: Callable[[str], str] = lambda text: text
     ) -> list[Tokens]:
-        """The passages of each query, tokenised apart; ranks begin anew with each. `change`: what a
-        chat template does to a text."""
+        """Tokenise the passages of each query apart; ranks begin anew with each. `change`: a chat
+        template's change to a text.
+        """
         ranked = [(rank, each) for group in groups for rank, each in enumerate(group, 1)]
         texts = [self._passage_text(passage, rank) for rank, passage in ranked]
         if texts:
@@ -104,12 +107,13 @@ class Prompter:
         return [self.foreign(change(text)) for text in texts]
 
     def foreign(self, text: str) -> Tokens:
-        """int32[n]: somebody else's text, cut to `max_passage_tokens`; no special token in it."""
+        """Return int32[n]: foreign text, cut to `max_passage_tokens`; no special token in it."""
         return self._encode(text, False, True)[: self._actors.max_passage_tokens]
 
     def observed(self, text: str) -> Tokens:
-        """int32[O]: an observation given as a text, uncut: between the template's ends, where it
-        has them, somebody else's words."""
+        """Return int32[O]: an observation given as text, uncut. Between the template's ends, where
+        it has them, it is foreign text.
+        """
         before, _, after = self._actors.observation_template.partition("{passages}")
         inner = text.removeprefix(before).removesuffix(after)
         if before + inner + after != text:
@@ -117,18 +121,17 @@ class Prompter:
         return np.concatenate([self._before, self._encode(inner, False, True), self._after])
 
     def text(self, text: str) -> Tokens:
-        """int32[n]: our own text, or a chat template's: special tokens in it are such."""
+        """Return int32[n]: our own text, or a chat template's: special tokens in it are such."""
         return self._encode(text)
 
     def correction(self) -> Tokens:
-        """int32[O]: what the policy reads after a malformed action."""
+        """Return int32[O]: the observation after a malformed action."""
         return self._encode(self._actors.correction)
 
     def render(
         self, messages: Sequence[Message], tools: Schemas | None = None, generate: bool = True
     ) -> str:
-        """The text that the chat template makes of a conversation; with `generate`, up to where the
-        policy goes on."""
+        """Render a conversation with the chat template; `generate` opens the policy's turn."""
         text: str = self._tokenizer.apply_chat_template(
             list(messages),
             tools=list(tools) if tools else None,
@@ -138,7 +141,7 @@ class Prompter:
         return text
 
     def chat_template(self, tools: Schemas) -> str:
-        """The chat template that `render` uses with these tools."""
+        """Return the chat template that `render` uses with these tools."""
         text: str = self._tokenizer.get_chat_template(None, list(tools))
         return text
 
@@ -149,7 +152,7 @@ class Prompter:
         return found
 
     def decode(self, tokens: Sequence[int] | Tokens) -> str:
-        """The exact text of ids, special tokens included."""
+        """Return the exact text of ids, special tokens included."""
         ids = np.asarray(tokens).tolist()
         text: str = self._tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -157,8 +160,8 @@ class Prompter:
         return text
 
     def said(self, action_tokens: Tokens, ends: Collection[int] = ()) -> str:
-        """The text of one completion without the end tokens that it may close with: the
-        tokenizer's, its padding, and the model's own `ends`.
+        """Return the text of one completion without the end tokens at its end: the tokenizer's, its
+        padding, and the model's own `ends`.
         """
         ids = np.asarray(action_tokens).tolist()
         stripped = {self._tokenizer.eos_token_id, self._tokenizer.pad_token_id, *ends}
@@ -196,13 +199,13 @@ class Prompter:
 
 
 def _filled(template: str, fields: dict[str, str]) -> str:
-    """The template with its fields, each once: what is filled in is not looked at again."""
+    """Fill each field once: filled-in text is not searched for fields again."""
     names = "|".join(fields)
     return re.sub(rf"\{{({names})\}}", lambda found: fields[found[1]], template)
 
 
 def _plain_text_options(tokenizer: Any) -> dict[str, bool]:
-    """What has the tokenizer take the text of special tokens for text; nothing if it cannot."""
+    """Return the options that make the tokenizer split special tokens; none where it cannot."""
     options = {"split_special_tokens": True}
     try:
         tokenizer.encode("a", add_special_tokens=False, **options)
@@ -212,7 +215,7 @@ def _plain_text_options(tokenizer: Any) -> dict[str, bool]:
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
-    """The Hugging Face tokenizer in a model folder. Raises OSError or ValueError without one."""
+    """Load the Hugging Face tokenizer of a model folder. Raises OSError or ValueError."""
     from transformers import AutoTokenizer  # slow to import; not needed by tests with a fake
 
     try:
@@ -224,13 +227,13 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """blake2b of the vocabulary: equal digests mean equal ids for equal tokens."""
+    """Return blake2b of the vocabulary: equal digests mean equal ids for equal tokens."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
     return hashlib.blake2b(vocabulary.encode(), digest_size=16).hexdigest()
 
 
 def single_token_ids(tokenizer: Any, texts: Sequence[str]) -> list[int] | None:
-    """The id of each text when every one is a single token of its own, else None."""
+    """Return the id of each text where every one is a single token of its own, else None."""
     encoded = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     if any(len(ids) != 1 for ids in encoded):
         return None

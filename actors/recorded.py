@@ -1,14 +1,7 @@
-"""A recorded run in the retrieval server's place: it answers each search as it was answered then.
-
-Consumes that run's event log and corpus, once, at the start; produces passages; waits for nothing.
-The log holds the passages of a search in the order in which they were shown, so the server's own is
-recovered first: whoever searches again shuffles, or does not, by its own lease. A search that is
-not on record is an error, never an empty result.
-"""
+"""A retriever that answers each search as a recorded run's was answered."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from actors.environment import shown_order
@@ -24,7 +17,12 @@ Results = dict[str, tuple[str, ...]]  # query → passage ids, best first
 
 
 class RecordedRetriever:
-    """Answers searches from a run's log; use as `async with`, like a RetrievalClient."""
+    """Answers searches from a run's log; use as `async with`, like a RetrievalClient.
+
+    Log and corpus are read once, at the start. The log holds a search's passages in the order
+    shown, so the server's own order is recovered first. A search that is not on record is an error,
+    never an empty result.
+    """
 
     def __init__(
         self, run: str, top_k: int, results: Results, passages: Mapping[str, Passage]
@@ -36,9 +34,9 @@ class RecordedRetriever:
 
     @classmethod
     def open(cls, config: Config) -> Self:
-        """Read what `retrieval.recorded` names. Raises ConfigError, naming the field, where the log
-        cannot be read whole, contradicts itself or asked for less than `retrieval.top_k`, and where
-        the corpus lacks a passage.
+        """Read the run that `retrieval.recorded` names. Raises ConfigError, naming the field, where
+        the log cannot be read whole, contradicts itself or asked for less than `retrieval.top_k`,
+        and where the corpus lacks a passage.
         """
         run = config.retrieval.recorded
         log = SearchLog(run)
@@ -67,17 +65,12 @@ class RecordedRetriever:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
+    async def __aexit__(self, *_: object) -> None:
+        pass
 
     async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """Per query at most `top_k` passages, best first, as they were found then; their scores are
-        not on record (nan). Raises NotRecorded.
+        """Return at most `top_k` passages per query, best first, as they were found then; without
+        scores (nan). Raises NotRecorded.
         """
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {top_k!r}")
@@ -89,7 +82,7 @@ class RecordedRetriever:
             raise
 
     def gauges(self) -> dict[str, float]:
-        """Counts since the start, under a RetrievalClient's names, and the queries on record."""
+        """Return counts, under a RetrievalClient's names, and the number of queries on record."""
         return {
             "retrieval/requests": float(self._requests),
             "retrieval/errors": float(self._errors),
@@ -109,11 +102,11 @@ class RecordedRetriever:
 
 
 def results_of(rollouts: Iterable[Searched], shuffled: bool) -> Results:
-    """What each query brought, best first. `shuffled`: the passages were shown in another order.
+    """Return each query's passages, best first. `shuffled`: they were shown in another order.
 
     Where the same passages came in another order later (equal scores differ in their last bits with
     the batch that a dense index was asked in), the first order counts. Raises ValueError where the
-    same query brought something else.
+    same query found other passages.
     """
     results: Results = {}
     for query, ids in _results(rollouts, shuffled):
@@ -141,8 +134,8 @@ def _results(rollouts: Iterable[Searched], shuffled: bool) -> Iterator[tuple[str
 
 
 def corpus_of(retrieval: RetrievalConfig) -> str:
-    """The corpus that it names, or that its index was built from; '' where neither is said. Raises
-    ConfigError.
+    """Return the corpus that it names, or that its index was built from; '' where neither is named.
+    Raises ConfigError.
     """
     # Imported late: it brings pyarrow, which no actor needs whose searches a server answers.
     from retrieval_server import manifest
@@ -157,7 +150,7 @@ def corpus_of(retrieval: RetrievalConfig) -> str:
 
 
 def passages_of(results: Results, corpus: str, run: str) -> dict[str, Passage]:
-    """The passages that the results name, from a corpus file. Raises ConfigError without one."""
+    """Read the passages that the results name from a corpus file. Raises ConfigError."""
     wanted = {each for ids in results.values() for each in ids}
     if not wanted:
         return {}

@@ -1,4 +1,4 @@
-"""Who answers a run's searches: a server, or the log of a recorded run."""
+"""The retriever of a run: a client of a server, or the log of a recorded run."""
 
 from actors.recorded import RecordedRetriever
 from configs.load import retrieval_url
@@ -10,12 +10,15 @@ Retrieval = RetrievalClient | RecordedRetriever
 
 
 def open_retrieval(config: Config) -> Retrieval:
-    """What the configuration names, for `async with`. Raises ConfigError when it cannot be used."""
+    """Make the configured retriever, for `async with`. Raises ConfigError."""
     asked = config.retrieval
     if asked.recorded:
         return RecordedRetriever.open(config)
     return RetrievalClient(
-        *(retrieval_url(config), asked.timeout_s, asked.retries, asked.max_connections),
+        retrieval_url(config),
+        timeout_s=asked.timeout_s,
+        retries=asked.retries,
+        max_connections=asked.max_connections,
         token=read_token(asked.token_file),
         cache_queries=asked.cache_queries,
     )

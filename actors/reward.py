@@ -1,4 +1,4 @@
-"""An answer against its gold ones, after Search-R1's normalisation. Pure.
+"""Answers compared with gold answers, after Search-R1's normalisation. Pure.
 
 Source: PeterGriffinJin/Search-R1, verl/utils/reward_score/qa_em.py; the F1 is ReCall's (its
 multiset of words, as in SQuAD). `tests/vectors/reward.json` holds outputs of the originals. Unicode
@@ -21,35 +21,35 @@ _CLOSED = {"yes", "no", "noanswer"}  # answers that nothing else overlaps with
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case; ASCII punctuation, then articles, then extra white space removed."""
+    """Lower-case; remove ASCII punctuation, then articles, then extra white space."""
     bare = text.lower().translate(_NO_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def exact_match(prediction: str, gold: str | Sequence[str]) -> float:
-    """1.0 when the normalised prediction equals a normalised gold answer, else 0.0."""
+    """Return 1.0 where the normalised prediction equals a normalised gold answer, else 0.0."""
     normalized = normalize_answer(prediction)
     return float(any(normalize_answer(answer) == normalized for answer in _golds(gold)))
 
 
 def substring_match(prediction: str, gold: str | Sequence[str]) -> float:
-    """1.0 when the normalised prediction holds a normalised gold answer, letter by letter ("cat" is
-    in "category", nothing is in everything), else 0.0.
+    """Return 1.0 where the normalised prediction holds a normalised gold answer, letter by letter
+    ("cat" is in "category", nothing is in everything), else 0.0.
     """
     normalized = normalize_answer(prediction)
     return float(any(normalize_answer(answer) in normalized for answer in _golds(gold)))
 
 
 def token_f1(prediction: str, gold: str | Sequence[str]) -> float:
-    """The best F1, 0 to 1, of the normalised words of prediction and of a gold answer, each word
-    as often as it occurs. Yes, no and noanswer match themselves alone.
+    """Return the best F1, 0 to 1, of the normalised words of the prediction and a gold answer, each
+    word as often as it occurs. Yes, no and noanswer match themselves alone.
     """
     normalized = normalize_answer(prediction)
     return max((_f1(normalized, normalize_answer(answer)) for answer in _golds(gold)), default=0.0)
 
 
 def extract_answer(text: str, mode: Mode = "strict") -> str | None:
-    """What the last closed `<answer>` pair of `text` holds, stripped; None without one.
+    """Return the content of the last closed `<answer>` pair of `text`, stripped; None without one.
 
     `strict` wants the policy's own text, or one turn of it. `search_r1` wants prompt and response
     together, as its original did, and takes the first pair for the prompt's own example: one pair

@@ -1,9 +1,8 @@
 """The parts of mode `strict` that need nothing but the rollout. Pure.
 
-Each reads the policy's own tokens, or what was done with them, and nothing else: a tag in the
-prompt, in a passage or in the corrective text, or one begun in a turn and closed in the next, is
-worth nothing and costs nothing. Without an answer every part of the answer is 0. Penalties are 0 or
-less.
+Each reads only the policy's own tokens and the actions taken on them: a tag in the prompt, in a
+passage or in the corrective text, or one begun in a turn and closed in the next, is worth nothing
+and costs nothing. Without an answer every part of the answer is 0. Penalties are 0 or less.
 """
 
 import re
@@ -35,13 +34,13 @@ _LONGEST_EVASION = 400  # characters; who writes more has answered something
 
 
 def em(answer: str | None, golds: Golds) -> float:
-    """1 for an answer that equals a gold one, normalised as Search-R1 does; else 0."""
+    """Return 1 for an answer that equals a gold one, normalised as in Search-R1; else 0."""
     return 0.0 if answer is None else exact_match(answer, golds)
 
 
 def substring(answer: str | None, golds: Golds) -> float:
-    """1 for an answer that holds a gold one; else 0. A gold answer of which nothing is left when it
-    is normalised must be equalled.
+    """Return 1 for an answer that holds a gold one; else 0. A gold answer that normalises to
+    nothing must be equalled.
     """
     if answer is None:
         return 0.0
@@ -49,12 +48,12 @@ def substring(answer: str | None, golds: Golds) -> float:
 
 
 def f1(answer: str | None, golds: Golds) -> float:
-    """The best F1 of the answer's words and a gold answer's, each as often as it occurs: 0 to 1."""
+    """Return the best F1, 0 to 1, of the words of the answer and a gold answer."""
     return 0.0 if answer is None else token_f1(answer, golds)
 
 
 def avoidance(answer: str | None, golds: Golds) -> float:
-    """−1 where there is no answer, an empty one, or one that only says that there is none; else 0.
+    """Return −1 for no answer, an empty one, or one that only says that there is none; else 0.
 
     F1 alone is known to end in such answers (Search-R1++, arXiv 2602.19526). A right answer is
     never evasive, whatever its words.
@@ -68,14 +67,14 @@ def avoidance(answer: str | None, golds: Golds) -> float:
 
 
 def in_form(transcript: Transcript) -> float:
-    """1 when every turn is one thought and one kind of action, and the last one a thought and an
-    answer; else 0.
+    """Return 1 where every turn is one thought and one kind of action, and the last one a thought
+    and an answer; else 0.
 
-    v0.3's automaton, (think search information)* think answer with nothing but white space between,
-    on what the policy wrote: the environment's part of the sequence needs no judgement, a block
-    that the policy puts into the environment's mouth is out of form, and an action is whatever
-    pair of tags the environment has acted on. Where the environment has opened the answer, its
-    last turn has no room for a thought: an answer, and its tag, is all.
+    This is v0.3's automaton, (think search information)* think answer with only white space
+    between, on the policy's own text: the environment's blocks need no judgement, and one that the
+    policy writes itself is out of form. An action is any pair of tags that the environment has
+    acted on. Where the environment has opened the answer, the last turn is an answer without a
+    thought.
     """
     *before, last = transcript.texts
     acted = all(
@@ -88,14 +87,14 @@ def in_form(transcript: Transcript) -> float:
 
 
 def retrieval_hit(transcript: Transcript) -> float:
-    """1 when a passage that was shown holds a gold answer, normalised; else 0."""
+    """Return 1 where a passage that was shown holds a gold answer, normalised; else 0."""
     golds = [normalize_answer(gold) for gold in _worded(transcript.question.answers)]
     texts = (normalize_answer(passage.contents) for passage in transcript.passages)
     return float(any(gold in text for text in texts for gold in golds))
 
 
 def search_cost(transcript: Transcript) -> float:
-    """−1 for each search, whatever it found."""
+    """Return −1 for each search, whatever it found."""
     return 0.0 - len(transcript.searches)
 
 
@@ -113,7 +112,7 @@ OF_TRANSCRIPT: Mapping[str, Callable[[Transcript], float]] = {
 
 
 def _acts(text: str) -> bool:
-    """Whether a turn is a thought and an action, or several of one kind."""
+    """True where a turn is a thought and an action, or several of one kind."""
     closing = _CLOSING.search(text.rstrip())
     if closing is None or closing[1] in _NO_ACTIONS:
         return False
@@ -122,8 +121,8 @@ def _acts(text: str) -> bool:
 
 
 def _blocks(text: str, action: str = "search") -> list[str]:
-    """The names of the closed blocks that the text is a row of, with white space alone between
-    them; empty when it is anything else.
+    """Return the names of the closed blocks that make up the text, with only white space between
+    them; empty for any other text.
     """
     pieces = _tags(action).split(text)  # text, tag, text, tag … text
     tags, between = pieces[1::2], pieces[::4]
@@ -139,5 +138,5 @@ def _tags(action: str) -> re.Pattern[str]:
 
 
 def _worded(golds: Golds) -> list[str]:
-    """The gold answers of which something is left when they are normalised."""
+    """Return the gold answers that do not normalise to nothing."""
     return [gold for gold in golds if normalize_answer(gold)]

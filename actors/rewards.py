@@ -1,24 +1,22 @@
 """The reward of a finished rollout: weighted parts, each recorded by name, or Search-R1's score.
 
-Consumes an answer and, where a part reads more, the rollout in words; produces a Score. Waits for
-the judge, the encoder and the user's own function where these have a weight, each with a deadline
-of its own. What cannot be told, through no fault of the policy's, leaves the rollout unscorable
-(reward None, and a cause) and the run going on; it is never a 0.
+The judge, the encoder and the user's own function are asked where they have a weight, each with a
+deadline of its own. A part that cannot be told, through no fault of the policy's, makes the rollout
+unscorable (reward None, and a cause), never a 0; the run goes on.
 """
 
 import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import msgspec
 
 from actors import search_r1
 from actors.entry_points import load_entry_point
+from actors.errors import Unscorable, recordable
 from actors.judge import Judge
-from actors.policy import Unscorable
 from actors.reward_parts import OF_ANSWER, OF_TRANSCRIPT, em, f1, substring
 from actors.similarity import Similarity
 from actors.transcript import Transcript
@@ -28,7 +26,6 @@ from configs.schema import Config
 from replay.protocol import Lease
 
 _WINDOW = 256  # train rollouts that the parts' means look back on
-_CAUSE_CHARS = 1000
 _NEED_GOLD = ("em", "substring", "f1", "retrieval_hit", "similarity", "judge")
 _NO_GOLD = "the question has no accepted answer"
 
@@ -36,9 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Score(NamedTuple):
-    """What a rollout earned: None with a cause where that cannot be told. `parts`: each value by
-    name, before it is weighted, as far as they are known.
-    """
+    """A rollout's reward, or None with a cause. `parts`: each known value by name, unweighted."""
 
     reward: float | None
     cause: str
@@ -64,7 +59,7 @@ class Rewards:
 
     @classmethod
     def open(cls, config: Config) -> Self:
-        """With what the configuration names. Raises ConfigError when that cannot be used."""
+        """Make it with the configured judge, encoder and function. Raises ConfigError."""
         asked = config.rewards
         custom = None
         if asked.custom:
@@ -80,12 +75,7 @@ class Rewards:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for each in (self._judge, self._similarity):
             if each is not None:
                 await each.close()
@@ -93,8 +83,8 @@ class Rewards:
     async def score(
         self, lease: Lease, answer: str | None, transcribe: Callable[[], Transcript]
     ) -> Score:
-        """What the lease's rollout earned with this answer; `transcribe` is called at most once,
-        and only where a part reads more than the answer.
+        """Score the lease's rollout with this answer; `transcribe` is called at most once, and only
+        where a part reads more than the answer.
 
         Evaluations are scored by exact match in every mode, with F1 and sub-string match beside it.
         """
@@ -113,7 +103,7 @@ class Rewards:
         return Score(reward, "", parts)
 
     def gauges(self) -> dict[str, float]:
-        """Each part's mean over recent train rollouts, and counts since the start."""
+        """Return each part's mean over recent train rollouts, and counts since the start."""
         means = {f"actor/reward/{name}": sum(of) / len(of) for name, of in self._recent.items()}
         causes = {f"actor/unscorable_{whose}_count": n for whose, n in self._unscorable.items()}
         counts = {"actor/unscorable_count": self._unscorable.total(), **causes}
@@ -165,8 +155,8 @@ class Rewards:
         return reward
 
     def _count(self, lease: Lease, error: Unscorable) -> str:
-        """The cause, as it goes on record; the log has a kind's first, second, fourth, eighth …"""
-        cause = f"{error.whose}: {error}"[:_CAUSE_CHARS].encode(errors="replace").decode()
+        """Count and return the cause; the first, second, fourth, eighth … of a kind are logged."""
+        cause = recordable(f"{error.whose}: {error}")
         self._unscorable[error.whose] += 1
         if (count := self._unscorable[error.whose]).bit_count() == 1:
             logger.warning("unscorable (%d so far), %r: %s", count, lease.question.id, cause)
@@ -174,7 +164,7 @@ class Rewards:
 
 
 def search_r1_score(transcript: Transcript, asked: SearchR1Config) -> float:
-    """Search-R1's score of the whole decoded text, prompt and passages included, as it is."""
+    """Return Search-R1's score of the whole decoded text, prompt and passages included."""
     text = search_r1.whole_text(transcript.prompt, transcript.texts, transcript.observations)
     golds = transcript.question.answers
     if asked.version == "v0.2":

@@ -1,14 +1,13 @@
 """The multi-turn loop: policy and environment take turns until the environment names a StopReason.
 
-Consumes a lease; produces its Trajectory; waits for the policy, for retrieval and for the parts of
-the reward, each unblocked by its reply or its named error. Tokens in, tokens out: every turn's
-prompt is the exact concatenation of the prompt's ids, all action ids and all observation ids;
-nothing decoded is ever tokenised again.
+Tokens in, tokens out: every turn's prompt is the exact concatenation of the prompt's ids, all
+action ids and all observation ids; nothing decoded is ever tokenised again. Errors of the policy,
+of retrieval and of the parts of the reward pass through by name.
 """
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -19,13 +18,14 @@ from numpy.typing import NDArray
 from actors.end_tokens import end_tokens
 from actors.environment import Environment, Outcome, Retriever
 from actors.environments import make
-from actors.policy import Completion, Policy, PromptTooLong
+from actors.errors import PromptTooLong
+from actors.policy import Completion, Policy
 from actors.prompt import Prompter, Tokens
 from actors.rewards import Rewards
 from actors.transcript import Transcript
 from configs.schema import Config
 from replay.protocol import Lease
-from replay.trajectory import Trajectory, Turn
+from replay.trajectory import StopReason, Trajectory, Turn
 from retrieval_server.protocol import Passage
 
 T = TypeVar("T", bound=np.generic)
@@ -33,7 +33,7 @@ _ends = lru_cache(8)(end_tokens)  # files of the model's folder, read once
 
 
 def turn_seed(seed: int, group_id: int, sibling: int, turn: int) -> int:
-    """The sampling seed of one turn: 63 bits of blake2b over (seed, group, sibling, turn)."""
+    """Return a turn's sampling seed: 63 bits of blake2b over (seed, group, sibling, turn)."""
     text = f"{seed} {group_id} {sibling} {turn}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1
 
@@ -64,14 +64,13 @@ async def rollout(
     config: Config,
     actor_id: str,
 ) -> Trajectory:
-    """Roll one lease out. Raises ActorError or RetrievalError: infrastructure's faults, never a
-    reward."""
+    """Roll one lease out. Raises ActorError or RetrievalError, infrastructure's faults."""
     clock = _Clock()
     environment = await make(lease, retriever=retriever, prompter=prompter, config=config)
-    turns, shown, end = await _play(lease, policy, environment, clock)
-    said = partial(prompter.said, ends=_ends(prompter, config.model.path))
-    transcribe = partial(_transcript, lease, prompter, said, environment.prompt, turns, shown, end)
-    score = await rewards.score(lease, end.answer, transcribe)
+    played = await _play(lease, policy, environment, clock)
+    ends = _ends(prompter, config.model.path)
+    transcribe = partial(_transcript, lease, prompter, ends, environment.prompt, played)
+    score = await rewards.score(lease, played.last.answer, transcribe)
     return Trajectory(
         group_id=lease.group_id,
         sibling=lease.sibling,
@@ -80,9 +79,9 @@ async def rollout(
         actor_id=actor_id,
         sampling=lease.sampling,
         prompt_tokens=environment.prompt,
-        turns=turns,
-        stop_reason=end.stop,
-        answer=end.answer,
+        turns=played.turns,
+        stop_reason=played.stop_reason,
+        answer=played.last.answer,
         reward=score.reward,
         reward_cause=score.cause,
         reward_parts=score.parts,
@@ -90,14 +89,20 @@ async def rollout(
     )
 
 
-async def _play(
-    lease: Lease, policy: Policy, environment: Environment, clock: _Clock
-) -> tuple[tuple[Turn, ...], tuple[Passage, ...], Outcome]:
-    """The turns, the passages shown before and in them, and what the last turn led to."""
+@dataclass(frozen=True, eq=False)
+class _Played:
+    """The turns, the passages shown before and in them, and the outcome of the last turn."""
+
+    turns: tuple[Turn, ...]
+    passages: tuple[Passage, ...]
+    last: Outcome
+    stop_reason: StopReason
+
+
+async def _play(lease: Lease, policy: Policy, environment: Environment, clock: _Clock) -> _Played:
     turns, shown = list[Turn](), list[Passage](environment.passages)
     context: list[int] = environment.prompt.tolist()
-    outcome: Outcome | None = None
-    while outcome is None or outcome.stop is None:
+    while True:
         completion = await _complete(lease, policy, environment, context, len(turns), clock)
         context += completion.tokens.tolist()
         outcome = await environment.step(completion.tokens, len(context))
@@ -106,7 +111,8 @@ async def _play(
         context += outcome.observation_tokens.tolist()
         shown += outcome.passages
         turns.append(_turn(completion, outcome))
-    return tuple(turns), tuple(shown), outcome
+        if outcome.stop is not None:
+            return _Played(tuple(turns), tuple(shown), outcome, outcome.stop)
 
 
 async def _complete(
@@ -126,7 +132,11 @@ async def _complete(
     asked = time.perf_counter()
     seed = turn_seed(lease.sampling.seed, lease.group_id, lease.sibling, turn)
     completion = await policy.complete(
-        context, temperature=lease.sampling.temperature, seed=seed, max_tokens=budget
+        context,
+        temperature=lease.sampling.temperature,
+        seed=seed,
+        max_tokens=budget,
+        stops=environment.stops,
     )
     clock.generate_s += time.perf_counter() - asked
     return completion
@@ -144,29 +154,23 @@ def _turn(completion: Completion, outcome: Outcome) -> Turn:
 
 
 def _read_only(numbers: NDArray[T]) -> NDArray[T]:
-    """The same, for rewards, a user's own among them, which read the record before it is sent."""
+    """Return a view for rewards, a user's own among them, which read the record first."""
     view = numbers.view()
     view.setflags(write=False)
     return view
 
 
 def _transcript(
-    lease: Lease,
-    prompter: Prompter,
-    said: Callable[[Tokens], str],
-    prompt: Tokens,
-    turns: tuple[Turn, ...],
-    shown: tuple[Passage, ...],
-    end: Outcome,
+    lease: Lease, prompter: Prompter, ends: Collection[int], prompt: Tokens, played: _Played
 ) -> Transcript:
     return Transcript(
         question=lease.question,
-        answer=end.answer,
-        stop_reason=end.stop,
+        answer=played.last.answer,
+        stop_reason=played.stop_reason,
         prompt=prompter.decode(prompt),
-        texts=tuple(said(turn.action_tokens) for turn in turns),
-        observations=tuple(prompter.decode(turn.observation_tokens) for turn in turns),
-        passages=shown,
-        turns=turns,
-        opened=end.opened,
+        texts=tuple(prompter.said(turn.action_tokens, ends) for turn in played.turns),
+        observations=tuple(prompter.decode(turn.observation_tokens) for turn in played.turns),
+        passages=played.passages,
+        turns=played.turns,
+        opened=played.last.opened,
     )

@@ -15,15 +15,15 @@ from functools import partial
 from typing import Protocol
 
 from actors.environment import Retriever
+from actors.errors import ActorError, EngineDead, PolicyError, UnverifiedWeights, recordable
 from actors.noted_searches import NotedSearches
-from actors.policy import ActorError, Completion, EngineDead, Policy, PolicyError, UnverifiedWeights
+from actors.policy import Completion, Policy, Stops
 from configs.schema import Config
 from replay.protocol import CodecError, Lease, Stop
 from replay.trajectory import Search, Trajectory
 from retrieval_server.protocol import RetrievalError
 
 SHUTDOWN = "shutdown"
-_CAUSE_CHARS = 1000
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +36,16 @@ class Writer(Protocol):
         ...
 
     async def deliver(self, trajectory: Trajectory) -> str:
-        """Hand a trajectory in; returns once it is on record."""
+        """Deliver a trajectory; returns once it is on record."""
         ...
 
     async def fail(self, lease: Lease, cause: str, searches: Sequence[Search] = ()) -> None:
-        """Give a lease back, and what its rollout had searched for."""
+        """Give a lease back, with the searches of its rollout."""
         ...
 
 
 class MeteredPolicy:
-    """A policy that counts what passes through it; `lost` are completions the engine gave up."""
+    """A policy that counts its tokens; `lost` counts the completions that the engine gave up."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -53,12 +53,12 @@ class MeteredPolicy:
         self.lost = 0
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
     ) -> Completion:
         """Complete and count. Raises PolicyError."""
         try:
             completion = await self._policy.complete(
-                tokens, temperature=temperature, seed=seed, max_tokens=max_tokens
+                tokens, temperature=temperature, seed=seed, max_tokens=max_tokens, stops=stops
             )
         except PolicyError:
             self.lost += 1
@@ -68,7 +68,7 @@ class MeteredPolicy:
 
 
 class VerifiedVersions:
-    """The versions whose probe passed here, and whether verified weights serve now."""
+    """The versions whose probe passed here; `serving` is set while verified weights serve."""
 
     def __init__(self, serving: asyncio.Event) -> None:
         self.loads = 0
@@ -78,15 +78,15 @@ class VerifiedVersions:
         self.announcements: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
 
     def add(self, incarnation: int, version: int) -> None:
-        """Note that this version passed its probe, for `check` and for whoever announces it."""
+        """Record that this version passed its probe, and announce it."""
         self._passed.add(version)
         self.announcements.put_nowait((incarnation, version))
 
     def forget(self, version: int, in_doubt: bool) -> None:
-        """This number is about to stand for other weights, perhaps, than those that passed.
+        """Withdraw a version that is about to be loaded, perhaps with other weights.
 
-        `in_doubt`: it has been loaded before and did not verify, so that of whom a token of this
-        number is that was sampled before, nobody can say.
+        `in_doubt`: it has been loaded before and did not verify, so that nobody can say which
+        weights sampled the earlier tokens of that version.
         """
         self.loads += 1
         if in_doubt:
@@ -96,8 +96,9 @@ class VerifiedVersions:
     async def check(self, trajectory: Trajectory, begun: int, deadline_s: float) -> None:
         """Wait until verified weights serve. `begun`: `loads` when its rollout began.
 
-        Raises UnverifiedWeights when none do within `deadline_s`, or when the trajectory holds
-        tokens of a version that never passed, or that was loaded again meanwhile."""
+        Raises UnverifiedWeights where none do within `deadline_s`, or where the trajectory holds
+        tokens of a version that never passed, or that was loaded again meanwhile.
+        """
         try:
             async with asyncio.timeout(deadline_s):
                 await self._serving.wait()
@@ -143,7 +144,7 @@ class Runner:
     async def run(self) -> str:
         """Run until told to stop; every lease taken is answered. Returns the cause of the stop.
 
-        Raises an ExceptionGroup of EngineDead, or of what the writer raised, after cancelling all
+        Raises an ExceptionGroup of EngineDead, or of the writer's errors, after cancelling all
         rollouts.
         """
         async with asyncio.TaskGroup() as group:
@@ -159,7 +160,7 @@ class Runner:
         return self._cause
 
     def gauges(self) -> dict[str, float]:
-        """This actor's numbers; tokens per second are since the last call."""
+        """Return this actor's numbers; tokens per second are since the last call."""
         now, tokens = time.monotonic(), self._meter.tokens
         then, before = self._polled
         self._polled = now, tokens
@@ -172,7 +173,7 @@ class Runner:
         }
 
     async def _next(self, stopping: "asyncio.Task[bool]") -> Lease | None:
-        """The next lease; None once replay or `stop` ended the run."""
+        """Return the next lease; None once replay or `stop` ended the run."""
         following = asyncio.create_task(self._writer.next())
         try:
             await asyncio.wait((following, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -196,7 +197,7 @@ class Runner:
             await asyncio.wait(left)
 
     async def _serve(self, lease: Lease) -> None:
-        """One lease, from its first token to its acknowledgement."""
+        """Serve one lease, from its first token to its acknowledgement."""
         begun, noted = self._versions.loads, NotedSearches(self._retriever)
         fail = partial(self._fail, lease, noted)
         try:
@@ -221,6 +222,6 @@ class Runner:
 
     async def _fail(self, lease: Lease, noted: NotedSearches, cause: str) -> None:
         self._failed += 1
-        cause = cause[:_CAUSE_CHARS].encode(errors="replace").decode()  # others' words may be in it
+        cause = recordable(cause)
         logger.warning("group %d sibling %d: %s", lease.group_id, lease.sibling, cause)
         await self._writer.fail(lease, cause, noted.made)

@@ -1,9 +1,9 @@
-"""Search-R1's scores of a whole text, bug by bug, for comparing with its published numbers. Pure.
+"""Search-R1's scores of a whole text, bug by bug, for comparison with its published numbers. Pure.
 
 Source: PeterGriffinJin/Search-R1, verl/utils/reward_score/qa_em.py (v0.2) and qa_em_format.py
 (v0.3); `tests/vectors/reward.json` holds their outputs. The text is prompt and response together,
 tags of passages and of the prompt included: so a response without an answer is given the prompt's
-example, "Beijing". Our own rewards are in `reward`.
+example, "Beijing".
 """
 
 import re
@@ -29,15 +29,15 @@ _NEXT = {
 
 
 def whole_text(prompt: str, completions: Sequence[str], observations: Sequence[str]) -> str:
-    """What the scores below are of: the decoded prompt, then each completion, cut as generation
-    cuts it and without end tokens, with the observation behind it.
+    """Return the scored text: the decoded prompt, then each completion, cut as generation cuts it
+    and without end tokens, with its observation.
     """
     turns = zip(completions, observations, strict=True)
     return prompt + "".join(_cut(said) + observation for said, observation in turns)
 
 
 def score_em(text: str, gold: str | Sequence[str], format_score: float = 0.0) -> float:
-    """v0.2: 1 for the right answer, `format_score` for another, 0 for none."""
+    """Score by v0.2: 1 for the right answer, `format_score` for another, 0 for none."""
     answer = extract_answer(text, "search_r1")
     if answer is None:
         return 0.0
@@ -52,9 +52,9 @@ def score_format(
     final: float = 0.1,
     retrieval: float = 0.0,
 ) -> float:
-    """v0.3: 1 for the right answer in a valid sequence, 1 − `structure` in another; without it,
-    `structure` for a valid sequence, and `retrieval` with it where a passage holds a gold answer;
-    `final` for a wrong answer in another sequence.
+    """Score by v0.3: 1 for the right answer in a valid sequence, 1 − `structure` in another;
+    without it, `structure` for a valid sequence, and `retrieval` with it where a passage holds a
+    gold answer; `final` for a wrong answer in another sequence.
     """
     valid = not format_fault(text)
     answer = extract_answer(text, "search_r1")
@@ -66,15 +66,15 @@ def score_format(
 
 
 def retrieval_hit(text: str, gold: str | Sequence[str]) -> bool:
-    """Whether any information block of the text, the prompt's too, holds a normalised answer."""
+    """True where an information block, the prompt's included, holds a normalised answer."""
     golds = [normalize_answer(each) for each in ([gold] if isinstance(gold, str) else gold)]
     blocks = [normalize_answer(block) for block in _INFORMATION.findall(text)]
     return any(each in block for block in blocks for each in golds)
 
 
 def format_fault(text: str) -> str:
-    """What keeps the text after the assistant's marker from being (think search information)* think
-    answer, in the original's words; empty for a valid one.
+    """Return the first deviation of the text after the assistant's marker from (think search
+    information)* think answer, in the original's words; empty for a valid one.
     """
     marker = _ASSISTANT.search(text)
     if marker is None:
@@ -98,7 +98,7 @@ def format_fault(text: str) -> str:
 
 
 def _cut(completion: str) -> str:
-    """Up to the first `</search>` anywhere, else up to the first `</answer>`, else all of it."""
+    """Cut after the first `</search>`, else after the first `</answer>`, else not at all."""
     for tag in ("</search>", "</answer>"):
         before, found, _ = completion.partition(tag)
         if found:

@@ -1,8 +1,5 @@
-"""How near an answer's meaning is to an accepted one: the cosine of sentence embeddings.
-
-Consumes an answer and its accepted answers; produces a number from 0 to 1. Waits for an encoder on
-the CPU, which works in a thread of its own, at most `rewards.similarity.timeout_s`; unblocked by
-the end of the batch before, or by the deadline.
+"""The similarity of an answer and the gold answers: the cosine of sentence embeddings, 0 to 1. The
+encoder works on the CPU in a thread of its own; `rewards.similarity.timeout_s` bounds the wait.
 """
 
 import asyncio
@@ -14,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.once import Once
-from actors.policy import Unscorable
+from actors.errors import Unscorable
+from actors.once import SingleFlight
 from configs.load import ConfigError
 from configs.rewards import SimilarityConfig
 from retrieval_server.batching import Batcher
@@ -38,7 +35,7 @@ class Similarity:
         self._encoder, self._timeout_s = encoder, timeout_s
         self._thread = ThreadPoolExecutor(1, "similarity", torch.set_num_threads, (threads,))
         self._batcher: Batcher[Vector] = Batcher(self._encode, max_batch=_BATCH_TEXTS)
-        self._vectors: Once[str, Vector] = Once(_REMEMBERED)
+        self._vectors: SingleFlight[str, Vector] = SingleFlight(_REMEMBERED)
 
     @classmethod
     def open(cls, config: SimilarityConfig) -> "Similarity":
@@ -51,15 +48,15 @@ class Similarity:
             raise ConfigError(f"rewards.similarity.model = {config.model!r}: {error}") from error
 
     async def close(self) -> None:
-        """Abandon what is waiting."""
+        """Abandon waiting texts."""
         await self._vectors.close()
         await self._batcher.__aexit__(None, None, None)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def best(self, answer: str, golds: Sequence[str]) -> float:
-        """The largest cosine of the answer and a gold one, 0 where all point away from it.
+        """Return the largest cosine of the answer and a gold one, not below 0.
 
-        Raises Unscorable (`similarity`) when the encoder fails or takes too long.
+        Raises Unscorable (`similarity`) where the encoder fails or takes too long.
         """
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
@@ -81,9 +78,7 @@ class Similarity:
         return vector
 
     async def _encode(self, texts: list[str], _: int) -> list[list[Vector]]:
-        """One vector of unit length for each text; the texts are passages, with no query's prefix,
-        on both sides.
-        """
+        """Encode texts to unit length, as passages, with no query's prefix, on both sides."""
         loop = asyncio.get_running_loop()
         vectors = await loop.run_in_executor(self._thread, self._encoder.passages, texts)
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)

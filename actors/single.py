@@ -1,7 +1,7 @@
-"""`no_search` and `rag`, the baselines: one completion, which holds an answer or does not.
+"""The baselines `no_search` and `rag`: one completion, which holds an answer or does not.
 
-`no_search` asks the retriever nothing. `rag` searches for the question itself before the first
-turn and puts the passages into the prompt; that search is on record as the first turn's.
+`no_search` never searches. `rag` searches for the question itself before the first turn and puts
+the passages into the prompt; that search is on record as the first turn's.
 """
 
 from typing import Self
@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.actions import ANSWER_END
 from actors.environment import NOTHING, Outcome, Retriever, completion_budget
 from actors.prompt import Prompter, Tokens
 from actors.reward import extract_answer
@@ -21,7 +22,9 @@ from retrieval_server.protocol import Passage
 
 
 class SingleCompletion:
-    """Takes one completion and ends. Make it with `no_search` or `await rag`."""
+    """An environment of one completion. Make it with `no_search` or `await rag`."""
+
+    stops: tuple[str, ...] = (ANSWER_END,)
 
     def __init__(self, prompt: Tokens, prompter: Prompter, config: Config) -> None:
         self._prompter, self._config = prompter, config
@@ -33,7 +36,7 @@ class SingleCompletion:
     def no_search(
         cls, lease: Lease, *, retriever: Retriever, prompter: Prompter, config: Config
     ) -> Self:
-        """The question alone."""
+        """Make the prompt of the question alone."""
         system = config.environment.system
         prompt = prompter.question(lease.question, NO_SEARCH_PROMPT, system=system)
         return cls(prompt, prompter, config)
@@ -42,7 +45,7 @@ class SingleCompletion:
     async def rag(
         cls, lease: Lease, *, retriever: Retriever, prompter: Prompter, config: Config
     ) -> Self:
-        """The question and what a search for it brings. Raises RetrievalError."""
+        """Make the prompt of the question and the passages found for it. Raises RetrievalError."""
         query = lease.question.text.strip()
         searches, groups = await Searching(lease, retriever, config).search([query], 0)
         shown = [each for group in groups for each in group]
@@ -53,7 +56,7 @@ class SingleCompletion:
         return made
 
     def budget(self, context_tokens: int) -> int:
-        """How many tokens the completion may have; 0 when the model has no room for one."""
+        """Return the most tokens of the completion; 0 where the model has no room for one."""
         return completion_budget(self._config, context_tokens)
 
     async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:

@@ -1,8 +1,7 @@
 """`search_r1`: the policy searches, uses tools and answers between tags, in one running text.
 
 N turns, each a search, a use of a tool or a malformed action, then one completion without search,
-whose `<answer>` the environment opens if `environment.force_answer` says so. Retrieval errors pass
-through: they are infrastructure's, so they never become text or a reward.
+whose `<answer>` the environment opens if `environment.force_answer` says so.
 """
 
 from collections.abc import Sequence
@@ -10,7 +9,17 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from actors import actions
+from actors.actions import (
+    Action,
+    Answer,
+    Malformed,
+    SearchAction,
+    ToolUse,
+    parse_action,
+    parse_opened_answer,
+    queries_of,
+    stop_tags,
+)
 from actors.environment import (
     NOTHING,
     Outcome,
@@ -31,7 +40,7 @@ from retrieval_server.protocol import Passage
 
 
 class TagEnvironment:
-    """Answers one rollout's actions. Use once."""
+    """Executes one rollout's actions. Use once."""
 
     def __init__(
         self, lease: Lease, *, retriever: Retriever, prompter: Prompter, config: Config
@@ -40,25 +49,26 @@ class TagEnvironment:
         self._searching = Searching(lease, retriever, config)
         tools = load_tools(self._settings.tools)
         self._tools = {tool.name: tool for tool in tools}
+        self.stops = stop_tags(self._tools)
         self._turn, self._opened = 0, False
         self.passages: tuple[Passage, ...] = ()
         self.prompt = prompter.question(
             lease.question,
-            instructed(SEARCH_R1_PROMPT, self._settings, _more(self._settings, tools)),
+            instructed(SEARCH_R1_PROMPT, self._settings, _extra(self._settings, tools)),
             system=self._settings.system,
             searches=config.actors.max_turns,
         )
 
     def budget(self, context_tokens: int) -> int:
-        """How many tokens the next completion may have; 0 when the model has no room for one."""
+        """Return the most tokens of the next completion; 0 where the model has no room for one."""
         return completion_budget(self._config, context_tokens)
 
     async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:
         """Act on the tokens just sampled; `context_tokens` counts everything up to their end."""
         action = self._action(self._prompter.decode(action_tokens))
-        malformed = isinstance(action, actions.Malformed)
+        malformed = isinstance(action, Malformed)
         turn, self._turn = self._turn, self._turn + 1
-        if isinstance(action, actions.Answer):
+        if isinstance(action, Answer):
             stop = StopReason.ANSWERED
             return Outcome(NOTHING, stop=stop, answer=action.text, opened=self._opened)
         if turn >= self._config.actors.max_turns:
@@ -71,28 +81,28 @@ class TagEnvironment:
         self._opened = opened
         return Outcome(observation, searches, malformed, passages=passages)
 
-    def _action(self, text: str) -> actions.Action:
+    def _action(self, text: str) -> Action:
         if self._opened:
-            return actions.parse_opened_answer(text)
-        return actions.parse_action(text, tuple(self._tools))
+            return parse_opened_answer(text)
+        return parse_action(text, tuple(self._tools))
 
     async def _observe(
-        self, action: actions.Action, turn: int
+        self, action: Action, turn: int
     ) -> tuple[Tokens, tuple[Search, ...], tuple[Passage, ...]]:
         match action:
-            case actions.Search(content):
-                queries = actions.queries_of(content, self._settings.queries_per_turn)
+            case SearchAction(content):
+                queries = queries_of(content, self._settings.queries_per_turn)
                 searches, groups = await self._searching.search(queries, turn)
                 passages = tuple(each for group in groups for each in group)
                 return self._prompter.observation(*groups), searches, passages
-            case actions.ToolUse(name, text):
+            case ToolUse(name, text):
                 said = await self._tools[name].use(text, self._settings.tool_deadline_s)
                 return self._prompter.result(said), (), ()
             case _:
                 return self._prompter.correction(), (), ()
 
     def _told(self, observation: Tokens, turn: int) -> tuple[Tokens, bool]:
-        """The observation with what is told after it, and whether that opens the answer."""
+        """Return the observation with the words on the budget; True where it opens the answer."""
         left = self._config.actors.max_turns - turn - 1
         told = [observation]
         if self._settings.tell_budget:
@@ -103,8 +113,8 @@ class TagEnvironment:
         return (np.concatenate(told) if len(told) > 1 else observation), opens
 
 
-def _more(settings: EnvironmentConfig, tools: Sequence[Tool]) -> str:
-    """What Search-R1's prompt does not say: how many queries at once, and which tools there are."""
+def _extra(settings: EnvironmentConfig, tools: Sequence[Tool]) -> str:
+    """Return the instructions on several queries and on tools, which Search-R1's prompt lacks."""
     told = ""
     if settings.queries_per_turn > 1:
         told += SEVERAL_QUERIES.format(queries=settings.queries_per_turn)

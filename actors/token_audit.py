@@ -1,21 +1,20 @@
-"""Whether the record of a rollout holds, id for id, what went through the policy: asked of every
-rollout.
-
-Consumes each request and completion of a rollout, and its Trajectory; produces the Trajectory, or
-TokenMismatch: to train on it would be to train on what was never sampled, or never read. Waits for
-the rollout alone. Arrays are compared, and the last tokens of a completion are decoded.
+"""The audit of every rollout: its record holds, id for id, the tokens that went through the policy,
+or the rollout fails with TokenMismatch. To train on another record would be to train on tokens that
+were never sampled, or never read. Arrays are compared, and the last tokens of a completion are
+decoded.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from actors.end_tokens import end_tokens
-from actors.environments import stops_of
-from actors.policy import Completion, Policy, TokenMismatch
+from actors.environment import Retriever
+from actors.errors import TokenMismatch
+from actors.policy import Completion, Policy, Stops
 from actors.prompt import Prompter, Tokens
+from actors.rewards import Rewards
 from actors.rollout import rollout
 from configs.schema import Config
 from replay.protocol import Lease
@@ -25,47 +24,46 @@ _SHOWN = 8  # ids on each side of a mismatch
 
 
 @dataclass(frozen=True)
-class Stops:
-    """What a completion may end with: one of `texts`, or a token of `ends`."""
+class StopCheck:
+    """Recognises the end of a completion: a token of `ends`, or one of the request's stop texts."""
 
     decode: Callable[[Tokens], str]
-    texts: Sequence[str]
     ends: Collection[int]
 
-    def end(self, tokens: Tokens) -> bool:
-        """Whether the last token is an end token, or completes one of the texts."""
+    def end(self, tokens: Tokens, texts: Sequence[str]) -> bool:
+        """True where the last token is an end token, or completes one of the texts."""
         if int(tokens[-1]) in self.ends:
             return True
         # Each token has one character of the text at least: so many hold it all.
-        reach = max(map(len, self.texts), default=0)
-        return self._completes(tokens[-reach:]) or self._completes(tokens)
+        reach = max(map(len, texts), default=0)
+        return self._completes(tokens[-reach:], texts) or self._completes(tokens, texts)
 
-    def _completes(self, tokens: Tokens) -> bool:
+    def _completes(self, tokens: Tokens, texts: Sequence[str]) -> bool:
         text, before = self.decode(tokens), self.decode(tokens[:-1])
-        found = ((text.rfind(stop), len(stop)) for stop in self.texts)
+        found = ((text.rfind(stop), len(stop)) for stop in texts)
         return any(at >= 0 and at + length > len(before) for at, length in found)
 
 
-class HeardPolicy:
-    """The policy of one rollout; keeps what it was asked and what it said."""
+class AuditedPolicy:
+    """The policy of one rollout; keeps its requests and completions."""
 
-    def __init__(self, policy: Policy, stops: Stops) -> None:
-        self._policy, self._stops = policy, stops
+    def __init__(self, policy: Policy, stop_check: StopCheck) -> None:
+        self._policy, self._stop_check = policy, stop_check
         self._ids: Tokens = np.empty(0, np.int32)  # all that went through the policy so far
         self._said: list[slice] = []  # where among them each completion stands
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
     ) -> Completion:
-        """Complete what goes on from all that went before, and ends as it says. Raises
-        TokenMismatch, PolicyError."""
+        """Complete what continues all before it. Raises TokenMismatch, PolicyError."""
         turn, asked = len(self._said), np.array(tokens, np.int32)
         before = asked[: len(self._ids)]
         _require_same(f"turn {turn}: prompt and what went before", before, self._ids)
         completion = await self._policy.complete(
-            tokens, temperature=temperature, seed=seed, max_tokens=max_tokens
+            tokens, temperature=temperature, seed=seed, max_tokens=max_tokens, stops=stops
         )
-        if completion.finish_reason == "stop" and not self._stops.end(completion.tokens):
+        stopped = completion.finish_reason == "stop"
+        if stopped and not self._stop_check.end(completion.tokens, stops):
             raise TokenMismatch(
                 f"turn {turn}: stop: the completion ended by a stop, and its last ids "
                 f"{completion.tokens[-_SHOWN:].tolist()} at position "
@@ -101,16 +99,32 @@ class TokenAudit:
     """Audits the rollouts of one process; `mismatches` counts those that it refused."""
 
     def __init__(self, prompter: Prompter, config: Config) -> None:
-        ends = end_tokens(prompter, config.model.path)
-        self._stops = Stops(prompter.decode, stops_of(config), ends)
+        self._stop_check = StopCheck(prompter.decode, end_tokens(prompter, config.model.path))
         self.mismatches = 0
 
-    async def rollout(self, lease: Lease, *, policy: Policy, **parts: Any) -> Trajectory:
-        """`actors.rollout.rollout`, and TokenMismatch, which names check, turn, position and ids,
-        where its record is not what went through the policy."""
-        heard = HeardPolicy(policy, self._stops)
+    async def rollout(
+        self,
+        lease: Lease,
+        *,
+        policy: Policy,
+        retriever: Retriever,
+        prompter: Prompter,
+        rewards: Rewards,
+        config: Config,
+        actor_id: str,
+    ) -> Trajectory:
+        """Roll a lease out and audit its record. Raises TokenMismatch, naming the place and ids."""
+        heard = AuditedPolicy(policy, self._stop_check)
         try:
-            trajectory = await rollout(lease, policy=heard, **parts)
+            trajectory = await rollout(
+                lease,
+                policy=heard,
+                retriever=retriever,
+                prompter=prompter,
+                rewards=rewards,
+                config=config,
+                actor_id=actor_id,
+            )
             heard.check(trajectory)
         except TokenMismatch:
             self.mismatches += 1
@@ -118,12 +132,12 @@ class TokenAudit:
         return trajectory
 
     def gauges(self) -> dict[str, float]:
-        """How many rollouts were refused: 0, or the log says of each what was the matter."""
+        """Return the count of refused rollouts; the log names the mismatch of each."""
         return {"actor/token_mismatch": float(self.mismatches)}
 
 
 def _require_same(what: str, found: Tokens, expected: Tokens, begin: int = 0) -> None:
-    """Raise TokenMismatch unless the two are equal; `begin` is where they stand."""
+    """Raise TokenMismatch unless the two are equal; `begin` is their position."""
     if np.array_equal(found, expected):
         return
     common = min(len(found), len(expected))

@@ -1,10 +1,10 @@
 """`tool_call`: the policy searches and uses tools by the calls that its own chat template teaches.
 
-A turn ends by the model's end token. Its closed calls are done, at most
+A turn ends by the model's end token. Its closed calls are executed, at most
 `environment.queries_per_turn` queries and uses of tools altogether, and each is answered by a tool
-message; one that cannot be read, names no tool or gives other arguments is answered by a correction
-and costs the turn too. A turn without a call ends the rollout, and its last `<answer>` pair is the
-answer, as in verl; so does the turn after the last one that may call.
+message; one that cannot be parsed, names no tool or gives other arguments is answered by a
+correction and costs the turn too. A turn without a call ends the rollout, and its last `<answer>`
+pair is the answer, as in verl; so does the turn after the last one that may call.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from actors.actions import Answer, Malformed, parse_opened_answer
 from actors.calls import Call, begins_call, parse_calls, text_of, texts_of
-from actors.chat import Chat, Said, format_of
+from actors.chat import Chat, ToolMessage, format_of
 from actors.environment import (
     NOTHING,
     Outcome,
@@ -36,11 +36,11 @@ from replay.protocol import Lease
 from replay.trajectory import Search, StopReason
 from retrieval_server.protocol import Passage
 
-Doing = str | list[str] | tuple[Tool, str]  # a correction, queries, or a tool and its text
+Reply = str | list[str] | tuple[Tool, str]  # a correction, queries, or a tool and its text
 
 
 class Calling:
-    """What all rollouts of a process share: chat template, format and tools."""
+    """The chat template, format and tools that all rollouts of a process share."""
 
     def __init__(self, prompter: Prompter, settings: EnvironmentConfig, model_path: str) -> None:
         """Raises ConfigError for a chat template or a tool that cannot be used."""
@@ -51,11 +51,11 @@ class Calling:
         self.chat = Chat(prompter, self.schemas, self.system, model_path)
         self.format = format_of(prompter, self.schemas, settings.tool_format, model_path)
 
-    def read(self, text: str) -> list[Doing]:
-        """What the calls of a turn's own text ask for; so many that an observation stays short."""
+    def read(self, text: str) -> list[Reply]:
+        """Parse the calls of a turn's own text; so many that an observation stays short."""
         return [self._read(call) for call in parse_calls(text, self.format)[: self._most]]
 
-    def _read(self, call: Call | Malformed) -> Doing:
+    def _read(self, call: Call | Malformed) -> Reply:
         if isinstance(call, Malformed):
             return prompts.BROKEN_CALL
         if call.name == "search":
@@ -73,12 +73,14 @@ class Calling:
 
 @lru_cache(8)
 def calling_of(prompter: Prompter, settings: EnvironmentConfig, model_path: str) -> Calling:
-    """The one of a process. Raises ConfigError."""
+    """Return the process's one Calling. Raises ConfigError."""
     return Calling(prompter, settings, model_path)
 
 
 class ToolCallEnvironment:
-    """Answers one rollout's calls. Use once."""
+    """Executes one rollout's calls. Use once."""
+
+    stops: tuple[str, ...] = ()
 
     def __init__(
         self, lease: Lease, *, retriever: Retriever, prompter: Prompter, config: Config
@@ -97,7 +99,7 @@ class ToolCallEnvironment:
         )
 
     def budget(self, context_tokens: int) -> int:
-        """How many tokens the next completion may have; 0 when the model has no room for one."""
+        """Return the most tokens of the next completion; 0 where the model has no room for one."""
         return completion_budget(self._config, context_tokens)
 
     async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:
@@ -105,14 +107,14 @@ class ToolCallEnvironment:
         text = self._prompter.decode(action_tokens)
         turn, self._turn = self._turn, self._turn + 1
         last = turn >= self._config.actors.max_turns
-        doings = [] if self._opened else self._calling.read(text)
-        if not doings and (outcome := self._ended(text, last)) is not None:
+        replies = [] if self._opened else self._calling.read(text)
+        if not replies and (outcome := self._ended(text, last)) is not None:
             return outcome
-        doings = doings or [prompts.BROKEN_CALL]
-        malformed = any(isinstance(each, str) for each in doings)
+        replies = replies or [prompts.BROKEN_CALL]
+        malformed = any(isinstance(each, str) for each in replies)
         if last:
             return Outcome(NOTHING, malformed=malformed, stop=StopReason.TURN_LIMIT)
-        said, searches, passages = await self._do(doings, turn)
+        said, searches, passages = await self._replied(replies, turn)
         left = self._config.actors.max_turns - turn - 1
         opened = self._settings.force_answer and not left
         after = self._prompter.text(self._settings.force_template) if opened else NOTHING
@@ -125,7 +127,7 @@ class ToolCallEnvironment:
         return Outcome(observation, searches, malformed, passages=passages)
 
     def _ended(self, text: str, last: bool) -> Outcome | None:
-        """The end of the rollout, by a turn without a closed call; None where one was begun."""
+        """Return the end by a turn without a closed call; None where a call was begun."""
         if self._opened:
             action = parse_opened_answer(text)
             answer = action.text if isinstance(action, Answer) else None
@@ -139,17 +141,17 @@ class ToolCallEnvironment:
         stop = StopReason.TURN_LIMIT if last else StopReason.UNANSWERED
         return Outcome(NOTHING, malformed=True, stop=stop)
 
-    async def _do(
-        self, doings: Sequence[Doing], turn: int
-    ) -> tuple[list[Said], tuple[Search, ...], tuple[Passage, ...]]:
-        """What each tool message says, the searches, and the passages shown."""
-        allowed = _within(doings, self._settings.queries_per_turn)
+    async def _replied(
+        self, replies: Sequence[Reply], turn: int
+    ) -> tuple[list[ToolMessage], tuple[Search, ...], tuple[Passage, ...]]:
+        """Return the tool messages, the searches, and the passages shown."""
+        allowed = _limited(replies, self._settings.queries_per_turn)
         queries = [query for each in allowed if isinstance(each, list) for query in each]
         searches, groups = await self._searching.search(queries, turn)
-        following, said = iter(groups), list[Said]()
-        for asked, each in zip(doings, allowed, strict=True):
+        following, said = iter(groups), list[ToolMessage]()
+        for asked, each in zip(replies, allowed, strict=True):
             if not isinstance(each, list):
-                said.append(await self._said(each))
+                said.append(await self._message(each))
                 continue
             found = [next(following, []) for _ in each]
             pieces = self._prompter.shown(*found, change=self._calling.chat.change)
@@ -158,10 +160,10 @@ class ToolCallEnvironment:
             said.append(("search", pieces))
         return said, searches, tuple(passage for group in groups for passage in group)
 
-    async def _said(self, doing: str | tuple[Tool, str]) -> Said:
-        if isinstance(doing, str):
-            return "search", [self._own(doing)]  # some templates want every message named
-        tool, text = doing
+    async def _message(self, reply: str | tuple[Tool, str]) -> ToolMessage:
+        if isinstance(reply, str):
+            return "search", [self._own(reply)]  # some templates want every message named
+        tool, text = reply
         said = await tool.use(text, self._settings.tool_deadline_s)
         return tool.name, [self._prompter.foreign(self._calling.chat.change(said.strip()))]
 
@@ -169,10 +171,10 @@ class ToolCallEnvironment:
         return self._prompter.text(self._calling.chat.change(text))
 
 
-def _within(doings: Sequence[Doing], most: int) -> list[Doing]:
-    """The same, with what goes beyond `most` queries and uses of tools left out."""
-    kept, left = list[Doing](), most
-    for each in doings:
+def _limited(replies: Sequence[Reply], most: int) -> list[Reply]:
+    """Replace all beyond `most` queries and uses of tools by a correction."""
+    kept, left = list[Reply](), most
+    for each in replies:
         if isinstance(each, str):
             kept.append(each)
         elif not left:

@@ -1,4 +1,4 @@
-"""A user's own tools: what the policy may use beside search, a function from text to text each.
+"""A user's own tools, which the policy may use beside search: functions from text to text.
 
 Plain functions run in threads, so many at once; a use waits for its turn outside its deadline. A
 tool that raises, takes too long or gives no text is its owner's fault: the lease fails by that
@@ -8,12 +8,13 @@ name, and nothing of it enters a trajectory.
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from actors.entry_points import load_entry_point
-from actors.policy import ToolFailed
+from actors.errors import ToolFailed
 from actors.users_code import FAULTS, Threads, raise_if_cancelled
 from configs.load import ConfigError
 
@@ -23,7 +24,7 @@ AT_ONCE = 16  # uses of plain tools; and how many of one tool may hang
 
 @dataclass(frozen=True)
 class Tool:
-    """A function and what the policy is told of it; its tag, or its call's name, is `name`."""
+    """A function and its description for the policy; its tag, or its call's name, is `name`."""
 
     name: str
     description: str
@@ -33,19 +34,17 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What a chat template is given of it."""
+        """The schema that a chat template is given."""
         argument = {self.parameter: {"type": "string"}}
         parameters = {"type": "object", "properties": argument, "required": [self.parameter]}
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
 
     async def use(self, text: str, deadline_s: float) -> str:
-        """What the tool says to `text`. Raises ToolFailed."""
-        if inspect.iscoroutinefunction(self.function):
-            said = await self._within(deadline_s, self.function(text))
-        else:
-            async with _turns(asyncio.get_running_loop()):
-                said = await self._within(deadline_s, self._in_thread(text))
+        """Call the tool with `text` and return its text. Raises ToolFailed."""
+        is_async = inspect.iscoroutinefunction(self.function)
+        async with nullcontext() if is_async else _turns(asyncio.get_running_loop()):
+            said = await self._within(deadline_s, self.threads.run(self.function, text))
         if not isinstance(said, str):
             raise ToolFailed(f"tool {self.name!r} gave {said!r}, which is no text")
         return said.encode(errors="replace").decode()  # a lone surrogate is no text
@@ -63,10 +62,6 @@ class Tool:
                 )
             raise ToolFailed(what) from error
 
-    async def _in_thread(self, text: str) -> Any:
-        said = await self.threads.call(self.function, text)
-        return await said if inspect.isawaitable(said) else said
-
 
 @lru_cache(1)  # a process has one event loop at a time
 def _turns(loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
@@ -75,7 +70,7 @@ def _turns(loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
 
 @lru_cache
 def load_tools(entries: tuple[str, ...]) -> tuple[Tool, ...]:
-    """The tools that `environment.tools` names. Raises ConfigError, naming the entry."""
+    """Load the tools that `environment.tools` names. Raises ConfigError, naming the entry."""
     tools: list[Tool] = []
     for entry in entries:
         tool = _load(entry)

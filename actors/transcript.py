@@ -1,6 +1,4 @@
-"""A finished rollout in words: what every part of the reward reads, a user's own too. A leaf
-module.
-"""
+"""A finished rollout in words, for the parts of the reward, a user's own among them."""
 
 import msgspec
 
@@ -9,13 +7,13 @@ from retrieval_server.protocol import Passage
 
 
 class Transcript(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """`texts` holds what the policy wrote in each turn, without end tokens, and `observations` what
-    it read after each: passages, a correction, or "" at the end.
+    """`texts` holds the policy's text of each turn, without end tokens, and `observations` the text
+    after each: passages, a correction, or "" at the end.
 
-    `answer` is what the environment took for the answer, None without one. `passages` were shown,
-    in that order; of long ones the policy may have read a beginning only. `prompt` is the whole
-    prompt with its special tokens. `turns` are the same in tokens, with searches and log-probs.
-    `opened`: the environment had written the `<answer>` that the last turn closed.
+    `answer` is the one that the environment took, None without one. `passages` were shown, in that
+    order; of long ones the policy may have read a beginning only. `prompt` is the whole prompt with
+    its special tokens. `turns` are the same in tokens, with searches and log-probs. `opened`: the
+    environment had written the `<answer>` that the last turn closed.
     """
 
     question: Question

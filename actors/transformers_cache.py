@@ -1,7 +1,7 @@
-"""Keys and values of a batch in buffers made once, and what a batch leaves behind for the next one.
+"""The key-value cache of a batch: buffers made once, and columns kept for the next batch.
 
-A rollout's next turn begins with all that it has said and read: those columns are copied, not
-computed again. Columns that a row does not own (padding, a neighbour's longer turn) are masked.
+A rollout's next turn begins with its whole context so far: those columns are copied, not computed
+again. Columns that a row does not own (padding, a neighbour's longer turn) are masked.
 """
 
 from collections.abc import Sequence
@@ -37,11 +37,11 @@ class KeysValues:
         return own_keys[:, :, :end], own_values[:, :, :end]
 
     def get_seq_length(self, *_: Any) -> int:
-        """How many columns are used."""
+        """Return the number of used columns."""
         return self.used
 
     def advance(self) -> None:
-        """Count the columns that the forward pass just made wrote."""
+        """Count the columns of the last forward pass."""
         self.used += self._new
 
     def keep(self, rows: Tensor) -> None:
@@ -51,7 +51,7 @@ class KeysValues:
             pair[:] = [buffer.index_select(0, rows) for buffer in pair]
 
     def block(self, rows: Tensor, who: Tensor) -> "Block":
-        """A copy of these rows' used columns; `who` says whose they are."""
+        """Copy these rows' used columns; `who` are their requests."""
         layers = {
             layer: [buffer[:, :, : self.used].index_select(0, rows) for buffer in pair]
             for layer, pair in self._layers.items()
@@ -59,7 +59,7 @@ class KeysValues:
         return Block(who, self.seen[rows, : self.used], layers)
 
     def recall(self, block: "Block", rows: Tensor, theirs: Tensor) -> None:
-        """Begin `rows` with the columns that rows `theirs` of `block` left."""
+        """Begin `rows` with the columns of rows `theirs` of `block`."""
         used = block.seen.shape[1]
         self.seen[rows, :used] = block.seen[theirs]
         for layer, pair in block.layers.items():
@@ -76,22 +76,22 @@ class KeysValues:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Columns that rows left behind: who int64[n] are their requests, seen bool[n, columns]."""
+    """Columns kept from a batch: who int64[n] are their requests, seen bool[n, columns]."""
 
     who: Tensor
     seen: Tensor
     layers: dict[int, list[Tensor]]
 
 
-class Memory:
-    """Which tokens have columns in which row of which block."""
+class PrefixCache:
+    """An index from token prefixes to the blocks and rows that hold their columns."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[int, ...], tuple[Block, int]] = {}
         self._lengths: list[int] = []
 
     def remember(self, block: Block, texts: Sequence[Sequence[int]], ends: Tensor) -> None:
-        """Row i of `block` holds the tokens `texts[i]`, in its columns before `ends[i]`."""
+        """Index row i of `block`: it holds the tokens `texts[i]` before its column `ends[i]`."""
         columns = torch.arange(block.seen.shape[1], device=block.seen.device)
         block.seen.logical_and_(columns < ends[:, None])
         for row, tokens in enumerate(texts):
@@ -99,7 +99,7 @@ class Memory:
         self._lengths = sorted({len(tokens) for tokens in self._rows}, reverse=True)
 
     def find(self, tokens: Sequence[int]) -> tuple[int, tuple[Block, int] | None]:
-        """How many of the first tokens have columns, the last excepted, and where."""
+        """Return the length of the longest known prefix, the last token excepted, and its place."""
         for length in self._lengths:
             if length < len(tokens):
                 found = self._rows.get(tuple(tokens[:length]))
@@ -108,7 +108,7 @@ class Memory:
         return 0, None
 
     def fill(self, cache: KeysValues, found: Sequence[tuple[Block, int] | None]) -> None:
-        """Copy what was found into the rows of a new cache."""
+        """Copy the found columns into the rows of a new cache."""
         blocks = {id(place[0]): place[0] for place in found if place is not None}
         for number, block in blocks.items():
             pairs = [

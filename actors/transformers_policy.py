@@ -1,13 +1,14 @@
 """A transformers model as a Policy, in this process: for benchmarks and debugging.
 
-Consumes token ids; produces sampled ids with their log-probs. Completions asked for in the same
-turn of the event loop are generated as one batch, during which the loop stands still. A completion
-depends on its own tokens, temperature and seed; who shares its batch changes rounding, no more.
+Requests with the same stops, made in the same turn of the event loop, are generated as one batch,
+during which the loop stands still. A completion depends on its own tokens, temperature and seed;
+the rest of its batch changes rounding, no more.
 """
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.actions import STOP_TAGS
 from actors.engine_setup import stop_arguments
-from actors.policy import Completion, GenerationFailed
-from actors.transformers_cache import Block, KeysValues, Memory
+from actors.errors import GenerationFailed
+from actors.policy import Completion, Stops
+from actors.transformers_cache import Block, KeysValues, PrefixCache
 
 Heard = Callable[[int, int], None]  # the request's place in its batch, and its next token
 _COMPACT_BELOW = 0.75  # finished rows leave the batch when this share of it is still at work
@@ -26,8 +27,6 @@ _COMPACT_BELOW = 0.75  # finished rows leave the batch when this share of it is 
 
 @dataclass(frozen=True, eq=False)
 class _Request:
-    """One completion that somebody waits for."""
-
     tokens: Sequence[int]
     temperature: float
     seed: int
@@ -36,18 +35,16 @@ class _Request:
 
 
 class TransformersPolicy:
-    """A causal language model of transformers that samples; `version` labels what it samples."""
+    """A causal language model of transformers that samples; `version` labels its tokens."""
 
     def __init__(
         self,
         model: Any,
         tokenizer: Any,
         version: int = 0,
-        stops: Sequence[str] = STOP_TAGS,
         heard: Heard | None = None,
     ) -> None:
-        """`stops`: the texts that end a completion. `heard` is told every token when it is sampled,
-        while the event loop stands still.
+        """`heard` is told every token when it is sampled, while the event loop stands still.
 
         Raises ValueError for a model whose attention would add a boolean mask, not apply it.
         """
@@ -58,14 +55,9 @@ class TransformersPolicy:
             )
         self.model, self.version = model.eval(), version
         self._tokenizer, self._heard = tokenizer, heard
-        stop = stop_arguments(tokenizer, stops)
-        self._stop_texts: list[str] = stop.get("stop", [])
-        ends = getattr(model.generation_config, "eos_token_id", None)
-        ends = list(ends) if isinstance(ends, (list, tuple)) else [ends]
-        ends += [tokenizer.eos_token_id, *stop.get("stop_token_ids", [])]
-        self._stops = torch.tensor(sorted({i for i in ends if i is not None}), device=model.device)
-        self._waiting: list[_Request] = []
-        self._memory = Memory()
+        self._stops = lru_cache(partial(_stops_of, model, tokenizer))
+        self._waiting: dict[tuple[str, ...], list[_Request]] = {}  # by their stops
+        self._prefixes = PrefixCache()
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Take other weights, by Hugging Face name (tied ones once), and their label.
@@ -75,24 +67,25 @@ class TransformersPolicy:
         with torch.no_grad():
             for name, weight in self.model.named_parameters():
                 weight.copy_(weights[name])
-        self.version, self._memory = version, Memory()
+        self.version, self._prefixes = version, PrefixCache()
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
     ) -> Completion:
         """Complete exactly `tokens`, keeping the stop. Raises GenerationFailed."""
         loop = asyncio.get_running_loop()
         request = _Request(tokens, temperature, seed, max_tokens, loop.create_future())
-        if not self._waiting:
-            loop.call_soon(self._generate)  # after everybody who is ready now has asked
-        self._waiting.append(request)
+        waiting = self._waiting.setdefault(stops, [])
+        if not waiting:
+            loop.call_soon(self._generate, stops)  # after everybody who is ready now has asked
+        waiting.append(request)
         return await request.done
 
-    def _generate(self) -> None:
-        requests, self._waiting = self._waiting, []
+    def _generate(self, stops: tuple[str, ...]) -> None:
+        requests = self._waiting.pop(stops)
         try:
             with torch.inference_mode():
-                completions = self._batch(requests)
+                completions = self._batch(requests, stops)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             return _fail(requests, GenerationFailed(f"the model failed: {error}"))
         except Exception as error:
@@ -102,8 +95,8 @@ class TransformersPolicy:
             if not request.done.done():  # cancelled meanwhile
                 request.done.set_result(completion)
 
-    def _batch(self, requests: Sequence[_Request]) -> list[Completion]:
-        rows = _Rows.begin(requests, self._memory, self.model.device)
+    def _batch(self, requests: Sequence[_Request], stops: tuple[str, ...]) -> list[Completion]:
+        rows = _Rows.begin(requests, self._prefixes, self.model.device)
         sampled = _Sampled(len(requests), rows.most)
         blocks: list[Block] = []
         logits = rows.prefill(self.model)
@@ -114,7 +107,7 @@ class TransformersPolicy:
             if self._heard:
                 for who, token in zip(*rows.at_work(chosen), strict=True):
                     self._heard(who, token)
-            ended = self._ended(chosen, sampled.tokens[rows.who, : step + 1])
+            ended = self._ended(chosen, sampled.tokens[rows.who, : step + 1], *self._stops(stops))
             sampled.stopped[rows.who] |= ended & rows.active
             rows.active &= ~ended & (rows.budget > step + 1)
             if not rows.active.any():
@@ -125,21 +118,22 @@ class TransformersPolicy:
             rows.cache.block(torch.arange(len(rows.who), device=rows.cache.seen.device), rows.who)
         )
         completions = [self._completion(*row) for row in sampled.rows()]
-        self._memory = Memory()  # of the last batch alone: its rollouts' next turns come next
+        # Of the last batch alone: its rollouts' next turns come next.
+        self._prefixes = PrefixCache()
         for block in blocks:
             who = block.who.tolist()
             texts = [[*requests[i].tokens, *completions[i].tokens[:-1].tolist()] for i in who]
             ends = first + sampled.lengths[block.who] - 1
-            self._memory.remember(block, texts, ends.to(block.seen.device))
+            self._prefixes.remember(block, texts, ends.to(block.seen.device))
         return completions
 
-    def _ended(self, chosen: Tensor, so_far: Tensor) -> Tensor:
-        ended = torch.isin(chosen, self._stops).cpu()
-        if self._stop_texts:
+    def _ended(self, chosen: Tensor, so_far: Tensor, ids: Tensor, stops: list[str]) -> Tensor:
+        ended = torch.isin(chosen, ids).cpu()
+        if stops:
             texts = self._tokenizer.batch_decode(
                 so_far.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
-            said = [any(stop in text for stop in self._stop_texts) for text in texts]
+            said = [any(stop in text for stop in stops) for text in texts]
             ended |= torch.tensor(said)
         return ended
 
@@ -154,6 +148,16 @@ class TransformersPolicy:
         )
 
 
+def _stops_of(model: Any, tokenizer: Any, texts: tuple[str, ...]) -> tuple[Tensor, list[str]]:
+    """Return the ids that end a completion, and the texts that do."""
+    arguments = stop_arguments(tokenizer, texts)
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    ends = list(ends) if isinstance(ends, (list, tuple)) else [ends]
+    ends += [tokenizer.eos_token_id, *arguments.get("stop_token_ids", [])]
+    ids = sorted({each for each in ends if each is not None})
+    return torch.tensor(ids, device=model.device), arguments.get("stop", [])
+
+
 def _fail(requests: Sequence[_Request], error: Exception) -> None:
     for request in requests:
         if not request.done.done():
@@ -161,7 +165,7 @@ def _fail(requests: Sequence[_Request], error: Exception) -> None:
 
 
 class _Sampled:
-    """What has been sampled so far, by request."""
+    """The tokens sampled so far, by request."""
 
     def __init__(self, count: int, most: int) -> None:
         self.tokens = torch.zeros(count, most, dtype=torch.int64)
@@ -177,7 +181,7 @@ class _Sampled:
         self.lengths[who] = step + 1
 
     def rows(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], int, bool]]:
-        """Tokens, log-probs, how many of them count, and whether a stop ended them."""
+        """Yield tokens, log-probs, their valid length, and True where a stop ended them."""
         return zip(
             self.tokens.numpy(),
             self.logprobs.numpy(),
@@ -191,7 +195,7 @@ class _Sampled:
 class _Rows:
     """The batch at work: B rows that all write the same column.
 
-    who int64[B]: each row's request; active bool[B]; tokens int64[B, T], what is new in each
+    who int64[B]: each row's request; active bool[B]; tokens int64[B, T], the new ones of each
     prompt, padded on the left; draws float64[B, most] in [0, 1).
     """
 
@@ -207,9 +211,9 @@ class _Rows:
     most: int
 
     @classmethod
-    def begin(cls, requests: Sequence[_Request], memory: Memory, device: Any) -> "_Rows":
-        """Lay the requests out, with what is remembered of their prompts."""
-        known, found = zip(*(memory.find(r.tokens) for r in requests), strict=True)
+    def begin(cls, requests: Sequence[_Request], prefixes: PrefixCache, device: Any) -> "_Rows":
+        """Lay the requests out, with the kept columns of their prompts."""
+        known, found = zip(*(prefixes.find(r.tokens) for r in requests), strict=True)
         new = [len(r.tokens) - start for r, start in zip(requests, known, strict=True)]
         count, longest, most = len(requests), max(new), max(r.max_tokens for r in requests)
         old = max((place[0].seen.shape[1] for place in found if place is not None), default=0)
@@ -223,7 +227,7 @@ class _Rows:
         seen = torch.zeros(count, old + longest + most, dtype=torch.bool, device=device)
         seen[:, old:] = torch.arange(longest + most, device=device) >= padding[:, None]
         cache = KeysValues(seen)
-        memory.fill(cache, found)
+        prefixes.fill(cache, found)
         cache.used = old
         return cls(
             who=torch.arange(count),
@@ -239,7 +243,7 @@ class _Rows:
         )
 
     def prefill(self, model: Any) -> Tensor:
-        """float[B, V]: the logits after the prompts."""
+        """Return float[B, V]: the logits after the prompts."""
         width = self.tokens.shape[1]
         end = self.cache.used + width
         columns = torch.arange(end, device=self.tokens.device)
@@ -251,7 +255,7 @@ class _Rows:
         return self._forward(model, self.tokens, seen[:, None], positions)
 
     def decode(self, model: Any, chosen: Tensor) -> Tensor:
-        """float[B, V]: the logits after one more token int64[B] each."""
+        """Return float[B, V]: the logits after one more token int64[B] each."""
         seen = self.cache.seen[:, None, None, : self.cache.used + 1]
         positions, self.positions = self.positions, self.positions + 1
         return self._forward(model, chosen[:, None], seen, positions[:, None])
@@ -269,7 +273,7 @@ class _Rows:
         return logits
 
     def sample(self, logits: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Tokens int64[B] and their log-probs float32[B] after temperature; 0 is greedy."""
+        """Return tokens int64[B] and their log-probs float32[B] after temperature; 0 is greedy."""
         greedy = self.temperatures == 0.0
         scaled = logits.float() / torch.where(greedy, 1.0, self.temperatures)[:, None]
         scores = scaled.log_softmax(-1)
@@ -281,12 +285,11 @@ class _Rows:
         return chosen, scores.gather(-1, chosen[:, None])[:, 0]
 
     def at_work(self, chosen: Tensor) -> tuple[list[int], list[int]]:
-        """Of the rows that are not finished: whose they are, and their tokens of int64[B]."""
+        """Return requests and tokens of the rows that are not finished."""
         return self.who[self.active].tolist(), chosen.cpu()[self.active].tolist()
 
     def compact(self, chosen: Tensor, blocks: list[Block]) -> Tensor:
-        """Let finished rows go once they are many, leaving a block; the tokens of those that
-        stay."""
+        """Drop finished rows once they are many, keeping their block; return the others' tokens."""
         if self.active.sum() > _COMPACT_BELOW * len(self.active):
             return chosen
         keep, gone = self.active.nonzero()[:, 0], (~self.active).nonzero()[:, 0]

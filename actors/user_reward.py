@@ -1,9 +1,8 @@
 """A user's own reward: a function of a Transcript, sync or async, that returns a number.
 
-Consumes a Transcript; produces what the function returned. Waits for the function, at most
-`rewards.custom_timeout_s`; a sync one runs in a thread, one call at a time, so that it holds nobody
-else up, and as long again is waited for its turn. Whatever it raises, and whatever it returns that
-is no finite number, is an Unscorable; so is every call beside one that was given up and goes on.
+`rewards.custom_timeout_s` bounds a call. A sync function runs in a thread, one call at a time, and
+the wait for its turn is bounded by as long again. Any error, a result that is no finite number, and
+a call while an abandoned one still runs, are Unscorable.
 """
 
 import asyncio
@@ -17,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from actors.policy import Unscorable
+from actors.errors import Unscorable
 from actors.transcript import Transcript
 from actors.users_code import FAULTS, StillRunning, Threads, raise_if_cancelled
 
 
 class UserReward:
-    """Calls one function; `name` is what the configuration calls it."""
+    """Calls one function; `name` is its name in the configuration."""
 
     def __init__(self, name: str, function: Callable[[Transcript], Any], timeout_s: float) -> None:
         self._name, self._function, self._timeout_s = name, function, timeout_s
@@ -32,11 +31,11 @@ class UserReward:
         self._threads = Threads("rewards.custom", 1)
 
     async def of(self, transcript: Transcript) -> float:
-        """What the function gives this rollout. Raises Unscorable (`custom`) with the cause."""
+        """Return the function's reward of this rollout. Raises Unscorable (`custom`)."""
         async with self._turn(transcript):
             try:
                 async with asyncio.timeout(self._timeout_s) as deadline:
-                    value = await self._called(transcript)
+                    value = await self._threads.run(self._function, transcript)
             except StillRunning as error:
                 what = "was not called: an earlier call is still running"
                 raise self._fault(transcript, what) from error
@@ -66,12 +65,6 @@ class UserReward:
             yield
         finally:
             self._lock.release()
-
-    async def _called(self, transcript: Transcript) -> Any:
-        if self._is_async:
-            return await self._function(transcript)
-        value = await self._threads.call(self._function, transcript)
-        return await value if inspect.isawaitable(value) else value
 
     def _fault(self, transcript: Transcript, what: str) -> Unscorable:
         return Unscorable("custom", f"{self._name} {what} (question {transcript.question.id!r})")

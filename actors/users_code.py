@@ -1,12 +1,11 @@
-"""A user's own code, called so that what it does wrong harms nobody else.
+"""A user's own code, called so that its faults harm nothing else: plain functions run in daemon
+threads.
 
-Consumes a plain function and its argument; produces what it returns or raises, from a thread that
-keeps no process alive. Waits for the function as long as its caller does; unblocked by its end, or
-by the caller's deadline. A call that its caller gives up goes on in its thread, since nothing can
-end it: so many of them, and no more.
+Nothing can end a thread, so a call that its caller abandons goes on; their number is bounded.
 """
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,23 +17,28 @@ Ended = tuple[Any, BaseException | None]
 
 
 class StillRunning(Exception):
-    """As many calls as may be were given up by their callers and have not ended: no other is
-    begun.
-    """
+    """Too many abandoned calls have not ended: no other is begun."""
 
 
 class Threads:
-    """Begins threads called `name`; `most_left`: how many calls that were given up may go on."""
+    """Begins threads called `name`; `max_abandoned` bounds the abandoned calls that still run."""
 
-    def __init__(self, name: str, most_left: int) -> None:
-        self._name, self._most_left = name, most_left
-        self._left: list[threading.Thread] = []
+    def __init__(self, name: str, max_abandoned: int) -> None:
+        self._name, self._max_abandoned = name, max_abandoned
+        self._abandoned: list[threading.Thread] = []
+
+    async def run(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        """Return the result of an async function, or of a plain one in a thread."""
+        if inspect.iscoroutinefunction(function):
+            return await function(argument)
+        value = await self.call(function, argument)
+        return await value if inspect.isawaitable(value) else value
 
     async def call(self, function: Callable[[Any], Any], argument: Any) -> Any:
-        """What the function returns. Raises what it raises, whatever that is, and StillRunning."""
-        self._left = [thread for thread in self._left if thread.is_alive()]
-        if len(self._left) >= self._most_left:
-            raise StillRunning(f"{len(self._left)} earlier calls, given up, are still running")
+        """Return a plain function's result. Raises its errors, whatever they are, or StillRunning."""
+        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
+        if len(self._abandoned) >= self._max_abandoned:
+            raise StillRunning(f"{len(self._abandoned)} earlier calls, given up, are still running")
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Ended] = loop.create_future()
 
@@ -48,7 +52,7 @@ class Threads:
         try:
             value, error = await ended
         except asyncio.CancelledError:
-            self._left.append(thread)
+            self._abandoned.append(thread)
             raise
         if error is not None:
             raise error
@@ -56,8 +60,8 @@ class Threads:
 
 
 def raise_if_cancelled(error: BaseException) -> None:
-    """Raise the error again where it is a cancellation of the task that runs; one that a user's
-    code lets out, of a task of its own, is an error of that code.
+    """Raise the error again where it is a cancellation of the current task. A CancelledError that a
+    user's code lets out, of a task of its own, is that code's error.
     """
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():

@@ -1,4 +1,4 @@
-"""What a judge's reply says: a number from 0 to 1, or nothing that could be told. Pure."""
+"""The verdict in a judge's reply. Pure."""
 
 import re
 
@@ -30,7 +30,7 @@ _OPENING = re.compile(
 
 
 def read_verdict(reply: str) -> float | None:
-    """Yes is 1, no is 0, a number from 0 to 1 is itself; None where the reply is anything else.
+    """Parse a reply: yes is 1, no is 0, a number from 0 to 1 is itself; None for any other reply.
 
     A thought before the verdict is passed over. The verdict is the whole reply, else the last one
     that is named ("Score: 0.5"), else a yes or no that opens the reply, else its last line. Where a
@@ -50,7 +50,7 @@ def read_verdict(reply: str) -> float | None:
 
 
 def _keys(text: str) -> list[re.Match[str]]:
-    """The keys of JSON objects that name a verdict, else those that name a score."""
+    """Find the keys of JSON objects that name a verdict, else those that name a score."""
     verdicts, scores = (list(key.finditer(text)) for key in _KEYS)
     return verdicts or scores
 

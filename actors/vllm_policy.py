@@ -1,17 +1,17 @@
 """vLLM's AsyncLLM as a Policy and as weight_sync's ServingEngine: the only importer of vllm here.
 
-Consumes token ids and weights; produces sampled ids with the engine's own log-probs and the version
-that sampled each. Waits for the engine's child process; unblocked by its replies, or by its death
-as EngineDead. vLLM is imported inside functions: its environment must be set before, and a machine
-without it must be told so in our words.
+Log-probs and versions are the engine's own. The death of its process is EngineDead. vLLM is
+imported inside functions: its environment must be set before, and a machine without it must get the
+remedy named.
 """
 
 import asyncio
 import contextlib
+import functools
 import gc
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -24,14 +24,8 @@ from actors.engine_setup import (
     prepare_environment,
     stop_arguments,
 )
-from actors.environments import stops_of
-from actors.policy import (
-    BadCompletion,
-    Completion,
-    EngineDead,
-    EngineUnusable,
-    GenerationFailed,
-)
+from actors.errors import BadCompletion, EngineDead, EngineUnusable, GenerationFailed
+from actors.policy import Completion, Stops
 from actors.prompt import load_tokenizer
 from configs.schema import ActorsConfig, Config
 from weight_sync.protocol import WORKER_EXTENSION
@@ -41,16 +35,17 @@ if TYPE_CHECKING:
 
 WATCH_EVERY_S = 0.5
 KILL_AFTER_S = 5.0
+# The sampling arguments that end a completion at these texts.
+StopArguments = Callable[[tuple[str, ...]], dict[str, Any]]
 
 
 class VllmPolicy:
-    """One engine, shared by all rollouts of this process; make it with `await
-    VllmPolicy.start(config)`."""
+    """One engine for all rollouts of this process; made by `await VllmPolicy.start(config)`."""
 
     def __init__(
         self,
         engine: "AsyncLLM",
-        stop_arguments: dict[str, Any],
+        stop_arguments: StopArguments,
         scratch: Scratch | None = None,
         deadline_s: float = ActorsConfig.engine_deadline_s,
         keep: bool = False,
@@ -64,7 +59,7 @@ class VllmPolicy:
         self._version = self._loads = 0
         self._begun: dict[str, int] = {}  # requests in flight: the version at their begin
         self._numbers = itertools.count()
-        self._stops = stop_arguments
+        self._stop_arguments = stop_arguments
         self._arguments = {
             "logprobs": 0,  # the sampled token's own
             "flat_logprobs": True,
@@ -79,13 +74,12 @@ class VllmPolicy:
         check_installation()
         prepare_environment(config)
         path, scratch = config.model.path, Scratch(config.run_dir)
-        stops = stops_of(config)
         try:
             # Not in a thread: the child dies with the thread that started it.
             with scratch.entered():
                 return cls(
                     _start_engine(engine_arguments(config, worker_extension)),
-                    stop_arguments(load_tokenizer(path, config.model.trust_remote_code), stops),
+                    _stopping_with(load_tokenizer(path, config.model.trust_remote_code)),
                     scratch,
                     config.actors.engine_deadline_s,
                     keep=config.weight_sync.in_flight == "keep",
@@ -102,22 +96,14 @@ class VllmPolicy:
         return self._engine
 
     async def complete(
-        self,
-        tokens: Sequence[int],
-        *,
-        temperature: float,
-        seed: int,
-        max_tokens: int,
-        stops: dict[str, Any] | None = None,
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
     ) -> Completion:
-        """Complete exactly `tokens`, keeping the stop; `stops` are those of `stop_arguments` for
-        another environment than the engine was started for. Raises EngineDead, GenerationFailed,
-        BadCompletion."""
+        """Complete exactly `tokens`, keeping the stop. Raises PolicyError."""
         parameters = self._parameters(
             temperature=temperature,
             seed=seed,
             max_tokens=max_tokens,
-            **(self._stops if stops is None else stops),
+            **self._stop_arguments(stops),
             **self._arguments,
         )
         output = await self._generate(tokens, parameters)
@@ -133,8 +119,9 @@ class VllmPolicy:
         )
 
     async def score(self, tokens: Sequence[int]) -> tuple[NDArray[np.float32], int]:
-        """float32[n - 1]: log-probs of tokens[1:] at temperature 1, computed anew, not from the
-        prefix cache (vLLM skips it for prompt log-probs); and the version that scored them."""
+        """Return float32[n - 1]: log-probs of tokens[1:] at temperature 1, computed anew, not from
+        the prefix cache (vLLM skips it for prompt log-probs); and the version that scored them.
+        """
         parameters = self._parameters(
             temperature=0.0,
             max_tokens=1,
@@ -150,8 +137,9 @@ class VllmPolicy:
         return own_logprobs(output.prompt_logprobs, given, skip=1), version
 
     async def pause(self) -> None:
-        """Freeze running requests and, unless their caches are kept, forget all keys and values;
-        they resume where they were."""
+        """Freeze running requests and, unless their caches are kept, drop all keys and values; they
+        resume where they were.
+        """
         # AsyncLLM.pause_generation sleeps 20 ms on top of this, for callers that need no answer.
         with _naming_death():
             await self.engine.engine_core.pause_scheduler_async(
@@ -159,7 +147,7 @@ class VllmPolicy:
             )
 
     async def resume(self) -> None:
-        """Run what was frozen or queued."""
+        """Run frozen and queued requests."""
         with _naming_death():
             await self.engine.resume_generation()
 
@@ -177,7 +165,7 @@ class VllmPolicy:
         self._loads += 1  # a version may be loaded again, because it had not verified
 
     def gauges(self) -> dict[str, float]:
-        """How many versions the oldest keys and values in use lie behind the weights."""
+        """Return by how many versions the oldest keys and values in use lie behind the weights."""
         oldest = min(self._begun.values(), default=self._version) if self._keep else self._version
         return {"actor/oldest_kv_versions": float(self._version - oldest)}
 
@@ -205,7 +193,7 @@ class VllmPolicy:
         raise EngineDead("the engine's process is gone")
 
     def close(self) -> None:
-        """End the engine's process, by force after `KILL_AFTER_S` (at once when it has failed):
+        """End the engine's process, by force after `KILL_AFTER_S` (at once where it has failed):
         its teardown can be slow.
         """
         engine, self._engine = self._engine, None
@@ -218,13 +206,13 @@ class VllmPolicy:
             self._scratch.remove()
 
     async def _ask(self) -> None:
-        """Have the engine say anything; whether it is dead, `errored` tells."""
+        """Ask the engine anything; `errored` tells of its death."""
         with contextlib.suppress(EngineDead), _naming_death():
             await self.engine.engine_core.is_sleeping_async()
 
     async def _generate(self, tokens: Sequence[int], parameters: Any) -> Any:
         from vllm.exceptions import VLLMClientError
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+        from vllm.v1.engine.exceptions import EngineGenerateError
 
         # A prompt already of type "token" skips the thread that would tokenise it.
         prompt = {"type": "token", "prompt_token_ids": list(tokens)}
@@ -233,9 +221,8 @@ class VllmPolicy:
             prompt["cache_salt"] = str(self._loads)
         self._begun[number] = self._version
         try:
-            outputs = [part async for part in self.engine.generate(prompt, parameters, number)]
-        except EngineDeadError as error:
-            raise EngineDead("the engine's process is gone") from error
+            with _naming_death():
+                outputs = [part async for part in self.engine.generate(prompt, parameters, number)]
         except (EngineGenerateError, VLLMClientError, ValueError) as error:
             raise GenerationFailed(f"{type(error).__name__}: {error}") from error
         finally:
@@ -245,9 +232,13 @@ class VllmPolicy:
         return outputs[-1]
 
 
+def _stopping_with(tokenizer: Any) -> StopArguments:
+    return functools.lru_cache(functools.partial(stop_arguments, tokenizer))
+
+
 @contextlib.contextmanager
 def _naming_death() -> Iterator[None]:
-    """What vLLM raises when its process is gone, as EngineDead."""
+    """Raise EngineDead in place of vLLM's error."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     try:
@@ -266,7 +257,7 @@ def _start_engine(arguments: dict[str, Any]) -> "AsyncLLM":
 
 
 def own_logprobs(flat: Any, ids: NDArray[np.int32], skip: int = 0) -> NDArray[np.float32]:
-    """float32[n]: the first entry of each position, which is the token's own."""
+    """Return float32[n]: the first entry of each position, which is the token's own."""
     if flat is None or len(flat) != len(ids) + skip:
         raise BadCompletion(f"{flat and len(flat)} log-probs for {len(ids)} tokens")
     starts = np.asarray(flat.start_indices[skip:], dtype=np.intp)
@@ -276,7 +267,7 @@ def own_logprobs(flat: Any, ids: NDArray[np.int32], skip: int = 0) -> NDArray[np
 
 
 def token_versions(spans: Any, length: int) -> NDArray[np.int32]:
-    """int32[length] from vLLM's contiguous spans of labels."""
+    """Return int32[length] from vLLM's contiguous spans of labels."""
     versions = np.full(length, -1, np.int32)
     for span in spans or ():
         if not span.version.isdecimal():

@@ -19,7 +19,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,11 @@ from actors import environments, joining
 from actors.engine_setup import (
     check_installation,
     choose_gpu,
-    give_way,
+    lower_priority,
     prepare_environment,
 )
 from actors.environment import Retriever
-from actors.policy import ActorError, EngineUnusable
+from actors.errors import ActorError, EngineUnusable
 from actors.prompt import Prompter, load_tokenizer, tokenizer_digest
 from actors.retrieval import Retrieval, open_retrieval
 from actors.rewards import Rewards
@@ -56,8 +56,7 @@ OTHERS_FAULTS = (ReplayTimeout, PeerFailed, TransportFailed, SyncTimeout)
 
 
 async def run(config: Config, actor_id: str) -> None:
-    """Start the engine, serve until stopped, drain. Raises (groups of) this and the services'
-    errors."""
+    """Start the engine, serve until stopped, drain. Raises (groups of) named errors."""
     tokenizer = _tokenizer(config)
     prompter = Prompter(tokenizer, config.questions, config.actors)
     environments.check(config, prompter)
@@ -75,7 +74,10 @@ async def run(config: Config, actor_id: str) -> None:
             retriever,
             rewards,
             TrajectoryWriter(
-                *(endpoint, hello, replay.heartbeat_s, replay.dead_after_s),
+                endpoint,
+                hello,
+                replay.heartbeat_s,
+                replay.dead_after_s,
                 keys=keys_of(config, endpoint),
                 restart_deadline_s=replay.restart_deadline_s,
             ) as writer,
@@ -102,32 +104,44 @@ async def _serve(
     audit = TokenAudit(prompter, config)
 
     def roll(lease: Lease, retriever: Retriever) -> Awaitable[Trajectory]:
-        parts = {"policy": meter, "prompter": prompter, "rewards": rewards, "config": config}
-        return audit.rollout(lease, retriever=retriever, actor_id=actor_id, **parts)
+        return audit.rollout(
+            lease,
+            policy=meter,
+            retriever=retriever,
+            prompter=prompter,
+            rewards=rewards,
+            config=config,
+            actor_id=actor_id,
+        )
 
-    parts = {"writer": writer, "versions": versions, "meter": meter, "config": config}
-    runner = Runner(roll, retriever=retriever, **parts)
+    runner = Runner(
+        roll, retriever=retriever, writer=writer, versions=versions, meter=meter, config=config
+    )
     sources = (runner, retriever, rewards, subscriber, policy, audit)
     writer.gauges = lambda: {k: v for each in sources for k, v in each.gauges().items()}
     _stop_on_signals(runner)
     logger.info("waiting for the first weights from %s", endpoint)
-    async with asyncio.TaskGroup() as group:
-        announcing = _announce(versions, writer, config.actors.rollouts_in_flight)
-        work = (subscriber.run(), policy.watch(), announcing)
-        helpers = [group.create_task(each) for each in work]
-        cause = await runner.run()
-        for helper in helpers:
-            helper.cancel()
+    announcing = _announce(versions, writer, config.actors.rollouts_in_flight)
+    cause = await _run_beside(runner, subscriber.run(), policy.watch(), announcing)
     logger.info("drained: %s", cause)
 
 
+async def _run_beside(runner: Runner, *helpers: Coroutine[Any, Any, None]) -> str:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(each) for each in helpers]
+        cause = await runner.run()
+        for task in tasks:
+            task.cancel()
+    return cause
+
+
 async def _announce(versions: VerifiedVersions, writer: TrajectoryWriter, capacity: int) -> None:
-    """State to replay every version that serves here."""
+    """Announce to replay every version that serves here."""
     started = False
     while True:
         incarnation, version = await versions.announcements.get()
         if not started:
-            give_way()
+            lower_priority()
             started = True
         logger.info("serving version %d of incarnation %d", version, incarnation)
         announce_ready()

@@ -24,7 +24,8 @@ from rich.console import Console
 
 from actors.environment import Retriever
 from actors.environments import searches, stops_of
-from actors.policy import ActorError, Policy, PromptTooLong
+from actors.errors import ActorError, PromptTooLong
+from actors.policy import Policy
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
 from configs import process
@@ -228,7 +229,6 @@ async def _policy(
         given.model,
         given.name or "",
         tokenizer,
-        stops_of(config),
         heard,
         read_key(given.key_file),
         config.actors.engine_deadline_s,

@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 from msgspec import UnsetType
 
-from actors.policy import Completion, FinishReason
+from actors.policy import Completion, FinishReason, Stops
 from scripts.ask_wire import EndpointFailed, NotUnderstood, Reply, base_url, lines, words
 
 CONNECT_S = 10.0
@@ -37,8 +37,7 @@ _FORMS = (_Form(True, True), _Form(True, False), _Form(False, False))
 class EndpointPolicy:
     """Asks one server's model; use as `async with`. `model` empty: the only one it serves.
 
-    `tokenizer` must be the served model's; `stops`: closing tags that end a completion and stay in
-    it; `heard` is told what is sampled while it comes.
+    `tokenizer` must be the served model's; `heard` is told what is sampled while it comes.
     """
 
     def __init__(
@@ -46,13 +45,12 @@ class EndpointPolicy:
         url: str,
         model: str,
         tokenizer: Any,
-        stops: Sequence[str],
         heard: Heard,
         key: str = "",
         deadline_s: float = 300.0,
     ) -> None:
         self.url, self._model = base_url(url), model
-        self._tokenizer, self._stops, self._heard = tokenizer, list(stops), heard
+        self._tokenizer, self._heard = tokenizer, heard
         self._form = 0  # of _FORMS: the first that the server has understood
         self._client = httpx.AsyncClient(
             headers={"authorization": f"Bearer {key}"} if key else {},
@@ -80,7 +78,7 @@ class EndpointPolicy:
         await self._client.aclose()
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
     ) -> Completion:
         """Complete `tokens`, keeping the stop. Raises EndpointFailed, BadCompletion."""
         settings = {
@@ -89,7 +87,7 @@ class EndpointPolicy:
             "temperature": temperature,
             "top_p": 1.0,
             "seed": seed % (1 << _SEED_BITS),
-            "stop": self._stops,
+            "stop": list(stops),
             "stream": True,
         }
         for number in range(self._form, len(_FORMS)):
@@ -99,7 +97,7 @@ class EndpointPolicy:
                 refused = error
                 continue
             self._form = number
-            return self._completion(reply)
+            return self._completion(reply, stops)
         raise EndpointFailed(f"{refused}: see model.max_model_len and actors.max_action_tokens")
 
     def _prompt(self, form: _Form, tokens: Sequence[int]) -> dict[str, Any]:
@@ -138,7 +136,7 @@ class EndpointPolicy:
         reply.check()
         return reply
 
-    def _completion(self, reply: Reply) -> Completion:
+    def _completion(self, reply: Reply, stops: tuple[str, ...]) -> Completion:
         ids = list(reply.ids)
         if ids:
             text = self._decode(ids)
@@ -146,35 +144,33 @@ class EndpointPolicy:
         else:
             text, ids = reply.text, self._encode(reply.text)
         if reply.finish_reason == "stop":
-            ids += self._left_out(reply, text)
+            ids += self._left_out(reply, text, stops)
         if not ids:
             raise EndpointFailed(f"{self.url}: the server completed nothing: name another --model")
         reason: FinishReason = "stop" if reply.finish_reason == "stop" else "length"
         nothing, zeros = np.full(len(ids), np.nan, np.float32), np.zeros(len(ids), np.int32)
         return Completion(np.asarray(ids, np.int32), nothing, zeros, reason)
 
-    def _left_out(self, reply: Reply, text: str) -> list[int]:
+    def _left_out(self, reply: Reply, text: str, stops: tuple[str, ...]) -> list[int]:
         """The stop, where the server has cut it off: a closing tag, or the end token."""
         if reply.ids and reply.ids[-1] in self._tokenizer.all_special_ids:
             return []
-        if tag := self._missing_tag(reply, text):
+        if tag := self._missing_tag(reply, text, stops):
             ids = self._encode(tag)
             self._heard(ids if reply.ids else [], tag)
             return ids
-        ended = any(text.rstrip().endswith(stop) for stop in self._stops)
+        ended = any(text.rstrip().endswith(stop) for stop in stops)
         end = self._tokenizer.eos_token_id
         return [] if ended or reply.ids or end is None else [end]
 
-    def _missing_tag(self, reply: Reply, text: str) -> str:
+    def _missing_tag(self, reply: Reply, text: str, stops: tuple[str, ...]) -> str:
         """The closing tag that the server names or, where it names none to anybody, that the last
         opened tag wants."""
         if not isinstance(reply.stop_reason, UnsetType):
             tag = str(reply.stop_reason)
-            return tag if tag in self._stops and tag not in text else ""
+            return tag if tag in stops and tag not in text else ""
         opened = [
-            (text.rfind(tag.replace("</", "<", 1)), tag)
-            for tag in self._stops
-            if tag.startswith("</")
+            (text.rfind(tag.replace("</", "<", 1)), tag) for tag in stops if tag.startswith("</")
         ]
         place, tag = max(opened, default=(-1, ""))
         return tag if place > text.rfind(tag) else ""

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.environments import stops_of
 from configs.load import ConfigError
 from configs.process import avoid_amx
 from configs.schema import Config
@@ -78,6 +77,6 @@ def load_policy(config: Config, tokenizer: Any, heard: "Heard") -> "Transformers
             use_safetensors=True,
         )
         model.to("cuda" if torch.cuda.is_available() else "cpu")
-        return TransformersPolicy(model, tokenizer, stops=stops_of(config), heard=heard)
+        return TransformersPolicy(model, tokenizer, heard=heard)
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:  # the last: out of memory
         raise ConfigError(f"model.path = {path!r} cannot be loaded: {error}") from error

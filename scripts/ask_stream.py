@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.environment import Retriever
-from actors.policy import Completion, Policy
+from actors.policy import Completion, Policy, Stops
 from actors.prompt import Prompter
 from actors.rewards import Rewards, Score
 from actors.rollout import rollout
@@ -110,7 +110,7 @@ class ObservedPolicy:
     known: int = 0  # tokens of the context after the last turn
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
     ) -> Completion:
         """Complete exactly `tokens`."""
         if self.known and not self.retriever.asked:
@@ -118,7 +118,7 @@ class ObservedPolicy:
         self.retriever.asked = False
         try:
             completion = await self.policy.complete(
-                tokens, temperature=temperature, seed=seed, max_tokens=max_tokens
+                tokens, temperature=temperature, seed=seed, max_tokens=max_tokens, stops=stops
             )
         finally:
             self.words.end()

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from actors.policy import PolicyError
+from actors.errors import PolicyError
 from configs.load import ConfigError
 
 _SHOWN = 300  # characters of a server's own words

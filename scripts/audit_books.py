@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from actors.policy import TokenMismatch
+from actors.errors import TokenMismatch
 from configs.schema import Config
 from replay import records
 from replay.groups import EVAL_SIBLINGS

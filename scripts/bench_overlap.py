@@ -158,7 +158,7 @@ def main(words: list[str] | None = None) -> int:
 
 def run(given: argparse.Namespace) -> int:
     """`main`, of arguments that were read."""
-    from actors.policy import PolicyError
+    from actors.errors import PolicyError
     from scripts.bench_overlap_report import summary, tables
     from scripts.bench_overlap_run import CellFailed
     from scripts.bench_overlap_search import Units

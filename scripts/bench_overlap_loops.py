@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from actors.environment import Retriever
-from actors.policy import Completion, Policy
+from actors.policy import Completion, Policy, Stops
 from actors.runner import SHUTDOWN
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling, Search, Trajectory
@@ -88,14 +88,14 @@ class Seats:
         self._wanted, self._since_s, self._filled_s = 0, time.monotonic(), 0.0
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
     ) -> Completion:
         """Complete, in a seat or queueing for one."""
         self.filled_s()
         self._wanted += 1
         try:
             return await self._policy.complete(
-                tokens, temperature=temperature, seed=seed, max_tokens=max_tokens
+                tokens, temperature=temperature, seed=seed, max_tokens=max_tokens, stops=stops
             )
         finally:
             self.filled_s()
@@ -123,12 +123,12 @@ class LockStep:
         self._to_search: list[asyncio.Future[None]] = []
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
     ) -> Completion:
         """Complete when all do."""
         await self._together(self._to_complete)
         return await self._policy.complete(
-            tokens, temperature=temperature, seed=seed, max_tokens=max_tokens
+            tokens, temperature=temperature, seed=seed, max_tokens=max_tokens, stops=stops
         )
 
     async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:

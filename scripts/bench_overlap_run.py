@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from actors.environment import Retriever
-from actors.policy import ActorError
+from actors.errors import ActorError
 from actors.prompt import Prompter
 from actors.rewards import Rewards
 from actors.rollout import rollout

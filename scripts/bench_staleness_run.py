@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
-from actors.environments import stops_of
 from actors.prompt import load_tokenizer
 from actors.transformers_policy import TransformersPolicy
 from configs.load import load
@@ -105,7 +104,7 @@ class StaleRun:
         self.job, self.config = job, job.config
         tokenizer = load_tokenizer(self.config.model.path)
         model = load_model(self.config.model)
-        policy = TransformersPolicy(model, tokenizer, stops=stops_of(self.config))
+        policy = TransformersPolicy(model, tokenizer)
         self.rollouts = Rollouts(self.config, policy, tokenizer)
         self.engine = Engine(self.config)
         self.averages = Averages.begin(self.engine, self.config.learner)

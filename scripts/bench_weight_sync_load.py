@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.policy import Completion, PolicyError
+from actors.errors import PolicyError
+from actors.policy import Completion
 from actors.vllm_policy import VllmPolicy
 from configs.schema import ActorsConfig, Config, ModelConfig, WeightSyncConfig
 from weight_sync.protocol import WeightSyncError
@@ -75,7 +76,7 @@ class Load:
             prompt = self._learner.tokens(8 + number % 24, number)
             try:
                 completion = await self._policy.complete(
-                    prompt, temperature=1.0, seed=number, max_tokens=TOKENS
+                    prompt, temperature=1.0, seed=number, max_tokens=TOKENS, stops=()
                 )
             except PolicyError:
                 self.lost += 1
@@ -95,7 +96,7 @@ async def under_load(
     )
     started = await VllmPolicy.start(config)
     try:
-        endless = VllmPolicy(started.engine, {"ignore_eos": True, "detokenize": False})
+        endless = VllmPolicy(started.engine, lambda _: {"ignore_eos": True, "detokenize": False})
         return await _measure(endless, Learner(path), updates, folder, report)
     finally:
         started.close()

@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
 from actors.environments import searches
-from actors.policy import EngineUnusable
+from actors.errors import EngineUnusable
 from actors.prompt import load_tokenizer
 from actors.retrieval import open_retrieval
 from actors.vllm_policy import VllmPolicy

@@ -8,31 +8,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from actors.engine_setup import stop_arguments
 from actors.environment import Retriever
-from actors.environments import stops_of
-from actors.policy import Completion
 from actors.prompt import Prompter
 from actors.rewards import Rewards
 from actors.rollout import rollout
 from actors.vllm_policy import VllmPolicy
 from configs.schema import Config
 from scripts.eval_rollouts import RollOut
-
-
-class StoppingPolicy:
-    """The engine's policy, its completions ended where one environment wants them to."""
-
-    def __init__(self, policy: VllmPolicy, stops: dict[str, Any]) -> None:
-        self._policy, self._stops = policy, stops
-
-    async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
-    ) -> Completion:
-        """Complete exactly `tokens`. Raises PolicyError."""
-        return await self._policy.complete(
-            tokens, temperature=temperature, seed=seed, max_tokens=max_tokens, stops=self._stops
-        )
 
 
 def overrides_of(given: Sequence[str], base: Config) -> dict[str, list[str]]:
@@ -49,7 +31,7 @@ def roll_out_in(
     """What rolls leases out under the configuration's environment."""
     return partial(
         rollout,
-        policy=StoppingPolicy(policy, stop_arguments(tokenizer, stops_of(config))),
+        policy=policy,
         retriever=retriever,
         prompter=Prompter(tokenizer, config.questions, config.actors),
         rewards=Rewards(config.rewards),  # evaluations are scored by exact match

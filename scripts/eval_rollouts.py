@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-from actors.policy import ActorError, EngineDead
+from actors.errors import ActorError, EngineDead
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling, Trajectory
 from retrieval_server.protocol import (

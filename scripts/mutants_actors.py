@@ -62,7 +62,7 @@ IN_ACTORS = (
     Mutant(
         "an untrained stop passes the audit",
         "actors/token_audit.py",
-        "return self._completes(tokens[-reach:]) or self._completes(tokens)",
+        "return self._completes(tokens[-reach:], texts) or self._completes(tokens, texts)",
         "return True",
         ("tests/actors/test_token_audit.py",),
     ),
@@ -76,7 +76,7 @@ IN_ACTORS = (
     Mutant(
         "observations taken for the policy's words",
         "actors/rollout.py",
-        "said(turn.action_tokens)",
+        "prompter.said(turn.action_tokens, ends)",
         "prompter.decode(turn.observation_tokens)",
         ("tests/actors/test_rewards.py",),
     ),

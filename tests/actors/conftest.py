@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.policy import Completion
+from actors.policy import Completion, Stops
 from actors.prompt import Prompter
 from actors.rewards import Rewards
 from actors.rollout import rollout
@@ -40,7 +40,7 @@ class Scripted:
     asked: list[tuple[int, int]] = field(default_factory=list)  # seed, max_tokens
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
     ) -> Completion:
         ids = self.tokenizer.encode(self.texts[len(self.prompts)], add_special_tokens=False)
         self.prompts.append(list(tokens))

@@ -4,18 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.actions import Answer, Malformed, Search, parse_action
+from actors.actions import Answer, Malformed, SearchAction, parse_action
 
 
 @pytest.mark.parametrize(
     ("text", "action"),
     [
-        ("<search> mayor of bore </search>", Search("mayor of bore")),
+        ("<search> mayor of bore </search>", SearchAction("mayor of bore")),
         ("I think <answer>\n kelu \n</answer>", Answer("kelu")),
         ("<answer></answer>", Answer("")),
-        ("<search>a</search><answer>b</answer>", Search("a")),
+        ("<search>a</search><answer>b</answer>", SearchAction("a")),
         ("<answer>b</answer><search>a</search>", Answer("b")),
-        ("<answer> <search> a </search>", Search("a")),
+        ("<answer> <search> a </search>", SearchAction("a")),
         ("<answer><answer>x</answer>", Answer("<answer>x")),
         ("<search>  </search>", Malformed()),
         ("no tags", Malformed()),

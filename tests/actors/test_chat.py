@@ -1,4 +1,4 @@
-"""What a chat template puts around tool messages: its own text exactly, or a refusal by name."""
+"""A chat template's frame around tool messages: its own text exactly, or a refusal by name."""
 
 import json
 from pathlib import Path

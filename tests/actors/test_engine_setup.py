@@ -1,4 +1,4 @@
-"""What is checked and set before vLLM starts; a broken installation is told in our words."""
+"""Checks and settings before vLLM starts; a broken installation gets the remedy named."""
 
 import os
 import subprocess
@@ -89,7 +89,7 @@ def test_completions_end_where_the_environment_says(
 ) -> None:
     tags = ("</search>", "</answer>", "</calculator>")
     ids = word_tokenizer.convert_tokens_to_ids(list(tags[:2]))
-    assert stop_arguments(word_tokenizer)["stop_token_ids"] == ids
+    assert stop_arguments(word_tokenizer, tags[:2])["stop_token_ids"] == ids
     assert stop_arguments(word_tokenizer, tags)["stop"] == list(tags)
     assert stop_arguments(word_tokenizer, tags[1:2])["stop_token_ids"] == ids[1:]
     for tokenizer in (word_tokenizer, bpe_tokenizer):  # the end token alone

@@ -17,8 +17,8 @@ TEMPLATES = {
 
 def made(stage: Any, config: Any, lease: Any) -> Environment:
     """The environment that this configuration names."""
-    parts = {"retriever": stage.retriever, "prompter": stage.prompter(config), "config": config}
-    return asyncio.run(make(lease, **parts))
+    prompter = stage.prompter(config)
+    return asyncio.run(make(lease, retriever=stage.retriever, prompter=prompter, config=config))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors import environments
-from actors.policy import EnvironmentFailed
+from actors.errors import EnvironmentFailed
 from actors.prompt import Prompter
 from configs.environment import EnvironmentConfig
 from configs.load import ConfigError
@@ -160,8 +160,10 @@ def test_ones_own_environment_may_need_no_passages(
     stage: Any, config_for: Any, lease_for: Any
 ) -> None:
     config = config_for(environment=EnvironmentConfig(name=f"{FAULTY}:Raising"))
-    parts = {"retriever": stage.retriever, "prompter": stage.prompter(config), "config": config}
-    made = asyncio.run(environments.make(lease_for(), **parts))
+    prompter = stage.prompter(config)
+    made = asyncio.run(
+        environments.make(lease_for(), retriever=stage.retriever, prompter=prompter, config=config)
+    )
     assert made.passages == () and made.budget(5) == 16
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from actors.errors import Unscorable
 from actors.judge import Judge
-from actors.policy import Unscorable
 from configs.load import ConfigError
 from configs.prompts import JUDGE_PROMPT
 from configs.rewards import JudgeConfig

@@ -86,7 +86,7 @@ def check_masks(told: Sequence[Told]) -> None:
 
 
 def drifts(tokenizer: Any, trajectory: Trajectory) -> bool:
-    """Whether tokenising its text again would give other ids."""
+    """True where tokenising its text again would give other ids."""
     text = tokenizer.decode(trajectory.tokens.tolist(), clean_up_tokenization_spaces=False)
     again = tokenizer.encode(text, add_special_tokens=False)
     return not np.array_equal(again, trajectory.tokens)

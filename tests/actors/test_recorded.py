@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from actors.environment import shown_order
-from actors.policy import Completion
+from actors.policy import Completion, Stops
 from actors.prompt import Prompter
 from actors.recorded import RecordedRetriever
 from actors.retrieval import open_retrieval
@@ -44,7 +44,7 @@ class Seeded:
         self.tokenizer = tokenizer
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
     ) -> Completion:
         words = [*(f"<search> {query} </search>" for query in QUERIES), "<answer> kelu </answer>"]
         text = [*words, "try again"][seed % 7]
@@ -63,7 +63,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def config(config_for: Any, corpus: Path) -> Config:
-    """What is recorded: shuffled passages of the corpus, three a search."""
+    """The recorded run's configuration: shuffled passages of the corpus, three a search."""
     made: Config = config_for(2000, 3, max_action_tokens=40, shuffle_passages=True)
     retrieval = RetrievalConfig(corpus=str(corpus), top_k=3)
     return msgspec.structs.replace(made, retrieval=retrieval)
@@ -73,13 +73,18 @@ async def roll_out(
     leases: Sequence[Lease], retriever: Any, config: Config, tokenizer: Any
 ) -> list[Trajectory]:
     """Every lease, side by side."""
-    parts = {
-        "policy": Seeded(tokenizer),
-        "prompter": Prompter(tokenizer, config.questions, config.actors),
-        "rewards": Rewards.open(config),
-    }
+    policy, rewards = Seeded(tokenizer), Rewards.open(config)
+    prompter = Prompter(tokenizer, config.questions, config.actors)
     rollouts = (
-        rollout(lease, retriever=retriever, config=config, actor_id="actor", **parts)
+        rollout(
+            lease,
+            policy=policy,
+            retriever=retriever,
+            prompter=prompter,
+            rewards=rewards,
+            config=config,
+            actor_id="actor",
+        )
         for lease in leases
     )
     return await asyncio.gather(*rollouts)

@@ -82,14 +82,23 @@ def test_f1_counts_shared_words_and_nothing_without_an_answer() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        *(None, "", " the ", "I don't know", "Unknown.", "The answer is unknown.", "N/A", "none"),
-        *("It cannot be determined from the documents.", "no information found", "I'm not sure"),
-        *(
-            "Not enough information is available",
-            "The documents do not say who it was",
-            "can’t say",
-        ),
-        *("There is no mention of the mayor.", "I was unable to find the answer", "Not specified"),
+        None,
+        "",
+        " the ",
+        "I don't know",
+        "Unknown.",
+        "The answer is unknown.",
+        "N/A",
+        "none",
+        "It cannot be determined from the documents.",
+        "no information found",
+        "I'm not sure",
+        "Not enough information is available",
+        "The documents do not say who it was",
+        "can’t say",
+        "There is no mention of the mayor.",
+        "I was unable to find the answer",
+        "Not specified",
     ],
 )
 def test_no_answer_and_evasive_ones_are_avoidance(answer: str | None) -> None:

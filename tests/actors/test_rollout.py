@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.policy import PromptTooLong
+from actors.errors import PromptTooLong
 from actors.rollout import turn_seed
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling, StopReason

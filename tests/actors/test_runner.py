@@ -10,13 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.policy import (
-    EngineDead,
-    GenerationFailed,
-    TokenMismatch,
-    ToolFailed,
-    UnverifiedWeights,
-)
+from actors.errors import EngineDead, GenerationFailed, TokenMismatch, ToolFailed, UnverifiedWeights
 from actors.runner import MeteredPolicy, Runner, VerifiedVersions
 from configs.schema import ActorsConfig, Config, WeightSyncConfig
 from replay.codec import encode_trajectory
@@ -84,8 +78,14 @@ def make_runner(
         weight_sync=WeightSyncConfig(publish_deadline_s=0.05),
     )
     meter = MeteredPolicy(None)  # type: ignore[arg-type]
-    parts = {"writer": replay, "versions": versions, "meter": meter, "config": config}
-    return Runner(roll, retriever=FakeRetriever(), **parts)  # type: ignore[arg-type]
+    return Runner(
+        roll,
+        retriever=FakeRetriever(),
+        writer=replay,
+        versions=versions,
+        meter=meter,
+        config=config,
+    )
 
 
 async def forever(lease: Lease, _: Any) -> Trajectory:
@@ -251,7 +251,7 @@ class Aborting:
 
 
 async def complete(meter: MeteredPolicy) -> None:
-    await meter.complete([1], temperature=1.0, seed=0, max_tokens=9)
+    await meter.complete([1], temperature=1.0, seed=0, max_tokens=9, stops=())
 
 
 async def test_completions_and_lost_requests_are_counted(

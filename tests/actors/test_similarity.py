@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.policy import Unscorable
+from actors.errors import Unscorable
 from actors.rewards import Rewards
 from actors.similarity import Similarity
 from configs.load import ConfigError

@@ -96,8 +96,10 @@ def test_a_question_that_names_the_place_of_passages_moves_nothing(
 
 def test_what_was_shown_is_named(stage: Any, config_for: Any, lease_for: Any) -> None:
     config = config_for(**RAG)
-    parts = {"retriever": stage.retriever, "prompter": stage.prompter(config), "config": config}
-    environment = asyncio.run(make(lease_for(), **parts))
+    prompter = stage.prompter(config)
+    environment = asyncio.run(
+        make(lease_for(), retriever=stage.retriever, prompter=prompter, config=config)
+    )
     assert [passage.id for passage in environment.passages] == ["p0", "p1", "p2"]
     assert environment.budget(1990) == 10
 

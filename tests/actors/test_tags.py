@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors.environments import make
-from actors.policy import ToolFailed
+from actors.errors import ToolFailed
 from configs.environment import EnvironmentConfig
 from configs.prompts import SEARCH_R1_PROMPT
 from configs.rewards import RewardsConfig, RewardWeights
@@ -43,7 +43,7 @@ def bpe(stage: Any, bpe_tokenizer: Any) -> Any:
 
 
 def seen(stage: Any, trajectory: Any) -> list[str]:
-    """What the policy read after each turn."""
+    """The text that the policy read after each turn."""
     return [stage.tokenizer.decode(turn.observation_tokens) for turn in trajectory.turns]
 
 
@@ -95,8 +95,10 @@ def test_nothing_is_asked_for_a_search_without_a_line(bpe: Any) -> None:
 
 def test_an_outcome_names_the_passages_shown(stage: Any, config_for: Any, lease_for: Any) -> None:
     config = config_for(**with_environment(queries_per_turn=2))
-    parts = {"retriever": Library(), "prompter": stage.prompter(config), "config": config}
-    environment = asyncio.run(make(lease_for(), **parts))
+    prompter = stage.prompter(config)
+    environment = asyncio.run(
+        make(lease_for(), retriever=Library(), prompter=prompter, config=config)
+    )
     assert environment.passages == ()
     tokens = stage.prompter(config).text(SEARCH)
     outcome = asyncio.run(environment.step(tokens, 40))

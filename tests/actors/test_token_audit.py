@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as replaced
 
-from actors.policy import Completion, FinishReason, Policy, TokenMismatch
+from actors.errors import TokenMismatch
+from actors.policy import Completion, FinishReason, Policy
 from actors.rewards import Rewards
 from actors.rollout import rollout
-from actors.token_audit import HeardPolicy, Stops, TokenAudit
+from actors.token_audit import AuditedPolicy, StopCheck, TokenAudit
 from replay.trajectory import Trajectory
 
 SEARCH, ANSWER = "<search> mayor of bore </search>", "<answer> kelu </answer>"
@@ -59,7 +60,7 @@ def spelt(tokenizer: Any, *texts: str) -> list[list[int]]:
 
 
 def parts(stage: Any, config: Any) -> dict[str, Any]:
-    """What a rollout works with, but for its policy."""
+    """Return a rollout's collaborators, but for its policy."""
     prompter = stage.prompter(config)
     named = {"retriever": stage.retriever, "prompter": prompter, "config": config}
     return {**named, "rewards": Rewards.open(config), "actor_id": "actor-0"}
@@ -67,10 +68,10 @@ def parts(stage: Any, config: Any) -> dict[str, Any]:
 
 async def played(
     stage: Any, config: Any, lease: Any, said: Sequence[Sequence[int]], **faults: Any
-) -> tuple[HeardPolicy, Trajectory]:
+) -> tuple[AuditedPolicy, Trajectory]:
     """A rollout whose policy was heard, with `faults` between the two."""
-    stops = Stops(stage.prompter(config).decode, STOPS, ())
-    heard = HeardPolicy(Says(said), stops)
+    stops = StopCheck(stage.prompter(config).decode, ())
+    heard = AuditedPolicy(Says(said), stops)
     trajectory = await rollout(lease, policy=Between(heard, **faults), **parts(stage, config))
     heard.check(trajectory)
     return heard, trajectory
@@ -131,7 +132,10 @@ async def test_a_prompt_that_was_tokenised_again_is_named(
     at = len(trajectory.prompt_tokens)
     with pytest.raises(TokenMismatch, match="turn 1: prompt and what went before") as raised:
         await played(
-            *(stage, settings, lease_for(), said),
+            stage,
+            settings,
+            lease_for(),
+            said,
             ask=lambda ids: bpe_tokenizer.encode(bpe_tokenizer.decode(ids)),
         )
     position = int(str(raised.value).partition("position ")[2].split()[0])
@@ -181,7 +185,7 @@ async def test_a_record_of_something_else_is_named(
 async def test_a_buffer_that_is_used_again_is_noticed(
     stage: Any, config_for: Any, lease_for: Any
 ) -> None:
-    """What the first turn's record points at changes under it."""
+    """The first turn's record points at a buffer that changes under it."""
     kept: list[np.ndarray] = []
 
     def reuse(ids: list[int]) -> list[int]:
@@ -237,15 +241,15 @@ def test_a_stop_is_what_the_last_token_completes(
     request: pytest.FixtureRequest, name: str, text: str, ends: bool
 ) -> None:
     tokenizer = request.getfixturevalue(name)
-    stops = Stops(lambda ids: tokenizer.decode(ids.tolist()), STOPS, ())
-    assert stops.end(np.array(tokenizer.encode(text), np.int32)) == ends
+    stops = StopCheck(lambda ids: tokenizer.decode(ids.tolist()), ())
+    assert stops.end(np.array(tokenizer.encode(text), np.int32), STOPS) == ends
 
 
 def test_an_end_token_is_a_stop(qwen_tokenizer: Any) -> None:
     said = np.array(qwen_tokenizer.encode("kelu<|im_end|>"), np.int32)
     decode = lambda ids: qwen_tokenizer.decode(ids.tolist())  # noqa: E731
-    assert Stops(decode, (), {qwen_tokenizer.eos_token_id}).end(said)
-    assert not Stops(decode, (), ()).end(said)
+    assert StopCheck(decode, {qwen_tokenizer.eos_token_id}).end(said, ())
+    assert not StopCheck(decode, ()).end(said, ())
 
 
 async def test_an_end_token_of_the_model_folder_ends_a_completion(

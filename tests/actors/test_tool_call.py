@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.policy import ToolFailed
+from actors.errors import ToolFailed
 from configs.environment import EnvironmentConfig
 from configs.rewards import RewardsConfig, RewardWeights
 from replay.trajectory import StopReason

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from actors import tools
-from actors.policy import ToolFailed
+from actors.errors import ToolFailed
 from actors.tools import Tool
 
 ROOT = Path(__file__).resolve().parents[2]
 HANGING = """
 import asyncio, threading
-from actors.policy import ToolFailed
+from actors.errors import ToolFailed
 from actors.tools import Tool
 tool = Tool("hang", "It hangs.", "text", lambda text: threading.Event().wait())
 try:

@@ -11,7 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.policy import Completion, GenerationFailed
+from actors.actions import STOP_TAGS
+from actors.errors import GenerationFailed
+from actors.policy import Completion
 from actors.transformers_policy import TransformersPolicy
 
 PROMPTS = [[5, 6, 7], [5, 6, 7, 8, 9, 10, 11, 12], [20, 21], [9] * 30]
@@ -45,10 +47,16 @@ def greedy(model: Any, prompt: Sequence[int], stops: set[int], most: int) -> lis
 
 
 async def together(
-    policy: TransformersPolicy, prompts: Sequence[Sequence[int]], temperature: float, most: int = 12
+    policy: TransformersPolicy,
+    prompts: Sequence[Sequence[int]],
+    temperature: float,
+    most: int = 12,
+    stops: tuple[str, ...] = STOP_TAGS,
 ) -> list[Completion]:
     asked = (
-        policy.complete(prompt, temperature=temperature, seed=seed, max_tokens=most + seed)
+        policy.complete(
+            prompt, temperature=temperature, seed=seed, max_tokens=most + seed, stops=stops
+        )
         for seed, prompt in enumerate(prompts)
     )
     return await asyncio.gather(*asked)
@@ -94,7 +102,9 @@ async def test_greedy_is_naive_generation_whoever_shares_the_batch(
 async def test_a_rollout_samples_the_same_alone_and_in_a_batch(policy: TransformersPolicy) -> None:
     batched = await together(policy, PROMPTS, 1.0)
     for seed, prompt in enumerate(PROMPTS):
-        alone = await policy.complete(prompt, temperature=1.0, seed=seed, max_tokens=12 + seed)
+        alone = await policy.complete(
+            prompt, temperature=1.0, seed=seed, max_tokens=12 + seed, stops=STOP_TAGS
+        )
         assert alone.tokens.tolist() == batched[seed].tokens.tolist()
 
 
@@ -102,7 +112,8 @@ async def test_sampling_follows_the_model_s_distribution(
     policy: TransformersPolicy, model: Any
 ) -> None:
     asked = (
-        policy.complete([5, 6, 7], temperature=1.0, seed=seed, max_tokens=1) for seed in range(4000)
+        policy.complete([5, 6, 7], temperature=1.0, seed=seed, max_tokens=1, stops=STOP_TAGS)
+        for seed in range(4000)
     )
     first = [int(one.tokens[0]) for one in await asyncio.gather(*asked)]
     with torch.no_grad():
@@ -125,13 +136,22 @@ async def test_it_stops_at_tags_and_end_and_says_which_weights(
 async def test_without_tags_to_stop_at_only_the_end_token_does(
     model: Any, word_tokenizer: Any
 ) -> None:
-    policy = TransformersPolicy(model, word_tokenizer, stops=())
+    policy = TransformersPolicy(model, word_tokenizer)
     end, tag = word_tokenizer.eos_token_id, word_tokenizer.convert_tokens_to_ids("</search>")
-    done = await together(policy, PROMPTS * 8, 1.0, 40)
+    done = await together(policy, PROMPTS * 8, 1.0, 40, ())
     assert any(tag in one.tokens[:-1] for one in done)
     for one in done:
         assert end not in one.tokens[:-1]
         assert one.finish_reason == ("stop" if one.tokens[-1] == end else "length")
+
+
+async def test_each_request_ends_at_its_own_stops(policy: TransformersPolicy) -> None:
+    apart = [await together(policy, PROMPTS * 8, 1.0, 40, stops) for stops in (STOP_TAGS, ())]
+    mixed = await asyncio.gather(
+        *(together(policy, PROMPTS * 8, 1.0, 40, stops) for stops in (STOP_TAGS, ()))
+    )
+    said = [[[one.tokens.tolist() for one in each] for each in both] for both in (apart, mixed)]
+    assert said[0] == said[1] and said[0][0] != said[0][1]
 
 
 async def test_tags_of_several_tokens_stop_by_their_text(
@@ -140,7 +160,7 @@ async def test_tags_of_several_tokens_stop_by_their_text(
     model = AutoModelForCausalLM.from_pretrained(spoken_model_path)
     policy = TransformersPolicy(model, bpe_tokenizer)
     prompt = bpe_tokenizer.encode("what is")
-    one = await policy.complete(prompt, temperature=0.0, seed=0, max_tokens=60)
+    one = await policy.complete(prompt, temperature=0.0, seed=0, max_tokens=60, stops=STOP_TAGS)
     text = bpe_tokenizer.decode(one.tokens.tolist())
     assert text == " <search> mayor of bore </search>"
     assert one.finish_reason == "stop"
@@ -168,7 +188,9 @@ def test_an_interrupt_ends_all_without_waiting_for_the_completion(
     async def ask() -> None:
         try:
             policy = TransformersPolicy(model, word_tokenizer, heard=interrupted)
-            await policy.complete(PROMPTS[0], temperature=1.0, seed=0, max_tokens=12)
+            await policy.complete(
+                PROMPTS[0], temperature=1.0, seed=0, max_tokens=12, stops=STOP_TAGS
+            )
         finally:
             left.append(True)
 
@@ -190,7 +212,10 @@ async def test_other_weights_are_used_and_labelled(policy: TransformersPolicy, m
 
 
 async def test_a_model_that_fails_is_named_to_everybody(policy: TransformersPolicy) -> None:
-    asked = (policy.complete([t], temperature=1.0, seed=0, max_tokens=4) for t in (5, 10**6))
+    asked = (
+        policy.complete([t], temperature=1.0, seed=0, max_tokens=4, stops=STOP_TAGS)
+        for t in (5, 10**6)
+    )
     results = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(result, GenerationFailed) for result in results)
 
@@ -198,10 +223,12 @@ async def test_a_model_that_fails_is_named_to_everybody(policy: TransformersPoli
 async def test_a_fault_of_the_program_reaches_those_who_wait(
     policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "_batch", lambda requests: requests[0].nothing)
+    monkeypatch.setattr(policy, "_batch", lambda requests, _: requests[0].nothing)
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # it is reported there too
     with pytest.raises(AttributeError, match="nothing"):
-        await asyncio.wait_for(policy.complete([5], temperature=1.0, seed=0, max_tokens=4), 5.0)
+        await asyncio.wait_for(
+            policy.complete([5], temperature=1.0, seed=0, max_tokens=4, stops=STOP_TAGS), 5.0
+        )
 
 
 def test_an_attention_that_adds_its_mask_is_refused(model: Any, bpe_tokenizer: Any) -> None:

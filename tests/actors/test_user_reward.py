@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from actors.entry_points import load_entry_point
-from actors.policy import Unscorable
+from actors.errors import Unscorable
 from actors.transcript import Transcript
 from actors.user_reward import UserReward
 from configs.load import ConfigError
@@ -76,8 +76,16 @@ def test_a_number_is_taken_from_a_plain_and_from_an_async_function(
 @pytest.mark.parametrize(
     "value",
     [
-        *(float("nan"), float("inf"), None, "1.0", [1.0], 10**400, np.ones(1), 1j),
-        *(np.ma.masked, SimpleNamespace(shape=())),
+        float("nan"),
+        float("inf"),
+        None,
+        "1.0",
+        [1.0],
+        10**400,
+        np.ones(1),
+        1j,
+        np.ma.masked,
+        SimpleNamespace(shape=()),
     ],
 )
 def test_what_is_no_finite_number_is_unscorable(value: object) -> None:
@@ -87,7 +95,10 @@ def test_what_is_no_finite_number_is_unscorable(value: object) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        *(KeyError("k"), TimeoutError("slow disk"), SystemExit(3), RuntimeError("")),
+        KeyError("k"),
+        TimeoutError("slow disk"),
+        SystemExit(3),
+        RuntimeError(""),
         asyncio.CancelledError("of a task of its own"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a judge's replies say."""
+"""Verdicts in a judge's replies."""
 
 import pytest
 from hypothesis import given

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from actors.actions import STOP_TAGS
 from actors.engine_setup import stop_arguments
-from actors.policy import BadCompletion, Completion, EngineDead
+from actors.errors import BadCompletion, EngineDead
+from actors.policy import Completion
 from actors.vllm_policy import VllmPolicy, own_logprobs, token_versions
 
 engine = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
@@ -39,11 +42,11 @@ def hf_logprobs(model: Any, tokens: list[int], temperature: float = 1.0) -> np.n
 
 
 def never_stops(policy: VllmPolicy) -> VllmPolicy:
-    return VllmPolicy(policy.engine, {"stop_token_ids": [0], "detokenize": False})
+    return VllmPolicy(policy.engine, lambda _: {"stop_token_ids": [0], "detokenize": False})
 
 
 async def sample(policy: Any, prompt: list[int], **changes: Any) -> Completion:
-    settings = {"temperature": 1.0, "seed": 5, "max_tokens": 24} | changes
+    settings = {"temperature": 1.0, "seed": 5, "max_tokens": 24, "stops": STOP_TAGS} | changes
     return await policy.complete(prompt, **settings)
 
 
@@ -72,7 +75,7 @@ async def test_greedy_takes_the_likeliest_token(vllm_policy: Any, hf_model: Any)
 async def test_a_tag_of_one_token_stops_and_is_kept(
     vllm_policy: Any, tagged_tokenizer: Any
 ) -> None:
-    policy = VllmPolicy(vllm_policy.engine, stop_arguments(tagged_tokenizer))
+    policy = VllmPolicy(vllm_policy.engine, partial(stop_arguments, tagged_tokenizer))
     done = await sample(policy, tagged_tokenizer.encode("try again"), temperature=0.0)
     expected = tagged_tokenizer.encode(" <search> mayor of bore </search>")
     assert done.tokens.tolist() == expected and done.finish_reason == "stop"
@@ -83,8 +86,8 @@ async def test_a_tag_of_one_token_stops_and_is_kept(
 async def test_a_tag_of_several_tokens_stops_and_is_kept(
     vllm_policy: Any, bpe_tokenizer: Any, hf_model: Any
 ) -> None:
-    arguments = stop_arguments(bpe_tokenizer)
-    assert "stop_token_ids" not in arguments
+    arguments = partial(stop_arguments, bpe_tokenizer)
+    assert "stop_token_ids" not in arguments(STOP_TAGS)
     policy = VllmPolicy(vllm_policy.engine, arguments)
     prompt = bpe_tokenizer.encode("what is")
     done = await sample(policy, prompt, temperature=0.0)
@@ -212,7 +215,7 @@ def test_each_positions_first_logprob_is_the_tokens_own() -> None:
 async def test_an_engine_that_hangs_is_named(vllm_policy: Any) -> None:
     """It lives, but works no more; nothing else would ever tell."""
     (child,) = vllm_policy.engine.engine_core.resources.engine_manager.processes
-    patient = VllmPolicy(vllm_policy.engine, {}, deadline_s=4.0)
+    patient = VllmPolicy(vllm_policy.engine, lambda _: {}, deadline_s=4.0)
     watching = asyncio.ensure_future(patient.watch())
     await asyncio.sleep(6.0)
     assert not watching.done()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.policy import Completion
+from actors.policy import Completion, Stops
 from actors.prompt import Prompter
 from configs.environment import EnvironmentConfig
 from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig, RetrievalConfig
@@ -56,7 +56,7 @@ class Saying:
     error: Exception | None = None  # in the middle of a text
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
     ) -> Completion:
         ids = Bytes().encode(self.texts[len(self.asked)], False)[:max_tokens]
         self.asked.append(list(tokens))

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from actors.actions import STOP_TAGS
-from actors.policy import GenerationFailed
+from actors.errors import GenerationFailed
 from replay.trajectory import Trajectory
 from retrieval_server.protocol import Passage
 from scripts.ask_stream import View, Words

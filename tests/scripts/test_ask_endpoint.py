@@ -47,9 +47,12 @@ class Heard:
 
 
 async def complete(url: str, heard: Heard | None = None, **settings: Any) -> Completion:
-    settings = {"model": "forage", "tokenizer": TOKENIZER, "stops": STOPS} | settings
+    settings = {"model": "forage", "tokenizer": TOKENIZER} | settings
+    stops = settings.pop("stops", STOPS)
     async with EndpointPolicy(url, heard=heard or Heard(), **settings) as policy:
-        return await policy.complete(PROMPT, temperature=0.5, seed=1 << 62 | 5, max_tokens=40)
+        return await policy.complete(
+            PROMPT, temperature=0.5, seed=1 << 62 | 5, max_tokens=40, stops=stops
+        )
 
 
 async def test_ids_go_out_and_come_back_as_they_are() -> None:
@@ -143,10 +146,10 @@ async def test_a_server_that_knows_text_alone_is_given_text_from_then_on() -> No
     no = refuse(400, "prompt must be a string")
     async with (
         endpoint(no, no, stream(event("bore", "length"))) as server,
-        EndpointPolicy(server.url, "m", TOKENIZER, STOPS, Heard()) as policy,
+        EndpointPolicy(server.url, "m", TOKENIZER, Heard()) as policy,
     ):
         for _ in range(2):
-            done = await policy.complete(PROMPT, temperature=0.0, seed=0, max_tokens=4)
+            done = await policy.complete(PROMPT, temperature=0.0, seed=0, max_tokens=4, stops=STOPS)
             assert done.tokens.tolist() == ids("bore")
     prompts = [(body["prompt"], "return_token_ids" in body) for body in server.bodies]
     plain = ("who?", False)  # without the beginning, which the server puts there itself

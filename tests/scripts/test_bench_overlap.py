@@ -213,7 +213,7 @@ async def test_the_lock_step_loop_takes_its_turns_together(word_tokenizer: Any) 
 
 async def test_seats_are_filled_by_whoever_wants_to_generate(word_tokenizer: Any) -> None:
     seats = Seats(Searcher(word_tokenizer), 2)
-    asked = partial(seats.complete, [1], temperature=1.0, seed=0, max_tokens=9)
+    asked = partial(seats.complete, [1], temperature=1.0, seed=0, max_tokens=9, stops=())
     before, begun = seats.filled_s(), time.monotonic()
     await asyncio.gather(*(asked() for _ in range(5)))  # as many as there are seats, or more
     full, lasted = seats.filled_s() - before, time.monotonic() - begun

@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from actors.engine_setup import Scratch
-from actors.policy import EngineDead
+from actors.errors import EngineDead
 from configs.load import parse
 from configs.process import make_socket_dir, socket_dir
 from scripts.eval_engine import Interrupt, Stopped, _beside, _ending, _place, run

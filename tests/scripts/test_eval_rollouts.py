@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.policy import EngineDead, GenerationFailed, PromptTooLong
+from actors.errors import EngineDead, GenerationFailed, PromptTooLong
 from replay.protocol import Lease
 from replay.trajectory import Sampling, Trajectory
 from retrieval_server.protocol import (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.policy import Completion
+from actors.policy import Completion, Stops
 from actors.prompt import Prompter
 from actors.rewards import Rewards
 from actors.transcript import Transcript
@@ -23,7 +23,7 @@ class Silent:
     """A policy that says one word, and a retriever that nobody asks."""
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
     ) -> Completion:
         word = np.ones(1, np.int32)
         return Completion(word, np.zeros(1, np.float32), word, "length")

@@ -35,7 +35,7 @@ async def policy(tiny_model_path: Path) -> AsyncIterator[Any]:
         actors=ActorsConfig(kv_cache_bytes=256 << 20),
     )
     engine = (await VllmPolicy.start(config)).engine
-    endless = VllmPolicy(engine, {"ignore_eos": True, "detokenize": False})
+    endless = VllmPolicy(engine, lambda _: {"ignore_eos": True, "detokenize": False})
     await endless.set_policy_version(0)
     del engine  # or its finaliser complains when the interpreter ends
     yield endless
@@ -144,13 +144,13 @@ async def test_updates_under_load(policy, make_model, tmp_path) -> None:
         for first in (1, 6, 11):  # where this process stands still, all may end between two
             completions = asyncio.gather(
                 *(
-                    policy.complete(p, temperature=1.0, seed=i, max_tokens=160)
+                    policy.complete(p, temperature=1.0, seed=i, max_tokens=160, stops=())
                     for i, p in enumerate(prompts)
                 )
             )
             for version in range(first, first + 5):
                 # In the same batches: by its end, every completion has gone on by as many tokens.
-                await policy.complete(prompts[0], temperature=1.0, seed=99, max_tokens=12)
+                await policy.complete(prompts[0], temperature=1.0, seed=99, max_tokens=12, stops=())
                 await update(publisher, models, version)
             done = await asyncio.wait_for(completions, 100)
             assert all(len(completion.tokens) == 160 for completion in done)
@@ -171,7 +171,7 @@ async def test_caches_that_are_kept_are_read_by_nobody_who_begins_later(
     from actors.vllm_policy import VllmPolicy
 
     endless = {"ignore_eos": True, "detokenize": False}
-    keeping = VllmPolicy(policy.engine, endless, keep=True)
+    keeping = VllmPolicy(policy.engine, lambda _: endless, keep=True)
     models = {version: make_model(30 + version) for version in range(6)}
     prompt, endpoint = some_tokens(models[0], 96, 5), f"ipc://{tmp_path}/weights"
     subscriber = Subscriber("actor-0", endpoint, keeping, SYNC)
@@ -179,13 +179,13 @@ async def test_caches_that_are_kept_are_read_by_nobody_who_begins_later(
     with Publisher(SYNC, 1, 0, endpoint) as publisher:
         await update(publisher, models, 0)
         for version in range(1, 6):  # where this process stands still, it may end before an update
-            asked = keeping.complete(prompt, temperature=1.0, seed=1, max_tokens=128)
+            asked = keeping.complete(prompt, temperature=1.0, seed=1, max_tokens=128, stops=())
             old = asyncio.create_task(asked)
-            await keeping.complete(prompt, temperature=1.0, seed=99, max_tokens=12)
+            await keeping.complete(prompt, temperature=1.0, seed=99, max_tokens=12, stops=())
             assert keeping.gauges() == {"actor/oldest_kv_versions": 0.0}
             await update(publisher, models, version)
             oldest = keeping.gauges()
-            new = await keeping.complete(prompt, temperature=1.0, seed=2, max_tokens=24)
+            new = await keeping.complete(prompt, temperature=1.0, seed=2, max_tokens=24, stops=())
             mixed = await asyncio.wait_for(old, 60)
             if len(set(mixed.versions)) > 1 and oldest["actor/oldest_kv_versions"]:
                 break

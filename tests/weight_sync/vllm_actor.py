@@ -19,7 +19,7 @@ async def sample(policy: VllmPolicy, serving: asyncio.Event) -> None:
     """One completion after the other, of whatever serves."""
     await serving.wait()
     while True:
-        done = await policy.complete([5, 6, 7], temperature=1.0, seed=1, max_tokens=40)
+        done = await policy.complete([5, 6, 7], temperature=1.0, seed=1, max_tokens=40, stops=())
         print("sampled", *sorted(set(done.versions.tolist())), flush=True)
 
 
@@ -30,7 +30,7 @@ async def main(actor_id: str, endpoint: str, path: str) -> None:
         actors=ActorsConfig(kv_cache_bytes=64 << 20),
     )
     policy = await VllmPolicy.start(config)
-    endless = VllmPolicy(policy.engine, {"ignore_eos": True, "detokenize": False})
+    endless = VllmPolicy(policy.engine, lambda _: {"ignore_eos": True, "detokenize": False})
     tell = lambda _, version: print("verified", version, flush=True)  # noqa: E731
     subscriber = Subscriber(actor_id, endpoint, endless, SYNC, tell)
     async with asyncio.TaskGroup() as tasks:

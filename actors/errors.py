@@ -1,0 +1,79 @@
+"""Errors of this package. Each ends a rollout as a failed lease: none is the policy's own fault, so
+none becomes a reward or text in a trajectory.
+"""
+
+_CAUSE_CHARS = 1000
+
+
+class ActorError(Exception):
+    """Root of this package's errors.
+
+    ActorError
+    ├── PromptTooLong         the question leaves no room for a completion
+    ├── UnverifiedWeights     a rollout holds tokens of weights that did not pass their probe
+    ├── TokenMismatch         a rollout's record is not what went through the policy
+    ├── Unscorable            a part of the reward cannot be told; it never leaves `rewards`
+    ├── ToolFailed            a user's tool raised, took too long or gave no text
+    ├── EnvironmentFailed     a user's environment raised, or gave no Outcome
+    └── PolicyError
+        ├── EngineUnusable    the engine cannot start in this installation; names the remedy
+        ├── EngineDead        the engine's process is gone
+        ├── GenerationFailed  the engine gave a completion up
+        └── BadCompletion     the engine's reply contradicts itself
+    """
+
+
+class PromptTooLong(ActorError):
+    """The question alone leaves no room for a completion."""
+
+
+class UnverifiedWeights(ActorError):
+    """A finished rollout holds tokens of weights that did not pass their probe."""
+
+
+class TokenMismatch(ActorError):
+    """A rollout's record is not, id for id, what went through the policy."""
+
+
+class Unscorable(ActorError):
+    """A part of a finished rollout's reward cannot be told, through no fault of the policy's.
+
+    `whose`: what failed, in a word, as it is counted: question, judge, similarity, custom, sum.
+    """
+
+    def __init__(self, whose: str, cause: str) -> None:
+        super().__init__(cause)
+        self.whose = whose
+
+
+class ToolFailed(ActorError):
+    """A user's tool raised, took too long or gave no text: its owner's fault."""
+
+
+class EnvironmentFailed(ActorError):
+    """A user's environment raised, or gave no Outcome: its owner's fault."""
+
+
+class PolicyError(ActorError):
+    """The policy could not complete; infrastructure's fault."""
+
+
+class EngineUnusable(PolicyError):
+    """The engine cannot start in this installation; the message names the remedy."""
+
+
+class EngineDead(PolicyError):
+    """The engine's process is gone: nothing can be completed any more."""
+
+
+class GenerationFailed(PolicyError):
+    """The engine gave a completion up."""
+
+
+class BadCompletion(PolicyError):
+    """The engine's reply contradicts itself: lengths, ids or versions."""
+
+
+def recordable(cause: str) -> str:
+    """Return a cause as it goes on record: cut, and valid Unicode, whatever words are in it."""
+    return cause[:_CAUSE_CHARS].encode(errors="replace").decode()
