@@ -1,1 +1,1 @@
-"""Learner: off-policy GRPO steps on the batches that replay hands out."""
+"""The learner: off-policy steps on the batches that replay delivers."""

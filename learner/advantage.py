@@ -1,7 +1,7 @@
 """Group-relative advantages: each sibling's reward against its group's baseline.
 
 GRPO, arXiv 2402.03300; leave-one-out: RLOO, arXiv 2402.14740; std over the batch: ScaleRL, arXiv
-2510.13786. Consumes the rewards of whole groups. Pure; nothing else derives credit.
+2510.13786. Nothing else derives credit.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""protocol.Batch → TrainingBatch: masks, staleness and advantages are derived here, and only here.
+"""Training batches: masks, staleness and advantages are derived here, and only here.
 
-Consumes whole groups of encoded trajectories; refuses by name what cannot be trained on. Pure apart
-from decoding: the same bytes always give the same tensors.
+Whole groups of encoded trajectories go in; what cannot be trained on is refused by name. The same
+bytes always give the same tensors.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class TrainingBatch:
     denominator, so that shares add up.
 
     `step` k is the step it trains: versions ≤ k − 1 sampled it, and training it makes version k.
-    `gauges` holds what is known before the model runs, of the whole step, in rank 0's share.
+    `gauges`, in rank 0's share alone, are those of the whole step that need no model.
     """
 
     step: int
@@ -37,14 +37,12 @@ class TrainingBatch:
 
 
 def build(batch: Batch, config: LearnerConfig) -> TrainingBatch:
-    """Decode, check, credit and pack a batch for one rank. Raises BadBatch naming the group that is
-    refused.
-    """
+    """Decode, check, credit and pack a batch for one rank. Raises BadBatch naming the group."""
     return _build(batch, config, 1)[0]
 
 
 def build_shares(batch: Batch, config: LearnerConfig) -> tuple[TrainingBatch, ...]:
-    """The same for `config.ranks` ranks: balanced by tokens, equally many micro-batches on each."""
+    """Build for `config.ranks` ranks: balanced by tokens, equally many micro-batches on each."""
     return _build(batch, config, config.ranks)
 
 
@@ -139,13 +137,13 @@ def _reward_gauges(
     trajectories: Sequence[Trajectory], credit: Sequence[Sequence[float]]
 ) -> dict[str, float]:
     rewards = [t.reward for t in trajectories if t.reward is not None]
-    advantages = list(chain.from_iterable(credit))
+    flat = list(chain.from_iterable(credit))
     return {
         "learner/reward": float(np.mean(rewards)) if rewards else 0.0,
-        "learner/unscorable": float(len(advantages) - len(rewards)),
+        "learner/unscorable": float(len(flat) - len(rewards)),
         "learner/no_signal_fraction": sum(not any(group) for group in credit) / len(credit),
-        "learner/advantage_mean": float(np.mean(advantages)),
-        "learner/advantage_abs": float(np.mean(np.abs(advantages))),
+        "learner/advantage_mean": float(np.mean(flat)),
+        "learner/advantage_abs": float(np.mean(np.abs(flat))),
     }
 
 

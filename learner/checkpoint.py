@@ -1,7 +1,7 @@
 """Checkpoints that are whole or absent: `checkpoints/step-N/{model,ema,[anchor],state}`.
 
-Consumes a trainer; produces folders, written under another name, fsynced, then renamed: a reader
-(or a restart) never meets half of one. `model`, `ema` and `anchor` are Hugging Face folders, usable
+A folder is written under another name, fsynced, then renamed: a reader (or a restart) never meets
+half of one. `model`, `ema` and `anchor` are Hugging Face folders, usable
 as `model.path` by transformers and by vLLM; `state` and `checkpoint.json` are what resuming needs.
 Nothing here imports torch, so that a launcher can look too.
 """
@@ -27,20 +27,20 @@ if TYPE_CHECKING:  # it imports torch
 MANIFEST = "checkpoint.json"
 BEST = "best"
 _NAME = re.compile(r"step-(\d+)")
-# Of a model's config.json: says nothing about the shape of the model.
+# Entries of a model's config.json that say nothing about its shape.
 _INCIDENTAL = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
 
 
 class Exporter(Protocol):
-    """What writes the weights and the state: the trainer."""
+    """The trainer, which writes weights and state."""
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, /) -> None:
         """Write model, averages and state into `folder`."""
         ...
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """`checkpoint.json`: what a checkpoint is of. `replay_position` is the last batch trained."""
+    """The contents of `checkpoint.json`; `replay_position` is the last batch trained."""
 
     step: int
     incarnation: int
@@ -113,30 +113,30 @@ def retain(
     choose: Callable[[Sequence[int]], int | None],
     unfinished: Collection[int] = (),
 ) -> None:
-    """Point `best` to the step that `choose` names of those saved, or leave it where it names none;
-    forget all others but the newest `keep` and those whose evaluation is `unfinished`.
+    """Point `best` to the step that `choose` picks of those saved, or leave it where it picks none;
+    remove all others but the newest `keep` and those whose evaluation is `unfinished`.
     """
     parent = _parent(run_dir)
-    steps = _steps(parent)
-    best = choose(steps)
+    saved = _steps(parent)
+    best = choose(saved)
     if best is None:  # its score may be lost: it is still the best that is known
         best = _pointed_to(parent / BEST)
     else:
         _point(parent / BEST, f"step-{best}")
-    for old in steps[:-keep]:
+    for old in saved[:-keep]:
         if old != best and old not in unfinished:
             _remove(parent / f"step-{old}")
 
 
 def steps(run_dir: str | Path) -> list[int]:
-    """The steps of which there are checkpoints, in order."""
+    """The steps with a checkpoint, in order."""
     return _steps(_parent(run_dir))
 
 
 def newest(run_dir: str | Path) -> Checkpoint | None:
     """The newest whole checkpoint, or None. Raises BadCheckpoint when it cannot be read."""
-    steps = _steps(_parent(run_dir))
-    return read(_parent(run_dir) / f"step-{steps[-1]}") if steps else None
+    saved = steps(run_dir)
+    return read(_parent(run_dir) / f"step-{saved[-1]}") if saved else None
 
 
 def read(folder: Path) -> Checkpoint:
@@ -187,7 +187,7 @@ def check(checkpoint: Checkpoint, config: Config) -> None:
 
 
 def read_architecture(model_path: str | Path) -> dict[str, Any]:
-    """What a model's `config.json` says of its shape. Raises BadCheckpoint."""
+    """The entries of a model's `config.json` that shape it. Raises BadCheckpoint."""
     path = Path(model_path) / "config.json"
     try:
         content = json.loads(path.read_text())

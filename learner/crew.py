@@ -1,8 +1,8 @@
-"""How the ranks of one learner meet, and how each learns of another's end.
+"""The rendezvous of one learner's ranks: where they meet, and how each hears of another's end.
 
 They meet on a socket in the run's own directory, or at `learner.rendezvous` (on a trusted network:
-neither it nor the collectives are authenticated). Whoever is lost is named: by RankLost where the
-main thread fails because of it, otherwise by ending the process.
+neither it nor the collectives are authenticated). A lost rank is named: by RankLost where the main
+thread fails because of it, otherwise by the message with which the process ends.
 """
 
 import contextlib
@@ -30,30 +30,30 @@ GRACE_S = 5.0  # for the main thread to end by itself once a rank is lost
 RETRY_S, CONNECT_S = 0.1, 5.0
 
 
-class Crew:
-    """The links to the other ranks. `on_stall(message)` ends the process when one is lost and the
-    main thread does not notice within the grace.
+class Rendezvous:
+    """Links to the other ranks. `on_stall(message)` ends the process when one is lost and the main
+    thread does not notice within GRACE_S.
     """
 
     def __init__(self, on_stall: Callable[[str], None]) -> None:
         self.links: dict[int, Link] = {}
         self.resources = contextlib.ExitStack()
         self._on_stall = on_stall
-        self._lost, self._over = threading.Event(), False
-        self._news, self._timer = "", threading.Timer(0.0, on_stall)
+        self._lost, self._dismissed = threading.Event(), False
+        self._loss, self._timer = "", threading.Timer(0.0, on_stall)
 
     def add(self, rank: int, link: Link) -> None:
         """Watch a rank that has joined."""
         self.links[rank] = link
-        link.watch(f"rank {rank} of the learner", self._end)
+        link.watch(f"rank {rank} of the learner", self._lose)
 
-    def tell(self, what: str, value: Any = None) -> None:
-        """Send everybody the same message."""
+    def send_all(self, name: str, value: Any = None) -> None:
+        """Send every rank the same message."""
         for link in self.links.values():
-            link.send(what, value)
+            link.send(name, value)
 
     @contextlib.contextmanager
-    def naming(self) -> Iterator[None]:
+    def naming_lost_rank(self) -> Iterator[None]:
         """Turn the collectives' errors into the name of the rank whose end caused them."""
         try:
             yield
@@ -62,43 +62,43 @@ class Crew:
             if not self._lost.wait(RETRY_S if isinstance(error, RankLost) else 2 * GRACE_S):
                 raise
             self._timer.cancel()
-            raise RankLost(self._news) from error
+            raise RankLost(self._loss) from error
 
     def dismiss(self) -> None:
-        """From now on a rank that goes is no news."""
-        self._over = True
+        """Expect the ranks to leave: from now on their ends are not reported."""
+        self._dismissed = True
 
     def close(self) -> None:
-        """Hang up on everybody and clear up."""
+        """Close all links and release what the rendezvous holds."""
         self.dismiss()
         self._timer.cancel()
         for link in self.links.values():
             link.close()
         self.resources.close()
 
-    def _end(self, news: str) -> None:
-        if self._over or self._lost.is_set():
+    def _lose(self, loss: str) -> None:
+        if self._dismissed or self._lost.is_set():
             return
-        self._news = news
-        self._timer = threading.Timer(GRACE_S, self._on_stall, (news,))
+        self._loss = loss
+        self._timer = threading.Timer(GRACE_S, self._on_stall, (loss,))
         self._timer.daemon = True
         self._timer.start()
         self._lost.set()
-        log.error(news)
+        log.error(loss)
         for link in self.links.values():
             with contextlib.suppress(RankLost):  # one of them is the one that is gone
-                link.send("failed", news)
+                link.send("failed", loss)
 
 
-def assemble(config: Config, crew: Crew) -> distributed.Store:
-    """Rank 0: wait until all ranks have joined, and give them and the caller the store in which
-    their process group meets. Raises RankLost naming who is missing, BadModel.
+def admit_ranks(config: Config, rendezvous: Rendezvous) -> distributed.Store:
+    """Wait, on rank 0, until all ranks have joined; return the store of their process group, which
+    they are told too. Raises RankLost naming who is missing, and BadModel.
     """
     learner = config.learner
     with _listen(config) as listener:
         listener.settimeout(learner.step_deadline_s)
         deadline = time.monotonic() + learner.step_deadline_s
-        while missing := sorted(set(range(1, learner.ranks)) - crew.links.keys()):
+        while missing := sorted(set(range(1, learner.ranks)) - rendezvous.links.keys()):
             listener.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
                 connection, _ = listener.accept()
@@ -108,23 +108,25 @@ def assemble(config: Config, crew: Crew) -> distributed.Store:
                     f"{learner.step_deadline_s:g} s (learner.ranks = {learner.ranks!r}): "
                     "start them with `python -m learner.worker CONFIG --rank R`"
                 ) from None
-            _admit(Link(connection, "a rank that joins"), config, crew)
+            _admit(Link(connection, "a rank that joins"), config, rendezvous)
     if learner.rendezvous:
         host = _address(config)[0]
         store: distributed.Store = distributed.TCPStore(
             host, 0, learner.ranks, is_master=True, wait_for_workers=False
         )
-        crew.tell("place", {"host": host, "port": store.port})
+        rendezvous.send_all("place", {"host": host, "port": store.port})
         return store
     # A new file each time: keys left by ranks that were killed would be taken for live ones.
     folder = tempfile.TemporaryDirectory(prefix="ranks-", dir=make_socket_dir(config.run_dir))
-    path = f"{crew.resources.enter_context(folder)}/store"
-    crew.tell("place", {"path": path})
+    path = f"{rendezvous.resources.enter_context(folder)}/store"
+    rendezvous.send_all("place", {"path": path})
     return distributed.FileStore(path, learner.ranks)
 
 
-def enlist(config: Config, rank: int, crew: Crew) -> tuple[Link, distributed.Store]:
-    """Rank > 0: join rank 0; its link, and the store. Raises RankLost, BadModel."""
+def join_leader(
+    config: Config, rank: int, rendezvous: Rendezvous
+) -> tuple[Link, distributed.Store]:
+    """Join rank 0; return its link, and the store. Raises RankLost and BadModel."""
     learner = config.learner
     deadline = time.monotonic() + learner.step_deadline_s
     while (connection := _connect(config)) is None:
@@ -134,7 +136,7 @@ def enlist(config: Config, rank: int, crew: Crew) -> tuple[Link, distributed.Sto
             )
         time.sleep(RETRY_S)
     link = Link(connection, "rank 0 of the learner")
-    crew.add(0, link)
+    rendezvous.add(0, link)
     link.send("join", {"rank": rank, "made_of": _digest(config)})
     _, place = link.receive(learner.step_deadline_s)
     if "path" in place:
@@ -142,7 +144,7 @@ def enlist(config: Config, rank: int, crew: Crew) -> tuple[Link, distributed.Sto
     return link, distributed.TCPStore(place["host"], place["port"], learner.ranks)
 
 
-def _admit(link: Link, config: Config, crew: Crew) -> None:
+def _admit(link: Link, config: Config, rendezvous: Rendezvous) -> None:
     try:
         what, hello = link.receive(RETRY_S * 50)
     except RankLost as error:
@@ -151,7 +153,7 @@ def _admit(link: Link, config: Config, crew: Crew) -> None:
         return
     known = what == "join" and isinstance(hello, dict)
     rank = int(hello.get("rank", 0)) if known else 0
-    if rank not in range(1, config.learner.ranks) or rank in crew.links:
+    if rank not in range(1, config.learner.ranks) or rank in rendezvous.links:
         link.send("failed", f"rank {rank!r} is taken or not one of {config.learner.ranks}")
         link.close()
     elif hello.get("made_of") != _digest(config):
@@ -163,7 +165,7 @@ def _admit(link: Link, config: Config, crew: Crew) -> None:
         link.close()
         raise BadModel(why)
     else:
-        crew.add(rank, link)
+        rendezvous.add(rank, link)
 
 
 def _digest(config: Config) -> str:

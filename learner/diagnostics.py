@@ -1,7 +1,6 @@
-"""What a step did, in numbers over its action tokens: where it was stale, clipped, mismatched.
+"""Gauges of a step over its action tokens: staleness, clipping, ratios, mismatch.
 
-Consumes what each micro-batch leaves, detached; produces `learner/*` gauges. Ratios are over the
-tokens with a finite behaviour log-prob, and measured before the update.
+Ratios are over the tokens with a finite behaviour log-prob, and measured before the update.
 """
 
 from dataclasses import dataclass, fields
@@ -37,9 +36,9 @@ STALENESS_BARS = {
 class TokenFacts:
     """One micro-batch's N action tokens; every field is [N] and has no gradient."""
 
-    rows: Tensor  # whose each token is, within this micro-batch
-    loss: Tensor  # sums, over all tokens of the step, to its loss
-    log_ratio: Tensor  # what the behaviour weight is of; 0 where not usable
+    rows: Tensor  # each token's row in this micro-batch
+    loss: Tensor  # its part of the step's loss
+    log_ratio: Tensor  # of the behaviour weight; 0 where not usable
     usable: Tensor  # bool: the behaviour log-prob is finite
     clipped: Tensor  # bool: acts, and the trust region changed it
     divergence: Tensor  # weighted KL to the anchor; 0 without one
@@ -50,10 +49,10 @@ class TokenFacts:
     staleness: Tensor
 
     @classmethod
-    def gather(
+    def of(
         cls, micro: MicroBatch, loss: TokenLoss, scores: TokenScores, two_policies: bool
     ) -> "TokenFacts":
-        """Put together what is known once the gradient is made."""
+        """Collect the facts of a micro-batch whose gradient has been made."""
         current, terms = scores.logprobs, loss.terms
         recorded = micro.behaviour_logprobs[micro.loss_mask]
         usable = recorded.isfinite()
@@ -74,10 +73,9 @@ class TokenFacts:
 
 
 def diagnose(parts: list[TokenFacts], config: LearnerConfig) -> dict[str, float]:
-    """The step's gauges; what the step's tokens cannot tell is left out."""
-    tokens = TokenFacts(
-        *(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(TokenFacts))
-    )
+    """The step's gauges, without those that its tokens cannot tell."""
+    names = [field.name for field in fields(TokenFacts)]
+    tokens = TokenFacts(**{n: torch.cat([getattr(part, n) for part in parts]) for n in names})
     gauges = {
         "learner/loss": float(tokens.loss.double().sum()),
         "learner/masked_tokens": float((~tokens.usable).sum()),
@@ -87,7 +85,7 @@ def diagnose(parts: list[TokenFacts], config: LearnerConfig) -> dict[str, float]
         gauges["learner/clip_fraction"] = float(tokens.clipped.double().mean())
         gauges |= _staleness(tokens.staleness)
     if tokens.usable.any():
-        gauges |= _ratios(parts, tokens, config) | _changes(tokens, config)
+        gauges |= _ratios(parts, tokens, config) | _likelihood_changes(tokens, config)
     return gauges
 
 
@@ -109,13 +107,13 @@ def _ratios(parts: list[TokenFacts], tokens: TokenFacts, config: LearnerConfig) 
         [behaviour_ratio(p.log_ratio, p.rows, p.usable, level)[p.usable] for p in parts]
     )
     sequences = torch.cat([_sequence_log_ratios(part) for part in parts])
-    by_token = tokens.log_ratio[tokens.usable]
+    log_ratios = tokens.log_ratio[tokens.usable]
     return {
         "learner/behaviour_ratio_mean": float(ratio.mean()),
         "learner/behaviour_ratio_max": float(ratio.max()),
         "learner/truncated_fraction": float(((ratio > cap) | (ratio < floor)).double().mean()),
-        "learner/ess": _ess(by_token),
-        "learner/ess_truncated": _ess(by_token, cap),
+        "learner/ess": _ess(log_ratios),
+        "learner/ess_truncated": _ess(log_ratios, cap),
         "learner/ess_sequence": _ess(sequences),
         "learner/ess_sequence_truncated": _ess(sequences, cap),
     }
@@ -135,9 +133,10 @@ def _ess(log_ratios: Tensor, cap: float | None = None) -> float:
     return float(effective_sample_size(ratios.clamp(max=cap)))
 
 
-def _changes(tokens: TokenFacts, config: LearnerConfig) -> dict[str, float]:
-    """How far the policy is from the one that sampled, whatever the mode: over all tokens, by
-    credit, and on fresh ones."""
+def _likelihood_changes(tokens: TokenFacts, config: LearnerConfig) -> dict[str, float]:
+    """The distance from the policy that sampled, whatever the mode: over all tokens, by the sign of
+    the advantage, and on fresh ones.
+    """
     usable = tokens.usable
     moved = tokens.current - torch.where(usable, tokens.behaviour, 0.0)
     # KL(behaviour ‖ current) of tokens that the behaviour policy sampled: r − 1 − log r.

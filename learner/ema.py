@@ -1,8 +1,8 @@
 """The proximal policy: a lagged average of the learner's weights, the centre of the trust region.
 
-Consumes the engine's fp32 masters after each step, element by element on each rank's own partition;
-lends the averages through `swapped_in`. Its master is fp32 whatever the training dtype: in bf16,
-(1 − decay)·Δ is mostly below half a unit in the last place.
+It takes in the engine's fp32 masters after each step, element by element on each rank's own
+partition. Its master is fp32 whatever the training dtype: in bf16, (1 − decay)·Δ is mostly below
+half a unit in the last place.
 """
 
 import math
@@ -18,11 +18,11 @@ from learner.shards import Shards
 
 
 class Sharded(Protocol):
-    """What has weights: this rank's masters, and the way from them to the weights."""
+    """An engine: this rank's masters, and the way from them to the weights."""
 
     @property
     def shards(self) -> Shards:
-        """This rank's part."""
+        """This rank's part of the weights."""
         ...
 
 
@@ -51,15 +51,15 @@ class Ema:
             return math.inf
         return self.period * math.log(0.5) / math.log(self.decay) if self.decay else 0.0
 
-    @torch.no_grad()
     def update(self, engine: Sharded) -> None:
         """Take in the weights of the step just made, when a period is over."""
         self.updates += 1
         if not self.period or self.updates % self.period:
             return
         weights = engine.shards.masters()
-        for name, master in self.master.items():
-            master.lerp_(weights[name].detach().float(), 1.0 - self.decay)
+        with torch.no_grad():
+            for name, master in self.master.items():
+                master.lerp_(weights[name].detach().float(), 1.0 - self.decay)
 
     @contextmanager
     def swapped_in(self, engine: Sharded) -> Iterator[None]:

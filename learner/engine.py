@@ -1,9 +1,8 @@
 """DeepSpeed behind one small class: nothing else in the project knows how a step is made.
 
-Consumes micro-batches and losses; produces weights. ZeRO 0 to 3 on any number of ranks; every
-method but `close` is collective. Gradients of shares are summed over micro-batches and ranks. One
-rank by itself needs no rendezvous (gloo itself listens on loopback while the engine lives); several
-join their group first.
+ZeRO 0 to 3 on any number of ranks; every method but `close` is collective. Gradients of shares are
+summed over micro-batches and ranks. One rank by itself needs no rendezvous (gloo listens on
+loopback while the engine lives); several join their group first.
 """
 
 import contextlib
@@ -22,9 +21,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from configs.schema import Config, LearnerConfig
-from learner.diagnostics import TokenFacts
+from learner.collectives import Facts, gather_facts, sums
 from learner.errors import BadModel
-from learner.exchange import gather_facts, sums
 from learner.head import ChunkLoss
 from learner.model import TokenScorer, TokenScores, load_model
 from learner.packing import MicroBatch
@@ -41,7 +39,7 @@ _ds_logger.propagate = True
 _ds_logger.setLevel(logging.ERROR)
 
 
-def join(store: distributed.Store, rank: int, config: LearnerConfig) -> None:
+def join_process_group(store: distributed.Store, rank: int, config: LearnerConfig) -> None:
     """Make this process a rank of `learner.ranks`; a collective of all that takes more than
     `step_deadline_s` raises. DeepSpeed's own groups have no such bound: the caller's phases do.
     """
@@ -64,7 +62,7 @@ class Engine:
         """
         learner = config.learner
         if not distributed.is_initialized() and learner.ranks == 1:
-            join(distributed.HashStore(), 0, learner)
+            join_process_group(distributed.HashStore(), 0, learner)
         found = distributed.get_world_size() if distributed.is_initialized() else 1
         if found != learner.ranks:
             raise BadModel(
@@ -76,12 +74,12 @@ class Engine:
         self._stage, self._bf16 = learner.zero_stage, config.model.dtype == "bfloat16"
         scorer = TokenScorer(self.model, learner.logprob_chunk_bytes)
         self._trainable = {n: w for n, w in self.model.named_parameters() if w.requires_grad}
-        self._life = contextlib.ExitStack()
+        self._on_close = contextlib.ExitStack()
         if self._stage == 3:
             # It asks for the launcher's variable at every forward pass, and replaces torch's linear
             # by one that does not keep weights (in bf16 that rounds before the bias is added).
-            self._life.enter_context(_variables(_local_rank()))
-            self._life.callback(setattr, functional, "linear", functional.linear)
+            self._on_close.enter_context(_environment(_local_rank()))
+            self._on_close.callback(setattr, functional, "linear", functional.linear)
         with _quietly(local=not learner.rendezvous):
             self._engine, self._optimiser, _, _ = deepspeed.initialize(
                 model=scorer,
@@ -96,10 +94,10 @@ class Engine:
         self.shards: Shards = self._find_shards()
         self.device = self._engine.device
 
-    @torch.no_grad()
     def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
         """Log-probs and entropies of the action tokens, without gradient."""
-        logprobs, entropy, _ = self._engine(micro.tokens, micro.loss_mask, temperature)
+        with torch.no_grad():
+            logprobs, entropy, _ = self._engine(micro.tokens, micro.loss_mask, temperature)
         return TokenScores(logprobs, entropy)
 
     def accumulate(self, micro: MicroBatch, temperature: float, loss: ChunkLoss) -> TokenScores:
@@ -112,7 +110,7 @@ class Engine:
         return TokenScores(logprobs, entropy)
 
     def step(self, lr: float) -> float:
-        """Clip, step, clear the gradients; returns the norm of the whole gradient before clipping.
+        """Clip, step, clear the gradients; return the norm of the whole gradient before clipping.
 
         A gradient that is not finite gives a norm that is not finite.
         """
@@ -121,7 +119,7 @@ class Engine:
         self._engine.step()
         return float(self._engine.get_global_grad_norm() if self._norm is None else self._norm)
 
-    def gather(self, facts: list[TokenFacts]) -> list[TokenFacts]:
+    def gather(self, facts: list[Facts]) -> list[Facts]:
         """The facts of all ranks, in the order of ranks, on every rank."""
         return gather_facts(facts, self.device) if self.ranks > 1 else facts
 
@@ -141,7 +139,7 @@ class Engine:
         }
 
     def optimiser_state(self) -> dict[Tensor, dict[str, Any]]:
-        """The optimiser's live state by master tensor: what `shards.masters()` lists."""
+        """The optimiser's live state by master tensor, as `shards.masters()` lists them."""
         base = getattr(self._optimiser, "optimizer", self._optimiser)
         state: dict[Tensor, dict[str, Any]] = base.state
         return state
@@ -151,23 +149,23 @@ class Engine:
         each is gathered when its turn comes.
         """
         for name, weight in self.model.named_parameters():
-            with self._whole(weight):
+            with self._gathered(weight):
                 yield name, weight.detach()
 
-    @torch.no_grad()
     def probe(self, tokens: Sequence[int]) -> list[float]:
         """Log-prob of each of tokens[1:] given its prefix, at temperature 1: float[n − 1]."""
         row = torch.tensor([list(tokens)], device=self.device)
         mask = torch.ones_like(row, dtype=torch.bool)
         mask[:, 0] = False
-        logprobs, _, _ = self._engine(row, mask, 1.0)
+        with torch.no_grad():
+            logprobs, _, _ = self._engine(row, mask, 1.0)
         values: list[float] = logprobs.tolist()
         return values
 
     def close(self) -> None:
         """Release DeepSpeed; the process group stays, because DeepSpeed keeps handles on it."""
         self._engine.destroy()
-        self._life.close()
+        self._on_close.close()
 
     @property
     def _clips_itself(self) -> bool:
@@ -203,7 +201,7 @@ class Engine:
             parts = optimiser.parallel_partitioned_bit16_groups
         return Partitioned(masters, flats, [group[self.rank] for group in parts])
 
-    def _whole(self, weight: Tensor) -> contextlib.AbstractContextManager[Any]:
+    def _gathered(self, weight: Tensor) -> contextlib.AbstractContextManager[Any]:
         if self._stage == 3:
             return deepspeed.zero.GatheredParameters([weight])  # type: ignore[no-any-return]
         return contextlib.nullcontext()
@@ -263,15 +261,15 @@ def _deepspeed_config(config: Config) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quietly(local: bool) -> Iterator[None]:
-    """No launcher's variables, nothing compiled, nothing on stdout; with all ranks on this machine,
-    no listener on the network.
+    """Keep DeepSpeed from asking for a launcher's variables, compiling and writing to stdout; with
+    all ranks on this machine, keep gloo from listening on the network.
     """
     # DeepSpeed would compile shared-memory collectives at first use.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     variables = _local_rank()
     if local and sys.platform == "linux":
         variables["GLOO_SOCKET_IFNAME"] = "lo"  # gloo opens a listener per group even for one rank
-    with _variables(variables), contextlib.redirect_stdout(sys.stderr):
+    with _environment(variables), contextlib.redirect_stdout(sys.stderr):
         yield
 
 
@@ -281,7 +279,7 @@ def _local_rank() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _variables(variables: dict[str, str]) -> Iterator[None]:
+def _environment(variables: dict[str, str]) -> Iterator[None]:
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:

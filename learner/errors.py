@@ -1,4 +1,4 @@
-"""What the learner refuses, by name. A leaf module."""
+"""The learner's errors. A leaf module."""
 
 
 class LearnerError(Exception):

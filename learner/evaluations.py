@@ -1,8 +1,7 @@
-"""The run's evaluations as the learner knows them: asked for, finished, and which step was best.
+"""The run's evaluations as the learner knows them: asked for, finished, and the best step.
 
-Consumes results; produces what is still to be asked and the best step; kept in
-`<run_dir>/evaluations.json`, so that a learner that resumes asks for nothing that is on record and
-forgets no best checkpoint.
+They are kept in `<run_dir>/evaluations.json`: a learner that resumes asks for nothing that is on
+record and keeps the best checkpoint.
 """
 
 from collections.abc import Iterable
@@ -30,7 +29,7 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class Evaluations:
-    """`scores`: step → its score, None until it is finished."""
+    """Scores by step; None until the evaluation is finished."""
 
     def __init__(self, run_dir: str | Path, resumed_after: int | None = None) -> None:
         """With `resumed_after`, take over what is known of steps up to it. Raises BadCheckpoint."""
@@ -46,16 +45,16 @@ class Evaluations:
         return [step for step, score in sorted(self.scores.items()) if score is None]
 
     def finished(self, step: int) -> bool:
-        """Whether the result of this step is in."""
+        """Return True if the result of this step is in."""
         return self.scores.get(step) is not None
 
     def ask(self, step: int) -> None:
-        """Note that this step's evaluation is asked for."""
+        """Record that this step's evaluation is asked for."""
         if step not in self.scores:
             self._set(step, None)
 
-    def take(self, result: EvalResult) -> bool:
-        """Note a result; False when it is known already."""
+    def record(self, result: EvalResult) -> bool:
+        """Record a result; return False if it is known already."""
         if self.finished(result.step):
             return False
         late = result.oldest_version > result.step
@@ -63,9 +62,7 @@ class Evaluations:
         return True
 
     def best(self, steps: Iterable[int]) -> int | None:
-        """Of these steps the one with the highest greedy, then sampled exact match; the earliest of
-        equals.
-        """
+        """The step with the highest greedy, then sampled exact match; the earliest of equals."""
         found = [(self.scores.get(step), step) for step in steps]
         scored = [(score, step) for score, step in found if score is not None and not score.late]
         return max(scored, key=lambda s: (s[0].em, s[0].sampled_em, -s[1]))[1] if scored else None

@@ -16,11 +16,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 ChunkLoss = Callable[[Tensor, slice], Tensor]  # current log-probs float[n] of a chunk -> its loss
+HeadOutput = tuple[Tensor, Tensor, Tensor | None]  # log-probs, entropies, the loss's value
 CHUNK_BYTES = 64 << 20
 SLICE_ENTRIES = 4096  # vocabulary entries for which temporaries beside the logits exist
 
 
-class LogProbHead(nn.Module):
+class LogProbHead(nn.Module):  # type: ignore[misc]
     """Scores targets under hidden states; holds the very parameters of the model's output layer.
 
     A module of its own, so that sharded parameters are gathered when it is called.
@@ -35,7 +36,7 @@ class LogProbHead(nn.Module):
 
     def forward(
         self, hidden: Tensor, targets: Tensor, temperature: float, loss: ChunkLoss | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> HeadOutput:
         """Log-probs and entropies float32[N], detached, and with `loss` the sum of its values.
 
         hidden [N, H], targets int64[N]; logits (products in the weights' dtype) are divided by
@@ -45,7 +46,8 @@ class LogProbHead(nn.Module):
         """
         makes_gradient = loss is not None and torch.is_grad_enabled()
         task = _Task(targets, temperature, loss, self.chunk_bytes, makes_gradient)
-        return _ChunkedScores.apply(hidden, self.weight, self.bias, task)
+        scored: HeadOutput = _ChunkedScores.apply(hidden, self.weight, self.bias, task)
+        return scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +59,13 @@ class _Task:
     makes_gradient: bool
 
 
-class _ChunkedScores(torch.autograd.Function):
+class _ChunkedScores(torch.autograd.Function):  # type: ignore[misc]
     """Backward multiplies the gradients made in forward: it needs neither logits nor weights."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> HeadOutput:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         gradients = _Gradients.begin(hidden, weight, bias, dtype) if task.makes_gradient else None
         logprobs, entropy = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2))
@@ -87,8 +89,10 @@ class _ChunkedScores(torch.autograd.Function):
         return logprobs, entropy, value
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _logprobs: Tensor, _entropy: Tensor, upstream: Tensor) -> tuple:
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(
+        ctx: Any, _logprobs: Tensor, _entropy: Tensor, upstream: Tensor
+    ) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("the gradient of chunked log-probs can be taken only once")
         gradients, ctx.gradients = ctx.gradients, None  # autograd may then keep the buffers

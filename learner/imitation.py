@@ -1,7 +1,7 @@
-"""Learning from demonstrations: −log p of what the policy writes, averaged over its tokens.
+"""Imitation of demonstrations: −log p of what the policy writes, averaged over its tokens.
 
-Consumes demonstrations as segments of tokens, whoever wrote them down; produces steps of an engine.
-What the policy reads (prompts, observations) conditions what it writes and is in no sum.
+A demonstration is a list of segments of tokens. Those that the policy reads (prompts, observations)
+condition what it writes and are in no sum.
 """
 
 import math
@@ -22,12 +22,12 @@ from learner.model import TokenScores
 from learner.packing import MicroBatch, Row, pack_shares, pad
 from learner.reduction import row_coefficients
 
-Segment = tuple[Sequence[int] | NDArray[np.int32], bool]  # tokens, and whether the policy writes
+Segment = tuple[Sequence[int] | NDArray[np.int32], bool]  # tokens; true: the policy writes them
 TEMPERATURE = 1.0
 
 
 class Imitator(Protocol):
-    """What learns: the engine, or something smaller that takes the same micro-batches."""
+    """The engine, or something smaller that takes the same micro-batches."""
 
     device: torch.device
 
@@ -36,11 +36,11 @@ class Imitator(Protocol):
         ...
 
     def accumulate(self, micro: MicroBatch, temperature: float, loss: ChunkLoss) -> TokenScores:
-        """The same, and their loss's gradient is added."""
+        """Log-probs of the trained tokens; the gradient of their loss is added."""
         ...
 
     def step(self, lr: float) -> float:
-        """Clip, step, clear; the gradient's norm."""
+        """Clip, step, clear the gradients; return their norm."""
         ...
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -80,7 +80,7 @@ def share_out(
 
 
 def imitate(engine: Imitator, share: TrainingBatch, lr: float) -> dict[str, float]:
-    """Take one step on this rank's share; returns its gauges. Raises Diverged on a non-finite loss
+    """Take one step on this rank's share; return its gauges. Raises Diverged on a non-finite loss
     or gradient.
     """
     own = 0.0
@@ -98,7 +98,7 @@ def imitate(engine: Imitator, share: TrainingBatch, lr: float) -> dict[str, floa
 
 
 def measure(engine: Imitator, share: TrainingBatch) -> float:
-    """The loss of this rank's share and all the others', without learning from it."""
+    """The loss of all ranks' shares; nothing is learnt from them."""
     placed = [micro.to(engine.device) for micro in share.micro_batches]
     own = sum(_value(micro, engine.score(micro, share.temperature).logprobs) for micro in placed)
     (loss,) = engine.total([own])

@@ -2,8 +2,8 @@
 
 behaviour_ratio w = exp(proximal − behaviour) corrects for *how old* a token is; policy_ratio, in
 the objective, limits *how far* one update moves. Each enters the loss exactly once (AReaL, arXiv
-2505.24298). Tensors are float[N] over the action tokens of a micro-batch, `rows` int64[N] says
-whose each is, `usable` bool[N] which have a finite ratio; nothing here has a gradient.
+2505.24298). Tensors are float[N] over the action tokens of a micro-batch, `rows` int64[N] is each
+token's sequence, `usable` bool[N] is true where the ratio is finite; nothing here has a gradient.
 """
 
 from typing import Literal
@@ -58,7 +58,7 @@ def behaviour_ratio(log_ratios: Tensor, rows: Tensor, usable: Tensor, level: Lev
 def behaviour_weights(
     ratios: Tensor, usable: Tensor, *, rule: Rule, floor: float, cap: float
 ) -> Tensor:
-    """float[N]: what multiplies each token's loss, once; 0 where not usable.
+    """float[N]: the factor of each token's loss; 0 where not usable.
 
     "truncate": clamp(ratio, floor, cap) (truncated importance sampling, Yao et al. 2025; `cap` is
     its C). "mask": ratio within [floor, cap], else 0 (IcePop). "none": 1. Raises ValueError on

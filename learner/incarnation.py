@@ -1,30 +1,27 @@
-"""Which start of the learner this is: a durable counter, so that no two starts share a number.
-
-Consumes `<run_dir>/incarnation`; produces the next one, written before anybody hears it. A learner
-that was stopped and wakes up beside its successor is refused by its lower number.
-"""
+"""The incarnation: the number of this start of the learner, counted in `<run_dir>/incarnation`."""
 
 from pathlib import Path
 
 from configs.files import write_durably
 from learner.errors import BadCheckpoint
 
-FILE_NAME = "incarnation"
+INCARNATION_FILE = "incarnation"
 
 
 def next_incarnation(run_dir: str | Path, known: int = 0) -> int:
-    """Count this start: one more than any before, `known` (a checkpoint's) included.
+    """Count this start durably: one more than any before, `known` (a checkpoint's) included.
 
+    A learner that was stopped and wakes up beside its successor is refused by its lower number.
     Raises BadCheckpoint where the file holds no number.
     """
     incarnation = max(last_incarnation(run_dir), known) + 1
-    write_durably(Path(run_dir) / FILE_NAME, f"{incarnation}\n".encode())
+    write_durably(Path(run_dir) / INCARNATION_FILE, f"{incarnation}\n".encode())
     return incarnation
 
 
 def last_incarnation(run_dir: str | Path) -> int:
-    """How many starts there were. Raises BadCheckpoint where the file holds no number."""
-    path = Path(run_dir) / FILE_NAME
+    """The number of starts so far. Raises BadCheckpoint where the file holds no number."""
+    path = Path(run_dir) / INCARNATION_FILE
     text = path.read_text() if path.exists() else "0"
     if not text.strip().isdecimal():
         raise BadCheckpoint(

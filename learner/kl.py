@@ -2,7 +2,7 @@
 
     k1 = d     k2 = d² / 2     k3 = e^{−d} − 1 + d     k3++ = exp(current − sg(current)) · k3
 
-They differ in what their gradient is, *in the loss*, under tokens drawn from the current policy:
+Their gradients differ *in the loss*, under tokens drawn from the current policy:
 
     estimator   E[value]     E[gradient]
     k1          KL(π ‖ ref)  0: no use as a loss, only as a number to watch
@@ -10,7 +10,7 @@ They differ in what their gradient is, *in the loss*, under tokens drawn from th
     k3          KL(π ‖ ref)  ∇ KL(ref ‖ π): the *forward* KL
     k3++        KL(π ‖ ref)  ∇ KL(π ‖ ref): value and gradient agree
 
-Drawn from another policy, each needs the detached importance weight that `learner.loss` gives it.
+Drawn from another policy, each needs the detached importance weight that `TokenLoss` gives it.
 k1–k3: Schulman 2020; k3++: EMA-PG's code; the weight: DeepSeek-V3.2, arXiv 2512.02556, equation 7.
 """
 

@@ -1,4 +1,4 @@
-"""A stream socket between two ranks of the learner: calls one way, news of a death both ways.
+"""A stream socket between two ranks of the learner: calls one way, failures and ends both ways.
 
 A thread reads, so the peer's end is noticed whatever the main thread waits in. Frames are msgpack:
 nothing received is executed.
@@ -16,8 +16,8 @@ import msgspec
 
 from learner.errors import RankLost
 
-Message = tuple[str, Any]  # what is called or told, and with what
-CLOSE = "close"  # the last message of who leaves in order: its end is no news
+Message = tuple[str, Any]  # name and value
+CLOSE = "close"  # the last message of a rank that leaves in order: its end is not reported
 _HEADER = struct.Struct(">Q")
 _KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 5}  # seconds, seconds, probes
 
@@ -29,7 +29,7 @@ class Link:
         self.peer, self._connection = peer, connection
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._sending, self._ending = threading.Lock(), threading.Lock()
-        self._news = ""
+        self._end = ""  # how the peer ended
         self._on_end: Callable[[str], None] | None = None
         if connection.family != socket.AF_UNIX:  # a machine that loses power sends no goodbye
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -40,17 +40,17 @@ class Link:
         self._reader.start()
 
     def watch(self, peer: str, on_end: Callable[[str], None]) -> None:
-        """From now on call the peer so, and call `on_end(message)` once, on a thread, when it is
-        gone without CLOSE or tells that it failed.
+        """Name the peer; call `on_end(message)` once, on a thread, when it is gone without CLOSE or
+        says that it failed.
         """
         with self._ending:
-            self.peer, self._on_end, news = peer, on_end, self._news
-        if news:
-            on_end(f"{peer} {news}")
+            self.peer, self._on_end, end = peer, on_end, self._end
+        if end:
+            on_end(f"{peer} {end}")
 
-    def send(self, what: str, value: Any = None) -> None:
+    def send(self, name: str, value: Any = None) -> None:
         """Send a message. Raises RankLost when the peer is gone."""
-        frame = msgspec.msgpack.encode((what, value))
+        frame = msgspec.msgpack.encode((name, value))
         try:
             with self._sending:
                 self._connection.sendall(_HEADER.pack(len(frame)))
@@ -59,17 +59,17 @@ class Link:
             raise RankLost(f"{self.peer} is gone: {error}") from error
 
     def receive(self, deadline_s: float | None = None) -> Message:
-        """The peer's next message; None: wait for as long as it lives. Raises RankLost."""
+        """The peer's next message; no deadline: wait while the peer lives. Raises RankLost."""
         try:
             message = self._inbox.get(timeout=deadline_s)
         except queue.Empty:
             raise RankLost(f"{self.peer} has said nothing for {deadline_s:g} s") from None
         if message is None:
-            raise RankLost(f"{self.peer} {self._news}")
+            raise RankLost(f"{self.peer} {self._end}")
         return message
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with self._ending:
             self._on_end = None
         with contextlib.suppress(OSError):  # the peer may have hung up first
@@ -79,21 +79,21 @@ class Link:
         self._connection.close()
 
     def _read(self) -> None:
-        news, announced = "is gone", False
+        end, announced = "is gone", False
         try:
             with self._connection.makefile("rb") as stream:
                 while header := stream.read(_HEADER.size):
                     frame = stream.read(_HEADER.unpack(header)[0])
-                    what, value = msgspec.msgpack.decode(frame, type=Message)
-                    if what == "failed":
-                        news = f"failed: {value}"
+                    name, value = msgspec.msgpack.decode(frame, type=Message)
+                    if name == "failed":
+                        end = f"failed: {value}"
                         break
-                    announced = what == CLOSE
-                    self._inbox.put((what, value))
+                    announced = name == CLOSE
+                    self._inbox.put((name, value))
         except (OSError, struct.error, msgspec.DecodeError) as error:
-            news = f"is gone: {error}"
+            end = f"is gone: {error}"
         with self._ending:
-            self._news, on_end = news, self._on_end
+            self._end, on_end = end, self._on_end
         self._inbox.put(None)
         if on_end is not None and not announced:
-            on_end(f"{self.peer} {news}")
+            on_end(f"{self.peer} {end}")

@@ -1,8 +1,7 @@
 """The training loop: sample → update → publish → log → checkpoint.
 
-Consumes batches from replay; produces versions, checkpoints and numbers through its collaborators.
-Waits for replay (a batch, an evaluation) and for actors to apply a version, each with a deadline;
-unblocked by trajectories, by Stop, by a signal, or by the error that names who did not answer.
+It waits for replay (a batch, an evaluation) and for actors to apply a version, each with a
+deadline. A Stop or a signal ends a wait; a missed deadline raises an error naming who is silent.
 """
 
 from learner.run import Run

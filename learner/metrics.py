@@ -1,8 +1,4 @@
-"""TensorBoard: the only place that writes it. Takes numbers by name; knows how a fleet's add up.
-
-Consumes gauges (`actor/…`, `retrieval/…`, `replay/…`, `sync/…`, `learner/…`) and finished
-evaluations; produces event files in `<run_dir>/tensorboard`.
-"""
+"""TensorBoard files in `<run_dir>/tensorboard`, and how a fleet's gauges become one number each."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,14 +9,20 @@ from replay.run_protocol import EvalResult
 
 # Counters of one process; the fleet's is their sum. Everything else not named below is averaged.
 COUNTERS = {
-    *("requests", "errors", "retried", "lost_requests"),
-    *("failed_leases", "token_mismatch", "rollouts_in_flight", "action_tokens"),
+    "requests",
+    "errors",
+    "retried",
+    "lost_requests",
+    "failed_leases",
+    "token_mismatch",
+    "rollouts_in_flight",
+    "action_tokens",
 }
 
 
 def aggregate(fleet: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """One number per name over the actors: rates and counters summed, p99 and max the worst, others
-    the mean.
+    """One number per name over the actors: the sum of rates and counters, the worst p99 and max,
+    the mean of others.
 
     An actor that does not report a name does not count in its mean.
     """

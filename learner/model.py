@@ -1,6 +1,6 @@
 """A causal language model that scores tokens: log-probs and entropies at action positions only.
 
-Consumes a local Hugging Face folder. The output head runs on the positions whose *next* token is
+The output head runs on the positions whose *next* token is
 trained: prompts and observations cost a hidden state each, never a row of logits.
 """
 
@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from configs.schema import ModelConfig
 from learner.errors import BadModel
-from learner.head import CHUNK_BYTES, ChunkLoss, LogProbHead
+from learner.head import CHUNK_BYTES, ChunkLoss, HeadOutput, LogProbHead
 
 
 class TokenScores(NamedTuple):
@@ -27,10 +27,8 @@ class TokenScores(NamedTuple):
     entropy: Tensor
 
 
-class TokenScorer(nn.Module):
-    """Wraps a causal LM so that one forward call scores action tokens (and DeepSpeed sees one
-    module).
-    """
+class TokenScorer(nn.Module):  # type: ignore[misc]
+    """A causal LM whose one forward call scores action tokens (DeepSpeed sees one module)."""
 
     def __init__(self, causal_lm: PreTrainedModel, chunk_bytes: int = CHUNK_BYTES) -> None:
         """`chunk_bytes` (`learner.logprob_chunk_bytes`) bounds the logits that exist at a time."""
@@ -40,7 +38,7 @@ class TokenScorer(nn.Module):
 
     def forward(
         self, tokens: Tensor, loss_mask: Tensor, temperature: float, loss: ChunkLoss | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> HeadOutput:
         """Log-probs and entropies float32[N] of the tokens where `loss_mask`, detached, and with
         `loss` its value, the only one with a gradient.
 
@@ -51,13 +49,14 @@ class TokenScorer(nn.Module):
         # mask.
         hidden = self.causal_lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
         predicts = loss_mask[:, 1:]  # position t − 1 predicts token t
-        return self.head(hidden[:, :-1][predicts], tokens[:, 1:][predicts], temperature, loss)
+        scored: HeadOutput = self.head(
+            hidden[:, :-1][predicts], tokens[:, 1:][predicts], temperature, loss
+        )
+        return scored
 
 
 def score_logits(logits: Tensor, targets: Tensor, temperature: float) -> TokenScores:
-    """Scores of int64[N] targets under [N, V] logits divided by `temperature`, in float32: both
-    [N].
-    """
+    """Scores [N] of int64[N] targets under [N, V] logits divided by `temperature`, in float32."""
     log_probabilities = functional.log_softmax(logits.float() / temperature, dim=-1)
     logprobs = log_probabilities.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     with torch.no_grad():
@@ -66,8 +65,8 @@ def score_logits(logits: Tensor, targets: Tensor, temperature: float) -> TokenSc
 
 
 def load_model(config: ModelConfig) -> PreTrainedModel:
-    """Load the folder's causal LM in the configured dtype, ready to train (dropout off, or ratios
-    are noise).
+    """Load the folder's causal LM in the configured dtype, ready to train (without dropout, which
+    would make ratios noise).
 
     Raises BadModel when the folder is missing, is not a model, or has a head that `TokenScorer`
     would bypass.
@@ -95,14 +94,15 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     return model
 
 
-@torch.no_grad()
 def _check_head(model: PreTrainedModel, path: str) -> None:
     """Refuse models whose logits are not a linear layer's own: they would be scored wrongly."""
     tokens = torch.arange(8).unsqueeze(0) % model.config.vocab_size
-    whole = model(input_ids=tokens, use_cache=False).logits
-    hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
     head = model.get_output_embeddings()
-    if not torch.equal(whole, functional.linear(hidden, head.weight, head.bias)):
+    with torch.no_grad():
+        whole = model(input_ids=tokens, use_cache=False).logits
+        hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        own = functional.linear(hidden, head.weight, head.bias)
+    if not torch.equal(whole, own):
         raise BadModel(
             f"model.path = {path!r}: {type(model).__name__} changes its logits after the head "
             "(scaling or soft-capping), which the learner does not reproduce; use another model"

@@ -20,7 +20,7 @@ LEAST_FILL = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One trajectory as the model sees it; all [T], column t about token t.
+    """One trajectory as the model sees it; all [T], entry t about token t.
 
     `staleness` counts steps from the version that sampled a token to the batch's; it, `advantages`
     and `behaviour_logprobs` are 0 where the policy sampled nothing.
@@ -31,7 +31,7 @@ class Row:
     behaviour_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float32]
     staleness: NDArray[np.int32]
-    coefficient: float  # what multiplies each of its token losses
+    coefficient: float  # factor of each of its token losses
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -60,10 +60,10 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on a device."""
-        return MicroBatch(*(getattr(self, name).to(device) for name in self.__slots__))
+        return MicroBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
 
 
-_NOTHING = Row(
+_EMPTY_ROW = Row(
     tokens=np.zeros(2, np.int64),
     loss_mask=np.zeros(2, np.bool_),
     behaviour_logprobs=np.zeros(2, np.float32),
@@ -156,8 +156,8 @@ def _longest_first(lengths: Sequence[int]) -> list[int]:
 
 
 def pad(row_ids: Sequence[int], rows: Sequence[Row]) -> MicroBatch:
-    """The rows of these indices as one micro-batch; without any, one row of nothing trained."""
-    chosen = [rows[i] for i in row_ids] or [_NOTHING]
+    """The rows of these indices as one micro-batch; without any, one row that trains nothing."""
+    chosen = [rows[i] for i in row_ids] or [_EMPTY_ROW]
     longest = max(len(row) for row in chosen)
 
     def stack(name: str) -> Tensor:

@@ -1,6 +1,4 @@
-"""The probe's tokens: the same few ids under every version, so that weights can be checked where
-they serve.
-"""
+"""The probe: the same few tokens under every version, which check the weights where they serve."""
 
 import random
 

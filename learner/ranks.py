@@ -1,99 +1,113 @@
-"""Several ranks of one learner: rank 0 leads, the others do what it calls, together with it.
+"""Several ranks of one learner: rank 0 leads, the others make its trainer's calls with it.
 
-Consumes the trainer's calls on rank 0; produces the same calls on every rank. A follower waits for
-its next call for as long as rank 0 lives (batches and evaluations have their own deadlines there);
-joining, a call, and every collective in it have `learner.step_deadline_s`. A lost rank is named.
+A follower waits for its next call for as long as rank 0 lives (batches and evaluations have their
+own deadlines there); joining, a call, and every collective in it have `learner.step_deadline_s`. A
+lost rank is named.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from configs.process import announce_ready
 from configs.schema import Config
-from learner.batch import TrainingBatch
-from learner.crew import Crew, assemble, enlist
-from learner.engine import join
+from learner.crew import Rendezvous, admit_ranks, join_leader
+from learner.engine import join_process_group
 from learner.errors import BadBatch, BadModel, RankLost
 from learner.exchange import decode_share, encode_share
 from learner.link import CLOSE
-from learner.trainer import Trainer
+from learner.trainer import COLLECTIVES, Argument, Trainer
 from learner.watchdog import die, phase
 
 
 class Leader(Trainer):
-    """Rank 0 of several: a trainer whose calls the other ranks make too."""
+    """Rank 0 of several: the other ranks make its collective calls too (assigned below)."""
 
-    def __init__(self, config: Config, model_path: str | None, crew: Crew) -> None:
-        """The crew has joined; `close` dismisses it."""
-        self._crew = crew
+    def __init__(self, config: Config, model_path: str | None, rendezvous: Rendezvous) -> None:
+        """All ranks have joined; `close` dismisses them."""
+        self._rendezvous = rendezvous
         super().__init__(config, model_path)
 
-    def learn(self, shares: Sequence[TrainingBatch]) -> dict[str, float]:
-        """Scatter the shares, one per rank, and take the step."""
-        with self._scattered("learn", shares):
-            return super().learn(shares[:1])
+    def close(self) -> None:
+        """Dismiss the other ranks and release the engine."""
+        self._rendezvous.dismiss()
+        with contextlib.suppress(RankLost):
+            self._rendezvous.send_all(CLOSE)
+        super().close()
+        self._rendezvous.close()
 
-    def imitate(self, shares: Sequence[TrainingBatch]) -> dict[str, float]:
-        """See Trainer; scatters the shares."""
-        with self._scattered("imitate", shares):
-            return super().imitate(shares[:1])
 
-    def measure(self, shares: Sequence[TrainingBatch]) -> float:
-        """See Trainer; scatters the shares."""
-        with self._scattered("measure", shares):
-            return super().measure(shares[:1])
+def _led(name: str) -> Callable[..., Any]:
+    """The collective method as rank 0 calls it: the other ranks are told first."""
+    method = getattr(Trainer, name)
 
-    def probe(self, tokens: Sequence[int]) -> list[float]:
-        """See Trainer."""
-        with self._crew.naming():
-            self._crew.tell("probe", list(tokens))
-            return super().probe(tokens)
+    def call(self: Leader, *given: Any) -> Any:
+        with self._rendezvous.naming_lost_rank():
+            return method(self, *announce(self._rendezvous, name, given))
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See Trainer; the others gather along, so what the caller leaves over is gathered too."""
-        with self._crew.naming():
-            self._crew.tell("named_weights")
-            weights = super().named_weights()
+    def generate(self: Leader, *given: Any) -> Iterator[Any]:
+        with self._rendezvous.naming_lost_rank():
+            items = method(self, *announce(self._rendezvous, name, given))
             try:
-                for named in weights:  # noqa: UP028 (must outlive this generator)
-                    yield named
-            finally:
-                for _ in weights:
+                for item in items:  # noqa: UP028 (must outlive this generator)
+                    yield item
+            finally:  # the others gather along, so what the caller leaves over is gathered too
+                for _ in items:
                     pass
 
-    def export(self, folder: Path) -> None:
-        """See Trainer."""
-        with self._crew.naming():
-            self._crew.tell("export", str(folder))
-            super().export(folder)
+    return functools.wraps(method)(generate if inspect.isgeneratorfunction(method) else call)
 
-    def restore(self, folder: Path) -> None:
-        """See Trainer."""
-        with self._crew.naming():
-            self._crew.tell("restore", str(folder))
-            super().restore(folder)
 
-    def close(self) -> None:
-        """Let the others go, and release the engine."""
-        self._crew.dismiss()
-        with contextlib.suppress(RankLost):
-            self._crew.tell(CLOSE)
-        super().close()
-        self._crew.close()
+for _name in COLLECTIVES:
+    setattr(Leader, _name, _led(_name))
 
-    @contextlib.contextmanager
-    def _scattered(self, what: str, shares: Sequence[TrainingBatch]) -> Iterator[None]:
-        """Have the others make this call on their shares, while rank 0 makes it on its own."""
-        if len(shares) != self.ranks:
-            raise BadBatch(f"{len(shares)} shares for learner.ranks = {self.ranks}: build as many")
-        with self._crew.naming():
-            for rank, link in self._crew.links.items():
-                link.send(what, encode_share(shares[rank]))
-            yield
+
+def announce(rendezvous: Rendezvous, name: str, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Have the other ranks make this call; return what rank 0 gives itself."""
+    argument = COLLECTIVES[name]
+    ranks = len(rendezvous.links) + 1
+    if argument == "shares" and len(given[0]) != ranks:
+        raise BadBatch(f"{len(given[0])} shares for learner.ranks = {ranks}: build as many")
+    for rank, link in rendezvous.links.items():
+        link.send(name, _encode(argument, given, rank))
+    return (given[0][:1],) if argument == "shares" else given
+
+
+def make(trainer: Trainer, name: str, value: Any) -> None:
+    """Make the call that rank 0 announced."""
+    if name not in COLLECTIVES:
+        raise RankLost(f"rank 0 of the learner called {name!r}, which no rank can do")
+    made = getattr(trainer, name)(*_decode(COLLECTIVES[name], value))
+    if isinstance(made, Iterator):
+        for _ in made:
+            pass
+
+
+def _encode(argument: Argument, given: tuple[Any, ...], rank: int) -> Any:
+    match argument:
+        case "shares":
+            return encode_share(given[0][rank])
+        case "tokens":
+            return list(given[0])
+        case "folder":
+            return str(given[0])
+        case "none":
+            return None
+
+
+def _decode(argument: Argument, value: Any) -> tuple[Any, ...]:
+    match argument:
+        case "shares":
+            return ([decode_share(value)],)
+        case "tokens":
+            return (value,)
+        case "folder":
+            return (Path(value),)
+        case "none":
+            return ()
 
 
 def lead(
@@ -101,20 +115,21 @@ def lead(
 ) -> Trainer:
     """The trainer of rank 0, once every other rank has joined. Raises BadModel and RankLost.
 
-    `on_stall(message)` must end the process: a rank was lost while nothing here would notice.
+    `on_stall(message)` must end the process: it is called where a rank is lost and nothing else
+    here would notice.
     """
     learner = config.learner
     if learner.ranks == 1:
         with phase("loading the model", learner.step_deadline_s, on_stall):
             return Trainer(config, model_path)
-    crew = Crew(on_stall)
+    rendezvous = Rendezvous(on_stall)
     try:
-        with crew.naming():
-            join(assemble(config, crew), 0, learner)
+        with rendezvous.naming_lost_rank():
+            join_process_group(admit_ranks(config, rendezvous), 0, learner)
             with phase("loading the model", learner.step_deadline_s, on_stall):
-                return Leader(config, model_path, crew)
+                return Leader(config, model_path, rendezvous)
     except BaseException:
-        crew.close()
+        rendezvous.close()
         raise
 
 
@@ -124,7 +139,7 @@ def follow(
     model_path: str | None = None,
     on_stall: Callable[[str], None] = die,
 ) -> None:
-    """Be rank `rank` > 0: join, then serve rank 0's calls until it closes.
+    """Join as rank `rank` > 0, and make rank 0's calls until it closes.
 
     Raises BadModel and RankLost; `on_stall` as in `lead`.
     """
@@ -133,45 +148,25 @@ def follow(
         raise BadModel(
             f"rank {rank!r}: learner.ranks = {learner.ranks!r} allows 1 to {learner.ranks - 1}"
         )
-    crew = Crew(on_stall)
+    rendezvous = Rendezvous(on_stall)
     try:
-        with crew.naming():
-            link, store = enlist(config, rank, crew)
-            join(store, rank, learner)
+        with rendezvous.naming_lost_rank():
+            link, store = join_leader(config, rank, rendezvous)
+            join_process_group(store, rank, learner)
             with phase(f"loading the model on rank {rank}", learner.step_deadline_s, on_stall):
                 trainer = Trainer(config, model_path)
             announce_ready()
             while (call := link.receive())[0] != CLOSE:
                 name = f"{call[0]} on rank {rank}"
                 with phase(name, learner.step_deadline_s, on_stall):
-                    _serve(trainer, *call)
-            crew.dismiss()
+                    make(trainer, *call)
+            rendezvous.dismiss()
             trainer.close()
     except RankLost:
         raise
     except Exception as error:
         with contextlib.suppress(RankLost):
-            crew.tell("failed", f"{type(error).__name__}: {error}")
+            rendezvous.send_all("failed", f"{type(error).__name__}: {error}")
         raise
     finally:
-        crew.close()
-
-
-def _serve(trainer: Trainer, what: str, value: Any) -> None:
-    if what == "learn":
-        trainer.learn([decode_share(value)])
-    elif what == "imitate":
-        trainer.imitate([decode_share(value)])
-    elif what == "measure":
-        trainer.measure([decode_share(value)])
-    elif what == "probe":
-        trainer.probe(value)
-    elif what == "named_weights":
-        for _ in trainer.named_weights():
-            pass
-    elif what == "export":
-        trainer.export(Path(value))
-    elif what == "restore":
-        trainer.restore(Path(value))
-    else:
-        raise RankLost(f"rank 0 of the learner called {what!r}, which no rank can do")
+        rendezvous.close()

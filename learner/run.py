@@ -1,8 +1,4 @@
-"""One run's collaborators, and what the loop does with them at their cadence.
-
-Consumes configuration and live collaborators; produces versions, checkpoints, reports and
-TensorBoard numbers.
-"""
+"""One run: its collaborators, and what the loop asks of them, each at its cadence."""
 
 import logging
 import time
@@ -37,7 +33,7 @@ PHASES_TO_APPLY = 15
 
 @dataclass
 class Run:
-    """`step` is how many steps are completed, and so the version of the trainer's weights.
+    """The state of one run. `step` counts completed steps: the version of the trainer's weights.
 
     Up to `again_until` the batches are recorded ones, trained again; nothing is published before.
     `saved` is the newest step with a durable checkpoint; the starting weights are one.
@@ -58,17 +54,17 @@ class Run:
     again_until: int = 0
     serving: bool = False  # every actor has, or had, verified weights of this learner
 
-    def begin(self) -> None:
-        """The first start: every actor serves the starting weights before replay leases.
+    def start(self) -> None:
+        """Begin a run: every actor serves the starting weights before replay leases.
 
-        Raises StopRequested, like `begin_again`, when replay has been told to stop meanwhile.
+        Raises StopRequested, like `resume`, when replay has been told to stop meanwhile.
         """
         self._serve()
-        self._resume()
+        self._resume_replay()
 
-    def begin_again(self) -> None:
-        """A later start: replay serves again what it has recorded since this step."""
-        recorded = self._resume()
+    def resume(self) -> None:
+        """Go on with a run: replay serves again what it has recorded since this step."""
+        recorded = self._resume_replay()
         self.again_until = self.step + recorded
         log.info("resumed after step %d; %d batches are trained again", self.step, recorded)
         if not recorded:
@@ -80,7 +76,7 @@ class Run:
             return self.reader.sample(self.step)
 
     def learn(self, batch: Batch) -> dict[str, float]:
-        """Take the step that this batch is for; return its gauges."""
+        """Take the step of this batch; return its gauges."""
         if batch.step != self.step + 1:
             raise BadBatch(f"batch of step {batch.step} after step {self.step}")
         begun = time.perf_counter()
@@ -102,7 +98,7 @@ class Run:
             self.publisher.check()
 
     def serve_again(self) -> None:
-        """Once the recorded batches are trained again, have all actors verify what resulted."""
+        """Once the recorded batches are trained again, have all actors verify the weights."""
         if not self.serving and self.step >= self.again_until:
             self._serve()
 
@@ -126,7 +122,7 @@ class Run:
         if self.saved == self.step:
             return
         with phase(f"checkpoint of step {self.step}", self.config.learner.step_deadline_s):
-            self.metrics.flush()  # what this checkpoint stands for is not written again
+            self.metrics.flush()  # the steps up to this checkpoint are not written again
             checkpoint.save(self.config, self.step, self.trainer, self.tokenizer, self.incarnation)
         self.saved = self.step
         self._retain()
@@ -147,15 +143,19 @@ class Run:
             self._evaluated(result)
         log.info(
             "step %d: loss %.4f, reward %.3f, gradient %.3f, staleness %.2f, ess %.3f, %.2f s",
-            *(self.step, gauges["learner/loss"], gauges["learner/reward"]),
-            *(gauges["learner/grad_norm"], gauges["replay/staleness"]),
-            *(gauges.get("learner/ess", float("nan")), gauges["learner/update_s"]),
+            self.step,
+            gauges["learner/loss"],
+            gauges["learner/reward"],
+            gauges["learner/grad_norm"],
+            gauges["replay/staleness"],
+            gauges.get("learner/ess", float("nan")),
+            gauges["learner/update_s"],
         )
 
     def evaluate_due(self) -> None:
-        """Ask for what a resumed run lacks: evaluations without result, and that of this step.
+        """Ask for the evaluations that a resumed run lacks: those without result, and this step's.
 
-        The start's is waited for; nothing is trained meanwhile.
+        Step 0's is waited for; nothing is trained meanwhile.
         """
         if self.step % self.config.learner.eval_every == 0:
             self.evaluations.ask(self.step)
@@ -183,18 +183,25 @@ class Run:
         if self.evaluations.finished(result.step):
             return
         self.metrics.evaluation(result)
-        self.evaluations.take(result)
+        self.evaluations.record(result)
         self._retain()
         log.info(
             "evaluation at step %d: exact match %.3f greedy, %.3f sampled, over %d questions",
-            *(result.step, result.em, result.sampled_em, result.questions),
+            result.step,
+            result.em,
+            result.sampled_em,
+            result.questions,
         )
 
     def _retain(self) -> None:
-        keep, known = self.config.learner.keep_checkpoints, self.evaluations
-        checkpoint.retain(self.config.run_dir, keep, known.best, known.unfinished)
+        checkpoint.retain(
+            self.config.run_dir,
+            self.config.learner.keep_checkpoints,
+            self.evaluations.best,
+            self.evaluations.unfinished,
+        )
 
-    def _resume(self) -> int:
+    def _resume_replay(self) -> int:
         reply = self.reader.resume(self.step)
         if isinstance(reply, Stop):
             raise StopRequested(reply.cause)

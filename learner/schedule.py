@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, so that nothing about it needs saving."""
+"""The learning rate as a pure function of the step: a checkpoint needs nothing of it."""
 
 import math
 

@@ -15,7 +15,7 @@ Values = dict[str, Tensor]
 
 
 class Shards(Protocol):
-    """What an average, a swap and a checkpoint need of an engine's weights."""
+    """An engine's weights, as averages, swaps and checkpoints use them."""
 
     def masters(self) -> Values:
         """The live masters of this rank by name: fp32, in whatever shape the layout has."""
@@ -47,24 +47,19 @@ class Whole:
             return self._masters
         return {name: weight.detach().clone() for name, weight in self._weights.items()}
 
-    @torch.no_grad()
     def load(self, values: Values) -> None:
         """Copy, name by name."""
-        for name, weight in self._weights.items():
-            weight.copy_(values[name])
+        with torch.no_grad():
+            for name, weight in self._weights.items():
+                weight.copy_(values[name])
 
 
-class Partitioned:
-    """Weights are views of flat buffers, of which each rank owns an equal part (ZeRO 1 and 2)."""
+class _Parts:
+    """This rank's fp32 masters, and the parts of the weights that are computed from them."""
 
-    def __init__(
-        self, masters: Sequence[Tensor], flats: Sequence[Tensor], partitions: Sequence[Tensor]
-    ) -> None:
-        """Per buffer: this rank's fp32 master, the whole buffer, and the part of it that is this
-        rank's.
-        """
-        self._masters = _numbered(masters)
-        self._flats, self._partitions = flats, partitions
+    def __init__(self, masters: Sequence[Tensor], partitions: Sequence[Tensor]) -> None:
+        self._masters = {f"partition.{i}": master for i, master in enumerate(masters)}
+        self._partitions = partitions
 
     def masters(self) -> Values:
         """The live masters."""
@@ -72,18 +67,33 @@ class Partitioned:
 
     def own(self) -> Values:
         """The masters, copied where `load` would overwrite them."""
-        return _safe(self._masters, self._partitions)
+        # In fp32 a master can be the very memory that is computed from.
+        return {
+            name: master.detach().clone() if master.data_ptr() == part.data_ptr() else master
+            for (name, master), part in zip(self._masters.items(), self._partitions, strict=True)
+        }
 
-    @torch.no_grad()
+
+class Partitioned(_Parts):
+    """Weights are views of flat buffers, of which each rank owns an equal part (ZeRO 1 and 2)."""
+
+    def __init__(
+        self, masters: Sequence[Tensor], flats: Sequence[Tensor], partitions: Sequence[Tensor]
+    ) -> None:
+        """Per buffer: this rank's fp32 master, the whole buffer, and this rank's part of it."""
+        super().__init__(masters, partitions)
+        self._flats = flats
+
     def load(self, values: Values) -> None:
-        """Cast into this rank's parts, then gather everybody's."""
-        for name, flat, part in zip(self._masters, self._flats, self._partitions, strict=True):
-            part.copy_(values[name])
-            if part.numel() != flat.numel():
-                distributed.all_gather_into_tensor(flat, part.clone())
+        """Cast into this rank's parts, then gather all ranks'."""
+        with torch.no_grad():
+            for name, flat, part in zip(self._masters, self._flats, self._partitions, strict=True):
+                part.copy_(values[name])
+                if part.numel() != flat.numel():
+                    distributed.all_gather_into_tensor(flat, part.clone())
 
 
-class Scattered:
+class Scattered(_Parts):
     """Each rank owns a part of every weight, which is gathered only while it computes (ZeRO 3)."""
 
     def __init__(
@@ -92,32 +102,12 @@ class Scattered:
         """Per sub-group: this rank's fp32 master and what it computes from. `release` drops weights
         that are still gathered: they would outlive the swap.
         """
-        self._masters = _numbered(masters)
-        self._partitions, self._release = partitions, release
+        super().__init__(masters, partitions)
+        self._release = release
 
-    def masters(self) -> Values:
-        """The live masters."""
-        return self._masters
-
-    def own(self) -> Values:
-        """The masters, copied where `load` would overwrite them."""
-        return _safe(self._masters, self._partitions)
-
-    @torch.no_grad()
     def load(self, values: Values) -> None:
         """Cast into this rank's parts; the next forward pass gathers them."""
-        self._release()
-        for name, part in zip(self._masters, self._partitions, strict=True):
-            part.copy_(values[name])
-
-
-def _safe(masters: Values, parts: Sequence[Tensor]) -> Values:
-    # In fp32 a master can be the very memory that is computed from.
-    return {
-        name: master.detach().clone() if master.data_ptr() == part.data_ptr() else master
-        for (name, master), part in zip(masters.items(), parts, strict=True)
-    }
-
-
-def _numbered(masters: Sequence[Tensor]) -> Values:
-    return {f"partition.{i}": master for i, master in enumerate(masters)}
+        with torch.no_grad():
+            self._release()
+            for name, part in zip(self._masters, self._partitions, strict=True):
+                part.copy_(values[name])

@@ -1,8 +1,8 @@
-"""One rank's training state in one safetensors file: what the next step depends on, bit for bit.
+"""One rank's training state in one safetensors file: all that the next step depends on.
 
 fp32 masters, optimiser moments and step counts, the averages' masters and update counts, and the
-random generators. A file says what it was made by and is refused by anything else; nothing in it is
-executable.
+random generators, bit for bit. A file names the settings it was made with and is refused under
+others; nothing in it is executable.
 """
 
 import hashlib
@@ -35,25 +35,25 @@ def save_state(path: Path, config: Config, engine: Engine, averages: Averages) -
     tensors |= _random_states(engine.device)
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    save_file(whole, path, metadata=_made_by(config, engine))
+    save_file(whole, path, metadata=_provenance(config, engine))
 
 
-@torch.no_grad()
 def load_state(path: Path, config: Config, engine: Engine, averages: Averages) -> None:
-    """Take the state back, also into the weights that compute: collective.
+    """Take the state back, also into the weights that compute. Collective.
 
     Raises BadModel naming the field that differs, before anything is changed.
     """
     try:
         with safe_open(path, "pt") as file:
-            _check(path, file.metadata() or {}, _made_by(config, engine))
+            _check(path, file.metadata() or {}, _provenance(config, engine))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise BadModel(f"state {str(path)!r} cannot be read: {error}; use another one") from error
     masters, moments = engine.shards.masters(), engine.optimiser_state()
-    for name, master in masters.items():
-        master.copy_(tensors[f"master/{name}"])
-        moments.pop(master, None)
+    with torch.no_grad():
+        for name, master in masters.items():
+            master.copy_(tensors[f"master/{name}"])
+            moments.pop(master, None)
     for full, value in tensors.items():
         place, _, rest = full.partition("/")
         if place == "optimiser":
@@ -78,8 +78,8 @@ def _random_states(device: torch.device) -> dict[str, Tensor]:
     return states
 
 
-def _made_by(config: Config, engine: Engine) -> dict[str, str]:
-    """Every fact that gives the numbers their meaning, by the field that sets it."""
+def _provenance(config: Config, engine: Engine) -> dict[str, str]:
+    """The settings that give the numbers their meaning, by field."""
     shapes = sorted((name, *shape) for name, shape in engine.shapes().items())
     digest = hashlib.blake2b(repr(shapes).encode(), digest_size=6).hexdigest()
     learner = config.learner

@@ -1,17 +1,15 @@
-"""A signal stops the learner: at once where it only waits, after the step where it computes."""
+"""A signal that ends waits at once, and computation at the next wait."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from learner.errors import LearnerError
 
-
-class StopRequested(LearnerError):
-    """Somebody asked this process to stop; the text is who or how."""
+class StopRequested(Exception):
+    """Somebody asked this process to stop; the message says who or how."""
 
 
 class StopSwitch:
-    """Give it to `configs.process.on_stop`; wrap waits in `interruptible`."""
+    """A handler for `configs.process.on_stop`; waits are wrapped in `interruptible`."""
 
     def __init__(self) -> None:
         self._cause = ""
@@ -26,7 +24,7 @@ class StopSwitch:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """A wait that a stop ends. Raises StopRequested at once if the stop came before."""
+        """Let a stop end this wait. Raises StopRequested at once if the stop came before."""
         self._waiting = True  # first: a signal after the look at the cause must not be missed
         try:
             if self._cause:

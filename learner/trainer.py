@@ -1,10 +1,12 @@
-"""What every rank of the learner holds: engine and averages, and what can be done with them.
+"""The trainer of one rank: engine and averages, and the steps, exports and restores they make.
 
-Every method is collective: all ranks call it in the same order, and rank 0 uses the result.
+Every method but `close` is collective: all ranks call it in the same order, and rank 0 uses the
+result. `COLLECTIVES` lists them for `learner.ranks`, which makes rank 0's calls on the other ranks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor, distributed
 
@@ -18,9 +20,26 @@ from learner.schedule import learning_rate
 from learner.state import load_state, save_state
 from learner.update import update
 
+Argument = Literal["shares", "tokens", "folder", "none"]  # what a collective method is given
+Method = TypeVar("Method", bound=Callable[..., Any])
+COLLECTIVES: dict[str, Argument] = {}
+
+
+def collective(argument: Argument) -> Callable[[Method], Method]:
+    """Mark a method that all ranks call together; `argument` says how what it is given travels.
+
+    Of "shares" every rank gets its own; everything else is the same for all of them.
+    """
+
+    def mark(method: Method) -> Method:
+        COLLECTIVES[method.__name__] = argument
+        return method
+
+    return mark
+
 
 class Trainer:
-    """One rank. Consumes shares of batches; produces versions, gauges and checkpoints' contents."""
+    """One rank's engine and averages."""
 
     def __init__(self, config: Config, model_path: str | None = None) -> None:
         """Load `model_path` (default `model.path`); raises BadModel."""
@@ -29,34 +48,40 @@ class Trainer:
         self.averages = Averages.begin(self.engine, config.learner)
         self.rank, self.ranks = self.engine.rank, self.engine.ranks
 
-    def learn(self, shares: Sequence[TrainingBatch]) -> dict[str, float]:
-        """Take one step on everybody's shares (one per rank, or this rank's alone); returns its
+    @collective("shares")
+    def learn(self, shares: Sequence[TrainingBatch], /) -> dict[str, float]:
+        """Take one step on all ranks' shares (one per rank, or this rank's alone); return its
         gauges.
         """
         return update(self.engine, self.averages, self._own(shares), self.config.learner)
 
-    def imitate(self, shares: Sequence[TrainingBatch]) -> dict[str, float]:
-        """Take one supervised step on everybody's shares of demonstrations; returns its gauges."""
+    @collective("shares")
+    def imitate(self, shares: Sequence[TrainingBatch], /) -> dict[str, float]:
+        """Take one supervised step on all ranks' shares of demonstrations; return its gauges."""
         share = self._own(shares)
         gauges = imitate(self.engine, share, learning_rate(share.step, self.config.learner))
         self.averages.update(self.engine)
         return gauges
 
-    def measure(self, shares: Sequence[TrainingBatch]) -> float:
-        """The loss of everybody's shares of demonstrations; nothing is learnt from them."""
+    @collective("shares")
+    def measure(self, shares: Sequence[TrainingBatch], /) -> float:
+        """The loss of all ranks' shares of demonstrations; nothing is learnt from them."""
         return measure(self.engine, self._own(shares))
 
-    def probe(self, tokens: Sequence[int]) -> list[float]:
+    @collective("tokens")
+    def probe(self, tokens: Sequence[int], /) -> list[float]:
         """Log-prob of each of tokens[1:] given its prefix, at temperature 1: float[n − 1]."""
         return self.engine.probe(tokens)
 
+    @collective("none")
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole weights by Hugging Face name, tied ones once; use each before asking for the
         next.
         """
-        return self.engine.named_weights()
+        yield from self.engine.named_weights()
 
-    def export(self, folder: Path) -> None:
+    @collective("folder")
+    def export(self, folder: Path, /) -> None:
         """Write `folder/model`, `folder/ema` and, when on, `folder/anchor` as Hugging Face folders
         without tokenizer, and each rank's `folder/state/rank-R.safetensors`. Nothing is synced.
         """
@@ -65,9 +90,10 @@ class Trainer:
             with average.swapped_in(self.engine):
                 self._export_weights(folder / name)
         save_state(_state_path(folder, self.rank), self.config, self.engine, self.averages)
-        self._meet()
+        self._barrier()
 
-    def restore(self, folder: Path) -> None:
+    @collective("folder")
+    def restore(self, folder: Path, /) -> None:
         """Go on from `folder/state` as if never interrupted, bit for bit.
 
         Raises BadModel naming what differs: architecture, ranks, ZeRO stage, optimiser, dtype.
@@ -99,7 +125,7 @@ class Trainer:
             weights |= {name: state[name].cpu() for name in sorted(buffers & state.keys())}
             model.save_pretrained(folder, state_dict=weights)
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         if self.ranks > 1:
             distributed.barrier()
 

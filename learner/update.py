@@ -1,10 +1,9 @@
 """One optimiser step: centre of the trust region, corrected loss, gradient, step, averages.
 
-Consumes a TrainingBatch, produces version `batch.step` in the engine and `learner/*` numbers. Every
-sum and ratio skips tokens that the policy did not sample.
+Every sum and ratio skips tokens that the policy did not sample.
 
-What a token's gradient is multiplied by, where nothing is clipped or truncated, is current over
-behaviour in every mode, each factor once:
+Where nothing is clipped or truncated, a token's gradient is multiplied by current over behaviour in
+every mode, each factor once:
 
     learner.proximal        behaviour weight         policy ratio, in the objective
     ema, start_of_update    proximal / behaviour     current / proximal
@@ -25,8 +24,7 @@ from learner.ema import Averages, Ema
 from learner.errors import Diverged
 from learner.importance import behaviour_ratio, behaviour_weights, log_ratio, sequence_means
 from learner.loss import TokenLoss
-from learner.objectives.base import Terms
-from learner.objectives.registry import choose
+from learner.objectives.base import Terms, choose
 from learner.packing import MicroBatch
 from learner.schedule import learning_rate
 
@@ -39,8 +37,9 @@ Centre = Literal["ema", "start_of_update", "behaviour"]
 def update(
     engine: "Engine", averages: Averages, batch: TrainingBatch, config: LearnerConfig
 ) -> dict[str, float]:
-    """Take one step on the batch and return its gauges. Raises Diverged on a non-finite loss or
-    gradient.
+    """Take one step on the batch, which makes version `batch.step`; return its gauges.
+
+    Raises Diverged on a non-finite loss or gradient.
     """
     step, micro_batches = batch.step, [m.to(engine.device) for m in batch.micro_batches]
     temperature, centre = batch.temperature, centre_of(config)
@@ -55,7 +54,7 @@ def update(
     for micro, near, now, far in zip(micro_batches, proximal, current, anchors, strict=True):
         loss = token_loss(micro, near, now, far, config)
         scores = engine.accumulate(micro, temperature, loss)
-        facts.append(TokenFacts.gather(micro, loss, scores, centre == "behaviour"))
+        facts.append(TokenFacts.of(micro, loss, scores, centre == "behaviour"))
     gauges = diagnose(engine.gather(facts), config)
     if not math.isfinite(gauges["learner/loss"]):
         raise Diverged(f"step {step}: the loss is {gauges['learner/loss']}")
@@ -69,7 +68,7 @@ def update(
 
 
 def centre_of(config: LearnerConfig) -> Centre:
-    """Whose log-probs the behaviour weight and the policy ratio meet at.
+    """The policy at whose log-probs the behaviour weight and the policy ratio meet.
 
     REINFORCE has no policy ratio: its weight must reach the current policy, in every mode.
     """
@@ -77,7 +76,7 @@ def centre_of(config: LearnerConfig) -> Centre:
 
 
 def looks_ahead(config: LearnerConfig) -> bool:
-    """Whether the loss needs the current log-probs before it is made: one more pass."""
+    """Return True if the loss needs the current log-probs before it is made: one more pass."""
     centre = centre_of(config)
     rejects = centre == "behaviour" and config.behaviour_weight == "mask"
     return centre == "start_of_update" or rejects or config.objective == "gspo"
@@ -90,7 +89,7 @@ def token_loss(
     reference: Tensor | None,
     config: LearnerConfig,
 ) -> TokenLoss:
-    """The micro-batch's loss, from log-probs float[N]: proximal (not looked at with two policies),
+    """The micro-batch's loss, from log-probs float[N]: proximal (not used with two policies),
     current where `looks_ahead`, and the anchor's where there is one.
 
     Tokens without a finite behaviour log-prob get weight 0 and finite terms; coefficients are the

@@ -1,4 +1,4 @@
-"""Named phases with deadlines: a stalled learner says what it was doing, and dies.
+"""Named phases with deadlines: a process that stalls logs its phase and ends.
 
 A thread watches, so a stall inside native code is caught too; it cannot be unwound, hence the hard
 exit, which every peer sees at once.

@@ -1,10 +1,10 @@
 """The learner's process: `python -m learner.worker CONFIG [--resume] [--rank R] [a.b=c …]`.
 
-Consumes batches from replay and the actors' word that weights are applied; produces policy
-versions, checkpoints and TensorBoard numbers. Waits, each with a deadline, for actors to join and
-to verify weights, then for batches and evaluations; unblocked by them, by Stop, or by
-SIGTERM/SIGINT, after which it saves, commits and leaves. With `--resume` it goes on from the run's
-newest checkpoint. A rank above 0 only computes: it follows rank 0, which is this process.
+Consumes batches from replay and the actors' reports of applied weights; produces policy versions,
+checkpoints and TensorBoard numbers. Waits, each with a deadline, for actors to join and to verify
+weights, then for batches and evaluations; unblocked by them, by Stop, or by SIGTERM/SIGINT, after
+which it saves, commits and leaves. With `--resume` it goes on from the run's newest checkpoint. A
+rank above 0 only computes: it follows rank 0.
 """
 
 import argparse
@@ -30,14 +30,15 @@ if TYPE_CHECKING:  # heavy imports wait until the number of threads is set
     from transformers import PreTrainedTokenizerBase
 
     from learner.trainer import Trainer
+    from weight_sync.publisher import Publisher
 
 log = logging.getLogger(__name__)
 FAILED, BAD_INPUT = 1, 2
-OTHERS_FAULTS = (RankLost, ReplayTimeout, PeerFailed, TransportFailed, SyncTimeout)
+FAULTS_OF_OTHERS = (RankLost, ReplayTimeout, PeerFailed, TransportFailed, SyncTimeout)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the learner to its end; returns the exit code: 0, 2 for bad input, 1 for named errors,
+    """Run the learner to its end; return the exit code: 0, 2 for bad input, 1 for named errors,
     CONSEQUENCE for those in which another process has gone or is silent.
     """
     parser = argparse.ArgumentParser(prog="python -m learner.worker")
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         return BAD_INPUT
     except (LearnerError, ReplayError, WeightSyncError) as error:
         print(f"learner: {type(error).__name__}: {error}", file=sys.stderr)
-        return CONSEQUENCE if isinstance(error, OTHERS_FAULTS) else FAILED
+        return CONSEQUENCE if isinstance(error, FAULTS_OF_OTHERS) else FAILED
     return 0
 
 
@@ -97,25 +98,32 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> None:
     from learner.metrics import Metrics
     from learner.probe import draw_probe
     from learner.run import Run
-    from weight_sync.publisher import Publisher
 
-    endpoint, actors = weight_sync_endpoint(config), config.actors.count
-    ways = (endpoint, keys_of(config, endpoint), config.engine_dtype)
     with (
-        Publisher(config.weight_sync, actors, incarnation, *ways) as publisher,
+        _publisher(config, incarnation) as publisher,
         _reader(config, incarnation) as reader,
         Metrics(config.run_dir, purge_step=step + 1 if resume else None) as metrics,
     ):
         trainer, tokenizer = _load(config, found)
-        probe = draw_probe(tokenizer, config.seed, config.weight_sync.probe_tokens)
-        evaluations = Evaluations(config.run_dir, step if resume else None)
-        parts = (trainer, tokenizer, probe, reader, publisher, metrics, evaluations)
-        run = Run(config, *parts, incarnation=incarnation, stop=stop, step=step, saved=step)
+        run = Run(
+            config=config,
+            trainer=trainer,
+            tokenizer=tokenizer,
+            probe=draw_probe(tokenizer, config.seed, config.weight_sync.probe_tokens),
+            reader=reader,
+            publisher=publisher,
+            metrics=metrics,
+            evaluations=Evaluations(config.run_dir, step if resume else None),
+            incarnation=incarnation,
+            stop=stop,
+            step=step,
+            saved=step,
+        )
         try:
             if resume:
-                run.begin_again()
+                run.resume()
             else:
-                run.begin()
+                run.start()
             cause = loop.train(run)
         except StopRequested as request:
             cause = str(request)
@@ -171,10 +179,26 @@ def _finish(config: Config, incarnation: int, step: int, cause: str) -> None:
     log.info("ended after step %d: %s", step, cause)
 
 
+def _publisher(config: Config, incarnation: int) -> "Publisher":
+    from weight_sync.publisher import Publisher
+
+    endpoint = weight_sync_endpoint(config)
+    return Publisher(
+        config.weight_sync,
+        config.actors.count,
+        incarnation,
+        endpoint,
+        keys_of(config, endpoint),
+        config.engine_dtype,
+    )
+
+
 def _reader(config: Config, incarnation: int) -> BatchReader:
-    endpoint, limit_s = replay_endpoint(config), config.learner.batch_deadline_s
+    endpoint = replay_endpoint(config)
     return BatchReader(
-        *(endpoint, incarnation, limit_s),
+        endpoint,
+        incarnation,
+        config.learner.batch_deadline_s,
         keys=keys_of(config, endpoint),
         restart_deadline_s=config.replay.restart_deadline_s,
     )

@@ -58,30 +58,29 @@ MUTANTS = (
         "learner/ema.py",
         "master.lerp_(weights[name].detach().float(), 1.0 - self.decay)",
         "master.lerp_(weights[name].detach().float(), 1.0 - self.decay)\n"
-        "            master.copy_(master.bfloat16())",
+        "                master.copy_(master.bfloat16())",
         ("tests/learner/test_ema.py",),
     ),
     Mutant(
         "swap missed for one tensor",
         "learner/shards.py",
-        "for name, weight in self._weights.items():\n            weight.copy_(values[name])",
-        "for name, weight in list(self._weights.items())[1:]:\n"
-        "            weight.copy_(values[name])",
+        "for name, weight in self._weights.items():",
+        "for name, weight in list(self._weights.items())[1:]:",
         ("tests/learner/test_ema.py", "tests/learner/test_update.py"),
     ),
     Mutant(
         "swap missed for a part of one buffer (ZeRO 1, 2)",
         "learner/shards.py",
-        "            part.copy_(values[name])\n            if",
-        "            part[8:].copy_(values[name][8:])\n            if",
+        "                part.copy_(values[name])\n                if",
+        "                part[8:].copy_(values[name][8:])\n                if",
         ("tests/learner/test_engine.py",),
     ),
     Mutant(
         "swap missed for a part of one weight (ZeRO 3)",
         "learner/shards.py",
-        "self._masters, self._partitions, strict=True):\n            part.copy_(values[name])",
+        "self._masters, self._partitions, strict=True):\n                part.copy_(values[name])",
         "self._masters, self._partitions, strict=True):\n"
-        "            part[8:].copy_(values[name][8:])",
+        "                part[8:].copy_(values[name][8:])",
         ("tests/learner/test_engine.py",),
     ),
     Mutant(

@@ -1,1 +1,1 @@
-"""Objectives: per-token losses as pure functions, one short file each."""
+"""Objectives: per-token losses as pure functions."""

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from configs.process import die_with_parent
 from configs.schema import Config
-from learner.engine import join
+from learner.engine import join_process_group
 from learner.exchange import decode_share
 from learner.model import TokenScorer
 from learner.trainer import Trainer
@@ -122,7 +122,7 @@ def main(folder: Path, rank: int) -> None:
     die_with_parent()
     torch.set_num_threads(1)
     one = Rank(folder, rank)
-    join(distributed.FileStore(str(folder / "store"), 2), rank, one.config.learner)
+    join_process_group(distributed.FileStore(str(folder / "store"), 2), rank, one.config.learner)
     one.sgd()
     one.adamw("float32")
     one.adamw("bfloat16")

@@ -80,7 +80,7 @@ def test_the_best_stays_when_its_score_is_lost(config: Config, save: Callable[..
 
 @pytest.fixture
 def disk(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """What is synced and what is renamed, in order, by path below the run's directory."""
+    """Syncs and renames, in order, by path below the run's directory."""
     events: list[tuple[str, ...]] = []
     rename, root = Path.rename, Path(config.run_dir).resolve()
 

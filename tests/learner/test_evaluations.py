@@ -1,4 +1,4 @@
-"""What a learner knows of evaluations, also after it was killed."""
+"""The learner's record of evaluations, also after it was killed."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def result(step: int, em: float, sampled_em: float = 0.0) -> EvalResult:
 def test_the_best_is_by_greedy_then_sampled_exact_match(tmp_path: Path) -> None:
     known = Evaluations(tmp_path)
     for step, em, sampled_em in ((0, 0.9, 0.9), (5, 0.5, 0.4), (10, 0.5, 0.6), (15, 0.5, 0.6)):
-        assert known.take(result(step, em, sampled_em))
+        assert known.record(result(step, em, sampled_em))
     known.ask(20)
     assert known.best([5, 10, 15, 20]) == 10, "the earliest of equals"
     assert known.best([5, 20]) == 5
@@ -27,15 +27,15 @@ def test_the_best_is_by_greedy_then_sampled_exact_match(tmp_path: Path) -> None:
 def test_a_result_counts_once(tmp_path: Path) -> None:
     known = Evaluations(tmp_path)
     known.ask(5)
-    assert known.unfinished == [5] and known.take(result(5, 0.5))
-    assert not known.take(result(5, 0.9))
+    assert known.unfinished == [5] and known.record(result(5, 0.5))
+    assert not known.record(result(5, 0.9))
     assert known.unfinished == [] and known.finished(5)
 
 
 def test_what_lies_after_the_resumed_step_is_forgotten(tmp_path: Path) -> None:
     before = Evaluations(tmp_path)
     for step in (0, 5, 10):
-        before.take(result(step, 0.5))
+        before.record(result(step, 0.5))
     before.ask(15)
     assert Evaluations(tmp_path, resumed_after=5).scores.keys() == {0, 5}
     assert Evaluations(tmp_path, resumed_after=20).unfinished == [15]
@@ -50,7 +50,7 @@ def test_a_spoilt_file_is_named(tmp_path: Path) -> None:
 
 def test_what_later_weights_answered_does_not_make_a_checkpoint_the_best(tmp_path: Path) -> None:
     known = Evaluations(tmp_path)
-    known.take(result(5, 0.5))
-    known.take(msgspec.structs.replace(result(10, 0.9), oldest_version=14, newest_version=15))
+    known.record(result(5, 0.5))
+    known.record(msgspec.structs.replace(result(10, 0.9), oldest_version=14, newest_version=15))
     assert known.finished(10) and known.best([5, 10]) == 5
     assert Evaluations(tmp_path, resumed_after=10).best([5, 10]) == 5

@@ -112,17 +112,24 @@ class PlainTrainer:
 def run(config: Config, plain_engine: Any, word_tokenizer: Any, batch: Callable[..., Batch]) -> Run:
     """A run whose actors serve the starting weights."""
     script: Script = []
-    replay = Replay(script, batch, Path(config.run_dir) / "checkpoints")
-    parts = (word_tokenizer, (3, 4, 5), replay, Publisher(script), Written())
-    trainer, evaluations = PlainTrainer(config, plain_engine), Evaluations(config.run_dir)
-    return Run(config, trainer, *parts, evaluations, serving=True)
+    return Run(
+        config=config,
+        trainer=PlainTrainer(config, plain_engine),
+        tokenizer=word_tokenizer,
+        probe=(3, 4, 5),
+        reader=Replay(script, batch, Path(config.run_dir) / "checkpoints"),
+        publisher=Publisher(script),
+        metrics=Written(),
+        evaluations=Evaluations(config.run_dir),
+        serving=True,
+    )
 
 
 def resumed(run: Run, step: int, recorded: int) -> Run:
     """The run as a learner takes it up after `step`, with batches recorded since."""
     run.step = run.saved = step
     run.serving, run.reader.recorded = False, recorded
-    run.begin_again()
+    run.resume()
     return run
 
 
@@ -202,7 +209,7 @@ def test_no_steps_is_an_evaluation_of_the_start(run: Run) -> None:
 
 def test_the_first_start_leases_nothing_before_the_weights_are_verified(run: Run) -> None:
     run.serving = False
-    run.begin()
+    run.start()
     assert run.reader.script == [("joined",), ("publish", 0), ("applied", 0), ("resume", 0)]
 
 
@@ -242,7 +249,7 @@ def test_without_recorded_batches_a_resumed_run_publishes_at_once(run: Run) -> N
     assert run.reader.script == [("resume", 3), ("joined",), ("publish", 3), ("applied", 3)]
 
 
-@pytest.mark.parametrize("begin", [Run.begin, Run.begin_again])
+@pytest.mark.parametrize("begin", [Run.start, Run.resume])
 def test_a_run_that_was_stopped_meanwhile_is_not_begun(
     run: Run, begin: Callable[[Run], None]
 ) -> None:
@@ -271,7 +278,7 @@ def test_numbers_are_flushed_before_the_checkpoint_that_stands_for_them(run: Run
 def test_a_resumed_run_asks_only_for_evaluations_without_result(run: Run) -> None:
     for step in (0, 1, 2):
         run.evaluations.ask(step)
-    run.evaluations.take(result(0))
+    run.evaluations.record(result(0))
     run.evaluations = Evaluations(run.config.run_dir, resumed_after=2)
     run.reader.results = {1}
     train(resumed(changed(run, total_steps=3, eval_every=1), step=2, recorded=0))
@@ -282,7 +289,7 @@ def test_a_resumed_run_asks_only_for_evaluations_without_result(run: Run) -> Non
 
 def test_what_was_evaluated_after_the_checkpoint_is_written_again(run: Run) -> None:
     run.evaluations.ask(2)
-    run.evaluations.take(result(2))
+    run.evaluations.record(result(2))
     run.evaluations = Evaluations(run.config.run_dir, resumed_after=1)
     run.reader.results = {2}
     train(resumed(changed(run, total_steps=3, eval_every=2), step=1, recorded=1))

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from learner.loss import TokenLoss
-from learner.objectives.base import Bounds, Terms
-from learner.objectives.grpo import grpo
+from learner.objectives.base import Bounds, Terms, grpo
 
 N = 12
 

@@ -1,4 +1,4 @@
-"""How a fleet's numbers add up, and what is written."""
+"""The sums of a fleet's numbers, and what is written."""
 
 from pathlib import Path
 

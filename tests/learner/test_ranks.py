@@ -1,5 +1,6 @@
 """Ranks that lead, follow, refuse each other and die: real processes, and their links alone."""
 
+import inspect
 import shutil
 import signal
 import socket
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,11 +19,12 @@ import torch
 from configs.process import socket_dir
 from configs.schema import Config
 from learner.batch import build_shares
-from learner.crew import Crew, assemble, enlist
-from learner.errors import BadModel, RankLost
+from learner.crew import Rendezvous, admit_ranks, join_leader
+from learner.errors import BadBatch, BadModel, RankLost
 from learner.exchange import decode_share, encode_share
 from learner.link import CLOSE, Link
-from learner.ranks import follow, lead
+from learner.ranks import Leader, announce, follow, lead, make
+from learner.trainer import COLLECTIVES, Argument, Trainer
 from replay.protocol import Batch
 from tests.children import ends_with_us
 
@@ -43,7 +46,7 @@ def impatient(config: Config) -> Config:
 
 
 @pytest.fixture
-def crew_of_two(
+def two_processes(
     two_ranks: Config, batch: Callable[..., Batch], tmp_path: Path
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Two processes that have made their steps and wait for the next call."""
@@ -77,7 +80,7 @@ def wait_for(path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_leader_trains_exports_restores_and_dismisses(
-    crew_of_two: list[subprocess.Popen[bytes]], tmp_path: Path
+    two_processes: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     found = msgspec.json.decode((tmp_path / "steps").read_bytes())
     assert found["gauges"][0] == found["gauges"][1] and len(found["probe"]) == 2
@@ -88,19 +91,79 @@ def test_the_leader_trains_exports_restores_and_dismisses(
         "rank-1.safetensors",
     ]
     (tmp_path / "close").touch()
-    assert [rank.wait(120) for rank in crew_of_two] == [0, 0]
+    assert [rank.wait(120) for rank in two_processes] == [0, 0]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_rank_is_named_by_the_other(
-    crew_of_two: list[subprocess.Popen[bytes]], tmp_path: Path, killed: int
+    two_processes: list[subprocess.Popen[bytes]], tmp_path: Path, killed: int
 ) -> None:
-    crew_of_two[killed].send_signal(signal.SIGKILL)
-    assert crew_of_two[1 - killed].wait(120) != 0
+    two_processes[killed].send_signal(signal.SIGKILL)
+    assert two_processes[1 - killed].wait(120) != 0
     errors = (tmp_path / f"errors-{1 - killed}").read_text()
     assert f"rank {killed} of the learner is gone" in errors
+
+
+class Recorder:
+    """A trainer that notes its calls; `named_weights` is gone through like the real one."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.gathered = 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            self.calls.append((name, given))
+            return self.gather() if name == "named_weights" else None
+
+        return call
+
+    def gather(self) -> Iterator[int]:
+        for self.gathered in (1, 2, 3):
+            yield self.gathered
+
+
+def test_every_collective_method_is_marked_and_led() -> None:
+    public = {name for name, member in vars(Trainer).items() if inspect.isfunction(member)}
+    assert set(COLLECTIVES) == {name for name in public if name[0] != "_"} - {"close"}
+    assert all(name in vars(Leader) for name in COLLECTIVES)
+    streams = {name for name in COLLECTIVES if inspect.isgeneratorfunction(getattr(Leader, name))}
+    assert streams == {"named_weights"}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_every_collective_call_is_made_by_the_other_side(
+    name: str, links: tuple[Link, Link], two_ranks: Config, batch: Callable[..., Batch]
+) -> None:
+    shares = build_shares(batch(), two_ranks.learner)
+    given: dict[Argument, tuple[Any, ...]] = {
+        "shares": (shares,),
+        "tokens": ([3, 14, 15],),
+        "folder": (Path("at-1"),),
+        "none": (),
+    }
+    argument, rendezvous, other = COLLECTIVES[name], Rendezvous(print), Recorder()
+    rendezvous.add(1, links[0])
+    own = announce(rendezvous, name, given[argument])
+    make(other, *links[1].receive(30.0))
+    rendezvous.dismiss()
+    ((made, received),) = other.calls
+    assert made == name and other.gathered == (3 if name == "named_weights" else 0)
+    if argument == "shares":
+        assert own == (shares[:1],)
+        received = (encode_share(received[0][0]),)
+        assert received == (encode_share(shares[1]),)
+    else:
+        assert own == received == given[argument]
+
+
+def test_a_call_that_no_rank_can_make_and_shares_for_others_are_refused() -> None:
+    with pytest.raises(RankLost, match=r"rank 0 of the learner called 'fly', which no rank can do"):
+        make(Recorder(), "fly", None)
+    with pytest.raises(BadBatch, match=r"2 shares for learner.ranks = 1: build as many"):
+        announce(Rendezvous(print), "learn", ([None, None],))
 
 
 def test_ranks_that_do_not_come_are_named(two_ranks: Config) -> None:
@@ -118,15 +181,16 @@ def test_a_rank_that_does_not_exist_is_refused(two_ranks: Config, rank: int) -> 
 
 def test_a_rank_with_another_configuration_is_refused(two_ranks: Config) -> None:
     learner = msgspec.structs.replace(two_ranks.learner, lr=0.5)
-    other, crews = msgspec.structs.replace(two_ranks, learner=learner), [Crew(print), Crew(print)]
+    other = msgspec.structs.replace(two_ranks, learner=learner)
+    meetings = [Rendezvous(print), Rendezvous(print)]
     with ThreadPoolExecutor() as pool:
-        leading = pool.submit(assemble, two_ranks, crews[0])
+        leading = pool.submit(admit_ranks, two_ranks, meetings[0])
         with pytest.raises(RankLost, match=r"rank 1 of the learner has another configuration"):
-            enlist(other, 1, crews[1])
+            join_leader(other, 1, meetings[1])
         with pytest.raises(BadModel, match=r"start every rank with the same CONFIG"):
             leading.result()
-    for crew in crews:
-        crew.close()
+    for rendezvous in meetings:
+        rendezvous.close()
 
 
 @pytest.mark.parametrize("given", ["here", "tcp://host", "http://host:1"])
@@ -141,14 +205,15 @@ def test_two_that_meet_share_a_store(two_ranks: Config, rendezvous: str) -> None
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = rendezvous.format(port=free.getsockname()[1])
     learner = msgspec.structs.replace(two_ranks.learner, rendezvous=place)
-    config, crews = msgspec.structs.replace(two_ranks, learner=learner), [Crew(print), Crew(print)]
+    config = msgspec.structs.replace(two_ranks, learner=learner)
+    meetings = [Rendezvous(print), Rendezvous(print)]
     with ThreadPoolExecutor() as pool:
-        leading = pool.submit(assemble, config, crews[0])
-        _, store = enlist(config, 1, crews[1])
+        leading = pool.submit(admit_ranks, config, meetings[0])
+        _, store = join_leader(config, 1, meetings[1])
         leading.result().set("key", "value")
     assert store.get("key") == b"value"
-    for crew in crews:
-        crew.close()
+    for rendezvous in meetings:
+        rendezvous.close()
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ DTYPES = ["float32", "bfloat16"]
 
 @dataclass
 class Pair:
-    """What two ranks left behind."""
+    """The findings of two ranks that have ended."""
 
     config: Config
     folder: Path

@@ -142,7 +142,7 @@ def first(inputs: dict[str, Any], *names: str) -> Tensor:
 
 
 def composed(inputs: dict[str, Any], current: Tensor, mask: Tensor, **fields: Any) -> TokenLoss:
-    """What update makes of [B, T] tensors under these settings."""
+    """The result of `update` on [B, T] tensors under these settings."""
     old = "proximal_logprobs", "old_log_prob", "old_per_token_logps", "sampling_logprobs"
     proximal = first(inputs, *old)
     behaviour = tensor(inputs["behaviour"]) if "behaviour" in inputs else proximal

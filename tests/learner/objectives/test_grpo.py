@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from learner.objectives.base import Bounds, PolicyLoss, Terms
-from learner.objectives.grpo import BOUNDS, grpo
+from learner.objectives.base import OBJECTIVES, Bounds, PolicyLoss, Terms, grpo
+
+BOUNDS = OBJECTIVES["grpo"][1]
 
 
 def at(ratio: float, advantage: float, bounds: Bounds) -> tuple[PolicyLoss, float]:

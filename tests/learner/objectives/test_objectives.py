@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.schema import LearnerConfig
-from learner.objectives.base import Terms
-from learner.objectives.registry import OBJECTIVES, choose
+from learner.objectives.base import OBJECTIVES, Terms, choose
 
 Naive = tuple[float, float, bool]  # value, slope, clipped
 
