@@ -19,7 +19,7 @@ from actors.retrieval import open_retrieval
 from configs.keys import Keys
 from configs.load import ConfigError, parse, retrieval_url, weight_sync_endpoint
 from configs.schema import Config
-from replay.newcomer import Newcomer
+from replay.launcher_client import ConfigReader
 from replay.protocol import ReplayTimeout
 from retrieval_server.protocol import RetrievalError, RetrievalRefused
 
@@ -79,8 +79,8 @@ def _keys(endpoint: str, folder: str) -> Keys | None:
 
 def _ask(endpoint: str, keys: Keys | None, deadline_s: float) -> str:
     try:
-        with Newcomer(endpoint, keys, deadline_s) as newcomer:
-            return newcomer.configuration()
+        with ConfigReader(endpoint, keys, deadline_s) as replay:
+            return replay.configuration()
     except ReplayTimeout as error:
         whose = f", and that --keys {str(keys.folder)!r} is a copy of its keys" if keys else ""
         raise ConfigError(

@@ -15,7 +15,7 @@ from learner.evaluations import Evaluations
 from learner.metrics import Metrics, aggregate
 from learner.stopping import StopRequested, StopSwitch
 from learner.watchdog import phase
-from replay.client import BatchReader
+from replay.learner_client import BatchReader
 from replay.protocol import Batch, Stop
 from replay.run_protocol import EvalResult
 from weight_sync.buckets import InTurn

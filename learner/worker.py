@@ -22,7 +22,7 @@ from learner.errors import BadCheckpoint, BadModel, LearnerError, RankLost
 from learner.incarnation import next_incarnation
 from learner.stopping import StopRequested, StopSwitch
 from learner.watchdog import phase
-from replay.client import BatchReader
+from replay.learner_client import BatchReader
 from replay.protocol import ReplayError, ReplayTimeout
 from weight_sync.protocol import PeerFailed, SyncTimeout, TransportFailed, WeightSyncError
 

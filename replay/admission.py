@@ -6,8 +6,6 @@ groups stand before it, v being the version that the requesting actor has applie
 pass an unfinished older group only if every group left behind can still be trained within its
 bound. Nothing is dropped for its age: an unfinished group that must come first is waited for, until
 its deadline.
-
-Consumes counts and (version, group id) pairs; produces decisions. Pure; waits for nothing.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,7 +17,7 @@ Place = tuple[int, int]
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What both rules need to know of the configuration."""
+    """The part of the configuration that both rules depend on."""
 
     groups_per_step: int
     max_staleness: int
@@ -27,7 +25,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What a learner at step s may take: a batch, or nothing and why.
+    """The batch that a learner at step s may take, or nothing and why.
 
     `oldest` is True when a batch could be filled but an unfinished older group must come first.
     """
@@ -37,7 +35,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def allowed_groups(version: int, bounds: Bounds) -> int:
-    """How many groups (open, ready or sampled) may stand once an actor at `version` opened one.
+    """Return how many groups may be open, ready or sampled once an actor at `version` opened one.
 
     Never more than the run will train: nothing is rolled out for steps that will not come.
     """
@@ -47,13 +45,16 @@ def allowed_groups(version: int, bounds: Bounds) -> int:
     return steps * bounds.groups_per_step
 
 
-def can_open(standing: int, version: int, bounds: Bounds) -> bool:
-    """May an actor that has applied `version` open a group? `standing`: open + ready + sampled."""
-    return standing < allowed_groups(version, bounds)
+def can_open(admitted: int, version: int, bounds: Bounds) -> bool:
+    """Return True if an actor that has applied `version` may open a group.
+
+    `admitted`: the groups that are open, ready or sampled.
+    """
+    return admitted < allowed_groups(version, bounds)
 
 
 def can_pass(left_behind: Collection[int], step: int, bounds: Bounds) -> bool:
-    """May a learner at `step` leave groups of these versions unsampled behind its batch?
+    """Return True if a learner at `step` may leave groups of these versions behind its batch.
 
     For every j ≥ step, the groups of version ≤ j − max_staleness must fit the (j − step)·G places
     that come before step j is over. Places only grow with j, so each version is looked at once: at

@@ -1,8 +1,7 @@
 """The durable state of replay: a fold of `evolve` over the records, and of nothing else.
 
-Consumes records (of a decision just taken, or from the event log); produces what decisions read.
 Every train group is in one place: open → ready → sampled(step) → committed, or dropped by a counted
-cause; payloads are kept from delivery until it is committed or dropped. Waits for nothing.
+cause; payloads are kept from delivery until it is committed or dropped.
 """
 
 from collections import deque
@@ -17,14 +16,16 @@ from replay.groups import Group
 from replay.protocol import LogError
 from replay.questions import Questions
 from replay.run_protocol import EvalResult, StepReport
-from replay.tally import Tally
+from replay.tally import Counters
 from replay.trajectory import Kind, Question
 
 ASKED_AGAIN = ("group_deadline", "run_ended")  # causes that are no fault of the question
 
 
-class Books:
-    """`opened`, `ready`, `sampled`: train groups by id; `evaluating`: eval groups by id.
+class LedgerState:
+    """Groups, leases, batches and evaluations as the log has them.
+
+    `opened`, `ready`, `sampled`: train groups by id; `evaluating`: eval groups by id.
 
     `short`: ids of groups with a sibling to lease. `held`: actor id → the (group, sibling) it was
     given and has not answered for, needed or not: what its capacity is counted against. `batches`:
@@ -51,7 +52,7 @@ class Books:
         self.unannounced: list[int] = []  # steps of evaluations that no batch has carried yet
         self.results: list[EvalResult] = []
         self.reports: list[StepReport] = []
-        self.tally = Tally()
+        self.counters = Counters()
         self.next_group_id: dict[Kind, int] = {"train": 1, "eval": records.EVAL_GROUPS}
         self.incarnation, self.learner = 0, ""
         self.last_sampled = 0
@@ -61,27 +62,27 @@ class Books:
         self.tokenizer_digest = self.stop_cause = ""
 
     @property
-    def standing(self) -> int:
-        """open + ready + sampled; every sampled step is a full batch, so steps are counted."""
+    def admitted(self) -> int:
+        """Count of groups open, ready or sampled; a step is always a full batch."""
         sampled = self.last_sampled * self.config.groups_per_step
         return len(self.opened) + len(self.ready) + sampled
 
     @property
     def serving_again(self) -> bool:
-        """Recorded batches are still to be served to a resumed learner."""
+        """True while recorded batches are still to be served to a resumed learner."""
         return self.served < self.last_sampled
 
     def unfinished(self, group_id: int) -> Group | None:
-        """The group of this id, if a sibling of it is still wanted."""
+        """Return the group of this id, if a sibling of it is still wanted."""
         return self.opened.get(group_id) or self.evaluating.get(group_id)
 
     def was_opened(self, group_id: int) -> bool:
-        """Whether there is, or has been, a group of this id."""
+        """Return True if there is, or has been, a group of this id."""
         kind: Kind = "train" if group_id < records.EVAL_GROUPS else "eval"
         return group_id < self.next_group_id[kind]
 
     def gauges(self) -> dict[str, float]:
-        """Replay's own numbers, by metric name."""
+        """Return replay's own numbers, by metric name."""
         places = {
             "replay/open_groups": len(self.opened),
             "replay/ready_groups": len(self.ready),
@@ -90,7 +91,7 @@ class Books:
             "replay/retired_questions": len(self.questions.retired),
             "replay/sampled_steps": self.last_sampled,
         }
-        return {name: float(n) for name, n in places.items()} | self.tally.gauges()
+        return {name: float(n) for name, n in places.items()} | self.counters.gauges()
 
     @singledispatchmethod
     def evolve(self, fact: records.Record) -> None:
@@ -105,7 +106,7 @@ class Books:
     def _(self, fact: records.RunResumed) -> None:
         self.stop_cause = self.learner = ""
         self.catching_up = self.incarnation > 0
-        self.tally.zero_streak = 0
+        self.counters.zero_streak = 0
         self.held.clear()  # every process of before is gone; what it held is to be leased again
         for group in [*self.opened.values(), *self.evaluating.values()]:
             group.holders.clear()
@@ -126,7 +127,7 @@ class Books:
         if fact.kind == "train":
             expected: Question | None = self.questions.next()
             self.opened[fact.group_id] = group
-            self.tally.opened += 1
+            self.counters.opened += 1
         else:
             pending = self.evaluations[fact.evaluation].pending
             expected = pending.popleft() if pending else None
@@ -156,7 +157,7 @@ class Books:
         group.summaries[fact.sibling] = fact.summary
         if group.kind == "train":
             group.payloads[fact.sibling] = fact.payload
-            self.tally.deliver(fact.summary)
+            self.counters.deliver(fact.summary)
         else:
             self.evaluations[group.evaluation].delivered += 1
         self._note_missing(group)
@@ -166,12 +167,12 @@ class Books:
     @evolve.register
     def _(self, fact: records.Superseded) -> None:
         self._let_go(fact.actor_id, fact.group_id, fact.sibling)
-        self.tally.superseded += 1
+        self.counters.superseded += 1
 
     @evolve.register
     def _(self, fact: records.LeaseReturned) -> None:
         self._let_go(fact.actor_id, fact.group_id, fact.sibling)
-        self.tally.returned += 1
+        self.counters.returned += 1
         group = self.unfinished(fact.group_id)
         if group and group.holders.get(fact.sibling) == fact.actor_id:
             self._pass_on(group, fact.sibling)
@@ -187,7 +188,7 @@ class Books:
             for sibling in group.undelivered:
                 self.failures.count(group, sibling)
         if group.kind == "train":
-            self.tally.dropped[fact.cause] += 1
+            self.counters.dropped[fact.cause] += 1
             if fact.cause in ASKED_AGAIN:
                 self.questions.requeue(group.question)
             return
@@ -209,7 +210,7 @@ class Books:
         self.batches[fact.step] = fact
         self.last_sampled = self.served = fact.step
         self.unannounced = [s for s in self.unannounced if s not in fact.evaluations]
-        self.tally.sample(self.sampled[group_id] for group_id in fact.group_ids)
+        self.counters.sample(self.sampled[group_id] for group_id in fact.group_ids)
 
     @evolve.register
     def _(self, fact: records.Resampled) -> None:
@@ -220,7 +221,7 @@ class Books:
         for step in [step for step in self.batches if step <= fact.step]:
             for group_id in self.batches.pop(step).group_ids:
                 del self.sampled[group_id]
-                self.tally.committed += 1
+                self.counters.committed += 1
         self.committed = max(self.committed, fact.step)
 
     @evolve.register
@@ -292,7 +293,7 @@ class Books:
         self.failures.forgive(group)
         if group.kind == "train":
             self.ready[group.group_id] = self.opened.pop(group.group_id)
-            self.tally.close(group)
+            self.counters.close(group)
         else:
             del self.evaluating[group.group_id]
             answers = (group.summaries[0], group.summaries[1])

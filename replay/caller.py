@@ -1,8 +1,8 @@
-"""A connection to replay that asks and waits: what its blocking clients have in common.
+"""The base of replay's blocking clients: a connection that asks and waits.
 
-Consumes replies; every wait has a name and a deadline, and a Wait of replay's is logged. Every
-request may be repeated: one that is not answered is asked again on a new connection, for replay may
-have been killed and started again.
+Every wait has a name and a deadline, and a Wait of replay's is logged. Every request may be
+repeated: one that is not answered is asked again on a new connection, for replay may have been
+killed and started again.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _ANSWERS: dict[type[wire.Request], type[wire.Reply]] = {
     wire.Evaluate: wire.EvalProgress,
     Observe: Status,
 }  # of any other: Done
-logger = logging.getLogger("replay.client")
+logger = logging.getLogger(__name__)
 _T = TypeVar("_T", bound=wire.Reply)
 
 
@@ -65,7 +65,7 @@ def connect_anew(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str
 
 
 def is_late(request: wire.Request, reply: wire.Reply | None) -> bool:
-    """Whether this is the answer to another question, asked before."""
+    """Return True if this is the answer to another question, asked before."""
     match request, reply:
         case wire.Sample(), wire.Batch(step):
             return step != request.step + 1
@@ -125,8 +125,8 @@ class Caller:
                 return  # where none is sent, nothing answers
 
     def _receive(self, limit_s: float) -> wire.Reply | None:
-        """The next reply; None when there is none for so long, or it or its question was garbled
-        on the way.
+        """Return the next reply; None when there is none for so long, or it or its question was
+        garbled on the way.
         """
         if not self._socket.poll(max(1, math.ceil(limit_s * 1000))):
             return None

@@ -1,4 +1,4 @@
-"""Structs ⇄ msgpack: trajectories, requests and replies. Never pickle.
+"""The codec: trajectories, requests and replies ⇄ msgpack. Never pickle.
 
 Arrays are raw little-endian bytes. `decode(encode(x))` is exact, bit for bit, non-finite log-probs
 included. Every bound below is checked on both sides; a CodecError names the field that breaks one.
@@ -94,14 +94,14 @@ _REPLY: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def encode_trajectory(trajectory: Trajectory) -> bytes:
-    """Trajectory → bytes. Raises CodecError naming the field when a bound is exceeded."""
+    """Encode a trajectory. Raises CodecError naming the field when a bound is exceeded."""
     payload = _encode(_to_wire(trajectory), "Trajectory", MAX_TRAJECTORY_BYTES)
     _decode(_TRAJECTORY, payload, "Trajectory")  # the sender learns it first
     return payload
 
 
 def decode_trajectory(payload: bytes) -> Trajectory:
-    """Bytes → Trajectory (its arrays are read-only views of `payload`). Raises CodecError."""
+    """Decode a trajectory; its arrays are read-only views of `payload`. Raises CodecError."""
     wire = decode_wire(payload)
     turns = tuple(_from_wire_turn(turn, i) for i, turn in enumerate(wire.turns))
     prompt = _array(wire.prompt_tokens, _INT32, "prompt_tokens")
@@ -117,23 +117,23 @@ def decode_trajectory(payload: bytes) -> Trajectory:
 
 
 def decode_wire(payload: bytes) -> WireTrajectory:
-    """Bytes → WireTrajectory; checks every bound, but not the arrays. Raises CodecError."""
+    """Decode all but the arrays, checking every bound. Raises CodecError."""
     _check_size(payload, "Trajectory", MAX_TRAJECTORY_BYTES)
     return _decode(_TRAJECTORY, payload, "Trajectory")
 
 
 def encode(message: Request | Reply) -> bytes:
-    """A protocol message → bytes. Raises CodecError on size or a value msgpack cannot hold."""
+    """Encode a protocol message. Raises CodecError on size or a value msgpack cannot hold."""
     return sealed(_encode(message, type(message).__name__, MAX_REPLY_BYTES))
 
 
 def sealed(payload: bytes) -> bytes:
-    """An encoded message with its checksum."""
+    """Return an encoded message with its checksum."""
     return payload + _CHECKSUM.pack(zlib.crc32(payload))
 
 
 def decode_request(payload: bytes) -> Request:
-    """Bytes → Request. Raises CodecError naming the field, Garbled where bytes were changed."""
+    """Decode a request. Raises CodecError naming the field, Garbled where bytes were changed."""
     request = _decode(_REQUEST, _opened(payload, "Request", MAX_REQUEST_BYTES), "Request")
     if len(payload) > MAX_CONTROL_BYTES and not isinstance(request, Deliver):
         raise CodecError(
@@ -151,7 +151,7 @@ def decode_request(payload: bytes) -> Request:
 
 
 def decode_reply(payload: bytes) -> Reply:
-    """Bytes → Reply. Raises CodecError naming the field, Garbled where bytes were changed."""
+    """Decode a reply. Raises CodecError naming the field, Garbled where bytes were changed."""
     return _decode(_REPLY, _opened(payload, "Reply", MAX_REPLY_BYTES), "Reply")
 
 
@@ -165,7 +165,7 @@ def _encode(value: Any, name: str, limit: int) -> bytes:
 
 
 def _opened(message: bytes, name: str, limit: int) -> memoryview:
-    """A message without its checksum, which must agree."""
+    """Return a message without its checksum, which must agree."""
     _check_size(message, name, limit)
     payload, checksum = memoryview(message)[: -_CHECKSUM.size], message[-_CHECKSUM.size :]
     if checksum != _CHECKSUM.pack(zlib.crc32(payload)):

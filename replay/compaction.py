@@ -1,8 +1,5 @@
 """Compaction: closed segments of an event log without the payloads that nothing asks for again.
 
-Consumes a log that nobody writes; replaces segments of it, one by one, each whole. Waits for
-nothing but the disk.
-
 A train group's payloads are settled once its step is committed (a resumed learner never goes back
 behind a durable checkpoint) or it is dropped; an eval group's once its evaluation is finished or it
 is dropped. A closed segment whose every payload is settled is written again with those payloads
@@ -26,7 +23,7 @@ from configs.files import sync
 from replay import records
 from replay.codec import decode_trajectory
 from replay.log import decoded, opened, read_whole
-from replay.log_format import Segment, framed, payloads, placed_header
+from replay.log_format import Segment, framed, header, payloads
 from replay.protocol import CodecError, LogError
 from replay.records import Compacted, Delivered, Record
 from replay.segments import clear_drafts, draft_of, lock, locked, segments, write_all
@@ -47,7 +44,7 @@ class Change:
 
 
 class Settled:
-    """Which groups' payloads nothing asks for again, as a fold over the log."""
+    """A fold over the log: `groups` whose payloads nothing asks for again."""
 
     def __init__(self) -> None:
         self.groups: set[int] = set()
@@ -125,7 +122,7 @@ def _compact(segment: Segment, settled: set[int], fds: list[int]) -> Change:
 
 
 def _rewrite(segment: Segment, fd: int) -> None:
-    written = bytearray(placed_header(segment.number, segment.before or 0))
+    written = bytearray(header(segment.number, segment.before or 0))
     for payload, fact in _records(segment):
         shorter = _without_payload(segment, fact) if _has_payload(fact) else fact
         written += framed(payload if shorter is fact else _ENCODER.encode(shorter))

@@ -1,8 +1,7 @@
 """One evaluation: every question rolled out twice, greedy (sibling 0) and at T = 1 (sibling 1).
 
-Consumes the summaries of closed eval groups; produces an `EvalResult`. Finished once every question
-is answered or given up (it failed `replay.max_question_failures` times); nothing of it is ever
-trained on.
+It is finished once every question is answered or given up (it failed
+`replay.max_question_failures` times); nothing of it is ever trained on.
 """
 
 from collections import deque
@@ -10,14 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from replay.records import Summary
 from replay.run_protocol import EvalResult
+from replay.survey import Summary
 from replay.trajectory import Question
 
 
 @dataclass
 class Evaluation:
-    """`pending`: questions not yet opened; `answered`: question id → its two summaries."""
+    """The evaluation of one step.
+
+    `pending`: questions not yet opened; `answered`: question id → its two summaries.
+    """
 
     step: int
     pending: deque[Question]
@@ -29,7 +31,7 @@ class Evaluation:
 
     @property
     def complete(self) -> bool:
-        """Nothing more will come."""
+        """True where nothing more will come."""
         return len(self.answered) + len(self.given_up) == self.total
 
     @property
@@ -39,7 +41,7 @@ class Evaluation:
 
 
 def summarise_evaluation(evaluation: Evaluation, questions: Sequence[Question]) -> EvalResult:
-    """Exact match over the answered questions; unscorable rollouts are left out, never a 0."""
+    """Return exact match over the answered questions; the unscorable are left out, never 0."""
     answered = [q for q in questions if q.id in evaluation.answered]
     greedy, sampled = ([evaluation.answered[q.id][i] for q in answered] for i in (0, 1))
     everything = greedy + sampled

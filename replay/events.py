@@ -1,4 +1,4 @@
-"""What goes into the ledger and what comes out of it. A leaf above `protocol` and `records`.
+"""Events, that go into the ledger, and outcomes, that come out of it.
 
 A peer is the opaque address of a connection (the server uses the socket's routing id, for actors,
 learner and launcher alike). The ledger itself remembers which peer an actor spoke from in its
@@ -14,7 +14,7 @@ Peer = bytes | str
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time has passed: deadlines are looked at. Sent by the server about once a second."""
+    """Time has passed: deadlines are looked at. Sent by the server ten times a second."""
 
 
 class PeerLost(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class PeerLost(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A request, or what the server noticed, and the peer it concerns (ignored for `Tick`)."""
+    """A request, or a fact that the server noticed, and its peer (ignored for `Tick`)."""
 
     peer: Peer
     message: Decided | Tick | PeerLost

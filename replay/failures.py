@@ -1,8 +1,4 @@
-"""How often each question has failed since it was last answered, sibling by sibling.
-
-Consumes failed attempts and answers; produces counts that decide when a question is given up. A
-question asked by a training group and the same one asked by an evaluation count apart.
-"""
+"""Failed attempts at each question since it was last answered; they decide when it is given up."""
 
 from dataclasses import dataclass, field
 
@@ -12,37 +8,45 @@ from replay.groups import Group
 # do or lets nobody in, or because a user's tool or environment failed: however often that happens,
 # it says nothing about the question. (Where it does, the group's deadline counts it.)
 NOBODYS_FAULT = (
-    *("not_held", "absent", "RetrievalUnreachable", "RetrievalOverloaded", "RetrievalDenied"),
-    *("ToolFailed", "EnvironmentFailed"),
+    "not_held",
+    "absent",
+    "RetrievalUnreachable",
+    "RetrievalOverloaded",
+    "RetrievalDenied",
+    "ToolFailed",
+    "EnvironmentFailed",
 )
-Key = tuple[int, str]  # evaluation (-1: training), question id
+FailureKey = tuple[int, str]  # evaluation (-1: training), question id
 
 
 @dataclass
 class Failures:
-    """`counts`: key → sibling → failed attempts."""
+    """Failed attempts by question and sibling.
 
-    counts: dict[Key, dict[int, int]] = field(default_factory=dict)
+    A question counts apart for training and for each evaluation.
+    """
+
+    counts: dict[FailureKey, dict[int, int]] = field(default_factory=dict)
 
     def of(self, group: Group, sibling: int) -> int:
-        """How often this sibling of the group's question has failed."""
+        """Return how often this sibling of the group's question has failed."""
         return self.counts.get(_key(group), {}).get(sibling, 0)
 
     def count(self, group: Group, sibling: int, cause: str = "") -> None:
-        """One more failed attempt, unless nothing failed."""
+        """Count a failed attempt, unless its cause is nobody's fault."""
         if cause.startswith(NOBODYS_FAULT):
             return
         siblings = self.counts.setdefault(_key(group), {})
         siblings[sibling] = siblings.get(sibling, 0) + 1
 
     def forgive(self, group: Group) -> None:
-        """The group's question was answered, or given up."""
+        """Forget the failures of a question that was answered, or given up."""
         self.counts.pop(_key(group), None)
 
     def forget(self, evaluation: int) -> None:
-        """This evaluation never was."""
+        """Forget the failures of an evaluation that is voided."""
         self.counts = {key: n for key, n in self.counts.items() if key[0] != evaluation}
 
 
-def _key(group: Group) -> Key:
+def _key(group: Group) -> FailureKey:
     return group.evaluation, group.question.id

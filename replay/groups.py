@@ -1,12 +1,12 @@
 """A group: the siblings of one question, who rolls each out, and what has been delivered.
 
-Consumes the facts about its siblings; produces the predicates that decisions are made of. Changed
-only by `replay.books`; waits for nothing.
+Only `replay.books` changes it; decisions are made of its predicates.
 """
 
 from dataclasses import dataclass, field
 
-from replay.records import GroupOpened, Summary
+from replay.records import GroupOpened
+from replay.survey import Summary
 from replay.trajectory import Kind, Question
 
 EVAL_SIBLINGS = 2  # greedy, then T = 1
@@ -14,7 +14,10 @@ EVAL_SIBLINGS = 2  # greedy, then T = 1
 
 @dataclass
 class Group:
-    """`holders`: sibling → the actor it is waited from; a sibling in neither dict is missing."""
+    """The siblings of one question, numbered from 0.
+
+    `holders`: sibling → the actor that rolls it out; a sibling in neither dict is missing.
+    """
 
     group_id: int
     kind: Kind
@@ -29,7 +32,7 @@ class Group:
 
     @classmethod
     def opened(cls, fact: GroupOpened, group_size: int) -> "Group":
-        """A group of which nothing is leased yet."""
+        """Make a group of which nothing is leased yet."""
         size = group_size if fact.kind == "train" else EVAL_SIBLINGS
         return cls(
             fact.group_id, fact.kind, fact.question, fact.version, fact.now, size, fact.evaluation
@@ -37,7 +40,7 @@ class Group:
 
     @property
     def closed(self) -> bool:
-        """Every sibling is delivered."""
+        """True where every sibling is delivered."""
         return len(self.summaries) == self.size
 
     @property
@@ -47,17 +50,17 @@ class Group:
 
     @property
     def short(self) -> bool:
-        """Some sibling is missing; nobody is waited for who has delivered."""
+        """True where a sibling is missing; nobody is waited for who has delivered."""
         return len(self.summaries) + len(self.holders) < self.size
 
     def misses(self, sibling: int) -> bool:
-        """Nobody has this sibling and nobody makes it."""
+        """Return True if nobody has delivered this sibling and nobody rolls it out."""
         wanted = 0 <= sibling < self.size
         return wanted and sibling not in self.summaries and sibling not in self.holders
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Siblings that nobody has and nobody makes: to be leased."""
+        """Siblings to be leased."""
         return tuple(i for i in range(self.size) if self.misses(i))
 
     @property
@@ -68,12 +71,12 @@ class Group:
 
     @property
     def has_signal(self) -> bool:
-        """Two scorable siblings differ in reward."""
+        """True where two scorable siblings differ in reward."""
         return len(set(self.rewards)) > 1
 
     @property
     def all_zero(self) -> bool:
-        """Something was scorable, and every reward was 0."""
+        """True where some sibling is scorable, and every reward is 0."""
         return bool(self.rewards) and not any(self.rewards)
 
     @property

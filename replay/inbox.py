@@ -1,8 +1,4 @@
-"""What replay has sent to an actor and the actor has not taken yet. No socket.
-
-Consumes replies; produces leases, Stop and acknowledgements to whoever awaits them. A wait is
-unblocked by its reply, by Stop or by `fail`, after which every wait raises that error.
-"""
+"""The inbox of an actor: what replay has sent and the actor has not taken yet."""
 
 import asyncio
 
@@ -13,7 +9,10 @@ Key = tuple[int, int]  # group_id, sibling
 
 
 class Inbox:
-    """Leases in order, then Stop for ever; one future per delivery under way."""
+    """Leases in order, then Stop for ever; one future per delivery under way.
+
+    A wait ends with its reply, with Stop or with the error that `fail` was given.
+    """
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
@@ -21,7 +20,7 @@ class Inbox:
         self._acknowledgements: dict[Key, asyncio.Future[str]] = {}
 
     async def next(self) -> Lease | Stop:
-        """The next lease, or Stop; raises what `fail` was given."""
+        """Wait for the next lease, or Stop; raise what `fail` was given."""
         item = await self._items.get()
         if isinstance(item, Lease):
             return item
@@ -31,12 +30,12 @@ class Inbox:
         raise item
 
     def expect(self, key: Key) -> "asyncio.Future[str]":
-        """The status of the delivery of `key`, once it is acknowledged."""
+        """Return a future of the status of the delivery of `key`, once it is acknowledged."""
         future = asyncio.get_running_loop().create_future()
         return self._acknowledgements.setdefault(key, future)
 
     def forget(self, key: Key) -> None:
-        """Nobody awaits this acknowledgement any more."""
+        """Forget an acknowledgement that nobody awaits."""
         self._acknowledgements.pop(key, None)
 
     def take(self, reply: wire.Reply) -> list[Lease]:

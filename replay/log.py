@@ -1,8 +1,8 @@
 """The event log: append-only files of facts; recovery, resume and audit are each a fold over them.
 
-Consumes records from the server; produces `<run_dir>/events.log` and the segments that follow it
-(`replay.segments`). `append` collects, `sync` makes everything collected durable at once, and only
-then may anything be answered (group commit). Waits for nothing but the disk.
+It is `<run_dir>/events.log` and the segments that follow it (`replay.segments`). `append` collects,
+`sync` makes everything collected durable at once, and only then may anything be answered (group
+commit).
 
 A segment that has grown to `segment_bytes` is closed by the next `sync`, which begins another and
 writes there. All of a closed segment is on the disk before the next one has a name, so a process
@@ -28,7 +28,7 @@ from replay.log_format import (
     Damage,
     Segment,
     TornRecord,
-    first_header,
+    header,
     payloads,
     pieces,
     seal,
@@ -60,7 +60,7 @@ class LogFull(LogError):
 
 @dataclass(frozen=True)
 class End:
-    """Where a log goes on: its newest segment, and up to where that is whole."""
+    """The place where a log goes on: its newest segment, and up to where that is whole."""
 
     segment: Segment
     offset: int
@@ -99,7 +99,7 @@ class EventLog:
             raise LogError(f"{path}: cannot be created: {error.strerror}") from error
         log = cls(path, fd, segment_bytes)
         lock(path, fd, fcntl.LOCK_EX)
-        log._collected += first_header()
+        log._collected += header(number=0, before=0)
         log.sync()
         sync(path.parent)
         return log
@@ -245,7 +245,7 @@ def refuse_writer(path: Path) -> None:
 
 
 def log_end(path: Path) -> End:
-    """Where the last whole record ends. Raises LogError when what follows was not cut short."""
+    """Return the end of the last whole record. Raises LogError where damage follows."""
     records, segment, offset = 0, Segment(path), 0
     try:
         for segment in segments(path):
@@ -260,7 +260,7 @@ def log_end(path: Path) -> End:
 
 
 def decoded(path: Path, offset: int, payload: bytes) -> Record:
-    """The record of a frame. Raises LogError."""
+    """Decode the record of a frame. Raises LogError."""
     try:
         return _DECODER.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -293,7 +293,7 @@ def _set_aside(path: Path, end: int) -> None:
 
 
 def opened(path: Path) -> BinaryIO:
-    """A segment, to be read. Raises LogError."""
+    """Open a segment to be read. Raises LogError."""
     try:
         return path.open("rb")
     except OSError as error:

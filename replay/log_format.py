@@ -1,13 +1,12 @@
-"""The bytes of one segment of an event log: a header, then one frame per record; and where damage
-ends.
+"""The bytes of one segment of an event log, and where damage in them ends.
 
-Header: magic `FORAGELG`, u32 format version; from version 2 on also the segment's number (u32), how
-many records stand in the segments before it (u64), and the crc32 of all that. Version 1 is a first
-segment as replay begins it; version 2 any other, and any that was compacted. Per record: u32
-length, u32 crc32 of the payload, payload (one record of `replay.records` in msgpack). Integers are
-little-endian. A writer that is killed leaves a last frame of the newest segment cut short, and
-nothing behind it: the same bytes with a whole record behind them, or in a closed segment, are
-damage, and history that must not be cut off.
+Header: magic `FORAGELG`, u32 format version, u32 number of the segment, u64 count of the records in
+the segments before it, u32 crc32 of all that. Then per record: u32 length, u32 crc32 of the
+payload, payload (one record of `replay.records` in msgpack). Integers are little-endian.
+
+A writer that is killed leaves a last frame of the newest segment cut short, and nothing behind it:
+the same bytes with a whole record behind them, or in a closed segment, are damage, and history that
+must not be cut off.
 """
 
 import os
@@ -20,11 +19,11 @@ from typing import BinaryIO
 
 from replay.protocol import LogError
 
-FIRST_VERSION, FORMAT_VERSION = 1, 2
+FORMAT_VERSION = 2
 MAGIC = b"FORAGELG"
 MAX_RECORD_BYTES = 64 << 20
-HEADER = struct.Struct("<8sI")  # magic, version
-PLACE = struct.Struct("<IQ")  # from version 2 on: number, records before
+HEADER = struct.Struct("<8sIIQI")  # magic, version, number, records before, crc32
+_PREFIX = struct.Struct("<8sI")  # of every version: magic, version
 _CHECKSUM = struct.Struct("<I")
 FRAME = struct.Struct("<II")  # length, crc32
 _FIRST_KEY = b"\xa4type"  # of every record, after one byte that says how many fields it has
@@ -75,26 +74,21 @@ def seal(buffer: bytearray, at: int) -> None:
 
 
 def framed(payload: bytes) -> bytes:
-    """A payload with its frame."""
+    """Return a payload with its frame."""
     buffer = bytearray(FRAME.size) + payload
     seal(buffer, 0)
     return bytes(buffer)
 
 
-def first_header() -> bytes:
-    """How a log begins."""
-    return HEADER.pack(MAGIC, FIRST_VERSION)
-
-
-def placed_header(number: int, before: int) -> bytes:
-    """How segment `number` begins, with `before` records in those before it."""
-    data = HEADER.pack(MAGIC, FORMAT_VERSION) + PLACE.pack(number, before)
+def header(number: int, before: int) -> bytes:
+    """Return the header of segment `number`, with `before` records in the segments before it."""
+    data = HEADER.pack(MAGIC, FORMAT_VERSION, number, before, 0)[: -_CHECKSUM.size]
     return data + _CHECKSUM.pack(zlib.crc32(data))
 
 
 def payloads(segment: Segment, file: BinaryIO) -> Iterator[Piece]:
-    """Every record. Raises LogError at the first that is not whole; TornRecord when it is the last
-    of the newest segment and cut short.
+    """Yield every record. Raises LogError at the first that is not whole; TornRecord when it is the
+    last of the newest segment and cut short.
     """
     for piece in pieces(segment, file):
         if isinstance(piece, Damage):
@@ -106,8 +100,9 @@ def payloads(segment: Segment, file: BinaryIO) -> Iterator[Piece]:
 
 
 def pieces(segment: Segment, file: BinaryIO) -> Iterator[Piece | Damage]:
-    """Every record, and every stretch between records that is none. Raises LogError for a file that
-    is no log of this format, TornRecord as `payloads` does. Fills in `segment.before`.
+    """Yield every record, and every stretch between records that is none; fill in `segment.before`.
+
+    Raises LogError for a file that is no log of this format, TornRecord as `payloads` does.
     """
     path, size = segment.path, os.fstat(file.fileno()).st_size
     offset, cause = _check_header(segment, file)
@@ -133,35 +128,31 @@ def pieces(segment: Segment, file: BinaryIO) -> Iterator[Piece | Damage]:
 
 
 def _check_header(segment: Segment, file: BinaryIO) -> tuple[int, str]:
-    """How long the header is, and what is wrong with it. Raises OtherFormat where a log begins."""
-    header = file.read(HEADER.size)
-    if len(header) < HEADER.size or header[: len(MAGIC)] != MAGIC:
+    """Return the header's length and its fault. Raises OtherFormat where a log begins."""
+    found = file.read(HEADER.size)
+    if len(found) < _PREFIX.size or found[: len(MAGIC)] != MAGIC:
         return 0, "not an event log"
-    version = HEADER.unpack(header)[1]
-    if version == FIRST_VERSION:
-        number, before = 0, 0
-    elif version == FORMAT_VERSION:
-        header += file.read(PLACE.size + _CHECKSUM.size)
-        place, checksum = header[HEADER.size : -_CHECKSUM.size], header[-_CHECKSUM.size :]
-        if checksum != _CHECKSUM.pack(zlib.crc32(header[: -_CHECKSUM.size])):
-            return 0, "the header's checksum does not agree"
-        number, before = PLACE.unpack(place)
-    else:
-        cause = f"format version {version}, this program reads 1 and {FORMAT_VERSION}"
+    version = _PREFIX.unpack(found[: _PREFIX.size])[1]
+    if version != FORMAT_VERSION:
+        cause = f"format version {version}, this program reads {FORMAT_VERSION}"
         if segment.number:
             return 0, cause
         raise OtherFormat(f"{segment.path}: offset {len(MAGIC)}: {cause}")
+    checksum = _CHECKSUM.pack(zlib.crc32(found[: -_CHECKSUM.size]))
+    if len(found) < HEADER.size or found[-_CHECKSUM.size :] != checksum:
+        return 0, "the header's checksum does not agree"
+    number, before = HEADER.unpack(found)[2:4]
     if number != segment.number:
         return 0, f"this is segment {number}, and stands in the place of {segment.number}"
     if segment.before not in (None, before):
         return 0, f"{before} records belong before this segment, there are {segment.before}"
-    segment.before, segment.start = before, len(header)
+    segment.before, segment.start = before, HEADER.size
     return segment.start, ""
 
 
 def _frame_at(file: BinaryIO, offset: int, size: int) -> tuple[bytes, str]:
-    """The payload of the frame at `offset`, or what is wrong with it. `size` bounds what is read:
-    no length is believed.
+    """Return the payload of the frame at `offset`, or what is wrong with it. `size` bounds what is
+    read: no length is believed.
     """
     file.seek(offset)
     frame = file.read(FRAME.size)
@@ -181,13 +172,15 @@ def _frame_at(file: BinaryIO, offset: int, size: int) -> tuple[bytes, str]:
 
 
 def _only_zeros(file: BinaryIO, offset: int) -> bool:
-    """What a machine that loses power may leave of a write that was never acknowledged."""
+    """Return True if only zeros follow: a machine that loses power may leave them of a write that
+    was never acknowledged.
+    """
     file.seek(offset)
     return not any(any(data) for data in iter(lambda: file.read(_LOOK_AHEAD_BYTES), b""))
 
 
 def _next_whole(file: BinaryIO, offset: int, size: int) -> int | None:
-    """Where the first whole record behind `offset` begins."""
+    """Return where the first whole record behind `offset` begins."""
     before = FRAME.size + 1  # of a record, in front of its first key
     at = offset + 1
     while at < size:

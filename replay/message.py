@@ -1,4 +1,4 @@
-"""The base of every message that crosses replay's socket. A leaf."""
+"""The base of every message that crosses replay's socket."""
 
 import msgspec
 

@@ -1,25 +1,104 @@
-"""Who is connected to replay's server, and what it still owes them. Pure: times are given.
+"""Replay's socket and the connections on it: who speaks, who is silent, and what each is owed."""
 
-Consumes what the server received and sent; produces who is silent, what is told again, and whether
-the server may leave. Waits for nothing. Times are monotonic seconds.
-"""
+import contextlib
+import errno
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import msgspec
+import zmq
 
+from configs.keys import Guard, keys_of
+from configs.load import replay_endpoint
+from configs.process import make_socket_dir
 from configs.schema import Config
+from replay import protocol
+from replay.codec import MAX_REQUEST_BYTES, encode
 from replay.events import Peer
-from replay.protocol import Decided, Finish, FromActor, Goodbye, Reply, Resume, Wait
+from replay.run_protocol import Status
 
 WAIT_AGAIN_S = 0.5
 QUIET_S = 2.0  # after the end, the console may still ask
 GRACE_S = 5.0  # beyond the actors' own drain deadline
+SELF = b""  # the peer of the server's own events; no routing id is empty
+# Sent before the log is synced.
+_PROMISES_NOTHING = protocol.Alive | Status | protocol.Refused | protocol.Unknown | protocol.Wait
+
+logger = logging.getLogger(__name__)
+
+
+class Router:
+    """The bound ROUTER socket. Raises ReplayError where the run's endpoint cannot be bound."""
+
+    def __init__(self, config: Config) -> None:
+        self._endpoint = replay_endpoint(config)
+        self._context = zmq.Context()
+        self._guard: Guard | None = None
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        try:
+            self._bind(config)
+        except (zmq.ZMQError, OSError) as error:
+            if self._guard is not None:
+                self._guard.close()
+            self._context.destroy(linger=0)
+            raise protocol.ReplayError(
+                f"replay.endpoint = {self._endpoint!r} cannot be bound ({error}): "
+                "end the process that uses it, or choose another"
+            ) from error
+        logger.info("listening on %s", self._endpoint)
+
+    def poll(self, timeout_s: float) -> bool:
+        """Wait for a message; True where one has arrived."""
+        return bool(self._socket.poll(max(0, int(timeout_s * 1000))))
+
+    def messages(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Peer and frames of every message that has arrived, read as they are asked for."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                yield peer, frames
+
+    def send(self, peer: bytes, payload: bytes) -> str:
+        """Send to a peer; return why it cannot be reached, or ''."""
+        try:
+            self._socket.send_multipart((peer, payload), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (errno.EHOSTUNREACH, errno.EAGAIN):
+                raise
+            return str(error)
+        return ""
+
+    def close(self) -> None:
+        """Send what is left, for a second at most, and remove the socket's file."""
+        if self._guard is not None:
+            self._guard.close()
+        self._socket.close(linger=1000)
+        self._context.term()
+        scheme, _, path = self._endpoint.partition("://")
+        if scheme == "ipc":  # ZeroMQ leaves it
+            Path(path).unlink(missing_ok=True)
+
+    def _bind(self, config: Config) -> None:
+        dead_ms = max(1, int(config.replay.dead_after_s * 1000))
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)
+        self._socket.set(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+        self._socket.set(zmq.TCP_MAXRT, dead_ms)
+        if not config.replay.endpoint:
+            make_socket_dir(config.run_dir)
+        if keys := keys_of(config, self._endpoint):
+            self._guard = keys.make().guard(self._context, self._socket)
+        else:  # libzmq 4.3.5 aborts where an encrypted stream that it heartbeats breaks
+            self._socket.set(zmq.HEARTBEAT_IVL, max(1, dead_ms // 10))
+            self._socket.set(zmq.HEARTBEAT_TIMEOUT, dead_ms)
+        self._socket.bind(self._endpoint)
 
 
 class Kept(msgspec.Struct, frozen=True):
     """A learner's question that was answered with Wait, and when."""
 
-    request: Decided
-    told: Wait
+    request: protocol.Decided
+    told: protocol.Wait
     at_s: float
 
 
@@ -30,13 +109,22 @@ class Said(msgspec.Struct, frozen=True):
     actor_id: str
 
 
-class Peers:
-    """When each actor's connection was last heard, and the questions kept for an answer."""
+class Connections:
+    """The peers of a run. Times are given, in monotonic seconds.
 
-    def __init__(self, config: Config, learning: bool = False) -> None:
+    `actors`: those that speak as actors; `kept`: the questions that wait for an answer; `lost`:
+    those found dead, in order, whose loss is not on record yet.
+    """
+
+    def __init__(self, config: Config, router: Router, learning: bool = False) -> None:
         """`learning`: a learner has resumed before replay was started again."""
         self.actors: dict[Peer, Said] = {}
         self.kept: dict[Peer, Kept] = {}
+        self.lost: dict[Peer, None] = {}
+        self._router = router
+        self._unsent: list[tuple[Peer, protocol.Reply]] = []  # until what they promise is durable
+        self._parting: set[Peer] = set()
+        self._refused = self._unroutable = 0
         self._dead_after_s = config.replay.dead_after_s
         self._drain_s = config.actors.drain_deadline_s + GRACE_S
         self._step_s = config.learner.step_deadline_s
@@ -44,42 +132,101 @@ class Peers:
         self._spoken_s = float("-inf")
         self._stopped_s = float("inf")
 
-    def heard(self, peer: Peer, request: Decided, now_s: float) -> None:
+    def gauges(self) -> dict[str, float]:
+        """Return counts of messages refused and of replies that found nobody, as `replay/…`."""
+        return {
+            "replay/refused_messages": float(self._refused),
+            "replay/unroutable_replies": float(self._unroutable),
+        }
+
+    def heard(self, peer: Peer, request: protocol.Decided, now_s: float) -> None:
         """Note that `peer` sent `request`; a new question replaces the one kept for it."""
         self._spoken_s = now_s
         self.kept.pop(peer, None)
-        if isinstance(request, Goodbye):
+        if isinstance(request, protocol.Goodbye):
             self.actors.pop(peer, None)
-        elif isinstance(request, FromActor):
+        elif isinstance(request, protocol.FromActor):
             self.actors[peer] = Said(now_s, request.actor_id)
-        elif isinstance(request, Resume | Finish):
-            self._learning = isinstance(request, Resume)
+        elif isinstance(request, protocol.Resume | protocol.Finish):
+            self._learning = isinstance(request, protocol.Resume)
 
-    def answers(self, peer: Peer, request: Decided, reply: Reply, now_s: float) -> bool:
-        """Whether to send `reply`; a Wait is kept, and told again only when it is news."""
-        if not isinstance(reply, Wait):
+    def answer(
+        self, peer: Peer, request: protocol.Decided | None, reply: protocol.Reply, now_s: float
+    ) -> None:
+        """Send what promises nothing at once, and the rest with the next `flush`.
+
+        A Wait is kept with its `request`, and told again only when it is news.
+        """
+        if request and isinstance(reply, protocol.Wait):
+            kept = self.kept.get(peer)
+            if kept and kept.told.oldest == reply.oldest and now_s - kept.at_s < WAIT_AGAIN_S:
+                return
+            self.kept[peer] = Kept(request, reply, now_s)
+        else:
             self.kept.pop(peer, None)
-            return True
-        kept = self.kept.get(peer)
-        if kept and kept.told.oldest == reply.oldest and now_s - kept.at_s < WAIT_AGAIN_S:
-            return False
-        self.kept[peer] = Kept(request, reply, now_s)
-        return True
+        if isinstance(reply, protocol.Refused):
+            self._note_refusal(reply.cause)
+        if isinstance(reply, _PROMISES_NOTHING):
+            self.send(peer, reply)
+        else:
+            self._unsent.append((peer, reply))
 
-    def called(self, actor_id: str | None) -> list[Peer]:
-        """The connections of actors that speak under this name; None: of all actors."""
-        return [p for p, said in self.actors.items() if actor_id in (None, said.actor_id)]
+    def flush(self) -> None:
+        """Send every reply held back so far: what they promise is durable."""
+        unsent, self._unsent = self._unsent, []
+        for peer, reply in unsent:
+            self.send(peer, reply)
+
+    def refuse(self, peer: Peer, error: protocol.CodecError) -> None:
+        """Answer a message that cannot be read; one changed on the way is as good as lost."""
+        self._note_refusal(str(error))
+        lost = isinstance(error, protocol.Garbled)
+        self.send(peer, protocol.Unknown() if lost else protocol.Refused(str(error)))
+
+    def send(self, peer: Peer, reply: protocol.Reply) -> None:
+        """Send now; a peer that cannot be reached is lost."""
+        if not isinstance(peer, bytes) or peer == SELF or peer in self._parting:
+            return
+        if isinstance(reply, Status | protocol.Batch):
+            reply = msgspec.structs.replace(reply, gauges=reply.gauges | self.gauges())
+        if cause := self._router.send(peer, encode(reply)):
+            self._unroutable += 1
+            self.kept.pop(peer, None)
+            if peer not in self.lost:  # once for all that it had coming
+                self.lost[peer] = None
+                logger.warning("%s could not be sent: %s", type(reply).__name__, cause)
+
+    def unanswered(self, others: Iterable[Peer]) -> set[Peer]:
+        """Return those of `others` and of the peers owed a reply that are no actors."""
+        asking = {*others, *self.kept, *(peer for peer, _ in self._unsent)}
+        return asking - self.actors.keys()
+
+    def probe(self, actor_id: str | None = None) -> None:
+        """Speak to every actor, or to those of this name: a dead connection is found by it."""
+        for peer in [p for p, said in self.actors.items() if actor_id in (None, said.actor_id)]:
+            self.send(peer, protocol.Alive())
 
     def silent(self, now_s: float) -> list[Peer]:
-        """Actors not heard for `replay.dead_after_s`."""
+        """Return the actors not heard for `replay.dead_after_s`."""
         return [p for p, said in self.actors.items() if now_s - said.at_s > self._dead_after_s]
+
+    @contextlib.contextmanager
+    def parting(self, peer: Peer) -> Iterator[None]:
+        """Send nothing to `peer` meanwhile: it has gone."""
+        self._parting.add(peer)
+        yield
+        self._parting.remove(peer)
+
+    def forget(self, peer: Peer) -> bool:
+        """Count `peer` among the actors no more; return True where it was one."""
+        return self.actors.pop(peer, None) is not None
 
     def stopping(self, now_s: float) -> None:
         """Note that the run is over: from here on the server lingers."""
         self._stopped_s = min(self._stopped_s, now_s)
 
     def may_leave(self, signalled: bool, now_s: float, awaited: bool = False) -> bool:
-        """Whether all have left, or have had their time; `awaited`: an actor may come back.
+        """True where all have left, or have had their time; `awaited`: an actor may come back.
 
         A learner that has not finished is given its step's deadline; once a signal says that the
         rest is gone (`signalled`), only actors that are here are waited for.
@@ -89,3 +236,7 @@ class Peers:
         quiet = signalled or (now_s - self._spoken_s > QUIET_S and not awaited)
         gone = not self.actors and not learning and quiet
         return now_s >= self._stopped_s and (gone or now_s - self._stopped_s > limit_s)
+
+    def _note_refusal(self, cause: str) -> None:
+        self._refused += 1
+        logger.warning("refused a message: %s", cause)

@@ -1,7 +1,6 @@
-"""The messages of actors and learner, the unions of all that crosses replay's socket, and this
-package's errors. A leaf above `message` and `run_protocol`.
+"""The messages that cross replay's socket, and this package's errors. A leaf.
 
-Producers and consumers are in each docstring. Versions are ordered as (incarnation,
+Versions are ordered as (incarnation,
 policy_version): each learner start has a higher incarnation. An actor *states* what it can do
 (`Ready`), it never asks: replay pushes leases whenever admission allows, and counts what it has
 leased out itself, so a stale statement cannot over-commit.

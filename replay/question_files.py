@@ -1,10 +1,5 @@
-"""Question files → questions: JSONL or parquet of ours, FlashRAG's and ASearcher's JSONL,
-Search-R1's and verl's parquet, as they are.
-
-Consumes a path; produces questions in the file's order; waits for nothing but the disk. A row's
-question is `question` or `extra_info.question`; its answers are `answers`, `golden_answers`,
-`reward_model.ground_truth.target` or `answer`; its id is `id`, `qid` or `extra_info.index`, behind
-`data_source` where that is named, for ids of different data sets collide.
+"""Question files: JSONL or parquet of ours, FlashRAG's and ASearcher's JSONL, Search-R1's and
+verl's parquet, as they are.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,8 +26,9 @@ Refuse = Callable[[int, QuestionsError], None]
 
 @dataclass(frozen=True)
 class QuestionFile:
-    """The questions of a file's sound rows, in its order; how many rows are not sound, and what is
-    wrong with the first of them.
+    """The questions of a file's sound rows, in its order.
+
+    `unusable`: how many rows are not sound; `faults`: what is wrong with the first of them.
     """
 
     questions: tuple[Question, ...]
@@ -40,7 +36,7 @@ class QuestionFile:
     faults: tuple[str, ...] = ()
 
     def told(self) -> str:
-        """How many rows cannot be used, and why not the first; '' where all can."""
+        """Say how many rows cannot be used, and why not the first; '' where all can."""
         if not self.unusable:
             return ""
         others = f" (and {self.unusable - 1:,} more)" if self.unusable > 1 else ""
@@ -56,8 +52,8 @@ class _Row(msgspec.Struct):
 
 
 def load_questions(path: str | Path, limit: int = 0) -> tuple[Question, ...]:
-    """The questions of every row, or of the first `limit`; 0 reads all. Raises QuestionsError, for
-    a single row that cannot be used too.
+    """Return the questions of every row, or of the first `limit`; 0 reads all. Raises
+    QuestionsError, for a single row that cannot be used too.
     """
     file = read_questions(path, limit)
     if file.unusable:
@@ -105,7 +101,7 @@ def read_questions(path: str | Path, limit: int = 0) -> QuestionFile:
 
 
 def left_out(files: QuestionsConfig) -> Iterator[str]:
-    """Of each file of a run whose rows cannot all be used: how many, and why not the first."""
+    """Say of each file of a run whose rows cannot all be used how many, and why not the first."""
     for field, limit in (("train", 0), ("eval", files.eval_limit)):
         if (path := getattr(files, field)) and (told := read_questions(path, limit).told()):
             yield (
@@ -115,8 +111,8 @@ def left_out(files: QuestionsConfig) -> Iterator[str]:
 
 
 def question_rows(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, Any]]:
-    """Line or row number, from 1, and content of every row as it stands. A line that is no JSON is
-    left to `refuse`, where that is given. Raises QuestionsError.
+    """Yield line or row number, from 1, and content of every row as it stands. A line that is no
+    JSON is left to `refuse`, where that is given. Raises QuestionsError.
     """
     if path.suffix == ".parquet":
         yield from _parquet(path)
@@ -138,7 +134,13 @@ def question_rows(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[in
 
 
 def question_of(raw: Any, where: str, name: str) -> Question:
-    """The question of a row; `name` where it has no id. Raises QuestionsError naming `where`."""
+    """Return the question of a row; `name` is its id where it has none.
+
+    Its text is `question` or `extra_info.question`; its answers are `answers`, `golden_answers`,
+    `reward_model.ground_truth.target` or `answer`; its id is `id`, `qid` or `extra_info.index`,
+    behind `data_source` where that is named, for ids of different data sets collide. Raises
+    QuestionsError naming `where`.
+    """
     try:
         row = msgspec.convert(_plain(raw) if isinstance(raw, dict) else raw, _Row)
     except msgspec.ValidationError as error:
@@ -157,7 +159,7 @@ def question_of(raw: Any, where: str, name: str) -> Question:
 
 
 def _plain(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The row under our own names; what it lacks is left out."""
+    """Return the row under our own names; what it lacks is left out."""
     extra, rule = raw.get("extra_info"), raw.get("reward_model")
     extra = extra if isinstance(extra, dict) else {}
     truth = rule.get("ground_truth") if isinstance(rule, dict) else None
@@ -180,7 +182,7 @@ def _id(raw: Mapping[str, Any], extra: Mapping[str, Any]) -> Any:
 
 
 def _first(*values: Any) -> Any:
-    """The first that is not null: a file of several layouts has the columns of all in each row."""
+    """Return the first that is not null: a file of several layouts has all columns in each row."""
     return next((value for value in values if value is not None), None)
 
 

@@ -1,7 +1,6 @@
-"""Where questions come from: a file's, cycled for ever, reshuffled per epoch by the seed.
+"""The supply of questions: a file's, cycled for ever, reshuffled per epoch by the seed.
 
-Consumes the questions of a file; produces one question per opened group. Waits for nothing. Its
-state is the number of draws, the questions put back and those retired, so a fold over the log
+Its state is the number of draws, the questions put back and those retired, so a fold over the log
 restores it.
 """
 
@@ -31,7 +30,7 @@ class Questions:
         self.cursor = 0
 
     def peek(self) -> Question | None:
-        """The question that `next` will return; None when all are retired."""
+        """Return the question that `next` will return; None when all are retired."""
         if self._requeued:
             return self._requeued[0]
         if len(self._retired) == len(self._questions):
@@ -39,7 +38,7 @@ class Questions:
         return self._at(self._next_draw())
 
     def first(self) -> Question:
-        """The question that `next` will return. Raises LookupError when all are retired."""
+        """Return the question that `next` will return. Raises LookupError when all are retired."""
         question = self.peek()
         if question is None:
             raise LookupError(f"all {len(self._questions)} questions are retired")
@@ -76,9 +75,9 @@ class Questions:
         return draw
 
     def _at(self, draw: int) -> Question:
-        epoch, place = divmod(draw, len(self._questions))
+        epoch, index = divmod(draw, len(self._questions))
         if epoch != self._epoch:
             self._order = list(range(len(self._questions)))
             random.Random(f"{self._seed}:{epoch}").shuffle(self._order)
             self._epoch = epoch
-        return self._questions[self._order[place]]
+        return self._questions[self._order[index]]

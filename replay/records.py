@@ -1,60 +1,22 @@
-"""What the event log stores: facts, in the order in which they became true.
+"""Records of the event log: facts, in the order in which they became true.
 
-A leaf above `protocol`. The ledger decides, writes records and changes only through them, so
-recovery, resume, audit and offline relearning are one fold over this one list. Each record carries
-what the fold needs and `now`, the seconds since the epoch at which it was written. Train groups
-count from 1 in opening order; eval groups apart, from `EVAL_GROUPS` on: tokens are seeded by their
-group's id, so evaluating more or less often changes nothing that is trained.
+The ledger decides, writes records and changes only through them, so recovery, resume, audit and
+offline relearning are folds over this one list. Train groups count from 1 in opening order; eval
+groups apart, from `EVAL_GROUPS` on: tokens are seeded by their group's id, so evaluating more or
+less often changes nothing that is trained.
 """
 
 import msgspec
 
 from replay.run_protocol import EvalResult
-from replay.trajectory import Kind, Question, Search, Trajectory
+from replay.survey import Summary
+from replay.trajectory import Kind, Question, Search
 
 EVAL_GROUPS = 10**12
 
 
-class Summary(msgspec.Struct, frozen=True):
-    """What replay needs to know of a trajectory without decoding it again.
-
-    `reward` None means unscorable; `malformed` of `turns` actions were malformed; versions are
-    those of the sampled tokens.
-    """
-
-    group_id: int
-    sibling: int
-    question_id: str
-    kind: Kind
-    reward: float | None
-    searches: int
-    malformed: int
-    turns: int
-    action_tokens: int
-    oldest_version: int
-    newest_version: int
-
-
-def summarise(trajectory: Trajectory) -> Summary:
-    """Return the summary of a decoded trajectory."""
-    oldest_version, newest_version = trajectory.version_span
-    return Summary(
-        group_id=trajectory.group_id,
-        sibling=trajectory.sibling,
-        question_id=trajectory.question_id,
-        kind=trajectory.kind,
-        reward=trajectory.reward,
-        searches=trajectory.search_count,
-        malformed=sum(turn.malformed for turn in trajectory.turns),
-        turns=len(trajectory.turns),
-        action_tokens=trajectory.action_count,
-        oldest_version=oldest_version,
-        newest_version=newest_version,
-    )
-
-
 class Fact(msgspec.Struct, frozen=True, tag=True):
-    """A tagged record; `now` is seconds since the epoch."""
+    """A tagged record; `now`: when it was written, in seconds since the epoch."""
 
     now: float
 
@@ -127,7 +89,7 @@ class Adopted(Fact, frozen=True):
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    """What is left of a payload that was taken away: its size, and the sum of the versions of its
+    """The rest of a payload that was taken away: its size, and the sum of the versions of its
     sampled tokens.
     """
 

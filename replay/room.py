@@ -1,33 +1,76 @@
-"""Whether the disk has room for the event log, and for how long it has had none.
-
-Consumes the log's refusals; says when to tell those who wait. Its wait has a deadline and a name.
-"""
+"""The disk's room for the event log, and the requests that wait while there is none."""
 
 import logging
+from collections import deque
+from collections.abc import Container, Iterator
 
+from replay.events import Peer
 from replay.log import LogFull
+from replay.protocol import Heartbeat, Request
+from replay.run_protocol import Describe, Observe
 
 TELL_EVERY_S = 1.0
 LOG_EVERY_S = 10.0
+_MOST_HELD = 10_000  # requests, while the log is full
+_WITHOUT_ROOM = Heartbeat | Observe | Describe  # answered while the log is full
 
 logger = logging.getLogger(__name__)
+Received = tuple[bytes, Request]  # the peer, what it asks
 
 
-class Room:
-    """`full` and `cause` say what is missing; empty while the log can be written."""
+class Disk:
+    """The disk that the log is on, and the requests that have been read but not handled.
+
+    `cause`: why the log cannot be written; empty while it can.
+    """
 
     def __init__(self, deadline_s: float) -> None:
         self.cause = ""
         self._deadline_s = deadline_s
         self._since_s = self._told_s = self._logged_s = float("-inf")
+        self._inbox: deque[Received] = deque()
 
     @property
     def full(self) -> bool:
-        """The last attempt found no room."""
+        """True where the last attempt to write found no room."""
         return bool(self.cause)
 
+    def may_read(self) -> bool:
+        """True until too many requests are held to read more."""
+        return len(self._inbox) < _MOST_HELD
+
+    def receive(self, peer: bytes, request: Request) -> None:
+        """Take in a request that has arrived."""
+        self._inbox.append((peer, request))
+
+    def requests(self, first: Container[Peer]) -> Iterator[Received]:
+        """Take out each request that can be handled, those of the peers `first` before all others;
+        while the log is full, hold those that need it.
+        """
+        self._inbox = deque(sorted(self._inbox, key=lambda received: received[0] not in first))
+        held: deque[Received] = deque()
+        while self._inbox:
+            peer, request = self._inbox.popleft()
+            if self.full and not isinstance(request, _WITHOUT_ROOM):
+                held.append((peer, request))
+            else:
+                yield peer, request
+        self._inbox = held
+
+    def requests_of(self, peer: Peer) -> list[Request]:
+        """Take out all that `peer` has asked."""
+        found = [request for sender, request in self._inbox if sender == peer]
+        self._inbox = deque(received for received in self._inbox if received[0] != peer)
+        return found
+
+    def waiting(self) -> set[Peer]:
+        """Return the peers whose requests are not handled."""
+        return {peer for peer, _ in self._inbox}
+
     def missing(self, error: LogFull, now_s: float) -> bool:
-        """Note a failed attempt; whether to tell who waits. Raises `error` at the deadline."""
+        """Note a failed attempt; return True when it is time to tell who waits. Raises `error` at
+        the deadline.
+        """
         if not self.full:
             self._since_s = now_s
         if now_s - self._since_s >= self._deadline_s:
@@ -37,13 +80,15 @@ class Room:
             self._logged_s = now_s
             logger.error(
                 "%s: free some, or the run ends in %.0f s (replay.disk_deadline_s)",
-                self.cause, self._since_s + self._deadline_s - now_s,
-            )  # fmt: skip
+                self.cause,
+                self._since_s + self._deadline_s - now_s,
+            )
         tell = now_s - self._told_s >= TELL_EVERY_S
         self._told_s = now_s if tell else self._told_s
         return tell
 
     def found(self) -> None:
-        """The log was written."""
-        logger.warning("the event log has room again")
-        self.cause = ""
+        """Note that the log was written."""
+        if self.full:
+            logger.warning("the event log has room again")
+            self.cause = ""

@@ -1,7 +1,4 @@
-"""Who is connected now: live state, never recorded, rebuilt from each actor's Hello and Ready.
-
-Consumes statements of actors; produces who may be given a lease. Waits for nothing.
-"""
+"""The actors connected now: live state, never recorded, rebuilt from their Hello and Ready."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +10,7 @@ from replay.events import Peer
 class Actor:
     """An actor that has said hello; `incarnation` −1 until it has stated its weights.
 
-    `unsettled`: the leases and deliveries, (group_id, sibling), that it and the books do not agree
+    `unsettled`: the leases and deliveries, (group_id, sibling), that it and the record do not agree
     about, and since when; `doubted`: for so long that a message was lost, and until it says hello.
     """
 
@@ -46,11 +43,11 @@ class Roster:
         return actor_id in self._actors
 
     def get(self, actor_id: str) -> Actor | None:
-        """The connected actor of this name."""
+        """Return the connected actor of this name."""
         return self._actors.get(actor_id)
 
     def at(self, peer: Peer) -> Actor | None:
-        """The actor that speaks from this peer."""
+        """Return the actor that speaks from this peer."""
         return next((actor for actor in self if actor.peer == peer), None)
 
     def join(self, actor_id: str, peer: Peer, instance: str = "") -> Actor:
@@ -63,5 +60,5 @@ class Roster:
         self._actors.pop(actor_id, None)
 
     def fleet(self) -> dict[str, dict[str, float]]:
-        """Each actor's latest gauges."""
+        """Return each actor's latest gauges."""
         return {actor.actor_id: actor.gauges for actor in self}

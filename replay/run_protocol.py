@@ -1,7 +1,4 @@
-"""What is asked and told about a run as a whole: by the launcher, and by who wants to join. A leaf.
-
-Producers and consumers are in each docstring.
-"""
+"""Messages about a run as a whole: of the launcher, and of an actor about to join."""
 
 import msgspec
 
@@ -33,7 +30,7 @@ class StepReport(msgspec.Struct, frozen=True):
 
 
 class Observe(Message, frozen=True):
-    """Console → replay: everything after these counts."""
+    """Launcher → replay: ask how the run stands, for what comes after these counts."""
 
     after_step: int
     after_evaluation: int
@@ -56,11 +53,11 @@ class Shutdown(Message, frozen=True):
     cause: str
 
 
-# ---- newcomer → replay
+# ---- an actor about to join → replay
 
 
 class Describe(Message, frozen=True):
-    """Whoever joins by hand → replay: what is this run? The server itself answers, at any time."""
+    """An actor about to join → replay: ask what the run is. The server answers at any time."""
 
 
 class Described(Message, frozen=True):

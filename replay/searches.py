@@ -1,12 +1,10 @@
-"""Every search on record, as one fold over a run's event log: who made it and what it brought.
+"""A run's history, read back from its event log: deliveries joined to the groups they belong to.
 
-Consumes `<run>/events.log`; produces what each delivered rollout searched for, in the order of the
-deliveries, and what each failed one did, as far as its actor could still tell. Waits for nothing. A
-last record that is cut short is left out. A rollout that came after its sibling had been delivered
-leaves no searches; what was compacted away is counted.
+A last record that is cut short is left out, and what was compacted away is counted. The ledger's
+state has a fold of its own, in `replay.books`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,13 +14,57 @@ from configs.schema import Config
 from replay.codec import decode_wire
 from replay.log import FILE_NAME, read_whole
 from replay.protocol import LogError
-from replay.records import Delivered, GroupOpened, LeaseReturned, RunStarted
+from replay.records import (
+    Delivered,
+    GroupDropped,
+    GroupOpened,
+    LeaseReturned,
+    Record,
+    RunStarted,
+    Sampled,
+)
 from replay.trajectory import Kind, Question, Search
 
 
+def deliveries(records: Iterable[Record]) -> Iterator[tuple[GroupOpened, Delivered]]:
+    """Join every delivery to the opening of its group, in the order of the deliveries."""
+    opened: dict[int, GroupOpened] = {}
+    for record in records:
+        if isinstance(record, GroupOpened):
+            opened[record.group_id] = record
+        elif isinstance(record, Delivered):
+            yield opened[record.group_id], record
+
+
+class GroupHistory:
+    """A fold over records: `opened` holds every group by id, `waiting` the deliveries of each train
+    group that is neither trained nor dropped.
+    """
+
+    def __init__(self) -> None:
+        self.opened: dict[int, GroupOpened] = {}
+        self.waiting: dict[int, list[Delivered]] = {}
+
+    def take(self, record: Record) -> None:
+        """Take in one record."""
+        match record:
+            case GroupOpened():
+                self.opened[record.group_id] = record
+            case Delivered() if record.summary.kind == "train":
+                self.waiting.setdefault(record.group_id, []).append(record)
+            case GroupDropped():
+                self.waiting.pop(record.group_id, None)
+            case _:
+                pass
+
+    def train(self, sampled: Sampled) -> list[tuple[GroupOpened, list[Delivered]]]:
+        """Take out the groups of a step, in its order, with their deliveries."""
+        return [(self.opened[id], self.waiting.pop(id, [])) for id in sampled.group_ids]
+
+
 class Searched(msgspec.Struct, frozen=True):
-    """What one rollout searched for: `turns[n]` are the searches of its turn n, their passages in
-    the order shown.
+    """The searches of one rollout: `turns[n]` are those of its turn n, their passages in the order
+    shown.
 
     `now`: when it was put on record, in seconds since the epoch; `seed`: that of its lease.
     """
@@ -46,30 +88,28 @@ class SearchLog:
 
     @property
     def config(self) -> Config:
-        """What the run was started with. Raises LogError, ConfigError."""
+        """The configuration that the run was started with. Raises LogError, ConfigError."""
         first = next(read_whole(self.path), None)
         if not isinstance(first, RunStarted):
             raise LogError(f"{self.path}: no RunStarted record: the run's configuration is unknown")
         return parse(first.config, (), str(self.path))
 
     def rollouts(self) -> Iterator[Searched]:
-        """Every delivered rollout, also one without a search. Raises LogError, CodecError."""
-        questions: dict[int, Question] = {}
+        """Yield every delivered rollout, also one without a search, in the order of the deliveries.
+
+        A rollout that came after its sibling had been delivered leaves none. Raises LogError,
+        CodecError.
+        """
         self.compacted = 0
-        for record in read_whole(self.path):
-            match record:
-                case GroupOpened():
-                    questions[record.group_id] = record.question
-                case Delivered() if record.compacted:
-                    self.compacted += 1
-                case Delivered():
-                    yield _searched(record, questions[record.group_id])
-                case _:
-                    pass
+        for opened, delivered in deliveries(read_whole(self.path)):
+            if delivered.compacted:
+                self.compacted += 1
+            else:
+                yield _searched(delivered, opened.question)
 
     def failed(self) -> Iterator[LeaseReturned]:
-        """Every lease that ended without a trajectory, its searches in `searches`: their passages
-        best first, whatever order they were shown in. Raises LogError.
+        """Yield every lease that ended without a trajectory; in its `searches`, as far as its actor
+        could tell, passages are best first, whatever order they were shown in. Raises LogError.
         """
         return (record for record in read_whole(self.path) if isinstance(record, LeaseReturned))
 

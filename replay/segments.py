@@ -1,8 +1,5 @@
 """The files of an event log: `events.log`, then `events.log.000001`, `events.log.000002`, …
 
-Consumes the log's path; produces its segments in order, new ones, and the lock on them all. Waits
-for nothing but the disk.
-
 History goes from the first file to the last. The first keeps the log's own name for good, so that
 whoever looks for the log, or locks it, finds it at any instant; the one with the highest number is
 appended to, the others are closed. A segment is made under another name (`….draft`), header
@@ -18,24 +15,24 @@ from contextlib import suppress
 from pathlib import Path
 
 from configs.files import sync
-from replay.log_format import Segment, placed_header
+from replay.log_format import Segment, header
 from replay.protocol import LogError
 
 DRAFT_SUFFIX = ".draft"
 
 
 def segment_path(path: Path, number: int) -> Path:
-    """Where segment `number` of the log at `path` is; 0 is the log's own name."""
+    """Return the path of segment `number` of the log at `path`; 0 is the log's own name."""
     return path.with_name(f"{path.name}.{number:06}") if number else path
 
 
 def exists(path: Path) -> bool:
-    """Whether any segment of this log is there."""
+    """Return True if any segment of this log is there."""
     return path.exists() or bool(_numbers(path))
 
 
 def segments(path: Path) -> list[Segment]:
-    """The segments that the log has now, in order. Raises LogError when one is missing.
+    """Return the segments that the log has now, in order. Raises LogError when one is missing.
 
     A writer may add to the last of them meanwhile, or begin another: what is read is a beginning of
     the log all the same.
@@ -61,7 +58,7 @@ def begin(path: Path, number: int, before: int) -> int:
     draft = draft_of(final)
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
     try:
-        write_all(fd, placed_header(number, before))
+        write_all(fd, header(number, before))
         os.fsync(fd)
         draft.rename(final)
         sync(path.parent)
@@ -74,7 +71,7 @@ def begin(path: Path, number: int, before: int) -> int:
 
 
 def draft_of(path: Path) -> Path:
-    """Where a segment is written until it is whole."""
+    """Return the path where a segment is written until it is whole."""
     return path.with_name(path.name + DRAFT_SUFFIX)
 
 
@@ -85,7 +82,7 @@ def clear_drafts(path: Path) -> None:
 
 
 def write_all(fd: int, data: bytes | bytearray) -> None:
-    """Write all of it. Raises OSError."""
+    """Write all of `data`. Raises OSError."""
     with memoryview(data) as view:
         done = 0
         while done < len(view):
@@ -93,7 +90,7 @@ def write_all(fd: int, data: bytes | bytearray) -> None:
 
 
 def locked(path: Path) -> int:
-    """The log's first segment, open, locked for a writer until it is closed. Raises LogError,
+    """Open the log's first segment, locked for a writer until it is closed. Raises LogError,
     OSError.
     """
     segments(path)  # none is missing

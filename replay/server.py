@@ -1,44 +1,34 @@
 """The socket loop of replay: receive, decide, write, answer. One thread.
 
-Consumes requests of actors, learner and launcher on one ROUTER; produces log records, then replies:
-everything that arrived together becomes durable together, and only then is any of it answered.
-Waits for the socket, at most TICK_S; a message, a signal or the tick unblocks it. A question that
-was answered with Wait is kept and put to the ledger again whenever something went on record.
+Consumes requests of actors, learner and launcher on one ROUTER; produces log records, then replies.
+Waits for the socket, at most TICK_S; a message, a signal or the tick unblocks it.
+
+A request is read into the disk's inbox, put to the ledger, and its reply pushed. Everything that
+was decided together becomes durable together, and only then are its replies sent. A question
+answered with Wait is kept and put to the ledger again whenever something went on record.
 
 While the log has no room, only what promises nothing is answered: actors hear that replay lives,
 the console how the run stands, who else asks is told to wait; `replay.disk_deadline_s` ends it.
 """
 
-import contextlib
-import errno
-import logging
+import itertools
 import time
-from pathlib import Path
 
 import msgspec
-import zmq
 
-from configs.keys import Guard, keys_of
-from configs.load import dump, replay_endpoint
-from configs.process import make_socket_dir
+from configs.load import dump
 from configs.schema import Config
 from replay import protocol
-from replay.codec import MAX_REQUEST_BYTES, decode_request, encode
+from replay.codec import decode_request
 from replay.events import Event, Outcome, Peer, PeerLost, Tick
 from replay.ledger import Ledger
 from replay.log import EventLog, LogFull
-from replay.peers import Peers
-from replay.room import Room
-from replay.run_protocol import Describe, Described, Observe, Shutdown, Status
+from replay.peers import SELF, Connections, Router
+from replay.room import Disk
+from replay.run_protocol import Describe, Described, Shutdown, Status
 
 TICK_S = 0.1
 _BURST = 200  # messages between two ticks
-_MOST_HELD = 10_000  # messages, while the log is full
-_PROMISES_NOTHING = (*(protocol.Alive, Status, protocol.Refused, protocol.Unknown, protocol.Wait),)
-_WITHOUT_ROOM = (protocol.Heartbeat, Observe, Describe)  # what is answered while the log is full
-_SELF = b""  # the peer of our own events; no routing id is empty
-
-logger = logging.getLogger(__name__)
 
 
 class ReplayServer:
@@ -46,40 +36,31 @@ class ReplayServer:
 
     def __init__(self, config: Config, ledger: Ledger, log: EventLog) -> None:
         self._ledger, self._log = ledger, log
-        self._peers = Peers(config, learning=bool(ledger.books.learner))
-        self._inbox: list[tuple[bytes, protocol.Request]] = []  # read, not yet handled
-        self._outbox: list[tuple[Peer, protocol.Reply]] = []  # sent once it is durable
-        self._room = Room(config.replay.disk_deadline_s)
+        self._router = Router(config)
+        learning = bool(ledger.state.learner)
+        self._connections = Connections(config, self._router, learning)
+        self._disk = Disk(config.replay.disk_deadline_s)
+        self._described = Described(dump(config))
         self._changed = False  # something went on record since kept questions were last asked
-        self._newcomers = False  # since the last tick
-        self._lost: list[Peer] = []
-        self._parting: set[Peer] = set()  # nobody answers one that has gone
+        self._joined = False  # an actor said Hello since the last tick
         self._signals: list[str] = []
         self._signalled = False
-        self._refused = self._unroutable = 0
         self._epoch_s = time.time() - time.monotonic()  # a wall clock that never steps back
-        self._context = zmq.Context()
-        self._guard: Guard | None = None
-        self._endpoint, self._described = replay_endpoint(config), Described(dump(config))
-        self._socket = self._bind(config)
 
     def stop(self, cause: str) -> None:
         """Stop the run and drain; a second call ends `run` at once. Safe in a signal handler."""
         self._signals.append(cause)
 
     def gauges(self) -> dict[str, float]:
-        """What the socket met, as `replay/…`."""
-        return {
-            "replay/refused_messages": float(self._refused),
-            "replay/unroutable_replies": float(self._unroutable),
-        }
+        """Return counts of what the socket met, as `replay/…`."""
+        return self._connections.gauges()
 
     def run(self) -> None:
         """Serve until the run is over and its peers are gone, or `stop`. Raises LogError."""
         tick_s = time.monotonic()
         try:
             while not self._over():
-                self._receive(tick_s + TICK_S - time.monotonic())
+                self._serve(tick_s + TICK_S - time.monotonic())
                 self._settle()
                 if time.monotonic() >= tick_s + TICK_S:
                     tick_s = time.monotonic()
@@ -90,207 +71,132 @@ class ReplayServer:
 
     def close(self) -> None:
         """Send what is left, for a second at most, and remove the socket's file."""
-        if self._guard is not None:
-            self._guard.close()
-        self._socket.close(linger=1000)
-        self._context.term()
-        scheme, _, path = self._endpoint.partition("://")
-        if scheme == "ipc":  # ZeroMQ leaves it
-            Path(path).unlink(missing_ok=True)
+        self._router.close()
 
-    def _receive(self, timeout_s: float) -> None:
-        if self._socket.poll(max(0, int(timeout_s * 1000))) and len(self._inbox) < _MOST_HELD:
+    def _serve(self, timeout_s: float) -> None:
+        if self._router.poll(timeout_s) and self._disk.may_read():
             self._read(_BURST)
         # A Goodbye that has arrived must be heard before a Hello looks for dead connections.
-        self._inbox.sort(key=lambda message: message[0] not in self._peers.actors)
-        held: list[tuple[bytes, protocol.Request]] = []
-        while self._inbox:
-            peer, request = self._inbox.pop(0)
-            if self._room.full and not isinstance(request, _WITHOUT_ROOM):
-                held.append((peer, request))
-            else:
-                self._handle(peer, request)
-        self._inbox = held
-        self._follow_up(self._changed)
+        for peer, request in self._disk.requests(first=self._connections.actors):
+            self._handle(peer, request)
+            self._record_losses()
 
     def _read(self, most: int | None = None) -> None:
-        count = 0
-        with contextlib.suppress(zmq.Again):
-            while most is None or count < most:
-                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-                count += 1
-                try:
-                    if len(frames) != 1:
-                        raise protocol.Garbled(f"a message of {len(frames)} frames: send one")
-                    self._inbox.append((peer, decode_request(frames[0])))
-                except protocol.CodecError as error:
-                    self._refuse(peer, error)
+        for peer, frames in itertools.islice(self._router.messages(), most):
+            try:
+                if len(frames) != 1:
+                    raise protocol.Garbled(f"a message of {len(frames)} frames: send one")
+                self._disk.receive(peer, decode_request(frames[0]))
+            except protocol.CodecError as error:
+                self._connections.refuse(peer, error)
 
-    def _refuse(self, peer: bytes, error: protocol.CodecError) -> None:
-        self._note_refusal(str(error))
-        lost = isinstance(error, protocol.Garbled)
-        self._send(peer, protocol.Unknown() if lost else protocol.Refused(str(error)))
-
-    def _note_refusal(self, cause: str) -> None:
-        self._refused += 1
-        logger.warning("refused a message: %s", cause)
-
-    def _handle(self, peer: bytes, request: protocol.Request) -> None:
+    def _handle(self, peer: Peer, request: protocol.Request) -> None:
+        heartbeat = isinstance(request, protocol.Heartbeat)
         if isinstance(request, Describe):
-            return self._send(peer, self._described)
-        if self._room.full and isinstance(request, protocol.Heartbeat):
-            self._peers.heard(peer, request, time.monotonic())  # not for the ledger: it has
-            return self._send(peer, protocol.Alive())  # overtaken what it speaks of
+            self._connections.send(peer, self._described)
+        elif heartbeat and self._disk.full:
+            # Not for the ledger: it has overtaken what it speaks of.
+            self._connections.heard(peer, request, time.monotonic())
+        else:
+            self._put(peer, request)
+        if heartbeat:
+            self._connections.send(peer, protocol.Alive())
+
+    def _put(self, peer: Peer, request: protocol.Decided) -> None:
+        """Put a request to the ledger, and its replies on their way."""
         if isinstance(request, protocol.Hello):
-            self._newcomers = True
-            self._find_dead(request.actor_id)  # else a restarted actor would find its id in use
+            self._joined = True
+            self._connections.probe(request.actor_id)  # a restarted actor's id may be in use
+            self._record_losses()
         try:
             outcome = self._ledger.apply(Event(peer, request), self._now())
         except protocol.CodecError as error:
-            return self._refuse(peer, error)
-        self._peers.heard(peer, request, time.monotonic())
+            self._connections.refuse(peer, error)
+            return
+        self._connections.heard(peer, request, time.monotonic())
         self._commit(outcome, request)
-        if isinstance(request, protocol.Heartbeat):
-            self._send(peer, protocol.Alive())
-        self._changed |= bool(outcome.records)
-        self._follow_up(changed=False)
-
-    def _commit(self, outcome: Outcome, request: protocol.Decided | None = None) -> None:
-        self._log.append(outcome.records)
-        for peer, reply in outcome.replies:
-            if isinstance(reply, protocol.Refused):
-                self._note_refusal(reply.cause)
-            if isinstance(reply, Status) and self._room.full:
-                reply = msgspec.structs.replace(reply, phase=self._room.cause)
-            if request is None or self._peers.answers(peer, request, reply, time.monotonic()):
-                if isinstance(reply, _PROMISES_NOTHING):
-                    self._send(peer, reply)
-                else:
-                    self._outbox.append((peer, reply))
-
-    def _settle(self) -> None:
-        """Make durable what was decided, then answer. Raises LogError."""
-        while True:
-            try:
-                self._log.sync()
-            except LogFull as error:
-                return self._hold_on(error)
-            if self._room.full:
-                self._room.found()
-            outbox, self._outbox = self._outbox, []
-            for peer, reply in outbox:
-                self._send(peer, reply)
-            if not self._lost:
-                return None
-            self._follow_up(changed=False)
-
-    def _hold_on(self, error: LogFull) -> None:
-        """There is no room: who asked something is told so, now and then."""
-        if self._signals:
-            raise error
-        if self._room.missing(error, time.monotonic()):
-            asking = {peer for peer, _ in [*self._outbox, *self._inbox]} | self._peers.kept.keys()
-            for peer in asking - self._peers.actors.keys():
-                self._send(peer, protocol.Wait(self._room.cause, oldest=False))
 
     def _decide(self, peer: Peer, message: protocol.Decided | Tick | PeerLost) -> None:
         request = None if isinstance(message, Tick | PeerLost) else message
         self._commit(self._ledger.apply(Event(peer, message), self._now()), request)
 
-    def _follow_up(self, changed: bool) -> None:
-        """Tell the ledger of connections found dead, and ask kept questions again."""
-        while (changed or self._lost) and not self._room.full:
-            while self._lost:
-                self._lose(self._lost.pop())
-            changed = self._changed = False
-            for peer, kept in list(self._peers.kept.items()):
+    def _commit(self, outcome: Outcome, request: protocol.Decided | None) -> None:
+        self._log.append(outcome.records)
+        self._changed |= bool(outcome.records)
+        for peer, reply in outcome.replies:
+            if isinstance(reply, Status) and self._disk.full:
+                reply = msgspec.structs.replace(reply, phase=self._disk.cause)
+            self._connections.answer(peer, request, reply, time.monotonic())
+
+    def _settle(self) -> None:
+        """Decide what follows, make it all durable, then answer. Raises LogError."""
+        answered = False
+        while not answered:
+            self._follow_up()
+            try:
+                self._log.sync()
+            except LogFull as error:
+                self._hold_on(error)
+                return
+            self._disk.found()
+            self._connections.flush()
+            answered = not self._connections.lost
+
+    def _follow_up(self) -> None:
+        """Put losses on record and, where anything has changed, kept questions again."""
+        while (self._changed or self._connections.lost) and not self._disk.full:
+            self._record_losses()
+            for peer, kept in list(self._connections.kept.items()):
                 self._decide(peer, kept.request)
+            self._changed = False
 
-    def _lose(self, peer: Peer) -> None:
-        """Forget a connection; what it had said before it broke, perhaps Goodbye, counts."""
-        if peer in self._parting:
-            return  # more than one answer found nobody
-        self._read()
-        said = [message for message in self._inbox if message[0] == peer]
-        self._inbox = [message for message in self._inbox if message[0] != peer]
-        self._parting.add(peer)
-        for sender, request in said:
-            self._handle(sender, request)
-        self._parting.remove(peer)
-        if self._peers.actors.pop(peer, None) is not None:
-            self._decide(peer, PeerLost())
+    def _record_losses(self) -> None:
+        """Put every connection found dead on record; what it had said before, perhaps Goodbye,
+        counts.
+        """
+        while self._connections.lost and not self._disk.full:
+            peer, _ = self._connections.lost.popitem()
+            self._read()
+            with self._connections.parting(peer):
+                for request in self._disk.requests_of(peer):
+                    self._handle(peer, request)
+            if self._connections.forget(peer):
+                self._decide(peer, PeerLost())
+            self._changed = True  # whoever waits may wait for it no more
 
-    def _find_dead(self, actor_id: str | None = None) -> None:
-        """Speak to every actor, or to those of this name."""
-        for peer in self._peers.called(actor_id):
-            self._send(peer, protocol.Alive())  # unroutable: its process is gone
-        self._follow_up(changed=False)
+    def _hold_on(self, error: LogFull) -> None:
+        """Tell who asked something, now and then, that there is no room."""
+        if self._signals:
+            raise error
+        if self._disk.missing(error, time.monotonic()):
+            for peer in self._connections.unanswered(self._disk.waiting()):
+                self._connections.send(peer, protocol.Wait(self._disk.cause, oldest=False))
 
     def _tick(self, now_s: float) -> None:
-        if self._room.full:
+        if self._disk.full:
             return
         if self._signals and not self._signalled:
             self._signalled = True
-            self._decide(_SELF, Shutdown(self._signals[0]))
-            self._newcomers = True
-        if self._newcomers:
-            self._newcomers = False
-            self._find_dead()
-        if silent := self._peers.silent(now_s):
+            self._decide(SELF, Shutdown(self._signals[0]))
+            self._joined = True
+        if self._joined:
+            self._joined = False
+            self._connections.probe()
+            self._record_losses()
+        if silent := self._connections.silent(now_s):
             self._read()  # perhaps it is us who did not listen
-            speaking = {message[0] for message in self._inbox}
-            self._lost += [peer for peer in silent if peer not in speaking]
-        self._decide(_SELF, Tick())
-        self._follow_up(changed=True)
+            speaking = self._disk.waiting()
+            self._connections.lost |= {peer: None for peer in silent if peer not in speaking}
+        self._decide(SELF, Tick())
+        self._changed = True
+        self._follow_up()
         if self._ledger.stop_cause:
-            self._peers.stopping(now_s)
+            self._connections.stopping(now_s)
 
     def _over(self) -> bool:
-        awaited = bool(self._ledger.books.held)  # actors on record, back or not
-        may_leave = self._peers.may_leave(self._signalled, time.monotonic(), awaited)
+        awaited = bool(self._ledger.state.held)  # actors on record, back or not
+        may_leave = self._connections.may_leave(self._signalled, time.monotonic(), awaited)
         return len(self._signals) > 1 or may_leave
-
-    def _send(self, peer: Peer, reply: protocol.Reply) -> None:
-        if not isinstance(peer, bytes) or peer == _SELF or peer in self._parting:
-            return
-        if isinstance(reply, Status | protocol.Batch):
-            reply = msgspec.structs.replace(reply, gauges=reply.gauges | self.gauges())
-        try:
-            self._socket.send_multipart((peer, encode(reply)), zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno not in (errno.EHOSTUNREACH, errno.EAGAIN):
-                raise
-            self._unroutable += 1
-            self._peers.kept.pop(peer, None)
-            if peer not in self._lost:  # once for all that it had coming
-                self._lost.append(peer)
-                logger.warning("%s could not be sent: %s", type(reply).__name__, error)
 
     def _now(self) -> float:
         return self._epoch_s + time.monotonic()
-
-    def _bind(self, config: Config) -> "zmq.Socket[bytes]":
-        endpoint, dead_ms = self._endpoint, int(config.replay.dead_after_s * 1000)
-        socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        socket.set(zmq.ROUTER_MANDATORY, 1)
-        socket.set(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
-        socket.set(zmq.TCP_MAXRT, max(1, dead_ms))
-        try:
-            if not config.replay.endpoint:
-                make_socket_dir(config.run_dir)
-            if keys := keys_of(config, endpoint):
-                self._guard = keys.make().guard(self._context, socket)
-            else:  # libzmq 4.3.5 aborts where an encrypted stream that it heartbeats breaks
-                socket.set(zmq.HEARTBEAT_IVL, max(1, dead_ms // 10))
-                socket.set(zmq.HEARTBEAT_TIMEOUT, max(1, dead_ms))
-            socket.bind(endpoint)
-        except (zmq.ZMQError, OSError) as error:
-            if self._guard is not None:
-                self._guard.close()
-            self._context.destroy(linger=0)
-            raise protocol.ReplayError(
-                f"replay.endpoint = {endpoint!r} cannot be bound ({error}): "
-                "end the process that uses it, or choose another"
-            ) from error
-        logger.info("listening on %s", endpoint)
-        return socket

@@ -1,6 +1,5 @@
-"""What an actor is to replay: what it holds, and whether the replay that answers knows it.
+"""An actor's session with replay: its leases, and whether the replay that answers knows it.
 
-Consumes what the actor sends and hears; produces the messages that a replay started again needs.
 Pure: times are given, in monotonic seconds.
 
 All messages of an actor travel in order on one connection, which outlives replay's process. So a
@@ -31,8 +30,11 @@ from replay.protocol import (
 HELLO_AGAIN_S = 1.0  # a Hello not welcomed by then was lost, or its Welcome was
 
 
-class Standing:
-    """`held`: leases that are worked on; `known`: replay has said Welcome and not Unknown since."""
+class Session:
+    """The leases of an actor, and its introductions.
+
+    `held`: leases that are worked on; `known`: replay has said Welcome and not Unknown since.
+    """
 
     def __init__(self, hello: Hello) -> None:
         self.held: set[Key] = set()
@@ -44,7 +46,7 @@ class Standing:
         self._introduced_s = float("-inf")
 
     def hello(self, now_s: float) -> Hello:
-        """The introduction as things stand."""
+        """Return the introduction, with the leases of now."""
         if self.known:
             self._doubtful = tuple(self._delivering)
         self.known, self._introduced_s = False, now_s
@@ -52,44 +54,47 @@ class Standing:
         return msgspec.structs.replace(self._hello, held=held, delivering=delivering)
 
     def unknown(self, now_s: float) -> Hello | None:
-        """Replay does not know this actor: the Hello to say, unless one is under way."""
+        """Note that replay does not know this actor; return the Hello to say, unless one is under
+        way.
+        """
         return self.hello(now_s) if self.known else self.alive(now_s)
 
     def alive(self, now_s: float) -> Hello | None:
-        """Replay lives: the Hello to say again, where one has not been welcomed for long."""
+        """Return the Hello to say again, where replay lives and has not welcomed one for long."""
         late = not self.known and now_s - self._introduced_s >= HELLO_AGAIN_S
         return self.hello(now_s) if late else None
 
     def heartbeat(self, gauges: Mapping[str, float]) -> Heartbeat:
-        """The actor's numbers, and how things stand."""
-        return Heartbeat(self._hello.actor_id, dict(gauges), self._ready, *self._leases())
+        """Return the actor's numbers, last statement and leases."""
+        held, delivering = self._leases()
+        return Heartbeat(self._hello.actor_id, dict(gauges), self._ready, held, delivering)
 
     def welcomed(self) -> list[FromActor]:
-        """Replay knows this actor from now on: what it must be told again."""
+        """Note that replay knows this actor; return what it must be told again."""
         if self.known:
             return []
         self.known = True
-        lost = [self._delivering[key] for key in self._doubtful if key in self._delivering]
-        return [*lost, *([self._ready] if self._ready else [])]
+        lost = (self._delivering.get(key) for key in self._doubtful)
+        return [message for message in (*lost, self._ready) if message is not None]
 
     def ready(self, statement: Ready) -> bool:
-        """Keep the last statement; whether replay can be told now."""
+        """Keep the last statement; return True if replay can be told now."""
         self._ready = statement
         return self.known
 
     def deliver(self, delivery: Deliver) -> None:
-        """A rollout is finished and its trajectory goes out."""
+        """Note that a rollout is finished and its trajectory goes out."""
         key = delivery.group_id, delivery.sibling
         self.held.discard(key)
         self._delivering[key] = delivery
 
     def abandon(self, key: Key) -> None:
-        """Nobody awaits the acknowledgement of this delivery any more."""
+        """Forget a delivery whose acknowledgement nobody awaits."""
         self._delivering.pop(key, None)
 
     def hear(self, reply: Reply) -> Reply:
-        """Note what was leased, and what is on record; return what of it is news: what is worked on
-        already is not begun twice.
+        """Note what was leased, and what is on record; return the reply without leases that are
+        worked on already: none is begun twice.
         """
         if isinstance(reply, Leases):
             new = {(x.group_id, x.sibling): x for x in reply.leases}

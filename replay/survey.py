@@ -1,21 +1,60 @@
-"""The summary of a delivered trajectory, without making its arrays.
+"""The summary of a delivered trajectory: all that replay looks at of it.
 
-Of everything replay does for a delivery, decoding it whole was the dearest. What is plainly sound
-is summarised from the bytes' lengths; anything else goes the long way, which says what is wrong.
+Decoding a delivery whole is the dearest thing that replay can do for it. So a sound payload is
+summarised from the lengths of its arrays; any other is decoded, which says what is wrong with it.
 """
 
 import math
 
+import msgspec
 import numpy as np
 
 from replay.codec import WireTrajectory, decode_trajectory, decode_wire
-from replay.records import Summary, summarise
+from replay.trajectory import Kind, Trajectory
 
 _VERSION = np.dtype("<i4")
 
 
+class Summary(msgspec.Struct, frozen=True):
+    """All that replay needs to know of a trajectory without decoding it again.
+
+    `reward` None means unscorable; `malformed` of `turns` actions were malformed; versions are
+    those of the sampled tokens.
+    """
+
+    group_id: int
+    sibling: int
+    question_id: str
+    kind: Kind
+    reward: float | None
+    searches: int
+    malformed: int
+    turns: int
+    action_tokens: int
+    oldest_version: int
+    newest_version: int
+
+
+def summarise(trajectory: Trajectory) -> Summary:
+    """Return the summary of a decoded trajectory."""
+    oldest_version, newest_version = trajectory.version_span
+    return Summary(
+        group_id=trajectory.group_id,
+        sibling=trajectory.sibling,
+        question_id=trajectory.question_id,
+        kind=trajectory.kind,
+        reward=trajectory.reward,
+        searches=trajectory.search_count,
+        malformed=sum(turn.malformed for turn in trajectory.turns),
+        turns=len(trajectory.turns),
+        action_tokens=trajectory.action_count,
+        oldest_version=oldest_version,
+        newest_version=newest_version,
+    )
+
+
 def summarise_payload(payload: bytes) -> Summary:
-    """`summarise(decode_trajectory(payload))`, and its CodecError, in a third of the time."""
+    """Return `summarise(decode_trajectory(payload))` in a third of the time. Raises CodecError."""
     wire = decode_wire(payload)
     if not _sound(wire):
         return summarise(decode_trajectory(payload))
@@ -36,7 +75,7 @@ def summarise_payload(payload: bytes) -> Summary:
 
 
 def _sound(wire: WireTrajectory) -> bool:
-    """Whether it is plain to see that `decode_trajectory` would find nothing wrong."""
+    """Return True if `decode_trajectory` would plainly find nothing wrong."""
     if not wire.turns or not wire.prompt_tokens or len(wire.prompt_tokens) % 4:
         return False
     if wire.reward is None or not math.isfinite(wire.reward):

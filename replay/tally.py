@@ -1,6 +1,6 @@
 """Replay's own numbers: counts since the run began, means over rollouts since the last batch.
 
-Consumes facts; produces `gauges() -> dict[str, float]`. A mean over nothing is left out, not 0.
+A mean over nothing is left out, not 0.
 """
 
 from collections import Counter
@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from replay.groups import Group
-from replay.records import Summary
+from replay.survey import Summary
 
 MOST_SEARCHES = 4  # rollouts with this many searches or more are counted together
 
 
 @dataclass
 class BySearches:
-    """How many train rollouts made n searches, of all delivered and of those sampled for a step.
+    """Counts of train rollouts by number of searches: of all delivered, and of those trained.
 
     Where the two shares differ, what is trained on is biased: groups that are dropped, or still
     unfinished, are then not like the others.
@@ -30,7 +30,7 @@ class BySearches:
         counter.update(min(summary.searches, MOST_SEARCHES) for summary in summaries)
 
     def gauges(self) -> dict[str, float]:
-        """Shares by number of searches, of the whole run so far."""
+        """Return shares by number of searches, of the whole run so far."""
         return {
             f"replay/{name}_share_searches_{n}": counter[n] / counter.total()
             for name, counter in (("delivered", self.delivered), ("trained", self.trained))
@@ -63,7 +63,7 @@ class Recent:
             self.reward += summary.reward
 
     def gauges(self) -> dict[str, float]:
-        """Means, by metric name."""
+        """Return means, by metric name."""
         ratios = {
             "actor/reward": (self.reward, self.scored),
             "actor/searches_per_rollout": (self.searches, self.rollouts),
@@ -74,7 +74,7 @@ class Recent:
 
 
 @dataclass
-class Tally:
+class Counters:
     """Counts of train groups by how they ended, of deliveries not needed and of leases returned.
 
     `zero_streak` is how many train groups closed in a row with nothing but reward 0.
@@ -107,7 +107,7 @@ class Tally:
         self.zero_streak = self.zero_streak + 1 if group.all_zero else 0
 
     def gauges(self) -> dict[str, float]:
-        """Counts and recent means, by metric name."""
+        """Return counts and recent means, by metric name."""
         counts = {
             "replay/opened_groups": self.opened,
             "replay/committed_groups": self.committed,
@@ -115,7 +115,5 @@ class Tally:
             "replay/leases_returned": self.returned,
             **{f"replay/dropped_{cause}": n for cause, n in sorted(self.dropped.items())},
         }
-        return {name: float(n) for name, n in counts.items()} | self._means()
-
-    def _means(self) -> dict[str, float]:
-        return self.recent.gauges() | self.by_searches.gauges()
+        totals = {name: float(n) for name, n in counts.items()}
+        return totals | self.recent.gauges() | self.by_searches.gauges()

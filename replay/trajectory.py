@@ -18,7 +18,7 @@ Kind = Literal["train", "eval"]
 
 
 class StopReason(StrEnum):
-    """Why a rollout ended. Every ending of a delivered rollout has a name."""
+    """The reason why a rollout ended. Every ending of a delivered rollout has a name."""
 
     ANSWERED = "answered"
     UNANSWERED = "unanswered"  # the policy ended without an answer, though it might have gone on
@@ -36,7 +36,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How actions were sampled; temperature 0 is greedy."""
+    """The sampling settings of the actions; temperature 0 is greedy."""
 
     temperature: float = 1.0
     seed: int = 0  # the run's seed; each turn's own is derived from (seed, group, sibling, turn)
@@ -147,12 +147,12 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     @property
     def action_count(self) -> int:
-        """How many tokens the policy sampled."""
+        """The count of tokens that the policy sampled."""
         return sum(len(turn.action_tokens) for turn in self.turns)
 
     @property
     def search_count(self) -> int:
-        """How many searches the rollout made."""
+        """The count of searches that the rollout made."""
         return sum(len(turn.searches) for turn in self.turns)
 
     @property

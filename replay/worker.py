@@ -30,12 +30,7 @@ from replay.log import FILE_NAME, EventLog, read_whole
 from replay.protocol import LogError, ReplayError
 from replay.question_files import QuestionFile, QuestionsError, read_questions
 from replay.questions import Questions
-from replay.records import (
-    Record,
-    ReplayRestarted,
-    RunResumed,
-    RunStarted,
-)
+from replay.records import Record, ReplayRestarted, RunResumed, RunStarted
 from replay.server import ReplayServer
 from replay.survey import summarise_payload
 from replay.trajectory import Sampling
@@ -75,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def make_ledger(config: Config, tell: Callable[[str], None] | None = None) -> Ledger:
-    """A ledger with the configured questions; `tell` is told what rows are left out. Raises
+    """Make a ledger with the configured questions; `tell` is told what rows are left out. Raises
     ConfigError, QuestionsError.
     """
     files = config.questions
@@ -100,8 +95,8 @@ def make_ledger(config: Config, tell: Callable[[str], None] | None = None) -> Le
 def make_log(
     config: Config, ledger: Ledger, resume: bool, restart: bool
 ) -> tuple[EventLog, str | None]:
-    """The run's log: a new one, or the one that is there, folded; then also the configuration on
-    record (empty where nothing is). Raises ConfigError, LogError.
+    """Create the run's log, or open and fold the one that is there; return it and the configuration
+    on record: None of a new log, empty where nothing is. Raises ConfigError, LogError.
     """
     if not config.run_dir:
         raise ConfigError("run_dir = '': name the directory that this run writes to")
@@ -125,7 +120,7 @@ def make_log(
 def make_server(
     config: Config, ledger: Ledger, log: EventLog, recorded: str | None, restart: bool
 ) -> ReplayServer:
-    """The bound server; what begins with it is on record. A log begun in vain is removed again.
+    """Bind the server and put its beginning on record. A log begun in vain is removed again.
 
     Raises ConfigError where the configuration is not what a restarted run has on record, and
     ReplayError.

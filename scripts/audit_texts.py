@@ -19,7 +19,7 @@ from configs.environment import EnvironmentConfig
 from configs.load import ConfigError, load
 from replay.codec import decode_trajectory
 from replay.log import FILE_NAME, read
-from replay.records import Delivered, GroupOpened
+from replay.searches import deliveries
 from replay.trajectory import Question, Search, Trajectory, Turn
 from retrieval_server.corpus import load_corpus
 from retrieval_server.protocol import Passage
@@ -93,12 +93,9 @@ def _require_known(settings: EnvironmentConfig) -> None:
 
 
 def _trajectories(run_dir: Path) -> Iterator[tuple[Question, Trajectory]]:
-    questions: dict[int, Question] = {}
-    for record in read(run_dir / FILE_NAME):
-        if isinstance(record, GroupOpened):
-            questions[record.group_id] = record.question
-        elif isinstance(record, Delivered) and record.payload:
-            yield questions[record.group_id], decode_trajectory(record.payload)
+    for opened, delivered in deliveries(read(run_dir / FILE_NAME)):
+        if delivered.payload:
+            yield opened.question, decode_trajectory(delivered.payload)
 
 
 def _searches(trajectory: Trajectory) -> Iterator[Search]:

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from configs.process import begin
-from replay.client import BatchReader
 from replay.codec import decode_trajectory
+from replay.learner_client import BatchReader
 from replay.protocol import Stop
 
 DEADLINE_S = 60.0

@@ -22,7 +22,7 @@ import yaml
 
 from configs.load import load, replay_endpoint
 from configs.process import socket_dir
-from replay.client import Observer
+from replay.launcher_client import Observer
 from replay.log import FILE_NAME
 from replay.segments import segments
 from scripts.bench_stream_load import Plan

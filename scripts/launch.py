@@ -20,7 +20,7 @@ from configs.keys import keys_of
 from configs.load import ConfigError, load, replay_endpoint, save
 from configs.process import make_socket_dir
 from configs.schema import Config
-from replay.client import Observer
+from replay.launcher_client import Observer
 from replay.log import FILE_NAME
 from replay.protocol import ReplayError
 from replay.question_files import left_out

@@ -114,8 +114,8 @@ MUTANTS = (
     Mutant(
         "admission off by one",
         "replay/admission.py",
-        "standing < allowed_groups(",
-        "standing <= allowed_groups(",
+        "admitted < allowed_groups(",
+        "admitted <= allowed_groups(",
         ("tests/replay/ledger/test_ledger_leases.py", "tests/replay/test_admission.py"),
     ),
     Mutant(
@@ -164,15 +164,15 @@ MUTANTS = (
     ),
     Mutant(
         "acknowledged before written",
-        "replay/server.py",
-        "                    self._outbox.append((peer, reply))",
-        "                    self._send(peer, reply)",
+        "replay/peers.py",
+        "            self._unsent.append((peer, reply))",
+        "            self.send(peer, reply)",
         ("tests/replay/test_server.py",),
     ),
     Mutant(
         "lost lease not given again",
         "replay/leasing.py",
-        "        self._lease_lost_siblings(room)\n",
+        "        self._lease_lost_siblings(capacity)\n",
         "",
         ("tests/replay/ledger/test_ledger_failures.py",),
     ),

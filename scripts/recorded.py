@@ -1,23 +1,15 @@
-"""A run's recorded batches: the surviving history, as one fold over its event log.
+"""A run's recorded batches, as the learner was given them; a log that lacks one is refused."""
 
-Consumes `<run>/events.log`; produces the batches in the order of their steps, as the learner was
-given them, with the configurations in force and the numbers it reported. Waits for nothing. A last
-record that is cut short is left out; a log that lacks a step, or was compacted, is refused.
-"""
-
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from configs.load import load
+from configs.load import parse
 from configs.schema import Config
 from replay.log import FILE_NAME, read_whole
 from replay.protocol import Batch, LogError
 from replay.records import (
     Delivered,
-    GroupDropped,
-    GroupOpened,
     LearnerResumed,
     Record,
     Reported,
@@ -25,13 +17,16 @@ from replay.records import (
     RunStarted,
     Sampled,
 )
+from replay.searches import GroupHistory
 
 
 @dataclass
 class Recording:
-    """What a log says. `texts`: resolved configurations (YAML) by the first step each was in force
-    for; `places`: by step, where in the log its batch was put together for the last time;
-    `reports`: the learner's gauges by step.
+    """The surviving batches of a log, with the configurations in force and the learner's reports.
+
+    `texts`: resolved configurations (YAML) by the first step each was in force for; `places`: by
+    step, where in the log its batch was put together for the last time; `reports`: the learner's
+    gauges by step.
     """
 
     path: Path
@@ -54,36 +49,33 @@ class Recording:
         return recording
 
     def in_force(self, step: int) -> int:
-        """The first step of those trained under the configuration that `step` was trained under."""
+        """Return the first step trained under the same configuration as `step`."""
         return max(first for first in self.texts if first <= step)
 
     def config(self, step: int, overrides: Sequence[str] = ()) -> Config:
-        """What was in force when `step` was trained, with `a.b=c` overrides. Raises ConfigError."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "config.yaml"
-            path.write_text(self.texts[self.in_force(step)])
-            return load(path, overrides)
+        """Return the configuration in force when `step` was trained, with `a.b=c` overrides. Raises
+        ConfigError.
+        """
+        return parse(self.texts[self.in_force(step)], overrides, str(self.path))
 
     def batches(self) -> Iterator[Batch]:
-        """The batches of steps 1, 2, …; payloads are held from delivery to the group's end only."""
-        opened: dict[int, GroupOpened] = {}
-        payloads: dict[int, dict[int, bytes]] = {}
+        """Yield the batches of steps 1, 2, …; payloads are held until their group is trained or
+        dropped.
+        """
+        groups = GroupHistory()
         for place, record in enumerate(read_whole(self.path)):
-            match record:
-                case GroupOpened(kind="train"):
-                    opened[record.group_id], payloads[record.group_id] = record, {}
-                case Delivered() if record.group_id in payloads:
-                    payloads[record.group_id][record.sibling] = record.payload
-                case GroupDropped():
-                    payloads.pop(record.group_id, None)
-                case Sampled() if self.places.get(record.step) == place:
-                    ids, step, gauges = record.group_ids, record.step, record.gauges
-                    versions = tuple(opened.pop(group_id).version for group_id in ids)
-                    groups = [sorted(payloads.pop(group_id).items()) for group_id in ids]
-                    encoded = tuple(tuple(payload for _, payload in group) for group in groups)
-                    yield Batch(step, ids, versions, encoded, gauges, {}, ())
-                case _:
-                    pass
+            groups.take(record)
+            if isinstance(record, Sampled) and self.places.get(record.step) == place:
+                trained = groups.train(record)
+                yield Batch(
+                    step=record.step,
+                    group_ids=record.group_ids,
+                    versions=tuple(opened.version for opened, _ in trained),
+                    groups=tuple(_payloads(delivered) for _, delivered in trained),
+                    gauges=record.gauges,
+                    fleet={},
+                    evaluations=(),
+                )
 
     def _take(self, place: int, record: Record) -> None:
         match record:
@@ -130,6 +122,10 @@ class Recording:
                 )
 
 
+def _payloads(delivered: Iterable[Delivered]) -> tuple[bytes, ...]:
+    return tuple(fact.payload for fact in sorted(delivered, key=lambda fact: fact.sibling))
+
+
 def recorded_batches(run_dir: str | Path) -> Iterator[Batch]:
-    """The surviving history's batches, in order. Raises LogError as `Recording.of` does."""
+    """Return the surviving history's batches, in order. Raises LogError as `Recording.of` does."""
     return Recording.of(run_dir).batches()

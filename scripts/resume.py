@@ -21,7 +21,7 @@ from learner import checkpoint
 from learner.errors import BadCheckpoint
 from learner.evaluations import Evaluations
 from learner.incarnation import last_incarnation
-from replay.books import Books
+from replay.books import LedgerState
 from replay.log import FILE_NAME, read_whole, refuse_writer
 from replay.protocol import LogError
 from replay.question_files import QuestionsError
@@ -177,23 +177,23 @@ def _progress(config: Config) -> Progress:
             ledger.restore(read_whole(path))
     except (BadCheckpoint, LogError, QuestionsError) as error:
         raise ConfigError(str(error)) from error
-    _check_steps(config, ledger.books, found.manifest.step if found else 0)
-    return Progress(there, len(ledger.books.reports), len(ledger.books.results))
+    _check_steps(config, ledger.state, found.manifest.step if found else 0)
+    return Progress(there, len(ledger.state.reports), len(ledger.state.results))
 
 
-def _check_steps(config: Config, books: Books, saved: int) -> None:
-    total, done = config.learner.total_steps, max(books.last_sampled, saved)
-    if saved < books.committed:
+def _check_steps(config: Config, state: LedgerState, saved: int) -> None:
+    total, done = config.learner.total_steps, max(state.last_sampled, saved)
+    if saved < state.committed:
         raise ConfigError(
             f"{config.run_dir}/checkpoints: the newest is of step {saved}, but step "
-            f"{books.committed} was saved and its batches are let go: put checkpoints/"
-            f"step-{books.committed} back"
+            f"{state.committed} was saved and its batches are let go: put checkpoints/"
+            f"step-{state.committed} back"
         )
     if total < done:
         raise ConfigError(
             f"learner.total_steps = {total!r}: the run has come to step {done}: give at least that"
         )
-    if books.stop_cause == "completed" and total == done:
+    if state.stop_cause == "completed" and total == done:
         raise ConfigError(
             f"--resume {config.run_dir}: nothing to continue: it completed its {done} steps; raise "
             "learner.total_steps to train on"

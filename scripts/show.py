@@ -19,7 +19,8 @@ from configs.load import ConfigError, load
 from replay.codec import decode_trajectory
 from replay.log import read
 from replay.protocol import LogError, ReplayError
-from replay.records import Delivered, GroupDropped, GroupOpened, Sampled
+from replay.records import Delivered, Sampled
+from replay.searches import GroupHistory, deliveries
 from replay.trajectory import Question, Trajectory
 
 Shown = tuple[Question, Trajectory, int | None]  # the step it trained; None: not (yet) trained
@@ -54,53 +55,48 @@ def rollouts(
     """Yield (question, trajectory, step trained) in the log's order; `step` keeps what trained that
     step. What was compacted away is left out, and counted in `gone`.
     """
-    questions: dict[int, Question] = {}
-    waiting: dict[int, list[bytes]] = {}
+    groups = GroupHistory()
     gone = gone if gone is not None else Gone()
     for record in read(run_dir / "events.log"):
+        groups.take(record)
         match record:
-            case GroupOpened():
-                questions[record.group_id] = record.question
-            case Delivered() if question in (None, questions[record.group_id].id):
-                if record.summary.kind == "eval":
-                    if step is None and record.compacted:
-                        gone.evaluated += 1
-                    elif step is None:
-                        yield questions[record.group_id], decode_trajectory(record.payload), None
-                else:
-                    waiting.setdefault(record.group_id, []).append(record.payload)
-            case Sampled() if step in (None, record.step):
-                for group_id in record.group_ids:
-                    for payload in waiting.pop(group_id, []):
-                        if payload:
-                            yield questions[group_id], decode_trajectory(payload), record.step
-                        else:
-                            gone.trained[record.step] += 1
-            case GroupDropped():
-                waiting.pop(record.group_id, None)
+            case Delivered() if record.summary.kind == "eval" and step is None:
+                asked = groups.opened[record.group_id].question
+                if question in (None, asked.id) and record.compacted:
+                    gone.evaluated += 1
+                elif question in (None, asked.id):
+                    yield asked, decode_trajectory(record.payload), None
+            case Sampled():
+                for opened, delivered in groups.train(record):
+                    if step in (None, record.step) and question in (None, opened.question.id):
+                        gone.trained.update(record.step for f in delivered if not f.payload)
+                        yield from _decoded(opened.question, delivered, record.step)
             case _:
                 pass
-    if step is None:
-        for group_id, payloads in waiting.items():
-            for payload in filter(None, payloads):
-                yield questions[group_id], decode_trajectory(payload), None
+    for group_id, delivered in groups.waiting.items():
+        asked = groups.opened[group_id].question
+        if step is None and question in (None, asked.id):
+            yield from _decoded(asked, delivered, None)
+
+
+def _decoded(question: Question, delivered: list[Delivered], step: int | None) -> Iterator[Shown]:
+    for fact in delivered:
+        if fact.payload:
+            yield question, decode_trajectory(fact.payload), step
 
 
 def last_evaluated(run_dir: Path, count: int) -> list[Shown]:
     """The newest evaluation rollouts of a log that may still be written to (a torn tail is not an
     error).
     """
-    questions: dict[int, Question] = {}
-    newest: deque[Delivered] = deque(maxlen=count)
+    newest: deque[tuple[Question, bytes]] = deque(maxlen=count)
     try:
-        for record in read(run_dir / "events.log"):
-            if isinstance(record, GroupOpened) and record.kind == "eval":
-                questions[record.group_id] = record.question
-            elif isinstance(record, Delivered) and record.summary.kind == "eval" and record.payload:
-                newest.append(record)
+        for opened, delivered in deliveries(read(run_dir / "events.log")):
+            if opened.kind == "eval" and delivered.payload:
+                newest.append((opened.question, delivered.payload))
     except LogError:
         pass
-    return [(questions[r.group_id], decode_trajectory(r.payload), None) for r in newest]
+    return [(question, decode_trajectory(payload), None) for question, payload in newest]
 
 
 def render(shown: Shown, tokenizer: Tokenizer) -> Text:

@@ -20,7 +20,6 @@ from replay.records import (
     Delivered,
     EvaluationFinished,
     GroupDropped,
-    GroupOpened,
     Leased,
     Record,
     Reported,
@@ -29,6 +28,7 @@ from replay.records import (
     Sampled,
 )
 from replay.run_protocol import EvalResult
+from replay.searches import GroupHistory
 from scripts.fleet_log import restarts
 
 COUNTED = (
@@ -53,13 +53,12 @@ class RunFold:
         self.earlier_wall_s = self._earlier_train_s = self._begun = self._last = 0.0
         self._counters: dict[str, float] = {}
         self.dropped: Counter[str] = Counter()
-        self.kinds: dict[int, str] = {}
         self._first_lease = self._last_report = 0.0
         self.delivered_tokens = self._tokens = 0  # up to the last report, and so far
         self.trajectories_trained = self.tokens_trained = self.steps = 0
         self.staleness_sum = 0
         self.staleness_max: int | None = None
-        self._delivered: dict[int, list[Delivered]] = {}
+        self._groups = GroupHistory()
         try:
             for record in records:
                 self._take(record)
@@ -86,21 +85,16 @@ class RunFold:
         self._counters = {}
 
     def _take(self, record: Record) -> None:
+        self._groups.take(record)
         match record:
             case RunStarted() | RunResumed():
                 self._launch(record.now)
-            case GroupOpened():
-                self.kinds[record.group_id] = record.kind
             case Leased() if not self._first_lease:
                 self._first_lease = record.now
             case Delivered():
                 self._tokens += record.summary.action_tokens
-                if record.summary.kind == "train":
-                    self._delivered.setdefault(record.group_id, []).append(record)
-            case GroupDropped():
-                self._delivered.pop(record.group_id, None)
-                if self.kinds.get(record.group_id) == "train":
-                    self.dropped[record.cause] += 1
+            case GroupDropped() if self._groups.opened[record.group_id].kind == "train":
+                self.dropped[record.cause] += 1
             case Sampled():
                 self._train(record)
             case EvaluationFinished():
@@ -114,9 +108,9 @@ class RunFold:
 
     def _train(self, record: Sampled) -> None:
         self.steps = max(self.steps, record.step)
-        for group_id in record.group_ids:
+        for _, delivered in self._groups.train(record):
             oldest = []
-            for fact in self._delivered.pop(group_id, []):
+            for fact in delivered:
                 tokens, versions, first = _versions(fact)
                 self.trajectories_trained += 1
                 self.tokens_trained += tokens

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from configs.process import CONSEQUENCE
 from configs.schema import Config
-from replay.client import Observer
+from replay.launcher_client import Observer
 from replay.log import read_whole
 from replay.protocol import ReplayError
 from replay.records import RunResumed, Stopped

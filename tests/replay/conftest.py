@@ -23,10 +23,11 @@ from replay.ledger import Ledger
 from replay.log import FILE_NAME, EventLog
 from replay.protocol import Lease, LogError
 from replay.questions import Questions
-from replay.records import Delivered, GroupOpened, RunStarted, summarise
+from replay.records import Delivered, GroupOpened, RunStarted
 from replay.run_protocol import Observe
 from replay.searches import Searched
 from replay.server import ReplayServer
+from replay.survey import summarise
 from replay.trajectory import Question, Sampling, StopReason, Trajectory, Turn
 
 QUESTIONS = tuple(Question(f"q-{i}", f"question {i}?", (f"answer {i}",), 1) for i in range(50))

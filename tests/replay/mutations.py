@@ -1,4 +1,4 @@
-"""What may become of the files of a log on a disk, or in the hands of who copies them."""
+"""Mutations of the files of a log: what may become of them on a disk, or as they are copied."""
 
 import random
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def cut(data: bytearray, rng: random.Random) -> None:
 
 
 def starts(data: bytearray) -> list[int]:
-    """Where frames begin, as far as their lengths lead."""
+    """Return where frames begin, as far as their lengths lead."""
     at, found = (28 if data[8:9] == b"\x02" else 12), []
     while at + FRAME.size <= len(data):
         found.append(at)

@@ -13,8 +13,10 @@ import pytest
 import zmq
 
 from replay.caller import is_late
-from replay.client import BatchReader, Observer, TrajectoryWriter
+from replay.client import TrajectoryWriter
 from replay.codec import decode_trajectory, encode
+from replay.launcher_client import Observer
+from replay.learner_client import BatchReader
 from replay.log import EventLog, read, read_whole
 from replay.protocol import (
     Batch,
@@ -182,12 +184,12 @@ async def test_second_actor_of_one_id_is_refused(serve, learner) -> None:
 
 
 def returned(log_path: Path) -> set[str]:
-    """Why leases have been given back."""
+    """Return the causes for which leases were given back."""
     return {record.cause for record in kept(log_path, LeaseReturned)}
 
 
 def kept(log_path: Path, kind: type) -> list[Any]:
-    """What is on record of this kind, so far: the server may be writing."""
+    """Return the records of this kind so far: the server may be writing."""
     return [record for record in read_whole(log_path) if isinstance(record, kind)]
 
 
@@ -264,7 +266,7 @@ def test_sample_deadline_says_who_is_waited_for(serve, learner, caplog) -> None:
     trainer.resume(0)
     with pytest.raises(ReplayTimeout, match=r"batch of step 1 .*0 of 1 groups"):
         trainer.sample(0)
-    said = [record.message for record in caplog.records if record.name == "replay.client"]
+    said = [record.message for record in caplog.records if record.name == is_late.__module__]
     assert len(said) == 1
     assert said[0].startswith("waiting for the batch of step 1: ")
     assert trainer.evaluate(0, wait=False) is None  # the connection is of use again

@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from replay.client import BatchReader, TrajectoryWriter
+from replay.client import TrajectoryWriter
 from replay.codec import decode_reply, decode_request
+from replay.learner_client import BatchReader
 from replay.log import read
 from replay.protocol import Batch, CodecError, Hello, Lease
 from replay.records import Delivered, Sampled
@@ -49,7 +50,7 @@ class Play:
                 for writer in writers:
                     group.create_task(self.act(writer))
                 await self.learn(steps, writers)
-        await self.until(lambda: not any(self.running.ledger.books.held.values()), "leases stay")
+        await self.until(lambda: not any(self.running.ledger.state.held.values()), "leases stay")
         self.running.end()
         return self.check(steps)
 

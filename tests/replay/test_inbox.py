@@ -1,4 +1,4 @@
-"""What an actor has received and not taken yet."""
+"""The inbox: what an actor has received and not taken yet."""
 
 import asyncio
 

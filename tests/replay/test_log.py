@@ -2,13 +2,15 @@
 
 import os
 import resource
+import struct
+import zlib
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from replay.log import EventLog, LogFull, read, read_whole, refuse_writer
-from replay.log_format import MAX_RECORD_BYTES, TornRecord
+from replay.log_format import FRAME, HEADER, MAX_RECORD_BYTES, TornRecord
 from replay.protocol import LogError
 from replay.records import ActorLeft, Stopped
 
@@ -26,8 +28,10 @@ def test_what_is_appended_is_read(tmp_path: Path) -> None:
     assert list(read(written(tmp_path))) == RECORDS
 
 
-def test_header_is_magic_and_version(tmp_path: Path) -> None:
-    assert written(tmp_path).read_bytes()[:12] == b"FORAGELG\x01\x00\x00\x00"
+def test_header_is_magic_version_and_place(tmp_path: Path) -> None:
+    header = b"FORAGELG\x02\x00\x00\x00" + bytes(12)
+    header += zlib.crc32(header).to_bytes(4, "little")
+    assert written(tmp_path).read_bytes()[: HEADER.size] == header
 
 
 def test_sync_writes_all_that_is_collected_and_forces_it_to_the_disk(
@@ -118,18 +122,20 @@ def test_another_file_is_refused(tmp_path: Path, content: bytes) -> None:
         list(read(path))
 
 
-def test_another_format_version_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 3])
+def test_another_format_version_is_refused_by_name(tmp_path: Path, version: int) -> None:
     path = written(tmp_path)
     data = bytearray(path.read_bytes())
-    data[8] = 3
+    data[8] = version
     path.write_bytes(data)
     for act in (EventLog.open, lambda path: list(read(path))):
-        with pytest.raises(LogError, match="format version 3, this program reads 1 and 2"):
+        with pytest.raises(LogError, match=f"format version {version}, this program reads 2"):
             act(path)
 
 
 def second_offset(path: Path) -> int:
-    return 12 + 8 + int.from_bytes(path.read_bytes()[12:16], "little")
+    (length,) = struct.unpack_from("<I", path.read_bytes(), HEADER.size)
+    return HEADER.size + FRAME.size + length
 
 
 @pytest.mark.parametrize(
@@ -177,7 +183,7 @@ def test_an_unknown_record_is_named_by_offset(tmp_path: Path) -> None:
     path = tmp_path / "events.log"
     with EventLog.create(path) as log:
         log.append([Strange(0.0)])  # type: ignore[list-item]
-    with pytest.raises(LogError, match=r"offset 12: .*Strange"):
+    with pytest.raises(LogError, match=r"offset 28: .*Strange"):
         list(read(path))
 
 

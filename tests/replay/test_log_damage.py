@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def starts(path: Path) -> list[int]:
-    """Where each record's frame begins."""
+    """Return where each record's frame begins."""
     data, at, found = path.read_bytes(), HEADER.size, []
     while at < len(data):
         found.append(at)

@@ -35,9 +35,9 @@ from replay.records import (
     Reported,
     Sampled,
     Stopped,
-    Summary,
 )
 from replay.segments import segment_path
+from replay.survey import Summary
 from tests.replay.mutations import Files, mutated
 
 LOGS = 10_000
@@ -124,7 +124,7 @@ class Judge:
         return found
 
     def open(self, files: Files, before: list[Record]) -> None:
-        """What is refused is left alone; what is not has lost nothing that was whole."""
+        """A refused log is left alone; any other has lost nothing that was whole."""
         try:
             EventLog.open(self.path).close()
         except LogError:
@@ -181,8 +181,8 @@ KNOWN = {
     "refused: this segment of the event log is missing, but events.log.N is there",
 }
 RARE = {
-    "format version N, this program reads N and N",
-    "refused: format version N, this program reads N and N",
+    "format version N, this program reads N",
+    "refused: format version N, this program reads N",
     "torn: an empty record",
     "refused: the header's checksum does not agree",
     "refused: this is segment N, and stands in the place of N",

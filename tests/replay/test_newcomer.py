@@ -13,9 +13,8 @@ from configs.keys import Keys
 from configs.load import ConfigError, parse
 from configs.schema import Config, ReplayConfig
 from replay import protocol as wire
-from replay.client import Observer
+from replay.launcher_client import ConfigReader, Observer
 from replay.log import EventLog, LogFull, read
-from replay.newcomer import Newcomer
 from replay.protocol import ReplayTimeout
 from replay.records import RunStarted
 from replay.run_protocol import Describe
@@ -23,8 +22,8 @@ from replay.server import ReplayServer
 
 
 def described(endpoint: str, keys: Keys | None = None, deadline_s: float = 30.0) -> Config:
-    with Newcomer(endpoint, keys, deadline_s) as newcomer:
-        return parse(newcomer.configuration(), (), "test")
+    with ConfigReader(endpoint, keys, deadline_s) as replay:
+        return parse(replay.configuration(), (), "test")
 
 
 def test_the_configuration_is_the_server_s_own_and_nothing_is_recorded(serve) -> None:
@@ -55,10 +54,10 @@ def test_it_is_told_while_the_log_is_full(serve) -> None:
 
 def test_an_actor_may_ask_and_work_on(serve) -> None:
     running = serve()
-    with Newcomer(running.endpoint, None, 30.0) as newcomer:
-        newcomer.configuration()
-        assert newcomer._call(wire.Hello("a", "digest"), wire.Welcome, "welcome") == wire.Welcome()
-        assert newcomer._call(Describe(), wire.Described, "again").config
+    with ConfigReader(running.endpoint, None, 30.0) as replay:
+        replay.configuration()
+        assert replay._call(wire.Hello("a", "digest"), wire.Welcome, "welcome") == wire.Welcome()
+        assert replay._call(Describe(), wire.Described, "again").config
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from configs.keys import Keys
-from replay.client import BatchReader, TrajectoryWriter
+from replay.client import TrajectoryWriter
+from replay.learner_client import BatchReader
 from replay.protocol import PROTOCOL, Batch, Hello, Lease, RefusedByReplay, ReplayTimeout
 
 
@@ -47,7 +48,7 @@ async def run(serve) -> AsyncIterator[Run]:
 
 
 async def refused(run: Run, hello: Hello) -> str:
-    """What an actor that says this is told."""
+    """Return the reply to an actor that says this."""
     async with run.speaking(hello, run.running.keys, 10.0, 60.0) as stranger:
         with pytest.raises(RefusedByReplay) as found:
             await asyncio.wait_for(stranger.next(), 15.0)
@@ -55,7 +56,7 @@ async def refused(run: Run, hello: Hello) -> str:
 
 
 async def left_alone(run: Run, keys: Keys | None) -> str:
-    """How long an actor with these keys waits in vain, in its own words."""
+    """Return how long an actor with these keys waits in vain, in its own words."""
     async with run.speaking(Hello("actor-9", "digest"), keys, 0.3, 1.0) as stranger:
         with pytest.raises(ReplayTimeout) as found:
             await asyncio.wait_for(stranger.next(), 15.0)

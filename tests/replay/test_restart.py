@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from configs.load import load, replay_endpoint
-from replay.client import BatchReader, Observer, TrajectoryWriter
+from replay.client import TrajectoryWriter
 from replay.codec import decode_trajectory
+from replay.launcher_client import Observer
+from replay.learner_client import BatchReader
 from replay.log import FILE_NAME, read_whole
 from replay.protocol import Hello, Lease, RefusedByReplay, ReplayTimeout, Stop
 from replay.records import (

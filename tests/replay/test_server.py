@@ -14,8 +14,8 @@ from configs.keys import Keys, keys_of
 from configs.schema import Config, ReplayConfig
 from replay import protocol as wire
 from replay import server as server_module
-from replay.client import Observer
 from replay.codec import decode_reply, decode_trajectory, encode, encode_trajectory, sealed
+from replay.launcher_client import Observer
 from replay.log import EventLog, LogFull, read, read_whole
 from replay.protocol import LogError, ReplayError, ReplayTimeout
 from replay.records import ActorLeft, Delivered, LeaseReturned

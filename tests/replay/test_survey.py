@@ -8,8 +8,7 @@ import pytest
 
 from replay import codec
 from replay.protocol import CodecError
-from replay.records import Summary, summarise
-from replay.survey import summarise_payload
+from replay.survey import Summary, summarise, summarise_payload
 from replay.trajectory import Sampling, Search, StopReason, Trajectory, Turn
 from tests.replay.test_fuzz import mutated
 

@@ -10,7 +10,8 @@ import pytest
 
 from configs.load import ConfigError, load, replay_endpoint
 from configs.process import socket_dir
-from replay.client import BatchReader, Observer
+from replay.launcher_client import Observer
+from replay.learner_client import BatchReader
 from replay.log import FILE_NAME, EventLog, read, read_whole
 from replay.protocol import RefusedByReplay
 from replay.records import Reported, RunResumed, RunStarted, Stopped

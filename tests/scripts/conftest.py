@@ -31,7 +31,8 @@ from replay.protocol import (
     Sample,
 )
 from replay.questions import Questions
-from replay.records import Record, RunStarted, summarise
+from replay.records import Record, RunStarted
+from replay.survey import summarise
 from replay.trajectory import Question, Sampling, StopReason, Trajectory, Turn
 from scripts import resume
 

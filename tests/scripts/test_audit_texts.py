@@ -14,7 +14,8 @@ from configs.load import ConfigError, save
 from configs.schema import Config, ModelConfig, QuestionsConfig, RetrievalConfig
 from replay.codec import encode_trajectory
 from replay.log import FILE_NAME, EventLog
-from replay.records import Delivered, GroupOpened, summarise
+from replay.records import Delivered, GroupOpened
+from replay.survey import summarise
 from replay.trajectory import Question, Sampling, Search, StopReason, Trajectory, Turn
 from retrieval_server.protocol import Passage
 from scripts.audit_texts import audit_texts

@@ -14,7 +14,8 @@ from configs.environment import EnvironmentConfig
 from configs.load import ConfigError
 from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig
 from replay.protocol import LogError
-from replay.records import Compacted, Delivered, Summary
+from replay.records import Compacted, Delivered
+from replay.survey import Summary
 from replay.trajectory import Question
 from retrieval_server.protocol import Passage
 from scripts.demonstrations import BadDemonstrations, Demonstration, read_files, read_run

@@ -22,9 +22,9 @@ from replay.records import (
     RunResumed,
     RunStarted,
     Sampled,
-    summarise,
 )
 from replay.run_protocol import EvalResult
+from replay.survey import summarise
 from replay.trajectory import Kind, Question, Sampling, StopReason, Trajectory, Turn
 from scripts import plot, show, summary
 

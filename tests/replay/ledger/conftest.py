@@ -22,12 +22,8 @@ from replay.protocol import (
     Welcome,
 )
 from replay.questions import Questions
-from replay.records import (
-    Record,
-    ReplayRestarted,
-    RunResumed,
-    Summary,
-)
+from replay.records import Record, ReplayRestarted, RunResumed
+from replay.survey import Summary
 from replay.trajectory import Question, Sampling
 
 Key = tuple[int, int]
@@ -42,7 +38,7 @@ def make_questions(count: int, stem: str = "q") -> tuple[Question, ...]:
 def summary_for(
     lease: Lease, reward: float | None = None, version: int = 0, **other: int
 ) -> Summary:
-    """What a rollout of this lease comes to; sibling i is rewarded i unless told otherwise."""
+    """Make the result of a rollout of this lease; sibling i is rewarded i unless told otherwise."""
     return Summary(
         group_id=lease.group_id,
         sibling=lease.sibling,
@@ -157,7 +153,7 @@ class Scene:
     @property
     def dropped(self) -> dict[str, int]:
         """Dropped train groups by cause."""
-        return dict(self.ledger.books.tally.dropped)
+        return dict(self.ledger.state.counters.dropped)
 
 
 @pytest.fixture
@@ -168,6 +164,6 @@ def scene() -> Callable[..., Scene]:
 
 @pytest.fixture
 def tools() -> SimpleNamespace:
-    """What a scene is made of, for tests that drive a ledger in their own way."""
+    """Make the parts of a scene, for tests that drive a ledger in their own way."""
     pieces = (Scene, summary_for)
     return SimpleNamespace(**{piece.__name__: piece for piece in pieces})

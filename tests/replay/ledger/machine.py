@@ -9,7 +9,7 @@ or wake up too late, goodbyes, the end of the run and its resumption.
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from replay.books import Books
+from replay.books import LedgerState
 from replay.protocol import (
     Committed,
     Done,
@@ -65,7 +65,7 @@ class Rules(ActorRules):
     def ask_again(self) -> None:
         """The reply to the last Sample was lost."""
         world = self.world
-        if world.step in world.history and world.step > self.scene.ledger.books.committed:
+        if world.step in world.history and world.step > self.scene.ledger.state.committed:
             reply = world.do(self.scene.sample, world.step - 1, world.incarnation)
             known = world.history[world.step]
             assert composition(reply) == composition(known)
@@ -85,7 +85,7 @@ class Rules(ActorRules):
     @running
     def resume(self, pick: int) -> None:
         """The learner is killed and starts again from a durable checkpoint."""
-        world, committed = self.world, self.scene.ledger.books.committed
+        world, committed = self.world, self.scene.ledger.state.committed
         latest = max(world.step, world.again_until)
         world.step = committed + pick % (world.step - committed + 1)
         world.incarnation += 1
@@ -108,7 +108,7 @@ class Rules(ActorRules):
             Resume(old + 1, step + 7),
         ):
             assert isinstance(self.unchanged("sleeper", message), Refused), message
-        if committed := self.scene.ledger.books.committed:
+        if committed := self.scene.ledger.state.committed:
             assert isinstance(self.unchanged("new", Resume(old + 2, committed - 1)), Refused)
 
     @rule()
@@ -123,9 +123,9 @@ class Rules(ActorRules):
     @rule(back=st.sets(names))
     def restart(self, back: set[str]) -> None:
         """Replay is killed; its log restores exactly what it was; actors come back with leases."""
-        before = state_of(self.scene.ledger.books)
+        before = state_of(self.scene.ledger.state)
         self.scene.restart()
-        assert state_of(self.scene.ledger.books) == before
+        assert state_of(self.scene.ledger.state) == before
         for actor in self.world.actors.values():
             actor.connected = False
         for name in sorted(back):
@@ -148,8 +148,8 @@ class Rules(ActorRules):
             return
         end = Finish(self.world.incarnation, "done") if finish else Shutdown("ctrl-c")
         assert self.world.do(self.scene.send, "learner" if finish else "launcher", end) == Done()
-        books = self.scene.ledger.books
-        assert self.world.stopped and not (books.opened or books.ready or books.evaluating)
+        state = self.scene.ledger.state
+        assert self.world.stopped and not (state.opened or state.ready or state.evaluating)
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 120.0]))
     def wait(self, seconds: float) -> None:
@@ -158,16 +158,16 @@ class Rules(ActorRules):
     @rule()
     def pass_the_deadline(self) -> None:
         """So long that whatever was open is dropped, were anybody at work on it."""
-        books, deadline = self.scene.ledger.books, self.scene.config.group_deadline_s
-        before = {*books.opened, *books.evaluating}
+        state, deadline = self.scene.ledger.state, self.scene.config.group_deadline_s
+        before = {*state.opened, *state.evaluating}
         self.world.do(self.scene.tick, 0.0)  # a replay that just started begins to count
         self.world.do(self.scene.tick, deadline + 1.0)
-        if not (books.catching_up or self.world.stopped):
-            assert not before & {*books.opened, *books.evaluating}
+        if not (state.catching_up or self.world.stopped):
+            assert not before & {*state.opened, *state.evaluating}
 
 
-def state_of(books: Books) -> dict[str, object]:
+def state_of(state: LedgerState) -> dict[str, object]:
     """All that a restart must bring back."""
-    state = {name: value for name, value in vars(books).items() if name != "config"}
-    supply = state.pop("questions")
-    return state | {"supply": (supply.cursor, supply.peek(), supply.retired)}
+    fields = {name: value for name, value in vars(state).items() if name != "config"}
+    supply = fields.pop("questions")
+    return fields | {"supply": (supply.cursor, supply.peek(), supply.retired)}

@@ -1,4 +1,4 @@
-"""What may happen to the actors of the ledger's state machine, and what each of it must come to."""
+"""The actors of the ledger's state machine: what may happen to them, and what must follow."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ class ActorRules(RuleBasedStateMachine):
         if self.world.actors[name].connected:
             self.world.actors[name] = Rollouts(self.world.actors[name].capacity)
             self.world.do(self.scene.send, name, Goodbye(name))
-            assert name not in self.scene.ledger.books.held
+            assert name not in self.scene.ledger.state.held
 
     @rule(name=names)
     def stall(self, name: str) -> None:
@@ -108,7 +108,7 @@ class ActorRules(RuleBasedStateMachine):
         if not flight:
             return
         key = sorted(flight)[pick % len(flight)]
-        lease, wanted = flight[key][0], self.scene.ledger.books.unfinished(key[0])
+        lease, wanted = flight[key][0], self.scene.ledger.state.unfinished(key[0])
         strange = msgspec.structs.replace(lease.question, id="of another run")
         never = msgspec.structs.replace(lease, group_id=10**15)
         for other in (never, msgspec.structs.replace(lease, question=strange)):
@@ -171,13 +171,13 @@ class ActorRules(RuleBasedStateMachine):
         if not keys:
             return
         key = keys[pick % len(keys)]
-        group = self.scene.ledger.books.unfinished(key[0])
+        group = self.scene.ledger.state.unfinished(key[0])
         while holders := [n for n, a in self.world.actors.items() if key in a.flight]:
             lease, _ = self.world.actors[holders[0]].flight.pop(key)
             self.world.do(self.scene.fail, holders[0], lease)
-        books = self.scene.ledger.books
-        if group and books.unfinished(key[0]) is None and key[1] in group.undelivered:
-            assert key[0] in books.dropped
+        state = self.scene.ledger.state
+        if group and state.unfinished(key[0]) is None and key[1] in group.undelivered:
+            assert key[0] in state.dropped
             assert group.kind == "eval" or group.question.id in self.world.retired
 
     @rule(name=names, rounds=st.integers(1, 5))

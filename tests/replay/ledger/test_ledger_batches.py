@@ -128,8 +128,8 @@ def test_committed_steps_are_forgotten(scene: Any) -> None:
     s.actor("a", 100)
     s.train("a", 3)
     assert s.send("learner", Committed(1, 2)) == Done()
-    assert list(s.ledger.books.batches) == [3]
-    assert list(s.ledger.books.sampled) == [3]
+    assert list(s.ledger.state.batches) == [3]
+    assert list(s.ledger.state.sampled) == [3]
     assert isinstance(s.sample(0), Refused)
 
 
@@ -150,7 +150,7 @@ def test_groups_without_signal_are_dropped_where_configured(scene: Any) -> None:
     s.actor("a", 4)
     s.deliver_all("a", reward=1.0)
     assert s.dropped == {"no_signal": 2}
-    assert len(s.ledger.books.opened) == 2
+    assert len(s.ledger.state.opened) == 2
     s.deliver_all("a")
     assert s.sample(0).group_ids == (3, 4)
 
@@ -176,7 +176,7 @@ def test_a_group_that_nobody_could_score_is_not_trained(scene: Any, tools: Any) 
         payload = msgspec.msgpack.encode(summary)
         s.send("a", Deliver("a", lease.group_id, lease.sibling, payload))
     assert s.dropped == {"unscorable": 1}
-    assert not s.ledger.books.ready and not s.ledger.books.questions.retired
+    assert not s.ledger.state.ready and not s.ledger.state.questions.retired
     said = "step 1: 0 of 1 groups ready (1 were unscorable so far: the actors' logs say why)"
     assert s.sample(0).reason.startswith(said)
 

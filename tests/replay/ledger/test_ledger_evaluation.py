@@ -45,8 +45,8 @@ def test_they_are_outside_admission_and_buffer(scene: Any) -> None:
     evaluate(s, 0)
     s.deliver_all("a")
     s.deliver_all("a")
-    assert len(s.ledger.books.ready) == 1
-    assert s.ledger.books.standing == 1
+    assert len(s.ledger.state.ready) == 1
+    assert s.ledger.state.admitted == 1
 
 
 def test_they_change_no_train_groups_id(scene: Any) -> None:
@@ -66,7 +66,7 @@ def test_an_evaluation_is_never_trained_on(scene: Any) -> None:
     s.actor("a", 8)
     s.deliver_all("a")
     assert "0 of 1 groups ready" in s.sample(0).reason
-    assert s.ledger.books.tally.recent.rollouts == 0
+    assert s.ledger.state.counters.recent.rollouts == 0
 
 
 def test_the_result_is_exact_match_overall_and_by_hops(scene: Any) -> None:

@@ -92,7 +92,7 @@ def test_a_question_that_keeps_failing_is_retired(scene: Any) -> None:
     for _ in range(3):
         s.fail("a", next(x for x in s.leased["a"] if x.sibling == 0))
     assert s.dropped == {"question_failed": 1}
-    assert s.ledger.books.questions.retired == {question.id}
+    assert s.ledger.state.questions.retired == {question.id}
     assert s.leased["a"][-1].group_id == 2
 
 
@@ -110,7 +110,7 @@ def test_an_answered_question_starts_afresh(scene: Any) -> None:
     s.learner()
     s.actor("a", 2)
     for _ in range(3):
-        step = s.ledger.books.last_sampled
+        step = s.ledger.state.last_sampled
         s.fail("a", s.leased["a"][0])
         s.deliver_all("a", version=step)
         s.sample(step)
@@ -125,7 +125,7 @@ def test_no_failure_of_a_users_code_retires_a_question(scene: Any, whose: str) -
     s.actor("a", 9)
     for _ in range(5):
         s.fail("a", s.leased["a"][0], f"{whose}: tool 'calculator': OSError: down")
-    assert s.dropped == {} and not s.ledger.books.questions.retired
+    assert s.dropped == {} and not s.ledger.state.questions.retired
 
 
 @pytest.mark.parametrize("kind", ["train", "eval"])
@@ -175,7 +175,7 @@ def test_a_question_that_only_meets_deadlines_is_retired(scene: Any) -> None:
     s.tick(300)
     s.tick(300)
     assert s.dropped == {"group_deadline": 1, "question_failed": 1}
-    assert len(s.ledger.books.questions.retired) == 1
+    assert len(s.ledger.state.questions.retired) == 1
 
 
 def test_a_closed_group_has_no_deadline(scene: Any) -> None:
@@ -218,7 +218,7 @@ def test_no_question_pays_for_restarts_of_replay(scene: Any) -> None:
         s.actor(name, 2)
         s.tick(11)
     assert s.dropped == {}
-    assert not s.ledger.books.questions.retired
+    assert not s.ledger.state.questions.retired
 
 
 def test_what_is_being_delivered_stays_as_it_is_on_record(scene: Any) -> None:
@@ -229,9 +229,9 @@ def test_what_is_being_delivered_stays_as_it_is_on_record(scene: Any) -> None:
     s.deliver("a", first)  # nothing is known of the other: it was under way when replay was killed
     s.restart()
     s.actor("a", 2, delivering=((1, 0), (1, 1)))
-    assert s.ledger.books.held["a"] == {(1, 1)}
+    assert s.ledger.state.held["a"] == {(1, 1)}
     assert s.deliver("a", second) == "accepted"
-    assert s.ledger.books.tally.superseded == s.ledger.books.tally.returned == 0
+    assert s.ledger.state.counters.superseded == s.ledger.state.counters.returned == 0
 
 
 def test_an_actor_may_leave_before_it_said_hello_again(scene: Any) -> None:
@@ -283,7 +283,7 @@ def test_a_second_hello_of_the_same_connection_is_taken(scene: Any) -> None:
     s.learner()
     s.actor("a", 2)
     assert s.send("a", Hello("a", "digest", ((1, 0), (1, 1)))) == Welcome()
-    assert s.ledger.books.held["a"] == {(1, 0), (1, 1)}
+    assert s.ledger.state.held["a"] == {(1, 0), (1, 1)}
 
 
 def test_a_sibling_that_another_still_holds_is_not_leased_a_third_time(scene: Any) -> None:

@@ -22,7 +22,7 @@ LEARN_S, APPLY_S, COMMIT_EVERY = 0.5, 1.0, 20
 
 
 def is_slow(question_id: str) -> bool:
-    """Whether a question is of the slow family."""
+    """Return True if a question is of the slow family."""
     return int(question_id.partition("-")[2]) % SLOW_EVERY == 0
 
 

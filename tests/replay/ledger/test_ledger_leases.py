@@ -1,4 +1,4 @@
-"""Who is given leases, how many, and who is turned away."""
+"""Leases: who is given them, how many, and who is turned away."""
 
 from typing import Any
 
@@ -37,9 +37,9 @@ def test_admission_bounds_what_is_opened(scene: Any) -> None:
     s = scene(max_staleness=1, groups_per_step=2)
     s.learner()
     s.actor("a", 100)
-    assert len(s.ledger.books.opened) == 4
+    assert len(s.ledger.state.opened) == 4
     s.send("a", Ready("a", 100, 1, 1))
-    assert len(s.ledger.books.opened) == 6
+    assert len(s.ledger.state.opened) == 6
 
 
 def test_admission_counts_sampled_groups(scene: Any) -> None:
@@ -96,7 +96,7 @@ def test_an_actor_may_come_back_on_another_connection(scene: Any) -> None:
     assert s.send("moved", again) == Welcome()
     assert s.send("a", Heartbeat("a", {})) == Unknown()
     s.send("a", PeerLost())
-    assert s.ledger.books.held["a"] == {(1, 0), (1, 1)}
+    assert s.ledger.state.held["a"] == {(1, 0), (1, 1)}
     assert "connected already" in s.send("other", Hello("a", "digest", instance="another")).cause
 
 

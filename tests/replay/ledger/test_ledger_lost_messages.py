@@ -1,4 +1,4 @@
-"""What a heartbeat tells of messages that got lost, and how replay and the actor agree again."""
+"""Lost messages: what a heartbeat tells of them, and how replay and the actor agree again."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def test_leases_that_never_came_are_leased_again(s: Any) -> None:
     assert answers == [None] * 20 + [Unknown()]
     assert causes(s) == []
     assert s.send("a", Hello("a", "digest")) == Welcome()
-    assert causes(s) == ["not_held"] * 2 and not s.ledger.books.failures.counts
+    assert causes(s) == ["not_held"] * 2 and not s.ledger.state.failures.counts
     s.leased.clear()
     s.send("a", READY)
     assert [(x.group_id, x.sibling) for x in s.leased["a"]] == list(BOTH)

@@ -43,11 +43,11 @@ class LedgerMachine(Rules):
     @invariant()
     def every_group_is_in_one_place(self) -> None:
         if hasattr(self, "scene"):
-            books = self.scene.ledger.books
-            places = [*books.opened, *books.ready, *books.sampled]
+            state = self.scene.ledger.state
+            places = [*state.opened, *state.ready, *state.sampled]
             assert len(places) == len(set(places))
-            ended = books.tally.committed + books.tally.dropped.total()
-            assert books.tally.opened == len(places) + ended
+            ended = state.counters.committed + state.counters.dropped.total()
+            assert state.counters.opened == len(places) + ended
 
     @invariant()
     def each_event_leases_all_that_can_be_leased(self) -> None:
@@ -67,7 +67,7 @@ class LedgerMachine(Rules):
     @invariant()
     def replay_knows_what_every_actor_has_in_flight(self) -> None:
         if hasattr(self, "world") and not self.world.stopped:
-            held = self.scene.ledger.books.held
+            held = self.scene.ledger.state.held
             for name, actor in self.world.actors.items():
                 unsettled = actor.lost | actor.delivering.keys()
                 assert not actor.connected or set(actor.flight) == held[name] - unsettled
@@ -77,17 +77,17 @@ class LedgerMachine(Rules):
         """Unless no actor that is current enough has room, or nothing is leased at all."""
         if not hasattr(self, "world"):
             return
-        books, world = self.scene.ledger.books, self.world
-        if world.stopped or books.catching_up:
+        state, world = self.scene.ledger.state, self.world
+        if world.stopped or state.catching_up:
             return
         able = [
             actor.applied[1]
             for name, actor in world.actors.items()
             if actor.connected
             and actor.applied[0] == world.incarnation
-            and len(books.held[name]) < actor.capacity
+            and len(state.held[name]) < actor.capacity
         ]
-        for group in [*books.opened.values(), *books.evaluating.values()]:
+        for group in [*state.opened.values(), *state.evaluating.values()]:
             needed = group.version if group.kind == "train" else 0
             assert not group.missing or all(version < needed for version in able)
 
@@ -102,11 +102,11 @@ class LedgerMachine(Rules):
         self._everybody_works_until(self._evaluated)
         self.commit()
         self.world.do(self.scene.send, "launcher", Shutdown("test"))
-        books, tally = self.scene.ledger.books, self.scene.ledger.books.tally
+        state, counters = self.scene.ledger.state, self.scene.ledger.state.counters
         lost = len(
-            books.sampled
+            state.sampled
         )  # of steps that a resumed learner had still to train when it ended
-        assert tally.opened == tally.committed + tally.dropped.total() + lost
+        assert counters.opened == counters.committed + counters.dropped.total() + lost
         assert not lost or self.world.step < self.world.again_until
         audited(self.scene)
         self.seen.update(

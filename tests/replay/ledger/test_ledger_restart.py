@@ -33,10 +33,10 @@ def catch_up(s: Any, step: int = 2, capacity: int = 100) -> None:
 
 def test_admission_goes_on_counting(killed: Any) -> None:
     catch_up(killed)
-    books = killed.ledger.books
-    sampled = books.last_sampled
-    assert books.standing == len(books.opened) + len(books.ready) + sampled
-    assert books.standing == 2 + sampled + 1, "max_staleness + version + 1, one group a step"
+    state = killed.ledger.state
+    sampled = state.last_sampled
+    assert state.admitted == len(state.opened) + len(state.ready) + sampled
+    assert state.admitted == 2 + sampled + 1, "max_staleness + version + 1, one group a step"
 
 
 def test_group_ids_and_questions_go_on(killed: Any) -> None:
@@ -48,7 +48,7 @@ def test_group_ids_and_questions_go_on(killed: Any) -> None:
 
 
 def test_recorded_batches_come_first_then_what_was_ready(killed: Any) -> None:
-    ready = set(killed.ledger.books.ready)
+    ready = set(killed.ledger.state.ready)
     assert killed.learner(step=2, incarnation=2) == Resumed(2)
     assert [killed.sample(step, 2).step for step in (2, 3)] == [3, 4]
     assert ready and ready >= set(killed.sample(4, 2).group_ids)
@@ -63,7 +63,7 @@ def test_what_the_dead_held_is_leased_again_and_is_no_failure(scene: Any) -> Non
     s.restart(resumed=True)
     catch_up(s, step=0)
     assert len(held) == 5 and held <= {(x.group_id, x.sibling) for x in s.leased["a"]}
-    assert s.ledger.books.failures.counts == {}
+    assert s.ledger.state.failures.counts == {}
     assert not [fact for fact in s.log if isinstance(fact, LeaseReturned)]
 
 
@@ -71,12 +71,12 @@ def test_no_group_grows_old_while_the_processes_start(scene: Any) -> None:
     s = scene(groups_per_step=1, max_staleness=2)
     s.learner()
     s.actor("a", 100)
-    held = set(s.ledger.books.opened)
+    held = set(s.ledger.state.opened)
     s.restart(resumed=True)
     s.tick()
     s.tick(1000.0)
     catch_up(s, step=0)
-    assert len(held) == 3 and held <= set(s.ledger.books.opened)
+    assert len(held) == 3 and held <= set(s.ledger.state.opened)
     assert {lease.group_id for lease in s.leased["a"]} >= held
 
 
@@ -124,10 +124,10 @@ def test_an_evaluation_that_the_end_cut_off_is_completed(scene: Any) -> None:
     s.send("launcher", Shutdown("SIGTERM"))
     s.restart(resumed=True)
     catch_up(s, step=0)
-    assert not s.ledger.books.results
+    assert not s.ledger.state.results
     s.send("learner", Evaluate(2, 0))
     s.deliver_all("a", reward=1.0)
-    assert s.ledger.books.results[0].em == 1.0
+    assert s.ledger.state.results[0].em == 1.0
 
 
 def test_a_streak_without_reward_starts_again(scene: Any) -> None:

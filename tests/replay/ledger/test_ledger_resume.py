@@ -72,11 +72,11 @@ def test_an_evaluation_is_leased_once_they_are_trained(scene: Any) -> None:
 def test_groups_do_not_grow_old_meanwhile(trained: Any) -> None:
     s = trained
     s.send("a", Ready("a", 100, 1, 4))
-    opened = dict(s.ledger.books.opened)
+    opened = dict(s.ledger.state.opened)
     s.learner(step=2, incarnation=2)
     for _ in range(4):
         s.tick(100)
-    assert opened and s.ledger.books.opened == opened
+    assert opened and s.ledger.state.opened == opened
 
 
 def test_an_actor_of_the_old_incarnation_gets_nothing_but_may_deliver(trained: Any) -> None:
@@ -91,8 +91,8 @@ def test_an_actor_of_the_old_incarnation_gets_nothing_but_may_deliver(trained: A
 
 def test_resuming_commits_what_lies_before(trained: Any) -> None:
     trained.learner(step=3, incarnation=2)
-    assert list(trained.ledger.books.batches) == [4]
-    assert trained.ledger.books.tally.committed == 3
+    assert list(trained.ledger.state.batches) == [4]
+    assert trained.ledger.state.counters.committed == 3
 
 
 def test_resuming_before_a_committed_step_is_refused(trained: Any) -> None:
@@ -141,9 +141,9 @@ def test_a_learner_ahead_of_the_log_trains_nothing_twice(trained: Any) -> None:
     s = trained
     s.send("a", Ready("a", 100, 1, 4))
     s.deliver_all("a", version=4)
-    assert s.ledger.books.ready
+    assert s.ledger.state.ready
     assert s.learner(step=9, incarnation=2) == Resumed(0)
-    assert not s.ledger.books.ready
+    assert not s.ledger.state.ready
     assert s.dropped["resumed"] > 0
     assert isinstance(s.sample(9, 2), Wait)
 
@@ -152,4 +152,4 @@ def test_admission_counts_the_steps_of_a_learner_ahead_of_the_log(scene: Any) ->
     s = scene(groups_per_step=2, max_staleness=1)
     s.learner(step=10)
     s.actor("a", 100, version=10)
-    assert len(s.ledger.books.opened) == 4
+    assert len(s.ledger.state.opened) == 4

@@ -1,4 +1,4 @@
-"""How a run ends, and that the books close."""
+"""The end of a run; the books close."""
 
 from typing import Any
 
@@ -57,8 +57,8 @@ def test_what_is_left_is_dropped_and_no_longer_needed(stopped: Any) -> None:
 
 def test_every_train_group_is_accounted_for(stopped: Any) -> None:
     stopped.send("learner", Committed(1, 1))
-    tally = stopped.ledger.books.tally
-    assert tally.opened == tally.committed + tally.dropped.total() == 3
+    counters = stopped.ledger.state.counters
+    assert counters.opened == counters.committed + counters.dropped.total() == 3
 
 
 def test_the_first_cause_stays(stopped: Any) -> None:
@@ -99,4 +99,4 @@ def test_a_single_reward_keeps_it_running(scene: Any) -> None:
     for i in range(20):
         s.deliver_all("a", reward=0.0 if i != 9 else None)
     assert s.ledger.stop_cause == "the last 10 closed train groups all had reward 0: no gradient"
-    assert s.ledger.books.tally.recent.closed == 20
+    assert s.ledger.state.counters.recent.closed == 20

@@ -159,5 +159,5 @@ class World:
 
 
 def composition(batch: Batch) -> tuple[object, ...]:
-    """What must be the same when a batch is served again."""
+    """Return what must be the same when a batch is served again."""
     return batch.step, batch.group_ids, batch.versions, batch.groups
