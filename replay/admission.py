@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-Place = tuple[int, int]
+Position = tuple[int, int]
 """(version, group id): the order in which groups are trained."""
 
 
@@ -67,7 +67,7 @@ def can_pass(left_behind: Collection[int], step: int, bounds: Bounds) -> bool:
 
 
 def choose_batch(
-    ready: Sequence[Place], unfinished: Sequence[Place], step: int, bounds: Bounds
+    ready: Sequence[Position], unfinished: Sequence[Position], step: int, bounds: Bounds
 ) -> Choice:
     """Choose the batch for a learner that has completed `step`: oldest version first."""
     if len(ready) < bounds.groups_per_step:

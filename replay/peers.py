@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import zmq
 
+import replay.protocol as wire
 from configs.keys import Guard, keys_of
 from configs.load import replay_endpoint
 from configs.process import make_socket_dir
 from configs.schema import Config
-from replay import protocol
 from replay.codec import MAX_REQUEST_BYTES, encode
 from replay.events import Peer
 from replay.run_protocol import Status
@@ -23,7 +23,7 @@ QUIET_S = 2.0  # after the end, the console may still ask
 GRACE_S = 5.0  # beyond the actors' own drain deadline
 SELF = b""  # the peer of the server's own events; no routing id is empty
 # Sent before the log is synced.
-_PROMISES_NOTHING = protocol.Alive | Status | protocol.Refused | protocol.Unknown | protocol.Wait
+_PROMISES_NOTHING = wire.Alive | Status | wire.Refused | wire.Unknown | wire.Wait
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Router:
             if self._guard is not None:
                 self._guard.close()
             self._context.destroy(linger=0)
-            raise protocol.ReplayError(
+            raise wire.ReplayError(
                 f"replay.endpoint = {self._endpoint!r} cannot be bound ({error}): "
                 "end the process that uses it, or choose another"
             ) from error
@@ -97,8 +97,8 @@ class Router:
 class Kept(msgspec.Struct, frozen=True):
     """A learner's question that was answered with Wait, and when."""
 
-    request: protocol.Decided
-    told: protocol.Wait
+    request: wire.Decided
+    told: wire.Wait
     at_s: float
 
 
@@ -122,7 +122,7 @@ class Connections:
         self.kept: dict[Peer, Kept] = {}
         self.lost: dict[Peer, None] = {}
         self._router = router
-        self._unsent: list[tuple[Peer, protocol.Reply]] = []  # until what they promise is durable
+        self._unsent: list[tuple[Peer, wire.Reply]] = []  # until what they promise is durable
         self._parting: set[Peer] = set()
         self._refused = self._unroutable = 0
         self._dead_after_s = config.replay.dead_after_s
@@ -139,32 +139,32 @@ class Connections:
             "replay/unroutable_replies": float(self._unroutable),
         }
 
-    def heard(self, peer: Peer, request: protocol.Decided, now_s: float) -> None:
+    def heard(self, peer: Peer, request: wire.Decided, now_s: float) -> None:
         """Note that `peer` sent `request`; a new question replaces the one kept for it."""
         self._spoken_s = now_s
         self.kept.pop(peer, None)
-        if isinstance(request, protocol.Goodbye):
+        if isinstance(request, wire.Goodbye):
             self.actors.pop(peer, None)
-        elif isinstance(request, protocol.FromActor):
+        elif isinstance(request, wire.FromActor):
             self.actors[peer] = Said(now_s, request.actor_id)
-        elif isinstance(request, protocol.Resume | protocol.Finish):
-            self._learning = isinstance(request, protocol.Resume)
+        elif isinstance(request, wire.Resume | wire.Finish):
+            self._learning = isinstance(request, wire.Resume)
 
     def answer(
-        self, peer: Peer, request: protocol.Decided | None, reply: protocol.Reply, now_s: float
+        self, peer: Peer, request: wire.Decided | None, reply: wire.Reply, now_s: float
     ) -> None:
         """Send what promises nothing at once, and the rest with the next `flush`.
 
         A Wait is kept with its `request`, and told again only when it is news.
         """
-        if request and isinstance(reply, protocol.Wait):
+        if request and isinstance(reply, wire.Wait):
             kept = self.kept.get(peer)
             if kept and kept.told.oldest == reply.oldest and now_s - kept.at_s < WAIT_AGAIN_S:
                 return
             self.kept[peer] = Kept(request, reply, now_s)
         else:
             self.kept.pop(peer, None)
-        if isinstance(reply, protocol.Refused):
+        if isinstance(reply, wire.Refused):
             self._note_refusal(reply.cause)
         if isinstance(reply, _PROMISES_NOTHING):
             self.send(peer, reply)
@@ -177,17 +177,17 @@ class Connections:
         for peer, reply in unsent:
             self.send(peer, reply)
 
-    def refuse(self, peer: Peer, error: protocol.CodecError) -> None:
+    def refuse(self, peer: Peer, error: wire.CodecError) -> None:
         """Answer a message that cannot be read; one changed on the way is as good as lost."""
         self._note_refusal(str(error))
-        lost = isinstance(error, protocol.Garbled)
-        self.send(peer, protocol.Unknown() if lost else protocol.Refused(str(error)))
+        lost = isinstance(error, wire.Garbled)
+        self.send(peer, wire.Unknown() if lost else wire.Refused(str(error)))
 
-    def send(self, peer: Peer, reply: protocol.Reply) -> None:
+    def send(self, peer: Peer, reply: wire.Reply) -> None:
         """Send now; a peer that cannot be reached is lost."""
         if not isinstance(peer, bytes) or peer == SELF or peer in self._parting:
             return
-        if isinstance(reply, Status | protocol.Batch):
+        if isinstance(reply, Status | wire.Batch):
             reply = msgspec.structs.replace(reply, gauges=reply.gauges | self.gauges())
         if cause := self._router.send(peer, encode(reply)):
             self._unroutable += 1
@@ -204,7 +204,7 @@ class Connections:
     def probe(self, actor_id: str | None = None) -> None:
         """Speak to every actor, or to those of this name: a dead connection is found by it."""
         for peer in [p for p, said in self.actors.items() if actor_id in (None, said.actor_id)]:
-            self.send(peer, protocol.Alive())
+            self.send(peer, wire.Alive())
 
     def silent(self, now_s: float) -> list[Peer]:
         """Return the actors not heard for `replay.dead_after_s`."""

@@ -4,18 +4,18 @@ import logging
 from collections import deque
 from collections.abc import Container, Iterator
 
+import replay.protocol as wire
 from replay.events import Peer
 from replay.log import LogFull
-from replay.protocol import Heartbeat, Request
 from replay.run_protocol import Describe, Observe
 
 TELL_EVERY_S = 1.0
 LOG_EVERY_S = 10.0
 _MOST_HELD = 10_000  # requests, while the log is full
-_WITHOUT_ROOM = Heartbeat | Observe | Describe  # answered while the log is full
+_WITHOUT_ROOM = wire.Heartbeat | Observe | Describe  # answered while the log is full
 
 logger = logging.getLogger(__name__)
-Received = tuple[bytes, Request]  # the peer, what it asks
+Received = tuple[bytes, wire.Request]  # the peer, what it asks
 
 
 class Disk:
@@ -39,7 +39,7 @@ class Disk:
         """True until too many requests are held to read more."""
         return len(self._inbox) < _MOST_HELD
 
-    def receive(self, peer: bytes, request: Request) -> None:
+    def receive(self, peer: bytes, request: wire.Request) -> None:
         """Take in a request that has arrived."""
         self._inbox.append((peer, request))
 
@@ -57,7 +57,7 @@ class Disk:
                 yield peer, request
         self._inbox = held
 
-    def requests_of(self, peer: Peer) -> list[Request]:
+    def requests_of(self, peer: Peer) -> list[wire.Request]:
         """Take out all that `peer` has asked."""
         found = [request for sender, request in self._inbox if sender == peer]
         self._inbox = deque(received for received in self._inbox if received[0] != peer)

@@ -16,9 +16,9 @@ import time
 
 import msgspec
 
+import replay.protocol as wire
 from configs.load import dump
 from configs.schema import Config
-from replay import protocol
 from replay.codec import decode_request
 from replay.events import Event, Outcome, Peer, PeerLost, Tick
 from replay.ledger import Ledger
@@ -85,13 +85,13 @@ class ReplayServer:
         for peer, frames in itertools.islice(self._router.messages(), most):
             try:
                 if len(frames) != 1:
-                    raise protocol.Garbled(f"a message of {len(frames)} frames: send one")
+                    raise wire.Garbled(f"a message of {len(frames)} frames: send one")
                 self._disk.receive(peer, decode_request(frames[0]))
-            except protocol.CodecError as error:
+            except wire.CodecError as error:
                 self._connections.refuse(peer, error)
 
-    def _handle(self, peer: Peer, request: protocol.Request) -> None:
-        heartbeat = isinstance(request, protocol.Heartbeat)
+    def _handle(self, peer: Peer, request: wire.Request) -> None:
+        heartbeat = isinstance(request, wire.Heartbeat)
         if isinstance(request, Describe):
             self._connections.send(peer, self._described)
         elif heartbeat and self._disk.full:
@@ -100,27 +100,27 @@ class ReplayServer:
         else:
             self._put(peer, request)
         if heartbeat:
-            self._connections.send(peer, protocol.Alive())
+            self._connections.send(peer, wire.Alive())
 
-    def _put(self, peer: Peer, request: protocol.Decided) -> None:
+    def _put(self, peer: Peer, request: wire.Decided) -> None:
         """Put a request to the ledger, and its replies on their way."""
-        if isinstance(request, protocol.Hello):
+        if isinstance(request, wire.Hello):
             self._joined = True
             self._connections.probe(request.actor_id)  # a restarted actor's id may be in use
             self._record_losses()
         try:
             outcome = self._ledger.apply(Event(peer, request), self._now())
-        except protocol.CodecError as error:
+        except wire.CodecError as error:
             self._connections.refuse(peer, error)
             return
         self._connections.heard(peer, request, time.monotonic())
         self._commit(outcome, request)
 
-    def _decide(self, peer: Peer, message: protocol.Decided | Tick | PeerLost) -> None:
+    def _decide(self, peer: Peer, message: wire.Decided | Tick | PeerLost) -> None:
         request = None if isinstance(message, Tick | PeerLost) else message
         self._commit(self._ledger.apply(Event(peer, message), self._now()), request)
 
-    def _commit(self, outcome: Outcome, request: protocol.Decided | None) -> None:
+    def _commit(self, outcome: Outcome, request: wire.Decided | None) -> None:
         self._log.append(outcome.records)
         self._changed |= bool(outcome.records)
         for peer, reply in outcome.replies:
@@ -170,7 +170,7 @@ class ReplayServer:
             raise error
         if self._disk.missing(error, time.monotonic()):
             for peer in self._connections.unanswered(self._disk.waiting()):
-                self._connections.send(peer, protocol.Wait(self._disk.cause, oldest=False))
+                self._connections.send(peer, wire.Wait(self._disk.cause, oldest=False))
 
     def _tick(self, now_s: float) -> None:
         if self._disk.full:

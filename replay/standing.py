@@ -15,17 +15,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+import replay.protocol as wire
 from replay.inbox import Key
-from replay.protocol import (
-    Acknowledged,
-    Deliver,
-    FromActor,
-    Heartbeat,
-    Hello,
-    Leases,
-    Ready,
-    Reply,
-)
 
 HELLO_AGAIN_S = 1.0  # a Hello not welcomed by then was lost, or its Welcome was
 
@@ -36,16 +27,16 @@ class Session:
     `held`: leases that are worked on; `known`: replay has said Welcome and not Unknown since.
     """
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: wire.Hello) -> None:
         self.held: set[Key] = set()
         self.known = False
         self._hello = msgspec.structs.replace(hello, instance=hello.instance or uuid.uuid4().hex)
-        self._ready: Ready | None = None
-        self._delivering: dict[Key, Deliver] = {}
+        self._ready: wire.Ready | None = None
+        self._delivering: dict[Key, wire.Deliver] = {}
         self._doubtful: tuple[Key, ...] = ()  # delivered before the Hello
         self._introduced_s = float("-inf")
 
-    def hello(self, now_s: float) -> Hello:
+    def hello(self, now_s: float) -> wire.Hello:
         """Return the introduction, with the leases of now."""
         if self.known:
             self._doubtful = tuple(self._delivering)
@@ -53,23 +44,23 @@ class Session:
         held, delivering = self._leases()
         return msgspec.structs.replace(self._hello, held=held, delivering=delivering)
 
-    def unknown(self, now_s: float) -> Hello | None:
+    def unknown(self, now_s: float) -> wire.Hello | None:
         """Note that replay does not know this actor; return the Hello to say, unless one is under
         way.
         """
         return self.hello(now_s) if self.known else self.alive(now_s)
 
-    def alive(self, now_s: float) -> Hello | None:
+    def alive(self, now_s: float) -> wire.Hello | None:
         """Return the Hello to say again, where replay lives and has not welcomed one for long."""
         late = not self.known and now_s - self._introduced_s >= HELLO_AGAIN_S
         return self.hello(now_s) if late else None
 
-    def heartbeat(self, gauges: Mapping[str, float]) -> Heartbeat:
+    def heartbeat(self, gauges: Mapping[str, float]) -> wire.Heartbeat:
         """Return the actor's numbers, last statement and leases."""
         held, delivering = self._leases()
-        return Heartbeat(self._hello.actor_id, dict(gauges), self._ready, held, delivering)
+        return wire.Heartbeat(self._hello.actor_id, dict(gauges), self._ready, held, delivering)
 
-    def welcomed(self) -> list[FromActor]:
+    def welcomed(self) -> list[wire.FromActor]:
         """Note that replay knows this actor; return what it must be told again."""
         if self.known:
             return []
@@ -77,12 +68,12 @@ class Session:
         lost = (self._delivering.get(key) for key in self._doubtful)
         return [message for message in (*lost, self._ready) if message is not None]
 
-    def ready(self, statement: Ready) -> bool:
+    def ready(self, statement: wire.Ready) -> bool:
         """Keep the last statement; return True if replay can be told now."""
         self._ready = statement
         return self.known
 
-    def deliver(self, delivery: Deliver) -> None:
+    def deliver(self, delivery: wire.Deliver) -> None:
         """Note that a rollout is finished and its trajectory goes out."""
         key = delivery.group_id, delivery.sibling
         self.held.discard(key)
@@ -92,16 +83,16 @@ class Session:
         """Forget a delivery whose acknowledgement nobody awaits."""
         self._delivering.pop(key, None)
 
-    def hear(self, reply: Reply) -> Reply:
+    def hear(self, reply: wire.Reply) -> wire.Reply:
         """Note what was leased, and what is on record; return the reply without leases that are
         worked on already: none is begun twice.
         """
-        if isinstance(reply, Leases):
+        if isinstance(reply, wire.Leases):
             new = {(x.group_id, x.sibling): x for x in reply.leases}
             new = {key: lease for key, lease in new.items() if key not in self.held}
             self.held.update(new)
-            return Leases(tuple(new.values()))
-        if isinstance(reply, Acknowledged):
+            return wire.Leases(tuple(new.values()))
+        if isinstance(reply, wire.Acknowledged):
             self.abandon((reply.group_id, reply.sibling))
         return reply
 

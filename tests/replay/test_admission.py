@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.admission import Bounds, Place, can_open, can_pass, choose_batch
+from replay.admission import Bounds, Position, can_open, can_pass, choose_batch
 
 TWO = Bounds(groups_per_step=2, max_staleness=1)
 
@@ -93,7 +93,9 @@ def simulate(seed: int, bounds: Bounds, publish_every: int, steps: int = 60) -> 
     return worst if step == steps else None
 
 
-def _split(unsampled: dict[int, tuple[int, int]], tick: int) -> tuple[list[Place], list[Place]]:
+def _split(
+    unsampled: dict[int, tuple[int, int]], tick: int
+) -> tuple[list[Position], list[Position]]:
     ready = [(version, i) for i, (version, at) in unsampled.items() if at <= tick]
     unfinished = [(version, i) for i, (version, at) in unsampled.items() if at > tick]
     return ready, unfinished

@@ -13,6 +13,7 @@ import yaml
 from configs.load import ConfigError, load
 from configs.process import socket_dir
 from replay.log import EventLog
+from replay.log_format import HEADER
 from replay.records import LearnerResumed, Reported, RunResumed, StepsCommitted, Stopped
 from scripts import launch, resume
 from scripts.guardian import PID_FILE
@@ -243,7 +244,7 @@ def test_a_log_that_cannot_be_read_is_refused(folder: Folder, content: bytes, wo
 def test_a_spoilt_record_is_refused(folder: Folder) -> None:
     path = folder.log(*BEGUN, *TRAINED).saved(20).path / "events.log"
     content = bytearray(path.read_bytes())
-    content[25] ^= 1
+    content[HEADER.size + 13] ^= 1
     path.write_bytes(content)
     assert "the record's checksum does not agree" in folder.refused()
 
