@@ -1,9 +1,9 @@
 """Checkpoints that are whole or absent: `checkpoints/step-N/{model,ema,[anchor],state}`.
 
 A folder is written under another name, fsynced, then renamed: a reader (or a restart) never meets
-half of one. `model`, `ema` and `anchor` are Hugging Face folders, usable
-as `model.path` by transformers and by vLLM; `state` and `checkpoint.json` are what resuming needs.
-Nothing here imports torch, so that a launcher can look too.
+half of one. `model`, `ema` and `anchor` are Hugging Face folders, usable as `model.path` by
+transformers and by vLLM; resuming needs `state` and `checkpoint.json`. Nothing here imports torch:
+a launcher reads checkpoints too.
 """
 
 import hashlib
@@ -116,8 +116,7 @@ def retain(
     """Point `best` to the step that `choose` picks of those saved, or leave it where it picks none;
     remove all others but the newest `keep` and those whose evaluation is `unfinished`.
     """
-    parent = _parent(run_dir)
-    saved = _steps(parent)
+    parent, saved = _parent(run_dir), steps(run_dir)
     best = choose(saved)
     if best is None:  # its score may be lost: it is still the best that is known
         best = _pointed_to(parent / BEST)
@@ -130,7 +129,8 @@ def retain(
 
 def steps(run_dir: str | Path) -> list[int]:
     """The steps with a checkpoint, in order."""
-    return _steps(_parent(run_dir))
+    found = (_NAME.fullmatch(path.name) for path in _parent(run_dir).glob("step-*"))
+    return sorted(int(match[1]) for match in found if match)
 
 
 def newest(run_dir: str | Path) -> Checkpoint | None:
@@ -203,11 +203,6 @@ def _digest(architecture: dict[str, Any]) -> str:
 
 def _parent(run_dir: str | Path) -> Path:
     return Path(run_dir) / "checkpoints"
-
-
-def _steps(parent: Path) -> list[int]:
-    found = (_NAME.fullmatch(path.name) for path in parent.glob("step-*"))
-    return sorted(int(match[1]) for match in found if match)
 
 
 def _remove(folder: Path) -> None:

@@ -20,7 +20,7 @@ class Score(msgspec.Struct, frozen=True):
     """Exact match over all questions, greedy and at T = 1.
 
     `late`: answered by later weights only, as when a resumed learner asked again; it says nothing
-    of this step's checkpoint.
+    about this step's checkpoint.
     """
 
     em: float

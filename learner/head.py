@@ -40,9 +40,9 @@ class LogProbHead(nn.Module):  # type: ignore[misc]
         """Log-probs and entropies float32[N], detached, and with `loss` the sum of its values.
 
         hidden [N, H], targets int64[N]; logits (products in the weights' dtype) are divided by
-        `temperature`, and the softmax and all sums are in float32
-        (float64 where the hidden states are). Only the value has a gradient: `loss` may depend on
-        the log-probs it is given and on nothing else that is trained.
+        `temperature`, and the softmax and all sums are in float32 (float64 where the hidden states
+        are). Only the value has a gradient: `loss` may depend on the log-probs it is given and on
+        nothing else that is trained.
         """
         makes_gradient = loss is not None and torch.is_grad_enabled()
         task = _Task(targets, temperature, loss, self.chunk_bytes, makes_gradient)

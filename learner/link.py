@@ -31,7 +31,7 @@ class Link:
         self._sending, self._ending = threading.Lock(), threading.Lock()
         self._end = ""  # how the peer ended
         self._on_end: Callable[[str], None] | None = None
-        if connection.family != socket.AF_UNIX:  # a machine that loses power sends no goodbye
+        if connection.family != socket.AF_UNIX:  # a machine that loses power closes nothing
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in _KEEPALIVE.items():
                 if hasattr(socket, name):

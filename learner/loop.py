@@ -1,7 +1,7 @@
 """The training loop: sample → update → publish → log → checkpoint.
 
 It waits for replay (a batch, an evaluation) and for actors to apply a version, each with a
-deadline. A Stop or a signal ends a wait; a missed deadline raises an error naming who is silent.
+deadline. A Stop or a signal ends a wait; a missed deadline raises an error that names the peer.
 """
 
 from learner.run import Run

@@ -1,4 +1,7 @@
-"""TensorBoard files in `<run_dir>/tensorboard`, and how a fleet's gauges become one number each."""
+"""TensorBoard files in `<run_dir>/tensorboard`, and one number of a fleet's gauges by name.
+
+No other module writes TensorBoard.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path

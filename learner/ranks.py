@@ -40,8 +40,8 @@ class Leader(Trainer):
         self._rendezvous.close()
 
 
-def _led(name: str) -> Callable[..., Any]:
-    """The collective method as rank 0 calls it: the other ranks are told first."""
+def _announced(name: str) -> Callable[..., Any]:
+    """The collective method as rank 0 calls it: announced to the other ranks first."""
     method = getattr(Trainer, name)
 
     def call(self: Leader, *given: Any) -> Any:
@@ -62,11 +62,11 @@ def _led(name: str) -> Callable[..., Any]:
 
 
 for _name in COLLECTIVES:
-    setattr(Leader, _name, _led(_name))
+    setattr(Leader, _name, _announced(_name))
 
 
 def announce(rendezvous: Rendezvous, name: str, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Have the other ranks make this call; return what rank 0 gives itself."""
+    """Have the other ranks make this call; return rank 0's own arguments."""
     argument = COLLECTIVES[name]
     ranks = len(rendezvous.links) + 1
     if argument == "shares" and len(given[0]) != ranks:
@@ -76,7 +76,7 @@ def announce(rendezvous: Rendezvous, name: str, given: tuple[Any, ...]) -> tuple
     return (given[0][:1],) if argument == "shares" else given
 
 
-def make(trainer: Trainer, name: str, value: Any) -> None:
+def make_call(trainer: Trainer, name: str, value: Any) -> None:
     """Make the call that rank 0 announced."""
     if name not in COLLECTIVES:
         raise RankLost(f"rank 0 of the learner called {name!r}, which no rank can do")
@@ -159,7 +159,7 @@ def follow(
             while (call := link.receive())[0] != CLOSE:
                 name = f"{call[0]} on rank {rank}"
                 with phase(name, learner.step_deadline_s, on_stall):
-                    make(trainer, *call)
+                    make_call(trainer, *call)
             rendezvous.dismiss()
             trainer.close()
     except RankLost:

@@ -22,13 +22,13 @@ from learner.update import update
 
 Argument = Literal["shares", "tokens", "folder", "none"]  # what a collective method is given
 Method = TypeVar("Method", bound=Callable[..., Any])
-COLLECTIVES: dict[str, Argument] = {}
+COLLECTIVES: dict[str, Argument] = {}  # the marked methods of Trainer
 
 
 def collective(argument: Argument) -> Callable[[Method], Method]:
-    """Mark a method that all ranks call together; `argument` says how what it is given travels.
+    """Mark a method that all ranks call together, by what it is given.
 
-    Of "shares" every rank gets its own; everything else is the same for all of them.
+    Of "shares" each rank is sent its own; everything else is sent to all alike.
     """
 
     def mark(method: Method) -> Method:
@@ -90,7 +90,8 @@ class Trainer:
             with average.swapped_in(self.engine):
                 self._export_weights(folder / name)
         save_state(_state_path(folder, self.rank), self.config, self.engine, self.averages)
-        self._barrier()
+        if self.ranks > 1:
+            distributed.barrier()
 
     @collective("folder")
     def restore(self, folder: Path, /) -> None:
@@ -124,10 +125,6 @@ class Trainer:
             state = model.state_dict()
             weights |= {name: state[name].cpu() for name in sorted(buffers & state.keys())}
             model.save_pretrained(folder, state_dict=weights)
-
-    def _barrier(self) -> None:
-        if self.ranks > 1:
-            distributed.barrier()
 
 
 def _state_path(folder: Path, rank: int) -> Path:

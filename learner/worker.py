@@ -29,6 +29,7 @@ from weight_sync.protocol import PeerFailed, SyncTimeout, TransportFailed, Weigh
 if TYPE_CHECKING:  # heavy imports wait until the number of threads is set
     from transformers import PreTrainedTokenizerBase
 
+    from learner.run import Run
     from learner.trainer import Trainer
     from weight_sync.publisher import Publisher
 
@@ -93,7 +94,6 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> None:
     incarnation = next_incarnation(config.run_dir, found.manifest.incarnation if found else 0)
     step = found.manifest.step if found else 0
     _prepare_torch(config)
-    from learner import loop
     from learner.evaluations import Evaluations
     from learner.metrics import Metrics
     from learner.probe import draw_probe
@@ -119,18 +119,24 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> None:
             step=step,
             saved=step,
         )
-        try:
-            if resume:
-                run.resume()
-            else:
-                run.start()
-            cause = loop.train(run)
-        except StopRequested as request:
-            cause = str(request)
-            log.info("stopping: %s", cause)
+        cause = _train(run, resume)
         run.save()
         _finish(config, incarnation, run.step, cause)
         trainer.close()
+
+
+def _train(run: "Run", resume: bool) -> str:
+    from learner.loop import train
+
+    try:
+        if resume:
+            run.resume()
+        else:
+            run.start()
+        return train(run)
+    except StopRequested as request:
+        log.info("stopping: %s", request)
+        return str(request)
 
 
 def _prepare_torch(config: Config) -> None:
@@ -146,7 +152,7 @@ def _prepare_torch(config: Config) -> None:
 def _load(
     config: Config, found: checkpoint.Checkpoint | None
 ) -> tuple["Trainer", "PreTrainedTokenizerBase"]:
-    """All ranks' trainer, as the checkpoint left it where there is one, and the tokenizer."""
+    """The trainer of all ranks, restored where there is a checkpoint, and the tokenizer."""
     from transformers import AutoTokenizer
 
     from learner.ranks import lead

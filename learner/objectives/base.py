@@ -44,7 +44,7 @@ class Bounds(NamedTuple):
 
 
 class PolicyLoss(NamedTuple):
-    """Losses with a gradient; `clipped` (bool) is true where the trust region changed it."""
+    """Losses with a gradient; `clipped` (bool) is true where the trust region changed one."""
 
     losses: Tensor
     clipped: Tensor

@@ -23,7 +23,7 @@ from learner.crew import Rendezvous, admit_ranks, join_leader
 from learner.errors import BadBatch, BadModel, RankLost
 from learner.exchange import decode_share, encode_share
 from learner.link import CLOSE, Link
-from learner.ranks import Leader, announce, follow, lead, make
+from learner.ranks import Leader, announce, follow, lead, make_call
 from learner.trainer import COLLECTIVES, Argument, Trainer
 from replay.protocol import Batch
 from tests.children import ends_with_us
@@ -147,7 +147,7 @@ def test_every_collective_call_is_made_by_the_other_side(
     argument, rendezvous, other = COLLECTIVES[name], Rendezvous(print), Recorder()
     rendezvous.add(1, links[0])
     own = announce(rendezvous, name, given[argument])
-    make(other, *links[1].receive(30.0))
+    make_call(other, *links[1].receive(30.0))
     rendezvous.dismiss()
     ((made, received),) = other.calls
     assert made == name and other.gathered == (3 if name == "named_weights" else 0)
@@ -161,7 +161,7 @@ def test_every_collective_call_is_made_by_the_other_side(
 
 def test_a_call_that_no_rank_can_make_and_shares_for_others_are_refused() -> None:
     with pytest.raises(RankLost, match=r"rank 0 of the learner called 'fly', which no rank can do"):
-        make(Recorder(), "fly", None)
+        make_call(Recorder(), "fly", None)
     with pytest.raises(BadBatch, match=r"2 shares for learner.ranks = 1: build as many"):
         announce(Rendezvous(print), "learn", ([None, None],))
 
