@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from actors.retrieval import open_retrieval
-from configs.keys import Keys
-from configs.load import ConfigError, parse, retrieval_url, weight_sync_endpoint
+from configs.keys import Addresses, Keys
+from configs.load import ConfigError, parse, retrieval_url
 from configs.schema import Config
 from replay.launcher_client import ConfigReader
 from replay.protocol import ReplayTimeout
@@ -98,7 +98,8 @@ def _model(config: Config) -> Iterator[str]:
 
 
 def _weight_sync(config: Config) -> Iterator[str]:
-    endpoint, here = weight_sync_endpoint(config), _on_this_host(config.replay.endpoint)
+    endpoint = Addresses.of(config).weight_sync.endpoint
+    here = _on_this_host(config.replay.endpoint)
     path = Path(endpoint.removeprefix("ipc://"))
     if endpoint.startswith("ipc://"):
         reached = here and path.parent.is_dir()

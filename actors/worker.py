@@ -38,8 +38,8 @@ from actors.rewards import Rewards
 from actors.runner import MeteredPolicy, Runner, VerifiedVersions
 from actors.token_audit import TokenAudit
 from actors.vllm_policy import VllmPolicy
-from configs.keys import keys_of
-from configs.load import ConfigError, load, replay_endpoint, weight_sync_endpoint
+from configs.keys import Address, Addresses
+from configs.load import ConfigError, load
 from configs.process import CONSEQUENCE, announce_ready, begin, die_with_parent, leave
 from configs.schema import Config
 from replay.client import TrajectoryWriter
@@ -62,10 +62,9 @@ async def run(config: Config, actor_id: str) -> None:
     environments.check(config, prompter)
     hello = Hello(actor_id, tokenizer_digest(tokenizer))
     retriever, rewards, replay = open_retrieval(config), Rewards.open(config), config.replay
-    endpoint = replay_endpoint(config)
-    for each in (endpoint, weight_sync_endpoint(config)):
-        if keys := keys_of(config, each):
-            keys.check()  # before the engine takes its time
+    addresses = Addresses.of(config)
+    if addresses.keys:
+        addresses.keys.check()  # before the engine takes its time
     choose_gpu(actor_id, config.learner.ranks)
     policy = await VllmPolicy.start(config)
     logger.info("engine ready with %s", config.model.path)
@@ -74,15 +73,18 @@ async def run(config: Config, actor_id: str) -> None:
             retriever,
             rewards,
             TrajectoryWriter(
-                endpoint,
+                addresses.replay.endpoint,
                 hello,
                 replay.heartbeat_s,
                 replay.dead_after_s,
-                keys=keys_of(config, endpoint),
+                keys=addresses.replay.keys,
                 restart_deadline_s=replay.restart_deadline_s,
             ) as writer,
         ):
-            await _serve(config, hello.actor_id, policy, prompter, retriever, rewards, writer)
+            learner = addresses.weight_sync
+            await _serve(
+                config, hello.actor_id, policy, prompter, retriever, rewards, writer, learner
+            )
     finally:
         policy.close()
 
@@ -95,10 +97,11 @@ async def _serve(
     retriever: Retrieval,
     rewards: Rewards,
     writer: TrajectoryWriter,
+    learner: Address,
 ) -> None:
-    endpoint = weight_sync_endpoint(config)
-    keys = keys_of(config, endpoint)
-    subscriber = Subscriber(actor_id, endpoint, policy, config.weight_sync, keys=keys)
+    subscriber = Subscriber(
+        actor_id, learner.endpoint, policy, config.weight_sync, keys=learner.keys
+    )
     meter, versions = MeteredPolicy(policy), VerifiedVersions(subscriber.serving)
     subscriber.on_verified, subscriber.on_loaded = versions.add, versions.forget
     audit = TokenAudit(prompter, config)
@@ -120,7 +123,7 @@ async def _serve(
     sources = (runner, retriever, rewards, subscriber, policy, audit)
     writer.gauges = lambda: {k: v for each in sources for k, v in each.gauges().items()}
     _stop_on_signals(runner)
-    logger.info("waiting for the first weights from %s", endpoint)
+    logger.info("waiting for the first weights from %s", learner.endpoint)
     announcing = _announce(versions, writer, config.actors.rollouts_in_flight)
     cause = await _run_beside(runner, subscriber.run(), policy.watch(), announcing)
     logger.info("drained: %s", cause)

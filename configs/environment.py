@@ -1,4 +1,4 @@
-"""The environment that a policy acts in: what it may do, and what it is told."""
+"""The section `environment`: the environment that a policy acts in. A leaf module."""
 
 import re
 from typing import Annotated, Literal
@@ -13,8 +13,8 @@ _ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 class EnvironmentConfig(Section, frozen=True):
-    """Which environment, and its settings (docs/environments.md). Raises ValueError for a name that
-    is none, and for a template without what it must hold.
+    """The environment's name and settings (docs/environments.md). Raises ValueError for a name that
+    is none, and for a template without its placeholder.
     """
 
     name: str = "search_r1"  # tool_call, no_search, rag, or your own: "package.module:factory"

@@ -1,7 +1,37 @@
-"""Files that survive a loss of power: written, forced to the disk, and only then named."""
+"""Files and folders that are whole or absent, and locks on them.
 
+    write_durably    a small file: bytes or text
+    write_json       a small file: any value that msgspec encodes, indented
+    replacing        a file of any size, written by the caller under a draft's name
+    making           a folder, filled by the caller under a draft's name
+    locked           a file or folder that one process at a time works in
+    own_folder       the same for a folder that is made, and removed again where it stays empty
+
+A draft lies beside what it replaces and is called `NAME.draft`; a process that is killed may leave
+one, which the next writer removes. A lock belongs to the open file, so it ends with the process,
+however that ends, and leaves nothing in the folder. On file systems that several machines share it
+may keep out the processes of one machine only.
+"""
+
+import contextlib
+import errno
+import fcntl
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+
+import msgspec
+
+DRAFT_SUFFIX = ".draft"
+
+
+class Locked(OSError):
+    """Another process holds the lock; the text says which kind of process that is."""
+
+
+class LockUnsupported(OSError):
+    """The file system offers no locks; `strerror` says why."""
 
 
 def sync(path: Path) -> None:
@@ -14,16 +44,151 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(root: Path) -> None:
-    """The same for a folder and all that is in it."""
+    """Force a file, or a folder and all that is in it, to the disk."""
     for path in (*root.rglob("*"), root):
         sync(path)
 
 
-def write_durably(path: Path, data: bytes) -> None:
+def draft_of(path: Path) -> Path:
+    """The name under which `path` is written until it is whole."""
+    return path.with_name(path.name + DRAFT_SUFFIX)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, durable: bool = True, contended: bool = False) -> Iterator[Path]:
+    """Yield the draft of a file (or link), which takes its name when the block has written it.
+
+    An exception removes the draft and leaves `path` as it was. `durable`: the draft is on the disk
+    before it has the name, and the name before this returns, so both survive a loss of power.
+    `contended`: several processes may write at once, each a draft of its own; the last one wins.
+    """
+    draft = draft_of(path.with_name(f"{path.name}.{os.getpid()}") if contended else path)
+    draft.unlink(missing_ok=True)
+    try:
+        yield draft
+        _name(draft, path, durable)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def making(folder: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Yield an empty draft of a folder, which takes its name when the block has filled it.
+
+    As `replacing`, for one process at a time. Raises OSError where the folder is there already and
+    not empty.
+    """
+    draft = draft_of(folder)
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+        _name(draft, folder, durable)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def write_durably(path: Path, data: bytes | str) -> None:
     """Write a small file whole or not at all, making its directory where there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".tmp")
-    draft.write_bytes(data)
-    sync(draft)
-    draft.replace(path)
-    sync(path.parent)
+    with replacing(path) as draft:
+        draft.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a value as indented JSON, durably."""
+    write_durably(path, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+
+
+def lock(descriptor: int, path: Path, holder: str, *, shared: bool = False) -> None:
+    """Lock an open file or folder until it is closed; never waits.
+
+    `holder` names the processes that take this lock, for the error's text. Raises Locked while
+    another one has it, LockUnsupported where the file system has no locks.
+    """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise Locked(errno.EWOULDBLOCK, f"{holder} has locked it", str(path)) from error
+    except OSError as error:
+        raise LockUnsupported(error.errno, error.strerror, str(path)) from error
+
+
+def open_locked(path: Path, holder: str, flags: int = os.O_RDONLY) -> int:
+    """Open a file or folder, locked until the descriptor is closed. Raises as `lock`, and OSError.
+
+    What is open is what has the name: a file or folder that was replaced meanwhile is opened anew.
+    """
+    while (descriptor := _opened_and_locked(path, holder, flags)) is None:
+        continue
+    return descriptor
+
+
+@contextlib.contextmanager
+def locked(path: Path, holder: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Keep other processes out of a file or folder during the block; yields its descriptor.
+
+    Raises as `open_locked`.
+    """
+    descriptor = open_locked(path, holder, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def own_folder(folder: Path, holder: str) -> Iterator[None]:
+    """Make a folder where there is none, and keep other processes out of it during the block.
+
+    After an exception, folders that were made here and are still empty are removed. Raises as
+    `open_locked`.
+    """
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.callback(os.close, _made_and_locked(folder, holder))
+            yield
+        except Locked:  # it is the other's, even if this process made it
+            raise
+        except BaseException:
+            for each in made:
+                with contextlib.suppress(OSError):
+                    each.rmdir()
+            raise
+
+
+def _made_and_locked(folder: Path, holder: str) -> int:
+    while True:
+        with contextlib.suppress(FileExistsError):  # the next line tells if it is no folder
+            folder.mkdir(parents=True)
+        descriptor = _opened_and_locked(folder, holder, os.O_RDONLY | os.O_DIRECTORY)
+        if descriptor is not None:
+            return descriptor
+
+
+def _opened_and_locked(path: Path, holder: str, flags: int) -> int | None:
+    """None where what was opened no longer has the name: it was replaced or removed meanwhile."""
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        lock(descriptor, path, holder)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _name(draft: Path, path: Path, durable: bool) -> None:
+    if durable:
+        sync_tree(draft)
+    draft.rename(path)
+    if durable:
+        sync(path.parent)

@@ -1,14 +1,15 @@
-"""Keys of a run: who may speak with its processes over TCP, and that nobody listens in (CurveZMQ).
+"""Addresses of a run's processes, and the CurveZMQ keys that TCP connections to them need.
 
-One key pair serves, the other asks; whoever has neither is refused before a byte of ours is read.
-`ipc://` endpoints lie in a 0700 directory and need none. The folder is made by the launcher, or by
-the first process that serves; a machine that joins gets a copy of it.
+One key pair serves, the other asks; a peer with neither is refused before its bytes are read.
+`ipc://` endpoints lie in a 0700 directory and need no keys. The launcher makes the folder of keys,
+or the first process that serves; a machine that joins gets a copy of it.
 """
 
 import logging
 import shutil
 import tempfile
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from configs.load import ConfigError
+from configs.process import socket_dir
 from configs.schema import Config
 
 SERVER, CLIENT = "server", "client"
@@ -86,7 +88,7 @@ class Keys:
 
 
 class Guard:
-    """Takes the one key, and logs who is refused; close it before the context."""
+    """Admits one key and logs who is refused; close it before the context."""
 
     def __init__(
         self, context: "zmq.Context[Any]", socket: "zmq.Socket[bytes]", allowed: bytes
@@ -101,7 +103,7 @@ class Guard:
         self._thread.start()
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """Whether a client's key is this run's."""
+        """True where a client's key is this run's."""
         return key == self._allowed
 
     def close(self) -> None:
@@ -121,8 +123,39 @@ class Guard:
                     logger.warning("refused a connection to %s: %s", place, cause)
 
 
-def keys_of(config: Config, endpoint: str) -> Keys | None:
-    """The run's keys when `endpoint` is reached over TCP; they need not be there yet."""
-    if not endpoint.startswith("tcp://"):
-        return None
-    return Keys(Path(config.keys) if config.keys else Path(config.run_dir) / "keys")
+@dataclass(frozen=True)
+class Address:
+    """The endpoint of a process; `keys` over TCP alone, and not necessarily made yet."""
+
+    endpoint: str
+    keys: Keys | None
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """The addresses of replay and of the learner's weight publisher.
+
+    Each process resolves them once, from its configuration, and passes them on.
+    """
+
+    replay: Address
+    weight_sync: Address
+
+    @classmethod
+    def of(cls, config: Config) -> "Addresses":
+        """The configured endpoints; where there is none, a socket in the run's own directory."""
+        folder = Path(config.keys) if config.keys else Path(config.run_dir) / "keys"
+
+        def resolved(configured: str, name: str) -> Address:
+            endpoint = configured or f"ipc://{socket_dir(config.run_dir)}/{name}"
+            return Address(endpoint, Keys(folder) if endpoint.startswith("tcp://") else None)
+
+        return cls(
+            replay=resolved(config.replay.endpoint, "replay"),
+            weight_sync=resolved(config.weight_sync.endpoint, "weight_sync"),
+        )
+
+    @property
+    def keys(self) -> Keys | None:
+        """The run's keys where any process of it is reached over TCP."""
+        return self.replay.keys or self.weight_sync.keys

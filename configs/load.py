@@ -7,16 +7,16 @@ rule.
 import difflib
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
 
-from configs.process import socket_dir
+from configs.files import write_durably
 from configs.schema import Config
-from configs.section import Section
+from configs.section import CHANGEABLE, OF_THE_MACHINE, Section
 
 
 class ConfigError(ValueError):
@@ -82,8 +82,8 @@ def parse(text: str, overrides: Sequence[str], source: str) -> Config:
 
 
 def save(config: Config, path: Path) -> None:
-    """Write the whole resolved configuration."""
-    path.write_text(dump(config))
+    """Write the whole resolved configuration, durably."""
+    write_durably(path, dump(config))
 
 
 def dump(config: Config) -> str:
@@ -91,14 +91,41 @@ def dump(config: Config) -> str:
     return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, width=1000)
 
 
-def replay_endpoint(config: Config) -> str:
-    """Where replay listens."""
-    return config.replay.endpoint or f"ipc://{socket_dir(config.run_dir)}/replay"
+def _marked(mark: msgspec.Meta, section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
+    """The dotted names of the fields that carry a mark of the schema, in its order."""
+    for field in msgspec.structs.fields(section):
+        if isinstance(field.type, type) and issubclass(field.type, Section):
+            yield from _marked(mark, field.type, f"{prefix}{field.name}.")
+        elif mark in typing.get_args(field.type):
+            yield f"{prefix}{field.name}"
 
 
-def weight_sync_endpoint(config: Config) -> str:
-    """Where the learner's weight publisher listens."""
-    return config.weight_sync.endpoint or f"ipc://{socket_dir(config.run_dir)}/weight_sync"
+CHANGEABLE_FIELDS = tuple(_marked(CHANGEABLE))
+MAY_DIFFER = frozenset((*CHANGEABLE_FIELDS, *_marked(OF_THE_MACHINE)))
+
+
+def recorded_config(tree: object) -> Config:
+    """The configuration that a log or a checkpoint holds. Raises ValueError."""
+    return msgspec.convert(tree, Config)
+
+
+def differences(recorded: Config, given: Config) -> dict[str, tuple[Any, Any]]:
+    """Dotted field → both values, of every field that a run must keep and `given` does not."""
+    ours, theirs = (dict(leaves(msgspec.to_builtins(config))) for config in (given, recorded))
+    return {
+        field: (value, ours[field])
+        for field, value in theirs.items()
+        if field not in MAY_DIFFER and value != ours[field]
+    }
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted names and values in a tree of sections."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def retrieval_url(config: Config) -> str:

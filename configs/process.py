@@ -1,6 +1,4 @@
-"""What every long-lived process does first: find its own packages, die with its parent, log with
-its name.
-"""
+"""The start of every long-lived process: its own packages, death with its parent, named logs."""
 
 import ctypes
 import hashlib
@@ -24,10 +22,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def begin(name: str, threads: int | None = None) -> None:
-    """Prepare this process: right packages, logging, thread count; and death with the parent, where
-    that has put its pid into `FORAGE_PARENT`. A shell puts none: what it started need not end
-    with it. SIGHUP, from a closed terminal or such a shell, ends that unless `nohup` started it.
+    """Prepare this process: its packages, logging, thread count, and death with its parent.
 
+    The process dies with a parent that has put its pid into `FORAGE_PARENT`. A shell puts none, so
+    only SIGHUP, from a closed terminal, ends what a shell started, unless `nohup` did.
     Call before torch, vLLM or transformers are imported. Raises RuntimeError when another
     distribution shadows one of our packages.
     """
@@ -48,7 +46,7 @@ def begin(name: str, threads: int | None = None) -> None:
 
 
 def limit_threads(threads: int) -> None:
-    """How many threads numerical libraries use; call before they are imported."""
+    """Set how many threads numerical libraries use; call before they are imported."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     # They would wait for each other by spinning: twenty times slower where cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -63,9 +61,7 @@ def avoid_amx() -> None:
 
 
 def announce_ready() -> None:
-    """Tell whoever started this process, if it asked (`FORAGE_READY`, a file to make), that it
-    does its work now.
-    """
+    """Make the file that `FORAGE_READY` names, if any: the starter's sign that work begins."""
     if path := os.environ.get("FORAGE_READY"):
         Path(path).touch()
 
@@ -98,8 +94,8 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, for one that has closed what it opened: with vLLM loaded, the
-    interpreter's own end takes seconds, in which whoever starts it anew must wait.
+    """End this process at once, once it has closed what it opened: with vLLM loaded, the
+    interpreter's own end takes seconds, which a restart would have to wait for.
     """
     logging.shutdown()
     sys.stdout.flush()

@@ -1,10 +1,10 @@
-"""What policies are told. A leaf module.
+"""Prompts, corrections and templates of the environments and the judge. A leaf module.
 
 Word for word: Search-R1's prompts (scripts/data_process/nq_search.py, nq.py, nq_rag.py) and its
 correction (search_r1/llm_agent/generation.py); verl's prompt and system message for tool calls
 (examples/data_preprocess, preprocess_search_r1_dataset.py), and its search tool
-(examples/sglang_multiturn/config/tool_config), whose schema there says `item` for `items`. What
-else an environment may say, and what a judge of answers is told, is ours.
+(examples/sglang_multiturn/config/tool_config), whose schema there says `item` for `items`. The
+other texts are this project's own.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a finished rollout earns: weighted parts of the policy's own tokens, or Search-R1's score.
+"""The section `rewards`: weighted parts of the policy's own tokens, or Search-R1's score.
 
 The parts are described in docs/rewards.md. Penalties are parts whose values are 0 or less, so no
 weight is ever negative. Every section refuses what would act on nothing.
@@ -6,20 +6,27 @@ weight is ever negative. Every section refuses what would act on nothing.
 
 import math
 import re
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from configs.prompts import JUDGE_PROMPT
-from configs.section import NonNegative, NonNegativeFloat, Positive, Seconds, Section
+from configs.section import (
+    OF_THE_MACHINE,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    Seconds,
+    Section,
+)
 
 _PENALTIES = ("search_cost", "avoidance")
 _ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 class RewardWeights(Section, frozen=True):
-    """How much each part counts; a part of weight 0 is not even looked at, but for `em`."""
+    """The weight of each part; a part of weight 0 is not computed, except `em`."""
 
     em: NonNegativeFloat = 1.0
     substring: NonNegativeFloat = 0.0
@@ -65,9 +72,9 @@ class SearchR1Config(Section, frozen=True):
 class JudgeConfig(Section, frozen=True):
     """The language model that judges answers: any OpenAI-compatible endpoint."""
 
-    url: str = ""  # http://host:8000/v1, or that of its chat/completions
+    url: Annotated[str, OF_THE_MACHINE] = ""  # http://host:8000/v1, or that of its chat/completions
     model: str = ""
-    key_file: str = ""  # 0600; holds the key to show; empty: none is shown
+    key_file: Annotated[str, OF_THE_MACHINE] = ""  # 0600; holds the key to show, if any
     prompt: str = JUDGE_PROMPT
     temperature: NonNegativeFloat | None = 0.0  # null: not sent
     max_tokens: NonNegative = 256  # of a verdict; 0: not sent
@@ -97,7 +104,7 @@ class SimilarityConfig(Section, frozen=True):
 
 
 class RewardsConfig(Section, frozen=True):
-    """What a train rollout earns; evaluations are always scored by exact match.
+    """The reward of a train rollout; evaluations are always scored by exact match.
 
     Raises ValueError where two fields contradict each other.
     """
@@ -127,7 +134,7 @@ class RewardsConfig(Section, frozen=True):
                 f"rewards.search_r1.{name} = {value!r} acts on nothing with rewards.mode = "
                 "'strict': set rewards.mode to 'search_r1', or leave it out"
             )
-        for name, field, value in self._needed():
+        for name, field, value in self._requirements():
             weight = getattr(self.weights, name)
             if weight and not value:
                 raise ValueError(
@@ -140,8 +147,8 @@ class RewardsConfig(Section, frozen=True):
                     "it a weight, or leave it empty"
                 )
 
-    def _needed(self) -> tuple[tuple[str, str, str], ...]:
-        """What each part with means of its own cannot do without: part, field, value."""
+    def _requirements(self) -> tuple[tuple[str, str, str], ...]:
+        """(part, field, value) of every field that a part cannot do without."""
         return (
             ("judge", "rewards.judge.url", self.judge.url),
             ("judge", "rewards.judge.model", self.judge.model),

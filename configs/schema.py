@@ -1,5 +1,4 @@
-"""What a run is: one frozen struct per section; the defaults are the vetted setting for a real
-model.
+"""The configuration of a run: one frozen struct per section, with defaults vetted for a real model.
 
 Every section refuses unknown keys and checks its own values at construction; `configs.load` adds
 where a value came from. Suffixes carry units (`_s`, `_bytes`, `_tokens`).
@@ -13,6 +12,8 @@ from configs.environment import EnvironmentConfig
 from configs.prompts import SEARCH_R1_CORRECTION
 from configs.rewards import RewardsConfig
 from configs.section import (
+    CHANGEABLE,
+    OF_THE_MACHINE,
     NonNegative,
     NonNegativeFloat,
     Positive,
@@ -32,9 +33,7 @@ class ModelConfig(Section, frozen=True):
 
 
 class QuestionsConfig(Section, frozen=True):
-    """Files of questions, as replay/question_files.py reads them, and how a question becomes a
-    prompt.
-    """
+    """The files of questions (docs/environments.md), and the prompt made of a question."""
 
     train: str = ""
     eval: str = ""
@@ -44,7 +43,7 @@ class QuestionsConfig(Section, frozen=True):
 
 
 class RetrievalConfig(Section, frozen=True):
-    """The retrieval server and what its client asks of it, or what answers in its place."""
+    """The retrieval server and its client, or the recorded run that answers in its place."""
 
     corpus: str = ""  # JSONL, plain or .gz, or parquet
     index: str = ""  # of scripts/build_index.py, or a FAISS file; empty: BM25, made at the start
@@ -59,8 +58,10 @@ class RetrievalConfig(Section, frozen=True):
     url: str = ""  # non-empty: an external server; none is started
     recorded: str = ""  # non-empty: a run's directory, whose log answers; no server is started
     host: str = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535)] = 0  # 0 = a free one, chosen by the launcher
-    token_file: str = ""  # 0600; holds what clients must show; empty: everybody is let in
+    # 0 = a free one, chosen by the launcher
+    port: Annotated[int, Meta(ge=0, le=65535), OF_THE_MACHINE] = 0
+    # 0600; holds what clients must show; empty: everybody is let in
+    token_file: Annotated[str, OF_THE_MACHINE] = ""
     top_k: Annotated[int, Meta(ge=0, le=100)] = 3  # 0: nothing is asked, every observation is empty
     timeout_s: Seconds = 30.0
     retries: NonNegative = 3  # of what a server met; until timeout_s while none listens
@@ -79,7 +80,7 @@ class RetrievalConfig(Section, frozen=True):
 
     @property
     def has_own_server(self) -> bool:
-        """Whether the run starts a retrieval server of its own."""
+        """True where the run starts a retrieval server of its own."""
         return not self.url and not self.recorded
 
 
@@ -95,7 +96,7 @@ def _require_address(field: str, endpoint: str) -> None:
 class ActorsConfig(Section, frozen=True):
     """The rollout fleet: engines, turns, limits and sampling."""
 
-    count: Positive = 2
+    count: Annotated[Positive, OF_THE_MACHINE] = 2  # the fleet may grow
     rollouts_in_flight: Positive = 64  # per actor
     max_num_seqs: Positive = 64
     max_turns: NonNegative = 4  # searches or malformed actions; then one completion without search
@@ -147,7 +148,7 @@ class ReplayConfig(Section, frozen=True):
 
 
 class WeightSyncConfig(Section, frozen=True):
-    """How weights reach the actors."""
+    """The transport of weights to the actors, its probe and deadlines."""
 
     endpoint: str = ""  # empty: ipc:// in the run's own socket directory
     # auto: cuda_ipc where learner and actors share one GPU, nccl where each has its own, else gloo
@@ -185,9 +186,9 @@ class LearnerConfig(Section, frozen=True):
     Raises ValueError where two fields contradict each other.
     """
 
-    total_steps: NonNegative = 1000
-    eval_every: Positive = 50
-    checkpoint_every: Positive = 50
+    total_steps: Annotated[NonNegative, CHANGEABLE] = 1000
+    eval_every: Annotated[Positive, CHANGEABLE] = 50
+    checkpoint_every: Annotated[Positive, CHANGEABLE] = 50
     keep_checkpoints: Positive = 3  # beside the best and those still evaluated
     objective: Literal["grpo", "cispo", "gspo", "dppo_tv", "reinforce"] = "grpo"
     clip_low: NonNegativeFloat | None = None  # None: the objective's own (docs/algorithms.md)
@@ -250,7 +251,7 @@ class LearnerConfig(Section, frozen=True):
 
 
 class FleetConfig(Section, frozen=True):
-    """What the launcher does about a process that ends or stands still."""
+    """The launcher's restarts of a process that ends or stands still."""
 
     restarts: NonNegative = 8  # in all, per launch; then the run ends with the first cause
     first_pause_s: Seconds = 0.5  # before a restart; doubled each time one ends soon again
@@ -263,7 +264,7 @@ class Config(Section, frozen=True):
     """One run."""
 
     seed: NonNegative = 0
-    run_dir: str = ""  # empty: runs/<config name>-<time>
+    run_dir: Annotated[str, OF_THE_MACHINE] = ""  # empty: runs/<config name>-<time>
     keys: str = ""  # folder of the run's keys for tcp:// endpoints; empty: <run_dir>/keys
     model: ModelConfig = ModelConfig()
     questions: QuestionsConfig = QuestionsConfig()
@@ -278,12 +279,10 @@ class Config(Section, frozen=True):
 
     @property
     def starts_retrieval_server(self) -> bool:
-        """Whether training starts a retrieval server of its own; nobody would ask one without
-        searches.
-        """
+        """True where training starts a retrieval server of its own: not without searches."""
         return self.retrieval.has_own_server and self.environment.name != "no_search"
 
     @property
     def engine_dtype(self) -> str:
-        """What the engines compute in, and weights travel as."""
+        """The dtype that the engines compute in and weights travel as."""
         return self.actors.dtype or self.model.dtype

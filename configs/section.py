@@ -1,4 +1,4 @@
-"""What every section of the configuration is, and the numbers they are made of. A leaf module."""
+"""The base of the configuration's sections, their number types and marks. A leaf module."""
 
 from typing import Annotated
 
@@ -10,6 +10,11 @@ NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 PositiveFloat = Annotated[float, Meta(gt=0.0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
+
+# Marks of a field that a resumed run need not keep: its user may change it, or it follows the
+# machine.
+CHANGEABLE = Meta(extra={"resume": "changeable"})
+OF_THE_MACHINE = Meta(extra={"resume": "of the machine"})
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

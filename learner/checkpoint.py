@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from configs.changes import differences, recorded_config
-from configs.files import sync, sync_tree
+from configs.files import replacing, sync, sync_tree
+from configs.load import differences, recorded_config
 from configs.schema import Config
 from learner.errors import BadCheckpoint
 
@@ -217,7 +217,5 @@ def _pointed_to(link: Path) -> int | None:
 
 
 def _point(link: Path, target: str) -> None:
-    draft = link.with_name(f".{link.name}")
-    draft.unlink(missing_ok=True)
-    draft.symlink_to(target)
-    draft.replace(link)
+    with replacing(link, durable=False) as draft:
+        draft.symlink_to(target)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from configs.files import write_durably
+from configs.files import write_json
 from learner.errors import BadCheckpoint
 from replay.run_protocol import EvalResult
 
@@ -69,7 +69,7 @@ class Evaluations:
 
     def _set(self, step: int, score: Score | None) -> None:
         self.scores[step] = score
-        write_durably(self._path, msgspec.json.format(msgspec.json.encode(self.scores)))
+        write_json(self._path, self.scores)
 
     def _read(self) -> dict[int, Score | None]:
         try:

@@ -15,7 +15,7 @@ def next_incarnation(run_dir: str | Path, known: int = 0) -> int:
     Raises BadCheckpoint where the file holds no number.
     """
     incarnation = max(last_incarnation(run_dir), known) + 1
-    write_durably(Path(run_dir) / INCARNATION_FILE, f"{incarnation}\n".encode())
+    write_durably(Path(run_dir) / INCARNATION_FILE, f"{incarnation}\n")
     return incarnation
 
 

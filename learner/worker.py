@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.keys import keys_of
-from configs.load import ConfigError, load, replay_endpoint, weight_sync_endpoint
+from configs.keys import Address, Addresses
+from configs.load import ConfigError, load
 from configs.process import CONSEQUENCE, announce_ready, begin, make_socket_dir, on_stop
 from configs.schema import Config
 from learner import checkpoint
@@ -99,9 +99,10 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> None:
     from learner.probe import draw_probe
     from learner.run import Run
 
+    addresses = Addresses.of(config)
     with (
-        _publisher(config, incarnation) as publisher,
-        _reader(config, incarnation) as reader,
+        _publisher(config, incarnation, addresses.weight_sync) as publisher,
+        _reader(config, incarnation, addresses.replay) as reader,
         Metrics(config.run_dir, purge_step=step + 1 if resume else None) as metrics,
     ):
         trainer, tokenizer = _load(config, found)
@@ -121,7 +122,7 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> None:
         )
         cause = _train(run, resume)
         run.save()
-        _finish(config, incarnation, run.step, cause)
+        _finish(config, incarnation, addresses.replay, run.step, cause)
         trainer.close()
 
 
@@ -171,9 +172,9 @@ def _load(
     return trainer, tokenizer
 
 
-def _finish(config: Config, incarnation: int, step: int, cause: str) -> None:
+def _finish(config: Config, incarnation: int, replay: Address, step: int, cause: str) -> None:
     # A connection of its own: on the other an interrupted wait may still have an answer coming.
-    with _reader(config, incarnation) as reader:
+    with _reader(config, incarnation, replay) as reader:
         try:
             if step:
                 reader.committed(step)
@@ -185,27 +186,25 @@ def _finish(config: Config, incarnation: int, step: int, cause: str) -> None:
     log.info("ended after step %d: %s", step, cause)
 
 
-def _publisher(config: Config, incarnation: int) -> "Publisher":
+def _publisher(config: Config, incarnation: int, address: Address) -> "Publisher":
     from weight_sync.publisher import Publisher
 
-    endpoint = weight_sync_endpoint(config)
     return Publisher(
         config.weight_sync,
         config.actors.count,
         incarnation,
-        endpoint,
-        keys_of(config, endpoint),
+        address.endpoint,
+        address.keys,
         config.engine_dtype,
     )
 
 
-def _reader(config: Config, incarnation: int) -> BatchReader:
-    endpoint = replay_endpoint(config)
+def _reader(config: Config, incarnation: int, replay: Address) -> BatchReader:
     return BatchReader(
-        endpoint,
+        replay.endpoint,
         incarnation,
         config.learner.batch_deadline_s,
-        keys=keys_of(config, endpoint),
+        keys=replay.keys,
         restart_deadline_s=config.replay.restart_deadline_s,
     )
 

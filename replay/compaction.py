@@ -9,24 +9,23 @@ disk before it takes the name of the old one, so a crash leaves the one or the o
 again changes nothing.
 """
 
-import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
 import msgspec
 
-from configs.files import sync
+from configs.files import replacing
 from replay import records
 from replay.codec import decode_trajectory
 from replay.log import decoded, opened, read_whole
 from replay.log_format import Segment, framed, header, payloads
 from replay.protocol import CodecError, LogError
 from replay.records import Compacted, Delivered, Record
-from replay.segments import clear_drafts, draft_of, lock, locked, segments, write_all
+from replay.segments import clear_drafts, lock, locked, segments, write_all
 
 _ENCODER = msgspec.msgpack.Encoder()
 _CHUNK_BYTES = 1 << 20
@@ -99,25 +98,17 @@ def _compact(segment: Segment, settled: set[int], fds: list[int]) -> Change:
         return Change(segment.path, size, size, 0, kept)
     if not whole:
         return Change(segment.path, size, size, 0, "nothing to take away")
-    draft = draft_of(segment.path)
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-    try:
+    with ExitStack() as closing:
+        with replacing(segment.path) as draft:
+            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            closing.callback(os.close, fd)
+            if not segment.number:
+                lock(draft, fd)
+            _rewrite(segment, fd)
+            after = os.fstat(fd).st_size
         if not segment.number:
-            lock(draft, fd, fcntl.LOCK_EX)
-        _rewrite(segment, fd)
-        os.fsync(fd)
-        after = os.fstat(fd).st_size
-        draft.rename(segment.path)
-        sync(segment.path.parent)
-    except BaseException:
-        os.close(fd)
-        with suppress(OSError):
-            draft.unlink()
-        raise
-    if segment.number:
-        os.close(fd)
-    else:
-        fds.append(fd)
+            fds.append(fd)
+            closing.pop_all()
     return Change(segment.path, size, after, len(whole))
 
 

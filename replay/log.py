@@ -12,7 +12,6 @@ whole is refused: a log is never repaired. Its one writer holds a lock on it whi
 """
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -98,7 +97,7 @@ class EventLog:
         except OSError as error:
             raise LogError(f"{path}: cannot be created: {error.strerror}") from error
         log = cls(path, fd, segment_bytes)
-        lock(path, fd, fcntl.LOCK_EX)
+        lock(path, fd)
         log._collected += header(number=0, before=0)
         log.sync()
         sync(path.parent)
@@ -241,7 +240,7 @@ def refuse_writer(path: Path) -> None:
     """Raise LogError while a process has the log open for appending."""
     segments(path)  # none is missing
     with opened(path) as file:
-        lock(path, file.fileno(), fcntl.LOCK_SH)
+        lock(path, file.fileno(), shared=True)
 
 
 def log_end(path: Path) -> End:

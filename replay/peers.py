@@ -10,8 +10,7 @@ import msgspec
 import zmq
 
 import replay.protocol as wire
-from configs.keys import Guard, keys_of
-from configs.load import replay_endpoint
+from configs.keys import Addresses, Guard
 from configs.process import make_socket_dir
 from configs.schema import Config
 from replay.codec import MAX_REQUEST_BYTES, encode
@@ -32,7 +31,7 @@ class Router:
     """The bound ROUTER socket. Raises ReplayError where the run's endpoint cannot be bound."""
 
     def __init__(self, config: Config) -> None:
-        self._endpoint = replay_endpoint(config)
+        self._address = Addresses.of(config).replay
         self._context = zmq.Context()
         self._guard: Guard | None = None
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
@@ -43,10 +42,10 @@ class Router:
                 self._guard.close()
             self._context.destroy(linger=0)
             raise wire.ReplayError(
-                f"replay.endpoint = {self._endpoint!r} cannot be bound ({error}): "
+                f"replay.endpoint = {self._address.endpoint!r} cannot be bound ({error}): "
                 "end the process that uses it, or choose another"
             ) from error
-        logger.info("listening on %s", self._endpoint)
+        logger.info("listening on %s", self._address.endpoint)
 
     def poll(self, timeout_s: float) -> bool:
         """Wait for a message; True where one has arrived."""
@@ -75,7 +74,7 @@ class Router:
             self._guard.close()
         self._socket.close(linger=1000)
         self._context.term()
-        scheme, _, path = self._endpoint.partition("://")
+        scheme, _, path = self._address.endpoint.partition("://")
         if scheme == "ipc":  # ZeroMQ leaves it
             Path(path).unlink(missing_ok=True)
 
@@ -86,12 +85,12 @@ class Router:
         self._socket.set(zmq.TCP_MAXRT, dead_ms)
         if not config.replay.endpoint:
             make_socket_dir(config.run_dir)
-        if keys := keys_of(config, self._endpoint):
+        if keys := self._address.keys:
             self._guard = keys.make().guard(self._context, self._socket)
         else:  # libzmq 4.3.5 aborts where an encrypted stream that it heartbeats breaks
             self._socket.set(zmq.HEARTBEAT_IVL, max(1, dead_ms // 10))
             self._socket.set(zmq.HEARTBEAT_TIMEOUT, dead_ms)
-        self._socket.bind(self._endpoint)
+        self._socket.bind(self._address.endpoint)
 
 
 class Kept(msgspec.Struct, frozen=True):

@@ -8,17 +8,18 @@ without an empty last segment, and perhaps a draft that nobody reads. Compaction
 segment in the same way, whole. No name is ever taken away, so a gap in the numbers is a loss.
 """
 
-import fcntl
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from configs.files import sync
+from configs import files
+from configs.files import DRAFT_SUFFIX, Locked, LockUnsupported, open_locked, replacing
 from replay.log_format import Segment, header
 from replay.protocol import LogError
 
-DRAFT_SUFFIX = ".draft"
+_HOLDER = "replay, or scripts/compact.py,"
 
 
 def segment_path(path: Path, number: int) -> Path:
@@ -55,24 +56,13 @@ def begin(path: Path, number: int, before: int) -> int:
     Raises OSError; then there is no such segment, or an empty one, and it can be begun again.
     """
     final = segment_path(path, number)
-    draft = draft_of(final)
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-    try:
-        write_all(fd, header(number, before))
-        os.fsync(fd)
-        draft.rename(final)
-        sync(path.parent)
-    except BaseException:
-        os.close(fd)
-        with suppress(OSError):
-            draft.unlink()
-        raise
+    with ExitStack() as closing:
+        with replacing(final) as draft:
+            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            closing.callback(os.close, fd)
+            write_all(fd, header(number, before))
+        closing.pop_all()  # it stays open for the caller
     return fd
-
-
-def draft_of(path: Path) -> Path:
-    """Return the path where a segment is written until it is whole."""
-    return path.with_name(path.name + DRAFT_SUFFIX)
 
 
 def clear_drafts(path: Path) -> None:
@@ -94,35 +84,28 @@ def locked(path: Path) -> int:
     OSError.
     """
     segments(path)  # none is missing
-    while True:
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND)
-        try:
-            lock(path, fd, fcntl.LOCK_EX)
-            if _is(path, fd):  # compaction may have put another file there
-                return fd
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
+    with _refused(path):  # compaction may put another file there: that one is locked then
+        return open_locked(path, _HOLDER, os.O_WRONLY | os.O_APPEND)
 
 
-def lock(path: Path, fd: int, kind: int) -> None:
+def lock(path: Path, fd: int, *, shared: bool = False) -> None:
     """Lock the first segment of a log, open as `fd`. Raises LogError while another has it."""
+    with _refused(path):
+        files.lock(fd, path, _HOLDER, shared=shared)
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
     try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+        yield
+    except Locked as error:
         raise LogError(
             f"{path}: another process writes it (replay, or scripts/compact.py): end it first"
         ) from error
-    except OSError as error:
+    except LockUnsupported as error:
         raise LogError(
             f"{path}: cannot be locked: {error.strerror}: choose a run_dir on another file system"
         ) from error
-
-
-def _is(path: Path, fd: int) -> bool:
-    here, there = os.fstat(fd), path.stat()
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
 
 
 def _numbers(path: Path) -> set[int]:

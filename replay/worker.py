@@ -21,8 +21,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from configs.changes import leaves
-from configs.load import ConfigError, dump, load
+from configs.load import ConfigError, dump, leaves, load
 from configs.process import announce_ready, begin, on_stop, socket_dir
 from configs.schema import Config
 from replay.ledger import Ledger

@@ -1,9 +1,9 @@
-"""The HTTP application: Search-R1's `POST /retrieve`, and what its keepers ask.
+"""The HTTP application: Search-R1's `POST /retrieve`, and routes for its operators.
 
 `GET /health` (alive), `/ready` (takes searches), `/info` (what is served), `/metrics` (Prometheus),
-`/docs` (OpenAPI). Consumes requests; produces replies encoded straight from the wire types
-(FastAPI's own model serialisation costs more than a search does); waits for the index, which runs
-on a thread of its own behind a batcher; both live in the lifespan. A search waits at most
+`/docs` (OpenAPI). Replies are encoded straight from the wire types: FastAPI's own serialisation
+costs more than a search does. The index runs on a thread of its own behind a batcher; both live in
+the lifespan. A search waits at most
 `Limits.deadline_s`, and none is taken in beyond `Limits.waiting_queries`: then 503 and Retry-After.
 """
 
@@ -23,7 +23,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.requests import ClientDisconnect
 
 from retrieval_server.batching import Batcher
-from retrieval_server.bearer import shows
+from retrieval_server.bearer import authorized
 from retrieval_server.index import Index
 from retrieval_server.metrics import CONTENT_TYPE, Metrics
 from retrieval_server.passages import digest_of
@@ -64,7 +64,7 @@ _components["RetrieveRequest"]["oneOf"] = [
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How much may wait to be searched, and for how long a search may take."""
+    """The queries that may wait to be searched, and the deadline of a search."""
 
     waiting_queries: int = 8192
     deadline_s: float = 20.0
@@ -142,12 +142,12 @@ def create_app(
         finally:
             metrics.answered(status, time.monotonic() - begun)
 
-    _keepers(app, info, metrics)
+    _operator_routes(app, info, metrics)
     return app
 
 
 class _Search:
-    """How a search is answered."""
+    """The answer to `POST /retrieve`."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Search:
 
     async def answer(self, request: Request) -> Response:
         """Results, or what was wrong."""
-        if not shows(self._token, request.headers.get("authorization", "")):
+        if not authorized(self._token, request.headers.get("authorization", "")):
             return _reply(Refusal(UNAUTHORIZED), 401, {"www-authenticate": "Bearer"})
         batcher: Batcher[ScoredDocument] = self._app.state.batcher
         try:
@@ -189,23 +189,23 @@ class _Search:
         return _reply(plain, headers=self._version)
 
 
-def _keepers(app: FastAPI, info: Info, metrics: Metrics) -> None:
-    """The routes for those who run the server."""
+def _operator_routes(app: FastAPI, info: Info, metrics: Metrics) -> None:
+    """Add the routes for those who run the server."""
 
     @app.get("/health", responses={200: _json(_HEALTH, "Alive")})
     async def health() -> Response:
-        """Whether the server lives, and how many passages it has."""
+        """A sign of life, and the number of passages."""
         return _reply(Health("ok", info.passages))
 
     @app.get("/ready", responses={200: _json(_READY, "Ready"), 503: _json(_READY, "Draining")})
     async def ready() -> Response:
-        """Whether searches should be sent here."""
+        """Readiness for searches: 503 while draining."""
         draining = app.state.draining
         return _reply(Readiness("draining" if draining else "ready"), 503 if draining else 200)
 
     @app.get("/info", responses={200: _json(_INFO, "What is served")})
     async def tell() -> Response:
-        """What is served, and what may be asked."""
+        """The index that is served, and the limits of a request."""
         return _reply(info)
 
     @app.get("/metrics", include_in_schema=False)

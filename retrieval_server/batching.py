@@ -1,11 +1,9 @@
-"""Concurrent searches → one call: the server gathers for its index, the client for its POSTs.
+"""Micro-batches of concurrent searches: the server's for its index, the client's for its POSTs.
 
-Consumes `search` calls of one event loop; produces their results; waits for `run`, of which at most
-`max_running` are under way; unblocked at once when none is, else by a full batch, by `max_wait_s`
-or by the end of a running one (what gathered meanwhile has waited long enough). More than
-`max_waiting` queries do not wait (a long one counts once for each `LONG_CHARS`): who brings them is
-told so at once. What is refused together is asked again one call at a time, for one caller's bad
-query is not another's.
+At most `max_running` batches are under way. The next one starts at once where none is, else when it
+is full, after `max_wait_s`, or when a running one ends. At most `max_waiting` queries wait (a long
+one counts once for each `LONG_CHARS`); further ones are refused at once. A batch that is refused is
+asked again one call at a time, for one caller's bad query is not another's.
 """
 
 import asyncio
@@ -87,14 +85,14 @@ class Batcher(Generic[T]):
 
     @property
     def backlog_s(self) -> float:
-        """How long what waits will take, going by the last call."""
+        """Seconds that the waiting queries will take, going by the last call."""
         return self._run_s * -(-self._waiting_queries // self._max_batch)
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[T]]:
         """Per query at most `top_k` results, best first; raises what `run` raised, and
         RetrievalOverloaded when too much is waiting already.
 
-        Who stops waiting is not searched for, unless that has begun.
+        A caller that stops waiting is not searched for, unless that has begun.
         """
         if not queries:
             return []

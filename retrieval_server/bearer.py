@@ -1,7 +1,6 @@
-"""The token that a retrieval server's clients show: a file's, never the configuration's.
+"""Bearer token of the retrieval server: kept in a file, never in the configuration.
 
-Consumes `retrieval.token_file`; produces the token, and the verdict on what a request shows. Waits
-for nothing. Over plain HTTP the token is readable to who listens in on the network.
+Over plain HTTP anyone who listens in on the network can read it.
 """
 
 import hmac
@@ -43,15 +42,13 @@ def read_token(path: str, field: str = "retrieval.token_file", remedy: str = "")
     return token
 
 
-def shows(token: str, authorization: str) -> bool:
-    """Whether a request's Authorization header shows `token`, in a time that tells nothing of it;
-    without a token everybody is let in.
-    """
+def authorized(token: str, authorization: str) -> bool:
+    """Return True if an Authorization header shows `token`, in constant time, or there is none."""
     scheme, _, shown = authorization.strip().partition(" ")
     same = hmac.compare_digest(shown.strip().encode(), token.encode())
     return not token or (same and scheme.lower() == "bearer")
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches what listens on this numeric address."""
+    """Return True if only this machine reaches this numeric address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback

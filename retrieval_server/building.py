@@ -1,12 +1,11 @@
-"""A corpus (and an encoder) → an index folder that the server opens: resumable, in bounded memory.
+"""Builds of index folders from a corpus (and an encoder): resumable, in bounded memory.
 
-Consumes a corpus file; produces a folder with a manifest, whatever interrupted it before: what is
-encoded stays encoded, block by block, and the blocks are always the same, so the index is too.
-Waits for the disk and the encoder. In memory are a block of passages, eight bytes for each passage,
-and the index that is being made.
+Encoded blocks stay encoded, whatever interrupts a build, and the blocks are always the same, so the
+index is too. In memory are a block of passages, eight bytes for each passage, and the index that is
+being made.
 """
 
-import fcntl
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.files import Locked, draft_of, locked, replacing, write_durably
 from retrieval_server import digests, manifest
 from retrieval_server.corpus import STARTS, UNPACKED, load_corpus, reopen
 from retrieval_server.digests import Mark
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]  # step, passages done, of how many (0: not known yet)
 BLOCK = 1024  # passages encoded between two words of progress, and lost at most by a kill
 BM25, VECTORS = "bm25", "index.faiss"
-_RECIPE, _EMBEDDINGS = "building.json", "embeddings.f32"
+_STATE, _EMBEDDINGS = "building.json", "embeddings.f32"
 
 
-class _Recipe(msgspec.Struct, frozen=True):
-    """What a folder is becoming, and how far its embeddings are."""
+class _BuildState(msgspec.Struct, frozen=True):
+    """The inputs of a folder under construction, and how many passages are encoded."""
 
     corpus: Mark
     encoder: EncoderMark | None
@@ -75,7 +75,11 @@ def build_dense(
 
         progress("indexing", 0, count)
         index = index_faiss.build(
-            *(blocks, told.dimension, count, factory, threads),
+            blocks,
+            told.dimension,
+            count,
+            factory,
+            threads,
             lambda done: progress("indexing", done, count),
         )
         index_faiss.write(index, folder / VECTORS)
@@ -92,56 +96,46 @@ class _Build:
         self._progress = progress
 
     def __enter__(self) -> "_Build":
-        progress, folder = self._progress, self._folder
-        files = files_of(self._corpus)
+        folder, files = self._folder, files_of(self._corpus)
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._lock)
-            raise BadIndex(
-                f"another process is building in {str(folder)!r}: wait for it"
-            ) from error
-        try:
-            progress("reading the corpus", 0, 0)
-            self._begin(_Recipe(digests.mark(files), self._encoder))
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(folder, "another build"))
+            except Locked as error:
+                raise BadIndex(
+                    f"another process is building in {str(folder)!r}: wait for it"
+                ) from error
+            self._progress("reading the corpus", 0, 0)
+            self._begin(_BuildState(digests.mark(files), self._encoder))
             self.passages = self._open()
-        except BaseException:
-            os.close(self._lock)
-            raise
+            self._lock = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._lock)
+        self._lock.close()
 
-    def _begin(self, recipe: _Recipe) -> None:
-        path, folder = self._folder / _RECIPE, self._folder
+    def _begin(self, state: _BuildState) -> None:
+        path, folder = self._folder / _STATE, self._folder
         if (folder / manifest.NAME).exists():
             raise BadIndex(f"{str(folder)!r} holds an index already: name another folder")
         if not path.exists():
-            if any(each.name != f"{_RECIPE}.new" for each in folder.iterdir()):
+            if any(each != draft_of(path) for each in folder.iterdir()):
                 raise BadIndex(f"{str(folder)!r} is not empty: name a new folder")
-            self._keep(recipe)
+            self._keep(state)
             return
         try:
-            self._recipe = msgspec.json.decode(path.read_bytes(), type=_Recipe)
+            self._state = msgspec.json.decode(path.read_bytes(), type=_BuildState)
         except msgspec.DecodeError as error:
             raise BadIndex(f"{str(path)!r} cannot be read ({error}): remove the folder") from error
-        if msgspec.structs.replace(self._recipe, encoded=0) != recipe:
+        if msgspec.structs.replace(self._state, encoded=0) != state:
             raise BadIndex(
                 f"{str(folder)!r} holds half an index of another corpus, encoder or use of it: "
                 "remove it, or name another folder"
             )
 
-    def _keep(self, recipe: _Recipe) -> None:
-        fresh = self._folder / f"{_RECIPE}.new"
-        with fresh.open("wb") as file:
-            file.write(msgspec.json.encode(recipe))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._folder / _RECIPE)
-        self._recipe = recipe
+    def _keep(self, state: _BuildState) -> None:
+        write_durably(self._folder / _STATE, msgspec.json.encode(state))
+        self._state = state
 
     def _open(self) -> Passages:
         starts, unpacked = self._folder / STARTS, self._folder / UNPACKED
@@ -150,10 +144,8 @@ class _Build:
             passages = load_corpus(
                 self._corpus, unpacked, lambda done: self._progress(said, done, 0)
             )
-            fresh = starts.with_suffix(".new")
-            with fresh.open("wb") as file:
+            with replacing(starts, durable=False) as draft, draft.open("wb") as file:
                 np.save(file, passages.starts)
-            fresh.replace(starts)
         return reopen(self._folder, self._corpus)
 
     def counted(self, step: str) -> Iterator[Document]:
@@ -168,28 +160,30 @@ class _Build:
         count, row = len(self.passages), 4 * encoder.dimension
         with (self._folder / _EMBEDDINGS).open("ab") as file:
             there = file.seek(0, os.SEEK_END) // row
-            if there < self._recipe.encoded:  # it was cut: whole blocks alone are taken for done
-                self._keep(msgspec.structs.replace(self._recipe, encoded=there - there % BLOCK))
-            file.truncate(self._recipe.encoded * row)
-            while (begin := self._recipe.encoded) < count:
+            if there < self._state.encoded:  # it was cut: whole blocks alone are taken for done
+                self._keep(msgspec.structs.replace(self._state, encoded=there - there % BLOCK))
+            file.truncate(self._state.encoded * row)
+            while (begin := self._state.encoded) < count:
                 self._progress("encoding", begin, count)
                 block = self.passages[begin : begin + BLOCK]
                 file.write(encoder.passages([document.contents for document in block]).tobytes())
                 file.flush()
                 os.fsync(file.fileno())
-                self._keep(msgspec.structs.replace(self._recipe, encoded=begin + len(block)))
+                self._keep(msgspec.structs.replace(self._state, encoded=begin + len(block)))
         self._progress("encoding", count, count)
 
     def finish(self, kind: str, library: str, files: list[Path], factory: str = "") -> Manifest:
         """Write the manifest, and remove what only the building needed."""
         folder, packed = self._folder, not is_plain(self._corpus)
-        files = [*files, folder / STARTS, *([folder / UNPACKED] if packed else [])]
+        files = [*files, folder / STARTS]
+        if packed:
+            files.append(folder / UNPACKED)
         made = Manifest(
             format=manifest.FORMAT,
             kind="bm25" if kind == "bm25" else "dense",
             passages=len(self.passages),
             corpus_path=str(self._corpus.resolve()),
-            corpus=self._recipe.corpus,
+            corpus=self._state.corpus,
             library=library,
             files={str(path.relative_to(folder)): digests.mark([path]) for path in files},
             factory=factory,
@@ -197,6 +191,6 @@ class _Build:
             unpacked=packed,
         )
         manifest.write(folder, made)
-        for name in (_RECIPE, _EMBEDDINGS):
+        for name in (_STATE, _EMBEDDINGS):
             (folder / name).unlink(missing_ok=True)
         return made

@@ -1,9 +1,8 @@
-"""The one way to ask a retrieval server: pooled, with a deadline, retrying named failures only.
+"""Client of retrieval servers: pooled, with a deadline, retrying named failures only.
 
-Consumes queries; produces passages; waits for the server at most `timeout_s`, retries included;
-unblocked by a good reply, or by the deadline as a RetrievalError. A server that is killed and
-started again within that time is noticed by nobody but the gauges. An infrastructure failure is
-always an exception here, never a result: its text cannot reach a trajectory.
+A search takes at most `timeout_s`, retries included; only the gauges tell of a server that was
+started again within that time. An infrastructure failure is always an exception, never a result:
+its text cannot reach a trajectory.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ import httpx
 import msgspec
 
 from retrieval_server.batching import Batcher
-from retrieval_server.memory import Memory
+from retrieval_server.memory import QueryCache
 from retrieval_server.protocol import (
     INDEX_VERSION,
     MAX_QUERY_CHARS,
@@ -33,7 +32,7 @@ from retrieval_server.protocol import (
     RetrievalUnreachable,
     RetrieveRequest,
 )
-from retrieval_server.reply import passages
+from retrieval_server.reply import parse_reply
 
 _WINDOW = 1024  # calls that the latency percentiles look back on
 _FIRST_PAUSE_S = 0.05
@@ -69,8 +68,8 @@ class RetrievalClient:
         token: str = "",
         cache_queries: int = 0,
     ) -> None:
-        self._memory = Memory(cache_queries)
-        self._poster = _Poster(url, token, self._memory.of_version)
+        self._cache = QueryCache(cache_queries)
+        self._poster = _Poster(url, token, self._cache.of_version)
         self._timeout_s = timeout_s
         self._retries = retries
         self._batcher = Batcher(
@@ -80,9 +79,7 @@ class RetrievalClient:
             max_running=max_connections,
         )
         self._random = random.Random()
-        self._requests = 0
-        self._errors = 0
-        self._retried = self._calls = 0
+        self._requests = self._errors = self._retried = self._calls = 0
         self._latencies_s: deque[float] = deque(maxlen=_WINDOW)
 
     async def __aenter__(self) -> Self:
@@ -94,7 +91,7 @@ class RetrievalClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._memory.close()
+        await self._cache.close()
         await self._batcher.__aexit__(kind, error, traceback)
         await self._poster.close()
 
@@ -111,7 +108,7 @@ class RetrievalClient:
         try:
             _check(queries)
             async with asyncio.timeout(self._timeout_s + _GRACE_S):
-                passages = await self._memory.get(
+                passages = await self._cache.get(
                     queries, top_k, lambda new: self._batcher.search(new, top_k)
                 )
         except TimeoutError as error:
@@ -134,8 +131,8 @@ class RetrievalClient:
             "retrieval/errors": float(self._errors),  # calls that failed after their retries
             "retrieval/retried": float(self._retried),  # POSTs beyond the first
             "retrieval/calls": float(self._calls),  # POSTs, retries not counted
-            "retrieval/remembered": float(self._memory.remembered),  # queries, from the cache
-            "retrieval/shared": float(self._memory.shared),  # queries that others were asking
+            "retrieval/remembered": float(self._cache.remembered),  # queries, from the cache
+            "retrieval/shared": float(self._cache.shared),  # queries that others were asking
             "retrieval/latency_p50_s": _percentile(recent, 0.50),
             "retrieval/latency_p99_s": _percentile(recent, 0.99),
         }
@@ -196,11 +193,9 @@ class _Poster:
         good = False
         try:
             response, content = await self._exchange(transport, body, seconds)
-            rows = passages(response, content, expected, f"{self._url}")
+            rows = parse_reply(response, content, expected, f"{self._url}")
             good = True
-        except (
-            RetrievalOverloaded
-        ):  # a server's orderly no; under load, connecting again adds to it
+        except RetrievalOverloaded:  # in order; under load, connecting again would add to it
             good = True
             raise
         finally:

@@ -1,8 +1,7 @@
-"""A corpus, checked and ready to be read at any place, in bounded memory.
+"""A corpus, checked and readable at any position, in bounded memory.
 
-Consumes a path (see `rows`); produces passages in the file's order (the order that breaks ties).
-Lines of JSON are read where they lie; what is packed (.gz, parquet) is unpacked into such lines
-first. Waits for nothing but the disk.
+Passages keep the file's order, which breaks ties. Lines of JSON are read where they are; a packed
+corpus (.gz, parquet) is unpacked into such lines first.
 """
 
 import tempfile
@@ -51,8 +50,9 @@ def load_corpus(
 
 
 def reopen(folder: Path, corpus: Path, digest: str = "") -> Passages:
-    """The passages of an index folder: where each begins is kept there, and, of a packed corpus,
-    the lines too. `digest`: the corpus', where it is known.
+    """The passages of an index folder, which keeps their offsets and a packed corpus' lines.
+
+    `digest`: the corpus', where it is known.
     """
     lines = corpus if is_plain(corpus) else folder / UNPACKED
     with lines.open("rb") as file:
@@ -60,7 +60,7 @@ def reopen(folder: Path, corpus: Path, digest: str = "") -> Passages:
 
 
 def _nameless() -> BinaryIO:
-    return tempfile.TemporaryFile(prefix="forage-corpus-")  # type: ignore[return-value]
+    return tempfile.TemporaryFile(prefix="forage-corpus-")
 
 
 def _scan(path: Path, progress: Progress) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,8 +1,8 @@
-"""Size and digest of files; those of large ones are remembered, for reading them takes minutes.
+"""Sizes and digests of files; a cache of the large ones', which take minutes to read.
 
 A run reads its index and corpus to be sure of them when it is checked, when the server starts and
 whenever it is started again. What is remembered holds while path, size, time of change and inode
-are the same, in `$XDG_CACHE_HOME/forage` (`~/.cache/forage`). Waits for the disk.
+are the same, in `$XDG_CACHE_HOME/forage` (`~/.cache/forage`).
 """
 
 import contextlib
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 from blake3 import blake3
+
+from configs.files import replacing
 
 LARGE_BYTES = 256 << 20
 _TOLD_BYTES = 4 << 30  # reading so much is said beforehand
@@ -68,7 +70,7 @@ def _place() -> Path:
 
 
 def _remembered() -> list[_Entry]:
-    """What is on record; nothing where there is no such file, or it holds something else."""
+    """The cached entries; none where there is no such file, or it holds something else."""
     try:
         return msgspec.json.decode(_place().read_bytes(), type=list[_Entry])
     except (OSError, msgspec.DecodeError):
@@ -76,10 +78,9 @@ def _remembered() -> list[_Entry]:
 
 
 def _remember(entries: list[_Entry]) -> None:
-    """Write them whole or not at all; where nothing can be written they are read again."""
+    """Write the cache where it can be written; else the files are read again."""
     place = _place()
-    fresh = place.with_name(f"{place.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_bytes(msgspec.json.encode(entries))
-        fresh.replace(place)
+        with replacing(place, durable=False, contended=True) as draft:
+            draft.write_bytes(msgspec.json.encode(entries))

@@ -1,7 +1,4 @@
-"""Texts → vectors, by any encoder that transformers loads (E5, BGE, MiniLM …).
-
-Consumes texts; produces float32[N, D]; waits for its device.
-"""
+"""Encoders of texts: any that transformers loads (E5, BGE, MiniLM …)."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +11,7 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from retrieval_server.protocol import BadIndex
-from retrieval_server.usage import Usage, digest_of, require_encoder, usage_of
+from retrieval_server.usage import EncoderSettings, digest_of, require_encoder, settings_of
 
 BATCH_TOKENS = 8192  # of one forward pass, padding counted
 
@@ -30,7 +27,7 @@ class Encoder:
     def __init__(
         self,
         path: str | Path,
-        usage: Usage | None = None,
+        usage: EncoderSettings | None = None,
         dtype: str = "float32",
         device: str = "cpu",
     ) -> None:
@@ -38,7 +35,7 @@ class Encoder:
         require_encoder(self.path)
         if device == "cuda" and not torch.cuda.is_available():
             raise BadIndex("the encoder's device is 'cuda', but torch finds no GPU: set 'cpu'")
-        self.usage = usage or usage_of(self.path)
+        self.usage = usage or settings_of(self.path)
         self.dtype, self._device = dtype, device
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(self.path)

@@ -1,4 +1,4 @@
-"""What every index is to the server: queries in, positions of passages and scores out. A leaf."""
+"""The interface of an index: queries in, positions of passages and scores out. A leaf module."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol

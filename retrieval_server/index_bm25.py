@@ -1,4 +1,4 @@
-"""Queries → the best passages by BM25. The only module that imports bm25s.
+"""Search by BM25. The only module that imports bm25s.
 
 A word is a run of letters, digits or underscores after NFKC and case folding. Nothing is stemmed
 and no stop word is removed: made-up or lower-case names ("bore", "the who", "vitamin c") must stay

@@ -1,8 +1,7 @@
-"""Queries → the nearest passages by FAISS: exact (Flat), HNSW, IVF or any factory string.
+"""Search by FAISS: exact (Flat), HNSW, IVF or any factory string.
 
-Consumes vectors (to build) and queries (to search); waits for the encoder and for FAISS. What FAISS
-could not fill in (position −1) is dropped. Scores are inner products, or, where an index measures
-distances, their negatives: higher is better in any case.
+Hits that FAISS could not fill in (position −1) are dropped. Scores are inner products or
+negative distances: higher is better in any case.
 """
 
 import math
@@ -196,7 +195,7 @@ class _Parts:
 
 
 def _wanted(index: faiss.Index, count: int) -> int:
-    """How many vectors the training takes: FAISS's own bound where there are lists, else all."""
+    """The number of vectors to train on: FAISS's own bound where there are lists, else all."""
     lists = getattr(_inner(index), "nlist", 0)
     return min(count, max(lists, 1024) * _TRAINED_ON)
 
@@ -214,7 +213,7 @@ def _sample(
 
 
 def _inner(index: faiss.Index) -> faiss.Index:
-    """What lies under the wrappers (a rotation before, a re-ranking after)."""
+    """The index under its wrappers (a rotation before, a re-ranking after)."""
     index = faiss.downcast_index(index)
     while hasattr(index, "base_index") or isinstance(index, faiss.IndexPreTransform):
         inner = index.base_index if hasattr(index, "base_index") else index.index

@@ -1,7 +1,7 @@
-"""What an index was built from, written beside it: the server serves nothing that disagrees.
+"""The manifest of an index folder: the server serves nothing that disagrees with it.
 
 A folder made by `building` holds `manifest.json` (written last: a folder without one is unfinished)
-and the files it lists, each with size and digest. Waits for the disk.
+and the files it lists, each with size and digest.
 """
 
 from pathlib import Path
@@ -9,10 +9,11 @@ from typing import Literal
 
 import msgspec
 
+from configs.files import write_json
 from retrieval_server.digests import Mark, mark
 from retrieval_server.protocol import BadIndex
 from retrieval_server.rows import files_of
-from retrieval_server.usage import Usage
+from retrieval_server.usage import EncoderSettings
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -25,12 +26,12 @@ class EncoderMark(msgspec.Struct, frozen=True):
     path: str
     digest: str
     dimension: int
-    usage: Usage
+    usage: EncoderSettings
     dtype: str
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an index folder holds and what it was built from.
+    """The files of an index folder, and the corpus and encoder that it was built from.
 
     `kind` "bm25": a folder as bm25s writes it; "dense": one FAISS file of `factory`. `library`: its
     name and version. `unpacked`: the folder holds the passages' lines, for the corpus is packed.
@@ -49,10 +50,8 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Write it whole or not at all."""
-    fresh = folder / f"{NAME}.new"
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
-    fresh.replace(folder / NAME)
+    """Write the manifest, durably."""
+    write_json(folder / NAME, manifest)
 
 
 def read(folder: Path) -> Manifest:

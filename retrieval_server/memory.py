@@ -1,8 +1,6 @@
-"""What a client knows already, and what it is asking: one question for any number of askers.
+"""Cache of a client's results, with one request for any number of callers of the same query.
 
-Consumes queries and the means to ask; produces passages. Waits for who asks first; unblocked by its
-result, or by what it raised. Results are of one version of the index: when another answers,
-what is known is forgotten.
+Results are of one version of the index: when another answers, the cache is emptied.
 """
 
 import asyncio
@@ -15,7 +13,7 @@ Found = list[Passage]
 _Key = tuple[str, int]  # query, top_k
 
 
-class Memory:
+class QueryCache:
     """The last `size` results by query, and what is on its way; of one event loop."""
 
     def __init__(self, size: int) -> None:
@@ -26,9 +24,7 @@ class Memory:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def of_version(self, version: str) -> None:
-        """What comes from now on is of this version of the index. "" where a server tells none:
-        then nothing is remembered, for nobody would know when to forget it.
-        """
+        """Note the index version of the results to come; "" (unknown): cache nothing."""
         if version != self._version:
             self._version = version
             self._known.clear()
@@ -40,8 +36,10 @@ class Memory:
         ask: Callable[[list[str]], Awaitable[list[Found]]],
         again: bool = True,
     ) -> list[Found]:
-        """What is found for each query; `ask` is called with those that are new, in order, and,
-        with `again`, once more with those that another had asked for, in his time, and in vain.
+        """The passages of each query; `ask` is called with the new ones, in order.
+
+        With `again` it is called once more with those that another caller, with a deadline of its
+        own, has asked for in vain.
         """
         found: dict[str, Found] = {}
         awaited: dict[str, asyncio.Future[Found]] = {}

@@ -1,4 +1,4 @@
-"""What the server tells Prometheus: requests, how long they took, batches, and what waits.
+"""The server's metrics for Prometheus: requests, their seconds, batches and waiting queries.
 
 Each application has a registry of its own.
 """
@@ -20,7 +20,7 @@ _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
 
 class Metrics:
-    """Of one application."""
+    """The metrics of one application."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()

@@ -1,8 +1,7 @@
-"""A configuration → the passages and the index that are served, checked against each other.
+"""Opening of the configured passages and index, checked against each other.
 
 Three kinds: a corpus alone (BM25, made at the start), a folder of scripts/build_index.py, a FAISS
-file (or its parts, as Search-R1's `part_aa`, `part_ab`) with corpus and encoder. Waits for the
-disk.
+file (or its parts, as Search-R1's `part_aa`, `part_ab`) with corpus and encoder.
 """
 
 import logging
@@ -27,7 +26,7 @@ logging.getLogger("faiss").setLevel(logging.WARNING)
 
 
 def open_index(asked: RetrievalConfig) -> tuple[Sequence[Document], Index]:
-    """What `asked` names, whole and in agreement. Raises CorpusError, BadIndex naming the field."""
+    """The passages and index that `asked` names. Raises CorpusError, BadIndex naming the field."""
     if not asked.index:
         from retrieval_server.index_bm25 import BM25Index
 
@@ -132,13 +131,20 @@ def _dense(
         )
     built = told.encoder if told else None
     if built and built.dtype != asked.encoder_dtype:
-        logger.warning("passages were encoded in %s, queries are in %s (retrieval.encoder_dtype)",
-                       built.dtype, asked.encoder_dtype)  # fmt: skip
+        logger.warning(
+            "passages were encoded in %s, queries are in %s (retrieval.encoder_dtype)",
+            built.dtype,
+            asked.encoder_dtype,
+        )
     encoder = Encoder(path, built.usage if built else None, asked.encoder_dtype, asked.device)
     mark = told.files[VECTORS] if told else digests.mark(files)
     decisive = (mark, encoder.usage, asked.encoder_dtype, asked.device, asked.index_device)
     return index_faiss.DenseIndex(
-        *(vectors, encoder, asked.ef_search, asked.nprobe, asked.threads),
+        vectors,
+        encoder,
+        asked.ef_search,
+        asked.nprobe,
+        asked.threads,
         gpus=asked.index_device == "cuda",
         fingerprint=blake3(msgspec.json.encode(decisive)).hexdigest(length=8),
     )

@@ -1,8 +1,4 @@
-"""Documents in a memory-mapped file: eight bytes of memory for each, whatever their texts hold.
-
-Consumes a file of JSON lines and where each begins; produces documents; waits for the disk where a
-page of the file is not in memory yet.
-"""
+"""Passages are memory-mapped: each takes eight bytes of memory, whatever its text holds."""
 
 import mmap
 from collections.abc import Iterator, Sequence
@@ -47,7 +43,7 @@ class Passages(Sequence[Document]):
         return (self[i] for i in range(len(self)))
 
     def digest(self) -> str:
-        """Of all passages and their order, as they stand in the file."""
+        """A digest of all passages and their order, as they stand in the file."""
         digest = self._digest
         return digest or blake3(self._bytes, max_threads=blake3.AUTO).hexdigest(length=16)
 

@@ -1,4 +1,4 @@
-"""What crosses the retrieval server's HTTP boundary, its limits, and this package's errors. A leaf.
+"""Wire types of the retrieval server, its limits, and this package's errors. A leaf module.
 
 The wire format is Search-R1's: `POST /retrieve {"queries", "topk", "return_scores"}` is answered by
 `{"result": …}` with one list per query, so its clients and servers work with ours unchanged. One
@@ -142,7 +142,7 @@ class RetrieveRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def wanted(self) -> list[str]:
-        """What to search for."""
+        """The queries to search for."""
         return [self.query] if self.query is not None else self.queries or []
 
 

@@ -1,10 +1,4 @@
-"""What a server's reply says: passages, or the error that it stands for.
-
-Consumes a response and its body; produces passages. Waits for nothing. Servers of Search-R1's kind
-are read as they are. Over a Lucene index they send no ids: such a passage is named after its
-contents, `blake3-` and 16 hexadecimal digits. Where FAISS finds too little they send some other
-passage with the lowest float32 as its score: it is left out.
-"""
+"""Replies of Search-R1's servers may lack ids, or hold a passage that was not found."""
 
 import httpx
 import msgspec
@@ -43,10 +37,16 @@ class _Reply(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(_Reply)
 
 
-def passages(
+def parse_reply(
     response: httpx.Response, content: bytes, expected: int, url: str
 ) -> list[list[Passage]]:
-    """`expected` lists of passages; raises RetrievalUnavailable, RetrievalRefused or BadReply."""
+    """The `expected` lists of passages in a reply.
+
+    Over a Lucene index, Search-R1's servers send no ids: a passage is then named after its contents
+    (`blake3-` and 16 hexadecimal digits). Where FAISS finds too little they send some other passage
+    with the lowest float32 as its score: it is left out. Raises RetrievalUnavailable,
+    RetrievalRefused or BadReply.
+    """
     said = repr(content[:_SHOWN_BYTES].decode(errors="replace"))
     if response.status_code != 200:
         raise _error(response, f"{url} answered {response.status_code}", said)

@@ -1,8 +1,7 @@
-"""Corpus files → documents, one at a time: JSONL, plain or gzipped, and parquet.
+"""Rows of corpus files, one at a time: JSONL, plain or gzipped, and parquet.
 
-A row is `{"id", "contents"}`, the title on the contents' first line (wiki-18's form). Consumes a
-path; produces checked documents in the file's order with the number of their line or row; waits for
-nothing but the disk.
+A row is `{"id", "contents"}`, the title on the contents' first line (wiki-18's form). Documents
+come checked, in the file's order, with the number of their line or row.
 """
 
 import gzip
@@ -32,12 +31,12 @@ _decoder = msgspec.json.Decoder(_Row)
 
 
 def is_plain(path: Path) -> bool:
-    """Whether the file's lines can be read where they lie."""
+    """Return True if the file's lines can be read where they are."""
     return not is_parquet(path) and path.suffix != ".gz"
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether it is a parquet file, or a folder of them."""
+    """Return True for a parquet file, or a folder of them."""
     return path.suffix == ".parquet" or path.is_dir()
 
 

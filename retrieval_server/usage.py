@@ -1,4 +1,4 @@
-"""How an encoder wants to be used, read from the files beside it; torch is not needed for that.
+"""The settings of an encoder, read from the files beside it, without torch.
 
 Pooling and normalisation come from the files that sentence-transformers leaves beside a model,
 prefixes from the prompts there, what they leave open from the family in its name (as Search-R1's
@@ -17,9 +17,8 @@ from blake3 import blake3
 from retrieval_server.protocol import BadIndex
 
 Pooling = Literal["mean", "cls", "last"]
-_FAMILIES: dict[
-    str, tuple[Pooling, str, str]
-] = {  # in the name: pooling, query's, passage's prefix
+# A word of the model's name: pooling, the query's and the passage's prefix.
+_FAMILIES: dict[str, tuple[Pooling, str, str]] = {
     "e5": ("mean", "query: ", "passage: "),
     "bge": ("cls", "Represent this sentence for searching relevant passages: ", ""),
 }
@@ -35,8 +34,8 @@ _READ = (".json", ".safetensors", ".bin", ".txt", ".model")  # what makes a mode
 logger = logging.getLogger("retrieval_server")
 
 
-class Usage(msgspec.Struct, frozen=True):
-    """How a model turns a text into a vector; vectors of two usages do not compare."""
+class EncoderSettings(msgspec.Struct, frozen=True):
+    """The making of a vector from a text; vectors of two settings do not compare."""
 
     pooling: Pooling = "mean"
     normalise: bool = True
@@ -46,8 +45,8 @@ class Usage(msgspec.Struct, frozen=True):
     max_passage_tokens: int = MAX_TOKENS
 
 
-def usage_of(folder: Path) -> Usage:
-    """How the model in `folder` wants to be used. Raises BadIndex for what we have not."""
+def settings_of(folder: Path) -> EncoderSettings:
+    """The settings of the model in `folder`. Raises BadIndex for modules that are not supported."""
     config = _json(folder / "config.json")
     names = _words(folder, str(config.get("_name_or_path", "")))
     family = next((of for part, of in _FAMILIES.items() if part in names), None)
@@ -62,7 +61,7 @@ def usage_of(folder: Path) -> Usage:
     modules = [m["type"].rpartition(".")[2] for m in _json(folder / "modules.json") or []]
     if strange := [m for m in modules if m not in ("Transformer", "Pooling", "Normalize")]:
         raise BadIndex(f"{folder}/modules.json asks for {', '.join(strange)}, which we have not")
-    return Usage(
+    return EncoderSettings(
         pooling=told or pooling,
         normalise=bool(family) or not modules or "Normalize" in modules,
         query_prefix=prompts.get("query") or query,

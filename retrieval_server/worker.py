@@ -125,8 +125,7 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
     server = _server(app, asked)
     # While it serves, uvicorn handles the signals: it drains, restores ours and raises them again.
     process.on_stop(partial(_drain, app, server))
-    shown = (len(documents), host, port, index.name)
-    logger.info("serving %d passages on http://%s:%d by %s", *shown)
+    logger.info("serving %d passages on http://%s:%d by %s", len(documents), host, port, index.name)
     process.announce_ready()
     server.run(sockets=[listener])
     return 0
@@ -156,7 +155,8 @@ def _warn_of_strangers(config: Config, address: str) -> None:
         logger.warning(
             "retrieval.host = %r: everybody who can reach %s may search here, for "
             "retrieval.token_file is empty: name a file with a token, or listen on 127.0.0.1",
-            *(config.retrieval.host, address),
+            config.retrieval.host,
+            address,
         )
 
 

@@ -46,7 +46,7 @@ class Client(NamedTuple):
 
 
 class _Apart:
-    """In place of a client's Memory: each query is sent, also when it is on its way already."""
+    """In place of a client's QueryCache: each query is sent, also when it is on its way already."""
 
     remembered = shared = 0
 
@@ -75,7 +75,7 @@ async def ours(asked: Asked) -> AsyncIterator[Client]:
         for client in clients:
             await stack.enter_async_context(client)
             if not asked.single_flight:
-                client._memory = _Apart()  # type: ignore[assignment]
+                client._cache = _Apart()  # type: ignore[assignment]
 
         def asker(client: RetrievalClient) -> Asker:
             async def ask(query: str) -> Found:

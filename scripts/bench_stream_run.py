@@ -20,7 +20,8 @@ import numpy as np
 import psutil
 import yaml
 
-from configs.load import load, replay_endpoint
+from configs.keys import Addresses
+from configs.load import load
 from configs.process import socket_dir
 from replay.launcher_client import Observer
 from replay.log import FILE_NAME
@@ -153,7 +154,7 @@ def run_row(row: Row, folder: Path, server: tuple[str, ...] = ("-m", "replay.wor
     """
     config_path = _configure(folder)
     config = load(config_path)
-    endpoint = replay_endpoint(config)
+    endpoint = Addresses.of(config).replay.endpoint
     plans = row.plans(endpoint, folder)
     loads = [f"load-{i}" for i in range(len(plans))]
     socket_file = Path(endpoint.removeprefix("ipc://"))

@@ -20,7 +20,7 @@ from configs.process import limit_threads
 from retrieval_server.building import build_bm25, build_dense
 from retrieval_server.manifest import Manifest
 from retrieval_server.protocol import RetrievalError
-from retrieval_server.usage import Usage, require_encoder, usage_of
+from retrieval_server.usage import EncoderSettings, require_encoder, settings_of
 
 if TYPE_CHECKING:
     from retrieval_server.encoder import Encoder
@@ -92,7 +92,7 @@ def _encoder(arguments: argparse.Namespace) -> "Encoder":
     from retrieval_server.encoder import Encoder
 
     torch.set_num_threads(arguments.threads)
-    usage: Usage = usage_of(arguments.encoder)
+    usage: EncoderSettings = settings_of(arguments.encoder)
     given = {
         name: getattr(arguments, name)
         for name in ("pooling", "query_prefix", "passage_prefix", "max_passage_tokens")

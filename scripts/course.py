@@ -18,19 +18,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.files import sync, sync_tree, write_durably
+from configs.files import (
+    Locked,
+    LockUnsupported,
+    draft_of,
+    own_folder,
+    sync,
+    sync_tree,
+    write_json,
+)
 from configs.load import ConfigError, save
 from configs.schema import Config
 from learner import checkpoint
 from learner.errors import BadModel
 from scripts.demonstrations import BadDemonstrations, Demonstration
-from scripts.own_folder import owned, unusable
 
 if TYPE_CHECKING:  # it imports torch
     from learner.imitation import Segment
 
 COURSE, LOSSES, MODEL, CONFIG = "course.json", "losses.json", "model", "config.yaml"
-_DRAFT = f"{Path(COURSE).stem}.tmp"
+_DRAFT = draft_of(Path(COURSE)).name
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,13 +125,14 @@ class Place:
         that is refused leaves nothing in a folder that held nothing.
         """
         folder = Path(config.run_dir)
-        with owned(folder):
+        with contextlib.ExitStack() as stack:
             with _naming(folder):
+                stack.enter_context(own_folder(folder, "another warm start"))
                 place = cls._of(folder, config, course)
                 begins = not (folder / COURSE).exists()
             try:
                 with _naming(folder):
-                    write_durably(folder / COURSE, json.dumps(course.identity, indent=1).encode())
+                    write_json(folder / COURSE, course.identity)
                     save(config, folder / CONFIG)
                 yield place
             except (ConfigError, BadModel):
@@ -153,7 +161,7 @@ class Place:
     def measured(self, step: int, loss: float) -> None:
         """Keep a held-out loss."""
         self.losses[step] = loss
-        write_durably(self.folder / LOSSES, json.dumps(self.losses, indent=1).encode())
+        write_json(self.folder / LOSSES, self.losses)
 
     def best(self, saved: Sequence[int]) -> int | None:
         """The checkpoint with the lowest held-out loss, of those that were measured."""
@@ -192,8 +200,20 @@ def _require_free(folder: Path) -> None:
 def _naming(folder: Path) -> Iterator[None]:
     try:
         yield
+    except Locked as error:
+        raise ConfigError(
+            f"--out {str(folder)!r}: another warm start is learning there: wait for it, or name "
+            "another folder"
+        ) from error
+    except LockUnsupported as error:
+        raise ConfigError(
+            f"--out {str(folder)!r}: it cannot be locked ({error.strerror}): name a folder on "
+            "another file system"
+        ) from error
     except OSError as error:
-        raise unusable(folder, error) from error
+        raise ConfigError(
+            f"--out {str(folder)!r}: {error.strerror or error}: name another folder"
+        ) from error
 
 
 def _forget(folder: Path) -> None:

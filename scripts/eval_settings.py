@@ -10,9 +10,8 @@ from typing import Any, Self
 
 import msgspec
 
-from configs.changes import leaves
 from configs.files import write_durably
-from configs.load import ConfigError
+from configs.load import ConfigError, leaves
 from configs.schema import Config
 
 FILE_NAME = "settings.json"

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from configs.changes import recorded_config
-from configs.load import ConfigError, dump, load, parse
+from configs.load import ConfigError, dump, load, parse, recorded_config
 from configs.schema import Config
 from learner import checkpoint
 from learner.errors import BadCheckpoint

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from configs.keys import keys_of
-from configs.load import ConfigError, load, replay_endpoint, save
+from configs.files import replacing
+from configs.keys import Addresses
+from configs.load import ConfigError, load, save
 from configs.process import make_socket_dir
 from configs.schema import Config
 from replay.launcher_client import Observer
@@ -77,7 +78,8 @@ def actor_command(config: Config, name: str) -> list[str]:
 def run(config: Config, console: Console, progress: Progress | None = None) -> int:
     """Run one resolved configuration, from its start or from where it is; return the exit code."""
     begun, run_dir = time.monotonic(), Path(config.run_dir)
-    directory = _prepare(config, resumed=progress is not None)
+    addresses = Addresses.of(config)
+    directory = _prepare(config, addresses, resumed=progress is not None)
     outcome, cause, gauges = "failed", "", {}
     stop = Interrupt()
     try:
@@ -89,10 +91,11 @@ def run(config: Config, console: Console, progress: Progress | None = None) -> i
             shown, start = progress or Progress(), partial(actor_command, config)
             supervisor = Supervisor(config, fleet, console, stop, shown, start)
             gauges = supervisor.gauges
-            endpoint = replay_endpoint(config)
-            keys = keys_of(config, endpoint)
+            replay = addresses.replay
             # It looks at the processes meanwhile, so it does not wait for replay to come back.
-            with Observer(endpoint, STATUS_S, keys, restart_deadline_s=0.0) as observer:
+            with Observer(
+                replay.endpoint, STATUS_S, replay.keys, restart_deadline_s=0.0
+            ) as observer:
                 observer.gone = lambda: fleet.members["replay"].poll() is not None
                 cause = supervisor.watch(observer)
             console.phase("draining")
@@ -140,14 +143,13 @@ def _leave(
         console.say(f"to go on with it: {command}")
 
 
-def _prepare(config: Config, resumed: bool) -> Path:
+def _prepare(config: Config, addresses: Addresses, resumed: bool) -> Path:
     """Make the run's directories and say that it runs; return that of its sockets."""
     run_dir = Path(config.run_dir)
     (run_dir / "logs").mkdir(parents=True, exist_ok=resumed)
-    for endpoint in (config.replay.endpoint, config.weight_sync.endpoint):
-        if keys := keys_of(config, endpoint):
-            keys.make()  # before several processes ask for them
-    _save(config)
+    if addresses.keys:
+        addresses.keys.make()  # before several processes ask for them
+    save(config, run_dir / "config.yaml")
     _point_latest(run_dir)
     _remove_stale_socket_dirs()
     directory = make_socket_dir(config.run_dir)
@@ -155,18 +157,11 @@ def _prepare(config: Config, resumed: bool) -> Path:
     return directory
 
 
-def _save(config: Config) -> None:
-    path = Path(config.run_dir) / "config.yaml"
-    draft = path.with_suffix(".tmp")
-    save(config, draft)
-    draft.replace(path)
-
-
 def _point_latest(run_dir: Path) -> None:
-    latest, draft = run_dir.parent / "latest", run_dir.parent / f".latest-{os.getpid()}"
+    latest = run_dir.parent / "latest"
     if latest.is_symlink() or not latest.exists():
-        draft.symlink_to(run_dir.name)
-        draft.replace(latest)
+        with replacing(latest, durable=False, contended=True) as draft:
+            draft.symlink_to(run_dir.name)
 
 
 def _remove_stale_socket_dirs() -> None:
@@ -214,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
         console.say(line, "yellow")
     if arguments.prepare_only:
         Path(config.run_dir).mkdir(parents=True, exist_ok=True)
-        _save(config)
+        save(config, Path(config.run_dir) / "config.yaml")
         for command in commands(config, progress).values():
             print(f"{sys.executable} {' '.join(command)}")
         return 0

@@ -215,8 +215,8 @@ MUTANTS = (
     Mutant(
         "log: segment named before it is on disk",
         "replay/segments.py",
-        "        os.fsync(fd)\n        draft.rename(final)\n",
-        "        draft.rename(final)\n",
+        "        with replacing(final) as draft:\n",
+        "        with replacing(final, durable=False) as draft:\n",
         ("tests/replay/test_segments.py",),
     ),
     Mutant(

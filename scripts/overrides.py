@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import yaml
 
-from configs.changes import leaves
+from configs.load import leaves
 from configs.schema import Config
 
 SCALARS = ("seed", "run_dir", "keys")  # fields of no section

@@ -12,8 +12,15 @@ from typing import Any
 import msgspec
 import yaml
 
-from configs.changes import MAY_CHANGE, OPEN, differences, leaves, recorded_config
-from configs.load import ConfigError, load
+from configs.load import (
+    CHANGEABLE_FIELDS,
+    MAY_DIFFER,
+    ConfigError,
+    differences,
+    leaves,
+    load,
+    recorded_config,
+)
 from configs.process import socket_dir
 from configs.schema import Config
 from configs.section import Section
@@ -64,10 +71,10 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
     fields = [field for field in _given_fields(path, overrides) if _is_set(given, field)]
     problems = [
         f"{field} = {_get(given, field)!r}: the run was started with {_get(recorded, field)!r}; "
-        f"only {', '.join(MAY_CHANGE)} may change on --resume: leave it out, or start a new run "
-        f"with model.path={folder}/checkpoints/step-N/model"
+        f"only {', '.join(CHANGEABLE_FIELDS)} may change on --resume: leave it out, or start a new "
+        f"run with model.path={folder}/checkpoints/step-N/model"
         for field in fields
-        if field not in (*MAY_CHANGE, *OPEN) and _get(given, field) != _get(recorded, field)
+        if field not in MAY_DIFFER and _get(given, field) != _get(recorded, field)
     ]
     places = [Path(place).resolve() for place in (folder, recorded.run_dir)]
     if given.run_dir and Path(given.run_dir).resolve() not in places:
@@ -79,7 +86,7 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
         raise ConfigError("\n".join(problems))
     config = recorded
     for field in fields:
-        if field in (*MAY_CHANGE, *OPEN):
+        if field in MAY_DIFFER:
             config = _with(config, field, _get(given, field))
     retrieval = config.retrieval
     if not ("retrieval.port" in fields and retrieval.port):

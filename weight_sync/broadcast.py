@@ -1,10 +1,8 @@
-"""The protocol as the learner speaks it: whoever lacks a version gets it, together, verified.
+"""The learner's side of the protocol: every actor that lacks a version gets it, verified.
 
-Consumes parcels and the actors' messages through a `Channel`; produces manifests, bytes over the
-transport and the gauges of each completed version. Waits for those actors at each stage of the
-protocol, with a deadline that names who is silent; unblocked by their messages, or by the death or
-return of one of them. Who is lost is dropped and may join again; the others get the version anew.
-Knows no socket and no thread.
+Each stage waits for all actors of the group, with a deadline that names those who are silent. An
+actor that dies or comes back ends the stage: it is dropped and may join again, and the others get
+the version anew. Knows no socket and no thread.
 """
 
 import logging
@@ -17,7 +15,7 @@ import msgspec
 from configs.schema import WeightSyncConfig
 from weight_sync import buckets
 from weight_sync.choice import choose
-from weight_sync.control import Channel, Place
+from weight_sync.control import Channel, LearnerHost
 from weight_sync.forming import Forming
 from weight_sync.protocol import (
     Answer,
@@ -57,17 +55,17 @@ class _LostError(WeightSyncError):
 
 
 class Broadcast:
-    """Rank 0 of the collective and the talk around it; `say` is told what is being waited for."""
+    """Rank 0 of the collective and its protocol; `say` is told what is being waited for."""
 
     def __init__(
         self,
         config: WeightSyncConfig,
         incarnation: int,
-        place: Place,
+        learner_host: LearnerHost,
         channel: Channel,
         say: Callable[[str], None],
     ) -> None:
-        self._config, self._incarnation, self._place = config, incarnation, place
+        self._config, self._incarnation, self._learner_host = config, incarnation, learner_host
         self._channel, self._say = channel, say
         self._has: dict[str, int] = {}  # the version of this incarnation that serves there
         self._devices: dict[str, str] = {}  # where the actors' models lie
@@ -90,7 +88,8 @@ class Broadcast:
             log.info("%s joined", message.actor_id)
             return None
         if isinstance(message, Connecting | Applied) and message.error:
-            return self._failed(message)
+            self._failed(message)
+            return None
         if isinstance(message, Applied) and message.incarnation == self._incarnation:
             self._has[message.actor_id] = message.policy_version
         return message
@@ -136,9 +135,15 @@ class Broadcast:
         deadline_s = self._config.publish_deadline_s
         devices = {name: self._devices[name] for name in names}
         kind = self._choose(devices)
-        address = self._place.folder if kind == "snapshot" else self._place.address
-        identity = (len(names) + 1, self._incarnation, self._epoch)
-        transport = host(kind, address, *identity, deadline_s)
+        here = self._learner_host
+        transport = host(
+            kind,
+            address=here.folder if kind == "snapshot" else here.address,
+            world_size=len(names) + 1,
+            incarnation=self._incarnation,
+            epoch=self._epoch,
+            timeout_s=deadline_s,
+        )
         self._transport, self._group, self._replaced = transport, names, set()
         for rank, name in enumerate(names, start=1):
             self._tell(name, msgspec.structs.replace(transport.rendezvous, rank=rank))
@@ -146,7 +151,7 @@ class Broadcast:
         self._form(transport, names)
         log.info(
             "weights go from %s by %s to %s (group %d)",
-            self._place.device,
+            self._learner_host.device,
             kind,
             ", ".join(f"{name} on {device}" for name, device in devices.items()),
             self._epoch,
@@ -157,7 +162,7 @@ class Broadcast:
         """The transport to these actors. One whose device it cannot reach is refused where others
         serve already; else raises TransportUnusable."""
         try:
-            return choose(self._config.transport, self._place.device, devices)
+            return choose(self._config.transport, self._learner_host.device, devices)
         except TransportUnusable as error:
             strangers = [name for name in devices if self._has[name] < 0]
             if max(self._has.values()) < 0:
@@ -251,7 +256,7 @@ class Broadcast:
         return list(answers.values())
 
     def _look_after(self, name: str) -> bool:
-        """Whether this member of the group is still the one that it was formed with."""
+        """Return True if this member of the group is still the one that it was formed with."""
         if name in self._channel.peers and not self._channel.send(name, Ping()):
             self._channel.drop(name)
         return name in self._channel.peers and name not in self._replaced
@@ -270,7 +275,7 @@ class Broadcast:
         if isinstance(error, VerificationFailed):
             if answer.epoch == self._epoch:  # else it gets the version anew anyway
                 self._verification.failed(name, error)
-            return None
+            return
         stranger = isinstance(error, ManifestMismatch) and max(self._has.values()) >= 0
         if not stranger and not isinstance(error, TransportFailed | SyncTimeout):
             raise error

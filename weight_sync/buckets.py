@@ -37,8 +37,7 @@ def plan(
 
     Buckets hold at most `bucket_bytes`; a larger tensor gets a bucket of its own. A tensor that
     shares its memory with an earlier one (tied weights) is left out. Floating tensors travel as
-    `dtype` where one is given. Raises ValueError on a name
-    given twice.
+    `dtype` where one is given. Raises ValueError on a name given twice.
     """
     specs: list[TensorSpec] = []
     sizes: list[int] = []
@@ -53,8 +52,8 @@ def plan(
         if not sizes or (end > 0 and end + nbytes > bucket_bytes):
             sizes.append(ALIGNMENT_BYTES)
             end = 0
-        lies = (len(sizes) - 1, end, nbytes)
-        specs.append(TensorSpec(name, tuple(tensor.shape), dtype_name(sent), *lies))
+        shape, bucket = tuple(tensor.shape), len(sizes) - 1
+        specs.append(TensorSpec(name, shape, dtype_name(sent), bucket, end, nbytes))
         end = -(-(end + nbytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         sizes[-1] = max(end, ALIGNMENT_BYTES)
     return tuple(specs), tuple(sizes)
@@ -71,10 +70,8 @@ def allocate(bucket_sizes: Sequence[int], place: str = "cpu") -> list[torch.Tens
     ]
 
 
-class Places:
-    """Where the tensors of a layout, planned for `dtype`, lie in one set of buckets: views onto
-    them, made once.
-    """
+class BucketViews:
+    """Views onto one set of buckets: the tensors of a layout that was planned for `dtype`."""
 
     def __init__(
         self,
@@ -175,7 +172,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _sent(own: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
-    """What a tensor of this dtype travels as."""
+    """The dtype that a tensor travels as."""
     return asked if asked is not None and own.is_floating_point else own
 
 
@@ -205,5 +202,5 @@ def _untied(named_tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
-    """What two tensors at one address have in common when they are one."""
+    """Equal for two tensors at one address that are the same tensor."""
     return tensor.dtype, tuple(tensor.shape), tensor.stride()

@@ -1,9 +1,4 @@
-"""The learner's control socket: who has joined, what they say, and a bell.
-
-Consumes the actors' messages on a ROUTER; produces them decoded, of actors that have joined only.
-Waits for a message in `receive`, until its deadline; unblocked by one, by the bell that another
-thread rings, or by `closing`.
-"""
+"""The learner's control socket, a ROUTER, passes on messages of actors that have joined."""
 
 import logging
 import time
@@ -118,7 +113,7 @@ class RouterChannel:
         return message
 
     def _admit(self, routing_id: bytes, join: Join) -> bool:
-        """Whether this is somebody new, or somebody on a new connection."""
+        """Return True for a new actor, or one on a new connection."""
         known = self._routing_ids.get(join.actor_id)
         if join.protocol != PROTOCOL:
             self._refuse(

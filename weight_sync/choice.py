@@ -1,4 +1,4 @@
-"""Which way the bytes go, from where the models lie. Pure, and light to import."""
+"""Selection of the transport from the devices of the models. Pure, and light to import."""
 
 from collections.abc import Mapping
 

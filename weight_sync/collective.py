@@ -1,10 +1,9 @@
-"""The collectives that carry the bytes: gloo and NCCL between unrelated processes.
+"""Transports by collectives: gloo and NCCL between unrelated processes.
 
-Consumes and produces buckets (uint8 tensors). Waits, each wait with a deadline: for all ranks to
-form the group, and inside a broadcast for every peer; unblocked by the peers, or by the deadline
-(TransportFailed). A group is built from a store and the back-end class directly:
-`init_process_group` is never called, so the learner's own default group (DeepSpeed) and vLLM's are
-not touched.
+Buckets are uint8 tensors. Every wait, for all ranks to form the group and for each peer inside a
+broadcast, has a deadline (TransportFailed). A group is built from a store and the back-end
+class directly: `init_process_group` is never called, so the learner's own default group (DeepSpeed)
+and vLLM's are not touched.
 """
 
 import contextlib
@@ -50,9 +49,18 @@ class StoreTransport(ABC):
             timeout=timedelta(seconds=timeout_s),
             master_listen_fd=listener.detach(),
         )
-        prefix = f"forage/weight_sync/{incarnation}/{epoch}"
-        where = (cls.kind, address, port, prefix)
-        return cls(store, Rendezvous(incarnation, epoch, *where, 0, world_size, timeout_s))
+        rendezvous = Rendezvous(
+            incarnation=incarnation,
+            epoch=epoch,
+            transport=cls.kind,
+            store_host=address,
+            store_port=port,
+            prefix=f"forage/weight_sync/{incarnation}/{epoch}",
+            rank=0,
+            world_size=world_size,
+            timeout_s=timeout_s,
+        )
+        return cls(store, rendezvous)
 
     @classmethod
     def join(cls, rendezvous: Rendezvous) -> Self:
@@ -94,7 +102,7 @@ class StoreTransport(ABC):
             ) from error
 
     def place(self) -> str:
-        """Where a receiver's buckets lie: `cpu` or `cuda`."""
+        """The device of a receiver's buckets: `cpu` or `cuda`."""
         return "cpu" if self.kind == "gloo" else "cuda"
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the broadcast needs of where it stands: a control socket, and the learner's own place."""
+"""The control sockets of learner and actors. A Channel is all that the broadcast sees of one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from weight_sync.protocol import FromActor, FromLearner
 
 
 class Channel(Protocol):
-    """What the broadcast needs of the control socket."""
+    """The learner's control socket, as the broadcast needs it."""
 
     @property
     def peers(self) -> Sequence[str]:
@@ -27,10 +27,8 @@ class Channel(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the learner is: `device` as `transport.device_name` says it, `address` where a store
-    listens, `folder` where snapshots go.
-    """
+class LearnerHost:
+    """The learner's `device` (see `device_name`), `address` for stores, `folder` for snapshots."""
 
     device: str
     address: str

@@ -1,9 +1,9 @@
-"""Between two processes on one GPU: the learner shows where the bytes lie, the others copy them.
+"""Transport between processes on one GPU: rank 0 shows its memory, the others copy from it.
 
-Consumes and produces buckets (uint8 tensors); rank 0's are copied to buckets of its own on the GPU,
-made once, whose memory the others map. Waits, with deadlines: for the store, and there for rank 0's
-handles; rank 0 waits for nobody (what a receiver has copied, the digest tells). vLLM's own engine
-for this reads pickled handles from its caller; these are a msgpack tuple of plain values.
+Rank 0 copies the buckets to its own on the GPU, made once, whose memory the others map. Receivers
+wait, with deadlines, for the store and there for rank 0's handles; rank 0 waits for nobody (the
+digest tells what a receiver has copied). vLLM's own engine for this reads pickled handles from its
+caller; these are a msgpack tuple of plain values.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,4 @@
-"""A way into a group, on a thread of its own.
-
-Waits for the other ranks, in `run`; whoever waits for it does so with a deadline in `done` or
-`finish`.
-"""
+"""A group is formed on a thread of its own, which alone waits for the other ranks."""
 
 import threading
 from collections.abc import Callable
@@ -12,8 +8,8 @@ from weight_sync.transport import Transport
 
 
 class Forming(threading.Thread):
-    """A way into a group, on a thread: a collective waits for a rank that has died until its time
-    is out, and nobody need wait with it. Whoever gives up leaves the thread behind.
+    """The forming of a group, on a thread: a collective waits for a rank that has died until its
+    time is out. A caller that gives up earlier leaves the thread behind.
     """
 
     def __init__(self, epoch: int, form: Callable[[], Transport]) -> None:
@@ -30,7 +26,7 @@ class Forming(threading.Thread):
             self._error = error
 
     def done(self, within_s: float) -> bool:
-        """Whether it has come to an end, good or bad, within so many seconds."""
+        """Return True if forming ends, well or not, within so many seconds."""
         self.join(within_s)
         return not self.is_alive()
 

@@ -1,7 +1,4 @@
-"""The actor's control socket: what it says to the learner, and what the learner says.
-
-Consumes and produces messages on a DEALER. Waits for one in `next`, until its deadline.
-"""
+"""The actor's control socket is a DEALER."""
 
 import contextlib
 from typing import Self
@@ -15,7 +12,7 @@ from weight_sync.protocol import FromActor, FromLearner, decode_from_learner, en
 
 
 class Link:
-    """The DEALER, a context manager; `peer` is how the learner is named in errors."""
+    """The actor's DEALER, a context manager; `peer` names the learner in errors."""
 
     def __init__(self, endpoint: str, keys: Keys | None, peer: str) -> None:
         self.peer = peer

@@ -1,4 +1,4 @@
-"""What learner and actors say to each other about weights. A leaf module.
+"""Messages between learner and actors about weights, and this package's errors. A leaf module.
 
 (incarnation, policy_version) is ordered lexicographically: a restarted learner has a higher
 incarnation, and a message of an older one is refused. Version 0 is the starting weights; version k
@@ -54,7 +54,7 @@ class SyncTimeout(WeightSyncError):
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """Where one tensor lies: bucket index and byte offset; `dtype` as torch names it: `float32`."""
+    """One tensor's place: bucket index and byte offset; `dtype` as torch names it: `float32`."""
 
     name: str
     shape: tuple[int, ...]

@@ -21,7 +21,7 @@ from configs.keys import Keys
 from configs.schema import WeightSyncConfig
 from weight_sync.broadcast import Broadcast
 from weight_sync.channel import Closing, RouterChannel
-from weight_sync.control import Place
+from weight_sync.control import LearnerHost
 from weight_sync.protocol import SyncTimeout, WeightSyncError
 from weight_sync.staging import Staging
 from weight_sync.transport import device_name
@@ -54,8 +54,8 @@ class Publisher:
         self._error: BaseException | None = None
         self._gauges: dict[str, float] = {"sync/updates": 0.0}
         self._channel = RouterChannel(endpoint, keys)
-        where = _place(endpoint, config.snapshot_dir)
-        broadcast = Broadcast(config, incarnation, where, self._channel, self._say)
+        learner_host = _learner_host(endpoint, config.snapshot_dir)
+        broadcast = Broadcast(config, incarnation, learner_host, self._channel, self._say)
         self._actors = actors
         self._thread = threading.Thread(
             target=self._main,
@@ -187,16 +187,15 @@ class Publisher:
             self._changed.notify_all()
 
 
-def _place(endpoint: str, folder: str) -> Place:
-    """Actors on this machine reach a store on the loopback, and the folder of the socket; nothing
-    else needs to."""
+def _learner_host(endpoint: str, folder: str) -> LearnerHost:
+    """The loopback and the socket's folder serve where all actors are on this machine."""
     scheme, _, path = endpoint.partition("://")
     host = urlsplit(endpoint).hostname if scheme == "tcp" else None
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Place(device_name(device), host or "127.0.0.1", folder or str(Path(path).parent))
+    return LearnerHost(device_name(device), host or "127.0.0.1", folder or str(Path(path).parent))
 
 
 def _missing(joined: Sequence[str], actors: int) -> str:
-    """Who has not joined, by the names the launcher gives."""
+    """The actors that have not joined, by the names the launcher gives."""
     absent = [name for i in range(actors) if (name := f"actor-{i}") not in joined]
     return f"{', '.join(absent[: actors - len(joined)])} ({len(joined)} of {actors} joined)"

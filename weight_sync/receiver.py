@@ -1,11 +1,9 @@
 """The receiving end of the broadcast: one version at a time into reused buckets, then a model.
 
-Consumes an encoded Rendezvous whenever the group is formed anew, then per version an encoded
-manifest and its bytes; produces one encoded WorkerReport per call. `receive` waits for the thread
-that joins the group, with a deadline; every other call returns at once, and what takes its time
-(bytes, their digest, the checksum of the model) is made on a thread and asked for until it is
-there. Knows no engine: the model is a few functions, so that vLLM's worker and a bare module serve
-alike.
+Every call takes encoded messages and returns an encoded WorkerReport. `receive` waits, with a
+deadline, for the thread that joins the group; every other call returns at once: bytes, their digest
+and the model's checksum are made on threads and asked for until they are there. Knows no engine:
+the model is a few functions, so that vLLM's worker and a bare module serve alike.
 """
 
 import threading
@@ -59,7 +57,7 @@ class Receiver:
         self._thread = ThreadPoolExecutor(1, "weight-checksum")
 
     def device(self) -> bytes:
-        """Where the model lies, as `Join.device` says it."""
+        """The model's device, as in `Join.device`."""
         return encode(WorkerReport(device=device_name(self._device)))
 
     def connect(self, rendezvous: bytes) -> bytes:
@@ -78,7 +76,7 @@ class Receiver:
         return encode(WorkerReport())
 
     def arrived(self) -> bytes:
-        """Whether the bytes are there and their digest is as announced: pending, or what failed."""
+        """Report the announced digest of the bytes, that they are pending, or what failed."""
         try:
             return encode(self._expected().look())
         except WeightSyncError as error:
@@ -169,7 +167,7 @@ class _Reception(threading.Thread):
         self.seconds = time.perf_counter() - begun
 
     def fits(self, sizes: Sequence[int], place: str) -> bool:
-        """Whether its buckets can take a version of these sizes."""
+        """Return True if its buckets can take a version of these sizes."""
         return [len(each) for each in self.staging] == list(sizes) and all(
             str(each.device) == place for each in self.staging
         )

@@ -1,10 +1,9 @@
-"""Versions as files, in a folder that all hosts see; on one host perhaps /dev/shm.
+"""Transport by files, in a folder that all hosts see; on one host perhaps /dev/shm.
 
-Consumes and produces buckets (uint8 tensors); a version is one file of all buckets in order, which
-appears whole under its number. Waits: a receiver for that file, until its deadline; rank 0 for
-nobody. Of each group the last two files are kept, and all go with the group. What a killed learner
-leaves is of no use to anybody: in the run's socket directory it goes with the run, in a folder of
-yours (`weight_sync.snapshot_dir`) it stays, as `weights-INCARNATION-EPOCH-...`.
+A version is one file of all buckets in order, which appears whole under its number. A receiver
+waits for it until its deadline, rank 0 for nobody. Of each group the last two files are kept, and
+all go with the group. What a killed learner leaves in the run's socket directory goes with the run;
+in a configured `weight_sync.snapshot_dir` it stays, as `weights-INCARNATION-EPOCH-...`.
 """
 
 import shutil
@@ -16,6 +15,7 @@ from typing import Self
 
 import torch
 
+from configs.files import replacing
 from weight_sync.protocol import Rendezvous, TransportFailed
 
 _LOOK_S = 0.002
@@ -36,15 +36,25 @@ class SnapshotTransport:
     def host(
         cls, address: str, world_size: int, incarnation: int, epoch: int, timeout_s: float
     ) -> Self:
-        """Make a folder, for nobody else's eyes, in the folder `address`."""
+        """Make a private folder in the folder `address`."""
         try:
             folder = tempfile.mkdtemp(prefix=f"weights-{incarnation}-{epoch}-", dir=address)
         except OSError as error:
             raise TransportFailed(
                 f"weight_sync.snapshot_dir = {address!r}: cannot write there: {error}"
             ) from error
-        where = (cls.kind, "", 0, folder)
-        return cls(Rendezvous(incarnation, epoch, *where, 0, world_size, timeout_s))
+        rendezvous = Rendezvous(
+            incarnation=incarnation,
+            epoch=epoch,
+            transport=cls.kind,
+            store_host="",
+            store_port=0,
+            prefix=folder,
+            rank=0,
+            world_size=world_size,
+            timeout_s=timeout_s,
+        )
+        return cls(rendezvous)
 
     @classmethod
     def join(cls, rendezvous: Rendezvous) -> Self:
@@ -62,7 +72,8 @@ class SnapshotTransport:
 
     def broadcast(self, buckets: Sequence[torch.Tensor], timeout_s: float) -> None:
         """Write the buckets (rank 0), or wait for the file and read them. Raises
-        TransportFailed."""
+        TransportFailed.
+        """
         self._sent += 1
         path = self._folder / str(self._sent)
         try:
@@ -74,7 +85,7 @@ class SnapshotTransport:
             raise TransportFailed(f"{path}: {error}") from error
 
     def place(self) -> str:
-        """A receiver's buckets lie on its host."""
+        """The device of a receiver's buckets: its host."""
         return "cpu"
 
     def close(self) -> None:
@@ -83,13 +94,11 @@ class SnapshotTransport:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write(self, path: Path, buckets: Sequence[torch.Tensor]) -> None:
-        new = path.with_suffix(".new")
-        with new.open("wb", buffering=0) as file:
+        with replacing(path, durable=False) as draft, draft.open("wb", buffering=0) as file:
             for bucket in buckets:
                 view = memoryview(bucket.numpy())
                 while len(view):
                     view = view[file.write(view) :]
-        new.rename(path)
         (self._folder / str(self._sent - _KEPT)).unlink(missing_ok=True)
 
     def _read(self, path: Path, buckets: Sequence[torch.Tensor], deadline: float) -> None:

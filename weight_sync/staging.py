@@ -1,9 +1,8 @@
 """Two reused sets of buckets: the learner's thread fills, the publisher's thread sends.
 
-Consumes named tensors; produces `Parcel`s. Never waits: while one parcel is being sent, or kept for
-an actor that comes late, the other set is filled, and filled again by the next version if nobody
-has asked for it (the latest wins). A set that is being filled or sent is in nobody else's hands, so
-no parcel is ever torn.
+Never waits: while one parcel is being sent, or kept for an actor that comes late, the other set is
+filled, and filled again by the next version if nobody has asked for it (the latest wins). A set
+that is being filled or sent is in nobody else's hands, so no parcel is ever torn.
 """
 
 import threading
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weight_sync.buckets import InTurn, Places, allocate, plan
+from weight_sync.buckets import BucketViews, InTurn, allocate, plan
 from weight_sync.protocol import TensorSpec
 
 
@@ -22,14 +21,14 @@ class Parcel:
 
     version: int
     specs: tuple[TensorSpec, ...]
-    places: Places = field(repr=False)
+    views: BucketViews = field(repr=False)
     probe_tokens: tuple[int, ...]
     probe_logprobs: tuple[float, ...]
 
     @property
     def buckets(self) -> list[torch.Tensor]:
         """The bytes, uint8[size] each."""
-        return self.places.buckets
+        return self.views.buckets
 
 
 class Staging:
@@ -41,7 +40,7 @@ class Staging:
         self._bucket_bytes, self._dtype = bucket_bytes, dtype
         self._lock = threading.Lock()
         self._specs: tuple[TensorSpec, ...] = ()
-        self._free: list[Places] = []
+        self._free: list[BucketViews] = []
         self._ready: Parcel | None = None
         self._taken: Parcel | None = None
 
@@ -60,10 +59,10 @@ class Staging:
         named = named_tensors if isinstance(named_tensors, InTurn) else list(named_tensors)
         if not self._specs:
             self._specs, sizes = plan(named, self._bucket_bytes, self._dtype)
-            self._free = [Places(self._specs, allocate(sizes), self._dtype) for _ in range(2)]
+            self._free = [BucketViews(self._specs, allocate(sizes), self._dtype) for _ in range(2)]
         with self._lock:
             if self._ready is not None:
-                self._free.append(self._ready.places)
+                self._free.append(self._ready.views)
                 self._ready = None
                 self.overtaken += 1
             target = self._free.pop()
@@ -73,8 +72,13 @@ class Staging:
             with self._lock:
                 self._free.append(target)
             raise
-        probe = (tuple(map(int, probe_tokens)), tuple(map(float, probe_logprobs)))
-        parcel = Parcel(version, self._specs, target, *probe)
+        parcel = Parcel(
+            version,
+            self._specs,
+            target,
+            probe_tokens=tuple(map(int, probe_tokens)),
+            probe_logprobs=tuple(map(float, probe_logprobs)),
+        )
         with self._lock:
             self._ready = parcel
 
@@ -86,6 +90,6 @@ class Staging:
         with self._lock:
             if self._ready is not None:
                 if self._taken is not None:
-                    self._free.append(self._taken.places)
+                    self._free.append(self._taken.views)
                 self._taken, self._ready = self._ready, None
             return self._taken

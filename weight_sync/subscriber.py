@@ -49,7 +49,7 @@ FIRST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.05  # between questions whether somethin
 
 
 class ServingEngine(Protocol):
-    """What the subscriber needs of the engine that generates."""
+    """The engine that generates, as the subscriber needs it."""
 
     async def pause(self) -> None:
         """Stop scheduling; requests in flight are kept, their caches if it is to keep them."""

@@ -1,4 +1,4 @@
-"""What carries the bytes of a version: one interface, four ways, chosen from the devices.
+"""Transports of a version's bytes: one interface, four kinds, selected from the devices.
 
     gloo       CPUs, or whatever mixture no other way can join; over the network
     nccl       the learner and every actor on a GPU of their own
@@ -6,8 +6,7 @@
     snapshot   files in a folder that all hosts see, on one host perhaps /dev/shm; when asked for
 
 Rank 0 is the learner. The learner calls `host`, tells the actors where, then `form`; an actor calls
-`join`. Consumes and produces buckets (uint8 tensors). Waits as each way says, each wait with a
-deadline.
+`join`. Buckets are uint8 tensors. Every wait has a deadline.
 """
 
 from collections.abc import Sequence
@@ -37,19 +36,17 @@ class Transport(Protocol):
         """Send the buckets (rank 0) or fill them (others), in order. Raises TransportFailed."""
 
     def place(self) -> str:
-        """Where a receiver's buckets lie: `cpu` or `cuda`."""
+        """The device of a receiver's buckets: `cpu` or `cuda`."""
 
     def close(self) -> None:
         """Leave the group and, on rank 0, end it."""
 
 
 def device_name(device: torch.device | str) -> str:
-    """How a device is told to the other side: `cpu`, or a GPU by an identity that is its own in
-    every process: `cuda:GPU-c1b2...`.
-    """
+    """A device's name in messages: `cpu`, or `cuda:GPU-c1b2...`, the same in every process."""
     kind = torch.device(device)
     if kind.type != "cuda":
-        return kind.type
+        return str(kind.type)
     return f"cuda:GPU-{torch.cuda.get_device_properties(kind).uuid}"
 
 

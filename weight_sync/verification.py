@@ -1,8 +1,8 @@
-"""What actors say of a version, held against the version and against each other. Pure.
+"""Verification of a version by what its actors report, and by comparing them. Pure.
 
 The bytes' digest says that they arrived, the probe that they answer as the learner does, within its
 tolerance; only what the models themselves hold, compared, shows a load that went wrong by less.
-Who did not verify gets the version anew; `REFITS` times in a row, then its failure is raised.
+An actor that did not verify gets the version anew; `REFITS` times in a row, then it is an error.
 """
 
 import logging
@@ -17,7 +17,7 @@ REFITS = 2
 
 
 class Verification:
-    """Of all actors; `refits` is how often a version had to be sent anew."""
+    """The state of all actors; `refits` counts versions that had to be sent anew."""
 
     def __init__(self) -> None:
         self.refits = 0
@@ -36,7 +36,7 @@ class Verification:
         self._unfit[name] = str(error)
 
     def compare(self, applied: Sequence[Applied], version: int) -> None:
-        """All have applied it, they say: note who applied another, or has other weights."""
+        """Note which of the actors applied another version, or hold other weights."""
         for each in applied:
             if each.policy_version != version:
                 said = f"{each.actor_id} applied version {each.policy_version} for {version}"
@@ -50,7 +50,7 @@ class Verification:
                 self._in_a_row.pop(each.actor_id, None)
 
     def doubts(self, name: str) -> bool:
-        """Whether what this actor said last did not verify."""
+        """Return True if this actor's last version did not verify."""
         return name in self._in_a_row
 
     def unfit(self, names: Iterable[str]) -> dict[str, str]:

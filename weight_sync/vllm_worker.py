@@ -1,9 +1,8 @@
-"""Inside vLLM: writes received versions, or a snapshot file, into the model in place.
+"""Worker extension of vLLM: writes received versions, or a snapshot file, into the model in place.
 
-Consumes what `receiver` consumes, or a safetensors file; produces encoded WorkerReports. Waits as
-`receiver` does. Named to vLLM as `worker_extension_cls=protocol.WORKER_EXTENSION`: `collective_rpc`
-then finds these methods, and this module is imported before the model is loaded. (vLLM's own weight
-transfer carries no digest, has no deadline and cannot lose a receiver.)
+It waits as `receiver` does. Named to vLLM as `worker_extension_cls=protocol.WORKER_EXTENSION`:
+`collective_rpc` then finds these methods, and this module is imported before the model is loaded.
+(vLLM's own weight transfer carries no digest, has no deadline and cannot lose a receiver.)
 
 The latter matters on a CPU. There vLLM packs every linear weight for oneDNN and throws the plain
 one away, a tied LM head keeps a packed copy of its own that no reload refreshes, and a layerwise
@@ -40,7 +39,7 @@ class WeightSyncWorker:
     _weight_sync_receiver: Receiver
 
     def weight_sync_device(self) -> bytes:
-        """Where the model lies. The first call of all: from here on there is a receiver."""
+        """The model's device. The first call of all: it makes the receiver."""
         workers = self.parallel_config.world_size
         if workers != 1:
             return failure(ManifestMismatch(f"the engine has {workers!r} workers, not one"))
@@ -63,7 +62,7 @@ class WeightSyncWorker:
         return self._weight_sync_receiver.receive(manifest, deadline_s)
 
     def weight_sync_arrived(self) -> bytes:
-        """Whether they are there, with the digest announced."""
+        """Report whether the bytes are there, with the digest announced."""
         return self._weight_sync_receiver.arrived()
 
     def weight_sync_apply(self) -> bytes:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import zmq
 
-from configs.keys import Keys, keys_of
+from configs.keys import Addresses, Keys
 from configs.load import ConfigError
-from configs.schema import Config
+from configs.schema import Config, ReplayConfig
 
 
 @pytest.fixture
@@ -88,7 +88,15 @@ def test_a_copy_that_others_can_read_is_named(keys: Keys) -> None:
 
 
 def test_only_tcp_needs_keys(tmp_path: Path) -> None:
-    config = Config(run_dir=str(tmp_path))
-    assert keys_of(config, "ipc:///tmp/x") is None
-    found = keys_of(config, "tcp://127.0.0.1:5555")
-    assert found and found.folder == tmp_path / "keys"
+    there = ReplayConfig(endpoint="tcp://127.0.0.1:5555")
+    found = Addresses.of(Config(run_dir=str(tmp_path), replay=there))
+    assert found.weight_sync.keys is None and found.replay.endpoint == there.endpoint
+    assert found.keys is found.replay.keys and found.keys and found.keys.folder == tmp_path / "keys"
+    assert Addresses.of(Config(run_dir=str(tmp_path))).keys is None
+
+
+def test_sockets_lie_in_the_run_s_own_short_directory(tmp_path: Path) -> None:
+    one, two = (
+        Addresses.of(Config(run_dir=str(tmp_path / name))).replay.endpoint for name in ("a", "b")
+    )
+    assert one.startswith("ipc:///tmp/forage-") and one != two and len(one) < 100

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import ConfigError, load, replay_endpoint, retrieval_url, save
+from configs.load import (
+    CHANGEABLE_FIELDS,
+    MAY_DIFFER,
+    ConfigError,
+    load,
+    retrieval_url,
+    save,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,13 +82,9 @@ def test_saved_configuration_loads_equal(yaml_file: Path, tmp_path: Path) -> Non
     assert load(tmp_path / "saved.yaml") == config
 
 
-def test_endpoints_follow_the_run_directory(yaml_file: Path) -> None:
-    one, two = (load(yaml_file, [f"run_dir=runs/{name}"]) for name in "ab")
-    assert replay_endpoint(one).startswith("ipc:///tmp/forage-")
-    assert replay_endpoint(one) != replay_endpoint(two)
-    assert len(replay_endpoint(one)) < 100
+def test_a_port_that_is_still_open_has_no_url(yaml_file: Path) -> None:
     with pytest.raises(ConfigError, match=r"retrieval\.port"):
-        retrieval_url(one)
+        retrieval_url(load(yaml_file))
 
 
 def test_searches_are_answered_by_one(yaml_file: Path) -> None:
@@ -97,3 +100,14 @@ def test_searches_are_answered_by_one(yaml_file: Path) -> None:
 )
 def test_shipped_configurations_load(path: Path) -> None:
     load(path)
+
+
+def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
+    assert CHANGEABLE_FIELDS == (
+        "learner.total_steps",
+        "learner.eval_every",
+        "learner.checkpoint_every",
+    )
+    of_the_machine = {"run_dir", "actors.count", "retrieval.port", "retrieval.token_file"}
+    of_the_machine |= {"rewards.judge.url", "rewards.judge.key_file"}
+    assert {*CHANGEABLE_FIELDS} | of_the_machine == MAY_DIFFER

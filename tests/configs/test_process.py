@@ -1,4 +1,4 @@
-"""Who dies with whoever started it."""
+"""Death with the parent, on real processes."""
 
 import os
 import subprocess

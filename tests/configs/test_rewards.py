@@ -1,9 +1,8 @@
-"""What a rollout earns: contradictions are refused by name, and sound settings are taken."""
+"""The section `rewards`: contradictions are refused by name, and sound settings are taken."""
 
 import pytest
 
-from configs.changes import differences
-from configs.load import ConfigError, dump, parse
+from configs.load import ConfigError, differences, dump, parse
 from configs.schema import Config
 
 JUDGE = ["rewards.weights.judge=1", "rewards.judge.url=http://h/v1", "rewards.judge.model=m"]

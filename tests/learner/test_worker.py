@@ -16,7 +16,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
 
-from configs.load import load, replay_endpoint, save, weight_sync_endpoint
+from configs.keys import Addresses
+from configs.load import load, save
 from configs.process import CONSEQUENCE, socket_dir
 from configs.schema import (
     ActorsConfig,
@@ -95,10 +96,12 @@ class Actor:
         """Follow versions and work off leases until replay says Stop."""
         verified: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
         note: Callable[[int, int], None] = lambda i, v: verified.put_nowait((i, v))  # noqa: E731
-        sync = Subscriber("actor-0", weight_sync_endpoint(config), self, config.weight_sync, note)
+        addresses = Addresses.of(config)
+        endpoint = addresses.weight_sync.endpoint
+        sync = Subscriber("actor-0", endpoint, self, config.weight_sync, note)
         background = [asyncio.create_task(sync.run())]
         hello, limits = Hello("actor-0", "digest"), config.replay
-        endpoint = replay_endpoint(config)
+        endpoint = addresses.replay.endpoint
         try:
             first = await verified.get()
             async with TrajectoryWriter(endpoint, hello, limits.heartbeat_s, 20.0) as writer:

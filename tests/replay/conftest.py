@@ -15,7 +15,7 @@ import pytest
 import yaml
 import zmq
 
-from configs.keys import Keys, keys_of
+from configs.keys import Addresses, Keys
 from configs.load import dump
 from configs.schema import ActorsConfig, Config, LearnerConfig, ReplayConfig
 from replay.codec import decode_trajectory, encode, encode_trajectory
@@ -117,7 +117,7 @@ class Running:
 
     @property
     def keys(self) -> Keys | None:
-        return keys_of(self.config, self.endpoint)
+        return Addresses.of(self.config).replay.keys
 
     def end(self, seconds: float = 30.0) -> None:
         """Stop at once; the thread must end."""

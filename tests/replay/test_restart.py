@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import load, replay_endpoint
+from configs.keys import Addresses
+from configs.load import load
 from replay.client import TrajectoryWriter
 from replay.codec import decode_trajectory
 from replay.launcher_client import Observer
@@ -58,7 +59,7 @@ class Replay:
         lines = [f'{{"question": "who is {i}?", "answers": ["{i}"]}}\n' for i in range(50)]
         (folder / "train.jsonl").write_text("".join(lines))
         self.config.write_text(SETTINGS.format(folder=folder, steps=STEPS))
-        self.endpoint = replay_endpoint(load(self.config))
+        self.endpoint = Addresses.of(load(self.config)).replay.endpoint
         self.process = self._start()
 
     def _start(self, *flags: str) -> subprocess.Popen[bytes]:

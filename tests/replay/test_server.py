@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from configs.keys import Keys, keys_of
+from configs.keys import Addresses, Keys
 from configs.schema import Config, ReplayConfig
 from replay import protocol as wire
 from replay import server as server_module
@@ -277,7 +277,7 @@ def test_over_tcp_only_the_run_s_own_keys_are_served(
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        keys, others = keys_of(config, endpoint), Keys(tmp_path / "others").make()
+        keys, others = Addresses.of(config).replay.keys, Keys(tmp_path / "others").make()
         with Observer(endpoint, 5.0, keys) as console:
             assert console.status().phase == "waiting for a learner"
         for theirs in (None, others):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import ConfigError, load, replay_endpoint
+from configs.keys import Addresses
+from configs.load import ConfigError, load
 from configs.process import socket_dir
 from replay.launcher_client import Observer
 from replay.learner_client import BatchReader
@@ -50,7 +51,7 @@ def run_dir(config: Path) -> Path:
 
 
 def test_serves_and_exits_0_on_sigterm(config: Path, worker) -> None:
-    endpoint = replay_endpoint(load(config))
+    endpoint = Addresses.of(load(config)).replay.endpoint
     with BatchReader(endpoint, 1, 30.0) as trainer, Observer(endpoint) as console:
         trainer.resume(0)
         trainer.report(1, {"learner/loss": 0.5})
@@ -67,7 +68,7 @@ def test_serves_and_exits_0_on_sigterm(config: Path, worker) -> None:
 
 
 def test_exits_0_after_finish(config: Path, worker) -> None:
-    with BatchReader(replay_endpoint(load(config)), 1, 30.0) as trainer:
+    with BatchReader(Addresses.of(load(config)).replay.endpoint, 1, 30.0) as trainer:
         trainer.resume(0)
         trainer.finish("completed")
     assert worker.wait(timeout=30) == 0
@@ -114,7 +115,7 @@ def test_no_configuration_shows_the_usage(capsys) -> None:
 
 
 def test_a_resumed_run_goes_on_in_the_same_log(config: Path, worker) -> None:
-    endpoint, path = replay_endpoint(load(config)), run_dir(config) / FILE_NAME
+    endpoint, path = Addresses.of(load(config)).replay.endpoint, run_dir(config) / FILE_NAME
     with BatchReader(endpoint, 1, 30.0) as trainer:
         trainer.resume(0)
         trainer.report(1, {"learner/loss": 0.5})

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from configs.load import ConfigError
-from retrieval_server.bearer import is_loopback, read_token, shows
+from retrieval_server.bearer import authorized, is_loopback, read_token
 from retrieval_server.client import RetrievalClient
 from retrieval_server.protocol import RetrievalRefused
 
@@ -59,8 +59,8 @@ def test_a_missing_file_is_named_with_the_remedy(tmp_path: Path) -> None:
     ],
 )
 def test_only_the_token_is_let_in(header: str, let_in: bool) -> None:
-    assert shows("sesame", header) is let_in
-    assert shows("", header)
+    assert authorized("sesame", header) is let_in
+    assert authorized("", header)
 
 
 @pytest.mark.parametrize("header", [None, "Bearer other", "Basic sesame-12"])

@@ -32,7 +32,7 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def title_and_text(hit: dict[str, Any]) -> tuple[str, str]:
-    """How infer.py, generation.py and verl take a hit apart."""
+    """The parts of a hit as infer.py, generation.py and verl read them."""
     first, *rest = hit["document"]["contents"].split("\n")
     return first, "\n".join(rest)
 
@@ -122,7 +122,7 @@ def test_skyrls_search_tool(server_url: str, field: str) -> None:
 
 
 class QueryRequest(BaseModel):
-    """What Search-R1's search_r1/search/retrieval_server.py takes."""
+    """The request that Search-R1's search_r1/search/retrieval_server.py takes."""
 
     queries: list[str]
     topk: int | None = None

@@ -1,4 +1,4 @@
-"""How models want to be used, and vectors against a naive computation of each pooling."""
+"""Settings read beside models, and vectors against a naive computation of each pooling."""
 
 from pathlib import Path
 
@@ -9,7 +9,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from retrieval_server.encoder import Encoder
 from retrieval_server.protocol import BadIndex
-from retrieval_server.usage import Usage, digest_of, usage_of
+from retrieval_server.usage import EncoderSettings as Settings
+from retrieval_server.usage import digest_of, settings_of
 from tests.retrieval_server.encoders import make_encoder
 
 TEXTS = ["the mayor of bore", "a", "who ?", "the capital of xanu is bore , and more " * 9, "a"]
@@ -21,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_encoder(tmp_path_factory.mktemp("encoders") / "tiny")
 
 
-def _naive(folder: Path, text: str, usage: Usage) -> np.ndarray:
+def _naive(folder: Path, text: str, usage: Settings) -> np.ndarray:
     """One text alone, without padding."""
     ids = AutoTokenizer.from_pretrained(folder)(text, truncation=True, max_length=64)["input_ids"]
     with torch.no_grad():
@@ -33,7 +34,7 @@ def _naive(folder: Path, text: str, usage: Usage) -> np.ndarray:
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 @pytest.mark.parametrize("normalise", [True, False])
 def test_vectors_agree_with_the_naive_ones(folder: Path, pooling: str, normalise: bool) -> None:
-    usage = Usage(pooling, normalise, passage_prefix="passage: ")  # type: ignore[arg-type]
+    usage = Settings(pooling, normalise, passage_prefix="passage: ")  # type: ignore[arg-type]
     encoder = Encoder(folder, usage)
     for texts, vectors in (
         (TEXTS, encoder.queries(TEXTS)),
@@ -44,7 +45,7 @@ def test_vectors_agree_with_the_naive_ones(folder: Path, pooling: str, normalise
 
 
 def test_many_texts_keep_their_places(folder: Path) -> None:
-    encoder = Encoder(folder, Usage())
+    encoder = Encoder(folder, Settings())
     texts = [f"the mayor of town {i} " * (1 + i % 7) for i in range(300)]
     vectors = encoder.passages(texts)
     alone = np.concatenate([encoder.passages([text]) for text in texts[::50]])
@@ -56,21 +57,25 @@ def test_many_texts_keep_their_places(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "beside", "expected"),
     [
-        ("intfloat-e5-base", {}, Usage("mean", True, "query: ", "passage: ")),
+        ("intfloat-e5-base", {}, Settings("mean", True, "query: ", "passage: ")),
         (
             "bge-small-en",
             {},
-            Usage("cls", True, "Represent this sentence for searching relevant passages: "),
+            Settings("cls", True, "Represent this sentence for searching relevant passages: "),
         ),
-        ("unknown", {}, Usage()),
-        ("models--intfloat--e5-base/snapshots/0a", {}, Usage("mean", True, "query: ", "passage: ")),
-        ("7be5bge0e5", {}, Usage()),  # a commit's digits are no name
+        ("unknown", {}, Settings()),
+        (
+            "models--intfloat--e5-base/snapshots/0a",
+            {},
+            Settings("mean", True, "query: ", "passage: "),
+        ),
+        ("7be5bge0e5", {}, Settings()),  # a commit's digits are no name
         (
             "my-e5",  # prompts that were never set, as sentence-transformers writes them
             {"prompts": {"prompts": {"query": "", "document": ""}}},
-            Usage("mean", True, "query: ", "passage: "),
+            Settings("mean", True, "query: ", "passage: "),
         ),
-        ("bge-m3", {}, Usage("cls")),
+        ("bge-m3", {}, Settings("cls")),
         (
             "told",
             {
@@ -78,15 +83,19 @@ def test_many_texts_keep_their_places(folder: Path) -> None:
                 "modules": NORMALIZE[:1],
                 "prompts": {"prompts": {"query": "Q: ", "document": "D: "}},
             },
-            Usage("cls", False, "Q: ", "D: "),
+            Settings("cls", False, "Q: ", "D: "),
         ),
-        ("newer", {"pooling": {"pooling_mode": "last"}, "modules": NORMALIZE}, Usage("last")),
+        (
+            "newer",
+            {"pooling": {"pooling_mode": "last"}, "modules": NORMALIZE},
+            Settings("last"),
+        ),
     ],
 )
 def test_usage_is_the_models_own(
-    tmp_path: Path, name: str, beside: dict[str, object], expected: Usage
+    tmp_path: Path, name: str, beside: dict[str, object], expected: Settings
 ) -> None:
-    assert usage_of(make_encoder(tmp_path / name, **beside)) == expected  # type: ignore[arg-type]
+    assert settings_of(make_encoder(tmp_path / name, **beside)) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +107,7 @@ def test_usage_is_the_models_own(
 )
 def test_what_we_have_not_is_named(tmp_path: Path, beside: dict[str, object], said: str) -> None:
     with pytest.raises(BadIndex, match=said):
-        usage_of(make_encoder(tmp_path / "m", **beside))  # type: ignore[arg-type]
+        settings_of(make_encoder(tmp_path / "m", **beside))  # type: ignore[arg-type]
 
 
 def test_a_folder_that_is_no_encoder_is_named(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from retrieval_server.client import RetrievalClient
-from retrieval_server.memory import Memory
+from retrieval_server.memory import QueryCache
 from retrieval_server.protocol import Passage, RetrievalRefused, RetrievalTimeout
 
 
 class Asked:
-    """What was asked; answers when released."""
+    """The queries asked; answers when released."""
 
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
@@ -31,7 +31,7 @@ def ids(rows: list[list[Passage]]) -> list[str]:
 
 
 async def test_the_same_query_at_once_is_asked_once() -> None:
-    ask, memory = Asked(), Memory(0)
+    ask, memory = Asked(), QueryCache(0)
     both = [asyncio.create_task(memory.get(q, 3, ask)) for q in (["a", "b", "a"], ["b", "c"])]
     await asyncio.sleep(0)
     ask.release.set()
@@ -43,7 +43,7 @@ async def test_the_same_query_at_once_is_asked_once() -> None:
 
 
 async def test_what_is_known_is_not_asked_again_until_it_is_too_much() -> None:
-    ask, memory = Asked(), Memory(2)
+    ask, memory = Asked(), QueryCache(2)
     memory.of_version("one")
     ask.release.set()
     for query in ("a", "b", "a", "c", "a", "b"):
@@ -54,7 +54,7 @@ async def test_what_is_known_is_not_asked_again_until_it_is_too_much() -> None:
 
 
 async def test_another_index_makes_it_forget() -> None:
-    ask, memory = Asked(), Memory(8)
+    ask, memory = Asked(), QueryCache(8)
     ask.release.set()
     memory.of_version("one")
     await memory.get(["a"], 3, ask)
@@ -67,7 +67,7 @@ async def test_another_index_makes_it_forget() -> None:
 
 
 async def test_what_was_asked_of_the_index_before_is_not_kept() -> None:
-    ask, memory = Asked(), Memory(8)
+    ask, memory = Asked(), QueryCache(8)
     memory.of_version("one")
     waiting = asyncio.create_task(memory.get(["a"], 3, ask))
     while not ask.calls:
@@ -80,7 +80,7 @@ async def test_what_was_asked_of_the_index_before_is_not_kept() -> None:
 
 
 async def test_an_error_is_not_kept_and_who_joined_late_asks_once_himself() -> None:
-    ask, memory = Asked(), Memory(8)
+    ask, memory = Asked(), QueryCache(8)
     ask.error = RetrievalTimeout("too late")
     ask.release.set()
     found = await asyncio.gather(
@@ -92,7 +92,7 @@ async def test_an_error_is_not_kept_and_who_joined_late_asks_once_himself() -> N
 
 
 async def test_a_refusal_is_everybodys_at_once() -> None:
-    ask, memory = Asked(), Memory(8)
+    ask, memory = Asked(), QueryCache(8)
     ask.error = RetrievalRefused("no")
     ask.release.set()
     both = (memory.get(["a"], 3, ask), memory.get(["a"], 3, ask))
@@ -100,7 +100,7 @@ async def test_a_refusal_is_everybodys_at_once() -> None:
 
 
 async def test_nothing_is_remembered_of_a_server_that_tells_no_version() -> None:
-    ask, memory = Asked(), Memory(8)
+    ask, memory = Asked(), QueryCache(8)
     ask.release.set()
     for _ in range(2):
         assert ids(await memory.get(["a"], 3, ask)) == ["a"]
@@ -108,7 +108,7 @@ async def test_nothing_is_remembered_of_a_server_that_tells_no_version() -> None
 
 
 async def test_who_asked_first_may_leave() -> None:
-    ask, memory = Asked(), Memory(8)
+    ask, memory = Asked(), QueryCache(8)
     first = asyncio.create_task(memory.get(["a"], 3, ask))
     await asyncio.sleep(0)
     second = asyncio.create_task(memory.get(["a"], 3, ask))
@@ -122,7 +122,7 @@ async def test_who_asked_first_may_leave() -> None:
 
 @pytest.mark.parametrize("turns", [1, 5])
 async def test_closing_abandons_what_is_on_its_way(turns: int) -> None:
-    ask, memory = Asked(), Memory(8)
+    ask, memory = Asked(), QueryCache(8)
     waiting = asyncio.create_task(memory.get(["a"], 3, ask))
     for _ in range(turns):
         await asyncio.sleep(0)

@@ -28,7 +28,7 @@ free, guarded = document(""), document("sesame-12")
 
 
 def judged(case: Case) -> Case:
-    """What the document tells apart: to JSON Schema 3.0 is an integer, to the server it is not."""
+    """A distinction of the document: to JSON Schema 3.0 is an integer, to the server not."""
     if isinstance(case.body, dict):
         assume(not isinstance(case.body.get("topk"), float))
     return case

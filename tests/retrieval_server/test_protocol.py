@@ -1,4 +1,4 @@
-"""What a passage's title and text are."""
+"""Title and text of a passage."""
 
 import pytest
 

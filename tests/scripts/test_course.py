@@ -128,7 +128,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(config: Config, course
 
 def test_one_that_was_killed_before_it_began_is_no_obstacle(config: Config, course: Course) -> None:
     Path(config.run_dir).mkdir()
-    (Path(config.run_dir) / "course.tmp").write_text("{")
+    (Path(config.run_dir) / "course.json.draft").write_text("{")
     stopped(config, course)
     assert stopped(config, course).done == 0
 
@@ -238,10 +238,10 @@ def test_a_model_that_is_refused_leaves_nothing_of_a_course_that_began(
 
 def test_a_refused_start_leaves_a_course_that_was_there(config: Config, course: Course) -> None:
     stopped(config, course)
-    (Path(config.run_dir) / "course.tmp").mkdir()  # nobody can write there, not even root
+    (Path(config.run_dir) / "course.json.draft").mkdir()  # nobody can write there, not even root
     with pytest.raises(ConfigError, match="Is a directory: name another folder"):
         stopped(config, course)
-    (Path(config.run_dir) / "course.tmp").rmdir()
+    (Path(config.run_dir) / "course.json.draft").rmdir()
     assert stopped(config, course).done == 0
 
 

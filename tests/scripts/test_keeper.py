@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from configs.changes import differences
+from configs.load import differences
 from configs.process import CONSEQUENCE
 from configs.schema import ActorsConfig, Config, FleetConfig
 from scripts import keeper

@@ -224,12 +224,12 @@ def test_interrupted_while_it_measures_what_is_held_out_it_takes_no_step(
 def test_a_folder_that_cannot_be_written_is_bad_input(
     start: Callable[..., Started], given: list[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "out" / "course.tmp").mkdir(parents=True)  # nobody can write there, not even root
+    (tmp_path / "out" / "course.json.draft").mkdir(parents=True)  # not even root can write it
     run = start(*given, "--out", str(tmp_path / "out"))
     assert run.ended() == warm_start.BAD_INPUT, run.said
     said = f"warm_start: --out '{tmp_path}/out': Is a directory: name another folder"
     assert run.said.splitlines()[-1] == said and "Traceback" not in run.said
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["course.tmp"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["course.json.draft"]
 
 
 def test_a_rank_that_ends_before_it_has_joined_is_named(

@@ -30,7 +30,7 @@ def models(draw: st.DrawFn) -> dict[str, torch.Tensor]:
 def filled(model: dict[str, torch.Tensor], bucket_bytes: int = 96):
     specs, sizes = buckets.plan(model.items(), bucket_bytes)
     staging = buckets.allocate(sizes)
-    buckets.Places(specs, staging).pack(model.items())
+    buckets.BucketViews(specs, staging).pack(model.items())
     return specs, staging
 
 
@@ -100,7 +100,7 @@ def test_a_name_given_twice_is_refused() -> None:
 def test_other_tensors_than_planned_are_named(given_instead: dict, said: str) -> None:
     specs, staging = filled({"a": torch.zeros(2)})
     with pytest.raises(ManifestMismatch, match=said):
-        buckets.Places(specs, staging).pack(given_instead.items())
+        buckets.BucketViews(specs, staging).pack(given_instead.items())
 
 
 class Gathered:
@@ -123,18 +123,18 @@ def test_tensors_that_are_whole_only_in_their_turn_are_copied_then(model) -> Non
     named = buckets.InTurn(Gathered(model).begin)
     specs, sizes = buckets.plan(named, 96)
     staging = buckets.allocate(sizes)
-    buckets.Places(specs, staging).pack(named)
+    buckets.BucketViews(specs, staging).pack(named)
     assert buckets.digest(staging) == buckets.digest(filled(model)[1])
     named = buckets.InTurn(Gathered(dict(list(model.items())[1:])).begin)
     with pytest.raises(ManifestMismatch, match="given has none"):
-        buckets.Places(specs, staging).pack(named)
+        buckets.BucketViews(specs, staging).pack(named)
 
 
 @given(models())
 @settings(max_examples=30, deadline=None)
 def test_floating_tensors_travel_as_the_actors_hold_them(model) -> None:
     specs, sizes = buckets.plan(model.items(), 96, torch.bfloat16)
-    places = buckets.Places(specs, buckets.allocate(sizes), torch.bfloat16)
+    places = buckets.BucketViews(specs, buckets.allocate(sizes), torch.bfloat16)
     places.pack(model.items())
     for name, tensor in buckets.unpack(specs, places.buckets):
         own = model[name]

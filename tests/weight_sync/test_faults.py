@@ -79,7 +79,7 @@ async def test_a_flipped_bit_is_caught_before_it_is_loaded(fleet, monkeypatch) -
 
 
 async def test_a_bit_that_flips_once_is_sent_again(fleet, monkeypatch) -> None:
-    """What served before serves on meanwhile: nothing was written."""
+    """The version before serves on meanwhile: nothing was written."""
     engine = fleet.add("actor-0")
     with fleet.publisher(1) as publisher:
         fleet.publish(publisher, 0)

@@ -86,7 +86,7 @@ class RealActors:
             self.started[number].wait()
 
     def said(self, number: int) -> list[tuple[str, list[int]]]:
-        """What it verified, and what it sampled from, in order."""
+        """The versions it verified, and those it sampled from, in order."""
         lines = (self.folder / f"said-{number}").read_text().splitlines(keepends=True)
         words = [line.split() for line in lines if line.endswith("\n")]
         return [
@@ -114,8 +114,8 @@ def publish(publisher: Publisher, model: Any, version: int) -> None:
 
 
 def only_of_verified(said: list[tuple[str, list[int]]]) -> bool:
-    """Whether what was sampled from was verified: before the completion began, or, of the version
-    that came meanwhile, after it; but for the last version of one who was killed before it could.
+    """True where all versions sampled from were verified: before the completion began, or after it
+    for one that came meanwhile; except the last version of an actor killed before it could.
     """
     verified = [versions[0] for kind, versions in said if kind == "verified"]
     sampled = {version for kind, versions in said if kind == "sampled" for version in versions}
