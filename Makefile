@@ -36,10 +36,10 @@ test-slow: .venv
 
 test-gpu:
 	@$(MAKE) --no-print-directory GPU=1 .venv
-	@$(BIN)/python scripts/gpu_checks.py
+	@$(BIN)/python -m scripts.gpu_checks
 
 mutants: .venv
-	@$(BIN)/python scripts/mutants.py
+	@$(BIN)/python -m scripts.mutants
 
 clean:
 	@rm -rf .venv .cache .mutants

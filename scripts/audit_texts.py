@@ -1,9 +1,9 @@
-"""Whether trajectories hold nothing but what belongs there: an account of a run's every text.
+"""An account of a run's every text: that trajectories hold nothing but what belongs there.
 
-Consumes `<run>/events.log`, the run's own tokenizer and corpus, and `find`, what a sound retrieval
-server finds; produces counts, and `faults`: each prompt that is not its question, each observation
-that is not, token for token, made of passages of the corpus (or the correction), and each search
-whose passages are not the query's. Waits for `find` alone. Compacted trajectories are left out.
+It reads `<run>/events.log`, the run's own tokenizer and corpus, and asks a sound retrieval server.
+Faults are each prompt that is not its question, each observation that is not, token for token, made
+of passages of the corpus (or the correction), and each search whose passages are not the query's.
+Compacted trajectories are left out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ ANSWER_S = 60.0
 
 @dataclass
 class Texts:
-    """What was looked at, and what should not be there."""
+    """The counts of what was looked at, and its faults."""
 
     trajectories: int = 0
     observations: int = 0
@@ -68,7 +68,7 @@ def audit_texts(run_dir: Path, find: Find) -> Texts:
 
 
 def finds_of(url: str) -> Find:
-    """What the retrieval server at this base URL finds: the passages' ids."""
+    """A `Find` of the retrieval server at this base URL: the passages' ids."""
 
     def find(queries: Sequence[str], top_k: int) -> list[list[str]]:
         rows: list[list[str]] = []
@@ -104,13 +104,13 @@ def _searches(trajectory: Trajectory) -> Iterator[Search]:
 
 @dataclass
 class _Judge:
-    """Knows what a prompt and an observation must be."""
+    """The prompts and observations as they must be."""
 
     prompter: Prompter
     passages: dict[str, Passage]
 
     def faults(self, question: Question, trajectory: Trajectory) -> Iterator[str]:
-        """What is wrong with one trajectory."""
+        """The faults of one trajectory."""
         if not np.array_equal(trajectory.prompt_tokens, self.prompter.question(question)):
             yield f"the prompt is {self.prompter.decode(trajectory.prompt_tokens)!r}"
         last = len(trajectory.turns) - 1

@@ -1,4 +1,4 @@
-"""What the learner's step costs: `scripts/bench_learner.py [--quick] [--json FILE]`.
+"""The cost of the learner's step: `forage bench learner [--quick] [--json FILE]`.
 
 The log-prob head against the plain computation (`scripts.bench_head`), how full micro-batches are
 at the demo task's lengths, and the whole update, with its parts, against a bare forward and
@@ -6,21 +6,17 @@ backward pass of the same micro-batches in plain torch. The proximal pass is cou
 bare side makes one no-grad pass too.
 """
 
-import argparse
-import json
 import operator
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -35,22 +31,43 @@ from learner.update import update
 from replay.codec import encode_trajectory
 from replay.protocol import Batch
 from replay.trajectory import Sampling, StopReason, Trajectory, Turn
-from scripts import bench_head
-from scripts.bench_memory import peak_of
+from scripts.bench_harness import (
+    BenchOptions,
+    Goal,
+    Report,
+    at_least,
+    at_most,
+    finish,
+    goals_table,
+    reporter,
+    require_at_least,
+)
+from scripts.bench_head import VARIANTS, compare, peak_of
 from scripts.demo_start import Recipe, make_model
-from scripts.demo_tokenizer import VOCABULARY
+from scripts.demo_tokenizer import VOCABULARY as WORDS
+from scripts.options import option
 
 GROUPS, SIBLINGS = 16, 8
 BUDGETS_TOKENS = (1024, 4096, 16384)
-GOALS = {  # name: (limit, whether more is better)
-    "logprob_peak_memory_ratio": (0.15, False),
-    "logprob_time_ratio": (1.3, False),
-    "logprob_difference": (1e-5, False),
-    "gradient_difference": (1e-5, False),
-    "microbatch_fill": (0.9, True),
-    "update_over_bare": (0.8, True),
+EXACT = {"logprob_difference": at_most(1e-5), "gradient_difference": at_most(1e-5)}
+GOALS: dict[str, Goal] = {
+    "logprob_peak_memory_ratio": at_most(0.15),
+    "logprob_time_ratio": at_most(1.3),
+    **EXACT,
+    "microbatch_fill": at_least(0.9),
+    "update_over_bare": at_least(0.8),
 }
 PARTS = {"score": "proximal pass", "accumulate": "forward + backward", "step": "optimiser step"}
+
+
+@dataclass(frozen=True)
+class BenchLearnerOptions(BenchOptions):
+    """Options of `forage bench learner`; `quick` takes at most ten minutes."""
+
+    threads: int = option("threads of torch, on the CPU", default=1)
+
+    def __post_init__(self) -> None:
+        require_at_least(self, threads=1)
 
 
 def now() -> float:
@@ -61,14 +78,14 @@ def now() -> float:
 
 
 def seconds_of(act: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-    """What `act(*arguments)` returns, and how long it took."""
+    """The result of `act(*arguments)`, and how long it took."""
     start = now()
     return act(*arguments), now() - start
 
 
 class Watch:
-    """Stands in for an object and measures some of its methods; `join` puts the amounts of several
-    calls together.
+    """A stand-in for an object that measures some of its methods; `join` puts the amounts of
+    several calls together.
     """
 
     def __init__(
@@ -102,7 +119,7 @@ def rollout(rng: np.random.Generator, group: int, sibling: int) -> Trajectory:
     """
 
     def draw(low: int, high: int) -> Any:
-        return rng.integers(3, len(VOCABULARY), int(rng.integers(low, high)), dtype=np.int32)
+        return rng.integers(3, len(WORDS), int(rng.integers(low, high)), dtype=np.int32)
 
     turns = []
     searches = 1 + group % 2
@@ -163,8 +180,8 @@ def measure_update(
     """Tokens/s of update(), of each of its parts, and of the bare passes: medians of alternating
     runs; and the peak bytes of each, above what it found.
     """
-    engine = Engine(config)
-    averages = Averages.begin(engine, config.learner)
+    engine, learner = Engine(config), config.learner
+    averages = Averages.begin(engine, learner)
     model = load_model(config.model).to(engine.device)
     micro_batches = [micro.to(engine.device) for micro in training.micro_batches]
     tokens = training.gauges["learner/tokens"]
@@ -172,8 +189,9 @@ def measure_update(
     ratios = []
     for repeat in range(repeats + 1):
         parts: dict[str, float] = {}
-        watched = Watch(engine, PARTS, parts), Watch(averages, {"update": "EMA"}, parts)
-        _, whole = seconds_of(update, *watched, training, config.learner)
+        timed: Any = Watch(engine, PARTS, parts)
+        timed_averages: Any = Watch(averages, {"update": "EMA"}, parts)
+        _, whole = seconds_of(update, timed, timed_averages, training, learner)
         _, plain = seconds_of(bare, model, micro_batches)
         if not repeat:
             continue  # warm-up
@@ -183,26 +201,24 @@ def measure_update(
         for name, seconds in parts.items():
             rates[name].append(tokens / seconds)
     peaks: dict[str, float] = {}
-    watched = (
-        Watch(engine, PARTS, peaks, peak_of, max),
-        Watch(averages, {"update": "EMA"}, peaks, peak_of, max),
-    )
-    update(*watched, training, config.learner)
-    peaks["whole update"] = peak_of(update, engine, averages, training, config.learner)[1]
+    weighed: Any = Watch(engine, PARTS, peaks, peak_of, max)
+    weighed_averages: Any = Watch(averages, {"update": "EMA"}, peaks, peak_of, max)
+    update(weighed, weighed_averages, training, learner)
+    peaks["whole update"] = peak_of(update, engine, averages, training, learner)[1]
     peaks["bare passes"] = peak_of(bare, model, micro_batches)[1]
     engine.close()
     found = {name: statistics.median(values) for name, values in rates.items()}
     return {"update_over_bare": statistics.median(ratios)} | found, peaks
 
 
-def measure(arguments: argparse.Namespace, report: Callable[[str], None]) -> dict[str, Any]:
-    """Everything; the update first, because it takes seconds."""
-    torch.set_num_threads(arguments.threads)
+def measure(options: BenchLearnerOptions, report: Report) -> dict[str, Any]:
+    """All figures; the update first, because it takes seconds. Raises RunFailed."""
+    torch.set_num_threads(options.threads)
     found: dict[str, Any] = {}
     with TemporaryDirectory(prefix="forage-bench-") as folder:
         torch.manual_seed(0)
         make_model(Recipe()).save_pretrained(folder)
-        learner = LearnerConfig(lr=1e-4, warmup_steps=0, threads=arguments.threads)
+        learner = LearnerConfig(lr=1e-4, warmup_steps=0, threads=options.threads)
         config = Config(model=ModelConfig(path=folder, dtype="float32"), learner=learner)
         batch = demo_batch()
         report("micro-batches and update")
@@ -211,18 +227,18 @@ def measure(arguments: argparse.Namespace, report: Callable[[str], None]) -> dic
             for budget in BUDGETS_TOKENS
         }
         training = build(batch, learner)
-        rates, peaks = measure_update(config, training, 5 if arguments.quick else 20)
+        rates, peaks = measure_update(config, training, 5 if options.quick else 20)
     found["update_over_bare"] = rates.pop("update_over_bare")
     found["microbatch_fill"] = training.gauges["learner/fill"]
     found["tokens_per_s"], found["peak_bytes"] = rates, peaks
-    repeats, budget_s = (2, 200.0) if arguments.quick else (5, 1500.0)
-    found |= bench_head.compare(repeats, budget_s, arguments.threads, report)
+    repeats, budget_s = (2, 200.0) if options.quick else (5, 1500.0)
+    found |= compare(repeats, budget_s, options.threads, report)
     found["method"] = {
         "update_over_bare": "tokens/s of update() over bare passes; proximal pass in both",
         "peak_memory": "above weights, gradients and hidden states; a process each, peak "
         + ("torch.cuda.max_memory_allocated" if torch.cuda.is_available() else "resident set"),
         "time": "forward + backward, processor time on one CPU thread, else wall clock",
-        "threads": arguments.threads,
+        "threads": options.threads,
         "update_model": "the demo's: " + str(Recipe().hidden) + " hidden, fp32",
     }
     return found
@@ -230,12 +246,8 @@ def measure(arguments: argparse.Namespace, report: Callable[[str], None]) -> dic
 
 def tables(found: dict[str, Any]) -> tuple[Table, Table]:
     """The goals, and the parts of the update."""
-    goals = Table("measured", "value", "goal", "", title="The learner's step")
-    for name, (limit, more) in GOALS.items():
-        met = found[name] >= limit if more else found[name] <= limit
-        goal = f"{'≥' if more else '≤'} {limit:g}"
-        goals.add_row(name, f"{found[name]:.3g}", goal, "met" if met else "[bold red]missed[/]")
-    for variant in bench_head.VARIANTS:
+    goals = goals_table(found, GOALS, title="The learner's step")
+    for variant in VARIANTS:
         peak = found[f"logprob_peak_bytes_{variant}"] / 2**20
         cpu, wall = found[f"logprob_cpu_s_{variant}"], found[f"logprob_wall_s_{variant}"]
         goals.add_row(f"head, {variant}", f"{peak:,.0f} MiB", f"{cpu:.1f} s CPU, {wall:.1f} s", "")
@@ -247,25 +259,9 @@ def tables(found: dict[str, Any]) -> tuple[Table, Table]:
     return goals, parts
 
 
-def main() -> None:
-    """Measure, print the tables, write the JSON; exit 1 where values differ."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, at most ten minutes")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
+def bench(options: BenchLearnerOptions) -> int:
+    """Measure, print the tables, write the JSON; 1 where values differ from the plain ones."""
     logging.disable_progress_bar()
-    console, notes = Console(), Console(stderr=True)
-    start = time.monotonic()
-    found = measure(
-        arguments, lambda text: notes.print(f"{time.monotonic() - start:5.0f} s  {text}")
-    )
-    console.print(*tables(found))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    exact = ("logprob_difference", "gradient_difference")
-    sys.exit(int(any(found[name] > GOALS[name][0] for name in exact)))
-
-
-if __name__ == "__main__":
-    main()
+    found = measure(options, reporter())
+    finish(options, found, tables(found))
+    return int(not all(goal.met(found[name]) for name, goal in EXACT.items()))

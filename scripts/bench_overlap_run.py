@@ -1,9 +1,9 @@
-"""One cell of `scripts/bench_overlap.py`: one loop, one latency, so many rollouts in flight.
+"""One cell of `forage bench overlap`: one loop, one latency, so many rollouts in flight.
 
-Consumes a real engine, a retrieval server's address and questions; produces tokens per second in
-the steady state, and what the rollouts waited and the processes worked in that time. The rollouts
-are driven by the actors' own runner, loop, environment and retrieval client; only replay is stood
-in for. A cell has a deadline; a rollout that fails ends it with CellFailed.
+Measured are tokens per second in the steady state, the waiting of rollouts and the processor time
+of processes. The rollouts are driven by the actors' own runner, loop, environment and retrieval
+client; only replay is stood in for. A cell has a deadline; a rollout that fails ends it with
+CellFailed.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from statistics import quantiles
 from typing import Any, NamedTuple
 
 import msgspec
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 from actors.environment import Retriever
 from actors.errors import ActorError
@@ -28,18 +28,19 @@ from configs.schema import Config
 from replay.protocol import Lease
 from replay.trajectory import Question, Trajectory
 from retrieval_server.client import RetrievalClient
+from scripts.bench_harness import BenchError
 from scripts.bench_overlap_loops import Lessor, LockStep, Loop, RolloutFailed, Seats, leases
 from scripts.bench_overlap_server import Latency
 
 DEADLINE_S = 240.0
 
 
-class CellFailed(RuntimeError):
+class CellFailed(BenchError):
     """A cell could not be measured; the message names it and says why."""
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """What is measured; `rollouts` are in flight, or in a batch."""
+    """A cell to measure; `rollouts` are in flight, or in a batch."""
 
     loop: Loop
     latency: Latency
@@ -57,7 +58,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class _Mark(NamedTuple):
-    """How far things had come at one moment."""
+    """The counts at one moment."""
 
     at_s: float
     tokens: int
@@ -91,8 +92,11 @@ class Bench:
         await self._policy.resume()
         asked = self._config.retrieval
         client = RetrievalClient(
-            *(f"{self._url}/{cell.latency.path}", asked.timeout_s, asked.retries),
-            *(asked.max_connections, "", asked.cache_queries),
+            f"{self._url}/{cell.latency.path}",
+            asked.timeout_s,
+            asked.retries,
+            asked.max_connections,
+            cache_queries=asked.cache_queries,
         )
         try:
             async with asyncio.timeout(DEADLINE_S), client:
@@ -114,12 +118,23 @@ class Bench:
         meter = MeteredPolicy(seats)
 
         def mark() -> _Mark:
-            cpu_s, now = self._cpu_s(), time.monotonic()
-            counts = meter.tokens, len(lessor.done), seats.filled_s()
-            return _Mark(now, *counts, client.gauges(), cpu_s)
+            cpu_s = self._cpu_s()
+            return _Mark(
+                at_s=time.monotonic(),
+                tokens=meter.tokens,
+                rollouts=len(lessor.done),
+                filled_s=seats.filled_s(),
+                gauges=client.gauges(),
+                cpu_s=cpu_s,
+            )
 
-        parts = {"prompter": self._prompter, "rewards": Rewards.open(self._config)}
-        play = partial(rollout, **parts, config=self._config, actor_id="bench")
+        play = partial(
+            rollout,
+            prompter=self._prompter,
+            rewards=Rewards.open(self._config),
+            config=self._config,
+            actor_id="bench",
+        )
         runner = make_runner(cell, play, lessor, meter, client, self._config)
         async with asyncio.TaskGroup() as group:
             group.create_task(runner.run())
@@ -163,12 +178,13 @@ def make_runner(
     versions = VerifiedVersions(serving)
     versions.add(0, 0)  # the starting weights, which the engine says that it serves
     roll = in_step if cell.loop == "lockstep" else freely
-    parts = {"writer": lessor, "versions": versions, "meter": meter, "config": config}
-    return Runner(roll, retriever=retriever, **parts)
+    return Runner(
+        roll, retriever=retriever, writer=lessor, versions=versions, meter=meter, config=config
+    )
 
 
 def figures(begin: _Mark, end: _Mark, done: list[Trajectory]) -> dict[str, Any]:
-    """What happened between two moments; waits are those of rollouts that ended in between."""
+    """The figures between two moments; waits are those of rollouts that ended in between."""
     seconds = end.at_s - begin.at_s
     ended = done[begin.rollouts : end.rollouts]
     waits = [s.seconds for t in ended for turn in t.turns for s in turn.searches]

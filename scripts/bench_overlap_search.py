@@ -1,9 +1,8 @@
-"""Which cells `scripts/bench_overlap.py` measures, and in what order.
+"""The cells of `forage bench overlap`, in the order in which they are measured.
 
 First every loop and latency at each number of rollouts in flight, to find its own best; then those
 bests again, several times. Each cell stands between two windows of the reference, the continuous
-loop at no latency: a machine that is slower for a while is so for both. Consumes a bench and the
-units already measured; produces units, saved one by one.
+loop at no latency: a machine that is slower for a while is so for both. Units are saved one by one.
 """
 
 import itertools
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from scripts.bench_harness import Report
 from scripts.bench_overlap_loops import Loop
 from scripts.bench_overlap_run import Cell, Timing
 from scripts.bench_overlap_server import Latency
@@ -32,11 +32,10 @@ COMPARED: dict[str, tuple[Loop, Latency]] = {
 }
 SEARCH_REFERENCE = 2  # rollouts in flight a seat: enough to fill the seats when nothing waits
 REPEAT_LEASES = 1_000_000  # a repeat's leases are numbered from a multiple of this
-Report = Callable[[str], None]
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What one run measures; runs of equal plans may be put together.
+    """The plan of a run; runs of equal plans may be put together.
 
     `multiples`: rollouts in flight, of `seats` (the engine's max_num_seqs); `unwaited`: those where
     nothing is waited for; `batches`: those of the loops that work in batches. `code`: a digest of
@@ -63,8 +62,8 @@ class Plan(msgspec.Struct, frozen=True):
         return [Cell(loop, latency, multiple * self.seats) for multiple in multiples]
 
     def searches(self) -> list[tuple[str, Cell]]:
-        """What the search looks at: all numbers in flight at once, one multiple after the other;
-        where there is no choice, nothing.
+        """The cells of the search: all numbers in flight at once, one multiple after the other;
+        none where there is no choice.
         """
         rows = [[(name, cell) for cell in self.cells(name)] for name in self.names]
         columns = itertools.zip_longest(*(row for row in rows if len(row) > 1))
@@ -92,14 +91,14 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What a file of figures holds for a run that goes on with it."""
+    """The part of a file of figures that a run goes on with."""
 
     plan: Plan
     units: list[Unit]
 
 
 class Measurer(Protocol):
-    """What can measure a cell: `scripts.bench_overlap_run.Bench`."""
+    """A measurer of cells: `scripts.bench_overlap_run.Bench`."""
 
     async def measure(self, cell: Cell, timing: Timing, first: int) -> dict[str, Any]:
         """The figures of a cell."""
@@ -134,7 +133,7 @@ class Units:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing."""
+        """True when nothing is missing."""
         repeated = self._plan.repeats * (len(self._plan.names) - 1)
         return len(self.all) == len(self._plan.searches()) + repeated
 

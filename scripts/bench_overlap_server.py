@@ -1,19 +1,17 @@
-"""The retrieval server of `scripts/bench_overlap.py`, with latency put before it.
+"""The retrieval server of `forage bench overlap`, with latency put before it.
 
 `python -m scripts.bench_overlap_server CORPUS FD SEED`: the real application over the real index,
-on the listening socket that it inherits as FD, in a process of its own. Consumes searches whose
-path says how late they are to be answered (`POST /0.2-2/retrieve`: p50 and p99 in seconds), so that
-one server has every latency; each query's delay is drawn apart, and a POST is passed on when the
-longest of its queries' delays is over. Ends with whoever started it.
+on the listening socket that it inherits as FD, in a process of its own. A search's path says how
+late it is to be answered (`POST /0.2-2/retrieve`: p50 and p99 in seconds), so that one server has
+every latency; each query's delay is drawn apart, and a POST is passed on when the longest of its
+queries' delays is over. The server ends with its starter.
 """
 
 import asyncio
 import json
 import math
-import os
 import random
 import socket
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ import msgspec
 
 from configs.process import begin
 from configs.schema import RetrievalConfig
+from scripts.bench_harness import start_child
 
 END_S = 10.0
 _BACKLOG = 1024
@@ -33,7 +32,7 @@ _P99 = NormalDist().inv_cdf(0.99)  # standard deviations above the median
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """How long a query's answer is withheld: a log-normal with this median and 99th percentile.
+    """The time for which a query's answer is withheld: a log-normal of this median and p99.
 
     Equal ones are a constant. Raises ValueError unless 0 ≤ p50_s ≤ p99_s, and 0 only for both.
     """
@@ -47,7 +46,7 @@ class Latency(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        """What the server's base URL ends with for this latency."""
+        """The end of the server's base URL for this latency."""
         return f"{self.p50_s:g}-{self.p99_s:g}"
 
     @classmethod
@@ -96,18 +95,14 @@ class Late:
 
 @contextmanager
 def serving(corpus: Path, seed: int) -> Iterator[tuple[str, int]]:
-    """A server over this corpus: its base URL and process id. It may still be indexing: whoever
-    asks early waits.
+    """A server over this corpus: its base URL and process id. While it is still indexing, requests
+    wait.
     """
     with socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG) as listener:
         port, number = listener.getsockname()[1], listener.fileno()
         words = ["-m", "scripts.bench_overlap_server", str(corpus), str(number), str(seed)]
-        process = subprocess.Popen(
-            [sys.executable, *words],
-            pass_fds=[number],
-            env=os.environ | {"FORAGE_PARENT": str(os.getpid())},
-            start_new_session=True,  # Ctrl-C is its starter's affair
-        )
+        # A session of its own: Ctrl-C is its starter's affair.
+        process = start_child(words, pass_fds=[number], start_new_session=True)
     try:
         yield f"http://127.0.0.1:{port}", process.pid
     finally:

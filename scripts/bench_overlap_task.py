@@ -1,7 +1,7 @@
-"""The task of `scripts/bench_overlap.py`: the demo's, with a deeper model and fewer questions.
+"""The task of `forage bench overlap`: the demo's, with a deeper model and fewer questions.
 
-Consumes the demo's files; produces a model folder and questions. The demo's start mostly guesses;
-some clean demonstrations make it search as it does after training. Then it gets silent layers,
+The demo's start mostly guesses; some clean demonstrations make it search as it does after training.
+Then it gets silent layers,
 whose output projections are zero: it says exactly what it said, and a token costs so much that the
 engine, not our processes around it, is what there is to wait for. No two of the questions lead to
 the same fact, so that rollouts in flight ask different things and nobody shares a search.
@@ -34,7 +34,7 @@ def taught(folder: Path, report: Callable[[str], None]) -> LlamaForCausalLM:
     return model
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def deepened(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
     """The same function in `layers` layers: those beyond its own add zero to what they are given.
 

@@ -1,41 +1,54 @@
-"""How many searches a second, and how long one takes: `scripts/bench_retrieval.py [--quick]`.
+"""Searches a second, and how long one takes: `forage bench retrieval [--quick]`.
 
 The real server and the real client over 50,000 passages of real text (`apt-cache dumpavail`, or
 `--corpus`), by BM25 and by vectors (HNSW, an encoder of MiniLM-L6's shape with random weights);
 beside them, in turn and in the same run, a server and clients of Search-R1's shape over the same
-index and encoder (`scripts.bench_retrieval_naive`, `…_askers`). Closed loop with 1 to 1,000 askers,
+index and encoder (`scripts.bench_retrieval_naive`). Closed loop with 1 to 1,000 askers,
 open loop at fixed rates, distinct queries and groups of 8 nearly the same. What both find is
 compared. A run that was cut off goes on with the same command; a finished one begins anew.
 """
 
-import argparse
-import json
 import sys
-import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from configs.process import limit_threads
+from configs.process import REPOSITORY, limit_threads
 from retrieval_server.corpus import load_corpus
-from retrieval_server.protocol import RetrievalError
-from scripts.bench_retrieval_build import build, recalls
-from scripts.bench_retrieval_corpus import NoCorpus, debian, draw_queries, siblings
-from scripts.bench_retrieval_plan import FEW, GOALS, over_naive, rows, summary
-from scripts.bench_retrieval_run import Bench, Rows, digest_of
-from scripts.bench_stream_run import Processes, RunFailed
+from scripts.bench_harness import (
+    BenchOptions,
+    Processes,
+    Report,
+    Rows,
+    digest_of,
+    finish,
+    goals_table,
+    reporter,
+    require_at_least,
+    sources,
+)
+from scripts.bench_retrieval_corpus import debian, draw_queries, siblings
+from scripts.bench_retrieval_recall import build, recalls
+from scripts.bench_retrieval_run import FEW, GOALS, Bench, over_naive, rows, summary
+from scripts.options import option
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 CACHE = REPOSITORY / ".cache" / "retrieval"
 PASSAGES, QUICK_DENSE = 50_000, 5_000
 UNITS = 16_384  # distinct queries; as many groups
 SEED = 0
-Report = Callable[[str], None]
+CODE = (  # of which rows on file are figures
+    "retrieval_server",
+    "scripts.bench_retrieval",
+    "scripts.bench_retrieval_corpus",
+    "scripts.bench_retrieval_load",
+    "scripts.bench_retrieval_naive",
+    "scripts.bench_retrieval_recall",
+    "scripts.bench_retrieval_run",
+)
 METHOD = {
     "passages": "Debian's packages: name, description, section, tags, relations, maintainer",
     "queries": "2 to 8 consecutive words of a passage's title and first sentence",
@@ -56,39 +69,52 @@ METHOD = {
 }
 
 
-def measure(given: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Everything. Raises NoCorpus, RetrievalError, RunFailed."""
-    if given.corpus:
-        load_corpus(given.corpus)  # what is wrong with it is said first
-    corpora = {
-        "bm25": given.corpus or debian(CACHE, given.passages),
-        "dense": given.corpus
-        or debian(CACHE, min(given.passages, QUICK_DENSE) if given.quick else given.passages),
-    }
-    sources = [*(REPOSITORY / "retrieval_server").glob("*.py"),
-               *(REPOSITORY / "scripts").glob("bench_retrieval*.py")]  # fmt: skip
-    kept = Rows(given.out, f"{given.quick} {digest_of([*sources, *corpora.values()])}")
-    if given.fresh:
+@dataclass(frozen=True)
+class BenchRetrievalOptions(BenchOptions):
+    """Options of `forage bench retrieval`; `quick`: also a smaller dense index."""
+
+    corpus: Path | None = option("JSONL of passages, in place of Debian's packages")
+    passages: int = option("of Debian's packages", default=PASSAGES)
+    out: Path = option("finished rows", default=REPOSITORY / "runs" / "bench_retrieval")
+    fresh: bool = option("measure and build all anew", default=False)
+
+    def __post_init__(self) -> None:
+        require_at_least(self, passages=1)
+
+    def corpora(self) -> dict[str, Path]:
+        """The corpus of each kind of index. Raises NoCorpus, RetrievalError."""
+        if self.corpus:
+            load_corpus(self.corpus)  # a fault of it is told first
+            return {"bm25": self.corpus, "dense": self.corpus}
+        dense = min(self.passages, QUICK_DENSE) if self.quick else self.passages
+        return {"bm25": debian(CACHE, self.passages), "dense": debian(CACHE, dense)}
+
+
+def measure(options: BenchRetrievalOptions, report: Report) -> dict[str, Any]:
+    """All figures. Raises NoCorpus, RetrievalError, RunFailed."""
+    corpora = options.corpora()
+    code = digest_of([*sources(*CODE), *corpora.values()])
+    kept = Rows(options.out, f"{options.quick} {code}")
+    if options.fresh:
         kept.forget()
     with TemporaryDirectory(prefix="forage-bench-") as name, Processes(Path(name)) as processes:
         folder = Path(name)
-        settings: dict[str, dict[str, Any]] = {"bm25": {"corpus": str(corpora["bm25"].resolve())}}
+        settings: dict[str, dict[str, Any]] = {}
         builds = {}
         for kind, corpus in corpora.items():
             report(f"building an index: {kind}")
-            made, told = build(processes, corpus, CACHE, kind, given.fresh)
-            builds[kind] = told
+            made, builds[kind] = build(processes, corpus, CACHE, kind, options.fresh)
             settings[kind] = {"corpus": str(corpus.resolve()), "index": str(made), "threads": 2}
-        settings["bm25-few"] = {**settings["bm25"], "max_waiting_queries": FEW}
-        bench = Bench(folder, processes, settings)
+        settings["bm25-few"] = settings["bm25"] | {"max_waiting_queries": FEW}
+        side_by_side = Bench(folder, processes, settings)
         documents = load_corpus(corpora["bm25"])
         queries = draw_queries(documents, min(UNITS, 4 * len(documents)), SEED)
-        bench.units("single", [[query] for query in queries])
-        bench.units("groups", [siblings(query, SEED) for query in queries])
+        side_by_side.units("single", [[query] for query in queries])
+        side_by_side.units("groups", [siblings(query, SEED) for query in queries])
         found = []
-        for row in (row for index in corpora for row in rows(index, given.quick)):
+        for row in (row for index in corpora for row in rows(index, options.quick)):
             report(row.name)
-            found.append(kept.get(row.name, partial(bench.measure, row)))
+            found.append(kept.get(row.name, partial(side_by_side.measure, row)))
         report("recall")
         recall = kept.get("recall", partial(recalls, processes, corpora["dense"], folder, 1000))
     kept.forget()
@@ -97,27 +123,25 @@ def measure(given: argparse.Namespace, report: Report) -> dict[str, Any]:
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
-    """Every row, what indexes cost and find, and the goals."""
+    """Every row, the cost and recall of indexes, and the goals."""
     title = "Searches (ms: p50, p99; CPU: server, askers; refused: 503s, asked again)"
     loads = Table("load", "by", "a second", "over", "ms", "errors", "refused", "calls/query", "CPU",
                   title=title)  # fmt: skip
     for row in found["rows"]:
-        over = over_naive(row)
+        over = None if row["row"]["load"].get("rate") else over_naive(row)
         for side, told in row["sides"].items():
             loads.add_row(
                 row["row"]["name"] if side == "ours" else "",
                 side,
                 f"{told['qps']:,.0f}",
-                f"{over:.2f}"
-                if over and side == "ours" and not row["row"]["load"].get("rate")
-                else "",
+                f"{over:.2f}" if over and side == "ours" else "",
                 f"{_ms(told['p50_s'])}, {_ms(told['p99_s'])}",
                 f"{told['errors']:,}",
                 f"{told['refused_503']:,}",
                 f"{told['calls_per_query']:.2f}",
                 f"{told['server_cpu']:.2f} {told['load_cpu']:.2f}",
             )
-    return [loads, _indexes(found), _goals(found)]
+    return [loads, _indexes(found), goals_table(found, GOALS)]
 
 
 def _ms(seconds: float | None) -> str:
@@ -139,42 +163,12 @@ def _indexes(found: dict[str, Any]) -> Table:
     return table
 
 
-def _goals(found: dict[str, Any]) -> Table:
-    table = Table("measured", "value", "goal", "")
-    for name, (limit, more) in GOALS.items():
-        if (value := found[name]) is not None:
-            met = value >= limit if more else value <= limit
-            goal = f"{'≥' if more else '≤'} {limit:g}"
-            table.add_row(name, f"{value:.3g}", goal, "met" if met else "[bold red]missed[/]")
-    return table
-
-
-def main(words: list[str] | None = None) -> int:
-    """Measure, print the tables, write the JSON; exit code 1 where something could not be run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--quick", action="store_true", help="fewer and shorter rows, a smaller dense index")
-    add("--json", type=Path, help="where to write the figures")
-    add("--corpus", type=Path, help="JSONL of passages, in place of Debian's packages")
-    add("--passages", type=int, default=PASSAGES, help="of Debian's packages")
-    add("--out", type=Path, default=REPOSITORY / "runs" / "bench_retrieval", help="finished rows")
-    add("--fresh", action="store_true", help="measure and build all anew")
-    given = parser.parse_args(words)
+def bench(options: BenchRetrievalOptions) -> None:
+    """Measure, print the tables, write the JSON. Raises NoCorpus, RetrievalError, RunFailed."""
     limit_threads(2)  # of what is started without limits of its own
-    notes, start_s = Console(stderr=True), time.monotonic()
     try:
-        found = measure(given, lambda s: notes.print(f"{time.monotonic() - start_s:5.0f} s  {s}"))
-    except (NoCorpus, RetrievalError, RunFailed) as error:
-        print(f"bench_retrieval: {error}", file=sys.stderr)
-        return 1
+        found = measure(options, reporter())
     except KeyboardInterrupt:
-        print("bench_retrieval: interrupted; the same command goes on", file=sys.stderr)
-        return 130
-    Console(width=None if sys.stdout.isatty() else 120).print(*tables(found))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        print("forage: the same command goes on", file=sys.stderr)
+        raise
+    finish(options, found, tables(found), width=120)

@@ -1,18 +1,28 @@
-"""Real passages and questions for `scripts/bench_retrieval.py`: what Debian says of its packages.
+"""The passages, questions and encoder of `forage bench retrieval`.
 
-Consumes `apt-cache dumpavail` (what the last `apt-get update` fetched); produces a corpus file that
-the server reads, and seeded queries of its words. Waits for nothing.
+Passages are Debian's descriptions of its packages (`apt-cache dumpavail`, as the last `apt-get
+update` fetched them), queries are seeded words of theirs. The encoder has MiniLM-L6's shape: six
+layers, hidden 384, 12 heads, intermediate 1536, random weights (seeded), a real WordPiece
+vocabulary trained on the corpus; a folder as sentence-transformers leaves it. No model can be
+fetched where the benchmark must run, and speed does not depend on what was learnt.
 """
 
 import json
+import os
 import random
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from configs.files import write_durably
 from retrieval_server.protocol import Document
+from scripts.bench_harness import BenchError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 SHORTEST, LONGEST = 2, 8  # words of a query
 HEAD = 12  # words of a passage, at most, that a query is taken from: title and first sentence
@@ -22,8 +32,31 @@ _STOP_WORDS = ("the", "a", "of", "what", "is", "for", "in", "about")
 _PUNCTUATION = ("?", ".", " ?", "!", ",")
 _RELATIONS = ("Depends", "Recommends", "Suggests")
 
+VOCABULARY = 30_522
+SHAPE = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 512,
+}
+_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_USE = {  # as sentence-transformers says it
+    "modules.json": [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(
+            {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}.items()
+        )
+    ],
+    "1_Pooling/config.json": {
+        "word_embedding_dimension": SHAPE["hidden_size"],
+        "pooling_mode_mean_tokens": True,
+    },
+}
 
-class NoCorpus(RuntimeError):
+
+class NoCorpus(BenchError):
     """There is nothing to search; the message says what to do."""
 
 
@@ -44,11 +77,8 @@ def debian(folder: Path, passages: int) -> Path:
     if len(found) < passages:
         raise NoCorpus(f"apt-cache knows {len(found):,} packages of {passages:,}: {remedy}")
     chosen = random.Random(0).sample(found, passages)
-    folder.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
     lines = (json.dumps({"id": name, "contents": contents}) for name, contents in chosen)
-    new.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    new.replace(path)
+    write_durably(path, ("\n".join(lines) + "\n").encode())
     return path
 
 
@@ -110,7 +140,7 @@ def draw_queries(documents: Sequence[Document], count: int, seed: int) -> list[s
 
 
 def siblings(question: str, seed: int, size: int = GROUP_SIZE) -> list[str]:
-    """What `size` rollouts of one question ask: half of them the very same, others in another
+    """The queries of `size` rollouts of one question: half of them the very same, others in another
     case, with punctuation, with two words swapped or with a word more that says nothing.
     """
     chance = random.Random(f"{seed} {question}")
@@ -136,3 +166,43 @@ def _varied(question: str, chance: random.Random) -> str:
             return " ".join(words)
         case _:
             return question
+
+
+def make_encoder(folder: Path, texts: Iterable[str]) -> Path:
+    """The encoder in `folder`, made where it is missing, its vocabulary from `texts`."""
+    if folder.exists():
+        return folder
+    import torch
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    new = folder.with_name(f"{folder.name}.{os.getpid()}")
+    words = dict(zip(_NAMES, _SPECIAL, strict=True))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=_word_pieces(texts), **words)
+    tokenizer.model_max_length = SHAPE["max_position_embeddings"]
+    tokenizer.save_pretrained(new)
+    torch.manual_seed(0)
+    BertModel(BertConfig(vocab_size=len(tokenizer), **SHAPE)).eval().save_pretrained(new)
+    for path, contents in _USE.items():
+        (new / path).parent.mkdir(exist_ok=True)
+        (new / path).write_text(json.dumps(contents), encoding="utf-8")
+    new.rename(folder)
+    return folder
+
+
+def _word_pieces(texts: Iterable[str]) -> "Tokenizer":
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from tokenizers.trainers import WordPieceTrainer
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = WordPieceTrainer(
+        vocab_size=VOCABULARY, special_tokens=list(_SPECIAL), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    ends = [(word, tokenizer.token_to_id(word)) for word in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=ends
+    )
+    return tokenizer

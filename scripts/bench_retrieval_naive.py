@@ -1,13 +1,12 @@
-"""The baseline of `scripts/bench_retrieval.py`: a server of Search-R1's shape over our own index.
+"""The baseline of `forage bench retrieval`: a server of Search-R1's shape over our own index.
 
-`python -m scripts.bench_retrieval_naive CONFIG a.b=c …` reads what our server reads and serves it
-on `retrieval.host:port`. The handler is a plain function on FastAPI's thread pool, pydantic reads
-the request, FastAPI encodes the reply; every request searches on its own, query by query where
+`python -m scripts.bench_retrieval_naive CONFIG` reads what our server reads and serves it on
+`retrieval.host:port`. The handler is a plain function on FastAPI's thread pool, pydantic reads the
+request, FastAPI encodes the reply; every request searches on its own, query by query where
 Search-R1 loops (BM25), and concurrent requests share encoder and index. Its defects are left out
 (`topk` and `return_scores` work), and it does not log every request, which would slow it down.
 """
 
-import argparse
 import logging
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,8 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from configs import load, process
+from configs.load import load
+from configs.process import begin, limit_threads
 from retrieval_server.worker import bind
 
 if TYPE_CHECKING:
@@ -65,21 +65,16 @@ def naive_app(
     return app
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(path: str) -> None:
     """Serve until SIGTERM."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("config")
-    parser.add_argument("overrides", nargs="*")
-    parsed = parser.parse_args(arguments)
-    process.begin("naive", threads=1)
-    config = load.load(parsed.config, parsed.overrides)
-    process.limit_threads(config.retrieval.threads)
+    begin("naive", threads=1)
+    settings = load(path, []).retrieval
+    limit_threads(settings.threads)
     from retrieval_server.opening import open_index
 
-    asked = config.retrieval
-    with bind(asked.host, asked.port) as listener:
-        documents, index = open_index(asked)
-        app = naive_app(documents, index, asked.top_k, loop=index.name.startswith("bm25"))
+    with bind(settings.host, settings.port) as listener:
+        documents, index = open_index(settings)
+        app = naive_app(documents, index, settings.top_k, loop=index.name.startswith("bm25"))
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -92,8 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         host, port = listener.getsockname()[:2]
         logger.info("serving %d passages on http://%s:%d", len(documents), host, port)
         server.run(sockets=[listener])
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1])

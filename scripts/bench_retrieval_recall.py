@@ -1,33 +1,49 @@
-"""How many of the truly nearest passages HNSW and IVF find, for `scripts/bench_retrieval.py`:
-`python -m scripts.bench_retrieval_recall CORPUS OUT QUERIES`.
+"""The indexes of `forage bench retrieval`: what they cost to make, and what they find.
 
-Random weights would give vectors that are all alike, so the texts' own are taken: latent semantic
-analysis (TF-IDF, truncated SVD to 384 numbers, unit length), queries folded in likewise, through
-the server's own index code at its default settings. Also says what each index costs to make and
-holds. Waits for nothing.
+`forage index` makes them, timed, in folders of `.cache`, each with a record of its cost beside it,
+so that a second run need not make them again. `python -m scripts.bench_retrieval_recall CORPUS OUT
+QUERIES` measures how many of the truly nearest passages HNSW and IVF find: random weights would
+give vectors that are all alike, so the texts' own are taken: latent semantic analysis (TF-IDF,
+truncated SVD to 384 numbers, unit length), queries folded in likewise, through the server's own
+index code at its default settings.
 """
 
 import json
 import math
+import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from configs.process import begin
-from retrieval_server import index_faiss
 from retrieval_server.corpus import load_corpus
 from retrieval_server.index import Index
 from retrieval_server.index_bm25 import words
-from scripts.bench_retrieval_corpus import draw_queries
-from scripts.bench_retrieval_plan import recall
+from retrieval_server.manifest import NAME
+from scripts.bench_harness import Processes, RunFailed, digest_of, sources, status_bytes
+from scripts.bench_retrieval_corpus import draw_queries, make_encoder
 
+if TYPE_CHECKING:  # it is slow to import, and reads how many threads it may use
+    import torch
+
+BUILD_S = 3600.0
+# The code that decides an index beside its corpus: after a change it is made, and timed, anew.
+MAKERS = (
+    "retrieval_server.building",
+    "retrieval_server.encoder",
+    "retrieval_server.index_bm25",
+    "retrieval_server.index_faiss",
+    "retrieval_server.rows",
+    "retrieval_server.usage",
+    "scripts.bench_retrieval_corpus",
+)
+DENSE = ("--factory", "HNSW32", "--max-passage-tokens", "32", "--threads", "2")
 DIMENSION = 384
 TOP_K = 10
 FACTORIES = {"flat": "Flat", "hnsw": "HNSW32", "ivf": "IVF256,Flat"}
@@ -36,8 +52,60 @@ _BLOCK = 1024
 _OVERSAMPLED = 32
 
 
+def build(
+    processes: Processes, corpus: Path, folder: Path, kind: str, fresh: bool
+) -> tuple[Path, dict[str, Any]]:
+    """An index (`bm25` or `dense`) of the corpus, and seconds, bytes on disk and the builder's peak
+    memory. Interrupted, it goes on; the seconds of all attempts count. Raises RunFailed.
+    """
+    given: tuple[str, ...] = ()
+    if kind == "dense":
+        texts = (document.contents for document in load_corpus(corpus))
+        encoder = make_encoder(folder / f"minilm-l6-shape-{digest_of([corpus])}", texts)
+        given = ("--encoder", str(encoder), *DENSE)
+    made = folder / f"{kind}-{digest_of([corpus, *sources(*MAKERS)])}"
+    record = made.with_suffix(".json")
+    if fresh:
+        shutil.rmtree(made, ignore_errors=True)
+        record.unlink(missing_ok=True)
+    told = json.loads(record.read_text()) if record.exists() else {"seconds": 0.0}
+    if not (made / NAME).exists():
+        begin_s = time.monotonic()
+        command = ("-m", "scripts.cli", "index", str(corpus), str(made), *given)
+        try:
+            processes.run("build", *command, limit_s=BUILD_S)
+        finally:
+            told["seconds"] += time.monotonic() - begin_s
+            peak = processes.peak_rss_bytes.get("build", 0)
+            told["peak_rss_bytes"] = max(told.get("peak_rss_bytes", 0), peak)
+            record.write_text(json.dumps(told))
+    told["file_bytes"] = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
+    return made, told
+
+
+def recalls(processes: Processes, corpus: Path, folder: Path, queries: int) -> dict[str, Any]:
+    """The figures of `measure`, in a process of its own. Raises RunFailed."""
+    out = folder / "recall.json"
+    command = ("-m", "scripts.bench_retrieval_recall", str(corpus), str(out), str(queries))
+    processes.run("recall", *command, limit_s=BUILD_S)
+    if not out.exists():
+        raise RunFailed("recall ended without figures")
+    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+def recall(found: Sequence[Sequence[int]], exact: Sequence[Sequence[int]]) -> float:
+    """The mean share of each query's exact positions that were found."""
+    shares = [
+        len(set(some) & set(all_)) / len(all_)
+        for some, all_ in zip(found, exact, strict=True)
+        if all_
+    ]
+    return sum(shares) / len(shares)
+
+
 class Lsa:
-    """Texts → unit vectors by their words' co-occurrence; in place of an encoder."""
+    """An encoder's stand-in: texts → unit vectors by their words' co-occurrence."""
 
     name = "lsa"
     dimension = DIMENSION
@@ -56,8 +124,12 @@ class Lsa:
         """float32[N, DIMENSION]; zeros for a text of unknown words."""
         return _unit(self._sparse([Counter(words(text)) for text in texts]) @ self._axes)
 
-    def _sparse(self, bags: Sequence[Counter[str]]) -> torch.Tensor:
-        ends, columns, values = [0], [], []
+    def _sparse(self, bags: Sequence[Counter[str]]) -> "torch.Tensor":
+        import torch
+
+        ends: list[int] = [0]
+        columns: list[int] = []
+        values: list[float] = []
         for bag in bags:
             for word, count in bag.items():
                 if (column := self._column.get(word)) is not None:
@@ -68,10 +140,12 @@ class Lsa:
         return torch.sparse_csr_tensor(ends, columns, values, shape, dtype=torch.float32)
 
 
-def _right_singular(rows: torch.Tensor, rank: int) -> torch.Tensor:
+def _right_singular(rows: "torch.Tensor", rank: int) -> "torch.Tensor":
     """The first right singular vectors [V, rank] of sparse rows [N, V], by one subspace iteration
     from random directions (Halko, Martinsson & Tropp 2011, algorithms 4.4 and 5.1).
     """
+    import torch
+
     columns = rows.to_sparse_coo().t().to_sparse_csr()
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(rows.shape[1], rank + _OVERSAMPLED, generator=generator)
@@ -81,25 +155,24 @@ def _right_singular(rows: torch.Tensor, rank: int) -> torch.Tensor:
     return left[:, :rank]
 
 
-def _unit(vectors: torch.Tensor) -> NDArray[np.float32]:
+def _unit(vectors: "torch.Tensor") -> NDArray[np.float32]:
+    import torch
+
     found: NDArray[np.float32] = torch.nn.functional.normalize(vectors, dim=1).numpy()
     return found
 
 
 def positions(index: Index, queries: Sequence[str]) -> list[list[int]]:
-    """What an index finds for each query, best first."""
+    """The passages that an index finds for each query, best first."""
     return [[hit.position for hit in hits] for hits in index.search(queries, TOP_K)]
-
-
-def _rss_bytes() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) << 10
 
 
 def measure(corpus: Path, folder: Path, queries: int, threads: int = 1) -> dict[str, Any]:
     """By kind of index: seconds to make it, its file's size, memory, milliseconds a query in
     batches of 64, and recall@10 against Flat.
     """
+    from retrieval_server import index_faiss
+
     documents = list(load_corpus(corpus))
     began_s = time.monotonic()
     lsa = Lsa([document.contents for document in documents])
@@ -112,9 +185,9 @@ def measure(corpus: Path, folder: Path, queries: int, threads: int = 1) -> dict[
 
     exact: list[list[int]] = []
     for kind, factory in FACTORIES.items():
-        before, began_s = _rss_bytes(), time.monotonic()
+        before, began_s = status_bytes("VmRSS"), time.monotonic()
         vectors = index_faiss.build(blocks, DIMENSION, len(documents), factory, threads)
-        built_s, rss_bytes = time.monotonic() - began_s, _rss_bytes() - before
+        built_s, rss_bytes = time.monotonic() - began_s, status_bytes("VmRSS") - before
         index = index_faiss.DenseIndex(vectors, lsa, threads=threads)  # type: ignore[arg-type]
         began_s = time.monotonic()
         each = [positions(index, asked[at : at + 64]) for at in range(0, len(asked), 64)]

@@ -1,4 +1,4 @@
-"""What the runs of `bench_staleness` say together: rows, table, plot and JSON.
+"""The report of `forage bench staleness`: rows, table, plot and JSON.
 
 A cell is a variant at one staleness k; its curve is the mean over seeds of sampled exact match (T =
 1, held-out questions of one and of two hops, half each). A run that was stopped because it had
@@ -72,7 +72,7 @@ def reaches(steps: Sequence[int], curve: Sequence[float], level: float) -> float
 
 
 def summarise(rows: Sequence[Row], missing: Sequence[str] = ()) -> dict[str, Any]:
-    """The JSON file's contents. A number whose runs are not there yet is None; `missing` names
+    """The contents of the JSON file. A number whose runs are not there yet is None; `missing` names
     those.
     """
     cells = {(row["variant"], row["staleness"]): row for row in rows}
@@ -111,14 +111,16 @@ def summarise(rows: Sequence[Row], missing: Sequence[str] = ()) -> dict[str, Any
     }
 
 
+COLUMNS = (
+    "k", "variant", "seeds", "collapsed", "sampled", "1 hop", "2 hops", "greedy 1/2",
+    "to .60", "to .70", "ESS", "max ratio", "clipped", "s/update",
+)  # fmt: skip
+
+
 def make_table(rows: Sequence[Row]) -> Table:
     """One line per cell, by staleness."""
     table = Table(title="sampled exact match by staleness (final; mean over seeds)")
-    columns = (
-        *("k", "variant", "seeds", "collapsed", "sampled", "1 hop", "2 hops", "greedy 1/2"),
-        *("to .60", "to .70", "ESS", "max ratio", "clipped", "s/update"),
-    )
-    for name in columns:
+    for name in COLUMNS:
         table.add_column(name, justify="left" if name == "variant" else "right")
     for row in sorted(rows, key=lambda row: row["staleness"]):
         final = row["final"]

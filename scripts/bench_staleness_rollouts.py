@@ -1,7 +1,7 @@
-"""The actors' side of `bench_staleness`, in the learner's own process: no engine child, no server.
+"""The actors' side of `forage bench staleness`, in the learner's own process.
 
-Consumes weights and questions; produces groups for training and evaluations. The rollout loop, the
-environment, the reward and the index are those of an asynchronous run.
+There is no engine child and no server; the rollout loop, the environment, the reward and the index
+are those of an asynchronous run.
 """
 
 import asyncio
@@ -51,13 +51,8 @@ class Rollouts:
 
     def __init__(self, config: Config, policy: TransformersPolicy, tokenizer: Any) -> None:
         self.config, self.policy = config, policy
-        self._parts: dict[str, Any] = {
-            "policy": policy,
-            "retriever": LocalRetriever(config.retrieval.corpus),
-            "prompter": Prompter(tokenizer, config.questions, config.actors),
-            "config": config,
-            "actor_id": "bench",
-        }
+        self._retriever = LocalRetriever(config.retrieval.corpus)
+        self._prompter = Prompter(tokenizer, config.questions, config.actors)
         self._questions = Questions(load_questions(config.questions.train), config.seed)
         self._eval = load_questions(config.questions.eval, config.questions.eval_limit)
         self._opened, self._signal_rate = 0, 1.0
@@ -122,10 +117,19 @@ class Rollouts:
         return [Lease(self._opened, n, "train", question, how) for n in range(size)]
 
     def _roll(self, leases: Sequence[Lease]) -> list[Trajectory]:
+        async def one(lease: Lease, rewards: Rewards) -> Trajectory:
+            return await rollout(
+                lease,
+                policy=self.policy,
+                retriever=self._retriever,
+                prompter=self._prompter,
+                rewards=rewards,
+                config=self.config,
+                actor_id="bench",
+            )
+
         async def together() -> list[Trajectory]:
             async with Rewards.open(self.config) as rewards:
-                return await asyncio.gather(
-                    *(rollout(lease, rewards=rewards, **self._parts) for lease in leases)
-                )
+                return await asyncio.gather(*(one(lease, rewards) for lease in leases))
 
         return asyncio.run(together())

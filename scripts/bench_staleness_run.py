@@ -1,13 +1,12 @@
 """One run of the demo task in one process, on trajectories exactly k updates old.
 
-Consumes a Job; produces its record: exact match per evaluation, and per update the effective sample
-size, the largest ratio and the clipped fraction. The rollouts, environment, reward, batches, update
-and engine are those of an asynchronous run; only the wiring is this file's.
+Its record holds exact match per evaluation, and per update the effective sample size, the largest
+ratio and the clipped fraction. The rollouts, environment, reward, batches, update and engine are
+those of an asynchronous run; only the wiring is this file's.
 """
 
 import hashlib
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +22,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from actors.prompt import load_tokenizer
 from actors.transformers_policy import TransformersPolicy
+from configs.files import write_durably
 from configs.load import load
+from configs.process import REPOSITORY
 from configs.schema import Config
 from learner import batch as batches
 from learner.ema import Averages
@@ -31,22 +32,43 @@ from learner.engine import Engine
 from learner.errors import Diverged
 from learner.model import load_model
 from learner.update import update
+from scripts.bench_harness import digest_of, sources
 from scripts.bench_staleness_rollouts import Rollouts
 
 COLLAPSED_BELOW = 0.05  # sampled EM over both hops
 SAY_EVERY = 5  # evaluations
-USED = (  # what can change a run's figures
-    *("learner/objectives/*.py", "scripts/bench_staleness_r[ou]*.py", "replay/questions.py"),
-    *(f"learner/{name}.py" for name in (
-        "advantage", "batch", "diagnostics", "ema", "engine", "head", "importance", "kl", "loss",
-        "model", "packing", "reduction", "schedule", "shards", "update",
-    )),
-    *(f"actors/{name}.py" for name in (
-        "actions", "engine_setup", "environment", "prompt", "reward", "rollout",
-        "transformers_cache", "transformers_policy",
-    )),
-    *("retrieval_server/corpus.py", "retrieval_server/index_bm25.py"),
-)  # fmt: skip
+USED = (  # the code that can change a run's figures
+    "actors.actions",
+    "actors.engine_setup",
+    "actors.environment",
+    "actors.prompt",
+    "actors.reward",
+    "actors.rollout",
+    "actors.transformers_cache",
+    "actors.transformers_policy",
+    "learner.advantage",
+    "learner.batch",
+    "learner.collectives",
+    "learner.diagnostics",
+    "learner.ema",
+    "learner.engine",
+    "learner.head",
+    "learner.importance",
+    "learner.kl",
+    "learner.loss",
+    "learner.model",
+    "learner.objectives.base",
+    "learner.packing",
+    "learner.reduction",
+    "learner.schedule",
+    "learner.shards",
+    "learner.update",
+    "replay.questions",
+    "retrieval_server.corpus",
+    "retrieval_server.index_bm25",
+    "scripts.bench_staleness_rollouts",
+    "scripts.bench_staleness_run",
+)
 GAUGES = {
     "ess": "learner/current_ess",  # of current over behaviour: the same for every variant
     "largest_ratio": "learner/current_ratio_max",
@@ -67,13 +89,15 @@ class Job:
     @property
     def config(self) -> Config:
         """The whole configuration."""
-        path = Path(__file__).resolve().parent.parent / "configs" / "demo.yaml"
-        return load(path, [*self.overrides, f"seed={self.seed}", "learner.zero_stage=0"])
+        return load(
+            REPOSITORY / "configs" / "demo.yaml",
+            [*self.overrides, f"seed={self.seed}", "learner.zero_stage=0"],
+        )
 
     @property
     def name(self) -> str:
-        """Equal names compute the same: a digest of code, configuration and the demo's files (whose
-        folder is named after what made them).
+        """A digest of code, configuration and the demo's files (whose folder is named after what
+        made them): runs of equal names compute the same.
         """
         config, files = self.config, Path(self.config.model.path).parent.name
         questions = msgspec.structs.replace(config.questions, train="", eval="")
@@ -89,12 +113,7 @@ class Job:
 
 @cache
 def _code() -> str:
-    """Digest of USED."""
-    root, digest = Path(__file__).resolve().parent.parent, hashlib.blake2b(digest_size=8)
-    for pattern in USED:
-        for path in sorted(root.glob(pattern)):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return digest_of(sources(*USED))
 
 
 class StaleRun:
@@ -137,8 +156,9 @@ class StaleRun:
 
     @property
     def collapsed(self) -> bool:
-        """Whether nothing can bring the policy back: it, and those whose data are still to come,
-        have stopped answering (two evaluations), after answering better."""
+        """True when nothing can bring the policy back: it, and those whose data are still to come,
+        have stopped answering (two evaluations), after answering better.
+        """
         low = [scores["sampled"] < COLLAPSED_BELOW for scores in self.evaluations]
         answered = not all(low)
         starved = self.updates[-1]["reward"] < COLLAPSED_BELOW if self.updates else False
@@ -153,7 +173,7 @@ class StaleRun:
 
 
 def work(job: Job, label: str, deadline: float, folder: str) -> str:
-    """Make the run and write its record as `folder/NAME.json`; what to say about it.
+    """Make the run and write its record as `folder/NAME.json`; the line to print about it.
 
     "" when `deadline` (time.time()) has passed: nothing is written, and nothing is kept.
     """
@@ -165,10 +185,7 @@ def work(job: Job, label: str, deadline: float, folder: str) -> str:
     if record is None:
         return ""
     _typical["seconds"] = record["seconds"]
-    path = Path(folder) / f"{job.name}.json"
-    draft = path.with_suffix(f".{os.getpid()}.part")
-    draft.write_text(json.dumps(record))
-    draft.rename(path)
+    write_durably(Path(folder) / f"{job.name}.json", json.dumps(record).encode())
     end = "  COLLAPSED" if record["collapsed"] else ""
     took = f"{len(record['updates'])} updates, {record['seconds']:.0f} s"
     return f"{label}: {took}, {_em(record['evaluations'][-1])}{end}"

@@ -1,31 +1,39 @@
-"""How fast trajectories reach the log and the learner: `scripts/bench_stream.py [--quick]`.
+"""The rate at which trajectories reach the log and the learner: `forage bench stream [--quick]`.
 
 Simulated actors (1, 16, 256, 1,000; `scripts.bench_stream_load`) deliver rollouts of 2,048 tokens
 through the real codec and ZeroMQ sockets (ipc) to one real replay server, whose event log is forced
 to the disk before anything is acknowledged, and a stand-in for the learner takes, decodes and
-commits every batch (`scripts.bench_stream_drain`). The baseline, in the same run, is the same
+commits every batch. The baseline, in the same run, is the same
 rollouts through a Ray actor queue (`scripts.bench_stream_ray`), which keeps nothing. At saturation
 1,024 deliveries are under way and admission never holds back (`scripts.bench_stream_run`), so that
 the server is what there is to wait for; all processes share the machine's cores.
 """
 
-import argparse
 import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from replay.protocol import ReplayError
+from scripts.bench_harness import (
+    BenchError,
+    BenchOptions,
+    Processes,
+    Report,
+    RunFailed,
+    at_least,
+    at_most,
+    finish,
+    goals_table,
+    reporter,
+    require_at_least,
+)
 from scripts.bench_stream_rollouts import TOKENS
-from scripts.bench_stream_run import Row, RunFailed, run_row
+from scripts.bench_stream_run import Row, run_row
+from scripts.options import option
 
 PEERS = (1, 16, 256, 1000)
 PACED = 1000  # peers, one trajectory a second each
@@ -33,60 +41,62 @@ RAY_WAIT_S = 180.0  # for another session to end
 RAY_AGAIN_S = 15.0
 RAY_DEADLINE_S = 300.0
 RAY_CANNOT_START = 3  # exit code of scripts.bench_stream_ray
-GOALS = {  # name: (limit, whether more is better)
-    "over_ray_queue": (5.0, True),
-    "ack_p99_s_at_1000": (0.25, False),
-}
-Report = Callable[[str], None]
+GOALS = {"over_ray_queue": at_least(5.0), "ack_p99_s_at_1000": at_most(0.25)}
 
 
-class NoRay(RuntimeError):
+@dataclass(frozen=True)
+class BenchStreamOptions(BenchOptions):
+    """Options of `forage bench stream`; `quick` takes at most three minutes."""
+
+    no_ray: bool = option("without the baseline", default=False)
+    peers: tuple[int, ...] = option("actors, saturated; 0: none", default=PEERS, metavar="N")
+    paced: int = option("actors at one trajectory a second; 0: leave out", default=PACED)
+
+    def __post_init__(self) -> None:
+        require_at_least(self, paced=0)
+
+
+class NoRay(BenchError):
     """Ray cannot start here, so there is nothing to compare with; the message says why."""
 
 
 def ray_queue(seconds: float, report: Report) -> list[dict[str, float]]:
     """Trajectories/s through a Ray queue, a row for each way to feed it. Raises NoRay."""
     give_up_s = time.monotonic() + RAY_WAIT_S
-    with TemporaryDirectory(prefix="forage-bench-") as folder:
-        file = Path(folder) / "ray.json"
-        command = [sys.executable, "-m", "scripts.bench_stream_ray", str(file)]
-        while True:
-            report("Ray queue")
-            done = subprocess.run(
-                [*command, "--seconds", str(seconds)],
-                env=os.environ | {"FORAGE_PARENT": str(os.getpid())},
-                capture_output=True,
-                text=True,
-                timeout=RAY_DEADLINE_S,
-                check=False,
-            )
-            if not done.returncode:
+    while True:
+        report("Ray queue")
+        with TemporaryDirectory(prefix="forage-bench-") as folder, Processes(Path(folder)) as own:
+            file = Path(folder) / "ray.json"
+            run = json.dumps({"file": str(file), "seconds": seconds})
+            try:
+                own.run("ray", "-m", "scripts.bench_stream_ray", run, limit_s=RAY_DEADLINE_S)
                 rows: list[dict[str, float]] = json.loads(file.read_text(encoding="utf-8"))
                 return rows
-            words = done.stderr[-600:]
-            if done.returncode != RAY_CANNOT_START or time.monotonic() + RAY_AGAIN_S > give_up_s:
-                raise NoRay(
-                    f"the Ray baseline ended with {done.returncode}: {words}\n"
-                    "end other Ray sessions on this machine, or leave it out: --no-ray"
-                )
-            report("Ray cannot start, perhaps for another session: trying again soon")
-            time.sleep(RAY_AGAIN_S)
+            except RunFailed as failed:
+                again = time.monotonic() + RAY_AGAIN_S <= give_up_s
+                if failed.code != RAY_CANNOT_START or not again:
+                    raise NoRay(
+                        f"the Ray baseline: {failed}\n"
+                        "end other Ray sessions on this machine, or leave it out: --no-ray"
+                    ) from failed
+        report("Ray cannot start, perhaps for another session: trying again soon")
+        time.sleep(RAY_AGAIN_S)
 
 
-def measure(given: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Everything. Raises NoRay, RunFailed, ReplayError, subprocess.TimeoutExpired."""
-    seconds, warm_up_s = (5.0, 1.0) if given.quick else (15.0, 3.0)
-    baseline = [] if given.no_ray else ray_queue(seconds, report)
-    plan = [Row(peers, seconds, warm_up_s) for peers in given.peers]
-    if given.paced:
-        plan.append(Row(given.paced, 2 * seconds, warm_up_s, every_s=1.0))
+def measure(options: BenchStreamOptions, report: Report) -> dict[str, Any]:
+    """All figures. Raises NoRay, RunFailed, ReplayError."""
+    seconds, warm_up_s = (5.0, 1.0) if options.quick else (15.0, 3.0)
+    baseline = [] if options.no_ray else ray_queue(seconds, report)
+    plan = [Row(peers, seconds, warm_up_s) for peers in options.peers if peers]
+    if options.paced:
+        plan.append(Row(options.paced, 2 * seconds, warm_up_s, every_s=1.0))
     rows = []
     for row in plan:
         with TemporaryDirectory(prefix="forage-bench-") as folder:
             load = "one trajectory a second each" if row.every_s else "saturated"
             report(f"{row.peers:,} actors, {load}")
             rows.append(run_row(row, Path(folder)))
-    if not given.no_ray and not given.quick:
+    if not options.no_ray and not options.quick:
         baseline += ray_queue(seconds, report)  # the machine may have changed
     return summary(rows, baseline)
 
@@ -140,35 +150,10 @@ def tables(found: dict[str, Any]) -> list[Table]:
     for row in found["ray_queue"]:
         rate = f"{row['trajectories_per_s']:,.0f}"
         ray.add_row(str(row["producers"]), str(row["under_way"]), rate)
-    goals = Table("measured", "value", "goal", "")
-    for name, (limit, more) in GOALS.items():
-        if (value := found[name]) is not None:
-            met = value >= limit if more else value <= limit
-            goal = f"{'≥' if more else '≤'} {limit:g}"
-            goals.add_row(name, f"{value:.3g}", goal, "met" if met else "[bold red]missed[/]")
-    return [rows, ray, goals]
+    return [rows, ray, goals_table(found, GOALS)]
 
 
-def main(words: list[str] | None = None) -> int:
-    """Measure, print the tables, write the JSON; exit code 1 where something could not be run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="shorter, at most three minutes")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--no-ray", action="store_true", help="without the baseline")
-    parser.add_argument("--peers", type=int, nargs="*", default=PEERS, help="actors, saturated")
-    parser.add_argument("--paced", type=int, default=PACED, help="actors at 1/s; 0: leave out")
-    given = parser.parse_args(words)
-    notes, start_s = Console(stderr=True), time.monotonic()
-    try:
-        found = measure(given, lambda s: notes.print(f"{time.monotonic() - start_s:5.0f} s  {s}"))
-    except (NoRay, RunFailed, ReplayError, subprocess.TimeoutExpired) as error:
-        print(f"bench_stream: {error}", file=sys.stderr)
-        return 1
-    Console(width=None if sys.stdout.isatty() else 100).print(*tables(found))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def bench(options: BenchStreamOptions) -> None:
+    """Measure, print the tables, write the JSON. Raises NoRay, RunFailed, ReplayError."""
+    found = measure(options, reporter())
+    finish(options, found, tables(found))

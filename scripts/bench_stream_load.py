@@ -1,11 +1,12 @@
-"""Simulated actors of `scripts/bench_stream.py`: `python -m scripts.bench_stream_load PLAN`.
+"""The load of `forage bench stream`: simulated actors, and a stand-in for the learner.
 
-One process, one DEALER socket an actor. Each says Hello and Ready, beats its heart once a second,
-takes the leases that it is pushed, delivers a rollout for each and awaits its acknowledgement;
-whenever the learner is some steps on, all say Ready with its version. When all has been measured
-they deliver nothing more, and leave on Stop. Saturated, an actor keeps
-`window` deliveries under way; else it delivers one every `every_s` seconds, and the time to the
-acknowledgement counts from the moment at which it was due. Waits for replay until `deadline_s`.
+`python -m scripts.bench_stream_load PLAN` (JSON of a LoadPlan or a Drain) is one process. Of actors
+each has a DEALER socket, says Hello and Ready, beats its heart once a second, takes the leases that
+it is pushed, delivers a rollout for each and awaits its acknowledgement; whenever the learner is
+some steps on, all say Ready with its version. When all has been measured they deliver nothing more,
+and leave on Stop. Saturated, an actor keeps `window` deliveries under way; else it delivers one
+every `every_s` seconds, and the time to the acknowledgement counts from the moment at which it was
+due. Every wait has a deadline.
 """
 
 import heapq
@@ -20,18 +21,21 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from configs.files import write_durably
 from configs.process import begin
 from replay import protocol as wire
-from replay.codec import decode_reply, encode
+from replay.codec import decode_reply, decode_trajectory, encode
+from replay.learner_client import BatchReader
 from scripts.bench_stream_rollouts import Template
 
 HEARTBEAT_S = 1.0  # the schema's default
 LOOK_S = 0.05  # how often the learner's step is looked at
 LINGER_MS = 5000
+DRAIN_DEADLINE_S = 60.0
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """What one process is to do; times are seconds.
+class LoadPlan(msgspec.Struct, frozen=True, tag=True):
+    """The work of one process of actors; times are seconds.
 
     The window of time measured begins `warm_up_s` after the last of its `peers` has had `round`
     acknowledgements, and lasts `seconds`. Peers are numbered from `first`. `every_s` 0: saturate.
@@ -52,6 +56,32 @@ class Plan(msgspec.Struct, frozen=True):
     deadline_s: float
 
 
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """The work of the learner's stand-in: take batches, decode every trajectory, commit.
+
+    Its step goes to `step_file`, where the simulated actors read it.
+    """
+
+    endpoint: str
+    step_file: str
+
+    def run(self) -> None:
+        """Go on until replay says Stop."""
+        step, file = 0, Path(self.step_file)
+        with BatchReader(self.endpoint, 1, DRAIN_DEADLINE_S, DRAIN_DEADLINE_S) as reader:
+            reader.resume(0)
+            while not isinstance(batch := reader.sample(step), wire.Stop):
+                for group in batch.groups:
+                    for payload in group:
+                        decode_trajectory(payload)
+                step = batch.step
+                reader.committed(step)
+                draft = file.with_suffix(".new")  # not forced to the disk: the log has it alone
+                draft.write_text(str(step), encoding="ascii")
+                draft.replace(file)
+            reader.finish()
+
+
 class Peer:
     """One simulated actor."""
 
@@ -65,13 +95,14 @@ class Peer:
 
 
 class Load:
-    """All peers of a process, and what they saw: acknowledged at, after so many seconds."""
+    """All peers of a process, and their acknowledgements: when, after so many seconds."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
         self._at_s, self._took_s = array("d"), array("d")
         self._statuses: dict[str, int] = {}
-        self._version, self._template = 0, None
+        self._version = 0
+        self._template: Template | None = None
         self._to_come = plan.peers  # that have not had their first round
         self._begin_s = self._end_s = float("inf")
         self._stopped = False
@@ -83,11 +114,11 @@ class Load:
         self._timers: list[tuple[float, int, bool]] = []  # when, who, whether for its heartbeat
 
     def run(self) -> None:
-        """Connect, deliver, tell, leave on Stop; raises TimeoutError at the deadline."""
+        """Connect, deliver, write the figures, leave on Stop. Raises TimeoutError."""
         limit_s = time.monotonic() + self.plan.deadline_s
         for index in range(self.plan.peers):
             self._connect(index)
-        look_s, told = 0.0, False
+        look_s, written = 0.0, False
         while not self._stopped:
             now_s = time.monotonic()
             if now_s > limit_s:
@@ -96,27 +127,25 @@ class Load:
                     f"had not had {self.plan.round} acknowledgements, {self._under_way()} were "
                     "waited for: look at the server's log or allow more time"
                 )
-            if not told and now_s >= self._end_s and not self._under_way():
-                told = True
-                self._tell()
+            if not written and now_s >= self._end_s and not self._under_way():
+                written = True
+                self._write_figures()
             if now_s >= look_s:
                 look_s = now_s + LOOK_S
                 self._follow_learner()
             wake_s = min(look_s, self._timers[0][0])
             for fd, _ in self._epoll.poll(max(0.0, wake_s - now_s)):
-                self._hear(self._at_fd[fd])
-            self._beat(time.monotonic())
+                self._receive(self._at_fd[fd])
+            self._run_timers(time.monotonic())
         self._leave()
 
-    def _tell(self) -> None:
-        """Write down what was seen; the figures last, for they say that it is complete."""
+    def _write_figures(self) -> None:
+        """Write the times, then the rest, which says that all is there."""
         with Path(self.plan.out + ".f64").open("wb") as file:
             self._at_s.tofile(file)
             self._took_s.tofile(file)
         found = {"begin_s": self._begin_s, "end_s": self._end_s, "statuses": self._statuses}
-        new = Path(self.plan.out + ".new")
-        new.write_text(json.dumps(found), encoding="utf-8")
-        new.replace(self.plan.out + ".json")
+        write_durably(Path(self.plan.out + ".json"), json.dumps(found).encode())
 
     def _under_way(self) -> int:
         return sum(len(peer.sent) for peer in self._peers)
@@ -129,16 +158,17 @@ class Load:
         socket.connect(self.plan.endpoint)
         peer = Peer(name, socket)
         self._peers.append(peer)
-        self._at_fd[socket.get(zmq.FD)] = index
+        descriptor = int(socket.get(zmq.FD))
+        self._at_fd[descriptor] = index
         socket.send(encode(wire.Hello(name, "digest")))
         self._ready(peer)
-        self._epoll.register(socket.get(zmq.FD), select.EPOLLIN)
+        self._epoll.register(descriptor, select.EPOLLIN)
         start_s = time.monotonic() + HEARTBEAT_S * index / self.plan.peers
         heapq.heappush(self._timers, (start_s + HEARTBEAT_S, index, True))
         if self.plan.every_s:
             first_s = start_s + self.plan.every_s * index / self.plan.peers
             heapq.heappush(self._timers, (first_s, index, False))
-        self._hear(index)
+        self._receive(index)
 
     def _ready(self, peer: Peer) -> None:
         peer.socket.send(encode(wire.Ready(peer.name, self.plan.capacity, 1, self._version)))
@@ -149,9 +179,9 @@ class Load:
             self._version, self._template = step, None
             for index, peer in enumerate(self._peers):
                 self._ready(peer)
-                self._hear(index)
+                self._receive(index)
 
-    def _beat(self, now_s: float) -> None:
+    def _run_timers(self, now_s: float) -> None:
         while self._timers[0][0] <= now_s:
             due_s, index, heartbeat = self._timers[0]
             peer = self._peers[index]
@@ -162,9 +192,9 @@ class Load:
                 self._deliver(peer, now_s)
             every_s = HEARTBEAT_S if heartbeat else self.plan.every_s
             heapq.heapreplace(self._timers, (due_s + every_s, index, heartbeat))
-            self._hear(index)
+            self._receive(index)
 
-    def _hear(self, index: int) -> None:
+    def _receive(self, index: int) -> None:
         """Take everything that has come: the descriptor tells of news once only."""
         peer = self._peers[index]
         while True:
@@ -217,5 +247,6 @@ class Load:
 
 
 if __name__ == "__main__":
-    begin("load")
-    Load(msgspec.json.decode(sys.argv[1], type=Plan)).run()
+    plan = msgspec.json.decode(sys.argv[1], type=LoadPlan | Drain)
+    begin("load" if isinstance(plan, LoadPlan) else "drain")
+    (Load(plan) if isinstance(plan, LoadPlan) else plan).run()

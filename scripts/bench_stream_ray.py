@@ -1,13 +1,12 @@
-"""The baseline of `scripts/bench_stream.py`: the same rollouts through a Ray actor queue.
+"""The baseline of `forage bench stream`: the same rollouts through a Ray actor queue.
 
-`python -m scripts.bench_stream_ray FILE` streams as RL systems built on Ray do: Ray tasks put
-`Trajectory` objects into a `ray.util.queue.Queue`, Ray pickles them, one consumer takes them, up to
-64 at once (the faster way), and holds the objects. Nothing is kept on a disk, nobody checks
-anything. A row is a number of producers and of puts that each has under way: one is what
-`Queue.put` does, more is what an asynchronous rollout loop can do. Every wait has a deadline.
+`python -m scripts.bench_stream_ray RUN` (JSON of a RayRun) streams as RL systems built on Ray do:
+Ray tasks put `Trajectory` objects into a `ray.util.queue.Queue`, Ray pickles them, one consumer
+takes them, up to 64 at once (the faster way), and holds the objects. Nothing is kept on a disk,
+nobody checks anything. A row is a number of producers and of puts that each has under way: one is
+what `Queue.put` does, more is what an asynchronous rollout loop can do. Every wait has a deadline.
 """
 
-import argparse
 import json
 import os
 import secrets
@@ -26,6 +25,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # of producers that are cut off at the end
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
+import msgspec
 import ray
 from ray.util.queue import Queue
 
@@ -34,11 +34,19 @@ from replay.trajectory import Sampling
 from scripts.bench_stream_rollouts import rollout
 
 MOST_AT_ONCE = 64  # that one get takes
-ROOM = 2048  # in the queue
+QUEUE_SIZE = 2048
 IDLE_S = 0.005  # where little is there: asking costs the queue its time
 CALL_S = 60.0
 ROWS = ((1, 1), (4, 1), (2, 16))  # producers, puts under way
 CANNOT_START = 3  # exit code
+
+
+class RayRun(msgspec.Struct, frozen=True):
+    """The seconds for which each row is measured, and the file that gets the rows."""
+
+    file: str
+    seconds: float
+    warm_up_s: float = 2.0
 
 
 @contextmanager
@@ -61,7 +69,8 @@ def session() -> Iterator[None]:
 
 def produce(queue: Queue, name: str, under_way: int, limit_s: float) -> int:
     """Put rollouts, so many at a time, until cut off or the limit; how many there were."""
-    end_s, count, puts = time.monotonic() + limit_s, 0, []
+    end_s, count = time.monotonic() + limit_s, 0
+    puts: list[Any] = []
     while time.monotonic() < end_s:
         trajectory = rollout(count // 8, count % 8, "q-1", name, 0, Sampling())
         puts.append(queue.actor.put.remote(trajectory, CALL_S))
@@ -74,7 +83,7 @@ def produce(queue: Queue, name: str, under_way: int, limit_s: float) -> int:
 
 def stream(producers: int, under_way: int, warm_up_s: float, seconds: float) -> dict[str, Any]:
     """Trajectories/s that reach the consumer; the window begins `warm_up_s` after the first."""
-    queue = Queue(ROOM, actor_options={"num_cpus": 0})
+    queue = Queue(QUEUE_SIZE, actor_options={"num_cpus": 0})
     task = ray.remote(num_cpus=0, max_retries=0)(produce)
     limit_s = CALL_S + warm_up_s + seconds
     running = [task.remote(queue, f"actor-{i}", under_way, limit_s) for i in range(producers)]
@@ -96,24 +105,22 @@ def stream(producers: int, under_way: int, warm_up_s: float, seconds: float) -> 
     return {"producers": producers, "under_way": under_way, "trajectories_per_s": per_s}
 
 
-def main() -> int:
+def main(run: RayRun) -> int:
     """Measure, write the figures to the file; exit code 3 when Ray cannot start."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--warm-up", type=float, default=2.0)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    given = parser.parse_args()
     with ExitStack() as stack:
         try:
             stack.enter_context(session())
         except (RuntimeError, OSError, ValueError) as error:
             print(f"Ray cannot start here: {error}", file=sys.stderr)
             return CANNOT_START
-        rows = [stream(*row, given.warm_up, given.seconds) for row in ROWS]
-    given.file.write_text(json.dumps(rows), encoding="utf-8")
+        rows = [
+            stream(producers, under_way, run.warm_up_s, run.seconds)
+            for producers, under_way in ROWS
+        ]
+    Path(run.file).write_text(json.dumps(rows), encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
     begin("ray")
-    sys.exit(main())
+    sys.exit(main(msgspec.json.decode(sys.argv[1], type=RayRun)))

@@ -1,4 +1,4 @@
-"""What the simulated actors of `scripts/bench_stream.py` deliver: rollouts of 2,048 tokens.
+"""The rollouts of `forage bench stream`: 2,048 tokens each, as its simulated actors deliver them.
 
 `rollout` makes the whole record; `Template` is one, encoded once by the real codec, into which the
 ids of a lease are put: the same bytes as `encode_trajectory` makes, for a tenth of the time, so
@@ -79,7 +79,7 @@ class Template:
         self._rest = encoded[encoded.index(_AFTER_IDS) :]
 
     def payload(self, lease: Lease, actor_id: str) -> bytes:
-        """What `actor_id` delivers for `lease`."""
+        """The bytes that `actor_id` delivers for `lease`."""
         values = (lease.group_id, lease.sibling, lease.question.id, lease.kind, actor_id)
         parts = [self._start]
         for key, value in zip(self._key.values(), values, strict=True):

@@ -1,4 +1,4 @@
-"""What it costs to bring new weights to the actors: `scripts/bench_weight_sync.py [--quick]`.
+"""The cost of bringing new weights to the actors: `forage bench weight-sync [--quick]`.
 
 Bare models of 1 MB to 500 MB in 300 or 5,000 tensors go over gloo on the loopback to 1 to 3
 receivers, each a process of its own, through the real publisher and subscriber; in the same run and
@@ -7,23 +7,29 @@ parameter, and by one copy in memory. Then a real vLLM engine with 32 requests a
 brought version after version of the demo's model.
 """
 
-import argparse
 import asyncio
-import json
-import sys
-import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
+from configs.process import REPOSITORY
+from scripts.bench_harness import (
+    BenchOptions,
+    Report,
+    at_least,
+    at_most,
+    finish,
+    goals_table,
+    reporter,
+    require_at_least,
+)
 from scripts.bench_weight_sync_run import Row, run_row
+from scripts.options import option
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 MB = 1_000_000
 LARGE = Row(500 * MB, 300, 2)
 SMALL = Row(20 * MB, 5000, 2)
@@ -33,27 +39,39 @@ FULL = (
     *(Row(size * MB, 5000, 2) for size in (20, 100, 500)),
 )
 QUICK = (Row(1 * MB, 300, 1), Row(100 * MB, 300, 2), SMALL, LARGE)
-GOALS = {  # name: (limit, whether more is better)
-    "over_raw_broadcast": (0.8, True),
-    "over_per_parameter": (3.0, True),
-    "trainer_pause_over_memcpy": (1.2, False),
-    "lost_requests": (0, False),
-    "verification_failures": (0, False),
-    "logprob_error_max": (1e-4, False),
+GOALS = {
+    "over_raw_broadcast": at_least(0.8),
+    "over_per_parameter": at_least(3.0),
+    "trainer_pause_over_memcpy": at_most(1.2),
+    "lost_requests": at_most(0),
+    "verification_failures": at_most(0),
+    "logprob_error_max": at_most(1e-4),
 }
 
 
-def measure(given: argparse.Namespace, report: Callable[[str], None]) -> dict[str, Any]:
-    """Everything."""
+@dataclass(frozen=True)
+class BenchWeightSyncOptions(BenchOptions):
+    """Options of `forage bench weight-sync`; `quick`: four rows, 100 updates."""
+
+    updates: int | None = option("under load (1,000; quick: 100); 0: none")
+
+    def __post_init__(self) -> None:
+        require_at_least(self, updates=0)
+
+
+def measure(options: BenchWeightSyncOptions, report: Report) -> dict[str, Any]:
+    """All figures. Raises RunFailed."""
     from scripts.bench_weight_sync_load import under_load
     from scripts.demo_task import prepare
 
     rows = []
-    for row in QUICK if given.quick else FULL:
+    for row in QUICK if options.quick else FULL:
         report(f"{row.nbytes // MB} MB, {row.tensors:,} tensors, {row.receivers} receivers")
         with TemporaryDirectory(prefix="forage-bench-") as folder:
-            rows.append(run_row(row, 3 if given.quick else 7, Path(folder)))
-    updates = given.updates if given.updates is not None else 100 if given.quick else 1000
+            rows.append(run_row(row, 3 if options.quick else 7, Path(folder)))
+    updates = options.updates
+    if updates is None:
+        updates = 100 if options.quick else 1000
     found = summary(rows)
     if updates:
         model = prepare(REPOSITORY / ".cache", 0, report).model
@@ -67,12 +85,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     of = {(row["nbytes"], row["tensors"], row["receivers"]): row for row in rows}
     large = [row for row in rows if row["nbytes"] >= 100 * MB]
     return {
-        "over_raw_broadcast": of[LARGE.nbytes, LARGE.tensors, LARGE.receivers][
-            "over_raw_broadcast"
-        ],
-        "over_per_parameter": of[SMALL.nbytes, SMALL.tensors, SMALL.receivers][
-            "over_per_parameter"
-        ],
+        "over_raw_broadcast": of[_size(LARGE)]["over_raw_broadcast"],
+        "over_per_parameter": of[_size(SMALL)]["over_per_parameter"],
         "trainer_pause_over_memcpy": max(
             row["trainer_pause_over_memcpy"] for row in large if row["tensors"] == LARGE.tensors
         ),
@@ -93,6 +107,10 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "weights, passed the probe and made the checksum",
         },
     }
+
+
+def _size(row: Row) -> tuple[int, int, int]:
+    return row.nbytes, row.tensors, row.receivers
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
@@ -116,35 +134,12 @@ def tables(found: dict[str, Any]) -> list[Table]:
             f"{row['apply_s']:.3f}",
             f"{row['generation_pause_s']:.3f}",
         )
-    goals = Table("measured", "value", "goal", "")
-    for name, value in found.items():
-        if name in ("rows", "method"):
-            continue
-        limit, more = GOALS.get(name, (None, True))
-        verdict = ""
-        if limit is not None:
-            met = value >= limit if more else value <= limit
-            verdict = "met" if met else "[bold red]missed[/]"
-        goal = "" if limit is None else f"{'≥' if more else '≤'} {limit:g}"
-        goals.add_row(name, f"{value:.3g}", goal, verdict)
-    return [rows, goals]
+    names = [name for name in found if name not in ("rows", "method")]
+    return [rows, goals_table(found, GOALS, names)]
 
 
-def main(words: list[str] | None = None) -> int:
+def bench(options: BenchWeightSyncOptions) -> None:
     """Measure, print the tables, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="four rows, 100 updates")
-    parser.add_argument("--updates", type=int, help="under load (1,000; quick: 100); 0: none")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    given = parser.parse_args(words)
     torch.set_num_threads(1)
-    notes, start_s = Console(stderr=True), time.monotonic()
-    found = measure(given, lambda s: notes.print(f"{time.monotonic() - start_s:5.0f} s  {s}"))
-    Console(width=None if sys.stdout.isatty() else 110).print(*tables(found))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    found = measure(options, reporter())
+    finish(options, found, tables(found))

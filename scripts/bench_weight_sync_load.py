@@ -1,15 +1,13 @@
-"""Updates under load, for `scripts/bench_weight_sync.py`: a real vLLM engine, 32 requests always in
+"""Updates under load, for `forage bench weight-sync`: a real vLLM engine, 32 requests always in
 flight, and version after version of the demo's model.
 
-Consumes a model folder; produces how long generation stood still, what was lost, and how far the
-engine's log-probs lie from the learner's under the version that sampled each token. Every wait has
-a deadline.
+Measured are how long generation stands still, what is lost, and how far the engine's log-probs lie
+from the learner's under the version that sampled each token. Every wait has a deadline.
 """
 
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +18,19 @@ from actors.errors import PolicyError
 from actors.policy import Completion
 from actors.vllm_policy import VllmPolicy
 from configs.schema import ActorsConfig, Config, ModelConfig, WeightSyncConfig
+from scripts.bench_harness import START_S, Report
 from weight_sync.protocol import WeightSyncError
 from weight_sync.publisher import Publisher
 from weight_sync.subscriber import Subscriber
 
 IN_FLIGHT, TOKENS, PROBE_TOKENS, CHECKED = 32, 48, 64, 24
-START_S, UPDATE_S = 120.0, 60.0
+UPDATE_S = 60.0
 SYNC = WeightSyncConfig(probe_tolerance=1e-4, join_deadline_s=START_S)
 Done = tuple[list[int], Completion]
 
 
 class Learner:
-    """The model at version v: what the folder holds, and a little noise that v alone determines."""
+    """The model at version v: the folder's weights, and a little noise that v alone determines."""
 
     def __init__(self, path: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -70,7 +69,7 @@ class Load:
         self._policy, self._learner, self._numbers = policy, learner, itertools.count()
 
     async def keep_asking(self) -> None:
-        """One request after the other."""
+        """Send one request after the other, for ever."""
         while True:
             number = next(self._numbers)
             prompt = self._learner.tokens(8 + number % 24, number)
@@ -86,9 +85,7 @@ class Load:
                 self.done.append((prompt, completion))
 
 
-async def under_load(
-    path: Path, updates: int, folder: Path, report: Callable[[str], None]
-) -> dict[str, Any]:
+async def under_load(path: Path, updates: int, folder: Path, report: Report) -> dict[str, Any]:
     """Publish so many versions to an engine at work; returns the figures by name."""
     config = Config(
         model=ModelConfig(path=str(path), dtype="float32", max_model_len=256),
@@ -107,7 +104,7 @@ async def _measure(
     learner: Learner,
     updates: int,
     folder: Path,
-    report: Callable[[str], None],
+    report: Report,
 ) -> dict[str, Any]:
     endpoint, failures = f"ipc://{folder}/load", 0
     following = asyncio.create_task(Subscriber("actor-0", endpoint, policy, SYNC).run())

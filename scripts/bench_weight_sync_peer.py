@@ -1,8 +1,8 @@
-"""One receiving process of `scripts/bench_weight_sync.py`.
+"""A receiving process of `forage bench weight-sync`.
 
 `python -m scripts.bench_weight_sync_peer forage NAME ENDPOINT DEVICE TENSORS BYTES` follows a
 publisher with a bare model; `raw RANK WORLD PORT TENSORS BYTES` takes part in plain collectives, as
-rank 0 says. Waits for rank 0, or the publisher; ends with its parent.
+rank 0 says. It ends with its parent.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def model(tensors: int, nbytes: int, device: str = "cpu") -> dict[str, torch.Ten
 
 
 def probe(weights: dict[str, torch.Tensor], tokens: Sequence[int]) -> list[float]:
-    """What stands for log-probs: one number of one tensor for each token but the first."""
+    """Numbers in place of log-probs: one number of one tensor for each token but the first."""
     vectors = list(weights.values())
     chosen = (vectors[token % len(vectors)] for token in tokens[1:])
     return [float(v[t % len(v)]) for v, t in zip(chosen, tokens[1:], strict=True)]
@@ -61,17 +61,17 @@ class BareEngine:
         self.receiver = Receiver(self._layout, self._load, self._checksum, device)
 
     async def pause(self) -> None:
-        """Nothing to pause."""
+        """Do nothing: nothing is generated."""
 
     async def resume(self) -> None:
-        """Nothing to resume."""
+        """Do nothing: nothing was paused."""
 
     async def set_policy_version(self, version: int) -> None:
         """Remember the label."""
         self.version = version
 
     async def call_workers(self, method: str, *args: bytes | int | str | float) -> list[bytes]:
-        """One worker: this process."""
+        """Call the one worker, this process."""
         work = getattr(self.receiver, method.removeprefix("weight_sync_"))
         return [await asyncio.to_thread(work, *args)]
 

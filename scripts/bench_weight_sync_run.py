@@ -1,15 +1,12 @@
-"""One row of `scripts/bench_weight_sync.py`: the same bytes to the same receivers, in turn by a
+"""One row of `forage bench weight-sync`: the same bytes to the same receivers, in turn by a
 real publisher, by one plain broadcast, by a broadcast for each parameter, and copied once.
 
-The receivers are processes of their own (`scripts.bench_weight_sync_peer`); all are ended, by their
-ids, whatever happens. Every wait has a deadline.
+The receivers are processes of their own (`scripts.bench_weight_sync_peer`). Every wait has a
+deadline.
 """
 
 import os
 import socket
-import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +17,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from configs.process import die_with_parent
+from scripts.bench_harness import START_S, Processes, medians
 from scripts.bench_weight_sync_peer import (
     CONFIG,
     DEADLINE_S,
@@ -34,11 +31,9 @@ from scripts.bench_weight_sync_peer import (
 )
 from weight_sync.publisher import Publisher
 
-START_S = 120.0
-
 
 class Row(msgspec.Struct, frozen=True):
-    """What is sent: so many bytes in so many tensors, to so many receivers."""
+    """A load: so many bytes in so many tensors, to so many receivers."""
 
     nbytes: int
     tensors: int
@@ -52,7 +47,7 @@ def run_row(row: Row, rounds: int, folder: Path) -> dict[str, Any]:
     source, places = torch.ones_like(flat), [torch.zeros_like(w) for w in weights.values()]
     endpoint, port = f"ipc://{folder}/sync", _free_port()
     with (
-        peers([*_followers(row, endpoint), *_takers(row, port)], row),
+        peers([*_followers(row, endpoint), *_takers(row, port)], row, folder),
         Publisher(CONFIG, row.receivers, 1, endpoint) as publisher,
         _plain_group(row.receivers + 1, port),
     ):
@@ -101,7 +96,7 @@ def _copied(places: list[torch.Tensor], sources: list[torch.Tensor]) -> float:
 
 
 def _summary(row: Row, nbytes: int, seen: list[dict[str, float]]) -> dict[str, Any]:
-    found = {name: statistics.median(each[name] for each in seen) for name in seen[0]}
+    found = medians(seen)
     carried_s = found["publish_s"] + found["broadcast_s"]
     return {
         **msgspec.to_builtins(row),
@@ -125,23 +120,15 @@ def _takers(row: Row, port: int) -> list[list[str]]:
 
 
 @contextmanager
-def peers(words: Sequence[Sequence[str]], row: Row) -> Iterator[None]:
-    """Receiving processes of a row's size, as `scripts.bench_weight_sync_peer` is to be told."""
-    module = (sys.executable, "-m", "scripts.bench_weight_sync_peer")
-    commands = [(*module, *each, str(row.tensors), str(row.nbytes)) for each in words]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            command, env=environment, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent
-        )
-        for command in commands
-    ]
-    try:
+def peers(words: Sequence[Sequence[str]], row: Row, folder: Path) -> Iterator[None]:
+    """Receiving processes of a row's size, told `words` (`scripts.bench_weight_sync_peer`)."""
+    env = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    size = (str(row.tensors), str(row.nbytes))
+    with Processes(folder) as processes:
+        for number, each in enumerate(words):
+            module = ("-m", "scripts.bench_weight_sync_peer")
+            processes.start(f"peer-{number}", *module, *each, *size, env=env)
         yield
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
 
 
 @contextmanager

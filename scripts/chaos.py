@@ -1,5 +1,5 @@
-"""The demo under fire: `scripts/chaos.py` kills and stops its processes one after another, the next
-one once the last has recovered, and shows that nothing was lost, repeated or hung.
+"""The demo under fire: `python -m tests.faults.chaos` kills and stops its processes one after
+another, the next one once the last has recovered, and shows that nothing is lost, repeated or hung.
 
 Runs the demo task twice with the same settings, undisturbed and disturbed, each in `--out`; what is
 finished there is not run again. Prints every blow with its detection and recovery, then the books'
@@ -18,11 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from configs.process import die_with_parent
+from configs.process import REPOSITORY, die_with_parent
 from scripts.audit_books import Audit
 from scripts.chaos_victims import KINDS, Blow, ChaosFailed, RunCompleted, Victims, plan
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 END_S = 1500.0
 HOLD_S = 12.0  # longer than replay.dead_after_s: a stopped actor is given up and comes back
 LEARNER_HOLD_S = 120.0  # nothing may pile up while nobody trains
@@ -35,13 +34,19 @@ def launch(run_dir: Path, steps: int) -> "subprocess.Popen[bytes]":
 
     files = prepare(REPOSITORY / ".cache", 0, lambda line: print(f"  {line}", flush=True))
     paths = [
-        *(f"run_dir={run_dir}", f"model.path={files.model}", f"questions.train={files.train}"),
-        *(f"questions.eval={files.eval}", f"retrieval.corpus={files.corpus}", *SETTINGS),
+        f"run_dir={run_dir}",
+        f"model.path={files.model}",
+        f"questions.train={files.train}",
+        f"questions.eval={files.eval}",
+        f"retrieval.corpus={files.corpus}",
+        *SETTINGS,
     ]
-    what = ["--resume", str(run_dir)] if run_dir.exists() else ["configs/demo.yaml", *paths]
+    what = ["train", "configs/demo.yaml", *paths]
+    if run_dir.exists():
+        what = ["resume", str(run_dir)]
     with run_dir.with_suffix(".out").open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, "scripts/launch.py", *what, f"learner.total_steps={steps}"],
+            [sys.executable, "-m", "scripts.cli", *what, f"learner.total_steps={steps}"],
             cwd=REPOSITORY,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -76,7 +81,8 @@ def disturbed(
         return [Blow(**each) for each in json.loads(record.read_text())]
     _discard(run_dir)
     print("the run under fire ...", flush=True)
-    victims, done = Victims(launch(run_dir, steps), run_dir, seed), []
+    victims = Victims(launch(run_dir, steps), run_dir, seed)
+    done: list[Blow] = []
     try:
         while len(done) < len(blows):
             try:
@@ -89,7 +95,7 @@ def disturbed(
                 print(f"the run was over too soon: it goes on to step {steps}", flush=True)
                 victims.follow(launch(run_dir, steps))
             else:
-                _tell(done[-1], len(done), len(blows))
+                _print(done[-1], len(done), len(blows))
     except ChaosFailed as failure:
         print(f"chaos: {failure}; see {run_dir.with_suffix('.out')}", file=sys.stderr)
     victims.see_it_end(END_S)
@@ -97,7 +103,7 @@ def disturbed(
     return done
 
 
-def _tell(blow: Blow, number: int, of: int) -> None:
+def _print(blow: Blow, number: int, of: int) -> None:
     print(
         f"[{number}/{of}] {blow.how} {blow.name} ({blow.kind}): on record after "
         f"{blow.detected_s:.1f} s, back after {blow.recovered_s:.1f} s (its start took "

@@ -1,11 +1,11 @@
-"""A proxy that does to a byte stream what networks do: `python -m scripts.chaos_proxy FROM TO`.
+"""A proxy with the faults of networks: `python -m tests.faults.tcp_proxy FROM TO`.
 
-Consumes connections to FROM, produces one to TO for each (`tcp://HOST:PORT` or `ipc://PATH`),
-and forwards both ways, CurveZMQ untouched. `--fault delay=0.2` holds each chunk up, `corrupt=0.01`
+Of each connection to FROM it makes one to TO (`tcp://HOST:PORT` or `ipc://PATH`), and forwards both
+ways, CurveZMQ untouched. `--fault delay=0.2` holds each chunk up, `corrupt=0.01`
 flips a byte of a chunk with that probability, `cut=5` closes all connections every 5 s,
 `half_open=5` forwards nothing for 5 s of every 10, and closes nothing. In tests `faults` is set
-from any thread, and `cut()` called. Waits for bytes, without a deadline: it ends on SIGINT, SIGTERM
-or `close`, which leaves nothing open.
+from any thread, and `cut()` called. It ends on SIGINT, SIGTERM or `close`, which leaves nothing
+open.
 """
 
 import argparse
@@ -29,7 +29,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(frozen=True)
 class Faults:
-    """What befalls each chunk: seconds of delay, probability of a flipped byte, nothing passes."""
+    """The faults of each chunk: seconds of delay, probability of a flipped byte, nothing passes."""
 
     delay_s: float = 0.0
     corrupt: float = 0.0
@@ -44,18 +44,18 @@ class ChaosProxy:
         self.faults = faults or Faults()
         self.flipped = self.cuts = 0
         self.listen = listen
-        self._listen, self._target = _place(listen), _place(target)
+        self._listen, self._target = _address(listen), _address(target)
         self._random = random.Random(seed)
         self._open: set[asyncio.StreamWriter] = set()
         self._links: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        place = self._listen
-        if isinstance(place, str):
-            self._server = await asyncio.start_unix_server(self._serve, place)
+        address = self._listen
+        if isinstance(address, str):
+            self._server = await asyncio.start_unix_server(self._serve, address)
         else:
-            self._server = await asyncio.start_server(self._serve, *place)
+            self._server = await asyncio.start_server(self._serve, *address)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -132,13 +132,13 @@ async def _first(*works: Coroutine[None, None, None]) -> None:
         task.result()
 
 
-async def _connect(place: str | tuple[str, int]) -> Streams:
-    if isinstance(place, str):
-        return await asyncio.open_unix_connection(place)
-    return await asyncio.open_connection(*place)
+async def _connect(address: str | tuple[str, int]) -> Streams:
+    if isinstance(address, str):
+        return await asyncio.open_unix_connection(address)
+    return await asyncio.open_connection(*address)
 
 
-def _place(endpoint: str) -> str | tuple[str, int]:
+def _address(endpoint: str) -> str | tuple[str, int]:
     """A path, or host and port. Raises ValueError."""
     parts = urlsplit(endpoint)
     if parts.scheme == "ipc":

@@ -1,10 +1,9 @@
 """A shim that drops, doubles and reorders whole ZeroMQ messages on their way to replay and back.
 
-Consumes the messages of any number of clients on a ROUTER at LISTEN; produces them on one DEALER
-per client at TARGET, so that replay sees one connection per client, and replay's on the way back.
-`python -m scripts.chaos_shim LISTEN TARGET --fault drop=0.1 --fault reorder=0.1` does so both ways.
-In tests `to_replay` and `to_client` are set from any thread. No keys: for ipc:// only. Waits for
-messages, LOOK_S at most, on a thread of its own; ends on SIGINT, SIGTERM or `close`.
+Clients talk to a ROUTER at LISTEN; each has a DEALER at TARGET, so that replay sees one connection
+per client. `python -m tests.faults.message_shim LISTEN TARGET --fault drop=0.1 --fault reorder=0.1`
+does so both ways. In tests `to_replay` and `to_client` are set from any thread. No keys: for ipc://
+only. It works on a thread of its own, and ends on SIGINT, SIGTERM or `close`.
 """
 
 import argparse
@@ -42,7 +41,7 @@ class Faults:
 
 
 class Way:
-    """One way of one client's connection; `held`: a message that lets a later one overtake it."""
+    """One way of one client's connection; a held message lets a later one overtake it."""
 
     def __init__(self, send: Send, chance: random.Random, counts: Counter[str]) -> None:
         self._send, self._random, self._counts = send, chance, counts
@@ -50,7 +49,7 @@ class Way:
         self._since_s = 0.0
 
     def take(self, message: bytes, faults: Faults) -> None:
-        """Send it on, or do to it what its lot is."""
+        """Send it on, or let its fault happen."""
         lot = self._lot(faults) if faults.picks(message) else "passed"
         self._counts[lot] += 1
         if lot == "reorder" and not self._held:
@@ -75,7 +74,7 @@ class Way:
 
 
 class ChaosShim:
-    """A context manager; `counts` says what befell how many messages, both ways together."""
+    """A context manager; `counts` of messages by their fault, both ways together."""
 
     def __init__(self, listen: str, target: str, seed: int = 0) -> None:
         """Binds `listen` at once. Raises zmq.ZMQError."""

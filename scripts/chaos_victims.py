@@ -1,8 +1,7 @@
-"""Kills and stops processes of a run that another process launched, and times what follows.
+"""The kills and stops of processes of a run that another process launched, and their recovery.
 
-Consumes the run's `fleet.jsonl` (who has which pid, who ended, who is ready) and signals processes
-by pid; produces one `Blow` per kill or stop. Every wait has a deadline and ends early when the run
-does.
+`fleet.jsonl` of the run says which pids there are, which processes ended and which are ready; they
+are signalled by pid. Every wait has a deadline and ends early when the run does.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 from scripts.fleet_log import read_fleet_log
 

@@ -41,6 +41,12 @@ class Command:
 
 COMMANDS = {
     "compact": Command("scripts.compact:compact", "Make a finished run's log smaller."),
+    "bench learner": Command("scripts.bench_learner:bench", "The cost of the learner's step."),
+    "bench staleness": Command("scripts.bench_staleness:bench", "Corrections by staleness."),
+    "bench stream": Command("scripts.bench_stream:bench", "Trajectories into the durable log."),
+    "bench weight-sync": Command("scripts.bench_weight_sync:bench", "New weights to the actors."),
+    "bench retrieval": Command("scripts.bench_retrieval:bench", "Searches, and their latency."),
+    "bench overlap": Command("scripts.bench_overlap:bench", "Waiting for searches, hidden."),
 }
 GROUPS = {
     "data": "Prepare questions, audit a corpus.",
@@ -81,9 +87,12 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _failures() -> tuple[type[Exception], ...]:
     """The error roots of the packages, each from its protocol leaf."""
+    from actors.errors import ActorError
     from replay.protocol import ReplayError
+    from retrieval_server.protocol import RetrievalError
+    from scripts.bench_harness import BenchError
 
-    return OSError, ReplayError
+    return OSError, ActorError, ReplayError, RetrievalError, BenchError
 
 
 def _say(text: str) -> int:

@@ -1,11 +1,12 @@
-"""What a retrieval server that fails does to a run: the demo task with faults and without.
+"""A run beside a retrieval server that fails: the demo task with faults and without.
 
-Consumes the demo task and a Manner of failing; produces two runs with the same settings in `out`
-(what is finished there is not run again) and the figures of both: exact match, the faults met, the
-leases that failed by them, the books' verdict (scripts/audit_books.py) and the texts'
-(scripts/audit_texts.py). Waits for each run RUN_S. Nothing is left running.
+`python -m tests.faults.faulty_run [--rate 0.2] [--steps 80]` makes two runs with the same settings
+in `--out` (what is finished there is not run again) and prints the figures of both: exact match,
+the faults met, the leases that failed by them, the verdicts of the books and of the texts. Each run
+has RUN_S; nothing is left running.
 """
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from typing import Any
 import httpx
 
 from configs.load import load
-from configs.process import die_with_parent
+from configs.process import REPOSITORY, die_with_parent
 from replay.log import FILE_NAME, read
 from replay.records import Delivered, LeaseReturned, Sampled
 from scripts.audit_books import Audit
@@ -27,7 +28,6 @@ from scripts.audit_texts import Find, audit_texts, finds_of
 from scripts.demo_task import DemoFiles, prepare
 from scripts.faulty_retrieval import Manner
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 RUN_S = 1500.0
 END_S = 20.0
 ALLOWED_GAP = 0.05
@@ -82,7 +82,7 @@ def faulty_server(files: DemoFiles, manner: Manner) -> Iterator[tuple[str, str]]
             "--away-s": manner.away_s,
         }
         words = [str(word) for pair in options.items() for word in pair]
-        proxy = ["scripts/faulty_retrieval.py", *words]
+        proxy = ["-m", "scripts.faulty_retrieval", *words]
         yield upstream, stack.enter_context(started(proxy, "passes searches on"))
 
 
@@ -93,14 +93,19 @@ def run(run_dir: Path, files: DemoFiles, steps: int, *overrides: str) -> None:
     shutil.rmtree(run_dir, ignore_errors=True)
     print(f"{run_dir.name} ...", flush=True)
     given = [
-        *(f"run_dir={run_dir}", f"model.path={files.model}", f"questions.train={files.train}"),
-        *(f"questions.eval={files.eval}", f"retrieval.corpus={files.corpus}"),
-        *(f"learner.total_steps={steps}", *SETTINGS, *overrides),
+        f"run_dir={run_dir}",
+        f"model.path={files.model}",
+        f"questions.train={files.train}",
+        f"questions.eval={files.eval}",
+        f"retrieval.corpus={files.corpus}",
+        f"learner.total_steps={steps}",
+        *SETTINGS,
+        *overrides,
     ]
     out = run_dir.with_name(f"{run_dir.name}.out")
     with out.open("wb") as said:
         process = subprocess.Popen(
-            [sys.executable, "scripts/launch.py", "configs/demo.yaml", *given],
+            [sys.executable, "-m", "scripts.cli", "train", "configs/demo.yaml", *given],
             cwd=REPOSITORY,
             stdout=said,
             stderr=subprocess.STDOUT,
@@ -118,7 +123,7 @@ def run(run_dir: Path, files: DemoFiles, steps: int, *overrides: str) -> None:
 
 
 def figures(run_dir: Path, find: Find) -> dict[str, Any]:
-    """What came of one run."""
+    """The figures of one run."""
     books = Audit()
     books.fold(run_dir / FILE_NAME)
     texts = audit_texts(run_dir, find)
@@ -168,18 +173,38 @@ def measure(manner: Manner, steps: int, out: Path) -> dict[str, Any]:
     return {"met": json.loads(met.read_text()), **found, "em_gap": gap}
 
 
-def main(manner: Manner, steps: int, out: Path, written: Path | None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Measure, print, judge: exit code 1 unless both runs are whole and the gap is allowed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--rate", type=float, default=Manner.rate, help="of searches that meet a fault")
+    add("--seed", type=int, default=Manner.seed)
+    add("--slow-s", type=float, default=Manner.slow_s, help="how late a slow answer is at most")
+    add("--away-s", type=float, default=Manner.away_s, help="how long a restart takes")
+    add("--steps", type=int, default=80, help="of the demo task")
+    add("--out", type=Path, default=REPOSITORY / "runs" / "faulty", help="where runs are kept")
+    add("--json", type=Path, help="where to write the figures")
+    given = parser.parse_args(words)
     try:
-        found = measure(manner, steps, out)
+        manner = Manner(given.rate, given.seed, given.slow_s, given.away_s)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        found = measure(manner, given.steps, given.out)
     except DemoFailed as error:
-        print(f"faulty_demo: {error}", file=sys.stderr)
+        print(f"faulty_run: {error}", file=sys.stderr)
         return 1
-    if written:
-        written.write_text(json.dumps(found, indent=2) + "\n")
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(found, indent=2))
     judged = ("status", "books_close", "groups_not_whole", "texts_out_of_place")
     whole = all(
         tuple(found[name][field] for field in judged) == WHOLE for name in ("quiet", "faulty")
     )
     return 0 if whole and found["em_gap"] is not None and found["em_gap"] <= ALLOWED_GAP else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

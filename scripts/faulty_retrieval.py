@@ -1,10 +1,9 @@
 """A retrieval server that fails as servers do: an HTTP proxy before a real one.
 
-`python scripts/faulty_retrieval.py --upstream URL [--port P] [--rate 0.2] [--seed 0]`, and
-`retrieval.url` is what it prints. Consumes requests; produces the answers of the server behind it,
-but of every search (`POST /retrieve`), by rate and seed, one of FAULTS; every text it makes up
-holds MARKER. `GET /faults` counts them. Waits for the server (30 s) and for requests; ends on
-SIGINT or SIGTERM. With `--demo` it measures what a whole run makes of it: scripts/faulty_demo.py.
+`python -m tests.faults.retrieval_proxy --upstream URL [--port P] [--rate 0.2] [--seed 0]`, and
+`retrieval.url` is what it prints. It gives the answers of the server behind it, but to some
+searches (`POST /retrieve`), by rate and seed, one of FAULTS; every text it makes up holds MARKER.
+`GET /faults` counts them. It waits 30 s for the server, and ends on SIGINT or SIGTERM.
 """
 
 import argparse
@@ -17,7 +16,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 import httpx
@@ -37,18 +35,17 @@ FAULTS = {
     "slow": "the good answer, late",
     "restart": "every connection is closed, and for a second nobody listens",
 }
-OUT = Path(__file__).resolve().parent.parent / "runs" / "faulty"
 UPSTREAM_S = 30.0
 MAX_BODY_BYTES = 64 << 20
 _PASSED_ON = ("content-type", "authorization", "accept")
 _PASSED_BACK = ("content-type", "x-index-version", "retry-after", "www-authenticate", "allow")
 
-logger = logging.getLogger("faulty_retrieval")
+logger = logging.getLogger("retrieval_proxy")
 
 
 @dataclass(frozen=True)
 class Manner:
-    """How often it fails, in which order, and how long what takes time takes at most."""
+    """The rate of failures, their order, and the longest that slow answers and restarts take."""
 
     rate: float = 0.2
     seed: int = 0
@@ -62,7 +59,7 @@ class Manner:
 
 
 class Dealer:
-    """Which search meets which fault: by chance, but each kind as often as any other."""
+    """The draw of faults: by chance, but each kind as often as any other."""
 
     def __init__(self, manner: Manner) -> None:
         self.calls = 0
@@ -82,7 +79,7 @@ class Dealer:
         return fault
 
     def slowness_s(self) -> float:
-        """How late a slow answer comes."""
+        """Seconds by which a slow answer is late."""
         return self._random.uniform(0.2, 1.0) * self._manner.slow_s
 
 
@@ -122,11 +119,11 @@ class FaultyRetrieval:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The base URL on which it listens."""
         return f"http://{self.host}:{self.port}"
 
-    def told(self) -> dict[str, object]:
-        """What `GET /faults` answers."""
+    def counts(self) -> dict[str, object]:
+        """The answer to `GET /faults`."""
         dealt = self.dealer.dealt
         manner = {"rate": self._manner.rate, "seed": self._manner.seed}
         return {"calls": self.dealer.calls, "faulty": dealt.total(), "faults": dict(dealt)} | manner
@@ -162,9 +159,9 @@ class FaultyRetrieval:
     async def _answer(
         self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Answer in one way or another; whether the connection stays open."""
+        """Answer in one way or another; True where the connection stays open."""
         if request.path == "/faults":
-            writer.write(_reply(200, json.dumps(self.told()).encode()))
+            writer.write(_reply(200, json.dumps(self.counts()).encode()))
             return True
         search = request.method == "POST" and request.path == "/retrieve"
         fault = self.dealer.deal() if search else ""
@@ -254,41 +251,31 @@ async def serve(upstream: str, manner: Manner, host: str, port: int) -> None:
     async with FaultyRetrieval(upstream, manner, host, port) as proxy:
         print(f"{proxy.url} passes searches on to {upstream}", flush=True)
         await over.wait()
-        print(json.dumps(proxy.told()), flush=True)
+        print(json.dumps(proxy.counts()), flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Serve by hand, or measure a run."""
+    """Serve until a signal; exit code 2 where that cannot be."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--upstream", help="base URL of the real server")
+    add("--upstream", required=True, help="base URL of the real server")
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=0, help="0: any free one")
     add("--rate", type=float, default=Manner.rate, help="of searches that meet a fault")
     add("--seed", type=int, default=Manner.seed)
     add("--slow-s", type=float, default=Manner.slow_s, help="how late a slow answer is at most")
     add("--away-s", type=float, default=Manner.away_s, help="how long a restart takes")
-    add("--demo", action="store_true", help="run the demo task with faults and without, and judge")
-    add("--steps", type=int, default=80, help="of the demo task")
-    add("--out", type=Path, default=OUT, help="where the runs of --demo are kept")
-    add("--json", type=Path, help="write the figures of --demo there")
     given = parser.parse_args(words)
     try:
         manner = Manner(given.rate, given.seed, given.slow_s, given.away_s)
     except ValueError as error:
         parser.error(str(error))
-    if given.demo:
-        from scripts import faulty_demo
-
-        return faulty_demo.main(manner, given.steps, given.out, given.json)
-    if not given.upstream:
-        parser.error("name the real server: --upstream http://HOST:PORT")
     try:
         asyncio.run(serve(given.upstream, manner, given.host, given.port))
     except OSError as error:
-        print(f"faulty_retrieval: {error}; give another --host or --port", file=sys.stderr)
+        print(f"retrieval_proxy: {error}; give another --host or --port", file=sys.stderr)
         return 2
     return 0
 

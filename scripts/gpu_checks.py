@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in one call: `make test-gpu`, or `scripts/gpu_checks.py [--json F]`.
+"""Everything that needs a GPU: `make test-gpu`, or `python -m tests.gpu.checks [--json FILE]`.
 
 The tests marked `gpu`, the real engine's tests of weight sync on the GPU, and how long a version
 takes by each transport that the machine's GPUs can do, against one copy of the same bytes on the
@@ -7,7 +7,6 @@ GPU. Says what it skips, and why. `--device cpu` measures what needs no GPU.
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -17,11 +16,11 @@ from typing import Any
 
 import msgspec
 import torch
-from rich.console import Console
 from rich.table import Table
 
+from scripts.bench_harness import START_S, medians, present
 from scripts.bench_weight_sync_peer import CONFIG, DEADLINE_S, model
-from scripts.bench_weight_sync_run import START_S, Row, peers, published
+from scripts.bench_weight_sync_run import Row, peers, published
 from weight_sync.publisher import Publisher
 
 TESTS = (
@@ -49,7 +48,10 @@ def measure(row: Row, transport: str, device: str, receiver: str, rounds: int) -
     with TemporaryDirectory(prefix="forage-gpu-") as folder:
         endpoint = f"ipc://{folder}/sync"
         words = [["forage", f"actor-{i}", endpoint, receiver] for i in range(row.receivers)]
-        with peers(words, row), Publisher(config, row.receivers, 1, endpoint) as publisher:
+        with (
+            peers(words, row, Path(folder)),
+            Publisher(config, row.receivers, 1, endpoint) as publisher,
+        ):
             publisher.wait_for_actors(START_S)
             for version in range(rounds + 1):
                 for weight in weights.values():
@@ -57,8 +59,7 @@ def measure(row: Row, transport: str, device: str, receiver: str, rounds: int) -
                 found = published(publisher, version, weights)
                 found["copy_s"] = copied(weights)
                 seen.append(found)
-    medians = {name: statistics.median(each[name] for each in seen[1:]) for name in seen[0]}
-    return {"transport": transport, **msgspec.to_builtins(row), **medians}
+    return {"transport": transport, **msgspec.to_builtins(row), **medians(seen[1:])}
 
 
 def copied(weights: dict[str, torch.Tensor]) -> float:
@@ -74,7 +75,7 @@ def copied(weights: dict[str, torch.Tensor]) -> float:
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """Every row."""
+    """A line for every row."""
     shown = Table("by", "MB", "tensors", "whole s", "trainer s", "copy s", "transfer s", "apply s",
                   "pause s", title="a version, published")  # fmt: skip
     for row in rows:
@@ -94,7 +95,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="where to write the figures")
     given = parser.parse_args(words)
     if given.device == "cuda" and not torch.cuda.is_available():
-        print("gpu_checks: no GPU here, so nothing was checked", file=sys.stderr)
+        print("gpu checks: no GPU here, so nothing was checked", file=sys.stderr)
         return 3
     failed = [
         arguments
@@ -109,7 +110,7 @@ def main(words: list[str] | None = None) -> int:
             rows.append(measure(row, transport, given.device, receiver, given.rounds))
     if given.device == "cuda" and torch.cuda.device_count() < 2:
         print("nccl was left out: it needs two GPUs", file=sys.stderr)
-    Console(width=None if sys.stdout.isatty() else 110).print(table(rows))
+    present([table(rows)])
     if given.json:
         found = {"device": given.device, "failed": failed, "deadline_s": DEADLINE_S, "rows": rows}
         given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Planted faults: `make mutants` shows that the tests notice each of them.
+"""Planted faults: `make mutants`, or `python -m tests.mutants.mutants [NAME ...]`, shows that the
+tests notice each of them.
 
 Copies the tree, checks that each fault's named tests are green without it, plants the fault, and
 runs only those tests again: at least one must turn red. Exit code 1 when a fault survives or a test
@@ -14,10 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from scripts.mutant import Mutant
-from scripts.mutants_table import MUTANTS
+from configs.process import REPOSITORY
+from scripts.mutants_table import MUTANTS, Mutant
 
-ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_S = 300
 
 
@@ -34,7 +34,7 @@ def plant(tree: Path, mutant: Mutant) -> str:
 
 
 def red(tree: Path, tests: tuple[str, ...]) -> tuple[bool, str]:
-    """Whether these tests fail in the tree, and the end of their output."""
+    """True where these tests fail in the tree, and the end of their output."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -55,15 +55,15 @@ def copy_tree(target: Path) -> Path:
     """Copy what git knows (and new files it does not ignore)."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"],
-        cwd=ROOT,
+        cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=True,
     )
     for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file():
+        if (REPOSITORY / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
+            shutil.copy2(REPOSITORY / name, target / name)
     return target
 
 

@@ -31,7 +31,7 @@ def test_versions_arrive_verified(transport: str, receiver: str, tmp_path: Path)
     weights, endpoint = model(ROW.tensors, ROW.nbytes, "cuda"), f"ipc://{tmp_path}/sync"
     config = msgspec.structs.replace(CONFIG, transport=transport)
     words = [["forage", "actor-0", endpoint, receiver]]
-    with peers(words, ROW), Publisher(config, 1, 1, endpoint) as publisher:
+    with peers(words, ROW, tmp_path), Publisher(config, 1, 1, endpoint) as publisher:
         publisher.wait_for_actors(120.0)
         for version in range(5):
             for weight in weights.values():

@@ -17,17 +17,18 @@ def test_two_kills_and_a_stop_lose_and_repeat_nothing(tmp_path: Path) -> None:
     figures = tmp_path / "chaos.json"
     command = [
         sys.executable,
-        "scripts/chaos.py",
+        "-m",
+        "scripts.chaos",
         "--quick",
         "--alone",
-        *("--kills", "2", "--steps", "30"),
-        "--out",
-        str(tmp_path / "chaos"),
+        "--kills=2",
+        "--steps=30",
+        f"--out={tmp_path / 'chaos'}",
+        f"--json={figures}",
     ]
     done = subprocess.run(
-        [*command, "--json", str(figures)],
-        cwd=ROOT, capture_output=True, text=True, timeout=1400, check=False,
-    )  # fmt: skip
+        command, cwd=ROOT, capture_output=True, text=True, timeout=1400, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(figures.read_text())
     assert (found["kills"], found["stops"], found["status"]) == (2, 1, "completed")

@@ -27,8 +27,9 @@ from replay.trajectory import Question
 from retrieval_server.client import RetrievalClient
 from retrieval_server.protocol import Passage
 from scripts import bench_overlap
+from scripts.bench_harness import machine
+from scripts.bench_overlap import summary, tables
 from scripts.bench_overlap_loops import Lessor, Loop, Seats, leases
-from scripts.bench_overlap_report import summary, tables
 from scripts.bench_overlap_run import Bench, Cell, CellFailed, Timing, make_runner
 from scripts.bench_overlap_search import NO_LATENCY, TAIL, ZERO, Plan, Units
 from scripts.bench_overlap_server import Late, Latency, serving
@@ -162,8 +163,13 @@ class Stage:
         self.policy, self.held = Searcher(tokenizer), Held()
         self.lessor = Lessor(leases(QUESTIONS, 0, 0), 3, loop != "continuous")
         prompter = Prompter(tokenizer, CONFIG.questions, CONFIG.actors)
-        parts = {"prompter": prompter, "rewards": Rewards.open(CONFIG)}
-        play = partial(rollout, **parts, config=CONFIG, actor_id="bench")
+        play = partial(
+            rollout,
+            prompter=prompter,
+            rewards=Rewards.open(CONFIG),
+            config=CONFIG,
+            actor_id="bench",
+        )
         meter = MeteredPolicy(self.policy)
         cell = Cell(loop, ZERO, 3)
         self.runner = make_runner(cell, play, self.lessor, meter, self.held, CONFIG)
@@ -272,7 +278,7 @@ async def test_a_tiny_run(
     assert all(row["cpu"]["engine"] > 0 for row in found["rows"])
     waited = {row["name"]: row["waited_p99_s"] for row in found["rows"]}
     assert waited["overlap_200ms"] >= 0.2  # who asks what another is asking waits less
-    found["machine"] = bench_overlap.machine()
+    found["machine"] = machine() | {"vllm": bench_overlap.vllm_version()}
     assert [table.row_count for table in tables(found, plan)] == [4, 2]
     bench_overlap.write(tmp_path / "found.json", plan, units.all, found)
     assert len(bench_overlap.held(tmp_path / "found.json", plan)) == len(units.all)

@@ -1,12 +1,13 @@
-"""What the overlap's benchmark chooses, computes, keeps and refuses."""
+"""The overlap's benchmark: its choice, its figures, the file it goes on with and refuses."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts import bench_overlap
-from scripts.bench_overlap_report import summary
+from configs.load import ConfigError
+from scripts import bench_overlap, cli
+from scripts.bench_overlap import summary
 from scripts.bench_overlap_run import Cell, Timing
 from scripts.bench_overlap_search import NO_LATENCY, Plan, Units
 
@@ -81,8 +82,8 @@ def test_another_plan_s_file_is_refused(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "found.json"
     bench_overlap.write(path, plan_of("overlap_1s", seats=3), [], {})
     before = path.read_bytes()
-    with pytest.raises(bench_overlap.BadFile, match="measured with seats = 3, not 1: remove it"):
+    with pytest.raises(ConfigError, match="measured with seats = 3, not 1: remove it"):
         bench_overlap.held(path, plan_of("overlap_1s"))
-    assert bench_overlap.main(["--quick", "--json", str(path)]) == 2
+    assert cli.main(["bench", "overlap", "--quick", "--json", str(path)]) == 2
     assert "remove it, or name another file" in capsys.readouterr().err
     assert path.read_bytes() == before

@@ -1,8 +1,6 @@
 """The retrieval benchmark: what it asks, how it counts, and that a tiny run is a real one."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,12 +11,23 @@ from hypothesis import strategies as st
 
 from retrieval_server.index_bm25 import BM25Index, words
 from retrieval_server.protocol import Document
+from scripts import bench_retrieval, cli
 from scripts import bench_retrieval_corpus as corpora
+from scripts.bench_harness import Processes, Rows
 from scripts.bench_retrieval_load import figures, percentile
 from scripts.bench_retrieval_naive import naive_app
-from scripts.bench_retrieval_plan import GOALS, over_naive, recall, rows, summary
-from scripts.bench_retrieval_run import Bench, Row, Rows, compared, medians, same
-from scripts.bench_stream_run import Processes
+from scripts.bench_retrieval_recall import recall
+from scripts.bench_retrieval_run import (
+    GOALS,
+    Bench,
+    Row,
+    compared,
+    medians,
+    over_naive,
+    rows,
+    same,
+    summary,
+)
 
 TOLD = """Package: alpha
 Depends: libc6 (>= 2.3), beta | gamma,
@@ -235,21 +244,17 @@ def test_a_tiny_run_compares_real_servers(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_encoder_has_the_shape_and_a_vocabulary_of_words(tmp_path: Path) -> None:
     from retrieval_server.encoder import Encoder
-    from scripts.bench_retrieval_encoder import make_encoder
 
-    folder = make_encoder(tmp_path / "encoder", [each.contents for each in LETTERS])
-    assert make_encoder(folder, []) == folder  # is not made again
+    folder = corpora.make_encoder(tmp_path / "encoder", [each.contents for each in LETTERS])
+    assert corpora.make_encoder(folder, []) == folder  # is not made again
     encoder = Encoder(folder)
     assert encoder.usage.pooling == "mean" and encoder.usage.normalise
     vectors = encoder.queries(["package a", "the letter b"])
     assert vectors.shape == (2, 384) and abs(vectors[0] @ vectors[1]) < 0.9999
 
 
-def test_nothing_to_search_is_said(tmp_path: Path) -> None:
+def test_nothing_to_search_is_said(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(bench_retrieval, "limit_threads", lambda _: None)  # of this process
     given_words = ["--corpus", str(tmp_path / "none.jsonl"), "--out", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.bench_retrieval", *given_words],
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 1 and b"none.jsonl' does not exist" in done.stderr
+    assert cli.main(["bench", "retrieval", *given_words]) == 1
+    assert "none.jsonl' does not exist" in capsys.readouterr().err

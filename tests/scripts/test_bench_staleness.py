@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from scripts import bench_staleness
+from scripts import bench_staleness, cli
+from scripts.bench_harness import sources
+from scripts.bench_staleness import BenchStalenessOptions
 from scripts.bench_staleness_report import make_row, reaches, summarise
 from scripts.bench_staleness_run import USED, Job, StaleRun, work
 
@@ -71,8 +73,8 @@ def test_a_run_is_kept_when_whole_and_the_report_is_made_of_kept_runs(
     assert "4 updates" in work(job, "default k=1", time.time() + 100.0, str(folder))
     record = json.loads((folder / f"{job.name}.json").read_text())
     assert [scores["update"] for scores in record["evaluations"]] == [0, 2, 4]
-    arguments = bench_staleness.parse(["--out", str(folder), "--json", str(folder / "out.json")])
-    bench_staleness.report({("default", 1, 0): job, ("clip", 1, 0): make_job(2)}, arguments)
+    options = BenchStalenessOptions(out=folder, json=folder / "out.json")
+    bench_staleness.report({("default", 1, 0): job, ("clip", 1, 0): make_job(2)}, options)
     (row,) = json.loads((folder / "out.json").read_text())["rows"]
     assert (row["variant"], row["staleness"], row["seeds"]) == ("default", 1, [0])
     assert (folder / "staleness.png").is_file()
@@ -147,20 +149,32 @@ def test_a_number_without_its_runs_is_none() -> None:
 
 
 def test_all_code_that_changes_a_run_is_there_to_be_compared() -> None:
-    root = Path(bench_staleness.__file__).resolve().parent.parent
-    assert all(list(root.glob(pattern)) for pattern in USED)
+    assert len(sources(*USED)) == len(USED)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--staleness", "0", "-1"], "--staleness -1: at least 0"),
+        (["--staleness", "-1"], "--staleness -1: at least 0"),
         (["--workers", "0"], "--workers 0: at least 1"),
         (["--updates", "0"], "--updates 0: at least 1"),
         (["--variants", "clop"], "--variants 'clop': one of default, clip"),
+        (["--add", "ema"], "--add 'ema': write 'NAME=a.b=c d.e=f'"),
     ],
 )
 def test_bad_words_are_named(words: list[str], message: str, capsys: Any) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        bench_staleness.parse(words)
+    assert cli.main(["bench", "staleness", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_variant_is_added_in_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[BenchStalenessOptions] = []
+    monkeypatch.setattr(bench_staleness, "plan", lambda options: given.append(options) or {})
+    words = ["--add", "ema.95=learner.proximal=ema learner.proximal_decay=0.95"]
+    words += ["--add", "b=learner.lr=1", "--variants", "clip", "b", "--schedule", "linear"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert cli.main(["bench", "staleness", *words, "learner.weight_decay=0.1"]) == 0
+    (options,) = given
+    assert options.known["ema.95"] == ("learner.proximal=ema", "learner.proximal_decay=0.95")
+    assert (options.known["b"], options.names) == (("learner.lr=1",), ("clip", "b"))
+    assert (options.schedule, options.overrides) == ("linear", ("learner.weight_decay=0.1",))

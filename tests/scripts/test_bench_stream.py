@@ -8,10 +8,11 @@ import pytest
 from replay.codec import decode_trajectory, encode_trajectory
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling
-from scripts import bench_stream
+from scripts import bench_stream, cli
 from scripts.audit_books import Audit
+from scripts.bench_harness import RunFailed
 from scripts.bench_stream_rollouts import TOKENS, Template, rollout
-from scripts.bench_stream_run import Row, RunFailed, run_row
+from scripts.bench_stream_run import Row, run_row
 
 
 def test_a_template_is_what_the_codec_makes() -> None:
@@ -52,7 +53,7 @@ def test_the_figures_have_their_names(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     queue = [{"producers": 1, "under_way": 1, "trajectories_per_s": 2.0}]
     monkeypatch.setattr(bench_stream, "ray_queue", lambda *_: queue)
-    assert bench_stream.main(["--quick", "--json", str(tmp_path / "found.json")]) == 0
+    assert cli.main(["bench", "stream", "--quick", "--json", str(tmp_path / "found.json")]) == 0
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["over_ray_queue"] == 5.0 and found["ack_p99_s_at_1000"] == 0.2
     assert found["trajectories_per_s"] == 10.0 and found["peak_rss_bytes"] == 1
@@ -64,5 +65,5 @@ def test_without_ray_there_is_a_message(capfd: pytest.CaptureFixture[str], monke
         raise bench_stream.NoRay("the Ray baseline ended with 3: the port is taken")
 
     monkeypatch.setattr(bench_stream, "ray_queue", cannot)
-    assert bench_stream.main(["--quick"]) == 1
+    assert cli.main(["bench", "stream", "--quick"]) == 1
     assert "the port is taken" in capfd.readouterr().err

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scripts import bench_weight_sync
+from scripts import bench_weight_sync, cli
 from scripts.bench_weight_sync_run import Row, run_row
 
 
@@ -34,7 +34,8 @@ def test_the_figures_have_their_names(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(bench_weight_sync, "run_row", row)
     file = tmp_path / "found.json"
-    assert bench_weight_sync.main(["--quick", "--updates", "0", "--json", str(file)]) == 0
+    words = ["bench", "weight-sync", "--quick", "--updates", "0", "--json", str(file)]
+    assert cli.main(words) == 0
     found = json.loads(file.read_text())
     assert (found["over_raw_broadcast"], found["over_per_parameter"]) == (1.0, 5.0)
     assert found["trainer_pause_over_memcpy"] == 1.1 and len(found["rows"]) == 4

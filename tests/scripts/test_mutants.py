@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from scripts.mutant import Mutant
-from scripts.mutants import ROOT, plant
-from scripts.mutants_table import MUTANTS
+from configs.process import REPOSITORY
+from scripts.mutants import plant
+from scripts.mutants_table import MUTANTS, Mutant
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_fault_fits_in_exactly_one_place(mutant: Mutant) -> None:
-    text = (ROOT / mutant.file).read_text()
+    text = (REPOSITORY / mutant.file).read_text()
     assert text.count(mutant.old) == 1 and text.replace(mutant.old, mutant.new) != text
-    assert all((ROOT / test.partition("::")[0]).is_file() for test in mutant.tests)
+    assert all((REPOSITORY / test.partition("::")[0]).is_file() for test in mutant.tests)
 
 
 def test_a_fault_that_fits_nowhere_is_an_error(tmp_path: Path) -> None:
