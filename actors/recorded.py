@@ -51,7 +51,7 @@ class RecordedRetriever:
         if log.compacted:
             raise ConfigError(
                 f"retrieval.recorded = {run!r}: {log.compacted} rollouts were compacted away "
-                "(scripts/compact.py), their searches with them: name a copy from before"
+                "(forage compact), their searches with them: name a copy from before"
             )
         top_k = recorded.retrieval.top_k
         if config.retrieval.top_k > top_k:

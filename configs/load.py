@@ -56,9 +56,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(
-            f"configuration file {str(path)!r} does not exist: name one of configs/*.yaml"
-        )
+        there = [each.name for each in path.parent.glob("*.yaml")]
+        near = difflib.get_close_matches(path.name, there, n=1)
+        meant = f"did you mean {path.with_name(near[0])}?" if near else "name one of configs/*.yaml"
+        raise ConfigError(f"configuration file {str(path)!r} does not exist: {meant}")
     return parse(path.read_text(), overrides, str(path))
 
 

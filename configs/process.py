@@ -1,6 +1,7 @@
 """The start of every long-lived process: its own packages, death with its parent, named logs."""
 
 import ctypes
+import enum
 import hashlib
 import importlib.util
 import logging
@@ -15,10 +16,23 @@ PACKAGES = (
     "configs", "replay", "weight_sync", "retrieval_server", "actors", "learner", "scripts",
 )  # fmt: skip
 REPOSITORY = Path(__file__).resolve().parent.parent
-# The exit code of a process that ends because another one has gone or fallen silent: the cause of a
-# run's end is looked for elsewhere first.
-CONSEQUENCE = 3
 _PR_SET_PDEATHSIG = 1
+
+
+class Exit(enum.IntEnum):
+    """How a process of ours ended, as its exit code."""
+
+    DONE = 0
+    FAILED = 1
+    BAD_INPUT = 2  # it would refuse the same input again
+    STOPPED = 3  # a command: early, by rule
+    CONSEQUENCE = (
+        3  # a worker: another one has gone or fallen silent; the cause is looked for there
+    )
+    INTERRUPTED = 130
+
+
+CONSEQUENCE = Exit.CONSEQUENCE
 
 
 def begin(name: str, threads: int | None = None) -> None:

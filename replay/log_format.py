@@ -94,7 +94,7 @@ def payloads(segment: Segment, file: BinaryIO) -> Iterator[Piece]:
         if isinstance(piece, Damage):
             raise LogError(
                 f"{piece.path}: offset {piece.start}: {piece.cause}: put back a copy of the log, "
-                "or start a new run from a checkpoint; `scripts/audit.py` reads what is left"
+                "or start a new run from a checkpoint; `forage audit` reads what is left"
             )
         yield piece
 

@@ -100,7 +100,7 @@ def _refused(path: Path) -> Iterator[None]:
         yield
     except Locked as error:
         raise LogError(
-            f"{path}: another process writes it (replay, or scripts/compact.py): end it first"
+            f"{path}: another process writes it (replay, or forage compact): end it first"
         ) from error
     except LockUnsupported as error:
         raise LogError(

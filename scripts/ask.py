@@ -37,11 +37,9 @@ from scripts.ask_endpoint import EndpointPolicy
 from scripts.ask_stream import Asker, View, Words
 from scripts.ask_view import Lines, Terminal
 from scripts.ask_wire import base_url
-from scripts.fitting_prompt import with_fitting_prompt
 from scripts.found_model import MODEL, WEIGHTS, configured
-from scripts.overrides import fields_of, is_override, without_section
-from scripts.own_server import ServerFailed, own_address, serving
-from scripts.retrieval_probe import probe
+from scripts.overrides import fields_of, is_override
+from scripts.own_server import ServerFailed, own_address, probe, serving
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 KEY_VARIABLE, MAX_KEY_BYTES = "OPENAI_API_KEY", 4096
@@ -101,9 +99,6 @@ def configure(given: argparse.Namespace) -> Config:
         found = ask_model.find_model(given.model, given.weights)
         path, record = str(found.folder), found.record
     config = configured(given.model, record, given.config, overrides)
-    on_record = without_section(overrides, "environment")
-    recorded = configured(given.model, record, given.config, on_record)
-    config = with_fitting_prompt(config, recorded, overrides)
     if path:
         model = msgspec.structs.replace(config.model, path=path)
         config = msgspec.structs.replace(config, model=model)

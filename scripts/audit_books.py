@@ -1,7 +1,5 @@
-"""An account of a run's event log that is independent of replay's own: what came of every lease,
-trajectory, group and batch, and what does not add up.
-
-Consumes records in order; produces `faults` and a summary of plain numbers. Waits for nothing.
+"""Books of a run's event log, independent of replay's own: of every lease, trajectory, group and
+batch, with the faults where they do not add up.
 """
 
 from collections import Counter
@@ -26,7 +24,7 @@ Sibling = tuple[int, int]  # group, sibling
 
 
 class Audit:
-    """Takes the records in order; `faults` says what does not add up."""
+    """Takes the records in order; `faults` names each thing that does not add up."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
@@ -214,19 +212,19 @@ class Audit:
             )
 
     def close(self) -> None:
-        """What only the end can tell."""
+        """Find the faults that only the end shows."""
         steps = sorted(self._sampled)
         if steps != list(range(steps[0], steps[-1] + 1) if steps else []):
             self.faults.append("steps are missing between the first and the last batch")
-        if self.stop_cause and (standing := self._standing("train")):
+        if self.stop_cause and (left := self._unfinished("train")):
             self.faults.append(
-                f"the run has stopped, but {len(standing)} groups still stand: {standing[:5]}"
+                f"the run has stopped, but {len(left)} groups still stand: {left[:5]}"
             )
         ended = sum(count for how, count in self.leases.items() if how != "given")
         if ended + len(self._held) != self.leases["given"]:
             self.faults.append(f"{self.leases['given']} leases were given, {ended} ended")
 
-    def _standing(self, kind: Kind) -> list[int]:
+    def _unfinished(self, kind: Kind) -> list[int]:
         found = (group_id for group_id, its in self._kinds.items() if its == kind)
         return [group_id for group_id in found if not self._settled(group_id)]
 
@@ -247,7 +245,7 @@ class Audit:
     def summary(self) -> dict[str, Any]:
         """The books as plain numbers."""
         opened = Counter(self._kinds.values())
-        standing = {kind: len(self._standing(kind)) for kind in ("train", "eval")}
+        left = {kind: len(self._unfinished(kind)) for kind in ("train", "eval")}
         committed = sum(step <= self.committed for step in self._trained_in.values())
         return {
             "books_close": not self.faults,
@@ -258,13 +256,13 @@ class Audit:
                 "opened": opened["train"],
                 "committed": committed,
                 "sampled": len(self._trained_in) - committed,
-                "standing": standing["train"],
+                "standing": left["train"],
             }
             | {f"dropped: {cause}": n for cause, n in self.dropped["train"].items()},
             "eval_groups": {
                 "opened": opened["eval"],
-                "answered": opened["eval"] - standing["eval"] - self.dropped["eval"].total(),
-                "standing": standing["eval"],
+                "answered": opened["eval"] - left["eval"] - self.dropped["eval"].total(),
+                "standing": left["eval"],
             }
             | {f"dropped: {cause}": n for cause, n in self.dropped["eval"].items()},
             "steps": len(self._sampled),

@@ -78,7 +78,7 @@ def warn(searches: RecordedSearches, run: Path, corpus: str) -> None:
     """Say what the figures of a run's searches leave out."""
     left_out = (
         (searches.strangers, "rollouts of questions that the configuration does not name"),
-        (searches.compacted, "rollouts whose searches were compacted away (scripts/compact.py)"),
+        (searches.compacted, "rollouts whose searches were compacted away (forage compact)"),
         (searches.of_failed, "searches of rollouts that failed, and were made again"),
         (len(searches.missing), f"passages that {corpus} does not hold"),
     )

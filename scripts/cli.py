@@ -2,28 +2,30 @@
 
 A command is a function that takes one frozen dataclass of options (`scripts.options`). Its module
 is imported when the command is called, so that `forage --help` is quick. Exit codes: 0 done, 1
-failed, 2 bad input, 130 interrupted; a command may return one of its own (3: stopped by rule).
+failed, 2 bad input, 3 stopped by rule, 130 interrupted; a command may return one of its own.
 """
 
 import difflib
 import importlib
+import importlib.util
 import inspect
-import multiprocessing
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from configs.load import ConfigError
-from configs.process import assert_packages, die_with_parent
+from configs.process import Exit, assert_packages, die_with_parent
 from scripts.overrides import is_override
 
-if multiprocessing.parent_process():
-    die_with_parent()  # vLLM's engine child imports the main module of its parent: this one
-
-DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+if "__mp_main__" in sys.modules:
+    # vLLM's engine child runs the main file of its parent by this name: `forage`, which imports us.
+    # `multiprocessing.parent_process` is not set that early.
+    die_with_parent()
 
 
 @dataclass(frozen=True)
@@ -33,24 +35,46 @@ class Command:
     target: str
     help: str
 
+    @property
+    def module(self) -> str:
+        """The dotted name of its module."""
+        return self.target.partition(":")[0]
+
     def function(self) -> Callable[[Any], int | None]:
         """Import the module; the function."""
-        module, _, name = self.target.partition(":")
-        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+        name = self.target.partition(":")[2]
+        return getattr(importlib.import_module(self.module), name)  # type: ignore[no-any-return]
 
 
 COMMANDS = {
+    "train": Command("scripts.launch:train", "Train, or only evaluate, a model."),
+    "resume": Command("scripts.launch:resume", "Go on with a run."),
+    "sync": Command("scripts.train_sync:sync", "Train in one process, synchronously."),
+    "relearn": Command("scripts.relearn:relearn", "Learn again, offline, from a run's log."),
+    "show": Command("scripts.show:show", "Print a run's rollouts in colour."),
+    "audit": Command("scripts.audit:audit", "Close a run's books."),
     "compact": Command("scripts.compact:compact", "Make a finished run's log smaller."),
+    "plot": Command("scripts.plot:plot", "Draw a run's learning curve."),
+    "scale": Command("scripts.scale:scale", "Change the number of a running run's actors."),
     "bench learner": Command("scripts.bench_learner:bench", "The cost of the learner's step."),
     "bench staleness": Command("scripts.bench_staleness:bench", "Corrections by staleness."),
     "bench stream": Command("scripts.bench_stream:bench", "Trajectories into the durable log."),
     "bench weight-sync": Command("scripts.bench_weight_sync:bench", "New weights to the actors."),
     "bench retrieval": Command("scripts.bench_retrieval:bench", "Searches, and their latency."),
     "bench overlap": Command("scripts.bench_overlap:bench", "Waiting for searches, hidden."),
+    "memory": Command("scripts.gpu_memory:memory", "Reckon what each GPU has to hold."),
+    "doctor": Command("scripts.doctor:doctor", "Check this machine for what a run needs."),
 }
 GROUPS = {
     "data": "Prepare questions, audit a corpus.",
     "bench": "Measure one part side by side with its baseline.",
+}
+THEMES = {
+    "Train": ("demo", "train", "resume", "scale", "sync", "warm-start"),
+    "Look into a run": ("show", "plot", "audit", "relearn", "compact"),
+    "Use a model": ("evaluate", "ask"),
+    "Prepare": ("data", "index", "memory", "doctor"),
+    "Measure": ("bench",),
 }
 
 
@@ -63,41 +87,43 @@ def run() -> None:
 def main(words: Sequence[str] | None = None) -> int:
     """Parse, call one command, map its ending to an exit code."""
     words = list(sys.argv[1:] if words is None else words)
-    name = _named(words)
     if not words:
-        return _say(f"name a command: {', '.join(COMMANDS)}; `forage --help` says what they do")
+        return _refuse(f"name a command: {', '.join(COMMANDS)}; `forage --help` says what they do")
+    name = _named(words)
     try:
         command = typer.main.get_command(application(name))
-        listed = _options_of(COMMANDS[name]) if name in COMMANDS else []
-        found = command.main(
-            list(_one_each(words, listed)), prog_name="forage", standalone_mode=False
-        )
-        return found or DONE
+        listed = _options_of(COMMANDS[name]) if name else []
+        spread = list(_one_each(words, listed))
+        return command.main(spread, prog_name="forage", standalone_mode=False) or Exit.DONE
     except typer.TyperException as error:
-        return _say(_explained(error, name, words))
+        return _refuse(_explained(error, name, words))
     except ConfigError as error:
-        return _say(str(error))
+        return _refuse(str(error))
     except KeyboardInterrupt:
         print("forage: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return Exit.INTERRUPTED
     except _failures() as error:
         print(f"forage: {error}", file=sys.stderr)
-        return FAILED
+        return Exit.FAILED
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """The error roots of the packages, each from its protocol leaf."""
+    """The root of each package's errors, from its leaf; imported once something has failed."""
     from actors.errors import ActorError
+    from learner.errors import LearnerError
     from replay.protocol import ReplayError
     from retrieval_server.protocol import RetrievalError
     from scripts.bench_harness import BenchError
+    from scripts.own_server import ServerFailed
+    from weight_sync.protocol import WeightSyncError
 
-    return OSError, ActorError, ReplayError, RetrievalError, BenchError
+    of_packages = (ActorError, LearnerError, ReplayError, RetrievalError, WeightSyncError)
+    return (OSError, ServerFailed, BenchError, *of_packages)
 
 
-def _say(text: str) -> int:
+def _refuse(text: str) -> int:
     print(f"forage: {text}", file=sys.stderr)
-    return BAD_INPUT
+    return Exit.BAD_INPUT
 
 
 def application(name: str) -> typer.Typer:
@@ -105,17 +131,21 @@ def application(name: str) -> typer.Typer:
     app = typer.Typer(no_args_is_help=False, help="Train language models to search.")
     groups = {group: typer.Typer(help=help) for group, help in GROUPS.items()}
     for group, inner in groups.items():
-        app.add_typer(inner, name=group)
+        app.add_typer(inner, name=group, rich_help_panel=_theme(group))
     for path, command in COMMANDS.items():
         group, _, last = path.rpartition(" ")
-        place = groups[group] if group else app
+        place, panel = (groups[group], None) if group else (app, _theme(last))
         called = _callback(command) if path == name else _unread
-        place.command(last, help=command.help)(called)
+        place.command(last, help=command.help, rich_help_panel=panel)(called)
     return app
 
 
+def _theme(word: str) -> str | None:
+    return next((theme for theme, words in THEMES.items() if word in words), None)
+
+
 def _unread() -> None:
-    """What stands for a command that is not called."""
+    """The stand-in of a command that is not called."""
 
 
 def _named(words: Sequence[str]) -> str:
@@ -124,8 +154,8 @@ def _named(words: Sequence[str]) -> str:
     return next((each for each in (" ".join(plain), *plain[:1]) if each in COMMANDS), "")
 
 
-def _flag(of: Field[Any]) -> str:
-    return f"--{of.name.replace('_', '-')}"
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _shown(of: Field[Any]) -> str | None:
@@ -164,7 +194,7 @@ def _parameter(of: Field[Any]) -> inspect.Parameter:
     default = list(of.default) if several and of.default is not MISSING else of.default
     words = {"help": of.metadata["help"], "metavar": of.metadata["metavar"] or _shown(of)}
     positional = of.metadata["positional"]
-    info = typer.Argument(**words) if positional else typer.Option(_flag(of), **words)
+    info = typer.Argument(**words) if positional else typer.Option(_flag(of.name), **words)
     return inspect.Parameter(
         of.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -178,7 +208,7 @@ def _one_each(words: Sequence[str], listed: Sequence[Field[Any]]) -> Iterator[st
     or override.
     """
     options = [each for each in listed if not each.metadata["positional"]]
-    several = {_flag(each) for each in options if get_origin(each.type) is tuple}
+    several = {_flag(each.name) for each in options if get_origin(each.type) is tuple}
     current, first = "", False
     for word in words:
         if word.startswith("-") or is_override(word):
@@ -196,11 +226,22 @@ def _explained(error: typer.TyperException, name: str, words: Sequence[str]) -> 
     option = getattr(error, "option_name", "")
     if option and name:
         listed = _options_of(COMMANDS[name])
-        own = [_flag(each) for each in listed if not each.metadata["positional"]]
-        near = difflib.get_close_matches(option, own)
+        own = [_flag(each.name) for each in listed if not each.metadata["positional"]]
         text = f"{name}: no option {option}"
-        text += f": did you mean {near[0]}?" if near else f"; it takes {', '.join(own)}"
+        if others := [f"forage {other}" for other in COMMANDS if option in _written_flags(other)]:
+            text += f": {' and '.join(others)} {'take' if others[1:] else 'takes'} it"
+        elif near := difflib.get_close_matches(option, own):
+            text += f": did you mean {near[0]}?"
+        else:
+            text += f"; it takes {', '.join(own) or 'none'}"
     return f"{text} (forage {name or ''}{' ' if name else ''}--help)"
+
+
+def _written_flags(name: str) -> set[str]:
+    """The options of a command, as its source spells them: to import it may take seconds."""
+    spec = importlib.util.find_spec(COMMANDS[name].module)
+    source = Path(spec.origin).read_text() if spec and spec.origin else ""
+    return {_flag(each) for each in re.findall(r"^    (\w+): .+ = option\(", source, re.M)}
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""Make a run's event log smaller: `scripts/compact.py RUN`.
+"""Compaction of a run's event log: the payloads of what is trained and committed, dropped or
+evaluated are taken out of its closed segments (`replay.compaction`).
 
-Takes the payloads of what is trained and committed, dropped or evaluated out of the log's closed
-segments (`replay.compaction`). `--resume`, `audit.py`, the summary and the curve do without them;
-`relearn.py`, `train_sync.py` and `show.py` do not: keep a copy of the log for those. Exit code 0:
-done, 2: there is no log to compact, or a process writes it. It may be ended at any time, and run
-again.
+`resume`, `audit`, the summary and the curve do without them; `relearn`, `sync --recorded` and
+`show` do not: keep a copy of the log for those. It may be ended at any time, and run again.
 """
 
 from dataclasses import dataclass
@@ -15,20 +13,21 @@ from replay.compaction import compact as compacted
 from replay.log import FILE_NAME
 from replay.protocol import LogError
 from scripts.options import argument
+from scripts.resolve import run_directory
 
 
 @dataclass(frozen=True)
 class CompactOptions:
-    """What `forage compact` takes."""
+    """The options of `forage compact`."""
 
-    run: Path = argument("the run's directory", metavar="RUN")
+    run: Path = argument("the run's directory")
 
 
 def compact(options: CompactOptions) -> None:
     """Compact one run's log. Raises ConfigError where there is none, or a process writes it."""
     before = after = closed = 0
     try:
-        for change in compacted(options.run / FILE_NAME):
+        for change in compacted(run_directory(options.run) / FILE_NAME):
             done = change.kept or f"{change.payloads} payloads taken away"
             print(f"{change.path}: {change.bytes_before} -> {change.bytes_after} bytes: {done}")
             before, after = before + change.bytes_before, after + change.bytes_after

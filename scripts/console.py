@@ -1,8 +1,6 @@
-"""What a person sees while a run goes on: phases with their seconds, a line a step, two rollouts an
-evaluation.
+"""The console of a run: phases with their seconds, a line a step, two rollouts an evaluation.
 
-Consumes replay's `Status` (the same message the learner's gauges travel in); produces text on
-stdout, in colour on a terminal, plain otherwise; waits for nothing.
+Text on stdout, in colour on a terminal, plain otherwise.
 """
 
 import time

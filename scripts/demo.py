@@ -23,10 +23,11 @@ def main() -> int:
         return 1
     print(f"  demo task ready: {time.monotonic() - begun:.1f} s", flush=True)
 
-    from scripts import launch
+    from scripts import cli
 
     config = str(REPOSITORY / "configs" / "demo.yaml")
-    code = launch.main([config, f"seed={arguments.seed}", *settings, *arguments.overrides])
+    seed = f"seed={arguments.seed}"
+    code = cli.main(["train", config, seed, *settings, *arguments.overrides])
     print(f"make demo took {time.monotonic() - begun:.0f} s (installation not included)")
     return code
 

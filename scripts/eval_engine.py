@@ -26,8 +26,7 @@ from scripts.eval_environments import roll_out_in
 from scripts.eval_rollouts import NOBODYS_FAULT, RollOut
 from scripts.eval_rows import Asked
 from scripts.guardian import PID_FILE
-from scripts.own_server import ServerFailed, serving
-from scripts.retrieval_probe import probe
+from scripts.own_server import ServerFailed, probe, serving
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ENDS_ALL = (*NOBODYS_FAULT, ServerFailed, OSError)

@@ -21,9 +21,8 @@ from scripts.eval_report import asked_of
 from scripts.eval_rows import Asked, Rows
 from scripts.eval_sets import QuestionSet, load_sets
 from scripts.eval_settings import Settings
-from scripts.fitting_prompt import with_fitting_prompt
 from scripts.found_model import Found, find
-from scripts.overrides import fields_of, without_section
+from scripts.overrides import fields_of
 from scripts.resolve import with_absolute_paths, with_port
 
 _SAID_ELSEWHERE = {
@@ -103,13 +102,10 @@ def check_rows(plan: Plan, rows: Rows) -> None:
 
 
 def _by_environment(found: Found, given: argparse.Namespace, base: Config) -> dict[str, Config]:
-    """The configuration of each environment, prompted as it can keep to."""
-    on_record = without_section(given.overrides, "environment")
-    recorded = eval_model.configured(found, given.config, on_record)
+    """The configuration of each environment."""
     configs: dict[str, Config] = {}
     for name, changes in overrides_of(given.environment, base).items():
         config = eval_model.configured(found, given.config, [*given.overrides, *changes])
-        config = with_fitting_prompt(config, recorded, given.overrides)
         configs[name] = _prepared(config, found.folder, given.exact)
     return configs
 

@@ -1,9 +1,8 @@
-"""Placement and supervision: every long-lived process runs under one Ray host actor of its own.
+"""The processes of a run: every long-lived process runs under one Ray host actor of its own.
 
 Ray only *places*: a host starts one `python -m <package>.worker` in its own group and reports its
 exit code. The worker asks the kernel to die with its parent, so a host (or Ray, or the launcher)
-that is killed takes its worker along. Consumes commands from the launcher, produces exit codes;
-waits for nothing without a deadline. The only module that imports ray.
+that is killed takes its worker along. Every wait has a deadline. The only module that imports ray.
 """
 
 import contextlib
@@ -146,7 +145,7 @@ class Member:
             return []  # `poll` says what has become of it
 
     def host_lives(self) -> bool:
-        """Whether the host answers, so that it may start the process again."""
+        """True where the host answers, so that it may start the process again."""
         try:
             ray.get(self.host.poll.remote(), timeout=CALL_DEADLINE_S)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):

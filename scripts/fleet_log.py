@@ -1,8 +1,7 @@
-"""`<run_dir>/fleet.jsonl`: what became of each process of a run, one line an event.
+"""`<run_dir>/fleet.jsonl`: the life of each process of a run, one line an event.
 
-Consumes what the launcher notices; produces lines of `{"at_s", "event", "name", ...}`, `at_s` in
-seconds since the epoch. Events: `started` (pid), `ready`, `ended` (code, cause),
-`restarting` (cause, pause_s), `stopped`, `continued`. Waits for nothing.
+Lines of `{"at_s", "event", "name", ...}`, `at_s` in seconds since the epoch. Events: `started`
+(pid), `ready`, `ended` (code, cause), `restarting` (cause, pause_s), `stopped`, `continued`.
 """
 
 import json
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 FILE_NAME = "fleet.jsonl"
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class FleetLog:
@@ -34,7 +33,7 @@ class FleetLog:
             with self._path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:  # a full disk: the run may outlive it
-            log.warning("%s: %s is not on record: %s", self._path, line, error)
+            _log.warning("%s: %s is not on record: %s", self._path, line, error)
 
 
 def read_fleet_log(run_dir: Path) -> Iterator[dict[str, Any]]:
@@ -46,6 +45,6 @@ def read_fleet_log(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def restarts(run_dir: Path) -> list[dict[str, str]]:
-    """Who was restarted, over all launches of the run, and why."""
+    """The restarts of all launches of the run: of which process, and why."""
     events = [line for line in read_fleet_log(run_dir) if line["event"] == "restarting"]
     return [{"name": line["name"], "cause": line["cause"]} for line in events]

@@ -1,8 +1,6 @@
-"""The model that a command is given: of a run, of a checkpoint, or a Hugging Face folder.
+"""The model that a command is given: a run's, a checkpoint's, or a Hugging Face folder.
 
-Consumes a path; produces the folder that an engine loads (a checkpoint keeps its weights and their
-average as one each) and the configuration that it was trained by. Waits for nothing but the disk;
-imports no engine.
+A checkpoint keeps its weights and their average as one folder each. Imports no engine.
 """
 
 from collections.abc import Sequence
@@ -22,8 +20,8 @@ _RUNS = "config.yaml"
 
 @dataclass(frozen=True)
 class Found:
-    """What was given, the model folder that it names, what to call that, and the file that says how
-    it was trained: a run's or a checkpoint's, None where there is none.
+    """A model folder: the words that named it, its own name, and the configuration on record of its
+    training (a run's or a checkpoint's; None where there is none).
     """
 
     given: str
@@ -96,7 +94,7 @@ def _record_beside(model: Path) -> Path | None:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether it is a configuration of ours: it has our fields, the run's directory among them."""
+    """True for a configuration of ours: it has our fields, the run's directory among them."""
     try:
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):

@@ -1,4 +1,4 @@
-"""Will it fit? What each GPU has to hold, before anything is started on it.
+"""The memory that each GPU has to hold, before anything is started on it.
 
 Arithmetic, but for `read_model`, which reads a model folder's headers, and `totals`, which asks the
 driver. Activations after Korthikanti et al. 2022 (arXiv 2205.05198): about 34 bytes for each token,
@@ -15,7 +15,10 @@ from pathlib import Path
 from safetensors import safe_open
 
 from actors.engine_setup import gpu_of_actor, on_cpu
+from configs.load import ConfigError, load
+from configs.process import Exit
 from configs.schema import Config
+from scripts.options import argument, option, overrides
 
 GIB = 1 << 30
 CONTEXT_BYTES = GIB // 2  # of CUDA, in each process
@@ -23,8 +26,41 @@ ENGINE_BYTES = 2 * GIB  # activations, logits and CUDA graphs of an engine, roug
 
 
 @dataclass(frozen=True)
+class MemoryOptions:
+    """The options of `forage memory`; `gpus` and `gib` describe a machine other than this one."""
+
+    config: str = argument("a YAML file, for example configs/one_gpu.yaml")
+    overrides: tuple[str, ...] = overrides()
+    gpus: int | None = option("for so many GPUs, instead of this machine's", metavar="N")
+    gib: float = option("the memory of each of them", default=80.0)
+
+    def __post_init__(self) -> None:
+        if self.gpus is not None and self.gpus < 1:
+            raise ConfigError(f"--gpus {self.gpus}: give a number of at least 1")
+
+
+def memory(options: MemoryOptions) -> int:
+    """Print what each GPU has to hold; failed where that does not fit. Raises ConfigError."""
+    config = load(options.config, options.overrides)
+    gpus = [int(options.gib * GIB)] * options.gpus if options.gpus else totals()
+    if not gpus:
+        raise ConfigError("no GPU here: reckon for another machine, --gpus N --gib SIZE")
+    try:
+        model = read_model(Path(config.model.path))
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"model.path = {config.model.path!r}: its size cannot be read ({error}): name a "
+            "Hugging Face folder"
+        ) from error
+    found = list(plan(config, model, gpus))
+    for line, fits in found:
+        print(line if fits else f"{line}: TOO MUCH")
+    return Exit.DONE if all(fits for _, fits in found) else Exit.FAILED
+
+
+@dataclass(frozen=True)
 class Model:
-    """As much of a model as its memory depends on."""
+    """A model's size, as far as its memory depends on it."""
 
     parameters: int
     hidden: int
@@ -93,28 +129,28 @@ def engine_needs(config: Config, model: Model) -> dict[str, int]:
 
 
 def plan(config: Config, model: Model, gpus: list[int]) -> Iterator[tuple[str, bool]]:
-    """For each GPU that is used: a line that says what it must hold, and whether that fits."""
+    """Yield, for each GPU in use, a line on what it must hold, and True where that fits."""
     ranks, actors = config.learner.ranks, config.actors.count
     homes = [gpu_of_actor(index, ranks, len(gpus)) for index in range(actors)]
     for gpu, total in enumerate(gpus):
-        parts = {}
+        tenants = {}
         for rank in range(ranks):
             if rank % len(gpus) == gpu:
-                parts[f"learner rank {rank}"] = learner_needs(config, model)
+                tenants[f"learner rank {rank}"] = learner_needs(config, model)
         for index in range(actors):
             if homes[index] == gpu:
-                parts[f"actor-{index}"] = engine_needs(config, model)
-        if parts:
-            yield _line(gpu, total, parts)
+                tenants[f"actor-{index}"] = engine_needs(config, model)
+        if tenants:
+            yield _line(gpu, total, tenants)
 
 
-def _line(gpu: int, total: int, parts: dict[str, dict[str, int]]) -> tuple[str, bool]:
+def _line(gpu: int, total: int, tenants: dict[str, dict[str, int]]) -> tuple[str, bool]:
     def shown(needs: dict[str, int]) -> str:
         return ", ".join(f"{what} {size / GIB:.2f}" for what, size in needs.items())
 
-    needed = sum(sum(needs.values()) for needs in parts.values())
+    needed = sum(sum(needs.values()) for needs in tenants.values())
     detail = "; ".join(
-        f"{who} {sum(needs.values()) / GIB:.1f} ({shown(needs)})" for who, needs in parts.items()
+        f"{who} {sum(needs.values()) / GIB:.1f} ({shown(needs)})" for who, needs in tenants.items()
     )
     line = f"GPU {gpu}: about {needed / GIB:.1f} of {total / GIB:.1f} GiB: {detail}"
     return line, needed <= total

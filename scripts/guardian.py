@@ -1,10 +1,9 @@
-"""The last one out: when the launcher is gone, however it went, ends every process of its run.
+"""The guardian of a run: when the launcher is gone, however it went, ends every process of the run.
 
-Consumes end-of-file on stdin (the launcher's end of the pipe closes when it exits, is killed or
-crashes); produces nothing; waits for that without a deadline, because the launcher's life is its
-only purpose. Processes are found by the `FORAGE_RUN` token in their environment, which every
-descendant inherits, orphans too (Ray's agents outlive a killed raylet by a minute, an engine child
-outlives its parent while it is still importing).
+It waits, without a deadline, for end-of-file on stdin: the launcher's end of the pipe closes when
+that exits, is killed or crashes. Processes are found by the `FORAGE_RUN` token in their
+environment, which every descendant inherits, orphans too (Ray's agents outlive a killed raylet by a
+minute, an engine child outlives its parent while it is still importing).
 """
 
 import os
@@ -69,13 +68,11 @@ def launcher_of(directory: Path) -> int | None:
 
 
 def lives(pid: int, directory: Path) -> bool:
-    """Whether the launcher that wrote its pid there runs still: a later process may have its
-    number.
-    """
+    """True while the launcher that wrote its pid there runs: a later process may have that pid."""
     try:
         process = psutil.Process(pid)
         older = process.create_time() <= (directory / PID_FILE).stat().st_mtime + 1.0
-        return older and process.status() != psutil.STATUS_ZOMBIE
+        return bool(older and process.status() != psutil.STATUS_ZOMBIE)
     except (psutil.NoSuchProcess, OSError):
         return False
 

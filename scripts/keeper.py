@@ -1,10 +1,9 @@
-"""Keeps a fleet whole: starts again what ends unasked, within a budget, and replaces what stands
-still.
+"""Restarts of a run's processes: what ends unasked starts again, within a budget, and what is
+stopped for too long is replaced.
 
-Consumes the fleet's exit codes and states; produces restarts, lines for a person and
-`fleet.jsonl`. A restart waits `fleet.first_pause_s`, twice as long each time that the same process
-ends soon after the last; the ranks of a learner start together. Waits for nothing itself: the
-supervisor asks it again and again.
+A restart waits `fleet.first_pause_s`, twice as long each time that the same process ends soon after
+the last; the ranks of a learner start together. The supervisor asks again and again: nothing here
+waits. Every event is a line in `fleet.jsonl`.
 """
 
 import math
@@ -13,12 +12,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from configs.process import CONSEQUENCE
+from configs.process import Exit
 from configs.schema import FleetConfig
 from scripts.fleet import Fleet, Member
 from scripts.fleet_log import FleetLog
 
-BAD_INPUT = 2  # the exit code of a process that would refuse the same input again
 SOON_S = 60.0  # a process that ends later than this after its start starts afresh
 LOOK_S = 3.0  # how often stopped processes are looked for
 
@@ -27,14 +25,14 @@ class BudgetSpent(RuntimeError):
     """No restart is left, or none would help; the message is the first cause."""
 
 
-class Keeper:
-    """`restarts` lists what was restarted and why, in order."""
+class Restarts:
+    """Starts processes again; `made` lists which and why, in order."""
 
     def __init__(
         self, config: FleetConfig, fleet: Fleet, run_dir: Path, say: Callable[[str, str], None]
     ) -> None:
         """`say(text, style)` tells the person at the terminal."""
-        self.restarts: list[dict[str, str]] = []
+        self.made: list[dict[str, str]] = []
         self._config, self._fleet, self._say = config, fleet, say
         self._log = FleetLog(run_dir)
         self._due: dict[str, float] = {}  # when to start it again
@@ -59,7 +57,7 @@ class Keeper:
         return max(0.0, min(self._due.values(), default=math.inf) - time.monotonic())
 
     def states(self) -> dict[str, str]:
-        """What keeps a process from its work, by name; without those that work."""
+        """The reason why a process does not work, by name; without those that do."""
         now = time.monotonic()
         found = {name: f"starts since {now - self._since[name]:.0f} s" for name in self._unready}
         for name, since in self._stopped.items():
@@ -108,7 +106,7 @@ class Keeper:
         self._say(f"{count} actors wanted: {', '.join(changes) or 'as it is'}", "bold yellow")
 
     def unwanted(self, name: str) -> bool:
-        """Whether this is an actor beyond the number that is wanted."""
+        """True for an actor beyond the number that is wanted."""
         is_actor = name.startswith("actor-") and name[6:].isdigit()
         return self._wanted is not None and is_actor and int(name[6:]) >= self._wanted
 
@@ -131,11 +129,11 @@ class Keeper:
             self._look_at(name, member, now)
 
     def stopped(self, name: str) -> bool:
-        """Whether this process was stopped when last looked at."""
+        """True where this process was stopped when last looked at."""
         return name in self._stopped
 
     def end(self, name: str, why: str) -> None:
-        """End a process that does not do its work; `tend` starts it again."""
+        """End a process that does no work; `tend` starts it again."""
         self._say(f"{name} {why}: it is ended", "bold yellow")
         self._fleet.members[name].signal(signal.SIGKILL)
 
@@ -162,31 +160,31 @@ class Keeper:
         cause = cause_of(self._fleet.members[name], code)
         first_line = cause.splitlines()[0]
         self._log.write("ended", name, code=code, cause=first_line)
-        if code == BAD_INPUT and name not in self._worked:
+        if code == Exit.BAD_INPUT and name not in self._worked:
             raise BudgetSpent(cause)
         # Who ends because another stands still, or is about to be back, costs nothing.
-        free = code == CONSEQUENCE and bool(self._stopped or self._due)
-        if not free and len(self.restarts) >= self._config.restarts:
+        free = code == Exit.CONSEQUENCE and bool(self._stopped or self._due)
+        if not free and len(self.made) >= self._config.restarts:
             raise BudgetSpent(self._spent(cause))
         soon = now - self._since[name] < SOON_S
         self._tries[name] = self._tries.get(name, 0) + 1 if soon else 1
         pause_s = self._config.first_pause_s * 2 ** min(self._tries[name] - 1, 30)
         pause_s = min(pause_s, self._config.longest_pause_s)
         if not free:
-            self.restarts.append({"name": name, "cause": cause})
+            self.made.append({"name": name, "cause": cause})
         for other in self._bound_to(name):
             self._due[other] = now + pause_s
             if other != name:
                 self._fleet.members[other].signal(signal.SIGKILL)
-        number, budget = len(self.restarts), self._config.restarts
+        number, budget = len(self.made), self._config.restarts
         self._say(f"{first_line}; restart {number} of {budget} in {pause_s:g} s", "bold yellow")
         self._log.write("restarting", name, cause=first_line, pause_s=pause_s)
 
     def _spent(self, cause: str) -> str:
-        if not self.restarts:
+        if not self.made:
             return cause
-        first = self.restarts[0]["cause"]
-        return f"{first}\nfleet.restarts = {len(self.restarts)} are spent; then {cause}"
+        first = self.made[0]["cause"]
+        return f"{first}\nfleet.restarts = {len(self.made)} are spent; then {cause}"
 
     def _bound_to(self, name: str) -> list[str]:
         ranks = [each for each in self._fleet.members if is_rank(each)]
@@ -217,7 +215,7 @@ class Keeper:
 
 
 def is_rank(name: str) -> bool:
-    """Whether this is a process of the learner."""
+    """True for a process of the learner."""
     return name == "learner" or name.startswith("learner-")
 
 
@@ -237,4 +235,4 @@ def first_cause(fleet: Fleet, broken: Mapping[str, int]) -> str:
 
 def _blame(ended: tuple[str, int]) -> tuple[int, str]:
     name, code = ended
-    return {CONSEQUENCE: 3, 0: 2}.get(code, code >= 0), name
+    return {Exit.CONSEQUENCE: 3, 0: 2}.get(code, code >= 0), name

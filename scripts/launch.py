@@ -1,35 +1,32 @@
-"""The command: `python scripts/launch.py CONFIG [a.b=c ...]` trains (or, with total_steps 0,
-evaluates) a model; `python scripts/launch.py --resume runs/x [a.b=c ...]` goes on with a run.
+"""The launcher of a run: trains (or, with total_steps 0, evaluates) a model, or goes on with a run.
 
-Checks everything first (exit 2 with a message), then places retrieval server, replay, learner and
-actors, shows the run, ends it with the first cause when a process dies, and leaves `summary.json`
-whatever happens. Exit codes: 0 completed, 1 failed, 2 bad input, 3 stopped early by rule, 130
-interrupted.
+Checks everything first, then places retrieval server, replay, learner and actors, shows the run,
+ends it with the first cause when a process dies, and leaves `summary.json` whatever happens.
 """
 
-import argparse
 import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from configs.files import replacing
-from configs.keys import Addresses
-from configs.load import ConfigError, load, save
-from configs.process import make_socket_dir
+from configs.keys import Address, Addresses
+from configs.load import save
+from configs.process import Exit, make_socket_dir
 from configs.schema import Config
 from replay.launcher_client import Observer
 from replay.log import FILE_NAME
 from replay.protocol import ReplayError
 from replay.question_files import left_out
-from scripts import plot, preflight, resume, summary
+from scripts import plot, preflight, summary
+from scripts import resume as resuming
 from scripts.console import Console
 from scripts.fleet import Fleet, FleetError
 from scripts.guardian import PID_FILE
-from scripts.resolve import resolve
+from scripts.options import argument, option, overrides
 from scripts.resume import Progress
 from scripts.supervise import Interrupt, RunFailed, Supervisor
 
@@ -42,8 +39,59 @@ ENVIRONMENT = {
 FIRST = "starting engines, verifying weights, evaluating the start"
 AGAIN = "starting engines, training recorded batches again, verifying weights"
 STATUS_S = 2.0  # for an answer of replay; it may be silent for longer (fleet.silence_deadline_s)
-OUTCOMES = {"completed": "completed"}  # any other cause is an early stop by rule
-EXIT_CODES = {"completed": 0, "failed": 1, "stopped": 3, "interrupted": 130}
+EXIT_CODES = {
+    "completed": Exit.DONE,
+    "failed": Exit.FAILED,
+    "stopped": Exit.STOPPED,
+    "interrupted": Exit.INTERRUPTED,
+}
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The options of `forage train`."""
+
+    config: str = argument("a YAML file, for example configs/base.yaml")
+    overrides: tuple[str, ...] = overrides()
+    prepare_only: bool = option(
+        "make the run directory and print the commands to run by hand", default=False
+    )
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """The options of `forage resume`."""
+
+    run: Path = argument("the run's directory, for example runs/latest")
+    overrides: tuple[str, ...] = overrides()
+    config: str | None = option("a YAML file of what is to be different", metavar="FILE")
+    prepare_only: bool = option("print the commands to run by hand", default=False)
+
+
+def train(options: TrainOptions) -> int:
+    """Train from the start. Raises ConfigError before anything is started."""
+    return _launch(preflight.checked(options.config, options.overrides), None, options.prepare_only)
+
+
+def resume(options: ResumeOptions) -> int:
+    """Go on with a run. Raises ConfigError before anything is started."""
+    config, progress = resuming.checked(str(options.run), options.config, options.overrides)
+    return _launch(config, progress, options.prepare_only)
+
+
+def _launch(config: Config, progress: Progress | None, prepare_only: bool) -> int:
+    console = Console()
+    for line in left_out(config.questions):
+        console.say(line, "yellow")
+    if prepare_only:
+        save(config, Path(config.run_dir) / "config.yaml")
+        for command in commands(config, progress).values():
+            print(f"{sys.executable} {' '.join(command)}")
+        return Exit.DONE
+    for line, _ in preflight.gpu_plan(config):
+        console.say(line)
+    console.say(f"weights will travel by {preflight.transport(config)}")
+    return run(config, console, progress)
 
 
 def commands(config: Config, progress: Progress | None = None) -> dict[str, list[str]]:
@@ -81,45 +129,49 @@ def run(config: Config, console: Console, progress: Progress | None = None) -> i
     addresses = Addresses.of(config)
     directory = _prepare(config, addresses, resumed=progress is not None)
     outcome, cause, gauges = "failed", "", {}
-    stop = Interrupt()
-    try:
-        console.phase("starting Ray and placing processes")
-        with Fleet(run_dir / "logs", directory, ENVIRONMENT) as fleet:
-            stop.arm()  # Ray has put handlers of its own in the way
-            fleet.start(commands(config, progress))
-            console.phase(AGAIN if progress else FIRST)
-            shown, start = progress or Progress(), partial(actor_command, config)
-            supervisor = Supervisor(config, fleet, console, stop, shown, start)
-            gauges = supervisor.gauges
-            replay = addresses.replay
-            # It looks at the processes meanwhile, so it does not wait for replay to come back.
-            with Observer(
-                replay.endpoint, STATUS_S, replay.keys, restart_deadline_s=0.0
-            ) as observer:
-                observer.gone = lambda: fleet.members["replay"].poll() is not None
-                cause = supervisor.watch(observer)
-            console.phase("draining")
-            supervisor.drain()
-            outcome = OUTCOMES.get(cause, "stopped")
-    except (RunFailed, FleetError, ReplayError) as error:
-        cause = str(error)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        if stop.cause:
-            outcome, cause = "interrupted", stop.cause
-        elif not cause:
-            cause = repr(sys.exception())
-        console.phase("")
-        _leave(config, console, outcome, cause, time.monotonic() - begun, gauges)
+    with Interrupt(polled=True) as stop:
+        try:
+            console.phase("starting Ray and placing processes")
+            with Fleet(run_dir / "logs", directory, ENVIRONMENT) as fleet:
+                stop.arm()  # Ray has put handlers of its own in the way
+                fleet.start(commands(config, progress))
+                console.phase(AGAIN if progress else FIRST)
+                shown, start = progress or Progress(), partial(actor_command, config)
+                supervisor = Supervisor(config, fleet, console, stop, shown, start)
+                gauges = supervisor.gauges
+                with _observer(addresses.replay, fleet) as observer:
+                    cause = supervisor.watch(observer)
+                console.phase("draining")
+                supervisor.drain()
+                outcome = "completed" if cause == "completed" else "stopped"  # by a rule
+        except (RunFailed, FleetError, ReplayError) as error:
+            cause = str(error)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            if stop.cause:
+                outcome, cause = "interrupted", f"interrupted by {stop.cause}"
+            elif not cause:
+                cause = repr(sys.exception())
+            console.phase("")
+            _leave(config, console, outcome, cause, time.monotonic() - begun, gauges)
     return EXIT_CODES[outcome]
+
+
+def _observer(replay: Address, fleet: Fleet) -> Observer:
+    """Replay's client of the launcher, which looks at the processes meanwhile and so does not wait
+    for replay to come back.
+    """
+    observer = Observer(replay.endpoint, STATUS_S, replay.keys, restart_deadline_s=0.0)
+    observer.gone = lambda: fleet.members["replay"].poll() is not None
+    return observer
 
 
 def how_to_go_on(run_dir: Path, outcome: str) -> str:
     """The command that goes on with a run that failed or was interrupted; '' where none can."""
     if outcome not in ("failed", "interrupted") or not (run_dir / FILE_NAME).exists():
         return ""
-    return f"python scripts/launch.py --resume {run_dir}"
+    return f"forage resume {run_dir}"
 
 
 def _leave(
@@ -175,49 +227,15 @@ def _remove_stale_socket_dirs() -> None:
             continue  # started by hand, or just being made: not ours to remove
 
 
-def checked(path: str, overrides: Sequence[str]) -> Config:
-    """Load, resolve and check a configuration. Raises ConfigError before anything is started."""
-    config = resolve(load(path, overrides), Path(path).stem)
-    preflight.check(config)
-    return config
+def main(words: list[str]) -> int:
+    """The launch script: `CONFIG …` as for `forage train`, or `--resume RUN …`."""
+    from scripts import cli
 
-
-def main(argv: list[str] | None = None) -> int:
-    """Parse, check, run."""
-    parser = argparse.ArgumentParser(description="Train a search agent.")
-    parser.add_argument("config", nargs="?", help="a YAML file, for example configs/base.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="fields to override")
-    parser.add_argument("--resume", metavar="RUN", help="go on with the run in this directory")
-    by_hand = "make the run directory and print the commands to run by hand"
-    parser.add_argument("--prepare-only", action="store_true", help=by_hand)
-    arguments = parser.parse_intermixed_args(argv)
-    path, overrides, progress = arguments.config, arguments.overrides, None
-    if path and "=" in path and not Path(path).exists():
-        path, overrides = None, [path, *overrides]
-    try:
-        if arguments.resume:
-            config, progress = resume.checked(arguments.resume, path, overrides)
-        elif path:
-            config = checked(path, overrides)
-        else:
-            parser.error("name a configuration, for example configs/base.yaml, or --resume RUN")
-    except ConfigError as error:
-        print(f"forage: {error}", file=sys.stderr)
-        return 2
-    console = Console()
-    for line in left_out(config.questions):
-        console.say(line, "yellow")
-    if arguments.prepare_only:
-        Path(config.run_dir).mkdir(parents=True, exist_ok=True)
-        save(config, Path(config.run_dir) / "config.yaml")
-        for command in commands(config, progress).values():
-            print(f"{sys.executable} {' '.join(command)}")
-        return 0
-    for line, _ in preflight.gpu_plan(config):
-        console.say(line)
-    console.say(f"weights will travel by {preflight.transport(config)}")
-    return run(config, console, progress)
+    if "--resume" in words[:-1]:
+        at = words.index("--resume")
+        return cli.main(["resume", words[at + 1], *words[:at], *words[at + 2 :]])
+    return cli.main(["train", *words])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

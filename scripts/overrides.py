@@ -1,4 +1,4 @@
-"""Overrides on a command line, `a.b=c`: which words are such, and which fields they set."""
+"""Overrides on a command line, `a.b=c`, and the fields that they set."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,8 @@ SCALARS = ("seed", "run_dir", "keys")  # fields of no section
 
 
 def is_override(word: str) -> bool:
-    """Whether a word is an override where it may be a question or NAME=FILE just as well: it begins
-    with a section and a dot, or is a field of no section; before `=` there is no white space.
+    """True for a word that begins with a section and a dot, or with a field of no section, and has
+    no white space before `=`; any other may be a question or NAME=FILE just as well.
     """
     name, separator, _ = word.partition("=")
     head, dot, _ = name.partition(".")
@@ -31,8 +31,3 @@ def fields_of(overrides: Sequence[str]) -> set[str]:
             value = text
         found |= {field for field, _ in leaves({name.strip(): value})}
     return found
-
-
-def without_section(overrides: Sequence[str], section: str) -> list[str]:
-    """Those that set nothing in this section."""
-    return [each for each in overrides if each.partition("=")[0].strip().split(".")[0] != section]

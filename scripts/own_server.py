@@ -1,8 +1,7 @@
-"""The retrieval server of a command that needs one for itself: started with it, ended with it.
+"""The retrieval server of a command that needs one for itself, and one search to try it.
 
-Consumes a configuration; produces a child process that answers searches, out of Ctrl-C's reach and
-ended by the kernel if this process is killed, and its log. Waits for it to serve; unblocked by the
-server's word (`FORAGE_READY`), by its end or by `actors.starting_deadline_s`.
+The server is a child process, started and ended with the command, out of Ctrl-C's reach, and ended
+by the kernel if the command is killed.
 """
 
 import asyncio
@@ -19,11 +18,15 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from configs.load import save
+from configs.load import retrieval_url, save
 from configs.schema import Config
+from retrieval_server.bearer import read_token
+from retrieval_server.client import RetrievalClient
+from retrieval_server.protocol import RetrievalError, RetrievalRefused
 from scripts.resolve import with_port
 
 LEAVE_S = 10.0  # for requests in flight; then it is killed
+PROBE_S = 5.0
 LOG = "retrieval_server.log"
 _READY = "retrieval_server.ready"
 _READY_EVERY_S, _ALIVE_EVERY_S = 0.02, 0.1
@@ -56,7 +59,7 @@ class OwnServer:
             if time.monotonic() >= end:
                 raise ServerFailed(
                     f"the retrieval server does not serve after {self.starting_deadline_s:g} s: "
-                    "build its index first (scripts/build_index.py), or raise "
+                    "build its index first (forage index), or raise "
                     f"actors.starting_deadline_s{self._where()}"
                 )
             await asyncio.sleep(_READY_EVERY_S)
@@ -68,7 +71,7 @@ class OwnServer:
             await asyncio.sleep(_ALIVE_EVERY_S)
 
     async def beside(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """What the work comes to. Raises ServerFailed once the server has ended: the work is
+        """Return the result of the work. Raises ServerFailed once the server has ended: the work is
         cancelled; where it failed meanwhile, that is why.
         """
         working, watching = asyncio.create_task(work), asyncio.create_task(self.watch())
@@ -123,7 +126,10 @@ def serving(
         process = _started(path, said, log)
         try:
             yield OwnServer(
-                *(process, said, log, begun),
+                process=process,
+                said=said,
+                log=log,
+                log_begins=begun,
                 stays=folder is not None,
                 starting_deadline_s=config.actors.starting_deadline_s,
             )
@@ -152,3 +158,21 @@ def _end(process: "subprocess.Popen[bytes]", leave_s: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+async def probe(config: Config, deadline_s: float = PROBE_S, retries: int = 0) -> None:
+    """Search once as rollouts will, so that a wrong address or token is told before there are any.
+    Raises ServerFailed.
+    """
+    asked, url = config.retrieval, retrieval_url(config)
+    deadline_s, token = min(deadline_s, asked.timeout_s), read_token(asked.token_file)
+    try:
+        async with RetrievalClient(url, deadline_s, retries, token=token) as client:
+            await client.retrieve(["forage"], asked.top_k)
+    except RetrievalRefused as error:
+        raise ServerFailed(f"a search at retrieval.url = {url!r} was refused: {error}") from error
+    except RetrievalError as error:
+        raise ServerFailed(
+            f"a search at retrieval.url = {url!r} failed: {error}: say where the retrieval server "
+            "is, retrieval.url=URL"
+        ) from error

@@ -1,10 +1,9 @@
-"""Draw a run's learning curve: `scripts/plot.py RUN` writes `<run>/curve.png`.
-
-Exact match of each evaluation (greedy and sampled, by hops) over steps, and beneath it the reward
-of the delivered rollouts with the staleness of what was trained.
+"""A run's learning curve, `<run>/curve.png`: exact match of each evaluation (greedy and sampled, by
+hops) over steps, and beneath it the reward of the delivered rollouts with the staleness of what was
+trained.
 """
 
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -18,8 +17,23 @@ from replay.log import read
 from replay.protocol import ReplayError
 from replay.records import EvaluationFinished, Reported
 from replay.run_protocol import EvalResult
+from scripts.options import argument
+from scripts.resolve import run_directory
 
 COLOURS = {"1": "#1b6ca8", "2": "#c8553d", "3": "#588b8b"}
+
+
+@dataclass(frozen=True)
+class PlotOptions:
+    """The options of `forage plot`."""
+
+    run: Path = argument("a run directory, for example runs/latest")
+
+
+def plot(options: PlotOptions) -> None:
+    """Draw one run's curve."""
+    written = draw(run_directory(options.run))
+    print(written or "no evaluation in this run yet")
 
 
 def draw(run_dir: Path) -> Path | None:
@@ -68,8 +82,3 @@ def _draw_reports(axes: Axes, reports: list[tuple[int, dict[str, float]]]) -> No
     stale.plot(steps, [g.get("replay/staleness", 0.0) for _, g in reports], color="#d9a441")
     stale.set_ylabel("staleness (mean)", color="#d9a441")
     stale.set_ylim(bottom=0)
-
-
-if __name__ == "__main__":
-    written = draw(Path(sys.argv[1]))
-    print(written or "no evaluation in this run yet")

@@ -1,4 +1,4 @@
-"""Everything that can be wrong before a run starts, checked before any process does.
+"""Checks of a configuration, made before any process of a run starts.
 
 Each problem is one line that names the field, the value and the remedy.
 """
@@ -6,7 +6,7 @@ Each problem is one line that names the field, the value and the remedy.
 import importlib.metadata
 import importlib.util
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,7 +17,7 @@ from actors.entry_points import load_entry_point
 from actors.judge import KEY_FIELD, KEY_REMEDY
 from actors.prompt import Prompter, load_tokenizer
 from actors.recorded import RecordedRetriever
-from configs.load import ConfigError
+from configs.load import ConfigError, load
 from configs.schema import Config
 from replay.protocol import ReplayError
 from replay.question_files import read_questions
@@ -26,12 +26,19 @@ from retrieval_server.opening import look
 from retrieval_server.protocol import BadIndex, RetrievalError
 from retrieval_server.usage import require_encoder
 from scripts import gpu_memory
-from scripts.resolve import can_listen
+from scripts.resolve import can_listen, resolve
 from weight_sync.choice import CPU, choose
 from weight_sync.protocol import TransportUnusable
 
 PROCESS_BYTES = 700 << 20  # imports, buffers and stacks of one process, measured
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
+
+
+def checked(path: str, overrides: Sequence[str]) -> Config:
+    """Load, resolve and check a configuration. Raises ConfigError before anything is started."""
+    config = resolve(load(path, overrides), Path(path).stem)
+    check(config)
+    return config
 
 
 def check(config: Config, resumed: bool = False) -> None:
@@ -55,8 +62,8 @@ def check_rollouts(config: Config, searches: bool = True) -> None:
 
     Raises ConfigError.
     """
-    checks = (_model, _lengths, _environment, _vllm, *((_retrieval,) if searches else ()))
-    _refuse(config, checks)
+    checks = [_model, _lengths, _environment, _vllm]
+    _refuse(config, [*checks, _retrieval] if searches else checks)
 
 
 def _model(config: Config) -> Iterator[str]:
@@ -189,16 +196,24 @@ def _vllm(config: Config) -> Iterator[str]:
             )
 
 
-def _memory(config: Config) -> Iterator[str]:
+def weights_bytes(config: Config) -> int:
+    """The size of the model's safetensors files; 0 where there is no such folder."""
     path = Path(config.model.path)
-    weights = (
-        sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
-    )
+    return sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
+
+
+def memory_needed(config: Config) -> tuple[int, int]:
+    """About how many bytes a run takes of this machine's memory, and the learner alone."""
+    weights = weights_bytes(config)
     actors = config.actors.count * (3 * PROCESS_BYTES + weights + config.actors.kv_cache_bytes)
     copies = 1 if config.learner.zero_stage else config.learner.ranks
     # Weights on every rank; gradients, two Adam moments, EMA and staging, which ZeRO shares out.
     learner = config.learner.ranks * (2 * PROCESS_BYTES + weights) + copies * 5 * weights
-    needed = actors + learner + 3 * PROCESS_BYTES
+    return actors + learner + 3 * PROCESS_BYTES, learner
+
+
+def _memory(config: Config) -> Iterator[str]:
+    needed, learner = memory_needed(config)
     free = psutil.virtual_memory().available
     if needed > free:
         gib = 1 << 30
@@ -223,7 +238,7 @@ def _gpu_memory(config: Config) -> Iterator[str]:
 
 
 def gpu_plan(config: Config) -> list[tuple[str, bool]]:
-    """What each GPU has to hold, as a line, and whether it can; empty on a CPU."""
+    """A line on what each GPU has to hold, and True where it can; empty on a CPU."""
     if not (gpus := gpu_memory.totals()):
         return []
     try:
@@ -256,7 +271,7 @@ def _run_dir(config: Config) -> Iterator[str]:
     if path.exists() and any(path.iterdir()):
         yield (
             f"run_dir = {config.run_dir!r}: in use by another run, which is kept: name a new one, "
-            f"or go on with that one: --resume {config.run_dir}"
+            f"or go on with that one: forage resume {config.run_dir}"
         )
 
 
@@ -293,6 +308,8 @@ _CHECKS = (
 
 def check_parts(config: Config, model: bool, retrieval: bool) -> None:
     """`check`, for a program that trains nothing: of the environment and, where asked, the model's
-    folder and what answers searches."""
-    of_model = (_model, _lengths) if model else ()
-    _refuse(config, (*of_model, _environment, *((_retrieval,) if retrieval else ())))
+    folder and who answers searches. Raises ConfigError.
+    """
+    checks = [_model, _lengths] if model else []
+    checks.append(_environment)
+    _refuse(config, [*checks, _retrieval] if retrieval else checks)

@@ -1,24 +1,23 @@
-"""Learn again, offline, from what a run has recorded: `scripts/relearn.py RUN [learner.x=y …]`.
+"""Offline learning from a run's recorded batches.
 
 The run's own learner, from its starting weights, on its batches in recorded order, under the
 recorded or another objective. Under the recorded settings, on the same kind of machine, the losses
 of a run with one learner rank are its own, bit for bit. Leaves a table, a plot and `steps.json` in
-`RUN/relearn-<name>`.
-Exit codes: 0 done, 1 the learner gave up, 130 interrupted (what was done until then is left all the
-same), 2 bad input.
+`RUN/relearn-<name>`, also where it is interrupted or the learner gives up.
 """
 
-import argparse
 import itertools
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import msgspec
+from matplotlib import pyplot
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -26,16 +25,22 @@ from rich.table import Table
 from configs.load import ConfigError, save
 from configs.process import begin
 from configs.schema import Config
-from learner.errors import BadModel, LearnerError
+from learner.errors import BadModel
 from replay.protocol import ReplayError
+from scripts.options import argument, option
 from scripts.recorded import Recording
-from scripts.relearn_plot import draw
+from scripts.resolve import run_directory
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+matplotlib.use("Agg")
+
 HOW_IT_RAN = ("ranks", "threads", "rendezvous")
 WITHOUT_EFFECT = (
-    *("eval_every", "checkpoint_every", "keep_checkpoints"),
-    *("batch_deadline_s", "eval_deadline_s", "step_deadline_s"),
+    "eval_every",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "batch_deadline_s",
+    "eval_deadline_s",
+    "step_deadline_s",
 )
 GAUGES = {
     "loss": "learner/loss",
@@ -45,7 +50,45 @@ GAUGES = {
     "behaviour_kl": "learner/behaviour_kl",
     "anchor_kl": "learner/anchor_kl",
 }
+PANELS = {
+    "loss": "loss",
+    "grad_norm": "gradient norm",
+    "ess": "ESS (fraction)",
+    "clip_fraction": "clipped fraction",
+    "behaviour_kl": "KL to the behaviour",
+    "anchor_kl": "KL to the anchor",
+}
 Row = dict[str, Any]  # step, recorded_loss and GAUGES' names; None: not measured
+
+
+@dataclass(frozen=True)
+class RelearnOptions:
+    """The options of `forage relearn`."""
+
+    run: Path = argument("a run directory, for example runs/latest")
+    overrides: tuple[str, ...] = argument("another setting", default=(), metavar="learner.x=y")
+    steps: int | None = option("at most this many steps", metavar="N")
+    every: int | None = option("show every n-th step (default: 20 rows)", metavar="N")
+    out: Path | None = option("where to write (default RUN/relearn-<name>)", metavar="DIR")
+    json: Path | None = option("write the steps to this file too", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        for name, value in (("steps", self.steps), ("every", self.every)):
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name} {value}: give a number of at least 1")
+
+
+def relearn(options: RelearnOptions) -> None:
+    """Check, learn, report. Raises ConfigError, LearnerError."""
+    check_overrides(options.overrides)
+    try:
+        recording = Recording.of(run_directory(options.run))
+        config = recording.config(1, options.overrides)
+    except ReplayError as error:
+        raise ConfigError(str(error)) from error
+    out = make_places(options)
+    begin("relearn", config.learner.threads)
+    learn_and_report(options, out, recording, config)
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -67,7 +110,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
             )
 
 
-def relearn(recording: Recording, overrides: Sequence[str], steps: int) -> Iterator[Row]:
+def learn(recording: Recording, overrides: Sequence[str], steps: int) -> Iterator[Row]:
     """Train `steps` recorded batches, yielding a row each. Raises BadModel, LearnerError."""
     # Heavy imports come after `begin` has set the number of threads.
     import torch
@@ -127,80 +170,69 @@ def folder_name(overrides: Sequence[str]) -> str:
     return "relearn-" + re.sub(r"[^\w.=+-]", "-", different)[:120]
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Learn offline from a run's recorded batches.")
-    parser.add_argument("run", type=Path, help="a run directory, for example runs/latest")
-    parser.add_argument("overrides", nargs="*", metavar="learner.x=y", help="another setting")
-    parser.add_argument("--steps", type=_positive, help="at most this many steps")
-    parser.add_argument("--every", type=_positive, help="show every n-th step (default: 20 rows)")
-    parser.add_argument("--out", type=Path, help="where to write (default RUN/relearn-<name>)")
-    parser.add_argument("--json", type=Path, help="write the steps to this file too")
-    return parser.parse_args(argv)
+def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> Path:
+    """Write the plot and return where; the run's own loss is drawn beneath the relearnt one."""
+    shown = [name for name in PANELS if any(row[name] is not None for row in rows)]
+    figure, panels = pyplot.subplots(
+        len(shown), 1, figsize=(8, 2 * len(shown)), sharex=True, squeeze=False
+    )
+    steps = [row["step"] for row in rows]
+    for name, axes in zip(shown, panels[:, 0], strict=True):
+        if name == "loss" and any(row["recorded_loss"] is not None for row in rows):
+            recorded = [_number(row["recorded_loss"]) for row in rows]
+            axes.plot(steps, recorded, color="#d9a441", linewidth=4, alpha=0.5, label="recorded")
+            axes.plot(steps, [row["loss"] for row in rows], color="#1b6ca8", label="relearnt")
+            axes.legend(frameon=False)
+        else:
+            axes.plot(steps, [_number(row[name]) for row in rows], color="#1b6ca8")
+        axes.set_ylabel(PANELS[name])
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0, 0].set_title(title)
+    panels[-1, 0].set_xlabel("step")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return path
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Check, learn, report."""
-    given = parse(argv)
-    try:
-        check_overrides(given.overrides)
-        recording = Recording.of(given.run)
-        config = recording.config(1, given.overrides)
-        out = make_places(given)
-    except (ConfigError, ReplayError) as error:
-        print(f"relearn: {error}", file=sys.stderr)
-        return BAD_INPUT
-    begin("relearn", config.learner.threads)
-    return learn_and_report(given, out, recording, config)
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
 
 
-def make_places(given: argparse.Namespace) -> Path:
+def make_places(options: RelearnOptions) -> Path:
     """The folder to write to, made before anything is learnt. Raises ConfigError."""
-    out: Path = given.out or given.run / folder_name(given.overrides)
+    out = options.out or options.run / folder_name(options.overrides)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {str(out)!r} cannot be made ({error.strerror})") from error
-    if given.json and not given.json.resolve().parent.is_dir():
-        raise ConfigError(f"--json {str(given.json)!r}: there is no such folder to write it in")
+    if options.json and not options.json.resolve().parent.is_dir():
+        raise ConfigError(f"--json {str(options.json)!r}: there is no such folder to write it in")
     return out
 
 
 def learn_and_report(
-    given: argparse.Namespace, out: Path, recording: Recording, config: Config
-) -> int:
-    """Do what was asked for; the exit code."""
-    total = min(given.steps or len(recording.places), len(recording.places))
-    every = given.every or -(-total // 20)
-    name = folder_name(given.overrides)
-    console, code = Console(), 0
+    options: RelearnOptions, out: Path, recording: Recording, config: Config
+) -> None:
+    """Learn; however that ends, leave what was learnt. Raises ConfigError, LearnerError."""
+    total = min(options.steps or len(recording.places), len(recording.places))
+    every = options.every or -(-total // 20)
+    name = folder_name(options.overrides)
+    console = Console()
     rows: list[Row] = []
     try:
-        steps = relearn(recording, given.overrides, total)
+        steps = learn(recording, options.overrides, total)
         for row in track(steps, "learning", total, console=Console(stderr=True)):
             rows.append(row)
             if not console.is_terminal and row["step"] % every == 0:
                 console.print(f"step {row['step']}/{total}  loss {row['loss']:+.4f}")
-    except (LearnerError, ReplayError) as error:
-        print(f"relearn: {type(error).__name__}: {error}", file=sys.stderr)
-        code = BAD_INPUT if isinstance(error, BadModel) else FAILED
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    if rows:
-        save(config, out / "config.yaml")
-        summary = {"run": str(given.run), "overrides": given.overrides, "steps": rows}
-        for path in filter(None, (out / "steps.json", given.json)):
-            path.write_text(json.dumps(summary, indent=2) + "\n")
-        report(rows, out, f"{given.run.resolve().name}: {name}", every, console)
-    return code
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number of at least 1")
-    return number
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    except BadModel as error:
+        raise ConfigError(f"BadModel: {error}") from error
+    finally:
+        if rows:
+            save(config, out / "config.yaml")
+            summary = {"run": str(options.run), "overrides": options.overrides, "steps": rows}
+            for path in filter(None, (out / "steps.json", options.json)):
+                path.write_text(json.dumps(summary, indent=2) + "\n")
+            report(rows, out, f"{options.run.resolve().name}: {name}", every, console)

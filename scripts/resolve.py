@@ -1,15 +1,16 @@
-"""What a configuration leaves open, filled in: run directory, retrieval port, absolute paths.
+"""A configuration with nothing left open: run directory, retrieval port, absolute paths."""
 
-Consumes a loaded configuration; produces the one that a run records. Waits for nothing.
-"""
-
+import difflib
 import socket
 import time
 from pathlib import Path
 
 import msgspec
 
+from configs.load import ConfigError
 from configs.schema import Config, RetrievalConfig
+
+_RECORDS = ("config.yaml", "events.log")
 
 
 def resolve(config: Config, name: str) -> Config:
@@ -19,6 +20,25 @@ def resolve(config: Config, name: str) -> Config:
     return msgspec.structs.replace(
         config, run_dir=str(Path(run_dir).resolve()), retrieval=with_port(config.retrieval)
     )
+
+
+def run_directory(path: Path) -> Path:
+    """`path`, a run's directory. Raises ConfigError for any other."""
+    if not path.is_dir():
+        there = [each.name for each in path.parent.glob("*") if _is_run(each)]
+        meant = difflib.get_close_matches(path.name, there, n=1)
+        near = f"did you mean {path.parent / meant[0]}?" if meant else "name a run's directory"
+        raise ConfigError(f"RUN = {str(path)!r}: there is no such directory: {near}")
+    if not _is_run(path):
+        raise ConfigError(
+            f"RUN = {str(path)!r}: no {' or '.join(_RECORDS)} there: name a run's directory, for "
+            "example runs/latest"
+        )
+    return path
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in _RECORDS)
 
 
 def with_absolute_paths(config: Config) -> Config:
@@ -61,7 +81,7 @@ def with_port(retrieval: RetrievalConfig) -> RetrievalConfig:
 
 
 def can_listen(retrieval: RetrievalConfig) -> str:
-    """Empty when the section's port is free, else why nothing can listen there."""
+    """Why nothing can listen at the section's port; empty when it is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

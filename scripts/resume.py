@@ -1,8 +1,7 @@
-"""Going on with a run: everything that must hold before any process of it is started again.
+"""Everything that must hold before a run goes on: its directory (configuration, event log,
+checkpoints) and the changes that the user wants agree.
 
-Consumes the run's directory (configuration, event log, checkpoints) and what the user gave;
-produces the configuration to go on with and what has been shown already. Changes nothing there.
-Waits, with a deadline, for what a killed launcher left behind to be ended.
+Changes nothing in the directory. Waits, with a deadline, for what a killed launcher left behind.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,13 +35,13 @@ from replay.records import RunResumed, RunStarted
 from replay.segments import exists
 from replay.worker import make_ledger
 from scripts import guardian, preflight
-from scripts.resolve import can_listen, with_absolute_paths, with_port
+from scripts.resolve import can_listen, run_directory, with_absolute_paths, with_port
 
 SWEEP_DEADLINE_S = 15.0
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """What stands in a run's log: how many reports and evaluations; `log` False: there is none."""
+    """How many reports and evaluations a run's log holds; `log` is False where there is none."""
 
     log: bool = False
     reports: int = 0
@@ -50,10 +49,10 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 def checked(run_dir: str, path: str | None, overrides: Sequence[str]) -> tuple[Config, Progress]:
-    """What to go on with. Raises ConfigError, naming every problem, before anything is started."""
-    folder = Path(run_dir).resolve()
-    if not (folder / "config.yaml").is_file():
-        raise ConfigError(f"--resume {run_dir}: no config.yaml there: name a run's directory")
+    """The configuration to go on with, and what has been shown already. Raises ConfigError, naming
+    every problem, before anything is started.
+    """
+    folder = run_directory(Path(run_dir)).resolve()
     recorded = load(folder / "config.yaml")
     _refuse_living(folder, Path(recorded.run_dir))
     _check_record(folder, recorded)
@@ -71,15 +70,15 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
     fields = [field for field in _given_fields(path, overrides) if _is_set(given, field)]
     problems = [
         f"{field} = {_get(given, field)!r}: the run was started with {_get(recorded, field)!r}; "
-        f"only {', '.join(CHANGEABLE_FIELDS)} may change on --resume: leave it out, or start a new "
-        f"run with model.path={folder}/checkpoints/step-N/model"
+        f"only {', '.join(CHANGEABLE_FIELDS)} may change in a run that goes on: leave it out, or "
+        f"start a new run with model.path={folder}/checkpoints/step-N/model"
         for field in fields
         if field not in MAY_DIFFER and _get(given, field) != _get(recorded, field)
     ]
     places = [Path(place).resolve() for place in (folder, recorded.run_dir)]
     if given.run_dir and Path(given.run_dir).resolve() not in places:
         problems.append(
-            f"run_dir = {given.run_dir!r}: --resume goes on in {folder}: leave it out, or move the "
+            f"run_dir = {given.run_dir!r}: the run goes on in {folder}: leave it out, or move the "
             "run's directory first"
         )
     if problems:
@@ -106,7 +105,7 @@ def _given_fields(path: str | None, overrides: Sequence[str]) -> Iterator[str]:
 
 
 def _is_set(config: Config, field: str) -> bool:
-    """Whether this names a field: a section without a line in it sets nothing."""
+    """True where this names a field: a section without a line in it sets nothing."""
     return not isinstance(_get(config, field), Section)
 
 
@@ -133,14 +132,14 @@ def _refuse_living(folder: Path, recorded: Path) -> None:
             continue
         if guardian.lives(pid, directory):
             raise ConfigError(
-                f"--resume {folder}: it is still running (launcher {pid}): stop it first "
+                f"RUN = {str(folder)!r}: it is still running (launcher {pid}): stop it first "
                 f"(Ctrl-C there, or kill {pid})"
             )
         guardian.sweep(f"{directory.name}-{pid}")
         if left := guardian.wait_gone(directory, SWEEP_DEADLINE_S):
             raise ConfigError(
-                f"--resume {folder}: what its last launcher left is still being ended by process "
-                f"{left}: try again in a moment"
+                f"RUN = {str(folder)!r}: what its last launcher left is still being ended by "
+                f"process {left}: try again in a moment"
             )
 
 
@@ -202,6 +201,6 @@ def _check_steps(config: Config, state: LedgerState, saved: int) -> None:
         )
     if state.stop_cause == "completed" and total == done:
         raise ConfigError(
-            f"--resume {config.run_dir}: nothing to continue: it completed its {done} steps; raise "
+            f"RUN = {config.run_dir!r}: nothing to continue: it completed its {done} steps; raise "
             "learner.total_steps to train on"
         )

@@ -1,14 +1,14 @@
-"""Print a run's rollouts in colour: `scripts/show.py RUN [--step N] [--question ID] [--limit N]`.
+"""A run's rollouts as coloured text.
 
 The policy's own tokens are green, passages cyan, corrections yellow; each rollout is headed by its
-question, the policy versions that sampled it, its stop reason and its reward. Rollouts that
-`scripts/compact.py` took out of the log are counted at the end.
+question, the policy versions that sampled it, its stop reason and its reward.
 """
 
-import argparse
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
@@ -18,10 +18,12 @@ from tokenizers import Tokenizer
 from configs.load import ConfigError, load
 from replay.codec import decode_trajectory
 from replay.log import read
-from replay.protocol import LogError, ReplayError
+from replay.protocol import LogError
 from replay.records import Delivered, Sampled
 from replay.searches import GroupHistory, deliveries
 from replay.trajectory import Question, Trajectory
+from scripts.options import argument, option
+from scripts.resolve import run_directory
 
 Shown = tuple[Question, Trajectory, int | None]  # the step it trained; None: not (yet) trained
 
@@ -38,7 +40,7 @@ class Gone:
         trained = f", of steps {steps[0]} to {steps[-1]}" if steps else ""
         return (
             f"{self.trained.total()} train rollouts{trained}, and {self.evaluated} evaluation "
-            "rollouts were compacted away (scripts/compact.py) and cannot be shown: look at a copy "
+            "rollouts were compacted away (forage compact) and cannot be shown: look at a copy "
             "of the log from before"
         )
 
@@ -52,8 +54,8 @@ def rollouts(
     question: str | None = None,
     gone: Gone | None = None,
 ) -> Iterator[Shown]:
-    """Yield (question, trajectory, step trained) in the log's order; `step` keeps what trained that
-    step. What was compacted away is left out, and counted in `gone`.
+    """Yield (question, trajectory, step trained) in the log's order; with `step`, those that it
+    trained. Those that were compacted away are left out, and counted in `gone`.
     """
     groups = GroupHistory()
     gone = gone if gone is not None else Gone()
@@ -130,11 +132,11 @@ def render(shown: Shown, tokenizer: Tokenizer) -> Text:
 
 
 def _earned(trajectory: Trajectory) -> str:
-    """The reward and what it is made of, or why there is none."""
+    """The reward and its parts, or why there is none."""
     if trajectory.reward is None:
         return f"unscorable ({trajectory.reward_cause})"
-    parts = ", ".join(f"{name} {value:.3g}" for name, value in trajectory.reward_parts.items())
-    return f"reward {trajectory.reward:g}" + (f" ({parts})" if parts else "")
+    of = ", ".join(f"{name} {value:.3g}" for name, value in trajectory.reward_parts.items())
+    return f"reward {trajectory.reward:g}" + (f" ({of})" if of else "")
 
 
 def load_tokenizer(model_path: str) -> Tokenizer:
@@ -145,35 +147,33 @@ def load_tokenizer(model_path: str) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def main() -> int:
-    """Print rollouts; exit code 2 when the run cannot be read."""
-    parser = argparse.ArgumentParser(description="Print a run's rollouts in colour.")
-    parser.add_argument("run", type=Path, help="a run directory, for example runs/latest")
-    parser.add_argument("--step", type=int, help="only rollouts that trained this step")
-    parser.add_argument("--question", help="only rollouts of this question id")
-    parser.add_argument("--limit", type=int, default=16, help="at most this many (default 16)")
-    arguments = parser.parse_args()
+@dataclass(frozen=True)
+class ShowOptions:
+    """The options of `forage show`."""
+
+    run: Path = argument("a run directory, for example runs/latest")
+    step: int | None = option("only rollouts that trained this step")
+    question: str | None = option("only rollouts of this question", metavar="ID")
+    limit: int = option("at most this many", default=16, metavar="N")
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise ConfigError(f"--limit {self.limit}: give a number of at least 1")
+
+
+def show(options: ShowOptions) -> None:
+    """Print rollouts, and say how many were compacted away. Raises ConfigError, ReplayError."""
     console = Console(highlight=False, soft_wrap=True)
-    try:
-        config = load(arguments.run / "config.yaml")
-        tokenizer = load_tokenizer(config.model.path)
-        count, gone = 0, Gone()
-        for shown in rollouts(arguments.run, arguments.step, arguments.question, gone):
-            console.print(render(shown, tokenizer))
-            count += 1
-            if count == arguments.limit:
-                break
-    except (ConfigError, ReplayError, OSError) as error:
-        print(f"show: {error}", file=sys.stderr)
-        return 2
+    config = load(run_directory(options.run) / "config.yaml")
+    tokenizer = load_tokenizer(config.model.path)
+    gone, any_shown = Gone(), False
+    found = rollouts(options.run, options.step, options.question, gone)
+    for shown in islice(found, options.limit):
+        console.print(render(shown, tokenizer))
+        any_shown = True
     if gone:
         print(f"show: {gone}", file=sys.stderr)
-    elif not count:
+    elif not any_shown:
         print(
             "show: no rollout matches; leave out --step and --question to see all", file=sys.stderr
         )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,6 @@
-"""`summary.json`: what a run was, as one fold over its event log and the last gauges it reported.
+"""`summary.json`: plain numbers, one fold over a run's event log and the last gauges it reported.
 
-Consumes `<run>/events.log`; produces a dict of plain numbers; waits for nothing. Written on
-success, failure and Ctrl-C alike, so a value that was never measured is None, not 0.
+Written on success, failure and Ctrl-C alike, so a value that was never measured is None, not 0.
 """
 
 import json
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from configs.files import write_durably
 from configs.schema import Config
 from replay.codec import decode_trajectory
 from replay.log import read
@@ -32,14 +32,16 @@ from replay.searches import GroupHistory
 from scripts.fleet_log import restarts
 
 COUNTED = (
-    *("sync/updates", "retrieval/requests", "retrieval/errors"),
-    *("actor/lost_requests", "actor/token_mismatch"),
+    "sync/updates",
+    "retrieval/requests",
+    "retrieval/errors",
+    "actor/lost_requests",
+    "actor/token_mismatch",
 )
 
 
 class RunFold:
-    """What the summary needs from the log, gathered in one pass; payloads of untrained groups are
-    let go.
+    """The summary's facts, gathered in one pass over the log; payloads of untrained groups go.
 
     A run may have been launched several times: of what was reported twice the last counts, times
     are summed over launches, and `earlier` holds what the counters (`COUNTED`) came to before.
@@ -172,7 +174,7 @@ def build(
 
 
 def _fleet(fleet: dict[str, dict[str, float]], earlier: Counter[str]) -> dict[str, int]:
-    """Counts that only the actors know: versions applied by the one with most, sums of the rest.
+    """Counts that only the actors know: versions applied by the one with most, sums of the others.
 
     `earlier` are the counts of launches before, up to their last report.
     """
@@ -197,15 +199,15 @@ def _pauses(reports: Iterable[dict[str, float]], train_wall_s: float | None) -> 
     pauses = [report[name] for report in reports if name in report]
     return {
         "generation_pause_share": _ratio(sum(pauses), train_wall_s, 4),
-        "generation_pause_p99_s": _rounded(np.quantile(pauses, 0.99), 4) if pauses else None,
+        "generation_pause_p99_s": _rounded(float(np.quantile(pauses, 0.99)), 4) if pauses else None,
     }
 
 
 def write(run_dir: Path, summary: dict[str, Any]) -> Path:
     """Write `summary.json` whole or not at all."""
-    path, draft = run_dir / "summary.json", run_dir / "summary.json.tmp"
-    draft.write_text(json.dumps(summary, indent=2) + "\n")
-    return draft.replace(path)
+    path = run_dir / "summary.json"
+    write_durably(path, (json.dumps(summary, indent=2) + "\n").encode())
+    return path
 
 
 def _evaluation(when: str, result: EvalResult | None) -> dict[str, Any]:

@@ -1,16 +1,18 @@
-"""From placed processes to a named ending: shows the run, has it kept whole, or ends it with the
-first cause.
+"""The supervisor of a run: shows it, has what ends unasked started again, names why it ended.
 
 Consumes replay's `Status` and the fleet's exit codes; produces the cause of the end and the actors'
 last gauges; waits for the learner to end well, unblocked by its exit, by a death that no restart
-makes good (`keeper`), or by Ctrl-C.
+makes good, or by Ctrl-C.
 """
 
+import asyncio
 import math
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Self
 
 from configs.process import CONSEQUENCE
 from configs.schema import Config
@@ -21,7 +23,7 @@ from replay.records import RunResumed, Stopped
 from replay.run_protocol import Status
 from scripts.console import Console
 from scripts.fleet import Fleet
-from scripts.keeper import BudgetSpent, Keeper, first_cause, is_rank
+from scripts.keeper import BudgetSpent, Restarts, first_cause, is_rank
 from scripts.resume import Progress
 from scripts.scale import Wanted
 from scripts.wait_graph import wait_graph
@@ -30,6 +32,7 @@ POLL_S = 0.2
 SETTLE_S = 5.0  # for the first cause to end as well, once its consequences have
 DRAIN_MARGIN_S = 15.0
 SERVICES = ("replay", "retrieval_server")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class RunFailed(RuntimeError):
@@ -37,21 +40,41 @@ class RunFailed(RuntimeError):
 
 
 class Interrupt:
-    """Remembers Ctrl-C or SIGTERM; only the launcher gets them, workers have own sessions."""
+    """Ctrl-C or SIGTERM; `cause` is the signal's name, '' before. Use as a context manager.
 
-    def __init__(self) -> None:
+    The first one cancels the task that asked for it, or raises KeyboardInterrupt where none has;
+    where it is `polled`, whoever looks at `cause` ends in order. The second one always raises.
+    """
+
+    def __init__(self, polled: bool = False) -> None:
         self.cause = ""
+        self._cancel: Callable[[], object] | None = (lambda: None) if polled else None
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.getsignal(number) for number in _SIGNALS}
         self.arm()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def arm(self) -> None:
         """Take the signals (again: a library may have put its own handlers in the way)."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._set)
+        for number in _SIGNALS:
+            signal.signal(number, self._take)
 
-    def _set(self, number: int, _frame: object) -> None:
-        if self.cause:
-            raise KeyboardInterrupt  # the second time: leave at once, ending the fleet on the way
-        self.cause = f"interrupted by {signal.Signals(number).name}"
+    def cancels_this_task(self) -> None:
+        """Have a signal cancel the task that calls."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        again, self.cause = bool(self.cause), signal.Signals(number).name
+        if again or self._cancel is None:
+            raise KeyboardInterrupt
+        self._cancel()
 
 
 class Supervisor:
@@ -80,7 +103,7 @@ class Supervisor:
         self._left: set[str] = set()  # actors that have left in order
         self._deserted_s = math.inf  # since when no actor is left
         self._heard_s = time.monotonic() + config.actors.starting_deadline_s
-        self.keeper = Keeper(config.fleet, fleet, Path(config.run_dir), console.say)
+        self.restarts = Restarts(config.fleet, fleet, Path(config.run_dir), console.say)
         self._wanted, self._actor_command = Wanted(Path(config.run_dir)), actor_command
 
     def watch(self, observer: Observer) -> str:
@@ -97,9 +120,9 @@ class Supervisor:
         while True:
             # Exit codes first: who ended well has told replay why, so the status explains them.
             dead = self._fleet.dead()
-            self.keeper.look()
+            self.restarts.look()
             if (wanted := self._wanted.change()) and not self._asked:
-                self.keeper.scale(wanted, self._actor_command)
+                self.restarts.scale(wanted, self._actor_command)
             try:
                 if self._stop.cause and not self._asked:
                     self._end_early(observer)
@@ -111,8 +134,12 @@ class Supervisor:
             if self._judge(dead):
                 continue
             if "learner" in dead:
-                return self._stop_cause or self._stop.cause or self._logged_cause()
+                return self._stop_cause or self._interrupted or self._logged_cause()
             time.sleep(POLL_S)
+
+    @property
+    def _interrupted(self) -> str:
+        return f"interrupted by {self._stop.cause}" if self._stop.cause else ""
 
     def drain(self) -> None:
         """After the learner: its ranks and the actors in their deadline, replay, then retrieval.
@@ -120,7 +147,7 @@ class Supervisor:
         Raises RunFailed.
         """
         fleet = self._fleet
-        fleet.end([name for name in self.keeper.waiting if name not in SERVICES], deadline_s=5.0)
+        fleet.end([name for name in self.restarts.waiting if name not in SERVICES], deadline_s=5.0)
         others = [name for name in fleet.members if name not in (*SERVICES, "learner")]
         left = fleet.wait(others, self._config.actors.drain_deadline_s + DRAIN_MARGIN_S)
         fleet.end(left, deadline_s=5.0)
@@ -139,15 +166,15 @@ class Supervisor:
             if name.startswith("actor-") and not hears:
                 member.signal(signal.SIGTERM)
         try:
-            observer.shutdown(self._stop.cause)
+            observer.shutdown(self._interrupted)
         finally:
             # The learner may wait for actors that have left. Its other ranks leave with it: it may
             # still need them to save.
             self._fleet.members["learner"].signal(signal.SIGTERM)
 
     def _judge(self, dead: dict[str, int]) -> bool:
-        """Whether somebody has died whom nobody asked to, and the run goes on. Raises RunFailed
-        when it does not.
+        """Return True where a process has died unasked and the run goes on. Raises RunFailed where
+        it does not.
         """
         ending = bool(self._stop_cause or self._stop.cause)
         broken = {name: code for name, code in dead.items() if code or not ending}
@@ -168,19 +195,19 @@ class Supervisor:
             self._explain()
         self._explained = waiters
         self._tend(broken)
-        time.sleep(max(0.02, min(POLL_S, self.keeper.due_in_s())))
+        time.sleep(max(0.02, min(POLL_S, self.restarts.due_in_s())))
         return True
 
     def _tend(self, broken: dict[str, int], at_once: bool = False) -> None:
         try:
-            self.keeper.tend(broken, at_once)
+            self.restarts.tend(broken, at_once)
         except BudgetSpent as spent:
             raise RunFailed(str(spent)) from spent
 
     def _explain(self) -> None:
         """Say who waits for whom, for what, since when."""
         age_s = max(0.0, time.monotonic() - self._heard_s)
-        lines = wait_graph(self._status, age_s, self._fleet.members, self.keeper.states())
+        lines = wait_graph(self._status, age_s, self._fleet.members, self.restarts.states())
         self._console.say("who waits for whom:", "bold yellow")
         for line in lines:
             self._console.say(f"  {line}")
@@ -188,7 +215,7 @@ class Supervisor:
     def _without_leavers(self, broken: dict[str, int]) -> dict[str, int]:
         """Without the actors that were asked to leave and have; the last one may not."""
         actors = {name for name in self._fleet.members if name.startswith("actor-")}
-        leavers = {n for n in actors & broken.keys() if not broken[n] or self.keeper.unwanted(n)}
+        leavers = {n for n in actors & broken.keys() if not broken[n] or self.restarts.unwanted(n)}
         for name in sorted(leavers - self._left):
             self._console.say(f"{name} has left", "bold yellow")
         self._left = leavers  # one that has come back may leave again
@@ -213,15 +240,15 @@ class Supervisor:
         else it is replaced.
         """
         limit_s = self._config.fleet.silence_deadline_s
-        standing = "replay" in self.keeper.waiting or self.keeper.stopped("replay")
+        returning = "replay" in self.restarts.waiting or self.restarts.stopped("replay")
         gone = (dead.keys() | self._fleet.dead().keys()) - self._left
-        if standing or gone or self._stop.cause:
+        if returning or gone or self._stop.cause:
             return
         if time.monotonic() - self._heard_s < limit_s:
             return
         if not self._config.fleet.restarts:
             raise RunFailed(f"replay does not answer: {error}") from error
-        self.keeper.end("replay", f"gave no answer for {limit_s:g} s")
+        self.restarts.end("replay", f"gave no answer for {limit_s:g} s")
         self._heard_s = time.monotonic()
 
     def _logged_cause(self) -> str:

@@ -6,36 +6,138 @@ and so are the bits where its engines batch nothing and max_staleness is 0. `--r
 on what that run has recorded, and starts no engine.
 """
 
-import argparse
 import asyncio
 import itertools
 import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from actors.environment import Retriever
+from actors.policy import Policy
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
 from actors.rewards import Rewards
+from actors.token_audit import TokenAudit
 from actors.vllm_policy import VllmPolicy
 from configs.load import ConfigError, save
-from configs.process import begin, die_with_parent
+from configs.process import begin
+from configs.schema import Config
 from learner import checkpoint
 from learner.batch import build
 from learner.errors import BadModel
 from learner.trainer import Trainer
-from replay.protocol import Batch, ReplayError
-from replay.question_files import left_out
-from scripts import launch
-from scripts.own_server import OwnServer, ServerFailed, serving
+from replay.codec import encode_trajectory
+from replay.protocol import Batch, Lease, ReplayError
+from replay.question_files import left_out, read_questions
+from replay.questions import Questions
+from replay.records import EVAL_GROUPS
+from replay.trajectory import Question, Sampling, Trajectory
+from scripts import preflight
+from scripts.options import argument, option, overrides
+from scripts.own_server import OwnServer, serving
 from scripts.recorded import recorded_batches
-from scripts.rollouts import Rollouts
+
+
+@dataclass(frozen=True)
+class SyncOptions:
+    """The options of `forage sync`."""
+
+    config: str = argument("a YAML file, for example configs/demo.yaml")
+    overrides: tuple[str, ...] = overrides()
+    recorded: Path | None = option("train on this run's recorded batches", metavar="RUN")
+
+
+class Rollouts:
+    """Replay and actors of a run of one process: leases questions and gathers their trajectories,
+    as many at once as the fleet would.
+
+    Groups have the ids, and so their tokens the seeds, that they have in a run of many processes
+    which never waits.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        policy: Policy,
+        retriever: Retriever,
+        prompter: Prompter,
+        rewards: Rewards,
+    ) -> None:
+        self.config, self.policy, self.retriever = config, policy, retriever
+        self.prompter, self.rewards = prompter, rewards
+        self.opened, self.evaluated = 1, EVAL_GROUPS
+        self.audit = TokenAudit(prompter, config)
+        files = config.questions
+        self.questions = Questions(read_questions(files.train).questions, config.seed)
+        self.eval_questions = read_questions(files.eval, files.eval_limit).questions
+        self.slots = asyncio.Semaphore(config.actors.rollouts_in_flight * config.actors.count)
+
+    async def one(self, lease: Lease) -> Trajectory:
+        """One rollout, when a slot is free."""
+        async with self.slots, asyncio.timeout(self.config.actors.rollout_deadline_s):
+            return await self.audit.rollout(
+                lease,
+                policy=self.policy,
+                retriever=self.retriever,
+                prompter=self.prompter,
+                rewards=self.rewards,
+                config=self.config,
+                actor_id="sync",
+            )
+
+    async def group(self, question: Question) -> list[Trajectory]:
+        """Every sibling of the next group, which asks `question`."""
+        group_id, how = self.opened, Sampling(self.config.actors.temperature, self.config.seed)
+        self.opened += 1
+        siblings = range(self.config.replay.group_size)
+        leases = (Lease(group_id, n, "train", question, how) for n in siblings)
+        return await asyncio.gather(*map(self.one, leases))
+
+    async def batch(self, step: int) -> Batch:
+        """Groups for step + 1; those that nobody could score are replaced, those without signal
+        when the configuration says so.
+        """
+        groups: list[list[Trajectory]] = []
+        wanted = self.config.replay.groups_per_step
+        while len(groups) < wanted:
+            chosen = [self.questions.next() for _ in range(wanted - len(groups))]
+            for group in await asyncio.gather(*map(self.group, chosen)):
+                needed = 1 + self.config.replay.drop_no_signal
+                if len({t.reward for t in group} - {None}) >= needed:
+                    groups.append(group)
+        payloads = tuple(tuple(map(encode_trajectory, group)) for group in groups)
+        ids, versions = tuple(group[0].group_id for group in groups), (step,) * wanted
+        return Batch(step + 1, ids, versions, payloads, {}, {}, ())
+
+    async def evaluate(self) -> dict[str, float]:
+        """Exact match over the evaluation questions: greedy, sampled at T = 1, greedy by hops."""
+        leases = [
+            Lease(group_id, n, "eval", question, Sampling(float(n), self.config.seed))
+            for n in range(2)
+            for group_id, question in enumerate(self.eval_questions, self.evaluated)
+        ]
+        self.evaluated += (count := len(self.eval_questions))
+        rewards = [t.reward for t in await asyncio.gather(*map(self.one, leases))]
+        scores = {"em": rewards[:count], "sampled_em": rewards[count:]}
+        for question, reward in zip(self.eval_questions, rewards, strict=False):
+            scores.setdefault(f"em_{question.hops}_hops", []).append(reward)
+        return {name: _mean(found) for name, found in scores.items()}
+
+
+def _mean(rewards: Sequence[float | None]) -> float:
+    """Of the scorable ones; 0 without any."""
+    found = [reward for reward in rewards if reward is not None]
+    return sum(found) / len(found) if found else 0.0
 
 
 async def push(trainer: Trainer, policy: VllmPolicy, version: int, folder: Path) -> None:
@@ -57,28 +159,6 @@ def learn(trainer: Trainer, batch: Batch) -> float:
     return loss
 
 
-async def train(
-    trainer: Trainer, tokenizer: Any, folder: Path, server: OwnServer | None
-) -> dict[str, Any]:
-    """Start an engine, take every step on it, end it. Return the last evaluation and every step's
-    loss. Raises ServerFailed, as soon as the server has ended.
-    """
-    config = trainer.config
-    prompter = Prompter(tokenizer, config.questions, config.actors)
-    retrieval, scoring = open_retrieval(config), Rewards.open(config)
-    policy = await VllmPolicy.start(config)
-    try:
-        if server:
-            await server.ready()
-        async with retrieval as retriever, scoring as rewards:
-            parts = {"retriever": retriever, "prompter": prompter, "rewards": rewards}
-            rollouts = Rollouts(config, policy=policy, **parts)
-            steps = take_steps(trainer, rollouts, policy, folder)
-            return await (server.beside(steps) if server else steps)
-    finally:
-        policy.close()
-
-
 async def take_steps(
     trainer: Trainer, rollouts: Rollouts, policy: VllmPolicy, folder: Path
 ) -> dict[str, Any]:
@@ -94,6 +174,29 @@ async def take_steps(
     return {**scores, "losses": losses}
 
 
+async def train(
+    trainer: Trainer, tokenizer: Any, folder: Path, server: OwnServer | None
+) -> dict[str, Any]:
+    """Start an engine, take every step on it, end it. Return the last evaluation and every step's
+    loss. Raises ServerFailed, as soon as the server has ended.
+    """
+    config = trainer.config
+    prompter = Prompter(tokenizer, config.questions, config.actors)
+    retrieval, scoring = open_retrieval(config), Rewards.open(config)
+    policy = await VllmPolicy.start(config)
+    try:
+        if server:
+            await server.ready()
+        async with retrieval as retriever, scoring as rewards:
+            rollouts = Rollouts(
+                config, policy=policy, retriever=retriever, prompter=prompter, rewards=rewards
+            )
+            steps = take_steps(trainer, rollouts, policy, folder)
+            return await (server.beside(steps) if server else steps)
+    finally:
+        policy.close()
+
+
 def roll_out_and_train(trainer: Trainer, tokenizer: Any) -> dict[str, Any]:
     """`train`, beside a retrieval server of its own unless something else answers searches."""
     config = trainer.config
@@ -105,24 +208,20 @@ def roll_out_and_train(trainer: Trainer, tokenizer: Any) -> dict[str, Any]:
         return asyncio.run(train(trainer, tokenizer, Path(folder), server))
 
 
-def main() -> int:
-    """Check, train; exit code 2 on bad input, 1 where the retrieval server fails."""
-    parser = argparse.ArgumentParser(description="Train in one process, synchronously.")
-    parser.add_argument("config")
-    parser.add_argument("overrides", nargs="*", metavar="a.b=c")
-    parser.add_argument("--recorded", metavar="RUN", help="train on this run's recorded batches")
-    given = parser.parse_args()
+def sync(options: SyncOptions) -> None:
+    """Check, train, leave a checkpoint. Raises ConfigError, or ServerFailed where the retrieval
+    server ends.
+    """
     try:
-        config = launch.checked(given.config, given.overrides)
+        config = preflight.checked(options.config, options.overrides)
         if config.learner.ranks > 1:
             raise ConfigError(f"learner.ranks = {config.learner.ranks!r}: one process has one rank")
-        recorded = recorded_batches(given.recorded) if given.recorded else None
-        begin("train_sync")
+        recorded = recorded_batches(options.recorded) if options.recorded else None
+        begin("sync")
         torch.set_num_threads(config.learner.threads)
         trainer = Trainer(config)
-    except (BadModel, ConfigError, ReplayError) as error:
-        print(f"train_sync: {error}", file=sys.stderr)
-        return 2
+    except (BadModel, ReplayError) as error:
+        raise ConfigError(str(error)) from error
     for line in left_out(config.questions):
         print(line, file=sys.stderr)
     path = Path(config.run_dir) / "config.yaml"
@@ -133,18 +232,7 @@ def main() -> int:
         total = config.learner.total_steps
         summary = {"losses": [learn(trainer, batch) for batch in itertools.islice(recorded, total)]}
     else:
-        try:
-            summary = roll_out_and_train(trainer, tokenizer)
-        except ServerFailed as error:
-            print(f"train_sync: {error}", file=sys.stderr)
-            return 1
+        summary = roll_out_and_train(trainer, tokenizer)
     step = len(summary["losses"])
     checkpoint.save(config, step, trainer, tokenizer)
     path.with_name("summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    return 0
-
-
-if __name__ == "__mp_main__":
-    die_with_parent()  # vLLM's engine child imports this file under that name
-if __name__ == "__main__":
-    sys.exit(main())

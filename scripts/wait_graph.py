@@ -1,7 +1,6 @@
-"""Who waits for whom, for what, since when, at which version: what is said when a deadline passes.
+"""The wait graph: lines that say who waits for whom, for what, since when, at which version.
 
-Consumes replay's last `Status`, the fleet's processes and what the keeper knows of them; produces
-lines of text. Pure.
+Pure functions of replay's last `Status`, the fleet's processes and their states.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,10 +22,7 @@ def wait_graph(
     """One line a process. `age_s`: how old the status is; `states`: name → what keeps it from its
     work, for those that do not work.
     """
-    lines = []
-    for name in names:
-        lines.append(f"{name}: {states.get(name) or _at_work(name, status, age_s)}")
-    return lines
+    return [f"{name}: {states.get(name) or _at_work(name, status, age_s)}" for name in names]
 
 
 def _at_work(name: str, status: Status | None, age_s: float) -> str:
@@ -44,8 +40,8 @@ def _at_work(name: str, status: Status | None, age_s: float) -> str:
     if name not in status.fleet:
         return f"not known to replay{since}"
     gauges = status.fleet[name]
-    parts = [words.format(gauges[gauge]) for gauge, words in _ACTOR if gauge in gauges]
-    return (", ".join(parts) or "has told no numbers yet") + since
+    told = [words.format(gauges[gauge]) for gauge, words in _ACTOR if gauge in gauges]
+    return (", ".join(told) or "has told no numbers yet") + since
 
 
 def _count(value: float | None) -> str:

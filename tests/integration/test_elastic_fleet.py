@@ -85,7 +85,7 @@ def test_the_fleet_shrinks_and_an_actor_joins_by_hand_and_leaves(
     replay, sync = free_endpoints(2)
     run = launch(*RUN, f"replay.endpoint={replay}", f"weight_sync.endpoint={sync}")
     run.wait_for("step    1/", 300)
-    shrink = [sys.executable, "scripts/scale.py", str(run.run_dir), "1"]
+    shrink = [sys.executable, "-m", "scripts.cli", "scale", str(run.run_dir), "1"]
     subprocess.run(shrink, cwd=ROOT, check=True, timeout=60)
     run.wait_for("actor-1 has left", 120)
     keys = shutil.copytree(run.run_dir / "keys", tmp_path / "copied")

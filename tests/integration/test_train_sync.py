@@ -3,13 +3,16 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scripts.demo_task import DemoFiles
 from tests.children import ends_with_us
+from tests.integration.conftest import line_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,10 +25,16 @@ def start(demo_files: DemoFiles, tmp_path: Path) -> Iterator[Callable[..., subpr
 
     def start(*overrides: str) -> subprocess.Popen[str]:
         words = [
-            *(sys.executable, "scripts/train_sync.py", "configs/demo.yaml"),
-            *(f"run_dir={tmp_path / 'run'}", f"model.path={demo_files.model}"),
-            *(f"questions.train={demo_files.train}", f"questions.eval={demo_files.eval}"),
-            *(f"retrieval.corpus={demo_files.corpus}", "learner.warmup_steps=2", *overrides),
+            str(Path(sys.executable).with_name("forage")),
+            "sync",
+            "configs/demo.yaml",
+            f"run_dir={tmp_path / 'run'}",
+            f"model.path={demo_files.model}",
+            f"questions.train={demo_files.train}",
+            f"questions.eval={demo_files.eval}",
+            f"retrieval.corpus={demo_files.corpus}",
+            "learner.warmup_steps=2",
+            *overrides,
         ]
         pipe, env = subprocess.PIPE, ends_with_us()
         process = subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, env=env)
@@ -50,3 +59,23 @@ def test_a_few_steps_learn_and_leave_a_checkpoint(
     final = json.loads((run_dir / "summary.json").read_text())
     assert final["sampled_em"] > start["sampled_em"] + 0.1, (first, last)
     assert (run_dir / "checkpoints" / "step-12" / "model" / "model.safetensors").is_file()
+
+
+def engines_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The children that have become vLLM's engine."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [each for each in children if "EngineCore" in line_of(each)]
+
+
+@pytest.mark.timeout(900)
+def test_no_engine_outlives_the_killed_command(
+    start: Callable[..., subprocess.Popen[str]],
+) -> None:
+    process = start("learner.total_steps=1000", "questions.eval_limit=80")
+    while not engines_of(process):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.2)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert alive == []

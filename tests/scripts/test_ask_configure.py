@@ -139,16 +139,6 @@ def test_without_searches_nothing_to_search_is_needed(model: Path, base: str) ->
     assert (config.environment.name, config.retrieval.corpus) == ("no_search", "")
 
 
-def test_another_environment_is_not_prompted_by_the_runs_own(
-    tmp_path: Path, model: Path, corpus: str
-) -> None:
-    (tmp_path / "tagged.yaml").write_text("questions: {prompt: '<search> {question}'}")
-    words = (str(model), f"--config={tmp_path / 'tagged.yaml'}", corpus)
-    assert configured(*words).questions.prompt == "<search> {question}"
-    with pytest.raises(ConfigError, match=r"'<search> \{question\}': .* give questions\.prompt="):
-        configured(*words, "--environment", "no_search")
-
-
 def test_without_questions_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("who?\n\n  what? \n"))
     assert list(ask.questions(ask.parse(["runs/x"]))) == ["who?", "what?"]

@@ -25,7 +25,7 @@ from replay.records import (
     StepsCommitted,
     Stopped,
 )
-from scripts import audit
+from scripts import cli
 from scripts.audit_books import Audit
 from tests.scripts.conftest import RecordedRun
 
@@ -163,17 +163,17 @@ def test_damage_is_a_fault_and_the_rest_is_read(trained: RecordedRun) -> None:
 
 def test_the_command(trained: RecordedRun, tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "audit.json"
-    assert audit.main([str(trained.path), "--json", str(file)]) == 0
+    assert cli.main(["audit", str(trained.path), "--json", str(file)]) == 0
     assert "the books close" in capsys.readouterr().out
     assert json.loads(file.read_text())["books_close"] is True
     with (trained.path / FILE_NAME).open("ab") as log:
         log.write(b"cut")
-    assert audit.main([str(trained.path)]) == 0
+    assert cli.main(["audit", str(trained.path)]) == 0
     assert "cut short" in capsys.readouterr().out
-    assert audit.main([str(tmp_path)]) == 2
-    assert "events.log: cannot be read" in capsys.readouterr().err
+    assert cli.main(["audit", str(tmp_path)]) == 2
+    assert "no config.yaml or events.log there" in capsys.readouterr().err
     other = trained.path / FILE_NAME
     other.write_bytes(other.read_bytes()[:-3])
     trained.append(Sampled(3.0, 1, 2, (), (), {}))
-    assert audit.main([str(trained.path)]) == 1
+    assert cli.main(["audit", str(trained.path)]) == 1
     assert "step 2 was put together twice" in capsys.readouterr().out

@@ -1,5 +1,8 @@
 """The command line: words to options, and one line for what is not understood."""
 
+import importlib.util
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -57,6 +60,10 @@ def test_defaults_are_the_dataclass_s() -> None:
         ("asked m --judge 2", "it takes --sets, --weights, --eval-every, --exact"),
         ("asked m --weights emma", "emma"),
         ("asked", "MODEL"),
+        (
+            "asked m --prepare-only",
+            "asked: no option --prepare-only: forage train and forage resume",
+        ),
     ],
 )
 def test_what_is_not_understood_is_one_line(
@@ -65,3 +72,44 @@ def test_what_is_not_understood_is_one_line(
     assert cli.main(words.split()) == 2 and not seen
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1 and error.startswith("forage: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "train configs/bse.yaml",
+            "'configs/bse.yaml' does not exist: did you mean configs/",
+        ),
+        ("train none.yaml", "'none.yaml' does not exist: name one of configs/*.yaml"),
+        ("show configs", "RUN = 'configs': no config.yaml or events.log there: name a run's dir"),
+        ("plot no/such", "RUN = 'no/such': there is no such directory: name a run's directory"),
+        ("scale configs 0", "N = 0: at least 1"),
+    ],
+)
+def test_a_wrong_place_is_named(
+    words: str,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert cli.main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and error.startswith("forage: ")
+
+
+def test_every_command_has_a_theme_and_its_function() -> None:
+    themed = {word for words in cli.THEMES.values() for word in words}
+    for path, command in cli.COMMANDS.items():
+        assert path.split()[0] in themed | {"asked"}
+        assert importlib.util.find_spec(command.module) or path == "asked"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; from scripts import cli; cli.main(['--help']); print(sys.modules.keys())"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Look into a run" in said.stdout
+    for heavy in ("torch", "vllm", "ray", "numpy", "zmq", "psutil"):
+        assert f"'{heavy}'" not in said.stdout

@@ -94,7 +94,6 @@ def refused(
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "unanswered.jsonl").write_text('{"question": "who?", "answers": []}\n')
     (tmp_path / "q.jsonl").write_text('{"question": "who?", "answers": ["me"]}\n')
-    (tmp_path / "tagged.yaml").write_text("questions: {prompt: '<search> {question}'}")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     before = set(tmp_path.rglob("*"))
@@ -132,11 +131,6 @@ def refused(
 )
 def test_bad_input_is_named(refused: Callable[..., str], given: dict[str, Any], said: str) -> None:
     assert said in refused(**given)
-
-
-def test_a_baseline_is_not_prompted_by_the_runs_own(refused: Callable[..., str]) -> None:
-    said = refused("--config tagged.yaml --environment search_r1 no_search")
-    assert "questions.prompt = '<search> {question}'" in said and "'no_search' would be" in said
 
 
 def test_an_environment_that_does_not_exist_is_named(refused: Callable[..., str]) -> None:

@@ -16,7 +16,7 @@ from configs.schema import ActorsConfig, Config, FleetConfig
 from scripts import keeper
 from scripts.fleet import Host
 from scripts.fleet_log import read_fleet_log
-from scripts.keeper import BudgetSpent, Keeper
+from scripts.keeper import BudgetSpent, Restarts
 
 NAMES = ("retrieval_server", "replay", "learner", "learner-1", "actor-0", "actor-1")
 
@@ -52,11 +52,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.fixture
-def keep(tmp_path: Path, clock: SimpleNamespace) -> Callable[..., tuple[Fleet, Keeper, list[str]]]:
-    def make(**fields: Any) -> tuple[Fleet, Keeper, list[str]]:
+def keep(
+    tmp_path: Path, clock: SimpleNamespace
+) -> Callable[..., tuple[Fleet, Restarts, list[str]]]:
+    def make(**fields: Any) -> tuple[Fleet, Restarts, list[str]]:
         fleet, said = Fleet(), []
         config = FleetConfig(first_pause_s=1.0, longest_pause_s=3.0, **fields)
-        return fleet, Keeper(config, fleet, tmp_path, lambda text, _: said.append(text)), said
+        return fleet, Restarts(config, fleet, tmp_path, lambda text, _: said.append(text)), said
 
     return make
 
@@ -103,7 +105,7 @@ def test_the_ranks_of_a_learner_start_together(keep, clock, ended) -> None:
         "learner": ["learner", "actors.count=2", "--resume"],
         "learner-1": ["learner-1", "--rank", "1"],
     }
-    assert fleet.started[1:] == [again] and len(kept.restarts) == 1
+    assert fleet.started[1:] == [again] and len(kept.made) == 1
 
 
 def test_replay_goes_on_with_its_log_as_often_as_it_starts(keep, clock) -> None:
@@ -225,7 +227,7 @@ def test_a_consequence_of_what_stands_still_costs_nothing(keep, clock) -> None:
     kept.look()
     for name in ("actor-0", "actor-1", "learner"):
         kept.tend(fleet.end(name, CONSEQUENCE))
-    assert kept.restarts == []
+    assert kept.made == []
 
 
 def test_input_that_was_good_once_is_tried_again(keep, clock) -> None:
@@ -233,7 +235,7 @@ def test_input_that_was_good_once_is_tried_again(keep, clock) -> None:
     fleet.members["actor-0"].ready_at = lambda: 1.0
     kept.look()
     kept.tend(fleet.end("actor-0", 2))
-    assert [each["name"] for each in kept.restarts] == ["actor-0"]
+    assert [each["name"] for each in kept.made] == ["actor-0"]
 
 
 def test_a_scaled_learner_may_resume_its_checkpoint() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.overrides import fields_of, is_override, without_section
+from scripts.overrides import fields_of, is_override
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,3 @@ def test_fields_are_named_however_they_are_set() -> None:
     given = ["questions={prompt: x, train: y}", "model.path=z", "seed=1", "questions.eval=[:"]
     fields = {"questions.prompt", "questions.train", "model.path", "seed", "questions.eval"}
     assert fields_of(given) == fields
-
-
-def test_a_section_can_be_left_out() -> None:
-    given = ["environment={name: rag}", "environment.tools=[]", "seed=1"]
-    assert without_section(given, "environment") == ["seed=1"]

@@ -11,8 +11,7 @@ import pytest
 
 from configs.load import parse
 from configs.schema import Config
-from scripts.own_server import LOG, ServerFailed, own_address, serving
-from scripts.retrieval_probe import probe
+from scripts.own_server import LOG, ServerFailed, own_address, probe, serving
 
 ROME = '{"id": "1", "contents": "Rome\\nA city."}\n'
 

@@ -14,7 +14,7 @@ from configs.schema import Config
 from replay.question_files import left_out
 from replay.searches import Searched
 from replay.trajectory import Question, Search
-from scripts import launch, preflight
+from scripts import cli, launch, preflight
 from scripts.resolve import resolve
 from tests.replay.conftest import record_searches
 
@@ -125,7 +125,7 @@ def test_how_to_go_on_is_said_where_a_run_can(
 ) -> None:
     if logged:
         (tmp_path / "events.log").touch()
-    command = f"python scripts/launch.py --resume {tmp_path}"
+    command = f"forage resume {tmp_path}"
     assert launch.how_to_go_on(tmp_path, outcome) == (command if said else "")
 
 
@@ -159,9 +159,9 @@ def test_the_command_exits_2_with_the_message(
     good: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = str(ROOT / "configs" / "base.yaml")
-    assert launch.main([base, "learner.lrr=1"]) == 2
+    assert cli.main(["train", base, "learner.lrr=1"]) == 2
     assert "did you mean 'learner.lr'" in capsys.readouterr().err
-    assert launch.main([base, "model.path=/no/such/model"]) == 2
+    assert cli.main(["train", base, "model.path=/no/such/model"]) == 2
     assert "/no/such/model" in capsys.readouterr().err
 
 
@@ -169,7 +169,9 @@ def test_prepare_only_prints_commands_that_name_the_run(
     good: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [f"{k}={v}" for k, v in good.items()]
-    assert launch.main([str(ROOT / "configs" / "base.yaml"), *overrides, "--prepare-only"]) == 0
+    assert (
+        cli.main(["train", str(ROOT / "configs" / "base.yaml"), *overrides, "--prepare-only"]) == 0
+    )
     printed = capsys.readouterr().out
     assert printed.count(f"{good['run_dir']}/config.yaml") == 5
     assert "actors.worker" in printed and "--actor-id actor-1" in printed

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from scripts import relearn
+from scripts import cli, relearn
 from scripts.recorded import Recording
 from tests.scripts.conftest import RecordedRun
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The message with which the command ends, with exit code 2."""
-    assert relearn.main(arguments) == 2
+    assert cli.main(["relearn", *arguments]) == 2
     return capsys.readouterr().err
 
 
@@ -42,7 +42,9 @@ def test_what_cannot_be_changed_is_refused_by_name(
 def test_a_directory_without_a_log_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert f"{tmp_path}/events.log: cannot be read" in refusal(capsys, str(tmp_path))
+    assert f"RUN = {str(tmp_path)!r}: no config.yaml or events.log there" in refusal(
+        capsys, str(tmp_path)
+    )
 
 
 def test_a_log_without_batches_is_refused(
@@ -90,9 +92,9 @@ def test_the_recorded_settings_repeat_and_others_differ(
     for step in range(3):
         run.train(step)
     recording = Recording.of(run.path)
-    first = list(relearn.relearn(recording, (), 3))
-    assert list(relearn.relearn(recording, (), 3)) == first
-    other = list(relearn.relearn(recording, ["learner.objective=reinforce"], 2))
+    first = list(relearn.learn(recording, (), 3))
+    assert list(relearn.learn(recording, (), 3)) == first
+    other = list(relearn.learn(recording, ["learner.objective=reinforce"], 2))
     assert [row["step"] for row in other] == [1, 2]
     assert other[1]["loss"] != first[1]["loss"]
     assert first[0]["anchor_kl"] is None and first[0]["grad_norm"] > 0

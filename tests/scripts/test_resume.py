@@ -15,7 +15,7 @@ from configs.process import socket_dir
 from replay.log import EventLog
 from replay.log_format import HEADER
 from replay.records import LearnerResumed, Reported, RunResumed, StepsCommitted, Stopped
-from scripts import launch, resume
+from scripts import cli, launch, resume
 from scripts.guardian import PID_FILE
 from scripts.resolve import with_port
 from tests.replay.conftest import record_searches
@@ -123,7 +123,7 @@ def test_a_record_of_another_program_is_refused(folder: Folder, text: str) -> No
 def test_a_replay_that_was_started_by_hand_is_missed_by_nobody(folder: Folder) -> None:
     with EventLog.open(folder.log(*BEGUN).path / "events.log"):
         assert (
-            "another process writes it (replay, or scripts/compact.py): end it first"
+            "another process writes it (replay, or forage compact): end it first"
             in folder.refused()
         )
     folder.checked()
@@ -131,7 +131,7 @@ def test_a_replay_that_was_started_by_hand_is_missed_by_nobody(folder: Folder) -
 
 def test_another_directory_is_refused_and_another_port_taken(folder: Folder) -> None:
     said = folder.log(*BEGUN).refused("run_dir=elsewhere")
-    assert "elsewhere': --resume goes on in" in said and "leave it out" in said
+    assert "elsewhere': the run goes on in" in said and "leave it out" in said
     port = with_port(folder.config.retrieval).port
     config, _ = folder.checked(f"retrieval.port={port}", f"run_dir={folder.path}")
     assert config.retrieval.port == port
@@ -250,7 +250,7 @@ def test_a_spoilt_record_is_refused(folder: Folder) -> None:
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no config\.yaml there: name a run's directory"):
+    with pytest.raises(ConfigError, match=r"no config\.yaml or events\.log there: name"):
         resume.checked(str(tmp_path), None, [])
 
 
@@ -266,8 +266,8 @@ def test_the_command_hands_on_what_is_to_be_resumed(
     folder: Folder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder.log(*BEGUN)
-    arguments = ["--resume", str(folder.path), "learner.total_steps=50", "--prepare-only"]
-    assert launch.main(arguments) == 0
+    arguments = [str(folder.path), "learner.total_steps=50", "--prepare-only"]
+    assert cli.main(["resume", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
     again = [line.split("-m ")[1].split()[0] for line in lines if "--resume" in line]
     assert again == ["replay.worker", "learner.worker"]

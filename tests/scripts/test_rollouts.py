@@ -16,7 +16,7 @@ from actors.user_reward import UserReward
 from configs.rewards import RewardsConfig, RewardWeights
 from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig, ReplayConfig
 from retrieval_server.protocol import Passage
-from scripts.rollouts import Rollouts
+from scripts.train_sync import Rollouts
 
 
 class Silent:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from configs.process import make_socket_dir
+from scripts import cli
 from scripts.guardian import PID_FILE
-from scripts.scale import FILE_NAME, Wanted, main
+from scripts.scale import FILE_NAME, Wanted
 
 
 @pytest.fixture
@@ -27,14 +28,14 @@ def test_a_launcher_hears_each_change_once(running: Path) -> None:
     (running / FILE_NAME).write_text("7")  # of an earlier launch
     wanted = Wanted(running)
     assert wanted.change() is None
-    assert main([str(running), "3"]) == 0
+    assert cli.main(["scale", str(running), "3"]) == 0
     assert (wanted.change(), wanted.change()) == (3, None)
-    assert main([str(running), "2"]) == 0
+    assert cli.main(["scale", str(running), "2"]) == 0
     assert wanted.change() == 2
 
 
 def test_what_cannot_be_asked_is_refused(running: Path, tmp_path: Path, capsys) -> None:
-    assert main([str(running), "0"]) == 2
+    assert cli.main(["scale", str(running), "0"]) == 2
     assert "N = 0: at least 1" in capsys.readouterr().err
-    assert main([str(tmp_path / "other"), "2"]) == 2
+    assert cli.main(["scale", str(tmp_path / "other"), "2"]) == 2
     assert "no launcher runs it" in capsys.readouterr().err

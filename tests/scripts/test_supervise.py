@@ -51,7 +51,7 @@ class Replay:
         self.told, self.stop, self.answer, self.silent = told, stop, status, silent
 
     def status(self, after_step: int, after_evaluation: int) -> Status:
-        self.stop.cause = CAUSE
+        self.stop.cause = "SIGINT"
         return self.answer
 
     def shutdown(self, cause: str) -> None:
