@@ -18,7 +18,7 @@ $(COMPLETE): $(LOCKS)
 	@rm -rf .venv && requirements/install.sh .venv $(if $(GPU),gpu,cpu)
 
 demo: .venv
-	@$(BIN)/python scripts/demo.py --seed $(SEED) --retrieval $(RETRIEVAL)
+	@$(BIN)/forage demo --seed $(SEED) --retrieval $(RETRIEVAL)
 
 lint: .venv
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

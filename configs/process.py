@@ -16,6 +16,7 @@ PACKAGES = (
     "configs", "replay", "weight_sync", "retrieval_server", "actors", "learner", "scripts",
 )  # fmt: skip
 REPOSITORY = Path(__file__).resolve().parent.parent
+PID_FILE = "launcher.pid"  # in a run's socket directory: whose it is
 _PR_SET_PDEATHSIG = 1
 
 

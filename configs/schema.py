@@ -46,7 +46,7 @@ class RetrievalConfig(Section, frozen=True):
     """The retrieval server and its client, or the recorded run that answers in its place."""
 
     corpus: str = ""  # JSONL, plain or .gz, or parquet
-    index: str = ""  # of scripts/build_index.py, or a FAISS file; empty: BM25, made at the start
+    index: str = ""  # of `forage index`, or a FAISS file; empty: BM25, made at the start
     encoder: str = ""  # of a dense index; empty: where it was when the index was built
     encoder_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"  # of the encoder

@@ -58,7 +58,7 @@ def load_questions(path: str | Path, limit: int = 0) -> tuple[Question, ...]:
     file = read_questions(path, limit)
     if file.unusable:
         raise QuestionsError(
-            f"{file.told()}: scripts/prepare_data.py lists such rows and keeps the others"
+            f"{file.told()}: forage data prepare lists such rows and keeps the others"
         )
     return file.questions
 

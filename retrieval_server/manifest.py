@@ -17,7 +17,7 @@ from retrieval_server.usage import EncoderSettings
 
 NAME = "manifest.json"
 FORMAT = 1
-_BUILD = "build it with scripts/build_index.py"
+_BUILD = "build it with forage index"
 
 
 class EncoderMark(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Opening of the configured passages and index, checked against each other.
 
-Three kinds: a corpus alone (BM25, made at the start), a folder of scripts/build_index.py, a FAISS
-file (or its parts, as Search-R1's `part_aa`, `part_ab`) with corpus and encoder.
+Three kinds: a corpus alone (BM25, made at the start), a folder of `forage index`, a FAISS file (or
+its parts, as Search-R1's `part_aa`, `part_ab`) with corpus and encoder.
 """
 
 import logging

@@ -1,43 +1,94 @@
-"""A model behind an OpenAI-compatible server as a Policy: `POST /v1/completions`, streamed.
+"""A model behind an OpenAI-compatible server as a policy: `POST /v1/completions`, streamed.
 
-Consumes token ids; produces the ids that the server sampled, telling them as they come. vLLM takes
-ids and gives ids, so that it is asked exactly as in training; a server that knows text alone is
-given text, and what it says is tokenised here. Log-probs and versions are not the server's to know:
-NaN and 0. Waits at most `deadline_s` for each piece; unblocked by it or by EndpointFailed, whose
-message names the remedy.
+The server must take and return token ids, as vLLM's does (`return_token_ids`), so that it is asked
+exactly as in training. Log-probs and versions are not the server's to know: NaN and 0. Each piece
+of a reply has `deadline_s`; EndpointFailed names server and remedy.
 """
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
+from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import numpy as np
-from msgspec import UnsetType
 
+from actors.errors import PolicyError
 from actors.policy import Completion, FinishReason, Stops
-from scripts.ask_wire import EndpointFailed, NotUnderstood, Reply, base_url, lines, words
+from configs.load import ConfigError
 
 CONNECT_S = 10.0
 _SEED_BITS = 31  # as many as every server reads
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-Heard = Callable[[Sequence[int], str], None]  # ids, or, where the server gives none, their text
+_SHOWN = 300  # characters of a server's own words
+Heard = Callable[[Sequence[int]], None]  # token ids, as they come
 
 
-class _Form(NamedTuple):
-    """How a server is asked: the prompt as ids or as text, with vLLM's own fields or without."""
-
-    ids: bool
-    extended: bool
+class EndpointFailed(PolicyError):
+    """The server did not complete; the message names server and remedy."""
 
 
-_FORMS = (_Form(True, True), _Form(True, False), _Form(False, False))
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: Any = None
+
+
+class Reply:
+    """A completion as far as it has come."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.ids: list[int] = []
+        self.text = self.finish_reason = ""
+
+    def take(self, line: bytes) -> list[int]:
+        """Take a line of the stream; return its ids. Raises EndpointFailed."""
+        name, _, data = line.partition(b":")
+        if name != b"data" or data.strip() == b"[DONE]":
+            return []
+        try:
+            chunk = msgspec.json.decode(data, type=_Chunk)
+        except msgspec.MsgspecError as error:
+            raise EndpointFailed(
+                f"{self._url}: no OpenAI-compatible stream ({error}): name another server"
+            ) from error
+        if chunk.error:
+            raise EndpointFailed(
+                f"{self._url}: the server failed: {_words(chunk.error)}: ask again"
+            )
+        if not chunk.choices:
+            return []
+        choice = chunk.choices[0]
+        ids = choice.token_ids or []
+        self.ids += ids
+        self.text += choice.text or ""
+        self.finish_reason = choice.finish_reason or self.finish_reason
+        if self.text and not self.ids:
+            raise EndpointFailed(
+                f"{self._url}: the reply has text and no token_ids: name a server that takes and "
+                "returns token ids, as vLLM's does (return_token_ids)"
+            )
+        return ids
+
+    def check(self) -> None:
+        """Raise EndpointFailed unless it is whole."""
+        if self.finish_reason not in ("stop", "length"):
+            how = f"by {self.finish_reason!r}" if self.finish_reason else "before its end"
+            raise EndpointFailed(f"{self._url}: the reply was cut off {how}: ask again")
 
 
 class EndpointPolicy:
-    """Asks one server's model; use as `async with`. `model` empty: the only one it serves.
+    """One server's model; an async context manager. `model` empty: the only one it serves.
 
-    `tokenizer` must be the served model's; `heard` is told what is sampled while it comes.
+    `tokenizer` must be the served model's; `heard` is called with the ids as they come.
     """
 
     def __init__(
@@ -51,7 +102,6 @@ class EndpointPolicy:
     ) -> None:
         self.url, self._model = base_url(url), model
         self._tokenizer, self._heard = tokenizer, heard
-        self._form = 0  # of _FORMS: the first that the server has understood
         self._client = httpx.AsyncClient(
             headers={"authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(deadline_s, connect=CONNECT_S),
@@ -83,44 +133,22 @@ class EndpointPolicy:
         """Complete `tokens`, keeping the stop. Raises EndpointFailed, BadCompletion."""
         settings = {
             "model": self._model,
+            "prompt": list(tokens),
             "max_tokens": max_tokens,
             "temperature": temperature,
             "top_p": 1.0,
             "seed": seed % (1 << _SEED_BITS),
             "stop": list(stops),
             "stream": True,
-        }
-        for number in range(self._form, len(_FORMS)):
-            try:
-                reply = await self._ask(settings | self._prompt(_FORMS[number], tokens))
-            except NotUnderstood as error:
-                refused = error
-                continue
-            self._form = number
-            return self._completion(reply, stops)
-        raise EndpointFailed(f"{refused}: see model.max_model_len and actors.max_action_tokens")
-
-    def _prompt(self, form: _Form, tokens: Sequence[int]) -> dict[str, Any]:
-        extensions: dict[str, Any] = {
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,
             "return_token_ids": True,
-            "return_tokens_as_token_ids": True,  # older vLLMs know this one, with log-probs
-            "logprobs": 0,
             # What is left out, vLLM takes from the model's generation_config.json.
             "top_k": -1,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
         }
-        return {
-            "prompt": list(tokens) if form.ids else self._text(tokens),
-            **(extensions if form.extended else {}),
-        }
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        """The prompt for a server that tokenises, and puts the same token first, itself."""
-        begin = getattr(self._tokenizer, "bos_token_id", None)
-        return self._decode(tokens[1:] if begin is not None and tokens[0] == begin else tokens)
+        return self._completion(await self._ask(settings))
 
     async def _ask(self, body: dict[str, Any]) -> Reply:
         reply = Reply(self.url)
@@ -128,52 +156,22 @@ class EndpointPolicy:
             async with self._client.stream("POST", f"{self.url}/completions", json=body) as answer:
                 if answer.status_code != httpx.codes.OK:
                     raise await self._refusal(answer)
-                async for line in lines(answer):
-                    for ids, text in reply.take(line):
-                        self._heard(ids, text)
+                async for line in _lines(answer):
+                    if ids := reply.take(line):
+                        self._heard(ids)
         except httpx.RequestError as error:
             raise self._named(error, "while it answered") from error
         reply.check()
         return reply
 
-    def _completion(self, reply: Reply, stops: tuple[str, ...]) -> Completion:
-        ids = list(reply.ids)
-        if ids:
-            text = self._decode(ids)
-            self._compare(text, reply.text)
-        else:
-            text, ids = reply.text, self._encode(reply.text)
-        if reply.finish_reason == "stop":
-            ids += self._left_out(reply, text, stops)
+    def _completion(self, reply: Reply) -> Completion:
+        ids = reply.ids
         if not ids:
             raise EndpointFailed(f"{self.url}: the server completed nothing: name another --model")
+        self._compare(self._decode(ids), reply.text)
         reason: FinishReason = "stop" if reply.finish_reason == "stop" else "length"
         nothing, zeros = np.full(len(ids), np.nan, np.float32), np.zeros(len(ids), np.int32)
         return Completion(np.asarray(ids, np.int32), nothing, zeros, reason)
-
-    def _left_out(self, reply: Reply, text: str, stops: tuple[str, ...]) -> list[int]:
-        """The stop, where the server has cut it off: a closing tag, or the end token."""
-        if reply.ids and reply.ids[-1] in self._tokenizer.all_special_ids:
-            return []
-        if tag := self._missing_tag(reply, text, stops):
-            ids = self._encode(tag)
-            self._heard(ids if reply.ids else [], tag)
-            return ids
-        ended = any(text.rstrip().endswith(stop) for stop in stops)
-        end = self._tokenizer.eos_token_id
-        return [] if ended or reply.ids or end is None else [end]
-
-    def _missing_tag(self, reply: Reply, text: str, stops: tuple[str, ...]) -> str:
-        """The closing tag that the server names or, where it names none to anybody, that the last
-        opened tag wants."""
-        if not isinstance(reply.stop_reason, UnsetType):
-            tag = str(reply.stop_reason)
-            return tag if tag in stops and tag not in text else ""
-        opened = [
-            (text.rfind(tag.replace("</", "<", 1)), tag) for tag in stops if tag.startswith("</")
-        ]
-        place, tag = max(opened, default=(-1, ""))
-        return tag if place > text.rfind(tag) else ""
 
     def _compare(self, ours: str, theirs: str) -> None:
         """Raise EndpointFailed where the ids mean something else here than there."""
@@ -205,11 +203,15 @@ class EndpointPolicy:
 
     async def _refusal(self, answer: httpx.Response) -> EndpointFailed:
         """A status other than 200, in words."""
-        status, said = answer.status_code, words(await answer.aread())
+        status, said = answer.status_code, _words(await answer.aread())
         what = f"{self.url}: status {status} ({said})"
         match status:
             case 400 | 422:
-                return NotUnderstood(f"{what}: the request is refused")
+                return EndpointFailed(
+                    f"{what}: the request is refused: see model.max_model_len and "
+                    "actors.max_action_tokens, and name a server that takes and returns token ids, "
+                    "as vLLM's does (prompt, return_token_ids)"
+                )
             case 401 | 403:
                 return EndpointFailed(
                     f"{what}: give the server's key, --key-file FILE or OPENAI_API_KEY"
@@ -239,5 +241,38 @@ class EndpointPolicy:
         )
         return text
 
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """Lines of server-sent events; httpx would also break them at U+2028 and others."""
+    rest = b""
+    async for piece in answer.aiter_bytes():
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line
+    yield rest
+
+
+def _words(body: Any) -> str:
+    """A server's words on an error, on one line."""
+    try:
+        said = json.loads(body) if isinstance(body, bytes) else body
+    except ValueError:
+        said = body.decode(errors="replace")
+    for name in ("error", "message", "detail"):
+        said = said.get(name, said) if isinstance(said, dict) else said
+    return " ".join(str(said).split())[:_SHOWN]
+
+
+def base_url(url: str) -> str:
+    """Return `http://host:8000/v1` for that, `http://host:8000` or `…/v1/completions`. Raises
+    ConfigError.
+    """
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port
+        known = False
+    if not known:
+        raise ConfigError(f"{url!r} is no URL of a server: give http://HOST:PORT or https://HOST")
+    base = url.rstrip("/").removesuffix("/completions").rstrip("/")
+    return base if base.endswith("/v1") else f"{base}/v1"

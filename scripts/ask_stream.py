@@ -1,8 +1,7 @@
-"""What happens in the rollout of a question, told while it happens.
+"""The rollout of a question, reported to a view while it happens.
 
 Loop, environment and prompts are those of training (`actors.rollout`): policy and retriever are
-wrapped, and a View is told what passes through them. Consumes questions; produces their
-trajectories; waits for policy and retrieval as any rollout does.
+wrapped, and a View is told what passes through them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,30 +23,31 @@ _HALF = "\ufffd"  # what decoding makes of a character whose other tokens are st
 
 
 class View:
-    """Who is told, in this order: said, finished, then found or read, and again; answered, or
-    failed. Each does nothing unless it is overridden."""
+    """The listener of a rollout: said, finished, then found or read, and again; at the end answered
+    or failed. Each method does nothing unless it is overridden.
+    """
 
     def said(self, text: str) -> None:
-        """The policy sampled this; it comes in pieces."""
+        """Called with each piece of text that the policy samples."""
 
     def finished(self) -> None:
-        """The policy has finished its turn, or was cut off."""
+        """Called when the policy has finished its turn, or was cut off."""
 
     def found(self, query: str, passages: Sequence[Passage]) -> None:
-        """A search brought these, best first."""
+        """Called with the passages of a search, best first."""
 
     def read(self, text: str) -> None:
-        """The policy is shown this, and it holds no passages: a correction, or a tool's result."""
+        """Called with an observation without passages: a correction, or a tool's result."""
 
     def answered(self, question: str, trajectory: Trajectory, passages: Iterable[Passage]) -> None:
-        """The rollout has ended; `passages`: all that its searches brought."""
+        """Called when the rollout has ended; `passages`: all that its searches brought."""
 
     def failed(self, question: str, error: Exception) -> None:
-        """The rollout has failed."""
+        """Called when the rollout has failed."""
 
 
-class Words:
-    """Tokens, as they come, told as text: each character when all its tokens are there."""
+class StreamDecoder:
+    """Decodes a stream of tokens: each character once all its tokens are there."""
 
     def __init__(self, tokenizer: Any, told: Callable[[str], None]) -> None:
         self._tokenizer, self._told = tokenizer, told
@@ -55,7 +55,7 @@ class Words:
         self._start = self._until = 0  # the piece that was told last: what follows is spaced by it
 
     def put(self, token: int) -> None:
-        """One more token; special ones have no text."""
+        """Take one more token; special ones have no text."""
         self._ids.append(token)
         piece = self._new()
         if piece and not piece.endswith(_HALF):
@@ -63,7 +63,7 @@ class Words:
             self._told(piece)
 
     def end(self) -> None:
-        """Tell what is left; another completion begins."""
+        """Tell what is left; begin another completion."""
         if piece := self._new():
             self._told(piece)
         self._ids, self._start, self._until = [], 0, 0
@@ -80,7 +80,7 @@ class Words:
 
 
 class ObservedRetriever:
-    """A Retriever that tells the view what it found, and remembers it."""
+    """A retriever that tells the view what it found, and keeps it."""
 
     def __init__(self, retriever: Retriever, view: View) -> None:
         self._retriever, self._view = retriever, view
@@ -99,12 +99,13 @@ class ObservedRetriever:
 
 @dataclass
 class ObservedPolicy:
-    """A Policy for one rollout that tells the view what the policy reads between two turns, unless
-    it is what the retriever found, and when a turn ends."""
+    """A policy for one rollout. It tells the view when a turn ends, and what is read between two
+    turns unless the retriever found it.
+    """
 
     policy: Policy
     retriever: ObservedRetriever
-    words: Words
+    words: StreamDecoder
     decode: Callable[[Sequence[int]], str]
     view: View
     known: int = 0  # tokens of the context after the last turn
@@ -128,7 +129,7 @@ class ObservedPolicy:
 
 
 class Unscored(Rewards):
-    """What an asked question earns: nobody knows the answer, and nobody need be warned of that."""
+    """Rewards for a question without accepted answers: none, and no warning."""
 
     def __init__(self) -> None:
         super().__init__(RewardsConfig())
@@ -140,13 +141,13 @@ class Unscored(Rewards):
 
 @dataclass
 class Asker:
-    """Asks one question after the other; `words` is what `policy` tells its tokens."""
+    """Asks one question after the other; `words` decodes the tokens of `policy`."""
 
     config: Config
     policy: Policy
     retriever: Retriever
     prompter: Prompter
-    words: Words
+    words: StreamDecoder
     view: View
     temperature: float = 0.0
     asked: int = 0

@@ -1,7 +1,7 @@
-"""How an asked question is shown: in a terminal while it is thought about, or as a line of JSON.
+"""The views of an asked question: a terminal, as the rollout goes, or a line of JSON.
 
-Consumes what a View is told; produces text. Waits for nothing. What policies and passages say is
-theirs: control characters, which a terminal would obey, are left out.
+Text of policies and passages is not trusted: control characters, which a terminal would obey, are
+left out.
 """
 
 import json
@@ -25,15 +25,16 @@ _BEGUN = re.compile(r"</?\w{0,24}$")  # what may become a tag
 
 
 class Tags:
-    """Text that comes in pieces, cut where its style changes: the answer stands out, and what lies
-    between the tags that end in one of `stops`."""
+    """Splits text that comes in pieces where its style changes: at the answer, and at the tags that
+    end in one of `stops`.
+    """
 
     def __init__(self, stops: Collection[str]) -> None:
         self._actions = {*(tag.strip("</>") for tag in stops), "tool_call"}
         self._held, self._style = "", THOUGHT
 
     def feed(self, text: str) -> Iterator[tuple[str, str]]:
-        """Pieces with their styles; what may be the beginning of a tag is held back."""
+        """Yield pieces with their styles, holding back the possible beginning of a tag."""
         self._held += text
         while match := _TAG.search(self._held):
             yield self._held[: match.start()], self._style
@@ -47,7 +48,7 @@ class Tags:
         yield ready, self._style
 
     def end(self) -> tuple[str, str]:
-        """What is held back still; another text begins."""
+        """The text still held back; another text begins."""
         last = self._held, self._style
         self._held, self._style = "", THOUGHT
         return last
@@ -70,7 +71,7 @@ class Terminal(View):
         self._line(Text(clean(question), "bold"))
 
     def said(self, text: str) -> None:
-        """Show it at once."""
+        """Show the text at once."""
         for piece, style in self._tags.feed(clean(text)):
             self._put(piece, style)
 

@@ -1,16 +1,16 @@
-"""Whether questions can be answered at all: `scripts/audit_corpus.py CONFIG [a.b=c …]`.
+"""The audit of a corpus: how many questions it can answer at all.
 
 Of the questions in `questions.train` and `questions.eval`: how many have an answer anywhere in
 `retrieval.corpus`, and in the first k passages that its index (`retrieval.index`, or BM25) finds
 when the question itself is the query; with `--searches RUN`, also in what that run's recorded
 searches brought. An answer counts where its words follow one another, each of them whole, in a
-passage's title and text, after the reward's normalisation. Exit code 0: done, 2: bad input.
+passage's title and text, after the reward's normalisation.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,43 @@ from replay.question_files import left_out
 from replay.trajectory import Kind
 from retrieval_server.opening import open_index
 from retrieval_server.protocol import RetrievalError
-from scripts.audit_reach import Figures, Reach, questions_of
-from scripts.audit_searches import Asked, RecordedSearches
+from scripts.audit_reach import Asked, Figures, Reach, RecordedSearches, questions_of
+from scripts.options import argument, option, overrides
 
-BAD_INPUT = 2
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """Options of `forage data audit`. Raises ConfigError for a file that cannot be written."""
+
+    config: str = argument("a YAML file, for example configs/base.yaml")
+    overrides: tuple[str, ...] = overrides()
+    searches: Path | None = option("whose searches to look at", metavar="RUN")
+    json: Path | None = option("write the figures there", metavar="FILE")
+    list: bool = option("list questions without an answer", default=False)
+
+    def __post_init__(self) -> None:
+        if self.json and not self.json.resolve().parent.is_dir():
+            raise ConfigError(f"--json {str(self.json)!r}: there is no such folder to write it in")
+
+
+def audit(options: AuditOptions) -> None:
+    """Check, measure, report. Raises ConfigError."""
+    try:
+        report, questions, searches = measured(options)
+    except (ReplayError, RetrievalError) as error:
+        raise ConfigError(str(error)) from error
+    console = Console()
+    show(report, console)
+    if searches and options.searches:
+        warn(searches, options.searches, report["corpus"])
+    if options.list:
+        list_missing(questions, report["files"], console)
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
-    """The figures as a table, a column for each file; shares are of the row that they are about."""
+    """Print the figures, a column for each file; shares are of the row that they are about."""
     files: dict[Kind, Figures] = report["files"]
     title = f"answers in {report['passages']} passages of {report['corpus']}\n{report['index']}"
     table = Table("", *files, title=title, title_justify="left")
@@ -66,7 +95,7 @@ def _share(part: int, whole: int) -> str:
 def list_missing(
     questions: Sequence[Asked], files: Mapping[Kind, Figures], console: Console
 ) -> None:
-    """Each question without an answer in the corpus, on a line."""
+    """Print each question without an answer in the corpus, on a line."""
     missing = {(kind, id) for kind, figures in files.items() for id in figures["missing"]}
     for kind, question in questions:
         if (kind, question.id) in missing:
@@ -75,7 +104,7 @@ def list_missing(
 
 
 def warn(searches: RecordedSearches, run: Path, corpus: str) -> None:
-    """Say what the figures of a run's searches leave out."""
+    """Print what the figures of a run's searches leave out."""
     left_out = (
         (searches.strangers, "rollouts of questions that the configuration does not name"),
         (searches.compacted, "rollouts whose searches were compacted away (forage compact)"),
@@ -84,56 +113,24 @@ def warn(searches: RecordedSearches, run: Path, corpus: str) -> None:
     )
     for count, what in left_out:
         if count:
-            print(f"audit_corpus: {run}: without {count} {what}", file=sys.stderr)
-
-
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("config", help="a YAML file, for example configs/base.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="fields to override")
-    parser.add_argument("--searches", type=Path, metavar="RUN", help="whose searches to look at")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--list", action="store_true", help="list questions without an answer")
-    return parser.parse_intermixed_args(words)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Check, measure, report; the exit code."""
-    given = parse(words)
-    try:
-        report, questions, searches = measured(given)
-    except (ConfigError, ReplayError, RetrievalError) as error:
-        print(f"audit_corpus: {error}", file=sys.stderr)
-        return BAD_INPUT
-    console = Console()
-    show(report, console)
-    if searches:
-        warn(searches, given.searches, report["corpus"])
-    if given.list:
-        list_missing(questions, report["files"], console)
-    if given.json:
-        given.json.write_text(json.dumps(report, indent=2) + "\n")
-    return 0
+            print(f"forage: {run}: without {count} {what}", file=sys.stderr)
 
 
 def measured(
-    given: argparse.Namespace,
+    options: AuditOptions,
 ) -> tuple[dict[str, Any], list[Asked], RecordedSearches | None]:
     """The figures, the questions they are of, and the recorded searches. Raises ConfigError,
     LogError, CodecError, CorpusError, BadIndex.
     """
-    config = load(given.config, given.overrides)
+    config = load(options.config, options.overrides)
     corpus = config.retrieval.corpus or config.retrieval.index
     if not corpus:
         raise ConfigError("retrieval.corpus is empty: name the passages to look in")
-    if given.json and not given.json.resolve().parent.is_dir():
-        raise ConfigError(f"--json {str(given.json)!r}: there is no such folder to write it in")
     questions = questions_of(config)
     for line in left_out(config.questions):
-        print(f"audit_corpus: {line}", file=sys.stderr)
+        print(f"forage: {line}", file=sys.stderr)
     with Progress(console=Console(stderr=True)) as progress:
-        searches = RecordedSearches(given.searches, questions) if given.searches else None
+        searches = RecordedSearches(options.searches, questions) if options.searches else None
         opening = progress.add_task("opening the index", total=None)
         passages, index = open_index(config.retrieval)
         progress.update(opening, total=1, completed=1)
@@ -141,7 +138,3 @@ def measured(
         files = reach.measure(progress, searches)
     report = {"corpus": corpus, "passages": len(passages), "index": index.name, "files": files}
     return report, questions, searches
-
-
-if __name__ == "__main__":
-    sys.exit(main())

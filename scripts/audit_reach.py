@@ -1,32 +1,147 @@
-"""How far the answers of questions are within reach: anywhere in the corpus, and in what a search
-for the question brings.
+"""The reach of answers: in the corpus, in the top passages of a search, in a run's searches.
 
-Consumes questions, passages and their index; produces plain numbers. Each question is searched for
-once, then the passages are read once, in their order. Waits for nothing but the disk. Memory: the
-index's own, and the hits of each question as numbers.
+Each question is searched for once, then the passages are read once, in order; a run's event log is
+read twice: for the passages to look for, then to count. Memory: the index's own, the hits of each
+question as numbers, and each passage a run's search brought once for each of its questions.
+
+Answer and text go through the reward's normalisation (`actors.reward`: lower case, no ASCII
+punctuation, no articles) and are compared word by word: the words of an answer must follow one
+another in the text, each of them whole. So "rome" is not in "romeo", nor in "rome’s"; accents and
+letters count as they are, as they do for the reward. An answer of which nothing is left cannot be
+found.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.progress import Progress
 
+from actors.reward import normalize_answer
 from configs.load import ConfigError
 from configs.schema import Config
 from replay.question_files import QuestionsError, read_questions
-from replay.trajectory import Kind
+from replay.searches import Searched, SearchLog
+from replay.trajectory import Kind, Question, Search
 from retrieval_server.index import Index
 from retrieval_server.protocol import Document
-from scripts.audit_answers import Answers
-from scripts.audit_searches import Asked, Brought, RecordedSearches
 
+Asked = tuple[Kind, Question]
 DEPTHS = (1, 3, 10, 100)  # and retrieval.top_k
 BATCH = 64  # queries in one call of the index
 KINDS: tuple[Kind, ...] = ("train", "eval")
 Hits = NDArray[np.int32]  # [H, 3]: position, question and rank, ascending by position
 Figures = dict[str, Any]  # of the questions of one file
+
+
+class Answers:
+    """The normalised answers of questions, to be looked for in one text after the other.
+
+    A text costs a look-up for each word, and one for each length of the answers that begin with it.
+    """
+
+    def __init__(self, questions: Iterable[Question]) -> None:
+        self.of = [
+            frozenset(filter(None, map(normalize_answer, question.answers)))
+            for question in questions
+        ]
+        self._all = frozenset().union(*self.of)
+        lengths: dict[str, set[int]] = {}
+        for answer in self._all:
+            first, *rest = answer.split()
+            lengths.setdefault(first, set()).add(1 + len(rest))
+        self._lengths = {first: tuple(sorted(each)) for first, each in lengths.items()}
+
+    def found_in(self, text: str) -> set[str]:
+        """The normalised answers in a text; `of[n]` are those of question n."""
+        words = normalize_answer(text).split()
+        found = set()
+        for at, word in enumerate(words):
+            for length in self._lengths.get(word, ()):
+                answer = word if length == 1 else " ".join(words[at : at + length])
+                if answer in self._all:
+                    found.add(answer)
+        return found
+
+
+@dataclass
+class Brought:
+    """Questions, rollouts and searches on record (`made`), and those of them with a passage that
+    holds an answer (`answered`).
+    """
+
+    made: Counter[str] = field(default_factory=Counter)
+    answered: Counter[str] = field(default_factory=Counter)
+
+
+class RecordedSearches:
+    """The searches that a run made for these questions."""
+
+    def __init__(self, run: Path, questions: Sequence[Asked]) -> None:
+        """Reads the log once. Raises LogError, CodecError."""
+        self._log, self._questions = SearchLog(run), questions
+        self._numbers = {(kind, each.id): n for n, (kind, each) in enumerate(questions)}
+        self._wanted: dict[str, set[int]] = {}  # the questions that a passage was brought for
+        self._holding: set[tuple[str, int]] = set()
+        self.strangers = 0  # rollouts of other questions
+        for rollout in self._log.rollouts():
+            if (number := self._number(rollout)) is None:
+                self.strangers += 1
+                continue
+            for search in _searches(rollout):
+                for id in search.passage_ids:
+                    self._wanted.setdefault(id, set()).add(number)
+        self.compacted = self._log.compacted
+        self.of_failed = sum(len(each.searches) for each in self._log.failed())
+        self._missing = set(self._wanted)
+
+    @property
+    def missing(self) -> list[str]:
+        """The passages that were brought, but have not been seen in the corpus."""
+        return sorted(self._missing)
+
+    def look(self, id: str, found: set[str], answers: Sequence[frozenset[str]]) -> None:
+        """Note a passage of the corpus: the answers found in it, and those of each question."""
+        if id in self._wanted:
+            self._missing.discard(id)
+            for number in self._wanted[id]:
+                if not found.isdisjoint(answers[number]):
+                    self._holding.add((id, number))
+
+    def count(self) -> dict[Kind, Brought]:
+        """Read the log again and count. Raises LogError, CodecError."""
+        counts: dict[Kind, Brought] = {"train": Brought(), "eval": Brought()}
+        answered: dict[int, bool] = {}
+        for rollout in self._log.rollouts():
+            if (number := self._number(rollout)) is None:
+                continue
+            holds = [
+                any((id, number) in self._holding for id in search.passage_ids)
+                for search in _searches(rollout)
+            ]
+            count = counts[rollout.kind]
+            count.made.update(rollouts=1, searches=len(holds))
+            count.answered.update(rollouts=any(holds), searches=sum(holds))
+            answered[number] = answered.get(number, False) or any(holds)
+        for number, holds_one in answered.items():
+            count = counts[self._questions[number][0]]
+            count.made.update(questions=1)
+            count.answered.update(questions=holds_one)
+        return counts
+
+    def _number(self, rollout: Searched) -> int | None:
+        """The question's place, if it is the same one."""
+        number = self._numbers.get((rollout.kind, rollout.question.id))
+        same = number is not None and self._questions[number][1] == rollout.question
+        return number if same else None
+
+
+def _searches(rollout: Searched) -> Iterator[Search]:
+    return (each for turn in rollout.turns for each in turn if each.status != "skipped")
 
 
 class Reach:
@@ -42,7 +157,7 @@ class Reach:
     def measure(
         self, progress: Progress, searches: RecordedSearches | None = None
     ) -> dict[Kind, Figures]:
-        """Search, read and count; the figures of each file that has questions."""
+        """Search, read and count; return the figures of each file that has questions."""
         hits = self._search(progress)
         anywhere, ranks = self._read(hits, searches, progress)
         counts = searches.count() if searches else {}
@@ -108,7 +223,7 @@ class Reach:
 
 
 def questions_of(config: Config) -> list[Asked]:
-    """The questions of both files. Raises ConfigError when none is named."""
+    """Read the questions of both files. Raises ConfigError when none is named."""
     files = config.questions
     if not files.train and not files.eval:
         raise ConfigError("questions.train and questions.eval are empty: name a file of questions")

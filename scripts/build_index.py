@@ -1,26 +1,27 @@
-"""`python scripts/build_index.py CORPUS OUT`: an index that the retrieval server opens.
+"""The index of a corpus, for the retrieval server: BM25, or dense with `--encoder`.
 
-BM25 without, a dense one with `--encoder`. A build that was interrupted goes on when the same
-command is given again, and ends in the same index.
+The same command goes on with a build that was interrupted, and ends in the same index.
 """
 
-import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from configs.load import ConfigError
 from configs.process import limit_threads
 from retrieval_server.building import build_bm25, build_dense
 from retrieval_server.manifest import Manifest
 from retrieval_server.protocol import RetrievalError
 from retrieval_server.usage import EncoderSettings, require_encoder, settings_of
+from scripts.options import argument, option
 
 if TYPE_CHECKING:
     from retrieval_server.encoder import Encoder
@@ -28,78 +29,77 @@ if TYPE_CHECKING:
 DENSE = ("factory", "pooling", "query_prefix", "passage_prefix", "max_passage_tokens", "dtype")
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Build, and say what was built; 2 when something that was given is at fault."""
-    arguments = _parser().parse_args(given)
-    limit_threads(arguments.threads)
+@dataclass(frozen=True)
+class IndexOptions:
+    """Options of `forage index`. Raises ConfigError for options that contradict each other."""
+
+    corpus: Path = argument("JSONL (plain or .gz), parquet, or its folder")
+    out: Path = argument("a new folder, or that of an interrupted build")
+    encoder: Path | None = option("for a dense index: a folder as transformers saves it")
+    factory: str | None = option("Flat (default), HNSW32, IVF256,Flat or any other")
+    pooling: Literal["mean", "cls", "last"] | None = option("default: the model's")
+    query_prefix: str | None = option("default: the model's")
+    passage_prefix: str | None = option("default: the model's")
+    max_passage_tokens: int | None = option("default: 256")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = option("default: float32")
+    device: Literal["cpu", "cuda"] = option("of the encoder", default="cpu")
+    threads: int = option("default: all cores", default=os.cpu_count() or 1)
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigError(f"--threads {self.threads}: at least 1")
+        said = [name for name in DENSE if getattr(self, name) is not None]
+        if said and self.encoder is None:
+            raise ConfigError(
+                f"--{said[0].replace('_', '-')} is for dense indexes: name an --encoder"
+            )
+
+
+def index(options: IndexOptions) -> None:
+    """Build, and print what was built. Raises ConfigError for an unusable corpus, folder or
+    encoder.
+    """
+    limit_threads(options.threads)
     begun = time.monotonic()
     try:
         with _bar() as progress:
-            made = _build(arguments, progress)
-    except (RetrievalError, OSError) as error:
-        print(f"build_index: {error}", file=sys.stderr)
-        return 2
+            made = _build(options, progress)
+    except RetrievalError as error:
+        raise ConfigError(str(error)) from error
     except KeyboardInterrupt:
-        print("build_index: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
+        print("forage: interrupted; the same command goes on from here", file=sys.stderr)
+        raise
     kind = f"{made.library}, {made.factory}" if made.factory else made.library
     size = sum(file.bytes for file in made.files.values())
     print(
         f"{made.passages:,} passages, {kind}, {size / 1e6:,.1f} MB, "
-        f"{time.monotonic() - begun:.1f} s: serve it with retrieval.index={arguments.out}"
+        f"{time.monotonic() - begun:.1f} s: serve it with retrieval.index={options.out}"
     )
-    return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("corpus", type=Path, help="JSONL (plain or .gz), parquet, or its folder")
-    parser.add_argument("out", type=Path, help="a new folder, or that of an interrupted build")
-    dense = parser.add_argument_group("dense")
-    dense.add_argument("--encoder", type=Path, help="a folder as transformers saves it")
-    dense.add_argument("--factory", help="Flat (default), HNSW32, IVF256,Flat or any other")
-    dense.add_argument("--pooling", choices=["mean", "cls", "last"], help="default: the model's")
-    dense.add_argument("--query-prefix", help="default: the model's")
-    dense.add_argument("--passage-prefix", help="default: the model's")
-    dense.add_argument("--max-passage-tokens", type=int, help="default: 256")
-    dense.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
-    dense.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    return parser
-
-
-def _build(arguments: argparse.Namespace, progress: Callable[[str, int, int], None]) -> Manifest:
-    corpus, out = arguments.corpus, arguments.out
-    if arguments.threads < 1:
-        raise RetrievalError(f"--threads {arguments.threads}: at least 1")
-    if arguments.threads < 1:
-        raise RetrievalError(f"--threads {arguments.threads}: at least 1")
-    if arguments.encoder is None:
-        if said := [name for name in DENSE if getattr(arguments, name) is not None]:
-            raise RetrievalError(
-                f"--{said[0].replace('_', '-')} is for dense indexes: name an --encoder"
-            )
+def _build(options: IndexOptions, progress: Callable[[str, int, int], None]) -> Manifest:
+    corpus, out = options.corpus, options.out
+    if options.encoder is None:
         return build_bm25(corpus, out, progress)
-    require_encoder(arguments.encoder)
+    require_encoder(options.encoder)
     progress("loading the encoder", 0, 0)
-    factory = arguments.factory or "Flat"
-    return build_dense(corpus, out, _encoder(arguments), factory, arguments.threads, progress)
+    encoder, factory = _encoder(options, options.encoder), options.factory or "Flat"
+    return build_dense(corpus, out, encoder, factory, options.threads, progress)
 
 
-def _encoder(arguments: argparse.Namespace) -> "Encoder":
+def _encoder(options: IndexOptions, folder: Path) -> "Encoder":
     import torch
 
     from retrieval_server.encoder import Encoder
 
-    torch.set_num_threads(arguments.threads)
-    usage: EncoderSettings = settings_of(arguments.encoder)
+    torch.set_num_threads(options.threads)
     given = {
-        name: getattr(arguments, name)
+        name: getattr(options, name)
         for name in ("pooling", "query_prefix", "passage_prefix", "max_passage_tokens")
-        if getattr(arguments, name) is not None
+        if getattr(options, name) is not None
     }
-    usage = msgspec.structs.replace(usage, **given)
-    return Encoder(arguments.encoder, usage, arguments.dtype or "float32", arguments.device)
+    settings: EncoderSettings = msgspec.structs.replace(settings_of(folder), **given)
+    return Encoder(folder, settings, options.dtype or "float32", options.device)
 
 
 @contextmanager
@@ -114,7 +114,3 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
             bar.update(tasks[step], completed=done, total=total or None)
 
         yield progress
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -50,12 +50,19 @@ COMMANDS = {
     "train": Command("scripts.launch:train", "Train, or only evaluate, a model."),
     "resume": Command("scripts.launch:resume", "Go on with a run."),
     "sync": Command("scripts.train_sync:sync", "Train in one process, synchronously."),
+    "evaluate": Command("scripts.evaluate:evaluate", "Ask a model every question of test sets."),
+    "ask": Command("scripts.ask:ask", "Ask a trained model questions in the terminal."),
+    "warm-start": Command("scripts.warm_start:warm_start", "Learn from demonstrations first."),
     "relearn": Command("scripts.relearn:relearn", "Learn again, offline, from a run's log."),
     "show": Command("scripts.show:show", "Print a run's rollouts in colour."),
     "audit": Command("scripts.audit:audit", "Close a run's books."),
     "compact": Command("scripts.compact:compact", "Make a finished run's log smaller."),
     "plot": Command("scripts.plot:plot", "Draw a run's learning curve."),
     "scale": Command("scripts.scale:scale", "Change the number of a running run's actors."),
+    "data prepare": Command("scripts.prepare_data:prepare", "Put data sets into one schema."),
+    "data audit": Command("scripts.audit_corpus:audit", "Count the questions a corpus answers."),
+    "index": Command("scripts.build_index:index", "Build an index of a corpus."),
+    "demo": Command("scripts.demo:demo", "Train on a small made-up task, on two cores."),
     "bench learner": Command("scripts.bench_learner:bench", "The cost of the learner's step."),
     "bench staleness": Command("scripts.bench_staleness:bench", "Corrections by staleness."),
     "bench stream": Command("scripts.bench_stream:bench", "Trajectories into the durable log."),
@@ -114,11 +121,12 @@ def _failures() -> tuple[type[Exception], ...]:
     from replay.protocol import ReplayError
     from retrieval_server.protocol import RetrievalError
     from scripts.bench_harness import BenchError
+    from scripts.demo import DemoFailed
     from scripts.own_server import ServerFailed
     from weight_sync.protocol import WeightSyncError
 
     of_packages = (ActorError, LearnerError, ReplayError, RetrievalError, WeightSyncError)
-    return (OSError, ServerFailed, BenchError, *of_packages)
+    return (OSError, ServerFailed, BenchError, DemoFailed, *of_packages)
 
 
 def _refuse(text: str) -> int:

@@ -1,8 +1,4 @@
-"""What a warm start learns at which step, and where one that was interrupted stopped.
-
-Consumes demonstrations and a seed, and the folder that a warm start leaves. Waits for nothing but
-the disk.
-"""
+"""The curriculum of a warm start: the demonstrations of each step; and its output folder."""
 
 import contextlib
 import hashlib
@@ -41,8 +37,8 @@ _DRAFT = draft_of(Path(COURSE)).name
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """What is learnt at which step: the seed decides, so that nothing about it needs saving."""
+class Curriculum:
+    """The demonstrations of each step. The seed decides, so that no order needs saving."""
 
     learnt: tuple[Demonstration, ...]
     held_out: tuple[Demonstration, ...]
@@ -52,7 +48,7 @@ class Course:
     @classmethod
     def of(
         cls, demonstrations: Sequence[Demonstration], held_out: float, rows: int, seed: int
-    ) -> "Course":
+    ) -> "Curriculum":
         """Hold out that share of the *questions*, at least one where it is above 0. Raises
         BadDemonstrations when nothing is left to learn.
         """
@@ -69,19 +65,17 @@ class Course:
         return cls(learnt, seen, min(rows, len(learnt)), seed)
 
     def steps(self, epochs: float) -> int:
-        """How many steps show every demonstration that often."""
+        """The number of steps that show every demonstration `epochs` times."""
         return max(1, math.ceil(epochs * len(self.learnt) / self.rows))
 
     def batch(self, step: int) -> list[tuple["Segment", ...]]:
-        """What optimiser step `step` (from 1) learns: the next rows of an order that is drawn anew
-        for each epoch.
-        """
+        """The rows of optimiser step `step` (from 1), in an order drawn anew for each epoch."""
         draws = range((step - 1) * self.rows, step * self.rows)
         return [self._drawn(draw).segments for draw in draws]
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides what each step learns."""
+        """The facts that decide what each step learns."""
         digest = hashlib.blake2b(digest_size=8)
         for each in (*self.learnt, *self.held_out):
             for tokens, own in each.segments:
@@ -107,45 +101,44 @@ def _order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
 
 
 @dataclass
-class Place:
-    """How far a course is: `found`, the checkpoint that it goes on from, and the held-out losses up
-    to there by step.
+class OutputFolder:
+    """The folder of a warm start. `found`: the checkpoint to go on from; `losses`: the held-out
+    losses up to there, by step.
     """
 
-    folder: Path
+    path: Path
     found: checkpoint.Checkpoint | None
     losses: dict[int, float]
 
     @classmethod
     @contextlib.contextmanager
-    def held(cls, config: Config, course: Course) -> Iterator["Place"]:
-        """Where the same course stopped in `run_dir`, read once other processes are kept out, and
-        with the course and its settings written down. Raises ConfigError for a folder that holds
-        something else, that another learns in or that cannot be used, and BadCheckpoint. A start
-        that is refused leaves nothing in a folder that held nothing.
+    def held(cls, config: Config, curriculum: Curriculum) -> Iterator["OutputFolder"]:
+        """Lock `run_dir`, read where the same curriculum stopped there, and record curriculum and
+        settings. Raises BadCheckpoint, and ConfigError for a folder of something else, one in use
+        or one that cannot be used. A refused start leaves nothing in a folder that held nothing.
         """
         folder = Path(config.run_dir)
         with contextlib.ExitStack() as stack:
             with _naming(folder):
                 stack.enter_context(own_folder(folder, "another warm start"))
-                place = cls._of(folder, config, course)
+                out = cls._of(folder, config, curriculum)
                 begins = not (folder / COURSE).exists()
             try:
                 with _naming(folder):
-                    write_json(folder / COURSE, course.identity)
+                    write_json(folder / COURSE, curriculum.identity)
                     save(config, folder / CONFIG)
-                yield place
+                yield out
             except (ConfigError, BadModel):
                 if begins and not checkpoint.steps(folder):
                     _forget(folder)
                 raise
 
     @classmethod
-    def _of(cls, folder: Path, config: Config, course: Course) -> "Place":
+    def _of(cls, folder: Path, config: Config, curriculum: Curriculum) -> "OutputFolder":
         if not (folder / COURSE).exists():
             _require_free(folder)
             return cls(folder, None, {})
-        _refuse_another(folder, course.identity)
+        _refuse_another(folder, curriculum.identity)
         if (found := checkpoint.newest(folder)) is None:
             return cls(folder, None, {})
         checkpoint.check(found, config)
@@ -155,37 +148,37 @@ class Place:
 
     @property
     def done(self) -> int:
-        """Steps that are in the checkpoint it goes on from."""
+        """The step of the checkpoint to go on from."""
         return self.found.manifest.step if self.found else 0
 
     def measured(self, step: int, loss: float) -> None:
         """Keep a held-out loss."""
         self.losses[step] = loss
-        write_json(self.folder / LOSSES, self.losses)
+        write_json(self.path / LOSSES, self.losses)
 
     def best(self, saved: Sequence[int]) -> int | None:
-        """The checkpoint with the lowest held-out loss, of those that were measured."""
+        """The step of `saved` with the lowest held-out loss; None where none was measured."""
         known = [step for step in saved if step in self.losses]
         return min(known, key=self.losses.__getitem__, default=None)
 
     def deliver(self, last: int) -> tuple[Path, str]:
-        """`folder/model`: on its own, so that checkpoints may be removed, the model of the best
-        checkpoint, or of the `last` where none was measured; and which that is.
+        """Copy the model of the best checkpoint, or of the `last` where none was measured, to
+        `path/model`; return that path, and which step it is in words.
 
-        Whatever interrupts it, a whole model is left in the folder or can be made anew.
+        Whatever interrupts it, a whole model is left or can be made anew.
         """
         step, why = last, "the last"
-        if (best := self.best(checkpoint.steps(self.folder))) is not None:
+        if (best := self.best(checkpoint.steps(self.path))) is not None:
             step, why = best, f"the best, with a held-out loss of {self.losses[best]:.4f}"
-        draft, old, final = (self.folder / f"{way}{MODEL}" for way in (".writing-", ".old-", ""))
+        draft, old, final = (self.path / f"{way}{MODEL}" for way in (".writing-", ".old-", ""))
         shutil.rmtree(draft, ignore_errors=True)
-        shutil.copytree(self.folder / "checkpoints" / f"step-{step}" / "model", draft)
+        shutil.copytree(self.path / "checkpoints" / f"step-{step}" / "model", draft)
         sync_tree(draft)
         if final.exists():
             shutil.rmtree(old, ignore_errors=True)
             final.rename(old)
         draft.rename(final)
-        sync(self.folder)
+        sync(self.path)
         shutil.rmtree(old, ignore_errors=True)
         return final, f"step {step}, {why}"
 

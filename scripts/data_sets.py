@@ -1,8 +1,7 @@
-"""The seven question-answering data sets of Search-R1, where their files are and how hard they are.
+"""The seven question-answering data sets of Search-R1: their files and their hops.
 
 FlashRAG's layout (`RUC-NLPIR/FlashRAG_datasets`): `<set>/<split>.jsonl`, rows of id, question and
-golden_answers. Consumes names of sets or of files; produces paths; waits for the Hugging Face Hub
-where no folder is named.
+golden_answers; fetched from the Hugging Face Hub where no folder is named.
 """
 
 from collections.abc import Iterable
@@ -31,8 +30,8 @@ class Source:
 
 
 def find(names: Iterable[str], splits: tuple[str, ...], folder: str) -> list[Source]:
-    """The file of each name: that of a known set in `folder`, or on the Hub where it is empty, or a
-    file of one's own, FILE or NAME=FILE. Raises QuestionsError naming what is not there, and a name
+    """Find the file of each name: of a known set in `folder`, or on the Hub where it is empty, or a
+    file of one's own, FILE or NAME=FILE. Raises QuestionsError for what is missing, and for a name
     that two have.
     """
     found: dict[str, Source] = {}
@@ -48,7 +47,7 @@ def find(names: Iterable[str], splits: tuple[str, ...], folder: str) -> list[Sou
 
 
 def hops_of(source: str, id: str, told: int) -> int:
-    """How many facts the question needs; 0: unknown."""
+    """The number of facts that the question needs; 0: unknown."""
     head = id.partition("hop")[0]
     if told or source not in HOPS:
         return told
@@ -72,7 +71,9 @@ def _find(name: str, splits: tuple[str, ...], folder: str) -> Source:
                 if path.is_file():
                     return Source(name, split, path)
         wanted = " or ".join(f"{split}.jsonl" for split in splits)
-        raise QuestionsError(f"{str(Path(folder, name))!r} holds no {wanted}: name another --from")
+        raise QuestionsError(
+            f"{str(Path(folder, name))!r} holds no {wanted}: name another --folder"
+        )
     if name not in HOPS:
         raise QuestionsError(f"{name!r} is no set we know: name a file, or one of {_known()}")
     return _download(name, splits)
@@ -97,7 +98,7 @@ def _download(name: str, splits: tuple[str, ...]) -> Source:
     raise QuestionsError(f"{REPOSITORY} has no {' or '.join(splits)} of {name!r}: {_LOCAL}")
 
 
-_LOCAL = "fetch it where that works, and name its folder with --from"
+_LOCAL = "fetch it where that works, and name its folder with --folder"
 
 
 def _known() -> str:

@@ -1,7 +1,6 @@
-"""Playing the demo without its processes: demonstrations to imitate, and a sampler that measures a
-policy.
+"""Demonstrations and a sampler of the demo task, without the demo's processes.
 
-Both speak the token stream that the actors produce with configs/demo.yaml:
+Both use the token stream that the actors produce with configs/demo.yaml:
 `question <search> … </search> <information> … </information> <think> … </think> <answer> …
 </answer>`.
 """
@@ -23,7 +22,7 @@ _ALL_RELATIONS = (*RELATIONS, *(relation for group in RELATIONS.values() for rel
 
 @dataclass(frozen=True)
 class Habits:
-    """How often a demonstrator does the wrong thing; all zero is a clean one."""
+    """The rates of a demonstrator's mistakes; all zero is a clean one."""
 
     guess: float = 0.0  # answers a made-up name without searching
     wrong_relation: float = 0.0  # searches for something else about the right name
@@ -85,7 +84,7 @@ def _made_up_name(rng: random.Random) -> str:
 
 @dataclass
 class Play:
-    """One rollout under way: its tokens so far, and what is still to be fed to the model."""
+    """One rollout in progress: its tokens, and the action of the turn so far."""
 
     chain: Chain
     tokens: list[int] = field(default_factory=list)
@@ -122,7 +121,7 @@ class Play:
             self.tokens += encode(CORRECTION)
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def play(
     model: PreTrainedModel,
     chains: Sequence[Chain],
@@ -130,7 +129,7 @@ def play(
     temperature: float,
     seed: int,
 ) -> list[Play]:
-    """Let the model answer the questions, all at once; temperature 0 is greedy.
+    """Sample the model's answers to the questions, all at once; temperature 0 is greedy.
 
     Rows advance one token per forward, given or sampled, so that they need no padding and share one
     cache.

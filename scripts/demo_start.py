@@ -4,7 +4,7 @@
 batch, never the one that is trained on later, until it answers well. 3. Bad habits, the commonest
 of which is to guess without searching. Reinforcement learning is left to find out when to search,
 how often and what for; it does not discover copying, nor reading. Each step is one of
-`learner.imitation`, as those of scripts/warm_start.py are.
+`learner.imitation`, as in a warm start.
 
 Copying by content has a long plateau before it is found, so the first layer's heads start out
 looking at the previous token (through the biases of queries and keys).
@@ -136,7 +136,7 @@ def _until_spoilt(trainer: "Trainer", world: World, held_out: Sequence[Chain], s
     )
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def look_back(model: LlamaForCausalLM, offsets: Sequence[int], strength: float) -> None:
     """Make each first-layer head attend `offset` tokens back, whatever stands there; 0: as it is.
 
@@ -202,7 +202,7 @@ class Trainer:
 
 
 class PlainEngine:
-    """What takes the learner's supervised steps here: the same loss on the same tokens, in plain
+    """The engine of the learner's supervised steps here: the same loss on the same tokens, in plain
     torch.
 
     A model of 240,000 parameters needs no sharding, its logits fit whole, and this process becomes
@@ -219,7 +219,7 @@ class PlainEngine:
         loss(scores.logprobs, slice(None)).backward()
         return TokenScores(scores.logprobs.detach(), scores.entropy)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
         """Log-probs and entropies of the trained tokens."""
         return self._scores(micro, temperature)

@@ -1,34 +1,30 @@
-"""The demo task's files: model, questions, corpus; made once per seed and cached by a hash of what
-makes them.
+"""The demo task's files (model, questions, corpus), made once per seed and cached.
 
-`scripts/demo_task.py [--seed N] [--cache DIR]` makes them by hand. The corpus has one passage per
-fact; held-out questions are about countries that training never asks about.
+The cache key is a digest of the sources that make them. The corpus has one passage per fact;
+held-out questions are about countries that training never asks about.
 """
 
-import argparse
 import dataclasses
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from learner import imitation, packing
+from scripts import demo_play, demo_start, demo_tokenizer, demo_world
 from scripts.demo_start import ColdStartFailed, Recipe, cold_start
 from scripts.demo_tokenizer import save_tokenizer
 from scripts.demo_world import Chain, all_chains, balanced_chains, make_world, split
 
 COUNTRIES, HELD_OUT, EVAL_QUESTIONS, SUB_SEEDS = 120, 0.25, 240, 4
-SOURCES = (
-    *(f"scripts/demo_{name}.py" for name in ("play", "start", "task", "tokenizer", "world")),
-    *("learner/imitation.py", "learner/packing.py"),
-)
+_MODULES = (demo_play, demo_start, demo_tokenizer, demo_world, imitation, packing)
 
 
 @dataclasses.dataclass(frozen=True)
 class DemoFiles:
-    """Where the demo's model folder and JSONL files are.
+    """The paths of the demo's model folder and JSONL files.
 
     `held_out` has every question about countries that training never asks about; `eval` is its
     first part.
@@ -100,29 +96,7 @@ def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _digest(seed: int) -> str:
-    """What the files depend on: the seed and the sources that make them."""
     digest = hashlib.blake2b(str(seed).encode(), digest_size=6)
-    for name in SOURCES:
-        digest.update((Path(__file__).resolve().parent.parent / name).read_bytes())
+    for source in (__file__, *(str(module.__file__) for module in _MODULES)):
+        digest.update(Path(source).read_bytes())
     return digest.hexdigest()
-
-
-def main() -> int:
-    """Make the files and print where they are."""
-    parser = argparse.ArgumentParser(description="Make the demo task's files.")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--cache", type=Path, default=Path(__file__).resolve().parent.parent / ".cache"
-    )
-    arguments = parser.parse_args()
-    try:
-        files = prepare(arguments.cache, arguments.seed, print)
-    except ColdStartFailed as error:
-        print(f"demo_task: {error}", file=sys.stderr)
-        return 1
-    print(files)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -48,7 +48,7 @@ def save_tokenizer(folder: Path, max_tokens: int) -> None:
 
 
 def encode(text: str) -> list[int]:
-    """What the tokenizer gives for text of the world, thousands of times faster than calling it per
+    """The tokenizer's ids for text of the world, thousands of times faster than calling it per
     segment.
     """
     tokens: list[int] = []

@@ -1,5 +1,4 @@
-"""The demo's made-up world: countries, entities and objects, the facts about them, and the
-questions they answer.
+"""The demo's made-up world: countries, entities and objects, their facts and questions.
 
 Every name is two consonant-vowel syllables, so a guess is right once in 5,625. country −{capital,
 river, king}→ entity −{three relations each}→ object; one passage per fact. Worlds with equal seeds
@@ -8,7 +7,7 @@ are equal.
 
 import math
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,7 +42,7 @@ class Chain:
 
     @property
     def hops(self) -> int:
-        """How many searches it takes."""
+        """The number of searches it takes."""
         return len(self.facts)
 
     @property
@@ -96,7 +95,7 @@ class World:
 
     @cached_property
     def index(self) -> "LexicalIndex":
-        """What the world's passages answer to a query."""
+        """The index of the world's passages."""
         return LexicalIndex([fact.passage for fact in self.facts])
 
     def chains(self, hops: int) -> list[Chain]:
@@ -123,7 +122,7 @@ class LexicalIndex:
 
     def retrieve(self, query: str, top_k: int, rng: random.Random) -> list[str]:
         """The best passages in random order; which of equally good ones is left to `rng`."""
-        scores: Counter[int] = Counter()
+        scores: defaultdict[int, float] = defaultdict(float)
         total = len(self.passages)
         for word in query.split():
             found = self._postings.get(word, ())

@@ -1,9 +1,8 @@
-"""Demonstrations: who searched how for what, as the ids that an actor would have produced.
+"""Demonstrations, from JSONL files or a run's event log, as the token ids of an actor.
 
-Consumes JSONL files, or a recorded run's event log; produces segments of tokens, those that the
-policy writes apart from those that it reads. Waits for nothing but the disk. A row of a file is
+The segments that the policy writes are kept apart from those that it reads. A row of a file is
 `{"question": text, "turns": [{"action": text, "passages": [{"id", "title", "text"}, …]}, …]}`; a
-passage may also be `{"id", "contents"}`, as in a corpus; instead of its passages a turn may have an
+passage may also be `{"id", "contents"}`, as in a corpus; instead of passages a turn may have an
 `observation`, the very text that is read. The last turn has neither, and answers, unless
 `actors.max_turns` leaves no other. Rows are acted out in the configuration's own environment.
 """
@@ -39,7 +38,7 @@ _ACTED = ("search_r1", "tool_call", "no_search")
 _SHAPE = 'write {"question": text, "turns": [{"action": text, "passages": [...]}, …]}'
 
 
-class BadDemonstrations(ValueError):
+class BadDemonstrations(ConfigError):
     """Demonstrations that cannot be used; names each bad row, or why there are none."""
 
 
@@ -63,7 +62,7 @@ class _Row(msgspec.Struct):
 
 @dataclass(frozen=True, eq=False)
 class Demonstration:
-    """What is read and written in answer to a question; `question` is its text or id."""
+    """The segments read and written for a question; `question` is its text or id."""
 
     question: str
     segments: tuple["Segment", ...]
@@ -75,7 +74,7 @@ class Demonstration:
 def read_files(
     paths: Sequence[Path], prompter: Prompter, config: Config, skip_bad: bool = False
 ) -> tuple[list[Demonstration], list[str]]:
-    """The files' demonstrations, and what is wrong with the rows left out.
+    """Read the files' demonstrations; also return the faults of the rows left out.
 
     Raises BadDemonstrations naming file and line of the bad rows, unless `skip_bad`, or when no row
     is left, and ConfigError for an environment that they cannot be acted out in.
@@ -104,8 +103,8 @@ def read_files(
 def read_run(
     run_dir: Path, least: float, tokenizer_digest: str, config: Config
 ) -> tuple[list[Demonstration], Counter[str]]:
-    """What a run's actors delivered for training and was rewarded with at least `least`, token for
-    token; and how many were left out, by cause.
+    """Read the train trajectories of a run with a reward of at least `least`, token for token; also
+    return how many were left out, by cause.
 
     Raises LogError, and BadDemonstrations for a run with another tokenizer or without any such
     trajectory.
@@ -131,7 +130,7 @@ def read_run(
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Place and text of every line that is not blank."""
+    """File:line and text of every line that is not blank."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -140,7 +139,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 async def _acted(row: _Row, prompter: Prompter, config: Config) -> tuple["Segment", ...]:
-    """The row through the very environment that an actor makes, as its rollout would go."""
+    """Act the row out in the environment that an actor makes."""
     if not row.question.strip():
         raise ValueError("question is empty: write its text")
     most = config.actors.max_turns + 1
@@ -173,8 +172,8 @@ async def _acted(row: _Row, prompter: Prompter, config: Config) -> tuple["Segmen
 
 
 def _action(text: str, prompter: Prompter, config: Config) -> Tokens:
-    """The ids of an action that ends where an actor's completion does: with a closing tag, or,
-    where completions end by nothing else, with the end token.
+    """The ids of an action that ends as an actor's completion does: with a closing tag, or, where
+    there are none, with the end token.
     """
     text, stops = text.rstrip(), stops_of(config)
     ends = [text.find(tag) + len(tag) for tag in stops if tag in text]
@@ -222,7 +221,7 @@ def _passages(turn: _Turn, last: bool) -> list[Passage]:
 
 
 class _Shown:
-    """A retriever that brings what the demonstration shows, to the first of a turn's queries."""
+    """A retriever that brings the demonstration's passages to the first of a turn's queries."""
 
     def __init__(self) -> None:
         self.passages: list[Passage] = []
@@ -239,7 +238,7 @@ def _passage(given: _Passage) -> Passage:
 
 
 def _as_shown(config: Config, prompter: Prompter) -> Config:
-    """The configuration in which a turn shows the passages given, in their order. Raises
+    """The configuration, changed so that a turn shows its passages in the order given. Raises
     ConfigError for an environment whose observations a row does not hold.
     """
     settings = config.environment

@@ -1,43 +1,28 @@
-"""The numbers of an evaluation, from its rows: per environment and set, and over the sets.
+"""The figures of an evaluation, from its rows: per environment and set, and over the sets. Pure.
 
-Consumes the sets and a row for each rollout, failed ones included; produces plain numbers. Every
-row counts: a failed rollout is wrong, and said to have failed. `scores` are the same whenever the
-answers are; `timing` is of the machine. Waits for nothing.
+Every row counts: a failed rollout scores 0, and is counted as failed. `scores` depend on answers
+alone, `timing` on the machine. Intervals are Efron's percentile bootstrap (1979) over questions,
+where the value of a question is the mean over its samples; pass@k is the unbiased estimate of Chen
+et al. (2021, arXiv 2107.03374, equation 1).
 """
 
+import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from scripts.eval_rows import Asked, Row
-from scripts.eval_sets import QuestionSet
-from scripts.eval_statistics import (
-    Means,
-    interval,
-    pass_at_k,
-    percentile,
-    pooled,
-    resampled_means,
-)
+import numpy as np
+from numpy.typing import NDArray
+
+from scripts.eval_rows import Asked, QuestionSet, Row
 
 MACRO, MICRO = "macro average", "micro average"  # of sets, and of questions
+RESAMPLES = 10_000
+LEVEL = 0.95
 Figures = dict[str, Any]  # of one environment on one set
-
-
-def asked_of(
-    sets: Sequence[QuestionSet], environments: Sequence[str], samples: int
-) -> dict[str, list[Asked]]:
-    """Every rollout of each environment, in the order of the sets, their questions and samples."""
-    return {
-        environment: [
-            Asked(environment, each.name, question.id, sample)
-            for each in sets
-            for question in each.questions
-            for sample in range(samples)
-        ]
-        for environment in environments
-    }
+Means = NDArray[np.float64]  # [RESAMPLES], of resampled questions
 
 
 def figures_of(
@@ -46,8 +31,8 @@ def figures_of(
     samples: int,
     rows: Mapping[Asked, Row],
 ) -> dict[str, dict[str, Figures]]:
-    """Environment → set → figures, and behind several sets their averages: the macro average of the
-    scores alone, the micro average of everything.
+    """Environment → set → figures; several sets are followed by their averages: the macro average
+    of the scores alone, the micro average of everything.
     """
     return {name: _of_method(sets, name, samples, rows) for name in environments}
 
@@ -86,7 +71,7 @@ def _of_method(
 
 
 def _values(found: Sequence[Sequence[Row]]) -> dict[str, list[float]]:
-    """The value of each question, by metric, in the order given."""
+    """Metric → the value of each question, in order."""
     values = {
         metric: [fmean(getattr(row, metric) for row in group) for group in found]
         for metric in ("em", "f1", "substring")
@@ -107,7 +92,7 @@ def _averages(
     resampled: Sequence[Mapping[str, Means]],
     weights: Sequence[float],
 ) -> tuple[dict[str, float], dict[str, Means]]:
-    """Over sets, each of which is resampled for itself: the sets are chosen, not drawn."""
+    """The weighted averages over sets. Each is resampled on its own: sets are chosen, not drawn."""
     total = sum(weights)
     mean = {
         metric: sum(w * each[metric] for w, each in zip(weights, means, strict=True)) / total
@@ -169,3 +154,46 @@ def _timing(ended: Sequence[Row]) -> dict[str, float]:
 
 def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
+
+
+def pass_at_k(correct: int, samples: int, k: int) -> float:
+    """The probability that one of k samples is correct, where `correct` of `samples` were:
+    1 − C(n − c, k) / C(n, k). Raises ValueError unless 1 ≤ k ≤ n.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"k = {k!r}: there are {samples!r} samples")
+    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+def resampled_means(values: Sequence[float], key: str) -> Means:
+    """The means of RESAMPLES resamples of `values`, drawn with replacement; `key` seeds them.
+
+    Drawn as counts of each distinct value: the same distribution, and less memory.
+    """
+    distinct, counts = np.unique(np.asarray(values, np.float64), return_counts=True)
+    drawn = _random(key).multinomial(len(values), counts / len(values), size=RESAMPLES)
+    means: Means = drawn @ distinct / len(values)
+    return means
+
+
+def pooled(means: Sequence[Means], weights: Sequence[float]) -> Means:
+    """The weighted mean of several sets, each resampled on its own."""
+    average: Means = np.average(np.stack(means), axis=0, weights=weights)
+    return average
+
+
+def interval(means: Means) -> tuple[float, float]:
+    """The percentile interval at LEVEL."""
+    tail = (1.0 - LEVEL) / 2
+    low, high = np.quantile(means, (tail, 1.0 - tail))
+    return float(low), float(high)
+
+
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """The quantile, interpolated between neighbours; 0 without values."""
+    return float(np.quantile(values, fraction)) if values else 0.0
+
+
+def _random(key: str) -> np.random.Generator:
+    seed = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return np.random.default_rng(int.from_bytes(seed))

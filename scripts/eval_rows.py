@@ -1,13 +1,13 @@
-"""The rows of an evaluation: `OUT/rows.jsonl`, a line for each finished rollout, only ever added
-to.
+"""The rows of an evaluation: `OUT/rows.jsonl`, one line for each finished rollout, append-only.
 
-Consumes rows as rollouts end; produces, when it is opened again, all whole ones. A line that was
-cut short by a kill is taken out; of two rows of one rollout (it had failed, and was tried again)
-the later one counts. Waits for nothing but the disk; one process writes at a time.
+A line cut short by a kill is removed when the file is opened. Of two rows of one rollout (it failed
+and was tried again) the later one counts. One process writes at a time.
 """
 
 import fcntl
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,9 +19,18 @@ from configs.load import ConfigError
 from replay.trajectory import Question, Search, Trajectory
 
 FILE_NAME = "rows.jsonl"
-# Failures that trying again changes nothing about: the question or its search is at fault, and no
-# server, setting or file that somebody could put right.
+# Failures of the question or its search itself: no server, setting or file could be put right, so
+# trying again changes nothing.
 FINAL = ("PromptTooLong", "BadQuery")
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    """Questions that are scored together; ids are unique within the set."""
+
+    name: str
+    path: Path
+    questions: tuple[Question, ...]
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -33,12 +42,27 @@ class Asked(msgspec.Struct, frozen=True):
     sample: int
 
 
+def asked_of(
+    sets: Sequence[QuestionSet], environments: Sequence[str], samples: int
+) -> dict[str, list[Asked]]:
+    """Every rollout of each environment, in the order of the sets, their questions and samples."""
+    return {
+        environment: [
+            Asked(environment, each.name, question.id, sample)
+            for each in sets
+            for question in each.questions
+            for sample in range(samples)
+        ]
+        for environment in environments
+    }
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One rollout as it ended, or, where `failure` says why, as it was given up.
 
     `gold`: the accepted answers. `answer` None: the policy gave none. Scores are of the answer, 0
-    without one. Token counts are of the prompt, of what was sampled and of what was observed;
-    `seconds` of the whole rollout. `stop` is empty for a failure; `attempts` counts those too.
+    without one. Token counts: prompt, sampled and observed tokens. `seconds`: the whole rollout.
+    `stop` is empty for a failure; `attempts` includes failed ones.
     """
 
     set: str
@@ -65,19 +89,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asked(self) -> Asked:
-        """The rollout that this is the row of."""
+        """The rollout of this row."""
         return Asked(self.environment, self.set, self.id, self.sample)
 
     @property
     def open(self) -> bool:
-        """Whether another start should try this rollout again."""
+        """True where another start should try this rollout again."""
         return bool(self.failure) and self.failure.partition(":")[0] not in FINAL
 
 
 def row_of(asked: Asked, question: Question, rollout: Trajectory, attempts: int) -> Row:
-    """What there is to say of a rollout, its scores included: the reward it trained by is not
-    asked.
-    """
+    """The row of a finished rollout, scored by exact match, F1 and sub-EM; not by its reward."""
     answer, gold = rollout.answer, question.answers
     scores = (0.0, 0.0, 0.0)
     if answer is not None:
@@ -116,7 +138,7 @@ def failed_row(asked: Asked, question: Question, failure: str, attempts: int) ->
 
 
 class Rows:
-    """The file, open for adding; use as a context manager. `by_rollout`: the rows that it holds."""
+    """The file, open for appending; a context manager. `by_rollout`: the rows it holds."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -124,8 +146,8 @@ class Rows:
         self._file = -1
 
     def __enter__(self) -> Self:
-        """Raises ConfigError where another process writes, a whole line is no row, or it cannot be
-        opened.
+        """Open, lock and read the file. Raises ConfigError where another process writes it, a whole
+        line is no row, or it cannot be opened.
         """
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -158,7 +180,7 @@ class Rows:
         os.close(self._file)
 
     def add(self, row: Row) -> None:
-        """Write a row, in one call; a process killed after it has lost nothing. Raises OSError."""
+        """Append a row, in one write: a kill afterwards loses nothing. Raises OSError."""
         os.write(self._file, msgspec.json.encode(row) + b"\n")
         self.by_rollout[row.asked] = row
 

@@ -1,19 +1,59 @@
-"""An evaluation's numbers as a paper prints them: methods by sets, and the details beneath.
+"""An evaluation as it is shown: progress bars, a table of methods by sets, and one of details."""
 
-Consumes the report; produces rich's tables, each with its title and what must be known of it.
-Waits for nothing.
-"""
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from rich.console import Group
+from rich.console import Console, Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from scripts.eval_report import Figures
+from scripts.eval_rows import Row
 
+Report = Callable[[Row], None]
 Methods = Mapping[str, Mapping[str, Figures]]  # environment → set → figures
+
+
+class Bars:
+    """A progress bar for each environment, on standard error; a context manager."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("EM {task.fields[em]:.3f}, {task.fields[failed]} failed"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def begin(self, name: str, total: int, done: Sequence[Row]) -> Report:
+        """Begin a bar of `total` rows, some of them done; call the result with each further row."""
+        count, right = len(done), sum(row.em for row in done)
+        failed = sum(bool(row.failure) for row in done)
+        em = right / max(count, 1)
+        bar = self._progress.add_task(name, total=total, completed=count, em=em, failed=failed)
+
+        def report(row: Row) -> None:
+            nonlocal count, right, failed
+            count, right, failed = count + 1, right + row.em, failed + bool(row.failure)
+            self._progress.update(bar, completed=count, em=right / count, failed=failed)
+
+        return report
 
 
 def scores_table(report: Mapping[str, Any], metric: str = "em") -> Group:
@@ -38,12 +78,9 @@ def details_table(report: Mapping[str, Any]) -> Group:
     methods: Methods = report["methods"]
     sets = next(iter(methods.values()))
     metrics = [metric for metric in next(iter(sets.values()))["scores"] if metric != "em"]
-    heads = (
-        *("method", "set", "rows", "answered", "no answer", "failed", "EM [95 %]"),
-        *(_name(metric, 1) for metric in metrics),
-        *("searches", "turns", "malformed", "tokens", "p50 s", "p99 s"),
-    )
-    table = Table(*heads)
+    before = ["method", "set", "rows", "answered", "no answer", "failed", "EM [95 %]"]
+    behind = ["searches", "turns", "malformed", "tokens", "p50 s", "p99 s"]
+    table = Table(*before, *(_name(metric, 1) for metric in metrics), *behind)
     for column in table.columns[2:]:
         column.justify = "right"
     for method, figures in methods.items():
@@ -57,24 +94,19 @@ def details_table(report: Mapping[str, Any]) -> Group:
 
 def _details(figures: Figures, metrics: Sequence[str]) -> list[str]:
     em = figures["scores"]["em"]
-    scores = [
-        f"{_three(em['mean'])} [{_three(em['low'])}, {_three(em['high'])}]",
-        *(_three(_mean(figures, metric)) for metric in metrics),
-    ]
+    scores = [f"{_three(em['mean'])} [{_three(em['low'])}, {_three(em['high'])}]"]
+    scores += [_three(_mean(figures, metric)) for metric in metrics]
     if "rows" not in figures:  # an average of scores
         return ["", "", "", "", *scores]
-    timing = figures["timing"]
-    return [
-        *(f"{figures[name]:,}" for name in ("rows", "answered", "no_answer", "failed")),
-        *scores,
-        *(f"{figures[name]:.2f}" for name in ("searches", "turns", "malformed")),
-        f"{figures['action_tokens']:.0f}",
-        *(f"{timing[name]:.2f}" for name in ("rollout_p50_s", "rollout_p99_s")),
-    ]
+    counts = [f"{figures[name]:,}" for name in ("rows", "answered", "no_answer", "failed")]
+    work = [f"{figures[name]:.2f}" for name in ("searches", "turns", "malformed")]
+    work.append(f"{figures['action_tokens']:.0f}")
+    seconds = [f"{figures['timing'][name]:.2f}" for name in ("rollout_p50_s", "rollout_p99_s")]
+    return counts + scores + work + seconds
 
 
 def _endings(methods: Methods) -> list[str]:
-    """How each method's rollouts ended, and why they failed, in words."""
+    """The endings and failures of each method's rollouts, in words."""
     lines = ["tokens: sampled in a rollout; p50, p99: of its seconds, with others in flight"]
     for method, sets in methods.items():
         figures = list(sets.values())[-1]  # the last is of all sets

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import psutil
 
+from configs.process import PID_FILE as PID_FILE
+
 TOKEN = "FORAGE_RUN"
 SWEEPS = 100  # in at least ten seconds: on a busy machine even the killed need time to end
-PID_FILE = "launcher.pid"
 
 
 def start(token: str, directory: Path) -> subprocess.Popen[bytes]:

@@ -1,19 +1,17 @@
-"""`python scripts/prepare_data.py OUT`: questions of several data sets → one schema.
+"""The preparation of questions: several data sets in one schema.
 
 Writes `OUT/train.parquet` and `OUT/eval.parquet` with the columns id (`<set>/<split>/<its own>`,
 unique), question, answers (a list), hops (0: unknown), data_source and split; `OUT/report.json`
 (rows, refusals, and questions that are asked in both, which `--drop-overlap` takes out of the
-training set); `OUT/refused.jsonl` (rows that cannot be used: file, row and why). By default
-Search-R1's recipe: trained on NQ and HotpotQA, evaluated on all seven sets, each one's test split,
-else dev, else train. A name may also be a file, FILE or NAME=FILE: JSONL or parquet of any layout
-that runs read.
+training set); `OUT/refused.jsonl` (unusable rows: file, row and why). The default is Search-R1's
+recipe: trained on NQ and HotpotQA, evaluated on all seven sets, each one's test split, else dev,
+else train. A name may also be FILE or NAME=FILE: JSONL or parquet of any layout that runs read.
 """
 
-import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,10 @@ from rich.progress import track
 from rich.table import Table
 
 from actors.reward import normalize_answer
+from configs.load import ConfigError
 from replay.question_files import QuestionsError, question_of, question_rows
 from scripts.data_sets import EVAL, HOPS, TRAIN, Source, find, hops_of
+from scripts.options import argument, option
 
 SCHEMA = pyarrow.schema(
     [
@@ -38,54 +38,53 @@ SCHEMA = pyarrow.schema(
     ]
 )
 Row = dict[str, Any]
+_NAMES = "sets, FILE or NAME=FILE, with commas between"
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Prepare, and say what was found; 2 when something that was given is at fault."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("out", type=Path)
-    names = "sets, FILE or NAME=FILE, with commas between"
-    add("--train", default="nq,hotpotqa", help=names)
-    add("--eval", default=",".join(HOPS), help=names)
-    add(
-        "--from", dest="folder", default="", help="FlashRAG's layout; default: fetched from the Hub"
-    )
-    add("--drop-overlap", action="store_true", help="train on nothing that is evaluated")
-    arguments = parser.parse_args(given)
+@dataclass(frozen=True)
+class PrepareOptions:
+    """Options of `forage data prepare`."""
+
+    out: Path = argument("the folder to write")
+    train: str = option(_NAMES, default="nq,hotpotqa")
+    eval: str = option(_NAMES, default=",".join(HOPS))
+    folder: str = option("files in FlashRAG's layout; default: fetched from the Hub", default="")
+    drop_overlap: bool = option("train on nothing that is evaluated", default=False)
+
+
+def prepare(options: PrepareOptions) -> None:
+    """Read, check, write, and print what was found. Raises ConfigError, OSError."""
     try:
-        report = prepare(arguments)
-    except (QuestionsError, OSError) as error:
-        print(f"prepare_data: {error}", file=sys.stderr)
-        return 2
+        report = prepared(options)
+    except QuestionsError as error:
+        raise ConfigError(str(error)) from error
     Console().print(_table(report))
-    return 0
 
 
-def prepare(given: argparse.Namespace) -> dict[str, Any]:
-    """Read, check, write; the report. Raises QuestionsError, OSError."""
+def prepared(options: PrepareOptions) -> dict[str, Any]:
+    """Read, check, write; return the report. Raises QuestionsError, OSError."""
     sources = {
-        "train": find(_names(given.train), TRAIN, given.folder),
-        "eval": find(_names(given.eval), EVAL, given.folder),
+        "train": find(_names(options.train), TRAIN, options.folder),
+        "eval": find(_names(options.eval), EVAL, options.folder),
     }
     refused: list[Row] = []
     rows = {kind: _read(each, refused) for kind, each in sources.items()}
     both = _asked(rows["train"]) & _asked(rows["eval"])
     overlap = {kind: _shares(each, both) for kind, each in rows.items()}
-    if given.drop_overlap:
+    if options.drop_overlap:
         rows["train"] = [row for row in rows["train"] if _key(row) not in both]
-    given.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     for kind, each in rows.items():
         table = pyarrow.Table.from_pylist(each, SCHEMA)
-        pyarrow.parquet.write_table(table, given.out / f"{kind}.parquet")
+        pyarrow.parquet.write_table(table, options.out / f"{kind}.parquet")
     report = {
         "rows": {kind: dict(_by_set(each)) for kind, each in rows.items()},
         "refused": dict(Counter(row["file"] for row in refused)),
         "asked_in_both": overlap,
-        "dropped": given.drop_overlap,
+        "dropped": options.drop_overlap,
     }
-    (given.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    (given.out / "refused.jsonl").write_text("".join(json.dumps(row) + "\n" for row in refused))
+    (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    (options.out / "refused.jsonl").write_text("".join(json.dumps(row) + "\n" for row in refused))
     return report
 
 
@@ -158,7 +157,3 @@ def _table(report: dict[str, Any]) -> Table:
     if refused:
         table.caption = f"{refused:,} rows could not be used: see refused.jsonl"
     return table
-
-
-if __name__ == "__main__":
-    sys.exit(main())

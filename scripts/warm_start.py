@@ -1,20 +1,17 @@
-"""Supervised fine-tuning on demonstrations: `scripts/warm_start.py CONFIG --demonstrations FILE`.
+"""Supervised fine-tuning on demonstrations, or (`--from-run`) on what a run's actors did.
 
-Or `--from-run RUN`, rejection sampling: what a run's actors were rewarded for, token for token. The
-learner's own engine, packing, settings (lr, lr_schedule, warmup_steps, betas, eval_every,
-checkpoint_every, …) and checkpoints; the loss is −log p of what the policy writes. Leaves
-`OUT/model`, which `model.path` takes: the checkpoint with the lowest held-out loss, or the last.
-SIGINT and SIGTERM have it finish the step, save it and leave. What was interrupted, or killed, goes
-on from its newest checkpoint, bit for bit, when the same command is given again. Exit codes: 0
-done, 1 the learner gave up, 2 bad input, 3 one of its deadlines passed or a rank was lost where
-nothing else would notice, 130 interrupted.
+Rejection sampling with `--from-run`: what was rewarded, token for token. It uses the learner's
+engine, packing, settings (lr, lr_schedule, warmup_steps, betas, eval_every, checkpoint_every, …)
+and checkpoints; the loss is −log p of what the policy writes. `OUT/model`, for `model.path`, is the
+checkpoint with the lowest held-out loss, or the last. SIGINT and SIGTERM finish the step, save it
+and leave. The same command goes on from the newest checkpoint, bit for bit. Exit code 3: a deadline
+of the learner passed, or a rank was lost where nothing else would notice.
 """
 
-import argparse
 import contextlib
-import sys
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,46 +24,107 @@ from configs.load import ConfigError, load
 from configs.process import begin, on_stop
 from configs.schema import Config
 from learner import checkpoint
-from learner.errors import BadCheckpoint, BadModel, LearnerError
+from learner.errors import BadCheckpoint, BadModel
 from learner.watchdog import phase
 from replay.protocol import LogError
 from scripts import preflight
-from scripts.course import Course, Place
-from scripts.demonstrations import BadDemonstrations, Demonstration, read_files, read_run
+from scripts.course import Curriculum, OutputFolder
+from scripts.demonstrations import Demonstration, read_files, read_run
+from scripts.options import argument, option, overrides
 from scripts.resolve import with_absolute_paths
-from scripts.warm_start_options import parse, require_files
 from scripts.warm_start_ranks import joining, other_ranks
 
 if TYPE_CHECKING:  # heavy imports wait until the number of threads is set
     from learner.metrics import Metrics
     from learner.trainer import Trainer
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+INTERRUPTED = 130
+MOST_EPOCHS = 1_000_000
+
+
+@dataclass(frozen=True)
+class WarmStartOptions:
+    """Options of `forage warm-start`. Raises ConfigError for a value out of its range."""
+
+    config: str = argument("a YAML file, for example configs/base.yaml")
+    overrides: tuple[str, ...] = overrides()
+    demonstrations: tuple[Path, ...] = option("JSONL files", default=(), metavar="FILE")
+    from_run: Path | None = option("what this run's actors were rewarded for", metavar="RUN")
+    reward: float = option("with --from-run: the least (default 1)", default=1.0)
+    out: Path | None = option("default: runs/warm-start-<config>-<time>", metavar="FOLDER")
+    epochs: float = option("passes over the demonstrations", default=1.0)
+    steps: int = option("optimiser steps, instead of --epochs", default=0)
+    rows: int = option("demonstrations of a step (default 32)", default=32)
+    held_out: float = option("share of the questions (default 0.05)", default=0.05)
+    skip_bad: bool = option("go on without rows that cannot be used", default=False)
+
+    def __post_init__(self) -> None:
+        if bool(self.demonstrations) == bool(self.from_run):
+            raise ConfigError("give one of --demonstrations FILE and --from-run RUN")
+        if not math.isfinite(self.reward):
+            raise ConfigError(f"--reward {self.reward!r}: give a finite number")
+        if not 0 < self.epochs <= MOST_EPOCHS:
+            raise ConfigError(
+                f"--epochs {self.epochs!r}: give a number above 0, and {MOST_EPOCHS} at most"
+            )
+        if self.steps < 0:
+            raise ConfigError(f"--steps {self.steps}: give 0 (by --epochs) or more")
+        if self.rows < 1:
+            raise ConfigError(f"--rows {self.rows}: give at least 1")
+        if not 0 <= self.held_out < 1:
+            raise ConfigError(f"--held-out {self.held_out!r}: give a share, from 0 to below 1")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be learnt, and by which settings."""
+    """The curriculum of a warm start, its settings and tokenizer."""
 
     config: Config
-    course: Course
+    curriculum: Curriculum
     tokenizer: Any
 
 
-def settings(given: argparse.Namespace) -> Config:
-    """The configuration asked for, its run directory where all is left. Raises ConfigError."""
-    config = with_absolute_paths(load(given.config, given.overrides))
-    name = f"warm-start-{Path(given.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    out = given.out or Path(config.run_dir or Path("runs") / name)
+def warm_start(options: WarmStartOptions) -> int:
+    """Check, learn, deliver; INTERRUPTED where a signal ended it. Raises ConfigError and
+    LearnerError.
+    """
+    console = Console()
+    try:
+        config = settings(options)
+        begin("warm_start", config.learner.threads)
+        on_stop(_leave)
+        return run(prepare(options, config, console), console, _listen)
+    except (LogError, BadCheckpoint, BadModel) as error:
+        raise ConfigError(str(error)) from error
+    except KeyboardInterrupt:
+        console.print("interrupted before it took a step")
+        return INTERRUPTED
+
+
+def settings(options: WarmStartOptions) -> Config:
+    """The configuration, with OUT as its run directory. Raises ConfigError."""
+    config = with_absolute_paths(load(options.config, options.overrides))
+    name = f"warm-start-{Path(options.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out = options.out or Path(config.run_dir or Path("runs") / name)
     config = msgspec.structs.replace(config, run_dir=str(out.resolve()))
     preflight.check_model(config)
-    require_files(given.demonstrations or ())
+    require_files(options.demonstrations)
     return config
 
 
-def prepare(given: argparse.Namespace, config: Config, console: Console) -> Plan:
-    """Read and check everything but the folder, which others may still change. Raises ConfigError,
-    BadDemonstrations, LogError.
+def require_files(paths: Iterable[Path]) -> None:
+    """Raise ConfigError for a missing or empty file, before anything takes time."""
+    for path in paths:
+        shown = f"--demonstrations {str(path)!r}"
+        if not path.exists():
+            raise ConfigError(f"{shown}: no such file: name a JSONL file of demonstrations")
+        if path.is_file() and not path.stat().st_size:
+            raise ConfigError(f"{shown}: it is empty: write one demonstration a line")
+
+
+def prepare(options: WarmStartOptions, config: Config, console: Console) -> Plan:
+    """Read and check everything but the folder, which others may still change. Raises ConfigError
+    and LogError.
     """
     from actors.prompt import load_tokenizer
 
@@ -75,64 +133,70 @@ def prepare(given: argparse.Namespace, config: Config, console: Console) -> Plan
     except (OSError, ValueError, KeyError) as error:  # what transformers raises for broken files
         where = f"model.path = {config.model.path!r}"
         raise ConfigError(f"{where}: its tokenizer cannot be loaded: {error}") from error
-    rows = demonstrations(given, config, tokenizer, console)
-    course = Course.of(rows, given.held_out, given.rows, config.seed)
-    steps = given.steps or course.steps(given.epochs)
+    rows = demonstrations(options, config, tokenizer, console)
+    curriculum = Curriculum.of(rows, options.held_out, options.rows, config.seed)
+    steps = options.steps or curriculum.steps(options.epochs)
     learner = msgspec.structs.replace(config.learner, total_steps=steps)
     config = msgspec.structs.replace(config, learner=learner)
-    tokens = sum(map(len, (*course.learnt, *course.held_out)))
+    tokens = sum(map(len, (*curriculum.learnt, *curriculum.held_out)))
+    learnt, held_out = len(curriculum.learnt), len(curriculum.held_out)
     console.print(
-        f"{len(course.learnt)} demonstrations to learn from, {len(course.held_out)} held out, "
-        f"{tokens} tokens; {steps} steps of {course.rows} rows",
+        f"{learnt} demonstrations to learn from, {held_out} held out, {tokens} tokens; {steps} "
+        f"steps of {curriculum.rows} rows",
         highlight=False,
     )
-    return Plan(config, course, tokenizer)
+    return Plan(config, curriculum, tokenizer)
 
 
 def demonstrations(
-    given: argparse.Namespace, config: Config, tokenizer: Any, console: Console
+    options: WarmStartOptions, config: Config, tokenizer: Any, console: Console
 ) -> list[Demonstration]:
-    """What was asked for, with a word on whatever is left out."""
+    """The demonstrations; what is left out is printed."""
     from actors.prompt import Prompter, tokenizer_digest
 
-    if given.from_run:
+    if options.from_run:
         digest = tokenizer_digest(tokenizer)
-        rows, left_out = read_run(given.from_run, given.reward, digest, config)
+        rows, left_out = read_run(options.from_run, options.reward, digest, config)
         for cause, count in left_out.items():
             console.print(f"left out: {count} trajectories {cause}", highlight=False)
         return rows
     prompter = Prompter(tokenizer, config.questions, config.actors)
-    rows, bad = read_files(given.demonstrations, prompter, config, given.skip_bad)
+    rows, bad = read_files(options.demonstrations, prompter, config, options.skip_bad)
     for problem in bad:
         console.print(f"left out: {problem}", highlight=False, soft_wrap=True, markup=False)
     return rows
 
 
 class Learning:
-    """A warm start under way: its steps, held-out losses and checkpoints, and what is said."""
+    """A warm start in progress: steps, held-out losses, checkpoints, and a line on each."""
 
     def __init__(
-        self, plan: Plan, place: Place, trainer: "Trainer", metrics: "Metrics", console: Console
+        self,
+        plan: Plan,
+        out: OutputFolder,
+        trainer: "Trainer",
+        metrics: "Metrics",
+        console: Console,
     ) -> None:
         from learner.imitation import share_out  # it imports torch
 
-        self._plan, self._place, self._console = plan, place, console
+        self._plan, self._out, self._console = plan, out, console
         self._trainer, self._metrics = trainer, metrics
-        self._share_out, self.saved = share_out, place.done
+        self._share_out, self.saved = share_out, out.done
 
     def begin(self) -> None:
-        """Measure the held-out loss of a course that begins: nothing is lost without it."""
-        if self._place.done:
+        """Measure the held-out loss before the first step."""
+        if self._out.done:
             return
-        if rows := len(self._plan.course.held_out):
+        if rows := len(self._plan.curriculum.held_out):
             self._console.print(f"measuring the loss of {rows} held out", highlight=False)
         if (loss := self._held_out_loss(0)) is not None:
             self._console.print(f"held-out loss before the first step: {loss:.4f}")
 
     def steps(self) -> Iterator[int]:
-        """Take each step that is left; yields its number once everything due after it is done."""
+        """Take each step that is left; yield its number once everything due after it is done."""
         learner = self._plan.config.learner
-        for step in range(self._place.done + 1, learner.total_steps + 1):
+        for step in range(self._out.done + 1, learner.total_steps + 1):
             last = step == learner.total_steps
             gauges = self._step(step)
             if last or step % learner.eval_every == 0:
@@ -142,7 +206,7 @@ class Learning:
             yield step
 
     def save(self, step: int) -> None:
-        """A durable checkpoint, unless there is one."""
+        """Save a durable checkpoint, unless there is one."""
         if step == self.saved:
             return
         config = self._plan.config
@@ -150,27 +214,27 @@ class Learning:
             self._metrics.flush()
             checkpoint.save(config, step, self._trainer, self._plan.tokenizer)
         self.saved = step
-        keep, best = config.learner.keep_checkpoints, self._place.best
+        keep, best = config.learner.keep_checkpoints, self._out.best
         checkpoint.retain(config.run_dir, keep, best)
 
     def _step(self, step: int) -> dict[str, float]:
         learner, begun = self._plan.config.learner, time.perf_counter()
         with phase(f"step {step}", learner.step_deadline_s):
-            shares = self._share_out(self._plan.course.batch(step), step, learner)
+            shares = self._share_out(self._plan.curriculum.batch(step), step, learner)
             gauges = self._trainer.imitate(shares)
         seconds = time.perf_counter() - begun
         self._metrics.write(step, gauges | {"learner/update_s": seconds})
         return gauges
 
     def _held_out_loss(self, step: int) -> float | None:
-        rows = [each.segments for each in self._plan.course.held_out]
+        rows = [each.segments for each in self._plan.curriculum.held_out]
         if not rows:
             return None
         learner = self._plan.config.learner
         with phase(f"held-out loss after step {step}", learner.eval_deadline_s):
             loss = self._trainer.measure(self._share_out(rows, step, learner))
         self._metrics.write(step, {"learner/held_out_loss": loss})
-        self._place.measured(step, loss)
+        self._out.measured(step, loss)
         return loss
 
     def _say(self, gauges: dict[str, float], step: int, held_out: float | None) -> None:
@@ -181,31 +245,31 @@ class Learning:
 
 
 def run(plan: Plan, console: Console, listen: Callable[[], Sequence[str]]) -> int:
-    """Learn until the end, or until a cause is in what `listen` gives, which is called when only
-    steps are left to do; the exit code. Raises LearnerError, and what `Place.held` raises.
+    """Learn until the end, or until `listen()`, called when only steps are left, holds a cause; the
+    exit code. Raises LearnerError, and what `OutputFolder.held` raises.
     """
     total = plan.config.learner.total_steps
-    with Place.held(plan.config, plan.course) as place:
+    with OutputFolder.held(plan.config, plan.curriculum) as out:
         with contextlib.ExitStack() as stack:
-            learning = Learning(plan, place, *start(plan, place, stack, console), console)
+            learning = Learning(plan, out, *start(plan, out, stack, console), console)
             learning.begin()
-            stops, left = listen(), max(total - place.done, 0)
+            stops, left = listen(), max(total - out.done, 0)
             for step in track(learning.steps(), "learning", left, console=Console(stderr=True)):
                 if stops:
                     learning.save(step)
                     break
         if learning.saved < total:
-            again = f"the same command, with --out {place.folder}, goes on from there"
+            again = f"the same command, with --out {out.path}, goes on from there"
             console.print(f"{stops[0]}: saved after step {learning.saved}; {again}", soft_wrap=True)
             return INTERRUPTED
-        folder, which = place.deliver(learning.saved)
+        model, which = out.deliver(learning.saved)
     console.print(f"the model of {which}", soft_wrap=True, highlight=False)
-    console.print(f"model.path={folder}", soft_wrap=True)
+    console.print(f"model.path={model}", soft_wrap=True)
     return 0
 
 
 def start(
-    plan: Plan, place: Place, stack: contextlib.ExitStack, console: Console
+    plan: Plan, out: OutputFolder, stack: contextlib.ExitStack, console: Console
 ) -> tuple["Trainer", "Metrics"]:
     """Start the other ranks, and load the model on all of them."""
     import torch
@@ -214,39 +278,20 @@ def start(
     from learner.metrics import Metrics
     from learner.ranks import lead
 
-    config, folder = plan.config, place.folder
+    config, folder = plan.config, out.path
     torch.set_num_threads(config.learner.threads)
     torch.manual_seed(config.seed)
     transformers_logging.disable_progress_bar()
     ranks = stack.enter_context(other_ranks(config, console))
-    begins = place.done + 1 if place.done else 0  # a loss is measured before step 1
+    begins = out.done + 1 if out.done else 0  # a loss is measured before step 1
     again = (folder / "tensorboard").exists()
     metrics = stack.enter_context(Metrics(folder, begins if again else None))
     with joining(ranks):
         trainer = lead(config)
     stack.callback(trainer.close)
-    if place.found:
-        trainer.restore(place.found.folder)
+    if out.found:
+        trainer.restore(out.found.folder)
     return trainer, metrics
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Check, learn, deliver."""
-    given, console = parse(argv), Console()
-    try:
-        config = settings(given)
-        begin("warm_start", config.learner.threads)
-        on_stop(_leave)
-        return run(prepare(given, config, console), console, _listen)
-    except (ConfigError, BadDemonstrations, LogError, BadCheckpoint, BadModel) as error:
-        print(f"warm_start: {error}", file=sys.stderr)
-        return BAD_INPUT
-    except LearnerError as error:
-        print(f"warm_start: {type(error).__name__}: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("warm_start: interrupted before it took a step", file=sys.stderr)
-        return INTERRUPTED
 
 
 def _leave(cause: str) -> NoReturn:
@@ -259,7 +304,3 @@ def _listen() -> list[str]:
     stops = list[str]()
     on_stop(stops.append)
     return stops
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,4 @@
-"""The learner's other ranks of a warm start: started here, heard of when they end too early, and
-never left behind.
-
-Consumes the configuration that lies in the run's directory; produces processes. Waits for them only
-where they leave in order, with a deadline.
-"""
+"""The processes of a warm start's ranks above 0: started, watched, and never left behind."""
 
 import contextlib
 import os
@@ -29,8 +24,8 @@ Ranks = dict[int, "subprocess.Popen[bytes]"]
 
 @contextlib.contextmanager
 def other_ranks(config: Config, console: Console) -> Iterator[Ranks]:
-    """The ranks above 0, starting; gone on leaving. Where `learner.rendezvous` names a place, it is
-    only said how they are started.
+    """Start the ranks above 0, and end them on leaving. With `learner.rendezvous`, only print how
+    they are started.
     """
     started: Ranks = {}
     patience_s = LEAVE_S
@@ -55,8 +50,8 @@ def other_ranks(config: Config, console: Console) -> Iterator[Ranks]:
 
 @contextlib.contextmanager
 def joining(ranks: Ranks) -> Iterator[None]:
-    """Raise RankLost here, on the main thread, as soon as one of them ends: nobody who waits for
-    one to join would notice. Once they have joined, their links tell.
+    """Raise RankLost on the main thread as soon as a rank ends: waiting for it to join would not
+    notice. Once they have joined, their links tell.
     """
 
     def look(_number: int, _frame: FrameType | None) -> None:

@@ -75,7 +75,7 @@ def _answers(url: str) -> bool:
 def ask(target: str, *words: str) -> list[dict[str, Any]]:
     """What the command prints with --json, but the seconds it took."""
     done = subprocess.run(
-        [sys.executable, "scripts/ask.py", target, "--json", *words],
+        [sys.executable, "-m", "scripts.cli", "ask", target, "--json", *words],
         cwd=ROOT,
         capture_output=True,
         text=True,

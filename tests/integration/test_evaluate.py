@@ -48,8 +48,10 @@ def run(demo_files: DemoFiles, tmp_path: Path) -> Path:
     """A run of the demo with one checkpoint."""
     folder = tmp_path / "run"
     overrides = [
-        *(f"run_dir={folder}", f"model.path={demo_files.model}"),
-        *(f"questions.train={demo_files.train}", f"questions.eval={demo_files.eval}"),
+        f"run_dir={folder}",
+        f"model.path={demo_files.model}",
+        f"questions.train={demo_files.train}",
+        f"questions.eval={demo_files.eval}",
         f"retrieval.corpus={demo_files.corpus}",
     ]
     config = load(ROOT / "configs" / "demo.yaml", overrides)
@@ -65,12 +67,10 @@ def start(run: Path, demo_files: DemoFiles) -> Iterator[Start]:
     processes: list[Process] = []
 
     def begin(out: Path, *options: str) -> Process:
+        command = [sys.executable, "-m", "scripts.cli", "evaluate", str(run)]
+        command += ["--sets", f"demo={demo_files.eval}", "--limit", str(QUESTIONS)]
         process = subprocess.Popen(
-            [
-                *(sys.executable, "scripts/evaluate.py", str(run)),
-                *("--sets", f"demo={demo_files.eval}", "--limit", str(QUESTIONS)),
-                *("--out", str(out), *options),
-            ],
+            [*command, "--out", str(out), *options],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -144,7 +144,7 @@ def test_in_pieces_it_gives_the_numbers_that_it_gives_as_a_whole(
     interrupted = start(pieces, *given)
     said = struck(interrupted, pieces, 2, signal.SIGINT)
     assert interrupted.returncode == 130 and "interrupted by SIGINT" in said
-    assert "to go on: python scripts/evaluate.py" in said
+    assert "to go on: forage evaluate" in said
     struck(start(pieces, *given), pieces, 10, signal.SIGKILL)
     ended(start(pieces, *given))
     assert answers(pieces) == answers(whole) and len(answers(whole)) == 3 * QUESTIONS

@@ -62,7 +62,7 @@ def test_a_bad_row_is_named(tmp_path: Path, line: str, message: str) -> None:
     assert [question.id for question in found.questions] == ["train-1", "train-3"]
     assert found.unusable == len(found.faults) == 1 and re.search(message, found.faults[0])
     assert found.told() == f"1 of 3 rows cannot be used: {found.faults[0]}"
-    with pytest.raises(QuestionsError, match=f"{message}.*: scripts/prepare_data.py lists"):
+    with pytest.raises(QuestionsError, match=f"{message}.*: forage data prepare lists"):
         load_questions(path)
 
 

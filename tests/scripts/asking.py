@@ -1,4 +1,4 @@
-"""What tests of `scripts/ask.py` ask with: a tokenizer of bytes, policies that say what they are
+"""What tests of `forage ask` ask with: a tokenizer of bytes, policies that say what they are
 told to, and an OpenAI-compatible server that answers as its script says.
 """
 
@@ -16,7 +16,7 @@ from actors.prompt import Prompter
 from configs.environment import EnvironmentConfig
 from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig, RetrievalConfig
 from retrieval_server.protocol import Passage
-from scripts.ask_stream import Asker, View, Words
+from scripts.ask_stream import Asker, StreamDecoder, View
 
 SEARCH, ANSWER = "<think> who? </think> <search> mayor of bore </search>", "<answer> kelu </answer>"
 PASSAGES = [
@@ -89,7 +89,7 @@ def make_asker(view: View, *texts: str, environment: str = "search_r1", **change
         retrieval=RetrievalConfig(top_k=2),
         actors=ActorsConfig(max_turns=2, correction="try again ."),
     )
-    words = Words(Bytes(), view.said)
+    words = StreamDecoder(Bytes(), view.said)
     parts = {"policy": Saying(texts, words.put), "retriever": Finding()} | changes
     prompter = Prompter(Bytes(), config.questions, config.actors)
     return Asker(config, prompter=prompter, words=words, view=view, **parts)

@@ -8,8 +8,7 @@ import numpy as np
 
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling, Search, StopReason, Trajectory, Turn
-from scripts.eval_rows import Asked, Row, row_of
-from scripts.eval_sets import QuestionSet
+from scripts.eval_rows import Asked, QuestionSet, Row, row_of
 
 NQ = tuple(Question(f"nq-{n}", f"question {n} ?", (f"answer {n}", "x"), 1) for n in range(4))
 HOTPOT = tuple(Question(f"h-{n}", f"and {n} ?", (f"answer {n}",), 2) for n in range(2))

@@ -13,7 +13,7 @@ from actors.actions import STOP_TAGS
 from actors.errors import GenerationFailed
 from replay.trajectory import Trajectory
 from retrieval_server.protocol import Passage
-from scripts.ask_stream import View, Words
+from scripts.ask_stream import StreamDecoder, View
 from scripts.ask_view import ACTION, ANSWER, THOUGHT, Lines, Tags, Terminal, clean
 from tests.scripts.asking import ANSWER as SAID
 from tests.scripts.asking import PASSAGES, SEARCH, Bytes, Finding, Saying, make_asker
@@ -118,7 +118,7 @@ async def test_a_failure_passes_through_after_what_was_told() -> None:
 
 def test_a_character_is_told_when_it_is_whole() -> None:
     pieces: list[str] = []
-    words = Words(Bytes(), pieces.append)
+    words = StreamDecoder(Bytes(), pieces.append)
     for token in Bytes().encode("né…a"):
         words.put(token)
     assert pieces == ["n", "é", "…", "a"]
@@ -135,7 +135,7 @@ def test_words_keep_the_spaces_between_them() -> None:
             return " ".join(f"w{each}" for each in ids)
 
     pieces: list[str] = []
-    words = Words(Spaced(), pieces.append)
+    words = StreamDecoder(Spaced(), pieces.append)
     for token in (5, 6, 7):
         words.put(token)
     assert pieces == ["w5", " w6", " w7"]

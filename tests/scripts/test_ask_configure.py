@@ -12,8 +12,9 @@ import pytest
 from configs.load import ConfigError, save
 from configs.schema import Config, ModelConfig, RetrievalConfig
 from learner import checkpoint
-from scripts import ask
+from scripts import ask, cli
 from tests.scripts.conftest import Exporter
+from tests.scripts.parsing import parsed
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def make_run(tmp_path: Path, model: Path) -> Callable[..., Path]:
 
 
 def configured(*words: str) -> Config:
-    return ask.configure(ask.parse(words))
+    return ask.configure(parsed("ask", *words))
 
 
 def test_a_run_is_asked_at_its_best_checkpoint_else_its_newest(
@@ -127,9 +128,8 @@ def test_an_environment_that_searches_nothing_needs_nothing_to_search(
 
 
 def test_questions_and_overrides_are_told_apart() -> None:
-    given = ask.parse(
-        ["runs/x", "who?", "--json", "retrieval.top_k=2", "1 + 1 = 2?", "E=mc2 was when?", "seed=1"]
-    )
+    words = ["who?", "--json", "retrieval.top_k=2", "1 + 1 = 2?", "E=mc2 was when?", "seed=1"]
+    given = parsed("ask", "runs/x", *words)
     assert given.questions == ["who?", "1 + 1 = 2?", "E=mc2 was when?"]
     assert given.overrides == ["retrieval.top_k=2", "seed=1"]
 
@@ -141,8 +141,8 @@ def test_without_searches_nothing_to_search_is_needed(model: Path, base: str) ->
 
 def test_without_questions_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("who?\n\n  what? \n"))
-    assert list(ask.questions(ask.parse(["runs/x"]))) == ["who?", "what?"]
-    assert list(ask.questions(ask.parse(["runs/x", "why?"]))) == ["why?"]
+    assert list(ask.questions(parsed("ask", "runs/x"))) == ["who?", "what?"]
+    assert list(ask.questions(parsed("ask", "runs/x", "why?"))) == ["why?"]
 
 
 @pytest.mark.parametrize(
@@ -180,9 +180,9 @@ def test_bad_input_is_refused_before_any_work(
 ) -> None:
     (tmp_path / "empty").mkdir()
     known = {"empty": tmp_path / "empty", "model": model, "base": base, "corpus": corpus}
-    assert ask.main([word.format(**known) for word in words]) == ask.BAD_INPUT
+    assert cli.main(["ask", *(word.format(**known) for word in words)]) == cli.BAD_INPUT
     out, err = capsys.readouterr()
-    assert err.startswith("ask: ") and said in err and not out
+    assert err.startswith("forage: ") and said in err and not out
 
 
 def test_a_run_without_a_checkpoint_is_refused(make_run: Callable[..., Path]) -> None:
@@ -200,9 +200,7 @@ def test_a_run_without_a_checkpoint_is_refused(make_run: Callable[..., Path]) ->
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(words: list[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        ask.main(words)
-    assert ended.value.code == ask.BAD_INPUT
+    assert cli.main(["ask", *words]) == cli.BAD_INPUT
 
 
 def test_the_key_is_a_file_s_else_the_environment_s(

@@ -1,4 +1,4 @@
-"""A policy behind a real HTTP server: ids and text, stops, refusals, replies that are cut off."""
+"""A policy behind a real HTTP server: token ids, refusals, replies that are cut off."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,8 +9,7 @@ import pytest
 
 from actors.policy import Completion
 from configs.load import ConfigError
-from scripts.ask_endpoint import EndpointPolicy
-from scripts.ask_wire import EndpointFailed, base_url
+from scripts.ask_endpoint import EndpointFailed, EndpointPolicy, base_url
 from tests.scripts.asking import Bytes, Reply, chunk, endpoint, event, refuse, stream
 
 TOKENIZER = Bytes()
@@ -37,13 +36,14 @@ class Heard:
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        self.text = ""
         self.something = asyncio.Event()
 
-    def __call__(self, ids: Sequence[int], text: str) -> None:
+    def __call__(self, ids: Sequence[int]) -> None:
         self.ids += ids
-        self.text += text
         self.something.set()
+
+
+BEGUN = event("bo", token_ids=ids("bo"))
 
 
 async def complete(url: str, heard: Heard | None = None, **settings: Any) -> Completion:
@@ -68,12 +68,11 @@ async def test_ids_go_out_and_come_back_as_they_are() -> None:
 
 
 async def test_nothing_of_the_sampling_is_left_to_the_model_s_folder() -> None:
-    async with endpoint(refuse(400, "no extensions"), said(SEARCH)) as server:
+    async with endpoint(said(SEARCH)) as server:
         await complete(server.url)
-    vllm, plain = server.bodies
-    sampling = {name: vllm.get(name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
+    (body,) = server.bodies
+    sampling = {name: body.get(name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
     assert sampling == {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-    assert plain["top_p"] == 1.0 and not {"top_k", "min_p", "repetition_penalty"} & plain.keys()
 
 
 async def test_what_is_sampled_is_told_while_the_server_goes_on() -> None:
@@ -91,46 +90,10 @@ async def test_what_is_sampled_is_told_while_the_server_goes_on() -> None:
     assert done.finish_reason == "length"
 
 
-async def test_ids_that_older_servers_name_among_log_probs_are_read() -> None:
-    names = [f"token_id:{each}" for each in ids(SEARCH)]
-    reply = stream(event(SEARCH, "stop", logprobs={"tokens": names}), DONE)
-    async with endpoint(reply) as server:
-        done = await complete(server.url)
-    assert done.tokens.tolist() == ids(SEARCH)
-
-
-async def test_a_tag_that_a_server_of_text_cuts_off_is_put_back_and_told() -> None:
-    heard = Heard()
-    async with endpoint(stream(event("so <sea"), event("rch> bore "), event("", "stop"))) as server:
-        done = await complete(server.url, heard)
-    assert done.tokens.tolist() == ids("so <search> bore </search>")
-    assert heard.text == "so <search> bore </search>"
-
-
-@pytest.mark.parametrize(
-    ("text", "more", "completed"),
-    [
-        ("<search> bore ", {"stop_reason": "</search>"}, ids(SEARCH)),
-        (SEARCH, {"stop_reason": "</search>"}, ids(SEARCH)),
-        (SEARCH, {}, ids(SEARCH)),
-        ("<search> bore ", {"stop_reason": None}, [*ids("<search> bore "), 1]),  # it says: none
-        ("<answer> a </answer> <search>", {}, ids("<answer> a </answer> <search></search>")),
-        ("bore", {}, [*ids("bore"), 1]),
-        ("", {}, [1]),
-    ],
-)
-async def test_text_ends_as_it_was_sampled(
-    text: str, more: dict[str, Any], completed: list[int]
-) -> None:
-    async with endpoint(stream(event(text, "stop", **more))) as server:
-        assert (await complete(server.url)).tokens.tolist() == completed
-
-
 @pytest.mark.parametrize(
     ("sampled", "stop_reason", "completed"),
     [
         ([*ids("<search> bo"), 1], None, [*ids("<search> bo"), 1]),
-        (ids("<search> bore "), "</search>", ids(SEARCH)),
         (ids(SEARCH), "</search>", ids(SEARCH)),
     ],
 )
@@ -142,25 +105,20 @@ async def test_ids_end_as_they_were_sampled(
         assert (await complete(server.url)).tokens.tolist() == completed
 
 
-async def test_a_server_that_knows_text_alone_is_given_text_from_then_on() -> None:
-    no = refuse(400, "prompt must be a string")
-    async with (
-        endpoint(no, no, stream(event("bore", "length"))) as server,
-        EndpointPolicy(server.url, "m", TOKENIZER, Heard()) as policy,
-    ):
-        for _ in range(2):
-            done = await policy.complete(PROMPT, temperature=0.0, seed=0, max_tokens=4, stops=STOPS)
-            assert done.tokens.tolist() == ids("bore")
-    prompts = [(body["prompt"], "return_token_ids" in body) for body in server.bodies]
-    plain = ("who?", False)  # without the beginning, which the server puts there itself
-    assert prompts == [(PROMPT, True), (PROMPT, False), plain, plain]
+async def test_a_server_of_text_alone_is_refused_by_what_is_missing() -> None:
+    heard = Heard()
+    async with endpoint(stream(event("so <sea"), event("rch> bore ", "stop"))) as server:
+        with pytest.raises(EndpointFailed, match=r"text and no token_ids: name a server"):
+            await complete(server.url, heard)
+    assert not heard.ids and len(server.bodies) == 1
 
 
-async def test_a_request_that_is_refused_in_every_form_is_told_in_the_server_s_words() -> None:
+async def test_a_request_that_is_refused_is_told_in_the_server_s_words() -> None:
+    said = r"at most 8 tokens.*see model.max_model_len .* a server that takes and returns token ids"
     async with endpoint(refuse(400, "at most 8 tokens")) as server:
-        with pytest.raises(EndpointFailed, match=r"at most 8 tokens.*see model.max_model_len"):
+        with pytest.raises(EndpointFailed, match=said):
             await complete(server.url)
-    assert len(server.bodies) == 3
+    assert len(server.bodies) == 1
 
 
 @pytest.mark.parametrize(
@@ -172,9 +130,10 @@ async def test_a_request_that_is_refused_in_every_form_is_told_in_the_server_s_w
         ),
         (refuse(404, "no model x"), r"404 \(no model x\): name a model that it serves .* --model"),
         (refuse(503, "full"), r"503 \(full\): the server cannot answer now: ask again later"),
-        (stream(event("bo"), whole=False), r"cut off while it answered .*: ask again"),
-        (stream(event("bo")), "the reply was cut off before its end: ask again"),
-        (stream(event("bo", "abort")), "the reply was cut off by 'abort': ask again"),
+        (stream(BEGUN, whole=False), r"cut off while it answered .*: ask again"),
+        (stream(BEGUN), "the reply was cut off before its end: ask again"),
+        (stream(event("", "abort")), "the reply was cut off by 'abort': ask again"),
+        (stream(event("", "stop")), "the server completed nothing: name another --model"),
         (stream(b'data: {"error": {"message": "oh"}}\n\n'), "the server failed: oh: ask again"),
         (stream(b"data: <html>\n\n"), "no OpenAI-compatible stream .*: name another server"),
         (b"", "cut off while it answered"),
@@ -221,7 +180,7 @@ async def test_another_tokenizer_than_the_server_s_is_noticed() -> None:
 
 async def test_lines_end_at_line_feeds_alone() -> None:
     text = "a\u2028b\u0085c"
-    raw = event(text, "length").replace(b"\n", b"\r\n")
+    raw = event(text, "length", token_ids=ids(text)).replace(b"\n", b"\r\n")
     for each in "\u2028\u0085":  # as they are, not escaped
         raw = raw.replace(b"\\u%04x" % ord(each), each.encode())
     async with endpoint(stream(b": a comment\r\n\r\n", raw)) as server:

@@ -20,7 +20,7 @@ from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig, R
 from learner import checkpoint
 from replay.trajectory import Question
 from retrieval_server.protocol import Passage
-from scripts import ask
+from scripts import cli
 from tests.scripts.asking import Endpoint, endpoint, event, stream
 
 pytestmark = pytest.mark.slow
@@ -113,7 +113,15 @@ async def asking(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """The command, running."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "scripts/ask.py", *words), cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe
+        sys.executable,
+        "-m",
+        "scripts.cli",
+        "ask",
+        *words,
+        cwd=ROOT,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
     )
     try:
         yield process
@@ -161,7 +169,7 @@ async def test_a_question_that_is_too_long_fails_alone(run: Path) -> None:
     long, fine = map(json.loads, out.splitlines())
     assert long["question"].startswith("bore bore") and "raise model.max_model_len" in long["error"]
     assert fine["answer"] == "kelu"
-    assert process.returncode == ask.FAILED and "ask: question 'asked-1' takes 20" in err
+    assert process.returncode == cli.FAILED and "forage: question 'asked-1' takes 20" in err
 
 
 async def test_a_person_reads_searches_passages_and_the_answer(run: Path) -> None:
@@ -181,7 +189,7 @@ async def test_interrupted_it_ends_and_its_server_with_it(run: Path, signal_numb
         process.send_signal(signal_number)
         await process.wait()
         _, alive = await asyncio.to_thread(psutil.wait_procs, children, 30)
-    assert process.returncode == ask.INTERRUPTED
+    assert process.returncode == cli.INTERRUPTED
     assert children and not alive
 
 
@@ -221,7 +229,7 @@ async def test_interrupted_while_a_server_is_silent_it_ends(run: Path) -> None:
         process.send_signal(signal.SIGINT)
         await ended(process)
         left.set()
-    assert process.returncode == ask.INTERRUPTED
+    assert process.returncode == cli.INTERRUPTED
 
 
 async def test_a_server_that_refuses_is_one_line(run: Path) -> None:
@@ -229,9 +237,9 @@ async def test_a_server_that_refuses_is_one_line(run: Path) -> None:
         pass
     async with asking(*at(server, run)) as process:
         _, err = await ended(process)
-    assert process.returncode == ask.FAILED
+    assert process.returncode == cli.FAILED
     (line,) = err.splitlines()
-    assert line.startswith(f"ask: {server.url}/v1: no connection") and "start the server" in line
+    assert line.startswith(f"forage: {server.url}/v1: no connection") and "start the server" in line
 
 
 async def test_a_retrieval_server_that_is_not_there_is_one_line(run: Path) -> None:
@@ -239,9 +247,9 @@ async def test_a_retrieval_server_that_is_not_there_is_one_line(run: Path) -> No
         pass
     async with asking(str(run), QUESTION, "--retrieval", server.url) as process:
         _, err = await ended(process)
-    assert process.returncode == ask.FAILED
+    assert process.returncode == cli.FAILED
     (line,) = err.splitlines()
-    assert line.startswith(f"ask: a search at retrieval.url = '{server.url}' failed: ")
+    assert line.startswith(f"forage: a search at retrieval.url = '{server.url}' failed: ")
 
 
 async def test_a_model_that_cannot_be_loaded_is_bad_input(run: Path, tmp_path: Path) -> None:
@@ -251,5 +259,5 @@ async def test_a_model_that_cannot_be_loaded_is_bad_input(run: Path, tmp_path: P
     words = (str(tmp_path), QUESTION, "--config", str(run / "config.yaml"))
     async with asking(*words) as process:
         _, err = await ended(process)
-    assert process.returncode == ask.BAD_INPUT
-    assert err.startswith(f"ask: model.path = '{tmp_path}' cannot be loaded: ")
+    assert process.returncode == cli.BAD_INPUT
+    assert err.startswith(f"forage: model.path = '{tmp_path}' cannot be loaded: ")

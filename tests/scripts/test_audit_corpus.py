@@ -10,8 +10,8 @@ import pytest
 from configs.schema import Config
 from replay.searches import Searched
 from replay.trajectory import Kind, Question, Search
-from scripts import audit_corpus, build_index
-from scripts.audit_answers import Answers
+from scripts import cli
+from scripts.audit_reach import Answers
 from tests.replay.conftest import record_searches
 from tests.retrieval_server.encoders import make_encoder
 
@@ -63,7 +63,7 @@ def audited(words: list[str], tmp_path: Path) -> Run:
 
     def run(*more: str) -> dict[str, Any]:
         path = tmp_path / "figures.json"
-        assert audit_corpus.main([*words, *more, "--json", str(path)]) == 0
+        assert cli.main(["data", "audit", *words, *more, "--json", str(path)]) == 0
         figures: dict[str, Any] = json.loads(path.read_text())
         return figures
 
@@ -84,14 +84,14 @@ def test_the_counts_are_those_counted_by_hand(audited: Run) -> None:
 
 def test_a_built_index_is_searched(audited: Run, tmp_path: Path) -> None:
     corpus, built = str(tmp_path / "c.jsonl"), str(tmp_path / "bm25")
-    assert build_index.main([corpus, built]) == 0
+    assert cli.main(["index", corpus, built]) == 0
     again = audited(f"retrieval.index={built}", "retrieval.corpus=")
     assert (again["corpus"], again["files"]) == (built, audited()["files"])
 
 
 def test_a_dense_index_finds_all_sooner_or_later(audited: Run, tmp_path: Path) -> None:
     built, encoder = str(tmp_path / "dense"), make_encoder(tmp_path / "encoder")
-    assert build_index.main([str(tmp_path / "c.jsonl"), built, "--encoder", str(encoder)]) == 0
+    assert cli.main(["index", str(tmp_path / "c.jsonl"), built, "--encoder", str(encoder)]) == 0
     report = audited(f"retrieval.index={built}")
     assert not report["index"].startswith("bm25")
     assert report["files"]["train"]["top"]["10"] == report["files"]["train"]["anywhere"] == 5
@@ -167,7 +167,7 @@ def test_what_recorded_searches_brought(
 def test_questions_without_an_answer_are_listed(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert audit_corpus.main([*words, "--list"]) == 0
+    assert cli.main(["data", "audit", *words, "--list"]) == 0
     said = capsys.readouterr().out
     assert "5 (83.3%)" in said and "in the top 100 for the question" in said
     assert "train t1: play by shakespeare [Juli]\n" in said
@@ -194,5 +194,5 @@ def test_as_many_questions_as_the_run_would_ask(audited: Run) -> None:
 def test_bad_input_is_named(
     words: list[str], more: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert audit_corpus.main([*words, *more]) == 2
+    assert cli.main(["data", "audit", *words, *more]) == 2
     assert said in capsys.readouterr().err

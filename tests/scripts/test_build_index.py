@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import build_index
+from scripts import cli
 from tests.retrieval_server.encoders import make_encoder
 
 
@@ -23,7 +23,7 @@ def corpus(tmp_path: Path) -> Path:
 def test_an_index_is_built_and_said(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert build_index.main([str(corpus), str(tmp_path / "out")]) == 0
+    assert cli.main(["index", str(corpus), str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "2,500 passages, bm25s" in said
     assert "retrieval.index=" in said
@@ -44,7 +44,8 @@ def test_bad_input_is_named_before_anything_is_made(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
-    assert build_index.main([str(corpus) if part == "CORPUS" else part for part in given]) == 2
+    words = [str(corpus) if part == "CORPUS" else part for part in given]
+    assert cli.main(["index", *words]) == cli.BAD_INPUT
     assert said in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
 
@@ -52,7 +53,7 @@ def test_bad_input_is_named_before_anything_is_made(
 @pytest.mark.slow
 def test_a_killed_build_resumes_to_the_identical_index(corpus: Path, tmp_path: Path) -> None:
     encoder = make_encoder(tmp_path / "encoder")
-    command = [sys.executable, "-m", "scripts.build_index", str(corpus)]
+    command = [sys.executable, "-m", "scripts.cli", "index", str(corpus)]
     options = ["--encoder", str(encoder), "--factory", "HNSW16", "--threads", "1"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run([*command, str(whole), *options], check=True, timeout=120)

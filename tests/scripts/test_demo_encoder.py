@@ -23,8 +23,18 @@ from retrieval_server.encoder import Encoder
 from retrieval_server.opening import open_index
 from retrieval_server.usage import usage_of
 from scripts import demo_encoder
-from scripts.demo_contrast import PASSAGE, QUERY, Pupil, Recipe, ask, batch, contrast, neighbours
-from scripts.demo_encoder import TOP_K, ranks
+from scripts.demo_encoder import (
+    PASSAGE,
+    QUERY,
+    TOP_K,
+    Recipe,
+    SyllableEncoder,
+    ask,
+    batch,
+    contrast,
+    neighbours,
+    ranks,
+)
 from scripts.demo_task import COUNTRIES, HELD_OUT
 from scripts.demo_world import Fact, World, make_world, split
 from tests.children import ends_with_us
@@ -169,7 +179,7 @@ def test_training_names_nothing_that_is_held_out(world: World) -> None:
 def test_an_untrained_encoder_does_not_find_them(
     world: World, held_out: tuple[Fact, ...], tmp_path: Path
 ) -> None:
-    Pupil(BRIEF, SEED).save(tmp_path)
+    SyllableEncoder(BRIEF, SEED).save(tmp_path)
     assert (ranks(Encoder(tmp_path), world, held_out) < TOP_K).mean() < 0.9
 
 
@@ -177,8 +187,8 @@ def test_the_loss_falls_and_depends_on_the_seed_alone(world: World) -> None:
     facts = world.facts[:24]
 
     def losses() -> list[float]:
-        pupil, rng = Pupil(BRIEF, SEED), random.Random(SEED)
-        return [pupil.step(facts, rng, 3e-3) for _ in range(8)]
+        model, rng = SyllableEncoder(BRIEF, SEED), random.Random(SEED)
+        return [model.step(facts, rng, 3e-3) for _ in range(8)]
 
     first = losses()
     assert first[-1] < 0.5 * first[0] and first == losses()
@@ -216,15 +226,16 @@ def test_the_folder_says_how_it_wants_to_be_used(brief: Path) -> None:
 
 
 def test_loaded_it_gives_the_vectors_it_was_trained_to_give(tmp_path: Path) -> None:
-    pupil, texts = Pupil(Recipe(), SEED), ["mayor of bore", "river of the capital of tanu"]
-    pupil.save(tmp_path)
+    model = SyllableEncoder(Recipe(), SEED)
+    texts = ["mayor of bore", "river of the capital of tanu"]
+    model.save(tmp_path)
     with torch.no_grad():
-        own = pupil([QUERY + text for text in texts]).numpy()
+        own = model([QUERY + text for text in texts]).numpy()
     np.testing.assert_allclose(Encoder(tmp_path).queries(texts), own, atol=1e-6)
 
 
 def test_every_query_it_learns_from_is_in_words_that_it_knows(world: World) -> None:
-    rng, tokenizer = random.Random(SEED), Pupil(Recipe(), SEED).tokenizer
+    rng, tokenizer = random.Random(SEED), SyllableEncoder(Recipe(), SEED).tokenizer
     asked = [ask(fact, rng) for fact in world.facts]
     assert all(fact.subject in text.split() for fact, text in zip(world.facts, asked, strict=True))
     ids = tokenizer([QUERY + text for text in asked])["input_ids"]

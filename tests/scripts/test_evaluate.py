@@ -1,7 +1,7 @@
 """The evaluation as a whole, short of an engine: what is refused, resumed and reported."""
 
-import argparse
 import asyncio
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ import pytest
 
 from configs.load import ConfigError, parse
 from replay.trajectory import Question
-from scripts import evaluate
-from scripts.eval_plan import Plan, check_rows
-from scripts.eval_progress import Bars
-from scripts.eval_rows import Rows
-from scripts.eval_sets import QuestionSet
-from scripts.eval_settings import Settings
+from scripts import cli, evaluate
+from scripts.eval_engine import Stopped
+from scripts.eval_plan import Plan, Settings, check_rows
+from scripts.eval_rows import QuestionSet, Rows
+from scripts.eval_tables import Bars
 from tests.scripts.conftest import ROOT
 from tests.scripts.eval_cases import SETS, Answering
+from tests.scripts.parsing import parsed
 
 CONFIG = parse("", (), "test")
 
@@ -61,7 +61,7 @@ def test_killed_half_way_and_resumed_it_reports_the_same(plan: Plan, tmp_path: P
         done = len(rows.by_rollout)
         assert 0 < done < 24 and len(go_on(plan, rows).leases) == 24 - done
         assert evaluate.reported(plan, rows) == whole
-        assert evaluate.make(plan, rows) == (evaluate.DONE, "")
+        evaluate.make(plan, rows)  # nothing is left: no engine starts
 
 
 def test_rows_of_other_questions_are_refused(plan: Plan, tmp_path: Path) -> None:
@@ -79,10 +79,17 @@ def test_overrides_may_stand_behind_any_option() -> None:
         "run --sets a b=c.jsonl questions=d.jsonl seed=4 "
         "--environment rag no_search actors.max_turns=2 --exact"
     )
-    given = evaluate.parse(words.split())
-    assert given.sets == ["a", "b=c.jsonl", "questions=d.jsonl"]
-    assert given.environment == ["rag", "no_search"]
-    assert given.overrides == ["seed=4", "actors.max_turns=2"] and given.exact
+    options = parsed("evaluate", *words.split())
+    assert options.sets == ("a", "b=c.jsonl", "questions=d.jsonl")
+    assert options.environment == ("rag", "no_search")
+    assert options.overrides == ("seed=4", "actors.max_turns=2") and options.exact
+
+
+def test_the_command_that_goes_on_gives_the_same_options(tmp_path: Path) -> None:
+    words = "run seed=4 --sets 'a b' c --samples 4 --temperature 0.5 --exact --out x --weights ema"
+    options = parsed("evaluate", *shlex.split(words), "--json", str(tmp_path / "y.json"))
+    forage, *again = shlex.split(evaluate.command_of(options))
+    assert forage == "forage" and parsed(*again) == options
 
 
 @pytest.fixture
@@ -101,7 +108,7 @@ def refused(
     def run(options: str = "", model: str = "model", sets: str = "q.jsonl") -> str:
         config = ROOT / "configs" / "base.yaml"
         words = [model, "--sets", *sets.split(), "--config", str(config), *options.split()]
-        assert evaluate.main(words) == evaluate.BAD_INPUT
+        assert cli.main(["evaluate", *words]) == cli.BAD_INPUT
         assert set(tmp_path.rglob("*")) == before
         return capsys.readouterr().err
 
@@ -139,23 +146,29 @@ def test_an_environment_that_does_not_exist_is_named(refused: Callable[..., str]
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "cause"),
     [
-        (KeyboardInterrupt(), evaluate.INTERRUPTED, "evaluate: interrupted"),
-        (OSError(28, "No space left on device"), evaluate.FAILED, "No space left on device"),
+        (KeyboardInterrupt("interrupted by SIGINT"), cli.INTERRUPTED, "interrupted by SIGINT: "),
+        (OSError(28, "No space left on device"), cli.FAILED, ""),
+        (Stopped("EngineDead: gone"), cli.FAILED, ""),
     ],
 )
-def test_what_ends_it_before_an_engine_is_there_is_one_line(
+def test_an_early_end_says_why_and_how_to_go_on(
+    plan: Plan,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: BaseException,
     code: int,
-    said: str,
+    cause: str,
 ) -> None:
-    def planned(given: argparse.Namespace) -> Plan:
+    def make(plan: Plan, rows: Rows) -> None:
         raise error
 
-    monkeypatch.setattr(evaluate, "planned", planned)
-    assert evaluate.main(["model", "--sets", "q.jsonl"]) == code
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    monkeypatch.setattr(evaluate, "planned", lambda options: plan)
+    monkeypatch.setattr(evaluate, "make", make)
+    assert cli.main(["evaluate", "model", "--sets", "q.jsonl"]) == code
+    out, err = capsys.readouterr()
+    command = "to go on: forage evaluate model --sets q.jsonl"
+    assert out == f"{cause}0 of 24 rollouts are in {plan.folder}; {command}\n"
+    if not cause:
+        assert err == f"forage: {error}\n"

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from replay.question_files import load_questions
-from scripts import prepare_data
+from scripts import cli
 from scripts.data_sets import HOPS, hops_of
 
 # The splits that FlashRAG has of each set, and the ids that its rows have.
@@ -44,8 +44,8 @@ def prepared(out: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def run(tmp_path: Path, *options: str) -> Path:
-    given = [str(tmp_path / "out"), "--from", str(flashrag(tmp_path / "flashrag")), *options]
-    assert prepare_data.main(given) == 0
+    given = [str(tmp_path / "out"), "--folder", str(flashrag(tmp_path / "flashrag")), *options]
+    assert cli.main(["data", "prepare", *given]) == 0
     return tmp_path / "out"
 
 
@@ -86,7 +86,7 @@ def test_bad_rows_are_named_and_the_rest_is_prepared(tmp_path: Path) -> None:
     bad = [fine | {"id": "a", "golden_answers": []}, fine | {"id": "train_0"}]
     path.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in bad) + "{cut")
     out = tmp_path / "out"
-    assert prepare_data.main([str(out), "--from", str(folder)]) == 0
+    assert cli.main(["data", "prepare", str(out), "--folder", str(folder)]) == 0
     refused = [json.loads(line) for line in (out / "refused.jsonl").read_text().splitlines()]
     assert [(row["file"], row["row"]) for row in refused] == [(str(path), n) for n in (4, 5, 6)]
     assert "answers is []" in refused[0]["why"] and "another row too" in refused[1]["why"]
@@ -100,9 +100,9 @@ def test_two_files_of_one_name_are_two_sets_or_refused(
     folder = flashrag(tmp_path / "flashrag")
     one, other = (str(folder / name / "train.jsonl") for name in ("nq", "musique"))
     given = [str(tmp_path / "out"), "--eval", "", "--train"]
-    assert prepare_data.main([*given, f"{one},{other}"]) == 2
+    assert cli.main(["data", "prepare", *given, f"{one},{other}"]) == 2
     assert f"two sets are named 'train': write NAME={other}" in capsys.readouterr().err
-    assert prepare_data.main([*given, f"{one},musique={other}"]) == 0
+    assert cli.main(["data", "prepare", *given, f"{one},musique={other}"]) == 0
     rows = prepared(tmp_path / "out", "train")
     assert [row["data_source"] for row in rows] == ["train"] * 3 + ["musique"] * 3
     assert rows[3]["id"] == "musique/train/2hop__0_9" and rows[3]["hops"] == 2
@@ -111,7 +111,7 @@ def test_two_files_of_one_name_are_two_sets_or_refused(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--train", "nq,squad"], "flashrag/squad' holds no train.jsonl: name another --from"),
+        (["--train", "nq,squad"], "flashrag/squad' holds no train.jsonl: name another --folder"),
         (["--train", "mine.jsonl"], "'mine.jsonl' does not exist: name a file, or one of nq,"),
         (["--train", "/none/a=b/x.jsonl"], "'/none/a=b/x.jsonl' does not exist: name a file"),
         (["--train", "mine=x.jsonl"], "'mine=x.jsonl' does not exist: name a file"),
@@ -122,8 +122,8 @@ def test_what_is_not_there_is_named(
     tmp_path: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = flashrag(tmp_path / "flashrag")
-    given = [str(tmp_path / "out"), "--from", str(folder), *options]
-    assert prepare_data.main(given) == 2
+    given = [str(tmp_path / "out"), "--folder", str(folder), *options]
+    assert cli.main(["data", "prepare", *given]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -133,7 +133,9 @@ def test_a_file_without_a_usable_row_is_refused(
 ) -> None:
     own = tmp_path / "own.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"text": "x"}]), own)
-    assert prepare_data.main([str(tmp_path / "out"), "--train", str(own), "--eval", ""]) == 2
+    assert (
+        cli.main(["data", "prepare", str(tmp_path / "out"), "--train", str(own), "--eval", ""]) == 2
+    )
     assert "no row can be used: " in (said := capsys.readouterr().err)
     assert "own.parquet:1: Object missing required field `question`" in said
 

@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM
 from actors.prompt import load_tokenizer, tokenizer_digest
 from configs.load import ConfigError
 from learner.errors import BadCheckpoint
-from scripts import warm_start
+from scripts import cli, warm_start
 from scripts.demonstrations import BadDemonstrations
 from tests.scripts.conftest import RecordedRun
+from tests.scripts.parsing import parsed
 
 THINGS = ("mayor", "information", "answer", "action", "previous", "search")
 BEGUN = "held-out loss before the first step"
@@ -73,8 +74,8 @@ class Warm:
         return warm_start.run(plan, self._console, listen)
 
     def prepare(self, *words: str) -> warm_start.Plan:
-        given = warm_start.parse(words)
-        return warm_start.prepare(given, warm_start.settings(given), self._console)
+        options = parsed("warm-start", *words)
+        return warm_start.prepare(options, warm_start.settings(options), self._console)
 
     @property
     def said(self) -> str:
@@ -188,7 +189,7 @@ def test_bad_rows_are_named_before_anything_is_made(given: list[str], tmp_path: 
     with pytest.raises(BadDemonstrations, match=r"d\.jsonl:7: turns number 0"):
         Warm().prepare(*given, *out)
     warm = Warm()
-    assert len(warm.prepare(*given, *out, "--skip-bad").course.learnt) == 5
+    assert len(warm.prepare(*given, *out, "--skip-bad").curriculum.learnt) == 5
     assert f"left out: {path}:7" in warm.said and not (tmp_path / "out").exists()
 
 
@@ -214,7 +215,7 @@ def test_it_goes_on_only_with_the_same_demonstrations_and_settings(
 def test_bad_settings_end_with_exit_code_2(
     given: list[str], capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
-    assert warm_start.main([*given, *words]) == warm_start.BAD_INPUT
+    assert cli.main(["warm-start", *given, *words]) == cli.BAD_INPUT
     assert said in capsys.readouterr().err
 
 
@@ -224,15 +225,17 @@ def test_bad_settings_end_with_exit_code_2(
         ["--demonstrations", "a", "--from-run", "b"],
         [],
         ["--demonstrations", "a", "--held-out", "1"],
-        *(["--demonstrations", "a", "--epochs", text] for text in ("0", "inf", "nan", "1e308")),
+        ["--demonstrations", "a", "--epochs", "0"],
+        ["--demonstrations", "a", "--epochs", "inf"],
+        ["--demonstrations", "a", "--epochs", "nan"],
+        ["--demonstrations", "a", "--epochs", "1e308"],
         ["--from-run", "a", "--reward", "nan"],
     ],
 )
 def test_a_command_that_means_nothing_is_refused_by_name(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        warm_start.parse(["c.yaml", *words])
+    assert cli.main(["warm-start", "c.yaml", *words]) == cli.BAD_INPUT
     assert (words[-2] if words else "--from-run") in capsys.readouterr().err
 
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.process import socket_dir
 from learner import checkpoint
-from scripts import warm_start
+from scripts import cli
 from tests.scripts.starting import DEADLINE_S, Started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -40,7 +40,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., St
     started: list[Started] = []
 
     def begin(*words: str, by: tuple[str, ...] = ()) -> Started:
-        command = [*by, sys.executable, "scripts/warm_start.py", *words]
+        command = [*by, sys.executable, "-m", "scripts.cli", "warm-start", *words]
         started.append(Started(command, tmp_path_factory.mktemp("said") / "log"))
         return started[-1]
 
@@ -172,7 +172,7 @@ def test_however_it_is_ended_it_goes_on_to_the_same(
         if number == signal.SIGKILL:
             assert code == -signal.SIGKILL
         else:
-            assert code == warm_start.INTERRUPTED, run.said
+            assert code == cli.INTERRUPTED, run.said
             was_saved(out, number, run)
     again = start(*words)
     assert again.ended() == 0, again.said
@@ -196,7 +196,7 @@ def test_ended_while_ranks_are_starting_it_leaves_nobody(
     run = start(*given, "--out", str(tmp_path / "out"), "learner.ranks=2")
     run.until(lambda: run.others)
     os.killpg(run.process.pid, number)
-    expected = {signal.SIGINT: warm_start.INTERRUPTED, signal.SIGKILL: -signal.SIGKILL}
+    expected = {signal.SIGINT: cli.INTERRUPTED, signal.SIGKILL: -signal.SIGKILL}
     code = run.ended()
     shutil.rmtree(socket_dir(str(tmp_path / "out")), ignore_errors=True)  # a killed one leaves it
     assert code == expected[number], run.said
@@ -210,13 +210,12 @@ def test_interrupted_while_it_measures_what_is_held_out_it_takes_no_step(
     rows = [row.replace("what is", f"what is {number}") + "\n" for number in range(4000)]
     (tmp_path / "d.jsonl").write_text("".join(rows))
     out, held_out = tmp_path / "out", ("--held-out", "0.95", "learner.ranks=2")
-    run = start(
-        *(given[0], "--demonstrations", str(tmp_path / "d.jsonl"), "--out", str(out)), *held_out
-    )
+    words = (given[0], "--demonstrations", str(tmp_path / "d.jsonl"), "--out", str(out))
+    run = start(*words, *held_out)
     run.until(lambda: "measuring the loss of 3800 held out" in run.said)
     os.killpg(run.process.pid, signal.SIGINT)
-    assert run.ended() == warm_start.INTERRUPTED, run.said
-    assert "warm_start: interrupted before it took a step" in run.said
+    assert run.ended() == cli.INTERRUPTED, run.said
+    assert "interrupted before it took a step" in run.said
     assert BEGUN not in run.said and "Traceback" not in run.said
     assert checkpoint.newest(out) is None and not (out / "losses.json").exists()
 
@@ -226,8 +225,8 @@ def test_a_folder_that_cannot_be_written_is_bad_input(
 ) -> None:
     (tmp_path / "out" / "course.json.draft").mkdir(parents=True)  # not even root can write it
     run = start(*given, "--out", str(tmp_path / "out"))
-    assert run.ended() == warm_start.BAD_INPUT, run.said
-    said = f"warm_start: --out '{tmp_path}/out': Is a directory: name another folder"
+    assert run.ended() == cli.BAD_INPUT, run.said
+    said = f"forage: --out '{tmp_path}/out': Is a directory: name another folder"
     assert run.said.splitlines()[-1] == said and "Traceback" not in run.said
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["course.json.draft"]
 
@@ -239,7 +238,7 @@ def test_a_rank_that_ends_before_it_has_joined_is_named(
     run = start(*given, *words)
     run.until(lambda: run.others)
     os.kill(run.others[0], signal.SIGKILL)
-    assert run.ended() == warm_start.FAILED, run.said
+    assert run.ended() == cli.FAILED, run.said
     assert "rank 1 of the learner ended with exit code -9 before it had joined" in run.said
 
 
@@ -287,7 +286,7 @@ def test_bad_input_is_named_with_its_remedy_before_anything_is_made(
         (tmp_path / "d.jsonl").write_text(text)
     options = ("--demonstrations", str(tmp_path / "d.jsonl"), "--out", str(tmp_path / "out"))
     run = start(given[0], *options, *words)
-    assert run.ended() == warm_start.BAD_INPUT, run.said
+    assert run.ended() == cli.BAD_INPUT, run.said
     (line,) = run.said.splitlines()
-    assert line.startswith("warm_start: ") and all(each in line for each in named), line
+    assert line.startswith("forage: ") and all(each in line for each in named), line
     assert not (tmp_path / "out").exists()
