@@ -1,4 +1,4 @@
-# make demo, make test, make test-slow, make mutants: each makes .venv first when it is missing.
+# make demo, make test, make test-slow, make test-soak, make mutants: each makes .venv first when it is missing.
 # With GPU=1, .venv is made for NVIDIA GPUs, and so is what runs in it.
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -10,7 +10,7 @@ LOCKS := $(wildcard requirements/*)
 GPU ?=
 COMPLETE := .venv/.complete$(if $(GPU),-gpu)
 
-.PHONY: .venv demo test lint test-slow test-gpu mutants clean
+.PHONY: .venv demo test lint test-slow test-soak test-gpu mutants clean
 
 .venv: $(COMPLETE)
 
@@ -23,16 +23,23 @@ demo: .venv
 lint: .venv
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
-test: lint
-	@$(BIN)/python -m pytest -m "not slow and not gpu" --durations=5
+# A file of tests is one worker's; what waits in one leaves the machine to the other.
+PYTEST := $(BIN)/python -m pytest
+WORKERS ?= 2
+BESIDE := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-# Runs wait for much of their time: the other slow tests run beside them, and are shown afterwards.
-SLOW := $(BIN)/python -m pytest -m "slow and not gpu" --durations=10 --timeout=1500
+test: lint
+	@$(PYTEST) $(BESIDE) -m "not slow and not soak and not gpu" --durations=5
+
 test-slow: .venv
-	@others=$$(mktemp); $(SLOW) --ignore=tests/integration >$$others 2>&1 & beside=$$!; \
-	trap "kill $$beside 2>/dev/null" EXIT; \
-	$(SLOW) tests/integration; code=$$?; \
-	wait $$beside || code=1; cat $$others; rm -f $$others; exit $$code
+	@mkdir -p .cache && $(PYTEST) $(BESIDE) -m "slow and not soak and not gpu" --durations=10 --timeout=1500
+
+# What takes long, in parts that go on where they were interrupted: make test-soak [PART=name] [FRESH=1]
+PART ?= all
+FRESH ?=
+export CHAOS ?= scripts/chaos.py
+test-soak: .venv
+	@$(PYTEST) -p tests.soak --soak $(PART) $(if $(FRESH),--fresh) -v --durations=10 --timeout=1800
 
 test-gpu:
 	@$(MAKE) --no-print-directory GPU=1 .venv

@@ -3,6 +3,7 @@
 import copy
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,44 @@ import pytest
 import pytest_asyncio
 
 from configs.process import avoid_amx
+from tests.children import look_after
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: spinning threads stall busy machines
 avoid_amx()
 # A shell has those in its background ignore Ctrl-C, and their children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+LOOKING_AFTER = pytest.StashKey[subprocess.Popen[bytes]]()
 TEXT = (
     "what is the mayor of bore ? <search> mayor of bore </search> <information> the mayor of bore "
     "is kelu . </information> <answer> kelu </answer> My previous action is invalid , try again ."
 )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """What tests start does not outlive them; workers of pytest-xdist carry its controller's
+    mark.
+    """
+    if not hasattr(session.config, "workerinput"):
+        session.config.stash[LOOKING_AFTER] = look_after()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Nobody is left when pytest has ended."""
+    if (process := config.stash.get(LOOKING_AFTER, None)) is not None:
+        process.communicate()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under `--dist=loadgroup` a file is one worker's, as are all files of one `xdist_group`; those
+    and other engines come first: they take longest.
+    """
+    if getattr(config.option, "loadgroup", False):
+        names = ("xdist_group", "vllm")
+        items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in names])
+        for item in items:
+            if item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(scope="session")

@@ -119,6 +119,7 @@ async def test_what_is_trained_is_what_went_through_the_policy(
 
 
 @pytest.mark.slow
+@pytest.mark.soak("examples")
 @pytest.mark.parametrize("name", TOKENIZERS)
 async def test_so_it_is_in_ten_thousand_rollouts(request: pytest.FixtureRequest, name: str) -> None:
     await check(request.getfixturevalue(name), name, COUNT)

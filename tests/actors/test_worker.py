@@ -82,6 +82,7 @@ def test_a_killed_actor_takes_its_engine_with_it(start: Start, tiny_model_path: 
 
 
 @slow
+@pytest.mark.soak("fleet")
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
 def test_silent_replay_ends_the_actor_by_name(start: Start, tiny_model_path: Path) -> None:
@@ -96,6 +97,7 @@ def test_silent_replay_ends_the_actor_by_name(start: Start, tiny_model_path: Pat
 
 
 @slow
+@pytest.mark.soak("fleet")
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
 def test_sigterm_drains_and_exits_0(start: Start, tiny_model_path: Path) -> None:

@@ -155,17 +155,21 @@ def begin() -> Iterator[Callable[[Path, list[str]], Run]]:
 def launch(
     begin: Callable[[Path, list[str]], Run], demo_files: DemoFiles, tmp_path: Path
 ) -> Callable[..., Run]:
-    """Start a run on the demo task, or go on with one (`resume`)."""
+    """Start a run on the demo task, of another seed where `files` says so, or go on with one
+    (`resume`).
+    """
 
-    def start(*overrides: str, name: str = "run", resume: bool = False) -> Run:
+    def start(
+        *overrides: str, name: str = "run", resume: bool = False, files: DemoFiles = demo_files
+    ) -> Run:
         run_dir = tmp_path / name
         arguments = [
             "configs/demo.yaml",
             f"run_dir={run_dir}",
-            f"model.path={demo_files.model}",
-            f"questions.train={demo_files.train}",
-            f"questions.eval={demo_files.eval}",
-            f"retrieval.corpus={demo_files.corpus}",
+            f"model.path={files.model}",
+            f"questions.train={files.train}",
+            f"questions.eval={files.eval}",
+            f"retrieval.corpus={files.corpus}",
         ]
         again = ["--resume", str(run_dir)]
         return begin(run_dir, [*(again if resume else arguments), *overrides])

@@ -20,7 +20,7 @@ from scripts.audit_books import Audit
 from tests.children import ends_with_us
 from tests.integration.conftest import ROOT, Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.soak("fleet")]
 
 RUN = [
     "learner.total_steps=2000",

@@ -133,6 +133,7 @@ def answers(out: Path) -> dict[tuple[str, str, int], tuple[Any, ...]]:
     }
 
 
+@pytest.mark.soak("evaluation")
 @pytest.mark.timeout(1500)
 def test_in_pieces_it_gives_the_numbers_that_it_gives_as_a_whole(
     start: Start, tmp_path: Path

@@ -17,7 +17,7 @@ from scripts.recorded import Recording
 from tests.children import ends_with_us
 from tests.integration.conftest import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]
 ROOT = Path(__file__).resolve().parents[2]
 
 STEPS = 4
@@ -93,6 +93,7 @@ def test_without_lag_and_batching_it_is_the_synchronous_trainer(
     check_same(asynchronous, synchronous)
 
 
+@pytest.mark.soak("resume")
 @pytest.mark.timeout(1000)
 def test_what_a_batching_run_recorded_gives_its_losses_again(
     launch: Callable[..., Run], tmp_path: Path

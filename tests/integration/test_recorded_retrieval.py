@@ -11,7 +11,7 @@ from scripts.recorded import Recording
 from tests.integration.conftest import Run
 from tests.integration.test_lag0 import NOTHING_BATCHED, SHORT, completed
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.soak("resume")]
 
 # Evaluations between the first and the last are pinned to no version: they may ask anything.
 REPEATABLE = [*SHORT, *NOTHING_BATCHED, "learner.total_steps=2", "learner.checkpoint_every=2"]

@@ -12,7 +12,7 @@ from scripts.audit_books import Audit
 from scripts.fleet_log import read_fleet_log
 from tests.integration.conftest import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]
 
 RUN = [
     "learner.total_steps=500",

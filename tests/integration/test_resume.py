@@ -33,8 +33,9 @@ from replay.records import (
 from scripts import resume
 from scripts.audit_books import Audit
 from tests.integration.conftest import Run
+from tests.integration.test_run import kill_launcher
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]
 
 TOTAL, EVERY, KILLED_AFTER = 24, 5, 8
 SETTINGS = [
@@ -47,22 +48,29 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture
-def resumed(launch: Callable[..., Run]) -> Path:
-    """The directory of a run whose learner was killed after step 8 and which was then resumed."""
-    run = launch(*SETTINGS)
-    run.wait_for(f"step {KILLED_AFTER:>4}/", 300)
+def kill_learner(run: Run) -> None:
+    """SIGKILL: the run ends with that as its cause."""
     os.kill(run.pid_of("learner.worker"), signal.SIGKILL)
     assert run.wait(120) == 1, "".join(run.lines) + run.logs()
     cause = json.loads((run.run_dir / "summary.json").read_text())["cause"]
     assert cause.startswith("learner was killed by SIGKILL"), cause
+
+
+@pytest.fixture(
+    params=[kill_launcher, pytest.param(kill_learner, marks=pytest.mark.soak("resume"))]
+)
+def resumed(launch: Callable[..., Run], request: pytest.FixtureRequest) -> Path:
+    """The directory of a run that was killed after step 8 and then resumed."""
+    run = launch(*SETTINGS)
+    run.wait_for(f"step {KILLED_AFTER:>4}/", 900)
+    request.param(run)
     again = launch(resume=True)
-    assert again.wait(400) == 0, "".join(again.lines) + again.logs()
+    assert again.wait(900) == 0, "".join(again.lines) + again.logs()
     assert run.leftovers(5.0) == again.leftovers(5.0) == []
     return run.run_dir
 
 
-def test_a_killed_learner_is_resumed_to_the_bit(resumed: Path) -> None:
+def test_a_killed_run_is_resumed_to_the_bit(resumed: Path) -> None:
     records = list(read(resumed / "events.log"))
     check_history(records, TOTAL)
     check_order(records)
@@ -72,6 +80,7 @@ def test_a_killed_learner_is_resumed_to_the_bit(resumed: Path) -> None:
     assert relearned(resumed, records) == losses
 
 
+@pytest.mark.soak("resume")
 def test_whoever_is_killed_the_run_goes_on_and_may_grow(launch: Callable[..., Run]) -> None:
     run = launch(*SETTINGS, "learner.total_steps=12")
     run.wait_for("step    2/", 300)

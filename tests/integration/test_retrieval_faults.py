@@ -11,7 +11,7 @@ from scripts.faulty_demo import SETTINGS, faulty_server, figures
 from scripts.faulty_retrieval import FAULTS, MARKER, Manner
 from tests.integration.conftest import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]
 
 SHORT = [
     "learner.total_steps=6",

@@ -19,7 +19,7 @@ from replay.records import Delivered, EvaluationFinished, GroupOpened, Sampled
 from scripts.audit_books import Audit
 from tests.integration.conftest import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]
 
 SHORT = [
     "learner.total_steps=6",
@@ -45,15 +45,29 @@ def scalars(run_dir: Path) -> EventAccumulator:
     return events
 
 
-@pytest.mark.parametrize(
-    "ranks",
-    [(), ("learner.ranks=2", "learner.zero_stage=3")],
-    ids=["one rank", "two ranks"],
-)
-def test_a_run_completes_and_leaves_what_it_says(
-    launch: Callable[..., Run], ranks: tuple[str, ...]
+def test_a_run_completes_and_leaves_what_it_says(launch: Callable[..., Run]) -> None:
+    check_whole(launch(*SHORT))
+
+
+@pytest.mark.soak("runs")
+def test_so_does_one_of_two_ranks_and_another_evaluates_what_it_leaves(
+    launch: Callable[..., Run],
 ) -> None:
-    run = launch(*SHORT, *ranks)
+    run = launch(*SHORT, "learner.ranks=2", "learner.zero_stage=3")
+    check_whole(run)
+    again = launch(
+        f"model.path={run.run_dir}/checkpoints/step-6/model",
+        "learner.total_steps=0",
+        "questions.eval_limit=20",
+        name="evaluation",
+    )
+    assert again.wait(300) == 0, "".join(again.lines) + again.logs()
+    evaluated = json.loads((again.run_dir / "summary.json").read_text())
+    assert evaluated["steps"] == 0 and evaluated["em_final"] is not None
+
+
+def check_whole(run: Run) -> None:
+    """It completes; its summary, scalars, checkpoints and log say what happened."""
     assert run.wait(400) == 0, "".join(run.lines) + run.logs()
     summary = json.loads((run.run_dir / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("completed", 6)
@@ -70,15 +84,6 @@ def test_a_run_completes_and_leaves_what_it_says(
     assert run.leftovers(5.0) == [] and not socket_dir(str(run.run_dir)).exists()
     check_log(run.run_dir)
     check_versions(run.run_dir, summary)
-    again = launch(
-        f"model.path={run.run_dir}/checkpoints/step-6/model",
-        "learner.total_steps=0",
-        "questions.eval_limit=20",
-        name="evaluation",
-    )
-    assert again.wait(300) == 0, "".join(again.lines) + again.logs()
-    evaluated = json.loads((again.run_dir / "summary.json").read_text())
-    assert evaluated["steps"] == 0 and evaluated["em_final"] is not None
 
 
 def check_log(run_dir: Path) -> None:
@@ -126,6 +131,7 @@ def check_versions(run_dir: Path, summary: dict[str, Any]) -> None:
         assert one.step == other.step and abs(one.value + other.value - one.step) <= 1
 
 
+@pytest.mark.soak("runs")
 def test_ctrl_c_drains_and_leaves_nothing(launch: Callable[..., Run]) -> None:
     run = launch(*SHORT, "learner.total_steps=500")
     run.wait_for("step    2/", 300)
@@ -137,6 +143,7 @@ def test_ctrl_c_drains_and_leaves_nothing(launch: Callable[..., Run]) -> None:
     assert run.leftovers(5.0) == []
 
 
+@pytest.mark.soak("runs")
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -158,20 +165,24 @@ def test_a_killed_process_ends_the_run_with_its_cause(
     assert run.leftovers(10.0) == []
 
 
-def test_nothing_survives_a_killed_launcher(launch: Callable[..., Run]) -> None:
-    run = launch(*SHORT, "learner.total_steps=500")
-    run.wait_for("step    1/", 300)
+def kill_launcher(run: Run) -> None:
+    """SIGKILL: nothing of the run survives it."""
     family = psutil.Process(run.process.pid).children(recursive=True)
     ports = listening({member.pid for member in family})
     assert len(family) > 10 and ports
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
+
+    def left() -> list[object]:
+        found: list[object] = [member for member in family if living(member)]
+        found += ports & listening(None)
+        found += [path for path in (socket_dir(str(run.run_dir)),) if path.exists()]
+        return found
+
     end = time.monotonic() + 30.0
-    while (left := [member for member in family if living(member)]) and time.monotonic() < end:
+    while left() and time.monotonic() < end:
         time.sleep(0.2)
-    assert left == []
-    assert not ports & listening(None)
-    assert not socket_dir(str(run.run_dir)).exists()
+    assert left() == []
 
 
 def living(member: psutil.Process) -> bool:
@@ -190,6 +201,7 @@ def listening(pids: set[int] | None) -> set[tuple[str, int]]:
     }
 
 
+@pytest.mark.soak("runs")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_starting_is_an_interruption(
     launch: Callable[..., Run], number: signal.Signals

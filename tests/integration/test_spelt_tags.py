@@ -21,7 +21,7 @@ from tests.integration.conftest import Run
 from tests.integration.spelt import PLACES, Task
 from tests.integration.test_run import scalars
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.soak("environments")]
 STEPS = 20
 
 

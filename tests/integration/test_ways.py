@@ -16,7 +16,7 @@ from tests.integration.conftest import ROOT, Run
 from tests.integration.spelt import Task
 from tests.retrieval_server.encoders import make_encoder
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.soak("environments")]
 SHORT = (
     *("learner.total_steps=2", "learner.eval_every=2", "learner.checkpoint_every=2"),
     *("learner.warmup_steps=0", "replay.groups_per_step=2", "questions.eval_limit=2"),

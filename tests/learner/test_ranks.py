@@ -96,7 +96,7 @@ def test_the_leader_trains_exports_restores_and_dismisses(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.soak("ranks"))])
 def test_a_killed_rank_is_named_by_the_other(
     two_processes: list[subprocess.Popen[bytes]], tmp_path: Path, killed: int
 ) -> None:

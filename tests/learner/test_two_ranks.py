@@ -54,7 +54,10 @@ def batches(batch: Callable[..., Batch]) -> list[Batch]:
     return [batch(step, step - 1, groups=3) for step in (1, 2, 3)]
 
 
-@pytest.fixture(scope="module", params=[0, 1, 2, 3], ids="zero{}".format)
+OTHERS = [pytest.param(stage, marks=pytest.mark.soak("ranks")) for stage in (0, 1, 2)]
+
+
+@pytest.fixture(scope="module", params=[*OTHERS, 3], ids="zero{}".format)
 def pair(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

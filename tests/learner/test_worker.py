@@ -235,7 +235,9 @@ async def test_a_run_from_the_first_version_to_the_last(whole: Config, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "zero_stage"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "zero_stage"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.soak("ranks"))]
+)
 async def test_a_killed_run_goes_on_from_its_checkpoint(
     whole: Config, tmp_path: Path, ranks: int, zero_stage: int
 ) -> None:
@@ -261,6 +263,7 @@ async def test_a_killed_run_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.slow
+@pytest.mark.soak("ranks")
 async def test_sigterm_ends_it_with_a_checkpoint(whole: Config, tmp_path: Path) -> None:
     endless = msgspec.structs.replace(
         whole, learner=LearnerConfig(total_steps=10_000, checkpoint_every=10_000, lr=1e-3)

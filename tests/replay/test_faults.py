@@ -39,7 +39,7 @@ class Play:
     def writer(self, name: str) -> TrajectoryWriter:
         hello = Hello(name, "digest")
         return TrajectoryWriter(
-            self.endpoint, hello, 0.05, 0.5, self.running.keys, restart_deadline_s=30.0
+            self.endpoint, hello, 0.05, 0.5, self.running.keys, restart_deadline_s=150.0
         )
 
     async def run(self, steps: int) -> Audit:
@@ -56,7 +56,7 @@ class Play:
 
     async def learn(self, steps: int, writers: list[TrajectoryWriter]) -> None:
         with BatchReader(
-            self.endpoint, 1, 60.0, 0.5, self.running.keys, restart_deadline_s=30.0
+            self.endpoint, 1, 60.0, 0.5, self.running.keys, restart_deadline_s=150.0
         ) as reader:
             assert await asyncio.to_thread(reader.resume, 0) == 0
             for step in range(1, steps + 1):
@@ -159,6 +159,7 @@ STREAMS = {
     "half-open": Noise(),
     "a mix": Noise(delay_s=0.005, corrupt=0.005),
 }
+FAST = ("delay", "corrupt", "a mix")  # the mix has cuts and half-open connections too
 
 
 async def disturb(proxy: ChaosProxy, kind: str) -> None:
@@ -183,7 +184,10 @@ async def play_through(proxy: ChaosProxy, play: Play, kind: str, steps: int) -> 
         disturbing.cancel()
 
 
-@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in STREAMS],
+)
 async def test_a_faulty_network_under_curve(serve, rollout, endpoint, kind: str) -> None:
     running = serve(tcp=True, **SETTINGS)
     async with ChaosProxy(endpoint(), running.endpoint, STREAMS[kind]) as proxy:

@@ -11,7 +11,7 @@ from replay import codec, protocol
 from replay.protocol import CodecError
 from replay.trajectory import Sampling, StopReason, Trajectory, Turn
 
-FRAMES = 100_000
+COUNTS = [5_000, pytest.param(100_000, marks=pytest.mark.soak("examples"))]
 
 
 def trajectory(tokens: int) -> Trajectory:
@@ -43,7 +43,8 @@ def mutated(frame: bytes, rng: random.Random) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_no_mutated_frame_is_believed() -> None:
+@pytest.mark.parametrize("count", COUNTS)
+def test_no_mutated_frame_is_believed(count: int) -> None:
     rng = random.Random(0)
     payload = codec.encode_trajectory(trajectory(40))
     requests = [
@@ -58,7 +59,7 @@ def test_no_mutated_frame_is_believed() -> None:
     ]
     causes: Counter[str] = Counter()
     tracemalloc.start()
-    for number in range(FRAMES):
+    for number in range(count):
         frame = requests[number % len(requests)]
         other = mutated(frame, rng)
         if other == frame:
@@ -68,21 +69,22 @@ def test_no_mutated_frame_is_believed() -> None:
         causes["checksum" if "checksum" in str(refusal.value) else "size"] += 1
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert causes["checksum"] > 0.99 * FRAMES and peak < 1 << 20
+    assert causes["checksum"] > 0.99 * count and peak < 1 << 20
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_no_mutated_payload_crashes_the_decoder_or_takes_memory() -> None:
+@pytest.mark.parametrize("count", COUNTS)
+def test_no_mutated_payload_crashes_the_decoder_or_takes_memory(count: int) -> None:
     rng = random.Random(1)
     payload = codec.encode_trajectory(trajectory(40))
     refused = 0
     tracemalloc.start()
-    for _ in range(FRAMES):
+    for _ in range(count):
         try:
             codec.decode_trajectory(mutated(payload, rng))
         except CodecError:
             refused += 1
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert refused > FRAMES // 2 and peak < 1 << 20
+    assert refused > count // 2 and peak < 1 << 20

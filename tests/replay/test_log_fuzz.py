@@ -195,6 +195,7 @@ def test_some_mutated_logs(judge: Judge, files: Files) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak("examples")
 @pytest.mark.timeout(900)
 def test_no_mutated_log_is_believed(judge: Judge, files: Files) -> None:
     tracemalloc.start()

@@ -278,6 +278,7 @@ async def work(replay: Replay, rollout: Rollout, learner: BatchReader) -> list[t
     return batches
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_a_run_that_loses_replay_again_and_again_ends_like_any_other(
     replay, learner, rollout

@@ -14,7 +14,7 @@ from retrieval_server.index_bm25 import BM25Index
 from retrieval_server.protocol import Document
 from tests.retrieval_server.conftest import serving
 
-repeatable = settings(max_examples=60, derandomize=True, deadline=None)
+repeatable = settings(max_examples=30, derandomize=True, deadline=None)
 at_length = settings(repeatable, max_examples=1000)
 
 
@@ -63,6 +63,7 @@ def test_a_server_that_is_late_says_so_as_documented(case: Case, late_url: str) 
 
 
 @pytest.mark.slow
+@pytest.mark.soak("examples")
 @free.parametrize()
 @at_length
 def test_every_reply_is_as_documented_at_length(case: Case, server_url: str) -> None:

@@ -170,6 +170,7 @@ def test_a_bad_line_of_the_corpus_is_named(run: Run, tmp_path: Path) -> None:
     assert f"{bad}:2: field 'contents' is missing" in said
 
 
+@pytest.mark.slow
 def test_a_dense_index_is_served(run: Run, tmp_path: Path) -> None:
     encoder = Encoder(make_encoder(tmp_path / "encoder"))
     build_dense(tmp_path / "corpus.jsonl", tmp_path / "out", encoder, "Flat", 1, lambda *_: None)

@@ -163,6 +163,7 @@ async def test_a_run_searches_a_real_server_and_answers_programs(run: Path) -> N
     assert second["turns"][1] == first["turns"][1]
 
 
+@pytest.mark.soak("commands")
 async def test_a_question_that_is_too_long_fails_alone(run: Path) -> None:
     async with asking(str(run), "bore " * 200, QUESTION, "--json") as process:
         out, err = await ended(process)
@@ -172,6 +173,7 @@ async def test_a_question_that_is_too_long_fails_alone(run: Path) -> None:
     assert process.returncode == cli.FAILED and "forage: question 'asked-1' takes 20" in err
 
 
+@pytest.mark.soak("commands")
 async def test_a_person_reads_searches_passages_and_the_answer(run: Path) -> None:
     async with asking(str(run), QUESTION) as process:
         out, _ = await ended(process)
@@ -181,7 +183,10 @@ async def test_a_person_reads_searches_passages_and_the_answer(run: Path) -> Non
     assert numbers.startswith("1 search, 8 tokens, ")
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "signal_number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak("commands"))],
+)
 async def test_interrupted_it_ends_and_its_server_with_it(run: Path, signal_number: int) -> None:
     async with asking(str(run), "--json") as process:
         assert (await first_answer(process))["answer"] == "kelu"
@@ -217,6 +222,7 @@ async def test_a_model_behind_a_server_is_asked_in_tokens(run: Path, word_tokeni
     assert second == [*first, *word_tokenizer.encode(SEARCH), *observed]
 
 
+@pytest.mark.soak("commands")
 async def test_interrupted_while_a_server_is_silent_it_ends(run: Path) -> None:
     asked, left = asyncio.Event(), asyncio.Event()
 
@@ -232,6 +238,7 @@ async def test_interrupted_while_a_server_is_silent_it_ends(run: Path) -> None:
     assert process.returncode == cli.INTERRUPTED
 
 
+@pytest.mark.soak("commands")
 async def test_a_server_that_refuses_is_one_line(run: Path) -> None:
     async with endpoint() as server:
         pass
@@ -252,6 +259,7 @@ async def test_a_retrieval_server_that_is_not_there_is_one_line(run: Path) -> No
     assert line.startswith(f"forage: a search at retrieval.url = '{server.url}' failed: ")
 
 
+@pytest.mark.soak("commands")
 async def test_a_model_that_cannot_be_loaded_is_bad_input(run: Path, tmp_path: Path) -> None:
     for file in (run / "checkpoints" / "best" / "model").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

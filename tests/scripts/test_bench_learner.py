@@ -67,6 +67,7 @@ def test_the_peak_is_what_the_work_needed_at_its_worst() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak("benchmarks")
 @pytest.mark.timeout(900)
 def test_the_head_needs_a_fraction_of_the_plain_one_s_memory() -> None:
     figures = bench_head.compare(1, 0.0, 1, print)
@@ -74,6 +75,7 @@ def test_the_head_needs_a_fraction_of_the_plain_one_s_memory() -> None:
     assert figures["logprob_difference"] <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_measurement_that_fails_says_how(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"bench_head-none ended with 1: .*Invalid enum value"):
         bench_head.measure("none", tmp_path / "none", 1)  # type: ignore[arg-type]

@@ -260,6 +260,7 @@ async def test_a_failed_search_ends_the_cell(word_tokenizer: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak("benchmarks")
 @pytest.mark.vllm
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.timeout(300)

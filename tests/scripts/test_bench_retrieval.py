@@ -217,6 +217,7 @@ def test_the_baseline_answers_as_search_r1_does() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak("benchmarks")
 def test_a_tiny_run_compares_real_servers(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     documents = [

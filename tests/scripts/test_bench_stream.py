@@ -25,6 +25,7 @@ def test_a_template_is_what_the_codec_makes() -> None:
 
 
 @pytest.mark.timeout(90)
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [Row(3, 3.0, 0.1), Row(8, 3.0, 0.0, every_s=0.2)])
 def test_all_that_is_acknowledged_is_in_the_log(row: Row, tmp_path: Path) -> None:
     found = run_row(row, tmp_path)

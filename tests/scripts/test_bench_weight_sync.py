@@ -12,6 +12,8 @@ from scripts import bench_weight_sync, cli
 from scripts.bench_weight_sync_run import Row, run_row
 
 
+@pytest.mark.slow
+@pytest.mark.soak("benchmarks")
 @pytest.mark.timeout(120)
 def test_a_row_is_published_and_broadcast_in_each_way(tmp_path: Path) -> None:
     # A process of its own: the plain broadcast needs a default group, and here there may be one.

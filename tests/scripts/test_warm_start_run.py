@@ -133,6 +133,7 @@ def test_it_leaves_a_model_that_does_as_demonstrated(
     assert tokenizer.decode(told[asked.input_ids.numel() :]).startswith(SEARCH)
 
 
+@pytest.mark.soak("commands")
 def test_two_ranks_learn_what_one_does(
     undisturbed: Callable[[int], tuple[Path, Started]], given: list[str]
 ) -> None:
@@ -150,7 +151,7 @@ def test_two_ranks_learn_what_one_does(
     [
         # What it says comes before the checkpoint of that step: it is killed while it saves.
         (1, [("step 10/", signal.SIGKILL), ("step 15/", signal.SIGTERM)]),
-        (2, [("step 10/", signal.SIGINT)]),
+        pytest.param(2, [("step 10/", signal.SIGINT)], marks=pytest.mark.soak("commands")),
     ],
 )
 def test_however_it_is_ended_it_goes_on_to_the_same(
@@ -189,6 +190,7 @@ def was_saved(out: Path, number: signal.Signals, run: Started) -> None:
     assert not socket_dir(str(out)).exists()
 
 
+@pytest.mark.soak("commands")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ended_while_ranks_are_starting_it_leaves_nobody(
     start: Callable[..., Started], given: list[str], tmp_path: Path, number: signal.Signals
@@ -203,6 +205,7 @@ def test_ended_while_ranks_are_starting_it_leaves_nobody(
     assert checkpoint.newest(tmp_path / "out") is None and "Traceback" not in run.said
 
 
+@pytest.mark.soak("commands")
 def test_interrupted_while_it_measures_what_is_held_out_it_takes_no_step(
     start: Callable[..., Started], given: list[str], tmp_path: Path
 ) -> None:
@@ -231,6 +234,7 @@ def test_a_folder_that_cannot_be_written_is_bad_input(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["course.json.draft"]
 
 
+@pytest.mark.soak("commands")
 def test_a_rank_that_ends_before_it_has_joined_is_named(
     start: Callable[..., Started], given: list[str], tmp_path: Path
 ) -> None:
@@ -242,6 +246,7 @@ def test_a_rank_that_ends_before_it_has_joined_is_named(
     assert "rank 1 of the learner ended with exit code -9 before it had joined" in run.said
 
 
+@pytest.mark.soak("commands")
 def test_it_outlives_the_shell_that_started_it(
     start: Callable[..., Started], given: list[str], tmp_path: Path
 ) -> None:

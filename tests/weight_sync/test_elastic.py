@@ -31,6 +31,7 @@ async def wait_until(reached: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_a_killed_actor_is_no_reason_to_wait_and_comes_back(fleet, start) -> None:
     engine = fleet.add("actor-0")
     doomed = start("actor-1")
@@ -77,6 +78,7 @@ async def test_an_actor_that_dies_while_the_group_forms_is_no_reason_to_wait(
         over.set()
 
 
+@pytest.mark.slow
 async def test_a_stopped_actor_is_dropped_at_the_deadline_and_catches_up(fleet, start) -> None:
     fleet.add("actor-0")
     stopped = start("actor-1")
@@ -111,6 +113,7 @@ async def test_whoever_joins_late_catches_up_and_the_others_notice_nothing(fleet
         assert publisher.gauges()["sync/updates"] == 3 - publisher.gauges()["sync/overtaken"]
 
 
+@pytest.mark.slow
 async def test_with_nobody_left_the_next_to_come_gets_the_newest(fleet, start) -> None:
     only = start("actor-0")
     with fleet.publisher(1) as publisher:

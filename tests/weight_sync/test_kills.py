@@ -1,7 +1,4 @@
-"""Subscribers killed at random moments: the learner never waits long, nobody serves unverified.
-
-`SYNC_KILLS=50` of them take some three minutes.
-"""
+"""Subscribers killed at random moments: the learner never waits long, nobody serves unverified."""
 
 import asyncio
 import os
@@ -35,7 +32,8 @@ async def wait_for_peers(publisher: Publisher, count: int, limit_s: float = 120.
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_the_survivor_always_gets_the_newest_version(fleet, start) -> None:
+@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.soak("sync"))])
+async def test_the_survivor_always_gets_the_newest_version(fleet, start, kills: int) -> None:
     """The learner goes on publishing."""
     fleet.add("actor-0")
     chance, version, longest_s = random.Random(0), 0, 0.0
@@ -44,7 +42,7 @@ async def test_the_survivor_always_gets_the_newest_version(fleet, start) -> None
         await asyncio.to_thread(publisher.wait_for_actors, 60)
         fleet.publish(publisher, 0)
         await asyncio.to_thread(publisher.wait_applied, 0, 20.0)
-        for _ in range(int(os.environ.get("SYNC_KILLS", "20"))):
+        for _ in range(kills):
             end = time.monotonic() + chance.random() * 0.2
             while time.monotonic() < end:
                 version += 1
@@ -126,7 +124,10 @@ def only_of_verified(said: list[tuple[str, list[int]]]) -> bool:
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.timeout(1200)
-async def test_real_actors_are_killed(actors: RealActors, fleet, tiny_model_path: Path) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.soak("sync"))])
+async def test_real_actors_are_killed(
+    actors: RealActors, fleet, tiny_model_path: Path, kills: int
+) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32).eval()
@@ -137,7 +138,7 @@ async def test_real_actors_are_killed(actors: RealActors, fleet, tiny_model_path
         await asyncio.to_thread(publisher.wait_for_actors, 300)
         publish(publisher, model, 0)
         await asyncio.to_thread(publisher.wait_applied, 0, 120.0)
-        for _ in range(3):
+        for _ in range(kills):
             end = time.monotonic() + 0.5 + chance.random()
             while time.monotonic() < end:
                 version += 1

@@ -17,6 +17,7 @@ from weight_sync.publisher import Publisher
 from weight_sync.subscriber import Subscriber
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.vllm,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(300),

@@ -102,7 +102,8 @@ def _is_train(fact: object) -> bool:
     return isinstance(fact, GroupOpened) and fact.kind == "train"
 
 
-@pytest.mark.parametrize("max_staleness", [2, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("max_staleness", [2, 0])
 def test_a_family_ten_times_slower_is_trained_as_often_as_it_is_asked(
     tools: Any, max_staleness: int
 ) -> None:
