@@ -175,7 +175,7 @@ def _tell_when_leaving(app: "FastAPI", server: "uvicorn.Server", notice_s: float
             later.daemon = True
             later.start()
 
-    server.handle_exit = handle  # type: ignore[assignment, method-assign]
+    server.handle_exit = handle  # type: ignore[method-assign]
 
 
 def _leave(cause: str) -> None:
