@@ -37,16 +37,16 @@ test-slow: .venv
 # What takes long, in parts that go on where they were interrupted: make test-soak [PART=name] [FRESH=1]
 PART ?= all
 FRESH ?=
-export CHAOS ?= scripts/chaos.py
+export CHAOS ?= -m tests.faults.chaos
 test-soak: .venv
 	@$(PYTEST) -p tests.soak --soak $(PART) $(if $(FRESH),--fresh) -v --durations=10 --timeout=1800
 
 test-gpu:
 	@$(MAKE) --no-print-directory GPU=1 .venv
-	@$(BIN)/python -m scripts.gpu_checks
+	@$(BIN)/python -m tests.gpu.checks
 
 mutants: .venv
-	@$(BIN)/python -m scripts.mutants
+	@$(BIN)/python -m tests.mutants.mutants
 
 clean:
 	@rm -rf .venv .cache .mutants

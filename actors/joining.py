@@ -19,7 +19,7 @@ from actors.retrieval import open_retrieval
 from configs.keys import Addresses, Keys
 from configs.load import ConfigError, parse, retrieval_url
 from configs.schema import Config
-from replay.launcher_client import ConfigReader
+from replay.clients.launcher import ConfigReader
 from replay.protocol import ReplayTimeout
 from retrieval_server.protocol import RetrievalError, RetrievalRefused
 

@@ -3,6 +3,8 @@ corrections.
 
 Pieces are tokenised apart and joined as ids, so that the tags around passages survive every cut and
 a piece has the same ids wherever it stands.
+
+The tokens that end a completion.
 """
 
 import hashlib
@@ -10,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -240,3 +243,15 @@ def single_token_ids(tokenizer: Any, texts: Sequence[str]) -> list[int] | None:
     ids = [ids[0] for ids in encoded]
     unknown = tokenizer.unk_token_id
     return None if unknown in ids else ids
+
+
+def end_tokens(prompter: Prompter, model_path: str) -> frozenset[int]:
+    """Return every token that ends a completion: the tokenizer's and the model folder's."""
+    found = {prompter.end_token}
+    for name in ("config.json", "generation_config.json"):
+        if model_path and (path := Path(model_path, name)).is_file():
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            for part in (tree, tree.get("text_config") or {}):
+                named = part.get("eos_token_id")
+                found |= set(named if isinstance(named, list) else [named])
+    return frozenset(each for each in found if each is not None)

@@ -15,14 +15,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.end_tokens import end_tokens
-from actors.environment import Environment, Outcome, Retriever
-from actors.environments import make
+from actors.environments.base import Environment, Outcome, Retriever
+from actors.environments.registry import make
 from actors.errors import PromptTooLong
-from actors.policy import Completion, Policy
-from actors.prompt import Prompter, Tokens
-from actors.rewards import Rewards
-from actors.transcript import Transcript
+from actors.policies.base import Completion, Policy
+from actors.prompt import Prompter, Tokens, end_tokens
+from actors.rewards.scorer import Rewards
+from actors.rewards.transcript import Transcript
 from configs.schema import Config
 from replay.protocol import Lease
 from replay.trajectory import StopReason, Trajectory, Turn

@@ -5,6 +5,8 @@ Consumes leases (or Stop) and the verified versions; produces trajectories and f
 for the next lease, for rollouts (each bounded by `rollout_deadline_s`) and, before a delivery, for
 verified weights to serve (bounded by `publish_deadline_s`). Unblocked by replay's messages, by the
 policy and by the subscriber.
+
+The searches of one rollout, for replay's record should it fail.
 """
 
 import asyncio
@@ -14,14 +16,33 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from actors.environment import Retriever
+from actors.environments.base import Retriever, search_records
 from actors.errors import ActorError, EngineDead, PolicyError, UnverifiedWeights, recordable
-from actors.noted_searches import NotedSearches
-from actors.policy import Completion, Policy, Stops
+from actors.policies.base import Completion, Policy, Stops
 from configs.schema import Config
 from replay.protocol import CodecError, Lease, Stop
 from replay.trajectory import Search, Trajectory
-from retrieval_server.protocol import RetrievalError
+from retrieval_server.protocol import Passage, RetrievalError
+
+
+class NotedSearches:
+    """A retriever that records one rollout's searches: a delivered rollout has them in its
+    trajectory, a failed one has only these. `made`: those that were answered, their passages best
+    first.
+    """
+
+    def __init__(self, retriever: Retriever) -> None:
+        self._retriever = retriever
+        self.made: list[Search] = []
+
+    async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        """Search and record. Raises RetrievalError."""
+        started = time.perf_counter()
+        found = await self._retriever.retrieve(queries, top_k)
+        seconds = time.perf_counter() - started
+        self.made += search_records(queries, found, seconds)
+        return found
+
 
 SHUTDOWN = "shutdown"
 

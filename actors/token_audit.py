@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.end_tokens import end_tokens
-from actors.environment import Retriever
+from actors.environments.base import Retriever
 from actors.errors import TokenMismatch
-from actors.policy import Completion, Policy, Stops
-from actors.prompt import Prompter, Tokens
-from actors.rewards import Rewards
+from actors.policies.base import Completion, Policy, Stops
+from actors.prompt import Prompter, Tokens, end_tokens
+from actors.rewards.scorer import Rewards
 from actors.rollout import rollout
 from configs.schema import Config
 from replay.protocol import Lease

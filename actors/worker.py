@@ -23,26 +23,27 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors import environments, joining
-from actors.engine_setup import (
+from actors import joining
+from actors.environments import registry
+from actors.environments.base import Retriever
+from actors.errors import ActorError, EngineUnusable
+from actors.policies.engine import (
     check_installation,
     choose_gpu,
     lower_priority,
     prepare_environment,
 )
-from actors.environment import Retriever
-from actors.errors import ActorError, EngineUnusable
+from actors.policies.vllm import VllmPolicy
 from actors.prompt import Prompter, load_tokenizer, tokenizer_digest
 from actors.retrieval import Retrieval, open_retrieval
-from actors.rewards import Rewards
+from actors.rewards.scorer import Rewards
 from actors.runner import MeteredPolicy, Runner, VerifiedVersions
 from actors.token_audit import TokenAudit
-from actors.vllm_policy import VllmPolicy
 from configs.keys import Address, Addresses
 from configs.load import ConfigError, load
-from configs.process import CONSEQUENCE, announce_ready, begin, die_with_parent, leave
+from configs.runtime.process import CONSEQUENCE, announce_ready, begin, die_with_parent, leave
 from configs.schema import Config
-from replay.client import TrajectoryWriter
+from replay.clients.actor import TrajectoryWriter
 from replay.protocol import Hello, Lease, ReplayError, ReplayTimeout
 from replay.trajectory import Trajectory
 from weight_sync.protocol import PeerFailed, SyncTimeout, TransportFailed, WeightSyncError
@@ -59,7 +60,7 @@ async def run(config: Config, actor_id: str) -> None:
     """Start the engine, serve until stopped, drain. Raises (groups of) named errors."""
     tokenizer = _tokenizer(config)
     prompter = Prompter(tokenizer, config.questions, config.actors)
-    environments.check(config, prompter)
+    registry.check(config, prompter)
     hello = Hello(actor_id, tokenizer_digest(tokenizer))
     retriever, rewards, replay = open_retrieval(config), Rewards.open(config), config.replay
     addresses = Addresses.of(config)

@@ -19,7 +19,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from configs.load import ConfigError
-from configs.process import socket_dir
+from configs.runtime.process import socket_dir
 from configs.schema import Config
 
 SERVER, CLIENT = "server", "client"

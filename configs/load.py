@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from configs.files import write_durably
+from configs.runtime.files import write_durably
 from configs.schema import Config
 from configs.section import CHANGEABLE, OF_THE_MACHINE, Section
 

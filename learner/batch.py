@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from configs.schema import LearnerConfig
-from learner.advantage import advantages
+from learner.algorithm.advantage import advantages
+from learner.algorithm.loss import row_coefficients
 from learner.errors import BadBatch
 from learner.packing import MicroBatch, Row, pack_shares, pad, to_row
-from learner.reduction import row_coefficients
 from replay.codec import decode_trajectory
 from replay.protocol import Batch, CodecError
 from replay.trajectory import Trajectory

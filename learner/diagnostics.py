@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from configs.schema import LearnerConfig
-from learner.importance import (
+from learner.algorithm.importance import (
     LOG_RATIO_LIMIT,
     behaviour_ratio,
     effective_sample_size,
     log_ratio,
     sequence_sums,
 )
-from learner.loss import TokenLoss
-from learner.model import TokenScores
+from learner.algorithm.loss import TokenLoss
+from learner.model.scorer import TokenScores
 from learner.packing import MicroBatch
 
 # The histogram's bars: (first, last) staleness of each, in steps.

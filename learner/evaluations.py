@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from configs.files import write_json
+from configs.runtime.files import write_json
 from learner.errors import BadCheckpoint
-from replay.run_protocol import EvalResult
+from replay.protocol import EvalResult
 
 FILE_NAME = "evaluations.json"
 

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from configs.schema import LearnerConfig
+from learner.algorithm.loss import row_coefficients
 from learner.batch import TrainingBatch
 from learner.errors import Diverged
-from learner.head import ChunkLoss
-from learner.model import TokenScores
+from learner.model.head import ChunkLoss
+from learner.model.scorer import TokenScores
 from learner.packing import MicroBatch, Row, pack_shares, pad
-from learner.reduction import row_coefficients
 
 Segment = tuple[Sequence[int] | NDArray[np.int32], bool]  # tokens; true: the policy writes them
 TEMPERATURE = 1.0

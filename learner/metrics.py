@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from replay.run_protocol import EvalResult
+from replay.protocol import EvalResult
 
 # Counters of one process; the fleet's is their sum. Everything else not named below is averaged.
 COUNTERS = {

@@ -1,25 +1,40 @@
-"""One run: its collaborators, and what the loop asks of them, each at its cadence."""
+"""One run: its collaborators, and what the loop asks of them, each at its cadence.
+
+The probe: the same few tokens under every version, which check the weights where they serve.
+"""
 
 import logging
+import random
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
+from configs.runtime.signals import StopRequested, StopSwitch
+from configs.runtime.watchdog import phase
 from configs.schema import Config
 from learner import checkpoint
 from learner.batch import build_shares
-from learner.errors import BadBatch
+from learner.errors import BadBatch, BadModel
 from learner.evaluations import Evaluations
 from learner.metrics import Metrics, aggregate
-from learner.stopping import StopRequested, StopSwitch
-from learner.watchdog import phase
-from replay.learner_client import BatchReader
-from replay.protocol import Batch, Stop
-from replay.run_protocol import EvalResult
+from replay.clients.learner import BatchReader
+from replay.protocol import Batch, EvalResult, Stop
 from weight_sync.buckets import InTurn
 from weight_sync.publisher import Publisher
+
+
+def draw_probe(tokenizer: PreTrainedTokenizerBase, seed: int, count: int) -> tuple[int, ...]:
+    """`count` ids drawn by the run's seed from the non-special vocabulary, with replacement.
+
+    Raises BadModel when the vocabulary has nothing but special tokens.
+    """
+    vocabulary = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
+    if not vocabulary:
+        raise BadModel(f"tokenizer {tokenizer.name_or_path!r} has no token that is not special")
+    return tuple(random.Random(f"probe {seed}").choices(vocabulary, k=count))
+
 
 if TYPE_CHECKING:  # importing it imports DeepSpeed
     from learner.trainer import Trainer

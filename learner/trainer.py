@@ -11,13 +11,13 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor, distributed
 
 from configs.schema import Config
+from learner.algorithm.schedule import learning_rate
 from learner.batch import TrainingBatch
-from learner.ema import Averages
-from learner.engine import Engine
 from learner.errors import BadModel
 from learner.imitation import imitate, measure
-from learner.schedule import learning_rate
-from learner.state import load_state, save_state
+from learner.model.ema import Averages
+from learner.model.engine import Engine
+from learner.model.state import load_state, save_state
 from learner.update import update
 
 Argument = Literal["shares", "tokens", "folder", "none"]  # what a collective method is given

@@ -18,18 +18,23 @@ import torch
 from torch import Tensor
 
 from configs.schema import LearnerConfig
+from learner.algorithm.importance import (
+    behaviour_ratio,
+    behaviour_weights,
+    log_ratio,
+    sequence_means,
+)
+from learner.algorithm.loss import TokenLoss
+from learner.algorithm.objectives import Terms, choose
+from learner.algorithm.schedule import learning_rate
 from learner.batch import TrainingBatch
 from learner.diagnostics import TokenFacts, diagnose
-from learner.ema import Averages, Ema
 from learner.errors import Diverged
-from learner.importance import behaviour_ratio, behaviour_weights, log_ratio, sequence_means
-from learner.loss import TokenLoss
-from learner.objectives.base import Terms, choose
+from learner.model.ema import Averages, Ema
 from learner.packing import MicroBatch
-from learner.schedule import learning_rate
 
 if TYPE_CHECKING:  # importing it imports DeepSpeed
-    from learner.engine import Engine
+    from learner.model.engine import Engine
 
 Centre = Literal["ema", "start_of_update", "behaviour"]
 

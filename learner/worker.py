@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from configs.keys import Address, Addresses
 from configs.load import ConfigError, load
-from configs.process import CONSEQUENCE, announce_ready, begin, make_socket_dir, on_stop
+from configs.runtime.process import CONSEQUENCE, announce_ready, begin, make_socket_dir, on_stop
+from configs.runtime.signals import StopRequested, StopSwitch
+from configs.runtime.watchdog import phase
 from configs.schema import Config
 from learner import checkpoint
+from learner.checkpoint import next_incarnation
 from learner.errors import BadCheckpoint, BadModel, LearnerError, RankLost
-from learner.incarnation import next_incarnation
-from learner.stopping import StopRequested, StopSwitch
-from learner.watchdog import phase
-from replay.learner_client import BatchReader
+from replay.clients.learner import BatchReader
 from replay.protocol import ReplayError, ReplayTimeout
 from weight_sync.protocol import PeerFailed, SyncTimeout, TransportFailed, WeightSyncError
 
@@ -74,16 +74,16 @@ def _check(config: Config, rank: int) -> None:
     if not config.run_dir:
         raise ConfigError("run_dir = '': name the run's directory, for example run_dir=runs/try")
     if not 0 <= rank < config.learner.ranks:
-        ranks = config.learner.ranks
-        raise ConfigError(f"--rank {rank}: learner.ranks = {ranks!r}; give 0 to {ranks - 1}")
+        leader = config.learner.ranks
+        raise ConfigError(f"--rank {rank}: learner.ranks = {leader!r}; give 0 to {leader - 1}")
 
 
 def follow(config: Config, rank: int) -> None:
     """Compute along with rank 0 until it leaves."""
     _prepare_torch(config)
-    from learner import ranks
+    from learner.ranks import leader
 
-    ranks.follow(config, rank)
+    leader.follow(config, rank)
 
 
 def work(config: Config, stop: StopSwitch, resume: bool) -> None:
@@ -96,8 +96,7 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> None:
     _prepare_torch(config)
     from learner.evaluations import Evaluations
     from learner.metrics import Metrics
-    from learner.probe import draw_probe
-    from learner.run import Run
+    from learner.run import Run, draw_probe
 
     addresses = Addresses.of(config)
     with (
@@ -156,7 +155,7 @@ def _load(
     """The trainer of all ranks, restored where there is a checkpoint, and the tokenizer."""
     from transformers import AutoTokenizer
 
-    from learner.ranks import lead
+    from learner.ranks.leader import lead
 
     # It has phases of its own: ranks that do not join are named, not taken for a stall here.
     trainer = lead(config)

@@ -2,13 +2,210 @@
 
 Its state is the number of draws, the questions put back and those retired, so a fold over the log
 restores it.
+
+Question files: JSONL or parquet of ours, FlashRAG's and ASearcher's JSONL, Search-R1's and
+verl's parquet, as they are.
 """
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from configs.schema import QuestionsConfig
 from replay.trajectory import Question
+
+_WANTED = 'write {"question": text, "answers": [text, …]}, optional "id" and "hops"'
+_BATCH = 1024
+NAMED_ROWS = 20  # of those that cannot be used
+
+
+class QuestionsError(ValueError):
+    """A question file cannot be used; the message names file, line, field, value and remedy."""
+
+
+Refuse = Callable[[int, QuestionsError], None]
+
+
+@dataclass(frozen=True)
+class QuestionFile:
+    """The questions of a file's sound rows, in its order.
+
+    `unusable`: how many rows are not sound; `faults`: what is wrong with the first of them.
+    """
+
+    questions: tuple[Question, ...]
+    unusable: int = 0
+    faults: tuple[str, ...] = ()
+
+    def told(self) -> str:
+        """Say how many rows cannot be used, and why not the first; '' where all can."""
+        if not self.unusable:
+            return ""
+        others = f" (and {self.unusable - 1:,} more)" if self.unusable > 1 else ""
+        rows = self.unusable + len(self.questions)
+        return f"{self.unusable:,} of {rows:,} rows cannot be used: {self.faults[0]}{others}"
+
+
+class _Row(msgspec.Struct):
+    question: str
+    answers: list[str]
+    id: str | int | None = None
+    hops: int = 0
+
+
+def load_questions(path: str | Path, limit: int = 0) -> tuple[Question, ...]:
+    """Return the questions of every row, or of the first `limit`; 0 reads all. Raises
+    QuestionsError, for a single row that cannot be used too.
+    """
+    file = read_questions(path, limit)
+    if file.unusable:
+        raise QuestionsError(
+            f"{file.told()}: forage data prepare lists such rows and keeps the others"
+        )
+    return file.questions
+
+
+def read_questions(path: str | Path, limit: int = 0) -> QuestionFile:
+    """Read and check every row, or up to the first `limit` sound ones; 0 reads all.
+
+    A row without an id is called `<file stem>-<row number>`, from 1. Raises QuestionsError where
+    two rows have one id, and where more rows cannot be used than can.
+    """
+    path, seen, faults = Path(path), dict[str, int](), list[str]()
+    questions, unusable = list[Question](), 0
+
+    def refuse(_: int, fault: QuestionsError) -> None:
+        nonlocal unusable
+        unusable += 1
+        faults.extend([str(fault)] if unusable <= NAMED_ROWS else [])
+
+    for number, raw in question_rows(path, refuse):
+        try:
+            question = question_of(raw, f"{path}:{number}", f"{path.stem}-{number}")
+        except QuestionsError as fault:
+            refuse(number, fault)
+            continue
+        if question.id in seen:
+            raise QuestionsError(
+                f"{path}:{number}: id {question.id!r} is that of line {seen[question.id]} too; "
+                "give each row its own id or leave id out"
+            )
+        seen[question.id] = number
+        questions.append(question)
+        if len(questions) == limit:
+            break
+    file = QuestionFile(tuple(questions), unusable, tuple(faults))
+    if unusable > len(questions):
+        raise QuestionsError(f"{file.told()}: name a file of questions; {_WANTED}")
+    if not questions:
+        raise QuestionsError(f"{path}: no questions; {_WANTED}")
+    return file
+
+
+def left_out(files: QuestionsConfig) -> Iterator[str]:
+    """Say of each file of a run whose rows cannot all be used how many, and why not the first."""
+    for field, limit in (("train", 0), ("eval", files.eval_limit)):
+        if (path := getattr(files, field)) and (told := read_questions(path, limit).told()):
+            yield (
+                f"questions.{field}: left out, {told}; leave the file as it is while this run may "
+                "be resumed"
+            )
+
+
+def question_rows(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, Any]]:
+    """Yield line or row number, from 1, and content of every row as it stands. A line that is no
+    JSON is left to `refuse`, where that is given. Raises QuestionsError.
+    """
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+        return
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise QuestionsError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield number, msgspec.json.decode(line)
+            except msgspec.DecodeError as error:
+                where = f"{path}:{number}"
+                fault = QuestionsError(f"{where}: not JSON ({error}): {line[:80]!r}")
+                if refuse is None:
+                    raise fault from error
+                refuse(number, fault)
+
+
+def question_of(raw: Any, where: str, name: str) -> Question:
+    """Return the question of a row; `name` is its id where it has none.
+
+    Its text is `question` or `extra_info.question`; its answers are `answers`, `golden_answers`,
+    `reward_model.ground_truth.target` or `answer`; its id is `id`, `qid` or `extra_info.index`,
+    behind `data_source` where that is named, for ids of different data sets collide. Raises
+    QuestionsError naming `where`.
+    """
+    try:
+        row = msgspec.convert(_plain(raw) if isinstance(raw, dict) else raw, _Row)
+    except msgspec.ValidationError as error:
+        shown = msgspec.json.encode(raw, enc_hook=str).decode()[:80]
+        raise QuestionsError(f"{where}: {error}, got {shown!r}; {_WANTED}") from error
+    if not row.question.strip():
+        raise QuestionsError(f"{where}: question is empty, got {row.question!r}; write its text")
+    if not row.answers or not all(answer.strip() for answer in row.answers):
+        raise QuestionsError(
+            f"{where}: answers is {row.answers!r}; give at least one, none of them empty"
+        )
+    if row.hops < 0:
+        raise QuestionsError(f"{where}: hops is {row.hops!r}; give 0 (unknown) or more")
+    id = name if row.id is None else str(row.id)
+    return Question(id, row.question, tuple(row.answers), row.hops)
+
+
+def _plain(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row under our own names; what it lacks is left out."""
+    extra, rule = raw.get("extra_info"), raw.get("reward_model")
+    extra = extra if isinstance(extra, dict) else {}
+    truth = rule.get("ground_truth") if isinstance(rule, dict) else None
+    target = truth.get("target") if isinstance(truth, dict) else truth
+    theirs = _first(raw.get("golden_answers"), target, raw.get("answer"))
+    found = {
+        "question": _first(raw.get("question"), extra.get("question")),
+        "answers": _first(raw.get("answers"), [theirs] if isinstance(theirs, str) else theirs),
+        "id": _id(raw, extra),
+        "hops": raw.get("hops"),
+    }
+    return {field: value for field, value in found.items() if value is not None}
+
+
+def _id(raw: Mapping[str, Any], extra: Mapping[str, Any]) -> Any:
+    own, source = _first(raw.get("id"), raw.get("qid"), extra.get("index")), raw.get("data_source")
+    if not isinstance(own, str | int) or not isinstance(source, str) or not source:
+        return own
+    return own if str(own).startswith(f"{source}/") else f"{source}/{own}"
+
+
+def _first(*values: Any) -> Any:
+    """Return the first that is not null: a file of several layouts has all columns in each row."""
+    return next((value for value in values if value is not None), None)
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
+    import pyarrow  # heavy, and needed for such files alone
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(_BATCH):
+                for raw in batch.to_pylist():
+                    number += 1
+                    yield number, raw
+    except (OSError, pyarrow.ArrowException) as error:
+        raise QuestionsError(f"{path}: cannot be read as parquet ({error})") from error
 
 
 class Questions:

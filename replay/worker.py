@@ -22,16 +22,15 @@ import msgspec
 import yaml
 
 from configs.load import ConfigError, dump, leaves, load
-from configs.process import announce_ready, begin, on_stop, socket_dir
+from configs.runtime.process import announce_ready, begin, on_stop, socket_dir
 from configs.schema import Config
-from replay.ledger import Ledger
-from replay.log import FILE_NAME, EventLog, read_whole
+from replay.ledger.ledger import Ledger
+from replay.log.event_log import FILE_NAME, EventLog, read_whole
+from replay.log.records import Record, ReplayRestarted, RunResumed, RunStarted
+from replay.log.summary import summarise_payload
 from replay.protocol import LogError, ReplayError
-from replay.question_files import QuestionFile, QuestionsError, read_questions
-from replay.questions import Questions
-from replay.records import Record, ReplayRestarted, RunResumed, RunStarted
-from replay.server import ReplayServer
-from replay.survey import summarise_payload
+from replay.questions import QuestionFile, Questions, QuestionsError, read_questions
+from replay.server.server import ReplayServer
 from replay.trajectory import Sampling
 
 logger = logging.getLogger(__name__)

@@ -22,11 +22,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from starlette.requests import ClientDisconnect
 
+from retrieval_server.auth import authorized
 from retrieval_server.batching import Batcher
-from retrieval_server.bearer import authorized
-from retrieval_server.index import Index
+from retrieval_server.corpus import digest_of
+from retrieval_server.index.base import Index
 from retrieval_server.metrics import CONTENT_TYPE, Metrics
-from retrieval_server.passages import digest_of
 from retrieval_server.protocol import (
     ALLOWED,
     DEFAULT_TOP_K,

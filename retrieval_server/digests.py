@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from configs.files import replacing
+from configs.runtime.files import replacing
 
 LARGE_BYTES = 256 << 20
 _TOLD_BYTES = 4 << 30  # reading so much is said beforehand

@@ -10,8 +10,13 @@ from numpy.typing import NDArray
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from retrieval_server.encoder_settings import (
+    EncoderSettings,
+    digest_of,
+    require_encoder,
+    settings_of,
+)
 from retrieval_server.protocol import BadIndex
-from retrieval_server.usage import EncoderSettings, digest_of, require_encoder, settings_of
 
 BATCH_TOKENS = 8192  # of one forward pass, padding counted
 

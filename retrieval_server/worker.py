@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from configs import load, process
+from configs import load
+from configs.runtime import process
 from configs.schema import Config, RetrievalConfig
-from retrieval_server.bearer import is_loopback, read_token
+from retrieval_server.auth import is_loopback, read_token
 from retrieval_server.protocol import DEFAULT_TOP_K, MAX_TOP_K, BadIndex, CorpusError
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
     process.limit_threads(config.retrieval.threads)
     # Imported late: numpy and torch read the thread count when they are first imported.
     from retrieval_server.app import Limits, create_app
-    from retrieval_server.opening import open_index
+    from retrieval_server.index.open_index import open_index
 
     process.on_stop(_leave)
     try:

@@ -19,8 +19,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 
 from configs.load import ConfigError
-from configs.process import Exit, assert_packages, die_with_parent
-from scripts.overrides import is_override
+from configs.runtime.process import Exit, assert_packages, die_with_parent
+from scripts.setup.overrides import is_override
 
 if "__mp_main__" in sys.modules:
     # vLLM's engine child runs the main file of its parent by this name: `forage`, which imports us.
@@ -47,30 +47,42 @@ class Command:
 
 
 COMMANDS = {
-    "train": Command("scripts.launch:train", "Train, or only evaluate, a model."),
-    "resume": Command("scripts.launch:resume", "Go on with a run."),
+    "train": Command("scripts.fleet.launch:train", "Train, or only evaluate, a model."),
+    "resume": Command("scripts.fleet.launch:resume", "Go on with a run."),
     "sync": Command("scripts.train_sync:sync", "Train in one process, synchronously."),
-    "evaluate": Command("scripts.evaluate:evaluate", "Ask a model every question of test sets."),
-    "ask": Command("scripts.ask:ask", "Ask a trained model questions in the terminal."),
-    "warm-start": Command("scripts.warm_start:warm_start", "Learn from demonstrations first."),
-    "relearn": Command("scripts.relearn:relearn", "Learn again, offline, from a run's log."),
-    "show": Command("scripts.show:show", "Print a run's rollouts in colour."),
-    "audit": Command("scripts.audit:audit", "Close a run's books."),
-    "compact": Command("scripts.compact:compact", "Make a finished run's log smaller."),
-    "plot": Command("scripts.plot:plot", "Draw a run's learning curve."),
-    "scale": Command("scripts.scale:scale", "Change the number of a running run's actors."),
-    "data prepare": Command("scripts.prepare_data:prepare", "Put data sets into one schema."),
-    "data audit": Command("scripts.audit_corpus:audit", "Count the questions a corpus answers."),
-    "index": Command("scripts.build_index:index", "Build an index of a corpus."),
-    "demo": Command("scripts.demo:demo", "Train on a small made-up task, on two cores."),
-    "bench learner": Command("scripts.bench_learner:bench", "The cost of the learner's step."),
-    "bench staleness": Command("scripts.bench_staleness:bench", "Corrections by staleness."),
-    "bench stream": Command("scripts.bench_stream:bench", "Trajectories into the durable log."),
-    "bench weight-sync": Command("scripts.bench_weight_sync:bench", "New weights to the actors."),
-    "bench retrieval": Command("scripts.bench_retrieval:bench", "Searches, and their latency."),
-    "bench overlap": Command("scripts.bench_overlap:bench", "Waiting for searches, hidden."),
-    "memory": Command("scripts.gpu_memory:memory", "Reckon what each GPU has to hold."),
-    "doctor": Command("scripts.doctor:doctor", "Check this machine for what a run needs."),
+    "evaluate": Command(
+        "scripts.evaluation.evaluate:evaluate", "Ask a model every question of test sets."
+    ),
+    "ask": Command("scripts.ask.ask:ask", "Ask a trained model questions in the terminal."),
+    "warm-start": Command(
+        "scripts.warm_start.warm_start:warm_start", "Learn from demonstrations first."
+    ),
+    "relearn": Command("scripts.runs.relearn:relearn", "Learn again, offline, from a run's log."),
+    "show": Command("scripts.runs.show:show", "Print a run's rollouts in colour."),
+    "audit": Command("scripts.runs.audit:audit", "Close a run's books."),
+    "compact": Command("scripts.runs.compact:compact", "Make a finished run's log smaller."),
+    "plot": Command("scripts.runs.plot:plot", "Draw a run's learning curve."),
+    "scale": Command("scripts.fleet.scale:scale", "Change the number of a running run's actors."),
+    "data prepare": Command("scripts.data.prepare:prepare", "Put data sets into one schema."),
+    "data audit": Command(
+        "scripts.data.corpus_audit:audit", "Count the questions a corpus answers."
+    ),
+    "index": Command("scripts.data.build_index:index", "Build an index of a corpus."),
+    "demo": Command("scripts.demo.demo:demo", "Train on a small made-up task, on two cores."),
+    "bench learner": Command("scripts.bench.learner:bench", "The cost of the learner's step."),
+    "bench staleness": Command("scripts.bench.staleness.bench:bench", "Corrections by staleness."),
+    "bench stream": Command(
+        "scripts.bench.stream.bench:bench", "Trajectories into the durable log."
+    ),
+    "bench weight-sync": Command(
+        "scripts.bench.weight_sync.bench:bench", "New weights to the actors."
+    ),
+    "bench retrieval": Command(
+        "scripts.bench.retrieval.bench:bench", "Searches, and their latency."
+    ),
+    "bench overlap": Command("scripts.bench.overlap.bench:bench", "Waiting for searches, hidden."),
+    "memory": Command("scripts.setup.gpu_memory:memory", "Reckon what each GPU has to hold."),
+    "doctor": Command("scripts.setup.doctor:doctor", "Check this machine for what a run needs."),
 }
 GROUPS = {
     "data": "Prepare questions, audit a corpus.",
@@ -120,9 +132,9 @@ def _failures() -> tuple[type[Exception], ...]:
     from learner.errors import LearnerError
     from replay.protocol import ReplayError
     from retrieval_server.protocol import RetrievalError
-    from scripts.bench_harness import BenchError
-    from scripts.demo import DemoFailed
-    from scripts.own_server import ServerFailed
+    from scripts.bench.harness import BenchError
+    from scripts.demo.demo import DemoFailed
+    from scripts.setup.retrieval import ServerFailed
     from weight_sync.protocol import WeightSyncError
 
     of_packages = (ActorError, LearnerError, ReplayError, RetrievalError, WeightSyncError)

@@ -21,30 +21,29 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from actors.environment import Retriever
-from actors.policy import Policy
+from actors.environments.base import Retriever
+from actors.policies.base import Policy
+from actors.policies.vllm import VllmPolicy
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
-from actors.rewards import Rewards
+from actors.rewards.scorer import Rewards
 from actors.token_audit import TokenAudit
-from actors.vllm_policy import VllmPolicy
 from configs.load import ConfigError, save
-from configs.process import begin
+from configs.runtime.process import begin
 from configs.schema import Config
 from learner import checkpoint
 from learner.batch import build
 from learner.errors import BadModel
 from learner.trainer import Trainer
 from replay.codec import encode_trajectory
+from replay.log.history import recorded_batches
+from replay.log.records import EVAL_GROUPS
 from replay.protocol import Batch, Lease, ReplayError
-from replay.question_files import left_out, read_questions
-from replay.questions import Questions
-from replay.records import EVAL_GROUPS
+from replay.questions import Questions, left_out, read_questions
 from replay.trajectory import Question, Sampling, Trajectory
-from scripts import preflight
 from scripts.options import argument, option, overrides
-from scripts.own_server import OwnServer, serving
-from scripts.recorded import recorded_batches
+from scripts.setup import preflight
+from scripts.setup.retrieval import OwnServer, serving
 
 
 @dataclass(frozen=True)

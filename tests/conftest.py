@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from configs.process import avoid_amx
+from configs.runtime.process import avoid_amx
 from tests.children import look_after
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: spinning threads stall busy machines
@@ -169,7 +169,7 @@ def spoken_model_path(
 async def vllm_policy(spoken_model_path: Path) -> AsyncIterator[Any]:
     """The session's one real engine, labelled version 0; tests using it run on the session's loop
     (`@pytest.mark.asyncio(loop_scope="session")`) and leave weights and version as they were."""
-    from actors.vllm_policy import VllmPolicy
+    from actors.policies.vllm import VllmPolicy
     from configs.schema import ActorsConfig, Config, ModelConfig
 
     policy = await VllmPolicy.start(

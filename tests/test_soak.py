@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from configs.runtime.process import REPOSITORY
+
 TESTS = """\
 import os
 import pytest
@@ -35,7 +36,9 @@ def soak(folder: Path, *words: str, fails: int = -1) -> tuple[int, str]:
     command = [sys.executable, "-m", "pytest", "-p", "tests.soak", "--rootdir", str(folder)]
     command += ["-c", str(folder / "pytest.ini"), str(folder), "--soak", *words]
     env = os.environ | {"FAILS": str(fails), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False
+    )
     return done.returncode, done.stdout[-300:] + done.stderr
 
 

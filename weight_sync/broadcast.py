@@ -14,9 +14,7 @@ import msgspec
 
 from configs.schema import WeightSyncConfig
 from weight_sync import buckets
-from weight_sync.choice import choose
 from weight_sync.control import Channel, LearnerHost
-from weight_sync.forming import Forming
 from weight_sync.protocol import (
     Answer,
     Applied,
@@ -38,7 +36,8 @@ from weight_sync.protocol import (
     describe,
 )
 from weight_sync.staging import Parcel
-from weight_sync.transport import Transport, host
+from weight_sync.transports.base import Forming, Transport, host
+from weight_sync.transports.selection import choose
 from weight_sync.verification import Verification
 
 log = logging.getLogger(__name__)

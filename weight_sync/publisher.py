@@ -20,11 +20,10 @@ import torch
 from configs.keys import Keys
 from configs.schema import WeightSyncConfig
 from weight_sync.broadcast import Broadcast
-from weight_sync.channel import Closing, RouterChannel
-from weight_sync.control import LearnerHost
+from weight_sync.control import Closing, LearnerHost, RouterChannel
 from weight_sync.protocol import SyncTimeout, WeightSyncError
 from weight_sync.staging import Staging
-from weight_sync.transport import device_name
+from weight_sync.transports.base import device_name
 
 log = logging.getLogger(__name__)
 

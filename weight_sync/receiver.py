@@ -16,8 +16,6 @@ import msgspec
 import torch
 
 from weight_sync import buckets
-from weight_sync.choice import CPU
-from weight_sync.forming import Forming
 from weight_sync.protocol import (
     ManifestMismatch,
     Rendezvous,
@@ -31,7 +29,8 @@ from weight_sync.protocol import (
     describe,
     encode,
 )
-from weight_sync.transport import Transport, device_name, join
+from weight_sync.transports.base import Forming, Transport, device_name, join
+from weight_sync.transports.selection import CPU
 
 
 class Receiver:

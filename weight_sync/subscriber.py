@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from configs.keys import Keys
 from configs.schema import WeightSyncConfig
-from weight_sync.link import Link
+from weight_sync.control import Link
 from weight_sync.protocol import (
     Applied,
     Connecting,

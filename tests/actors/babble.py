@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from actors.actions import STOP_TAGS
-from actors.policy import Completion, Stops
+from actors.environments.search_r1 import STOP_TAGS
+from actors.policies.base import Completion, Stops
 from retrieval_server.protocol import Passage
 
 SPECIAL = (

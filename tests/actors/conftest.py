@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.policy import Completion, Stops
+from actors.policies.base import Completion, Stops
 from actors.prompt import Prompter
-from actors.rewards import Rewards
+from actors.rewards.scorer import Rewards
 from actors.rollout import rollout
 from configs.environment import EnvironmentConfig
 from configs.prompts import SEARCH_R1_CORRECTION, SEARCH_R1_PROMPT
@@ -165,6 +165,6 @@ def llama_tokenizer() -> Any:
 @pytest.fixture(scope="session")
 def demo_tokenizer() -> Any:
     """The demo's own: tags are single tokens."""
-    from scripts.demo_tokenizer import make_tokenizer  # slow to import
+    from scripts.demo.tokenizer import make_tokenizer  # slow to import
 
     return make_tokenizer(512)

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from actors.environment import NOTHING, Outcome
+from actors.environments.base import NOTHING, Outcome
 from replay.trajectory import StopReason
 
 released = threading.Event()

@@ -1,7 +1,7 @@
 """A game as an environment: the question's answer is a number, to be guessed."""
 
-from actors.actions import Answer, parse_action
-from actors.environment import NOTHING, Outcome, completion_budget
+from actors.environments.base import NOTHING, Outcome, completion_budget
+from actors.environments.search_r1 import Answer, parse_action
 from replay.trajectory import StopReason
 
 PROMPT = "Guess a number from 0 to 99, for example <answer> 50 </answer>. {question}\n"

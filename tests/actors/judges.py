@@ -5,7 +5,7 @@ import json
 from types import TracebackType
 from typing import Any, Self
 
-from actors.transcript import Transcript
+from actors.rewards.transcript import Transcript
 
 
 def http(status: int, body: object, headers: str = "") -> bytes:

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from actors.end_tokens import end_tokens
-from actors.rewards import Rewards
+from actors.prompt import end_tokens
+from actors.rewards.scorer import Rewards
 from actors.rollout import rollout
 from configs.rewards import RewardsConfig, RewardWeights
 

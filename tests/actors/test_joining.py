@@ -19,8 +19,8 @@ from actors.worker import main
 from configs.keys import Keys
 from configs.load import ConfigError
 from configs.schema import Config
-from replay.log import EventLog
-from replay.server import ReplayServer
+from replay.log.event_log import EventLog
+from replay.server.server import ReplayServer
 from tests.children import ends_with_us
 from tests.lived import lived
 from tests.replay.conftest import new_ledger

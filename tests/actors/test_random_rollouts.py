@@ -4,16 +4,16 @@ are where it spoke."""
 import random
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from actors.prompt import Prompter
-from actors.rewards import Rewards
+from actors.rewards.scorer import Rewards
 from actors.token_audit import TokenAudit
 from configs.load import load
+from configs.runtime.process import REPOSITORY
 from configs.schema import ActorsConfig, Config, LearnerConfig, ModelConfig, QuestionsConfig
 from learner.batch import build
 from replay.codec import encode_trajectory
@@ -31,7 +31,7 @@ Told = tuple[Trajectory, Babbler]
 def settings(name: str) -> Config:
     """The demo's own, or one in which passages are cut and contexts run full."""
     if name == "demo_tokenizer":
-        path = Path(__file__).parents[2] / "configs" / "demo.yaml"
+        path = REPOSITORY / "configs" / "demo.yaml"
         return load(path, ["model.max_model_len=70", "actors.max_action_tokens=12"])
     return Config(
         model=ModelConfig(max_model_len=230),

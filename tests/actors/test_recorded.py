@@ -10,24 +10,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.environment import shown_order
-from actors.policy import Completion, Stops
+from actors.environments.base import shown_order
+from actors.policies.base import Completion, Stops
 from actors.prompt import Prompter
-from actors.recorded import RecordedRetriever
-from actors.retrieval import open_retrieval
-from actors.rewards import Rewards
+from actors.retrieval import RecordedRetriever, open_retrieval
+from actors.rewards.scorer import Rewards
 from actors.rollout import rollout
 from configs.load import ConfigError
 from configs.schema import Config, ReplayConfig, RetrievalConfig
 from replay.codec import encode_trajectory
-from replay.compaction import compact
-from replay.log import FILE_NAME
+from replay.log.compaction import compact
+from replay.log.event_log import FILE_NAME
+from replay.log.history import Searched
+from replay.log.records import StepsCommitted
 from replay.protocol import Deliver, Lease
-from replay.records import StepsCommitted
-from replay.searches import Searched
 from replay.trajectory import Question, Search, Trajectory
-from retrieval_server.building import build_bm25
 from retrieval_server.client import RetrievalClient
+from retrieval_server.index.build import build_bm25
 from retrieval_server.protocol import NotRecorded
 from tests.replay.conftest import record_searches
 from tests.retrieval_server.conftest import CONTENTS, serving

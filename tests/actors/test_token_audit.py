@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from actors.errors import TokenMismatch
-from actors.policy import Completion, FinishReason, Policy
-from actors.rewards import Rewards
+from actors.policies.base import Completion, FinishReason, Policy
+from actors.rewards.scorer import Rewards
 from actors.rollout import rollout
 from actors.token_audit import AuditedPolicy, StopCheck, TokenAudit
 from replay.trajectory import Trajectory

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from configs.process import CONSEQUENCE
+from configs.runtime.process import CONSEQUENCE
 from tests.children import ends_with_us
 
 Start = Callable[..., subprocess.Popen[str]]

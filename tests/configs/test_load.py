@@ -12,8 +12,7 @@ from configs.load import (
     retrieval_url,
     save,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
+from configs.runtime.process import REPOSITORY
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def test_searches_are_answered_by_one(yaml_file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name
+    "path", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda path: path.name
 )
 def test_shipped_configurations_load(path: Path) -> None:
     load(path)

@@ -1,7 +1,6 @@
 """The recipes: what they say is what was published, and fits the GPUs they name."""
 
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,10 +8,10 @@ import pytest
 
 from configs.load import load
 from configs.rewards import RewardWeights
+from configs.runtime.process import REPOSITORY
 from configs.schema import Config
-from scripts.gpu_memory import GIB, Model, plan
+from scripts.setup.gpu_memory import GIB, Model, plan
 
-ROOT = Path(__file__).resolve().parents[2]
 INDEX_BYTES = 7_000_000_000  # e5_Flat.index in halves over 8 GPUs, with FAISS's own room
 PER_BATCH = 10  # optimiser steps on each of Search-R1's batches: 512 x 5 rollouts in parts of 256
 SEARCH_R1 = {  # scripts/nq_hotpotqa/v0.2/train_grpo.sh
@@ -97,7 +96,7 @@ RECIPES: dict[str, tuple[dict[str, Any], Model]] = {
 
 
 def recipe(name: str) -> Config:
-    return load(ROOT / "configs" / f"{name}.yaml")
+    return load(REPOSITORY / "configs" / f"{name}.yaml")
 
 
 def value(config: Config, field: str) -> Any:
@@ -113,7 +112,7 @@ def test_the_numbers_are_those_published(name: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_gpu_holds_what_the_comment_says(name: str) -> None:
     config, model = recipe(name), RECIPES[name][1]
-    text = " ".join((ROOT / "configs" / f"{name}.yaml").read_text().replace("#", " ").split())
+    text = " ".join((REPOSITORY / "configs" / f"{name}.yaml").read_text().replace("#", " ").split())
     lines = list(plan(config, model, [80 * GIB - INDEX_BYTES] * 8))
     assert len(lines) == 8 and all(fits for _, fits in lines)
     needed = [line.split("about ")[1].split(" of ")[0] for line, _ in (lines[0], lines[-1])]
@@ -135,7 +134,7 @@ def test_each_change_of_ema_pg_can_be_taken_back_alone(field: str, taken_back: A
     cadence = {"anchor_period", "eval_every", "checkpoint_every"}
     assert different - cadence == {"anchor", "kl_estimator", "clip_high", "betas"}
     text = str(list(taken_back) if isinstance(taken_back, tuple) else taken_back)
-    config = load(ROOT / "configs" / "ema_pg_3b.yaml", [f"learner.{field}={text}"])
+    config = load(REPOSITORY / "configs" / "ema_pg_3b.yaml", [f"learner.{field}={text}"])
     assert config.learner == msgspec.structs.replace(changed, **{field: taken_back})
 
 

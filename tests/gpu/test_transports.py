@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import torch
 
-from scripts.bench_weight_sync_peer import CONFIG, model
-from scripts.bench_weight_sync_run import Row, peers, published
+from scripts.bench.weight_sync.peer import CONFIG, model
+from scripts.bench.weight_sync.run import Row, peers, published
 from weight_sync.buckets import Places, allocate, digest, plan, unpack
 from weight_sync.publisher import Publisher
 

@@ -13,12 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from configs.process import socket_dir
-from scripts import guardian
-from scripts.demo_task import DemoFiles, prepare
+from configs.runtime.process import REPOSITORY, socket_dir
+from scripts.demo.task import DemoFiles, prepare
+from scripts.fleet import guardian
 from tests.integration.spelt import Task, make_task
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Run:
@@ -28,8 +26,8 @@ class Run:
         self.run_dir = run_dir
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "scripts/launch.py", *arguments],
-            cwd=ROOT,
+            [sys.executable, "scripts/fleet/launch.py", *arguments],
+            cwd=REPOSITORY,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -115,7 +113,7 @@ def only(look: Callable[[], list[psutil.Process]], words: str) -> int:
 @pytest.fixture(scope="session")
 def demo_files(tmp_path_factory: pytest.TempPathFactory) -> DemoFiles:
     """The demo task: what `make demo` has cached, or made here, cold start included."""
-    cached = ROOT / ".cache"
+    cached = REPOSITORY / ".cache"
     return prepare(cached if cached.is_dir() else tmp_path_factory.mktemp("demo"), 0, print)
 
 

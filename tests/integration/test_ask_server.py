@@ -16,14 +16,14 @@ from typing import Any
 import httpx
 import pytest
 
-from actors.engine_setup import prepare_environment
+from actors.policies.engine import prepare_environment
+from configs.runtime.process import REPOSITORY
 from configs.schema import Config
-from scripts import guardian
-from scripts.demo_task import DemoFiles
+from scripts.demo.task import DemoFiles
+from scripts.fleet import guardian
 from tests.integration.spelt import PLACES, Task
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(1500)]
-ROOT = Path(__file__).resolve().parents[2]
 READY_S, ANSWER_S, LEAVE_S = 300.0, 200.0, 30.0
 
 
@@ -46,7 +46,7 @@ def serving(model: Path, length: int, log: Path) -> Iterator[str]:
         environment.setenv(guardian.TOKEN, token)
         watcher = guardian.start(token, sockets)  # nothing of it outlives these tests
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=out, stderr=out, env=os.environ, start_new_session=True
+            command, cwd=REPOSITORY, stdout=out, stderr=out, env=os.environ, start_new_session=True
         )
     try:
         end = time.monotonic() + READY_S
@@ -76,7 +76,7 @@ def ask(target: str, *words: str) -> list[dict[str, Any]]:
     """What the command prints with --json, but the seconds it took."""
     done = subprocess.run(
         [sys.executable, "-m", "scripts.cli", "ask", target, "--json", *words],
-        cwd=ROOT,
+        cwd=REPOSITORY,
         capture_output=True,
         text=True,
         timeout=ANSWER_S,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import ROOT
+from configs.runtime.process import REPOSITORY
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.soak("chaos")]
-COMMAND = os.environ.get("CHAOS", "scripts/chaos.py").split()
+COMMAND = os.environ.get("CHAOS", "tests/faults/chaos.py").split()
 
 
 @pytest.mark.timeout(3600)
@@ -26,7 +26,7 @@ def test_fifteen_kills_and_five_stops_lose_and_repeat_nothing(tmp_path: Path) ->
         f"--json={figures}",
     ]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=3500, check=False
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=3500, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(figures.read_text())

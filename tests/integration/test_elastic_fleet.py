@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from replay.log import read_whole
-from replay.records import ActorLeft, Delivered, Leased, LeaseReturned, Record, Superseded
-from scripts.audit_books import Audit
+from configs.runtime.process import REPOSITORY
+from replay.log.event_log import read_whole
+from replay.log.records import ActorLeft, Delivered, Leased, LeaseReturned, Record, Superseded
+from scripts.runs.books import Audit
 from tests.children import ends_with_us
-from tests.integration.conftest import ROOT, Run
+from tests.integration.conftest import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.soak("fleet")]
 
@@ -86,7 +87,7 @@ def test_the_fleet_shrinks_and_an_actor_joins_by_hand_and_leaves(
     run = launch(*RUN, f"replay.endpoint={replay}", f"weight_sync.endpoint={sync}")
     run.wait_for("step    1/", 300)
     shrink = [sys.executable, "-m", "scripts.cli", "scale", str(run.run_dir), "1"]
-    subprocess.run(shrink, cwd=ROOT, check=True, timeout=60)
+    subprocess.run(shrink, cwd=REPOSITORY, check=True, timeout=60)
     run.wait_for("actor-1 has left", 120)
     keys = shutil.copytree(run.run_dir / "keys", tmp_path / "copied")
     actor = join(replay, keys)

@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from configs.load import load, save
+from configs.runtime.process import REPOSITORY
 from learner import checkpoint
-from scripts.demo_task import DemoFiles
+from scripts.demo.task import DemoFiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
-ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = 16
 ENVIRONMENTS = ("search_r1", "no_search", "rag")
 NOT_REPEATED = ("timing",)
@@ -54,7 +54,7 @@ def run(demo_files: DemoFiles, tmp_path: Path) -> Path:
         f"questions.eval={demo_files.eval}",
         f"retrieval.corpus={demo_files.corpus}",
     ]
-    config = load(ROOT / "configs" / "demo.yaml", overrides)
+    config = load(REPOSITORY / "configs" / "demo.yaml", overrides)
     tokenizer: Any = Tokenizer()
     checkpoint.save(config, 3, Copies(demo_files.model), tokenizer)
     save(config, folder / "config.yaml")
@@ -71,7 +71,7 @@ def start(run: Path, demo_files: DemoFiles) -> Iterator[Start]:
         command += ["--sets", f"demo={demo_files.eval}", "--limit", str(QUESTIONS)]
         process = subprocess.Popen(
             [*command, "--out", str(out), *options],
-            cwd=ROOT,
+            cwd=REPOSITORY,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

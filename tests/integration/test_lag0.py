@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scripts.recorded import Recording
+from configs.runtime.process import REPOSITORY
+from replay.log.history import Recording
 from tests.children import ends_with_us
 from tests.integration.conftest import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]
-ROOT = Path(__file__).resolve().parents[2]
 
 STEPS = 4
 SHORT = [
@@ -41,7 +41,7 @@ def script(name: str, *arguments: object) -> str:
     """Run a script of ours to its end; its output."""
     done = subprocess.run(
         [sys.executable, f"scripts/{name}.py", *map(str, arguments)],
-        cwd=ROOT,
+        cwd=REPOSITORY,
         env=ends_with_us(),
         capture_output=True,
         text=True,

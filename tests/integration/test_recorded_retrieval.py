@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replay.searches import SearchLog
-from scripts.recorded import Recording
+from replay.log.history import Recording, SearchLog
 from tests.integration.conftest import Run
 from tests.integration.test_lag0 import NOTHING_BATCHED, SHORT, completed
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from scripts.audit_books import Audit
-from scripts.fleet_log import read_fleet_log
+from scripts.runs.books import Audit
+from scripts.runs.fleet_log import read_fleet_log
 from tests.integration.conftest import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]

@@ -14,9 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from configs.load import ConfigError, load
 from learner.batch import build_shares
 from learner.trainer import Trainer
-from replay.log import read
-from replay.protocol import Batch
-from replay.records import (
+from replay.log.event_log import read
+from replay.log.records import (
     CaughtUp,
     Delivered,
     GroupDropped,
@@ -30,8 +29,9 @@ from replay.records import (
     Sampled,
     StepsCommitted,
 )
-from scripts import resume
-from scripts.audit_books import Audit
+from replay.protocol import Batch
+from scripts.fleet import resume
+from scripts.runs.books import Audit
 from tests.integration.conftest import Run
 from tests.integration.test_run import kill_launcher
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from scripts.audit_texts import finds_of
-from scripts.demo_task import DemoFiles
-from scripts.faulty_demo import SETTINGS, faulty_server, figures
-from scripts.faulty_retrieval import FAULTS, MARKER, Manner
+from scripts.demo.task import DemoFiles
+from tests.faults.faulty_run import SETTINGS, faulty_server, figures
+from tests.faults.retrieval_proxy import FAULTS, MARKER, Manner
+from tests.faults.texts_audit import finds_of
 from tests.integration.conftest import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]

@@ -12,11 +12,11 @@ import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from configs.process import socket_dir
+from configs.runtime.process import socket_dir
 from replay.codec import decode_trajectory
-from replay.log import read
-from replay.records import Delivered, EvaluationFinished, GroupOpened, Sampled
-from scripts.audit_books import Audit
+from replay.log.event_log import read
+from replay.log.records import Delivered, EvaluationFinished, GroupOpened, Sampled
+from scripts.runs.books import Audit
 from tests.integration.conftest import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from actors.actions import STOP_TAGS
+from actors.environments.search_r1 import STOP_TAGS
 from actors.prompt import single_token_ids
 from replay.codec import decode_trajectory
-from replay.log import read
-from replay.records import Delivered
+from replay.log.event_log import read
+from replay.log.records import Delivered
 from replay.trajectory import Trajectory
-from scripts.audit_books import Audit
+from scripts.runs.books import Audit
 from tests.integration.conftest import Run
 from tests.integration.spelt import PLACES, Task
 from tests.integration.test_run import scalars

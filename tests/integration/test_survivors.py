@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from configs.runtime.process import REPOSITORY
 from tests.children import carrying
-from tests.integration.conftest import ROOT
 from tests.integration.outlived import BEGUN
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]
@@ -27,7 +27,7 @@ def test_a_killed_pytest_leaves_nobody(tmp_path: Path, workers: tuple[str, ...])
     command = [sys.executable, "-m", "pytest", "tests/integration/outlived.py", "-s", *workers]
     with said.open("wb") as out:
         env = os.environ | {BEGUN: str(begun)}
-        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=out)
+        process = subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=out, stderr=out)
     end = time.monotonic() + 600
     while not begun.exists():
         assert process.poll() is None and time.monotonic() < end, said.read_text()[-5000:]

@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts.demo_task import DemoFiles
+from configs.runtime.process import REPOSITORY
+from scripts.demo.task import DemoFiles
 from tests.children import ends_with_us
 from tests.integration.conftest import line_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -37,7 +37,9 @@ def start(demo_files: DemoFiles, tmp_path: Path) -> Iterator[Callable[..., subpr
             *overrides,
         ]
         pipe, env = subprocess.PIPE, ends_with_us()
-        process = subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, env=env)
+        process = subprocess.Popen(
+            words, cwd=REPOSITORY, stdout=pipe, stderr=pipe, text=True, env=env
+        )
         begun.append(process)
         return process
 

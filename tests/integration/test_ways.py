@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from configs.runtime.process import REPOSITORY
 from replay.codec import decode_trajectory
-from replay.log import read
-from replay.records import Delivered
+from replay.log.event_log import read
+from replay.log.records import Delivered
 from replay.trajectory import Trajectory
-from tests.integration.conftest import ROOT, Run
+from tests.integration.conftest import Run
 from tests.integration.spelt import Task
 from tests.retrieval_server.encoders import make_encoder
 
@@ -79,7 +80,9 @@ def play(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Play:
     """play(*overrides): the trajectories that two steps were trained on."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # a user's own code, as a user would have it found
+    monkeypatch.setenv(
+        "PYTHONPATH", str(REPOSITORY)
+    )  # a user's own code, as a user would have it found
 
     def start(*overrides: str) -> list[Trajectory]:
         run_dir = tmp_path / "run"

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from configs.schema import Config, LearnerConfig, ModelConfig, ReplayConfig
 from learner.diagnostics import TokenFacts
-from learner.model import ChunkLoss, TokenScorer, TokenScores, load_model
+from learner.model.scorer import ChunkLoss, TokenScorer, TokenScores, load_model
+from learner.model.shards import Whole
 from learner.packing import MicroBatch
-from learner.shards import Whole
 from replay.codec import encode_trajectory
 from replay.protocol import Batch
 from replay.trajectory import Sampling, StopReason, Trajectory, Turn

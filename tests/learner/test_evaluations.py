@@ -7,7 +7,7 @@ import pytest
 
 from learner.errors import BadCheckpoint
 from learner.evaluations import Evaluations
-from replay.run_protocol import EvalResult
+from replay.protocol import EvalResult
 
 
 def result(step: int, em: float, sampled_em: float = 0.0) -> EvalResult:

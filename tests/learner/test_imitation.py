@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional
 
 from configs.schema import Config
-from learner.engine import Engine
 from learner.errors import Diverged
 from learner.imitation import Segment, imitate, lay_out, measure, share_out
-from learner.model import load_model
+from learner.model.engine import Engine
+from learner.model.scorer import load_model
 
 Demonstrations = list[list[Segment]]
 

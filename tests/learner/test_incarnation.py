@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from learner.checkpoint import next_incarnation
 from learner.errors import BadCheckpoint
-from learner.incarnation import next_incarnation
 
 
 def test_each_start_counts_one_more(tmp_path: Path) -> None:

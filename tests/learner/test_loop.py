@@ -7,17 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from configs.runtime.signals import StopRequested
 from configs.schema import Config, WeightSyncConfig
 from learner.batch import TrainingBatch
-from learner.ema import Averages
 from learner.errors import BadBatch
 from learner.evaluations import Evaluations
 from learner.loop import train
+from learner.model.ema import Averages
 from learner.run import Run
-from learner.stopping import StopRequested
 from learner.update import update
-from replay.protocol import Batch, Stop
-from replay.run_protocol import EvalResult
+from replay.protocol import Batch, EvalResult, Stop
 
 Script = list[tuple[Any, ...]]
 

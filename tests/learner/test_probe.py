@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from learner.probe import draw_probe
+from learner.run import draw_probe
 
 
 def test_drawn_once_by_the_seed_from_what_is_not_special(word_tokenizer: Any) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from configs.schema import Config
 from learner.batch import TrainingBatch, build
-from learner.ema import Averages, Ema
 from learner.errors import Diverged
+from learner.model.ema import Averages, Ema
 from learner.update import logprobs_under, update
 from replay.codec import decode_trajectory, encode_trajectory
 from replay.protocol import Batch

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from configs.keys import Addresses
 from configs.load import load, save
-from configs.process import CONSEQUENCE, socket_dir
+from configs.runtime.process import CONSEQUENCE, socket_dir
 from configs.schema import (
     ActorsConfig,
     Config,
@@ -29,10 +29,10 @@ from configs.schema import (
     WeightSyncConfig,
 )
 from learner.worker import main
-from replay.client import TrajectoryWriter
-from replay.log import read
+from replay.clients.actor import TrajectoryWriter
+from replay.log.event_log import read
+from replay.log.records import LearnerResumed, Resampled, Sampled
 from replay.protocol import Hello, Lease
-from replay.records import LearnerResumed, Resampled, Sampled
 from replay.trajectory import StopReason, Trajectory, Turn
 from tests.children import ends_with_us
 from weight_sync.buckets import Layout, NamedTensors, digest, dtype_name

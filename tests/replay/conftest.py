@@ -19,15 +19,14 @@ from configs.keys import Addresses, Keys
 from configs.load import dump
 from configs.schema import ActorsConfig, Config, LearnerConfig, ReplayConfig
 from replay.codec import decode_trajectory, encode, encode_trajectory
-from replay.ledger import Ledger
-from replay.log import FILE_NAME, EventLog
-from replay.protocol import Lease, LogError
+from replay.ledger.ledger import Ledger
+from replay.log.event_log import FILE_NAME, EventLog
+from replay.log.history import Searched
+from replay.log.records import Delivered, GroupOpened, RunStarted
+from replay.log.summary import summarise
+from replay.protocol import Lease, LogError, Observe
 from replay.questions import Questions
-from replay.records import Delivered, GroupOpened, RunStarted
-from replay.run_protocol import Observe
-from replay.searches import Searched
-from replay.server import ReplayServer
-from replay.survey import summarise
+from replay.server.server import ReplayServer
 from replay.trajectory import Question, Sampling, StopReason, Trajectory, Turn
 
 QUESTIONS = tuple(Question(f"q-{i}", f"question {i}?", (f"answer {i}",), 1) for i in range(50))

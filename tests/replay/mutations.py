@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from replay.log_format import FRAME, MAX_RECORD_BYTES
+from replay.log.format import FRAME, MAX_RECORD_BYTES
 
 Files = dict[int, bytes]  # segment → its bytes
 

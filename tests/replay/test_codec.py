@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from replay import codec, protocol
-from replay.protocol import CodecError
-from replay.run_protocol import Shutdown
+from replay.protocol import CodecError, Shutdown
 from replay.trajectory import Question, Sampling, Search, StopReason, Trajectory, Turn
 
 TEXT = st.text(max_size=20)

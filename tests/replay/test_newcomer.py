@@ -13,12 +13,11 @@ from configs.keys import Keys
 from configs.load import ConfigError, parse
 from configs.schema import Config, ReplayConfig
 from replay import protocol as wire
-from replay.launcher_client import ConfigReader, Observer
-from replay.log import EventLog, LogFull, read
-from replay.protocol import ReplayTimeout
-from replay.records import RunStarted
-from replay.run_protocol import Describe
-from replay.server import ReplayServer
+from replay.clients.launcher import ConfigReader, Observer
+from replay.log.event_log import EventLog, LogFull, read
+from replay.log.records import RunStarted
+from replay.protocol import Describe, ReplayTimeout
+from replay.server.server import ReplayServer
 
 
 def described(endpoint: str, keys: Keys | None = None, deadline_s: float = 30.0) -> Config:

@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from replay.question_files import QuestionsError, load_questions, read_questions
+from replay.questions import QuestionsError, load_questions, read_questions
 from replay.trajectory import Question
 
 ASKED = "who wrote it?"

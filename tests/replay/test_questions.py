@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replay.question_files import NAMED_ROWS, QuestionsError, load_questions, read_questions
-from replay.questions import Questions
+from replay.questions import NAMED_ROWS, Questions, QuestionsError, load_questions, read_questions
 from replay.trajectory import Question
 
 FIVE = tuple(Question(f"q{i}", "text", ("a",)) for i in range(5))

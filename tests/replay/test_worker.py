@@ -10,12 +10,12 @@ import pytest
 
 from configs.keys import Addresses
 from configs.load import ConfigError, load
-from configs.process import socket_dir
-from replay.launcher_client import Observer
-from replay.learner_client import BatchReader
-from replay.log import FILE_NAME, EventLog, read, read_whole
+from configs.runtime.process import socket_dir
+from replay.clients.launcher import Observer
+from replay.clients.learner import BatchReader
+from replay.log.event_log import FILE_NAME, EventLog, read, read_whole
+from replay.log.records import Reported, RunResumed, RunStarted, Stopped
 from replay.protocol import RefusedByReplay
-from replay.records import Reported, RunResumed, RunStarted, Stopped
 from replay.worker import main, make_ledger, make_log
 from tests.children import ends_with_us
 

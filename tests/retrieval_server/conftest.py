@@ -14,8 +14,8 @@ import pytest
 import uvicorn
 
 from retrieval_server.app import Limits, create_app
-from retrieval_server.index import Index
-from retrieval_server.index_bm25 import BM25Index
+from retrieval_server.index.base import Index
+from retrieval_server.index.bm25 import BM25Index
 from retrieval_server.protocol import Document
 
 LIMITS = Limits()

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from retrieval_server.app import Limits
-from retrieval_server.index import Hit
-from retrieval_server.index_bm25 import BM25Index
+from retrieval_server.index.base import Hit
+from retrieval_server.index.bm25 import BM25Index
 from retrieval_server.protocol import (
     MAX_BODY_BYTES,
     MAX_QUERIES,

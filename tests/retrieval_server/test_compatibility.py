@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from retrieval_server.client import RetrievalClient
-from retrieval_server.index_bm25 import BM25Index
+from retrieval_server.index.bm25 import BM25Index
 from retrieval_server.protocol import RetrievalRefused, RetrievalUnavailable
 from tests.retrieval_server.conftest import CONTENTS, running
 

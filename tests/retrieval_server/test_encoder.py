@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from retrieval_server.encoder import Encoder
+from retrieval_server.encoder_settings import EncoderSettings as Settings
+from retrieval_server.encoder_settings import digest_of, settings_of
 from retrieval_server.protocol import BadIndex
-from retrieval_server.usage import EncoderSettings as Settings
-from retrieval_server.usage import digest_of, settings_of
 from tests.retrieval_server.encoders import make_encoder
 
 TEXTS = ["the mayor of bore", "a", "who ?", "the capital of xanu is bore , and more " * 9, "a"]

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from retrieval_server.corpus import STARTS, load_corpus, reopen
-from retrieval_server.passages import digest_of
+from retrieval_server.corpus import STARTS, digest_of, load_corpus, reopen
 from retrieval_server.protocol import CorpusError, Document
 
 ROWS = [

@@ -13,8 +13,8 @@ import pytest
 
 from configs.load import ConfigError
 from configs.schema import Config, RetrievalConfig
-from retrieval_server.building import build_dense
 from retrieval_server.encoder import Encoder
+from retrieval_server.index.build import build_dense
 from retrieval_server.worker import _warn_of_strangers, bind, check
 from tests.children import ends_with_us
 from tests.retrieval_server.encoders import make_encoder

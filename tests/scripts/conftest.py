@@ -12,12 +12,15 @@ import pytest
 import yaml
 
 from configs.load import ConfigError, load, save
+from configs.runtime.process import REPOSITORY
 from configs.schema import Config, LearnerConfig, ModelConfig, ReplayConfig
 from learner import checkpoint
 from replay.codec import decode_trajectory, encode_trajectory
-from replay.events import Event
-from replay.ledger import Ledger
-from replay.log import FILE_NAME, SEGMENT_BYTES, EventLog
+from replay.ledger.events import Event
+from replay.ledger.ledger import Ledger
+from replay.log.event_log import FILE_NAME, SEGMENT_BYTES, EventLog
+from replay.log.records import Record, RunStarted
+from replay.log.summary import summarise
 from replay.protocol import (
     Batch,
     Deliver,
@@ -31,12 +34,8 @@ from replay.protocol import (
     Sample,
 )
 from replay.questions import Questions
-from replay.records import Record, RunStarted
-from replay.survey import summarise
 from replay.trajectory import Question, Sampling, StopReason, Trajectory, Turn
-from scripts import resume
-
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.fleet import resume
 
 QUESTIONS = tuple(Question(f"q-{i}", f"question {i} ?", (str(i),), 1) for i in range(20))
 
@@ -162,7 +161,7 @@ class Folder:
         path.mkdir()
         overrides = [f"{k}={v}" for k, v in inputs.items()]
         self.config = load(
-            ROOT / "configs" / "base.yaml",
+            REPOSITORY / "configs" / "base.yaml",
             [*overrides, f"run_dir={path}", "learner.total_steps=40", "seed=3"],
         )
         save(self.config, path / "config.yaml")

@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts import guardian
+from configs.runtime.process import REPOSITORY
+from scripts.fleet import guardian
 
-ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 240.0  # of one wait, on a machine that others keep busy
 
 
@@ -21,7 +21,7 @@ class Started:
         with said.open("w") as out:
             self.process = subprocess.Popen(
                 words,
-                cwd=ROOT,
+                cwd=REPOSITORY,
                 env=os.environ | {guardian.TOKEN: self._token},
                 stdout=out,
                 stderr=out,

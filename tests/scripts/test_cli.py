@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 
+from configs.runtime.process import REPOSITORY
 from scripts import cli
 from scripts.options import argument, option, overrides
 
@@ -94,7 +95,7 @@ def test_a_wrong_place_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
-    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.chdir(REPOSITORY)
     assert cli.main(words.split()) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1 and error.startswith("forage: ")

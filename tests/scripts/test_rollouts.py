@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.policy import Completion, Stops
+from actors.policies.base import Completion, Stops
 from actors.prompt import Prompter
-from actors.rewards import Rewards
-from actors.transcript import Transcript
-from actors.user_reward import UserReward
+from actors.rewards.custom import UserReward
+from actors.rewards.scorer import Rewards
+from actors.rewards.transcript import Transcript
 from configs.rewards import RewardsConfig, RewardWeights
 from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig, ReplayConfig
 from retrieval_server.protocol import Passage

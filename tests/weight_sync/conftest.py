@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from configs.process import die_with_parent
+from configs.runtime.process import die_with_parent
 from configs.schema import WeightSyncConfig
 from weight_sync.buckets import Layout, NamedTensors, digest, dtype_name
 from weight_sync.publisher import Publisher

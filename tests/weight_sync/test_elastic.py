@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from configs.keys import Keys
-from scripts.chaos_proxy import ChaosProxy, Faults
-from weight_sync import channel
-from weight_sync.collective import GlooTransport
+from tests.faults.tcp_proxy import ChaosProxy, Faults
+from weight_sync import control
 from weight_sync.protocol import Rendezvous, SyncTimeout, WeightSyncError
 from weight_sync.publisher import Publisher
+from weight_sync.transports.collective import GlooTransport
 
 
 async def wait_applied(publisher: Publisher, version: int, deadline_s: float = 30.0) -> None:
@@ -169,7 +169,7 @@ async def test_bytes_that_never_come_leave_what_serves(fleet, monkeypatch) -> No
 
 
 async def test_an_actor_s_name_is_taken_while_its_bearer_lives(fleet, monkeypatch) -> None:
-    monkeypatch.setattr(channel, "_RIVAL_S", 0.5)
+    monkeypatch.setattr(control, "_RIVAL_S", 0.5)
     fleet.add("actor-0")
     with fleet.publisher(1) as publisher:
         fleet.publish(publisher, 0)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from weight_sync.collective import GlooTransport
 from weight_sync.protocol import Applied, VerificationFailed
 from weight_sync.publisher import Publisher
+from weight_sync.transports.collective import GlooTransport
 from weight_sync.verification import REFITS, Verification
 
 

@@ -29,7 +29,7 @@ SYNC = WeightSyncConfig(probe_tolerance=TOLERANCE, bucket_bytes=200_000)
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def policy(tiny_model_path: Path) -> AsyncIterator[Any]:
     """One engine for this file; its completions do not stop before `max_tokens`."""
-    from actors.vllm_policy import VllmPolicy
+    from actors.policies.vllm import VllmPolicy
 
     config = Config(
         model=ModelConfig(path=str(tiny_model_path), dtype="float32", max_model_len=256),
@@ -169,7 +169,7 @@ async def test_caches_that_are_kept_are_read_by_nobody_who_begins_later(
     policy, make_model, tmp_path
 ) -> None:
     """Requests in flight go on from what older weights cached; whoever begins anew does not."""
-    from actors.vllm_policy import VllmPolicy
+    from actors.policies.vllm import VllmPolicy
 
     endless = {"ignore_eos": True, "detokenize": False}
     keeping = VllmPolicy(policy.engine, lambda _: endless, keep=True)

@@ -7,8 +7,8 @@
 import asyncio
 import sys
 
-from actors.vllm_policy import VllmPolicy
-from configs.process import begin, die_with_parent
+from actors.policies.vllm import VllmPolicy
+from configs.runtime.process import begin, die_with_parent
 from configs.schema import ActorsConfig, Config, ModelConfig, WeightSyncConfig
 from weight_sync.subscriber import Subscriber
 

@@ -7,8 +7,10 @@ import msgspec
 import pytest
 
 from configs.schema import ReplayConfig
-from replay.events import Event, Peer, PeerLost, Tick
-from replay.ledger import Ledger
+from replay.ledger.events import Event, Peer, PeerLost, Tick
+from replay.ledger.ledger import Ledger
+from replay.log.records import Record, ReplayRestarted, RunResumed
+from replay.log.summary import Summary
 from replay.protocol import (
     Deliver,
     Hello,
@@ -22,8 +24,6 @@ from replay.protocol import (
     Welcome,
 )
 from replay.questions import Questions
-from replay.records import Record, ReplayRestarted, RunResumed
-from replay.survey import Summary
 from replay.trajectory import Question, Sampling
 
 Key = tuple[int, int]

@@ -9,7 +9,7 @@ or wake up too late, goodbyes, the end of the run and its resumption.
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from replay.books import LedgerState
+from replay.ledger.state import LedgerState
 from replay.protocol import (
     Committed,
     Done,

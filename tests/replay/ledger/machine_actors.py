@@ -6,6 +6,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from replay.log.records import GroupOpened, QuestionRetired, Record
 from replay.protocol import (
     Acknowledged,
     Deliver,
@@ -13,7 +14,6 @@ from replay.protocol import (
     Hello,
     Refused,
 )
-from replay.records import GroupOpened, QuestionRetired, Record
 from tests.replay.ledger.conftest import Scene, summary_for
 from tests.replay.ledger.world import Rollouts, World
 

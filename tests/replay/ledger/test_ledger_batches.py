@@ -4,19 +4,19 @@ from typing import Any
 
 import msgspec
 
+from replay.log.records import Superseded
 from replay.protocol import (
     Batch,
     Committed,
     Deliver,
     Done,
     Heartbeat,
+    Observe,
     Ready,
     Refused,
     Report,
     Wait,
 )
-from replay.records import Superseded
-from replay.run_protocol import Observe
 
 
 def test_a_batch_holds_whole_groups_ordered_by_id(scene: Any) -> None:

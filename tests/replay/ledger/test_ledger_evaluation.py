@@ -5,9 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from replay.protocol import Deliver, Evaluate
-from replay.records import EVAL_GROUPS
-from replay.run_protocol import Observe
+from replay.log.records import EVAL_GROUPS
+from replay.protocol import Deliver, Evaluate, Observe
 
 
 def evaluate(s: Any, step: int, incarnation: int = 1) -> Any:

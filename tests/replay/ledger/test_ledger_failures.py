@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from replay.log.records import LeaseReturned
 from replay.protocol import Evaluate, Goodbye, Hello, LeaseFailed, Ready, Welcome
-from replay.records import LeaseReturned
 from replay.trajectory import Search
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from replay.log.records import GroupOpened
 from replay.protocol import Batch, Committed, Lease, Ready
-from replay.records import GroupOpened
 
 STEPS, GROUPS, QUESTIONS, SLOW_EVERY, SLOWDOWN = 2000, 4, 100, 4, 10.0
 LEARN_S, APPLY_S, COMMIT_EVERY = 0.5, 1.0, 20

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from replay.events import PeerLost
+from replay.ledger.events import PeerLost
 from replay.protocol import Goodbye, Heartbeat, Hello, Ready, Unknown, Welcome
 
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from replay.protocol import Heartbeat, Hello, Ready, Stop, Unknown, Welcome
-from replay.records import LeaseReturned
-from replay.run_protocol import Shutdown
+from replay.log.records import LeaseReturned
+from replay.protocol import Heartbeat, Hello, Ready, Shutdown, Stop, Unknown, Welcome
 
 BOTH = ((1, 0), (1, 1))
 READY = Ready("a", 2, 1, 0)

@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
 from configs.schema import Config
-from replay.protocol import Evaluate
-from replay.records import (
+from replay.log.records import (
     ActorLeft,
     GroupDropped,
     GroupOpened,
@@ -26,8 +25,8 @@ from replay.records import (
     RunResumed,
     RunStarted,
 )
-from replay.run_protocol import Shutdown
-from scripts.audit_books import Audit
+from replay.protocol import Evaluate, Shutdown
+from scripts.runs.books import Audit
 from tests.replay.ledger.conftest import Scene
 from tests.replay.ledger.machine import Rules
 

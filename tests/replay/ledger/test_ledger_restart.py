@@ -5,9 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from replay.protocol import Batch, Evaluate, Finish, LogError, Resumed, Stop, Wait
-from replay.records import GroupOpened, LeaseReturned
-from replay.run_protocol import Shutdown
+from replay.log.records import GroupOpened, LeaseReturned
+from replay.protocol import Batch, Evaluate, Finish, LogError, Resumed, Shutdown, Stop, Wait
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ from replay.protocol import (
     Done,
     Evaluate,
     Finish,
+    Observe,
     Report,
     Resume,
+    Shutdown,
     Stop,
 )
-from replay.run_protocol import Observe, Shutdown
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from replay.log.records import GroupDropped, GroupOpened, Record
 from replay.protocol import Batch, Heartbeat, Hello, Lease, Leases, Ready, Stop, Unknown, Wait
-from replay.records import GroupDropped, GroupOpened, Record
 from tests.replay.ledger.conftest import Key, Scene, decode_summary
 
 

@@ -1,0 +1,1 @@
+"""Environments: how a policy acts, turn by turn."""

@@ -1,0 +1,215 @@
+"""A chat template's frame for tool messages between two turns of the policy.
+
+The frame is read once: a fixed conversation is rendered with marks in place of the policy's turn
+and of the tool messages; the text around the marks is the frame. An observation's tokens are the
+frame's and the messages', tokenised apart and joined as ids; nothing sampled is rendered.
+
+Tool calls are parsed from the text of one turn. Hermes and Qwen write `<tool_call>{"name": …,
+"arguments": {…}}</tool_call>`, Llama 3 objects `{"name": …, "parameters": {…}}`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Literal
+
+import numpy as np
+
+from actors.environments.search_r1 import Malformed
+from actors.prompt import Message, Prompter, Schemas, Tokens, end_tokens
+from configs.load import ConfigError
+
+Format = Literal["hermes", "llama3_json"]
+_ARGUMENTS = {"hermes": "arguments", "llama3_json": "parameters"}
+_HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_NAMED = re.compile(r'\{\s*"(?:name|type)"\s*:')  # Llama 3 writes a type first, sometimes
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A parsed call; its tool may not exist."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+def parse_calls(text: str, format: Format) -> list[Call | Malformed]:
+    """Parse the closed calls of a turn's own text, in order; an unreadable one is Malformed."""
+    found = _HERMES.findall(text) if format == "hermes" else _objects(text)
+    return [_call(each, _ARGUMENTS[format]) for each in found]
+
+
+def begins_call(text: str, format: Format) -> bool:
+    """True where a call begins in the text, closed or not."""
+    return "<tool_call>" in text if format == "hermes" else _NAMED.search(text) is not None
+
+
+def texts_of(value: Any) -> list[str] | None:
+    """Return a list of non-empty texts, stripped; None where `value` is anything else."""
+    if not isinstance(value, list) or not value:
+        return None
+    texts = [text_of(each) for each in value]
+    return [each for each in texts if each] if all(texts) else None
+
+
+def text_of(value: Any) -> str:
+    """Return a text, stripped; empty where `value` is anything else, or not valid Unicode (JSON can
+    escape half a character).
+    """
+    if not isinstance(value, str):
+        return ""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return ""
+    return value.strip()
+
+
+def _call(text: str, arguments: str) -> Call | Malformed:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):  # nested too deeply
+        return Malformed()
+    if not isinstance(value, dict):
+        return Malformed()
+    name, given = value.get("name"), value.get(arguments)
+    return Call(name, given) if isinstance(name, str) and isinstance(given, dict) else Malformed()
+
+
+def _objects(text: str) -> Iterator[str]:
+    """Yield each object that begins like a call, to its end, or to the text's where it has none."""
+    position = 0
+    while found := _NAMED.search(text, position):
+        begin = found.start()
+        try:
+            _, position = _DECODER.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            position = len(text)
+        yield text[begin:position]
+
+
+ToolMessage = tuple[str, list[Tokens]]  # a tool's name, and the pieces of what it says
+_TURN = "FORAGE-TURN"
+_PROBE = 'one "two"\nthree'
+_SEARCH = ("search",)
+_BASE: list[Message] = [{"role": "user", "content": "a question"}]
+
+
+class Chat:
+    """The frame of one chat template with these tools.
+
+    Raises ConfigError, naming the template's fault: it shows no tools, does not close a turn by a
+    token that ends completions, or does more to a tool message than write it as JSON.
+    """
+
+    def __init__(self, prompter: Prompter, tools: Schemas, system: str, model_path: str) -> None:
+        self._prompter, self._tools = prompter, tools
+        self._before: list[Message] = [{"role": "system", "content": system}, *_BASE]
+        self._fault = partial(_fault, model_path)
+        try:
+            self.change = self._find_change()
+            if prompter.render(self._before, tools) == prompter.render(self._before):
+                raise self._fault("it shows the policy no tools")
+        except ConfigError:
+            raise
+        except Exception as error:  # templates raise whatever they like
+            raise self._fault(f"it takes no tool messages: {error}") from error
+        self._frame = cache(self._frame_now)
+        closing = self._frame(_SEARCH)[0]
+        if not len(closing) or int(closing[0]) not in end_tokens(prompter, model_path):
+            raise self._fault(
+                f"it closes a turn by {prompter.decode(closing[:1])!r}, which ends no completion "
+                "of this model: see eos_token_id in its generation_config.json"
+            )
+
+    def observation(
+        self, action_tokens: Tokens, said: Sequence[ToolMessage], after: Tokens
+    ) -> Tokens:
+        """Return int32[O]: from the end of the policy's turn to where it goes on, `after` included.
+
+        The token by which the template closes a turn is left out where the policy has sampled that
+        very token; after another end token it stays, as the model was taught to read no turn
+        without it.
+        """
+        frame = self._frame(tuple(name for name, _ in said))
+        ended = int(action_tokens[-1]) == int(frame[0][0])
+        pieces: list[Tokens] = [frame[0][1:] if ended else frame[0]]
+        for (_, texts), following in zip(said, frame[1:], strict=True):
+            pieces += [*texts, following]
+        return np.concatenate([*pieces, after])
+
+    def _find_change(self) -> Callable[[str], str]:
+        """Find the template's change to a tool message: none, or JSON escapes."""
+        for change in (_same, _as_json):
+            if all(self._holds(change, names) for names in (_SEARCH, _SEARCH * 2)):
+                return change
+        raise self._fault("it does not leave what tools say as it is")
+
+    def _holds(self, change: Callable[[str], str], names: tuple[str, ...]) -> bool:
+        """True where frame and messages, joined, equal the template's rendering of the whole."""
+        texts = [f"{_PROBE} {number}" for number in range(len(names))]
+        whole, pieces = self._rendered(names, texts), self._pieces(names)
+        joined = "".join(a + change(b) for a, b in zip(pieces, texts, strict=False))
+        return whole == joined + pieces[-1]
+
+    def _frame_now(self, names: tuple[str, ...]) -> list[Tokens]:
+        return [self._prompter.text(piece) for piece in self._pieces(names)]
+
+    def _pieces(self, names: tuple[str, ...]) -> list[str]:
+        """Return the text before, between and after the messages of the tools with these names."""
+        marks = [f"FORAGE-{number}-SAID" for number in range(len(names))]
+        pieces, rest = [], self._rendered(names, marks)
+        for mark in marks:
+            before, found, rest = rest.partition(mark)
+            if not found:
+                raise self._fault("it leaves out what tools say")
+            pieces.append(before)
+        return [*pieces, rest]
+
+    def _rendered(self, names: Sequence[str], said: Sequence[str]) -> str:
+        """Return the template's text after a turn of the policy, with these tool messages."""
+        turn: Message = {"role": "assistant", "content": _TURN}
+        messages = [
+            {"role": "tool", "name": name, "content": text}
+            for name, text in zip(names, said, strict=True)
+        ]
+        text = self._prompter.render([*self._before, turn, *messages], self._tools)
+        _, found, after = text.partition(_TURN)
+        if not found or _TURN in after:
+            raise self._fault("it does not show the policy's turn as it is, once")
+        return after
+
+
+def format_of(
+    prompter: Prompter, tools: Schemas, asked: Format | Literal["auto"], model_path: str
+) -> Format:
+    """Return `environment.tool_format`, or for auto the template's. Raises ConfigError."""
+    if asked != "auto":
+        return asked
+    template = prompter.chat_template(tools)
+    if "<tool_call>" in template and "<function=" not in template:
+        return "hermes"
+    if '"parameters"' in template and "<tool_call>" not in template:
+        return "llama3_json"
+    raise ConfigError(
+        f"environment.tool_format = {asked!r}: the chat template of model.path = {model_path!r} "
+        "shows neither format: say hermes or llama3_json, whichever the model was taught"
+    )
+
+
+def _fault(model_path: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"model.path = {model_path!r}: its chat template cannot be used with environment.name = "
+        f"'tool_call': {what}"
+    )
+
+
+def _same(text: str) -> str:
+    return text
+
+
+def _as_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -1,0 +1,198 @@
+"""The registry of environments: names, construction and checks before any is made.
+
+`search_r1` (tags), `tool_call` (the model's chat template), the baselines `no_search` and `rag`,
+and a user's own, `package.module:factory`: `factory(lease, retriever=, prompter=, config=)` returns
+an Environment, or awaits one. Its optional attribute `stops` holds the texts at which completions
+end.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.environments.base import Environment, Outcome, Retriever
+from actors.environments.baselines import SingleCompletion
+from actors.environments.search_r1 import STOP_TAGS, TagEnvironment, stop_tags
+from actors.environments.tool_call import ToolCallEnvironment, calling_of
+from actors.environments.tools import load_tools
+from actors.errors import ActorError, EnvironmentFailed
+from actors.prompt import Prompter
+from actors.user_code import FAULTS, load_entry_point, raise_if_cancelled
+from configs.environment import EnvironmentConfig
+from configs.load import ConfigError
+from configs.schema import Config
+from replay.protocol import Lease
+from replay.trajectory import Search, StopReason
+from retrieval_server.protocol import Passage, RetrievalError
+
+T = TypeVar("T")
+Factory = Callable[..., Environment | Awaitable[Environment]]
+_BUILT_IN: dict[str, Factory] = {
+    "search_r1": TagEnvironment,
+    "tool_call": ToolCallEnvironment,
+    "no_search": SingleCompletion.no_search,
+    "rag": SingleCompletion.rag,
+}
+
+
+async def make(
+    lease: Lease, *, retriever: Retriever, prompter: Prompter, config: Config
+) -> Environment:
+    """Make the environment of one lease. Raises ConfigError, RetrievalError, and EnvironmentFailed
+    for a user's own that fails.
+    """
+    name = config.environment.name
+    if (built_in := _BUILT_IN.get(name)) is not None:
+        made = built_in(lease, retriever=retriever, prompter=prompter, config=config)
+        return await made if inspect.isawaitable(made) else made
+    factory, stops = _custom(name), stops_of(config)
+    with _NamingFaults(name):
+        made = factory(lease, retriever=retriever, prompter=prompter, config=config)
+        return _CustomEnvironment(name, await made if inspect.isawaitable(made) else made, stops)
+
+
+def stops_of(config: Config) -> tuple[str, ...]:
+    """Return the `stops` of the configuration's environments. Raises ConfigError."""
+    name = config.environment.name
+    if name == "search_r1":
+        return stop_tags(tool.name for tool in load_tools(config.environment.tools))
+    if name == "tool_call":
+        return ToolCallEnvironment.stops
+    if name in _BUILT_IN:
+        return SingleCompletion.stops
+    stops = getattr(_custom(name), "stops", STOP_TAGS)
+    if not isinstance(stops, (tuple, list)) or not all(isinstance(e, str) and e for e in stops):
+        raise ConfigError(
+            f"environment.name = {name!r}: its stops = {stops!r}: give a tuple of texts"
+        )
+    return tuple(stops)
+
+
+def searches(config: Config) -> bool:
+    """True where rollouts ask a retriever."""
+    return config.environment.name != "no_search" and bool(config.retrieval.top_k)
+
+
+def needs_chat_template(config: Config) -> bool:
+    """True where the tokenizer must have a chat template."""
+    return config.environment.name == "tool_call" or bool(config.environment.system)
+
+
+def check(config: Config, prompter: Prompter | None = None) -> None:
+    """Raise ConfigError, naming the field, for an environment that could not be made; without a
+    `prompter`, as far as can be told without a tokenizer.
+    """
+    settings, questions = config.environment, config.questions
+    if settings.name in _BUILT_IN:
+        load_tools(settings.tools)
+    else:
+        stops_of(config)
+    if settings.force_answer and not config.actors.max_turns:
+        raise ConfigError(
+            f"actors.max_turns = {config.actors.max_turns!r} with environment.force_answer: there "
+            "is no observation to open the answer in: choose environment.name = 'no_search'"
+        )
+    if needs_chat_template(config):
+        field = "name" if settings.name == "tool_call" else "system"
+        why = f"environment.{field} = {getattr(settings, field)!r}"
+        if not questions.chat_template:
+            raise ConfigError(
+                f"questions.chat_template = {questions.chat_template!r}: {why} needs it: set it to "
+                "true"
+            )
+        if prompter is not None and not prompter.has_chat_template:
+            raise ConfigError(
+                f"model.path = {config.model.path!r}: its tokenizer has no chat template, which "
+                f"{why} needs: name an instruct model, or change that"
+            )
+    if settings.name == "tool_call" and prompter is not None:
+        calling_of(prompter, settings, config.model.path)
+
+
+def require_acting(config: Config) -> None:
+    """Raise ConfigError, naming the field, for a setting that acts on nothing in training.
+    (Evaluations compare environments under one configuration.)
+    """
+    settings, plain = config.environment, EnvironmentConfig()
+    if settings.name not in ("no_search", "rag"):
+        return
+    for name in ("tools", "queries_per_turn", "tell_budget", "force_answer"):
+        if (value := getattr(settings, name)) != getattr(plain, name):
+            raise ConfigError(
+                f"environment.{name} = {value!r} acts on nothing with environment.name = "
+                f"{settings.name!r}, whose policy has one completion: leave it out"
+            )
+
+
+@lru_cache
+def _custom(name: str) -> Factory:
+    return load_entry_point("environment.name", name)
+
+
+class _NamingFaults:
+    """Turns errors of a user's code into EnvironmentFailed; infrastructure's errors pass."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, FAULTS) and not isinstance(error, (ActorError, RetrievalError)):
+            raise_if_cancelled(error)
+            raise EnvironmentFailed(
+                f"environment.name = {self._name!r}: {type(error).__name__}: {error}"
+            ) from error
+
+
+class _CustomEnvironment:
+    """A user's environment, its faults named and its values checked."""
+
+    def __init__(self, name: str, made: Environment, stops: tuple[str, ...]) -> None:
+        self._name, self._made, self.stops = name, made, stops
+        self.prompt = _tokens(made.prompt)
+        self.passages = _all(Passage, "passages", tuple(getattr(made, "passages", ())))
+        if not len(self.prompt):
+            raise ValueError("prompt is empty")
+
+    def budget(self, context_tokens: int) -> int:
+        """Return the user's budget, not below 0."""
+        with _NamingFaults(self._name):
+            return max(0, int(self._made.budget(context_tokens)))
+
+    async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:
+        """Step the user's environment."""
+        with _NamingFaults(self._name):
+            return _checked(await self._made.step(action_tokens, context_tokens))
+
+
+def _checked(given: Any) -> Outcome:
+    """Check a user's outcome. Raises TypeError or ValueError where no trajectory could hold it."""
+    if not isinstance(given, Outcome):
+        raise TypeError(f"step gave {given!r}, which is no Outcome")
+    _tokens(given.observation_tokens)
+    for name, kind in (("stop", StopReason), ("answer", str)):
+        if not isinstance(value := getattr(given, name), kind | None):
+            raise TypeError(f"{name} = {value!r} is neither {kind.__name__} nor None")
+    if not isinstance(given.malformed, bool):
+        raise TypeError(f"malformed = {given.malformed!r} is no bool")
+    _all(Passage, "passages", given.passages)
+    _all(Search, "searches", given.searches)
+    (given.answer or "").encode()  # refuses a lone surrogate
+    return given
+
+
+def _all(kind: type[T], name: str, given: Any) -> tuple[T, ...]:
+    if not isinstance(given, tuple) or not all(isinstance(each, kind) for each in given):
+        raise TypeError(f"{name} = {given!r} is no tuple of {kind.__name__}")
+    return given
+
+
+def _tokens(given: Any) -> NDArray[np.int32]:
+    if not isinstance(given, np.ndarray) or given.dtype != np.int32 or given.ndim != 1:
+        raise TypeError(f"{given!r} is no int32[n] of token ids")
+    return given

@@ -1,0 +1,190 @@
+"""`search_r1`: the policy searches, uses tools and answers between tags, in one running text.
+
+N turns, each a search, a use of a tool or a malformed action, then one completion without search,
+whose `<answer>` the environment opens if `environment.force_answer` says so.
+
+Actions are parsed from the tokens that the policy sampled in one turn alone, so tag text in the
+prompt or in a passage is inert.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.environments.base import (
+    NOTHING,
+    Outcome,
+    Retriever,
+    Searching,
+    budget_told,
+    completion_budget,
+    instructed,
+)
+from actors.environments.tools import Tool, load_tools
+from actors.prompt import Prompter, Tokens
+from configs.environment import EnvironmentConfig
+from configs.prompts import SEARCH_R1_PROMPT, SEVERAL_QUERIES, TOOL
+from configs.schema import Config
+from replay.protocol import Lease
+from replay.trajectory import Search, StopReason
+from retrieval_server.protocol import Passage
+
+SEARCH_END, ANSWER_END = "</search>", "</answer>"
+STOP_TAGS = (SEARCH_END, ANSWER_END)
+
+
+def stop_tags(tools: Iterable[str]) -> tuple[str, ...]:
+    """Return the closing tags of all actions; `tools` are tags too."""
+    return (*STOP_TAGS, *(f"</{name}>" for name in tools))
+
+
+@dataclass(frozen=True, slots=True)
+class SearchAction:
+    """A request for passages; `query` is stripped and not empty."""
+
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """A use of the tool `name`; its argument `text` is stripped and not empty."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The final answer, stripped; an empty one is simply wrong."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """No closed tag pair, or nothing in it: the policy's own fault."""
+
+
+Action = SearchAction | ToolUse | Answer | Malformed
+
+
+def parse_action(text: str, tools: Sequence[str] = ()) -> Action:
+    """Parse a turn's first closed tag pair, as Search-R1 does; names of `tools` are tags too."""
+    match = _pattern(tuple(tools)).search(text)
+    if match is None:
+        return Malformed()
+    kind, content = match[1], match[2].strip()
+    if kind == "answer":
+        return Answer(content)
+    if not content:
+        return Malformed()
+    return SearchAction(content) if kind == "search" else ToolUse(kind, content)
+
+
+def parse_opened_answer(text: str) -> Answer | Malformed:
+    """Parse the answer of a turn whose `<answer>` the environment has written: the text before the
+    first `</answer>`, or between it and an `<answer>` of the policy's own.
+    """
+    inside, closed, _ = text.partition(ANSWER_END)
+    return Answer(inside.rpartition("<answer>")[2].strip()) if closed else Malformed()
+
+
+def queries_of(content: str, most: int) -> list[str]:
+    """Split a search into at most `most` queries, one a line; 1 leaves it whole."""
+    if most == 1:
+        return [content]
+    lines = (line.strip() for line in content.splitlines())
+    return [line for line in lines if line][:most]
+
+
+@cache
+def _pattern(tools: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"<({'|'.join(('search', 'answer', *tools))})>(.*?)</\1>", re.DOTALL)
+
+
+class TagEnvironment:
+    """Executes one rollout's actions. Use once."""
+
+    def __init__(
+        self, lease: Lease, *, retriever: Retriever, prompter: Prompter, config: Config
+    ) -> None:
+        self._config, self._settings, self._prompter = config, config.environment, prompter
+        self._searching = Searching(lease, retriever, config)
+        tools = load_tools(self._settings.tools)
+        self._tools = {tool.name: tool for tool in tools}
+        self.stops = stop_tags(self._tools)
+        self._turn, self._opened = 0, False
+        self.passages: tuple[Passage, ...] = ()
+        self.prompt = prompter.question(
+            lease.question,
+            instructed(SEARCH_R1_PROMPT, self._settings, _extra(self._settings, tools)),
+            system=self._settings.system,
+            searches=config.actors.max_turns,
+        )
+
+    def budget(self, context_tokens: int) -> int:
+        """Return the most tokens of the next completion; 0 where the model has no room for one."""
+        return completion_budget(self._config, context_tokens)
+
+    async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:
+        """Act on the tokens just sampled; `context_tokens` counts everything up to their end."""
+        action = self._action(self._prompter.decode(action_tokens))
+        malformed = isinstance(action, Malformed)
+        turn, self._turn = self._turn, self._turn + 1
+        if isinstance(action, Answer):
+            stop = StopReason.ANSWERED
+            return Outcome(NOTHING, stop=stop, answer=action.text, opened=self._opened)
+        if turn >= self._config.actors.max_turns:
+            return Outcome(NOTHING, malformed=malformed, stop=StopReason.TURN_LIMIT)
+        observation, searches, passages = await self._observe(action, turn)
+        observation, opened = self._told(observation, turn)
+        if not self.budget(context_tokens + len(observation)):
+            # The policy will never read it, so it is no part of what went through the engine.
+            return Outcome(NOTHING, searches, malformed, StopReason.CONTEXT_LIMIT)
+        self._opened = opened
+        return Outcome(observation, searches, malformed, passages=passages)
+
+    def _action(self, text: str) -> Action:
+        if self._opened:
+            return parse_opened_answer(text)
+        return parse_action(text, tuple(self._tools))
+
+    async def _observe(
+        self, action: Action, turn: int
+    ) -> tuple[Tokens, tuple[Search, ...], tuple[Passage, ...]]:
+        match action:
+            case SearchAction(content):
+                queries = queries_of(content, self._settings.queries_per_turn)
+                searches, groups = await self._searching.search(queries, turn)
+                passages = tuple(each for group in groups for each in group)
+                return self._prompter.observation(*groups), searches, passages
+            case ToolUse(name, text):
+                said = await self._tools[name].use(text, self._settings.tool_deadline_s)
+                return self._prompter.result(said), (), ()
+            case _:
+                return self._prompter.correction(), (), ()
+
+    def _told(self, observation: Tokens, turn: int) -> tuple[Tokens, bool]:
+        """Return the observation with the words on the budget; True where it opens the answer."""
+        left = self._config.actors.max_turns - turn - 1
+        told = [observation]
+        if self._settings.tell_budget:
+            told.append(self._prompter.text(budget_told(self._settings, left)))
+        opens = self._settings.force_answer and not left
+        if opens:
+            told.append(self._prompter.text(self._settings.force_template))
+        return (np.concatenate(told) if len(told) > 1 else observation), opens
+
+
+def _extra(settings: EnvironmentConfig, tools: Sequence[Tool]) -> str:
+    """Return the instructions on several queries and on tools, which Search-R1's prompt lacks."""
+    told = ""
+    if settings.queries_per_turn > 1:
+        told += SEVERAL_QUERIES.format(queries=settings.queries_per_turn)
+    for tool in tools:
+        told += TOOL.format(name=tool.name, parameter=tool.parameter, says=tool.description)
+    return told

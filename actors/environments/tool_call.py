@@ -1,0 +1,200 @@
+"""`tool_call`: the policy searches and uses tools by the calls that its own chat template teaches.
+
+A turn ends by the model's end token. Its closed calls are executed, at most
+`environment.queries_per_turn` queries and uses of tools altogether, and each is answered by a tool
+message; one that cannot be parsed, names no tool or gives other arguments is answered by a
+correction and costs the turn too. A turn without a call ends the rollout, and its last `<answer>`
+pair is the answer, as in verl; so does the turn after the last one that may call.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.answers import extract_answer
+from actors.environments.base import (
+    NOTHING,
+    Outcome,
+    Retriever,
+    Searching,
+    budget_told,
+    completion_budget,
+    instructed,
+)
+from actors.environments.chat import (
+    Call,
+    Chat,
+    ToolMessage,
+    begins_call,
+    format_of,
+    parse_calls,
+    text_of,
+    texts_of,
+)
+from actors.environments.search_r1 import Answer, Malformed, parse_opened_answer
+from actors.environments.tools import Tool, load_tools
+from actors.prompt import Prompter, Tokens
+from configs import prompts
+from configs.environment import EnvironmentConfig
+from configs.schema import Config
+from replay.protocol import Lease
+from replay.trajectory import Search, StopReason
+from retrieval_server.protocol import Passage
+
+Reply = str | list[str] | tuple[Tool, str]  # a correction, queries, or a tool and its text
+
+
+class Calling:
+    """The chat template, format and tools that all rollouts of a process share."""
+
+    def __init__(self, prompter: Prompter, settings: EnvironmentConfig, model_path: str) -> None:
+        """Raises ConfigError for a chat template or a tool that cannot be used."""
+        self.tools = {tool.name: tool for tool in load_tools(settings.tools)}
+        self.schemas = [prompts.SEARCH_TOOL, *(tool.schema for tool in self.tools.values())]
+        self._most = settings.queries_per_turn + 1  # one more, to be told that it is too many
+        self.system = settings.system or prompts.TOOL_CALL_SYSTEM
+        self.chat = Chat(prompter, self.schemas, self.system, model_path)
+        self.format = format_of(prompter, self.schemas, settings.tool_format, model_path)
+
+    def read(self, text: str) -> list[Reply]:
+        """Parse the calls of a turn's own text; so many that an observation stays short."""
+        return [self._read(call) for call in parse_calls(text, self.format)[: self._most]]
+
+    def _read(self, call: Call | Malformed) -> Reply:
+        if isinstance(call, Malformed):
+            return prompts.BROKEN_CALL
+        if call.name == "search":
+            queries = texts_of(call.arguments.get("query_list"))
+            if queries and len(call.arguments) == 1:
+                return queries
+            return _wrong_arguments("search", "query_list, a list of texts")
+        if (tool := self.tools.get(call.name)) is None:
+            return prompts.UNKNOWN_TOOL.format(names=", ".join(("search", *self.tools)))
+        text = text_of(call.arguments.get(tool.parameter))
+        if text and len(call.arguments) == 1:
+            return tool, text
+        return _wrong_arguments(tool.name, f"{tool.parameter}, a text")
+
+
+@lru_cache(8)
+def calling_of(prompter: Prompter, settings: EnvironmentConfig, model_path: str) -> Calling:
+    """Return the process's one Calling. Raises ConfigError."""
+    return Calling(prompter, settings, model_path)
+
+
+class ToolCallEnvironment:
+    """Executes one rollout's calls. Use once."""
+
+    stops: tuple[str, ...] = ()
+
+    def __init__(
+        self, lease: Lease, *, retriever: Retriever, prompter: Prompter, config: Config
+    ) -> None:
+        self._config, self._settings, self._prompter = config, config.environment, prompter
+        self._calling = calling_of(prompter, self._settings, config.model.path)
+        self._searching = Searching(lease, retriever, config)
+        self._turn, self._opened = 0, False
+        self.passages: tuple[Passage, ...] = ()
+        self.prompt = prompter.question(
+            lease.question,
+            instructed(prompts.TOOL_CALL_PROMPT, self._settings),
+            system=self._calling.system,
+            tools=self._calling.schemas,
+            searches=config.actors.max_turns,
+        )
+
+    def budget(self, context_tokens: int) -> int:
+        """Return the most tokens of the next completion; 0 where the model has no room for one."""
+        return completion_budget(self._config, context_tokens)
+
+    async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:
+        """Act on the tokens just sampled; `context_tokens` counts everything up to their end."""
+        text = self._prompter.decode(action_tokens)
+        turn, self._turn = self._turn, self._turn + 1
+        last = turn >= self._config.actors.max_turns
+        replies = [] if self._opened else self._calling.read(text)
+        if not replies and (outcome := self._ended(text, last)) is not None:
+            return outcome
+        replies = replies or [prompts.BROKEN_CALL]
+        malformed = any(isinstance(each, str) for each in replies)
+        if last:
+            return Outcome(NOTHING, malformed=malformed, stop=StopReason.TURN_LIMIT)
+        said, searches, passages = await self._replied(replies, turn)
+        left = self._config.actors.max_turns - turn - 1
+        opened = self._settings.force_answer and not left
+        after = self._prompter.text(self._settings.force_template) if opened else NOTHING
+        if self._settings.tell_budget:
+            said[-1][1].append(self._own(f"\n{budget_told(self._settings, left).rstrip()}"))
+        observation = self._calling.chat.observation(action_tokens, said, after)
+        if not self.budget(context_tokens + len(observation)):
+            return Outcome(NOTHING, searches, malformed, StopReason.CONTEXT_LIMIT)
+        self._opened = opened
+        return Outcome(observation, searches, malformed, passages=passages)
+
+    def _ended(self, text: str, last: bool) -> Outcome | None:
+        """Return the end by a turn without a closed call; None where a call was begun."""
+        if self._opened:
+            action = parse_opened_answer(text)
+            answer = action.text if isinstance(action, Answer) else None
+        else:
+            answer = extract_answer(text)
+        if answer is not None:
+            stop = StopReason.ANSWERED
+            return Outcome(NOTHING, stop=stop, answer=answer, opened=self._opened)
+        if not last and begins_call(text, self._calling.format):
+            return None
+        stop = StopReason.TURN_LIMIT if last else StopReason.UNANSWERED
+        return Outcome(NOTHING, malformed=True, stop=stop)
+
+    async def _replied(
+        self, replies: Sequence[Reply], turn: int
+    ) -> tuple[list[ToolMessage], tuple[Search, ...], tuple[Passage, ...]]:
+        """Return the tool messages, the searches, and the passages shown."""
+        allowed = _limited(replies, self._settings.queries_per_turn)
+        queries = [query for each in allowed if isinstance(each, list) for query in each]
+        searches, groups = await self._searching.search(queries, turn)
+        following, said = iter(groups), list[ToolMessage]()
+        for asked, each in zip(replies, allowed, strict=True):
+            if not isinstance(each, list):
+                said.append(await self._message(each))
+                continue
+            found = [next(following, []) for _ in each]
+            pieces = self._prompter.shown(*found, change=self._calling.chat.change)
+            if asked != each:
+                pieces.append(self._own(prompts.NOT_ALL_SEARCHED.format(queries=len(each))))
+            said.append(("search", pieces))
+        return said, searches, tuple(passage for group in groups for passage in group)
+
+    async def _message(self, reply: str | tuple[Tool, str]) -> ToolMessage:
+        if isinstance(reply, str):
+            return "search", [self._own(reply)]  # some templates want every message named
+        tool, text = reply
+        said = await tool.use(text, self._settings.tool_deadline_s)
+        return tool.name, [self._prompter.foreign(self._calling.chat.change(said.strip()))]
+
+    def _own(self, text: str) -> Tokens:
+        return self._prompter.text(self._calling.chat.change(text))
+
+
+def _limited(replies: Sequence[Reply], most: int) -> list[Reply]:
+    """Replace all beyond `most` queries and uses of tools by a correction."""
+    kept, left = list[Reply](), most
+    for each in replies:
+        if isinstance(each, str):
+            kept.append(each)
+        elif not left:
+            kept.append(prompts.OVER_THE_LIMIT.format(queries=most))
+        elif isinstance(each, list):
+            kept.append(each[:left])
+            left -= len(each[:left])
+        else:
+            kept.append(each)
+            left -= 1
+    return kept
+
+
+def _wrong_arguments(name: str, arguments: Any) -> str:
+    return prompts.WRONG_ARGUMENTS.format(name=name, arguments=arguments)

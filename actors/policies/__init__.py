@@ -1,0 +1,1 @@
+"""Policies: what completes tokens."""

@@ -1,0 +1,182 @@
+"""Environment variables, sockets and arguments of the vLLM engine. Imports nothing heavy: variables
+are set before vLLM or torch are imported, and a machine without a usable vLLM gets the remedy
+named.
+"""
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psutil
+
+from actors.errors import EngineUnusable
+from actors.prompt import single_token_ids
+from configs.runtime.process import avoid_amx, socket_dir
+from configs.schema import Config
+
+NICENESS = 5
+_BATCHED_TOKENS = 8192
+_LEAST_FREE = 0.05  # of a GPU, when an engine starts; what must fit is checked before
+
+
+def check_installation() -> None:
+    """Raise EngineUnusable, naming the remedy, without vLLM or with a broken torchvision."""
+    if importlib.util.find_spec("vllm") is None:
+        raise EngineUnusable(
+            "vLLM is not installed: run `make .venv` (or install requirements/cpu.lock)"
+        )
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError, OSError, AttributeError) as error:
+        raise EngineUnusable(
+            f"torchvision is installed but broken ({error}), and vLLM would fail on it: "
+            "run `pip uninstall -y torchvision torchaudio torchcodec`"
+        ) from error
+
+
+def on_cpu() -> bool:
+    """True where this installation's vLLM runs on the CPU; imports nothing heavy."""
+    try:
+        return "+cpu" in importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def prepare_environment(config: Config) -> None:
+    """Set vLLM's environment variables; a value that is already set wins."""
+    settings = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "OMP_NUM_THREADS": str(config.actors.threads),
+    }
+    if on_cpu():
+        settings |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's child works itself
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines share the cores
+            "TORCHDYNAMO_DISABLE": "1",  # compiling costs the first requests many seconds
+        }
+    avoid_amx()
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
+def gpu_of_actor(index: int, ranks: int, gpus: int) -> int:
+    """Return an actor's GPU: the learner's ranks take the first, the actors the others in turn;
+    where the ranks leave none, all of them.
+    """
+    free = gpus - ranks
+    return ranks + index % free if free > 0 else index % gpus
+
+
+def choose_gpu(actor_id: str, ranks: int) -> None:
+    """Hide all GPUs but this actor's own from this process."""
+    if on_cpu():
+        return
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    count = importlib.import_module("torch").cuda.device_count()
+    gpus = listed.split(",") if listed else [str(number) for number in range(count)]
+    if len(gpus) > 1:
+        number = re.search(r"\d+$", actor_id)
+        index = int(number[0]) if number else 0
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[gpu_of_actor(index, ranks, len(gpus))]
+
+
+def lower_priority() -> None:
+    """On a CPU, lower the priority of this actor and its engine. The learner and starting processes
+    are waited for; an actor works without a break and would take all the time it can get.
+    """
+    if not on_cpu():
+        return
+    process = psutil.Process()
+    for each in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            for thread in each.threads():
+                os.setpriority(os.PRIO_PROCESS, thread.id, NICENESS)
+
+
+class Scratch:
+    """A directory for the sockets and rendezvous files that vLLM makes and leaves; inside the run's
+    own where there is one, so that they go when this process is killed too.
+    """
+
+    def __init__(self, run_dir: str) -> None:
+        place = socket_dir(run_dir)
+        parent = place if run_dir and place.is_dir() else None
+        self._folder = tempfile.TemporaryDirectory(prefix="engine-", dir=parent)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Have an engine that is started inside put its files there."""
+        names = ("TMPDIR", "VLLM_RPC_BASE_PATH")
+        before = {name: os.environ.get(name) for name in names}
+        os.environ.update(dict.fromkeys(names, self._folder.name))
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+    def remove(self) -> None:
+        """Remove it with its files; twice is harmless."""
+        with contextlib.suppress(FileNotFoundError):
+            self._folder.cleanup()
+
+
+def engine_arguments(config: Config, worker_extension: str) -> dict[str, Any]:
+    """Return the arguments of AsyncEngineArgs."""
+    model, actors = config.model, config.actors
+    arguments: dict[str, Any] = {
+        "model": model.path,
+        "dtype": config.engine_dtype,
+        "max_model_len": model.max_model_len,
+        "trust_remote_code": model.trust_remote_code,
+        "max_num_seqs": actors.max_num_seqs,
+        "enforce_eager": actors.enforce_eager,
+        "enable_prefix_caching": actors.prefix_caching,
+        "logprobs_mode": "processed_logprobs",  # after temperature, or ratios are wrong at T ≠ 1
+        "disable_log_stats": True,
+        "worker_extension_cls": worker_extension,
+        "use_tqdm_on_load": False,
+        # On GPUs too: left to measure, an engine takes for its own what others take meanwhile.
+        "kv_cache_memory_bytes": actors.kv_cache_bytes,
+    }
+    if on_cpu():
+        # A prefill cut in two makes vLLM rewind the request's generator, which kills the engine:
+        # a CPU generator has no offset. So prefills are whole, and every prompt fits one batch.
+        arguments |= {
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(_BATCHED_TOKENS, model.max_model_len),
+        }
+    else:
+        arguments["gpu_memory_utilization"] = _LEAST_FREE
+    return arguments
+
+
+def stop_arguments(tokenizer: Any, stops: Sequence[str]) -> dict[str, Any]:
+    """Return sampling arguments that stop at these texts and keep them.
+
+    Tags that are single tokens stop by id, without detokenising; others by string, found in the
+    text while the ids remain as sampled. The end token stops either way.
+    """
+    ids = single_token_ids(tokenizer, stops)
+    if ids is not None:
+        return {"stop_token_ids": ids, "detokenize": False}
+    return {
+        "stop": list(stops),
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+    }

@@ -1,0 +1,278 @@
+"""vLLM's AsyncLLM as a Policy and as weight_sync's ServingEngine: the only importer of vllm here.
+
+Log-probs and versions are the engine's own. The death of its process is EngineDead. vLLM is
+imported inside functions: its environment must be set before, and a machine without it must get the
+remedy named.
+"""
+
+import asyncio
+import contextlib
+import functools
+import gc
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.errors import BadCompletion, EngineDead, EngineUnusable, GenerationFailed
+from actors.policies.base import Completion, Stops
+from actors.policies.engine import (
+    Scratch,
+    check_installation,
+    engine_arguments,
+    prepare_environment,
+    stop_arguments,
+)
+from actors.prompt import load_tokenizer
+from configs.schema import ActorsConfig, Config
+from weight_sync.protocol import WORKER_EXTENSION
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+WATCH_EVERY_S = 0.5
+KILL_AFTER_S = 5.0
+# The sampling arguments that end a completion at these texts.
+StopArguments = Callable[[tuple[str, ...]], dict[str, Any]]
+
+
+class VllmPolicy:
+    """One engine for all rollouts of this process; made by `await VllmPolicy.start(config)`."""
+
+    def __init__(
+        self,
+        engine: "AsyncLLM",
+        stop_arguments: StopArguments,
+        scratch: Scratch | None = None,
+        deadline_s: float = ActorsConfig.engine_deadline_s,
+        keep: bool = False,
+    ) -> None:
+        """`keep`: an update leaves the caches of requests in flight as they are."""
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        self._parameters = SamplingParams
+        self._engine: AsyncLLM | None = engine
+        self._scratch, self._deadline_s, self._keep = scratch, deadline_s, keep
+        self._version = self._loads = 0
+        self._begun: dict[str, int] = {}  # requests in flight: the version at their begin
+        self._numbers = itertools.count()
+        self._stop_arguments = stop_arguments
+        self._arguments = {
+            "logprobs": 0,  # the sampled token's own
+            "flat_logprobs": True,
+            "output_kind": RequestOutputKind.FINAL_ONLY,
+            "skip_clone": True,
+        }
+
+    @classmethod
+    async def start(cls, config: Config, *, worker_extension: str = WORKER_EXTENSION) -> Self:
+        """Check the installation and start the engine in a child process (tens of seconds, during
+        which the event loop stands still). Raises EngineUnusable."""
+        check_installation()
+        prepare_environment(config)
+        path, scratch = config.model.path, Scratch(config.run_dir)
+        try:
+            # Not in a thread: the child dies with the thread that started it.
+            with scratch.entered():
+                return cls(
+                    _start_engine(engine_arguments(config, worker_extension)),
+                    _stopping_with(load_tokenizer(path, config.model.trust_remote_code)),
+                    scratch,
+                    config.actors.engine_deadline_s,
+                    keep=config.weight_sync.in_flight == "keep",
+                )
+        except (RuntimeError, ValueError, OSError) as error:
+            scratch.remove()
+            raise EngineUnusable(f"vLLM could not load model.path = {path!r}: {error}") from error
+
+    @property
+    def engine(self) -> "AsyncLLM":
+        """The engine. Raises EngineDead after `close`."""
+        if self._engine is None:
+            raise EngineDead("the engine is closed")
+        return self._engine
+
+    async def complete(
+        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+    ) -> Completion:
+        """Complete exactly `tokens`, keeping the stop. Raises PolicyError."""
+        parameters = self._parameters(
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_tokens,
+            **self._stop_arguments(stops),
+            **self._arguments,
+        )
+        output = await self._generate(tokens, parameters)
+        sampled = output.outputs[0]
+        if sampled.finish_reason not in ("stop", "length"):
+            raise GenerationFailed(f"the engine ended a completion by {sampled.finish_reason!r}")
+        ids = np.asarray(sampled.token_ids, dtype=np.int32)
+        return Completion(
+            tokens=ids,
+            logprobs=own_logprobs(sampled.logprobs, ids),
+            versions=token_versions(sampled.weight_versions, len(ids)),
+            finish_reason=sampled.finish_reason,
+        )
+
+    async def score(self, tokens: Sequence[int]) -> tuple[NDArray[np.float32], int]:
+        """Return float32[n - 1]: log-probs of tokens[1:] at temperature 1, computed anew, not from
+        the prefix cache (vLLM skips it for prompt log-probs); and the version that scored them.
+        """
+        parameters = self._parameters(
+            temperature=0.0,
+            max_tokens=1,
+            prompt_logprobs=0,
+            detokenize=False,
+            skip_reading_prefix_cache=True,
+            flat_logprobs=True,
+            output_kind=self._arguments["output_kind"],
+        )
+        output = await self._generate(tokens, parameters)
+        given = np.asarray(tokens[1:], dtype=np.int32)
+        version = int(token_versions(output.outputs[0].weight_versions, 1)[0])
+        return own_logprobs(output.prompt_logprobs, given, skip=1), version
+
+    async def pause(self) -> None:
+        """Freeze running requests and, unless their caches are kept, drop all keys and values; they
+        resume where they were.
+        """
+        # AsyncLLM.pause_generation sleeps 20 ms on top of this, for callers that need no answer.
+        with _naming_death():
+            await self.engine.engine_core.pause_scheduler_async(
+                mode="keep", clear_cache=not self._keep
+            )
+
+    async def resume(self) -> None:
+        """Run frozen and queued requests."""
+        with _naming_death():
+            await self.engine.resume_generation()
+
+    async def call_workers(self, method: str, *args: bytes | int | str | float) -> list[Any]:
+        """Call a method of the worker extension; one result per worker."""
+        with _naming_death():
+            results: list[Any] = await self.engine.collective_rpc(method, args=args)
+        return results
+
+    async def set_policy_version(self, version: int) -> None:
+        """Label every token sampled from here on."""
+        with _naming_death():
+            await self.engine.update_weight_version(str(version))
+        self._version = version
+        self._loads += 1  # a version may be loaded again, because it had not verified
+
+    def gauges(self) -> dict[str, float]:
+        """Return by how many versions the oldest keys and values in use lie behind the weights."""
+        oldest = min(self._begun.values(), default=self._version) if self._keep else self._version
+        return {"actor/oldest_kv_versions": float(self._version - oldest)}
+
+    async def watch(self) -> NoReturn:
+        """Return never; raise EngineDead when the engine's process is gone, or has not answered a
+        question between two of its steps for `actors.engine_deadline_s`.
+        """
+        silent_s = 0.0
+        answer: asyncio.Future[None] | None = None
+        try:
+            while not self.engine.errored:
+                if answer is None or answer.done():
+                    silent_s, answer = 0.0, asyncio.ensure_future(self._ask())
+                if silent_s >= self._deadline_s:
+                    raise EngineDead(
+                        f"the engine has not answered for {self._deadline_s:g} s "
+                        "(actors.engine_deadline_s)"
+                    )
+                # Counted in looks, not in time: if this process was stopped, so was its patience.
+                await asyncio.sleep(WATCH_EVERY_S)
+                silent_s += WATCH_EVERY_S
+        finally:
+            if answer is not None:
+                answer.cancel()
+        raise EngineDead("the engine's process is gone")
+
+    def close(self) -> None:
+        """End the engine's process, by force after `KILL_AFTER_S` (at once where it has failed):
+        its teardown can be slow.
+        """
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of every kill
+            engine.shutdown(timeout=0.0 if engine.errored else KILL_AFTER_S)
+            del engine
+            gc.collect()
+        if self._scratch is not None:
+            self._scratch.remove()
+
+    async def _ask(self) -> None:
+        """Ask the engine anything; `errored` tells of its death."""
+        with contextlib.suppress(EngineDead), _naming_death():
+            await self.engine.engine_core.is_sleeping_async()
+
+    async def _generate(self, tokens: Sequence[int], parameters: Any) -> Any:
+        from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.exceptions import EngineGenerateError
+
+        # A prompt already of type "token" skips the thread that would tokenise it.
+        prompt = {"type": "token", "prompt_token_ids": list(tokens)}
+        number = str(next(self._numbers))
+        if self._keep:  # no request that begins later may read what older weights have cached
+            prompt["cache_salt"] = str(self._loads)
+        self._begun[number] = self._version
+        try:
+            with _naming_death():
+                outputs = [part async for part in self.engine.generate(prompt, parameters, number)]
+        except (EngineGenerateError, VLLMClientError, ValueError) as error:
+            raise GenerationFailed(f"{type(error).__name__}: {error}") from error
+        finally:
+            del self._begun[number]
+        if not outputs:
+            raise GenerationFailed("the engine ended a completion without output")
+        return outputs[-1]
+
+
+def _stopping_with(tokenizer: Any) -> StopArguments:
+    return functools.lru_cache(functools.partial(stop_arguments, tokenizer))
+
+
+@contextlib.contextmanager
+def _naming_death() -> Iterator[None]:
+    """Raise EngineDead in place of vLLM's error."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        yield
+    except EngineDeadError as error:
+        raise EngineDead("the engine's process is gone") from error
+
+
+def _start_engine(arguments: dict[str, Any]) -> "AsyncLLM":
+    # vLLM keeps tracebacks of optional imports, and with them our frames: no local may hold the
+    # engine, or it is never collected and its finaliser complains when the interpreter ends.
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+def own_logprobs(flat: Any, ids: NDArray[np.int32], skip: int = 0) -> NDArray[np.float32]:
+    """Return float32[n]: the first entry of each position, which is the token's own."""
+    if flat is None or len(flat) != len(ids) + skip:
+        raise BadCompletion(f"{flat and len(flat)} log-probs for {len(ids)} tokens")
+    starts = np.asarray(flat.start_indices[skip:], dtype=np.intp)
+    if not np.array_equal(np.asarray(flat.token_ids, dtype=np.int32)[starts], ids):
+        raise BadCompletion("log-probs of other tokens than the sampled ones")
+    return np.asarray(flat.logprobs, dtype=np.float32)[starts]
+
+
+def token_versions(spans: Any, length: int) -> NDArray[np.int32]:
+    """Return int32[length] from vLLM's contiguous spans of labels."""
+    versions = np.full(length, -1, np.int32)
+    for span in spans or ():
+        if not span.version.isdecimal():
+            raise BadCompletion(f"tokens were sampled by weights labelled {span.version!r}")
+        versions[span.start : span.end] = int(span.version)
+    if (versions < 0).any():
+        raise BadCompletion(f"spans {spans!r} do not cover {length} tokens")
+    return versions

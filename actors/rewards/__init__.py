@@ -1,0 +1,1 @@
+"""Rewards: numbers of finished rollouts."""

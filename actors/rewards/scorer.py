@@ -1,0 +1,184 @@
+"""The reward of a finished rollout: weighted parts, each recorded by name, or Search-R1's score.
+
+The judge, the encoder and the user's own function are asked where they have a weight, each with a
+deadline of its own. A part that cannot be told, through no fault of the policy's, makes the rollout
+unscorable (reward None, and a cause), never a 0; the run goes on.
+"""
+
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+import msgspec
+
+from actors.errors import Unscorable, recordable
+from actors.rewards import search_r1
+from actors.rewards.custom import UserReward
+from actors.rewards.judge import Judge
+from actors.rewards.parts import OF_ANSWER, OF_TRANSCRIPT, em, f1, substring
+from actors.rewards.similarity import Similarity
+from actors.rewards.transcript import Transcript
+from actors.user_code import load_entry_point
+from configs.rewards import RewardsConfig, SearchR1Config
+from configs.schema import Config
+from replay.protocol import Lease
+
+_WINDOW = 256  # train rollouts that the parts' means look back on
+_NEED_GOLD = ("em", "substring", "f1", "retrieval_hit", "similarity", "judge")
+_NO_GOLD = "the question has no accepted answer"
+
+logger = logging.getLogger(__name__)
+
+
+class Score(NamedTuple):
+    """A rollout's reward, or None with a cause. `parts`: each known value by name, unweighted."""
+
+    reward: float | None
+    cause: str
+    parts: dict[str, float]
+
+
+class Rewards:
+    """Scores rollouts; use as `async with`, from one event loop. One for each process."""
+
+    def __init__(
+        self,
+        config: RewardsConfig,
+        *,
+        judge: Judge | None = None,
+        similarity: Similarity | None = None,
+        custom: UserReward | None = None,
+    ) -> None:
+        self._config = config
+        self._weights = msgspec.structs.asdict(config.weights)
+        self._judge, self._similarity, self._custom = judge, similarity, custom
+        self._recent: dict[str, deque[float]] = {}
+        self._unscorable: Counter[str] = Counter()
+
+    @classmethod
+    def open(cls, config: Config) -> Self:
+        """Make it with the configured judge, encoder and function. Raises ConfigError."""
+        asked = config.rewards
+        custom = None
+        if asked.custom:
+            function = load_entry_point("rewards.custom", asked.custom)
+            custom = UserReward(asked.custom, function, asked.custom_timeout_s)
+        return cls(
+            asked,
+            judge=Judge(asked.judge) if asked.judge.url else None,
+            similarity=Similarity.open(asked.similarity) if asked.similarity.model else None,
+            custom=custom,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for each in (self._judge, self._similarity):
+            if each is not None:
+                await each.close()
+
+    async def score(
+        self, lease: Lease, answer: str | None, transcribe: Callable[[], Transcript]
+    ) -> Score:
+        """Score the lease's rollout with this answer; `transcribe` is called at most once, and only
+        where a part reads more than the answer.
+
+        Evaluations are scored by exact match in every mode, with F1 and sub-string match beside it.
+        """
+        parts: dict[str, float] = {}
+        try:
+            if lease.kind == "eval":
+                return Score(_evaluated(lease, answer, parts), "", parts)
+            score = self._search_r1 if self._config.mode == "search_r1" else self._strict
+            reward = await score(lease, answer, transcribe, parts)
+        except Unscorable as error:
+            return Score(None, self._count(lease, error), parts)
+        finally:
+            if lease.kind == "train":
+                for name, value in parts.items():
+                    self._recent.setdefault(name, deque(maxlen=_WINDOW)).append(value)
+        return Score(reward, "", parts)
+
+    def gauges(self) -> dict[str, float]:
+        """Return each part's mean over recent train rollouts, and counts since the start."""
+        means = {f"actor/reward/{name}": sum(of) / len(of) for name, of in self._recent.items()}
+        causes = {f"actor/unscorable_{whose}_count": n for whose, n in self._unscorable.items()}
+        counts = {"actor/unscorable_count": self._unscorable.total(), **causes}
+        judge = self._judge.gauges() if self._judge else {}
+        return means | {name: float(n) for name, n in counts.items()} | judge
+
+    async def _strict(
+        self,
+        lease: Lease,
+        answer: str | None,
+        transcribe: Callable[[], Transcript],
+        parts: dict[str, float],
+    ) -> float:
+        golds, weights = lease.question.answers, self._weights
+        if not golds and any(weights[name] for name in _NEED_GOLD):
+            raise Unscorable("question", _NO_GOLD)
+        for name, of_answer in OF_ANSWER.items():
+            if weights[name] or (name == "em" and golds):
+                parts[name] = of_answer(answer, golds)
+        if self._custom or any(weights[name] for name in OF_TRANSCRIPT):
+            transcript = transcribe()
+            for name, of_transcript in OF_TRANSCRIPT.items():
+                if weights[name]:
+                    parts[name] = of_transcript(transcript)
+            if self._custom:
+                parts["custom"] = await self._custom.of(transcript)
+        if self._similarity:
+            parts["similarity"] = await self._similarity.best(answer, golds) if answer else 0.0
+        if self._judge:
+            asked = lease.question.text, golds
+            parts["judge"] = await self._judge.verdict(*asked, answer) if answer else 0.0
+        reward = sum((weights[name] * value for name, value in parts.items()), 0.0)
+        if not math.isfinite(reward):
+            raise Unscorable("sum", f"the weighted parts add up to {reward!r}: {parts!r}")
+        return reward
+
+    async def _search_r1(
+        self,
+        lease: Lease,
+        answer: str | None,
+        transcribe: Callable[[], Transcript],
+        parts: dict[str, float],
+    ) -> float:
+        golds = lease.question.answers
+        if not golds:
+            raise Unscorable("question", _NO_GOLD)
+        parts["em"] = em(answer, golds)  # what it would have earned by its own words
+        parts["search_r1"] = reward = search_r1_score(transcribe(), self._config.search_r1)
+        return reward
+
+    def _count(self, lease: Lease, error: Unscorable) -> str:
+        """Count and return the cause; the first, second, fourth, eighth … of a kind are logged."""
+        cause = recordable(f"{error.whose}: {error}")
+        self._unscorable[error.whose] += 1
+        if (count := self._unscorable[error.whose]).bit_count() == 1:
+            logger.warning("unscorable (%d so far), %r: %s", count, lease.question.id, cause)
+        return cause
+
+
+def search_r1_score(transcript: Transcript, asked: SearchR1Config) -> float:
+    """Return Search-R1's score of the whole decoded text, prompt and passages included."""
+    text = search_r1.whole_text(transcript.prompt, transcript.texts, transcript.observations)
+    golds = transcript.question.answers
+    if asked.version == "v0.2":
+        return search_r1.score_em(text, golds, asked.final or 0.0)
+    given = {"structure": asked.structure, "final": asked.final, "retrieval": asked.retrieval}
+    return search_r1.score_format(
+        text, golds, **{name: value for name, value in given.items() if value is not None}
+    )
+
+
+def _evaluated(lease: Lease, answer: str | None, parts: dict[str, float]) -> float:
+    golds = lease.question.answers
+    if not golds:
+        raise Unscorable("question", _NO_GOLD)
+    parts |= {"em": em(answer, golds), "f1": f1(answer, golds)}
+    parts["substring"] = substring(answer, golds)
+    return parts["em"]

@@ -1,0 +1,106 @@
+"""A user's own code, called so that its faults harm nothing else: plain functions run in daemon
+threads.
+
+Nothing can end a thread, so a call that its caller abandons goes on; their number is bounded.
+
+Entry points: callables that the configuration names as `package.module:name`.
+"""
+
+import asyncio
+import importlib
+import inspect
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from configs.load import ConfigError
+
+
+def load_entry_point(field: str, value: str) -> Callable[..., Any]:
+    """Import the callable that `value` names. Raises ConfigError, naming the field."""
+    module_name, _, name = value.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(
+            f"{field} = {value!r}: {module_name} cannot be imported: {type(error).__name__}: "
+            f"{error}: install it in this environment, or add its folder to PYTHONPATH"
+        ) from error
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        raise ConfigError(f"{field} = {value!r}: {error}: name what that module holds") from error
+    if not callable(found):
+        raise ConfigError(f"{field} = {value!r}: a {type(found).__name__} cannot be called")
+    return found  # type: ignore[no-any-return]
+
+
+# What such code may raise; after `raise_if_cancelled`, by its own fault.
+FAULTS = (Exception, SystemExit, asyncio.CancelledError)
+Ended = tuple[Any, BaseException | None]
+
+
+class StillRunning(Exception):
+    """Too many abandoned calls have not ended: no other is begun."""
+
+
+class Threads:
+    """Begins threads called `name`; `max_abandoned` bounds the abandoned calls that still run."""
+
+    def __init__(self, name: str, max_abandoned: int) -> None:
+        self._name, self._max_abandoned = name, max_abandoned
+        self._abandoned: list[threading.Thread] = []
+
+    async def run(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        """Return the result of an async function, or of a plain one in a thread."""
+        if inspect.iscoroutinefunction(function):
+            return await function(argument)
+        value = await self.call(function, argument)
+        return await value if inspect.isawaitable(value) else value
+
+    async def call(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        """Return a plain function's result. Raises whatever it raises, or StillRunning."""
+        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
+        if len(self._abandoned) >= self._max_abandoned:
+            raise StillRunning(f"{len(self._abandoned)} earlier calls, given up, are still running")
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Ended] = loop.create_future()
+
+        def work() -> None:
+            value, error = _called(function, argument)
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(_settle, ended, (value, error))
+
+        thread = threading.Thread(target=work, name=self._name, daemon=True)
+        thread.start()
+        try:
+            value, error = await ended
+        except asyncio.CancelledError:
+            self._abandoned.append(thread)
+            raise
+        if error is not None:
+            raise error
+        return value
+
+
+def raise_if_cancelled(error: BaseException) -> None:
+    """Raise the error again where it is a cancellation of the current task. A CancelledError that a
+    user's code lets out, of a task of its own, is that code's error.
+    """
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error
+
+
+def _called(function: Callable[[Any], Any], argument: Any) -> Ended:
+    try:
+        return function(argument), None
+    except BaseException as error:  # noqa: BLE001 - raised again by `call`
+        return None, error
+
+
+def _settle(future: "asyncio.Future[Ended]", ended: Ended) -> None:
+    if not future.done():
+        future.set_result(ended)

@@ -1,0 +1,1 @@
+"""Processes, files and signals, as every package uses them."""

@@ -1,0 +1,144 @@
+"""The start of every long-lived process: its own packages, death with its parent, named logs."""
+
+import ctypes
+import enum
+import hashlib
+import importlib.util
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+PACKAGES = (
+    "configs", "replay", "weight_sync", "retrieval_server", "actors", "learner", "scripts",
+)  # fmt: skip
+REPOSITORY = Path(__file__).resolve().parents[2]
+PID_FILE = "launcher.pid"  # in a run's socket directory: whose it is
+_PR_SET_PDEATHSIG = 1
+
+
+class Exit(enum.IntEnum):
+    """How a process of ours ended, as its exit code."""
+
+    DONE = 0
+    FAILED = 1
+    BAD_INPUT = 2  # it would refuse the same input again
+    STOPPED = 3  # a command: early, by rule
+    CONSEQUENCE = (
+        3  # a worker: another one has gone or fallen silent; the cause is looked for there
+    )
+    INTERRUPTED = 130
+
+
+CONSEQUENCE = Exit.CONSEQUENCE
+
+
+def begin(name: str, threads: int | None = None) -> None:
+    """Prepare this process: its packages, logging, thread count, and death with its parent.
+
+    The process dies with a parent that has put its pid into `FORAGE_PARENT`. A shell puts none, so
+    only SIGHUP, from a closed terminal, ends what a shell started, unless `nohup` did.
+    Call before torch, vLLM or transformers are imported. Raises RuntimeError when another
+    distribution shadows one of our packages.
+    """
+    assert_packages()
+    if "FORAGE_PARENT" in os.environ:
+        die_with_parent()
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format=f"%(asctime)s.%(msecs)03d {name} %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    avoid_amx()
+    if threads is not None:
+        limit_threads(threads)
+
+
+def limit_threads(threads: int) -> None:
+    """Set how many threads numerical libraries use; call before they are imported."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    # They would wait for each other by spinning: twenty times slower where cores are shared.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    avoid_amx()
+
+
+def avoid_amx() -> None:
+    """Have oneDNN compute bf16 without AMX, unless the environment says otherwise: on virtual
+    machines that announce it and cannot run it, its kernels end the process (SIGILL).
+    """
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+
+def announce_ready() -> None:
+    """Make the file that `FORAGE_READY` names, if any: the starter's sign that work begins."""
+    if path := os.environ.get("FORAGE_READY"):
+        Path(path).touch()
+
+
+def assert_packages() -> None:
+    """Raise RuntimeError unless all seven packages resolve inside this repository."""
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        found = Path(spec.origin).resolve() if spec and spec.origin else None
+        if found is None or not found.is_relative_to(REPOSITORY):
+            raise RuntimeError(
+                f"package {package!r} resolves to {str(found)!r}, not inside {str(REPOSITORY)!r}: "
+                "another distribution shadows it; remove that one or run `pip install -e . "
+                "--no-deps`"
+            )
+
+
+def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send `signal_number` when the thread that started this process ends (Linux
+    only).
+
+    A starter that puts its pid into `FORAGE_PARENT` is also covered if it died before this call.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal_number))
+    expected = os.environ.pop("FORAGE_PARENT", "")
+    if expected and os.getppid() != int(expected):
+        os.kill(os.getpid(), signal_number)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once, once it has closed what it opened: with vLLM loaded, the
+    interpreter's own end takes seconds, which a restart would have to wait for.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def on_stop(callback: Callable[[str], None]) -> None:
+    """Call `callback(cause)` on SIGTERM and SIGINT instead of dying."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda n, _frame: callback(signal.Signals(n).name))
+
+
+def socket_dir(run_dir: str) -> Path:
+    """The run's own 0700 directory under /tmp for ipc sockets; short, because socket paths end at
+    107 bytes.
+    """
+    digest = hashlib.blake2b(str(Path(run_dir).resolve()).encode(), digest_size=5).hexdigest()
+    return Path("/tmp") / f"forage-{os.getuid()}-{digest}"
+
+
+def make_socket_dir(run_dir: str) -> Path:
+    """Create `socket_dir(run_dir)` with mode 0700. Raises PermissionError when it belongs to
+    somebody else.
+    """
+    path = socket_dir(run_dir)
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.stat().st_uid != os.getuid() or path.is_symlink():
+        raise PermissionError(f"socket directory {str(path)!r} belongs to another user: remove it")
+    path.chmod(0o700)
+    return path

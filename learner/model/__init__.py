@@ -1,0 +1,1 @@
+"""The model on its ranks: engine, head, averages, state."""

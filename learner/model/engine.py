@@ -1,0 +1,289 @@
+"""DeepSpeed behind one small class: nothing else in the project knows how a step is made.
+
+ZeRO 0 to 3 on any number of ranks; every method but `close` is collective. Gradients of shares are
+summed over micro-batches and ranks. One rank by itself needs no rendezvous (gloo listens on
+loopback while the engine lives); several join their group first.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, distributed
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from configs.schema import Config, LearnerConfig
+from learner.errors import BadModel
+from learner.model.collectives import Facts, gather_facts, sums
+from learner.model.head import ChunkLoss
+from learner.model.scorer import TokenScorer, TokenScores, load_model
+from learner.model.shards import Partitioned, Scattered, Shards, Whole
+from learner.packing import MicroBatch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+with contextlib.redirect_stdout(sys.stderr):
+    import deepspeed
+
+_ds_logger = logging.getLogger("DeepSpeed")
+_ds_logger.handlers.clear()  # its own handler writes to stdout
+_ds_logger.propagate = True
+_ds_logger.setLevel(logging.ERROR)
+
+
+def join_process_group(store: distributed.Store, rank: int, config: LearnerConfig) -> None:
+    """Make this process a rank of `learner.ranks`; a collective of all that takes more than
+    `step_deadline_s` raises. DeepSpeed's own groups have no such bound: the caller's phases do.
+    """
+    with _quietly(local=not config.rendezvous):
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=store,
+            rank=rank,
+            world_size=config.ranks,
+            timeout=timedelta(seconds=config.step_deadline_s),
+        )
+
+
+class Engine:
+    """The model in training and its optimiser. One per process: `close()` before making another."""
+
+    def __init__(self, config: Config, model_path: str | None = None) -> None:
+        """Load `model_path` (default `model.path`). Raises BadModel, also when this process is not
+        one of `learner.ranks`.
+        """
+        learner = config.learner
+        if not distributed.is_initialized() and learner.ranks == 1:
+            join_process_group(distributed.HashStore(), 0, learner)
+        found = distributed.get_world_size() if distributed.is_initialized() else 1
+        if found != learner.ranks:
+            raise BadModel(
+                f"learner.ranks = {learner.ranks!r}, but this process is one of {found}: start "
+                "every rank (`python -m learner.worker CONFIG --rank R`)"
+            )
+        self.rank, self.ranks = distributed.get_rank(), learner.ranks
+        self.model = _load(config, model_path)
+        self._stage, self._bf16 = learner.zero_stage, config.model.dtype == "bfloat16"
+        scorer = TokenScorer(self.model, learner.logprob_chunk_bytes)
+        self._trainable = {n: w for n, w in self.model.named_parameters() if w.requires_grad}
+        self._on_close = contextlib.ExitStack()
+        if self._stage == 3:
+            # It asks for the launcher's variable at every forward pass, and replaces torch's linear
+            # by one that does not keep weights (in bf16 that rounds before the bias is added).
+            self._on_close.enter_context(_environment(_local_rank()))
+            self._on_close.callback(setattr, functional, "linear", functional.linear)
+        with _quietly(local=not learner.rendezvous):
+            self._engine, self._optimiser, _, _ = deepspeed.initialize(
+                model=scorer,
+                optimizer=_make_optimiser(list(self._trainable.values()), learner),
+                config=_deepspeed_config(config),
+                dist_init_required=False,
+            )
+        self._norm: Tensor | None = None
+        if self._clips_itself:
+            self._max_norm = learner.max_grad_norm
+            self._optimiser.register_step_pre_hook(self._clip)
+        self.shards: Shards = self._find_shards()
+        self.device = self._engine.device
+
+    def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
+        """Log-probs and entropies of the action tokens, without gradient."""
+        with torch.no_grad():
+            logprobs, entropy, _ = self._engine(micro.tokens, micro.loss_mask, temperature)
+        return TokenScores(logprobs, entropy)
+
+    def accumulate(self, micro: MicroBatch, temperature: float, loss: ChunkLoss) -> TokenScores:
+        """Add the gradient of this share of the step's loss (shares are summed, never averaged);
+        return the scores it was made from.
+        """
+        logprobs, entropy, value = self._engine(micro.tokens, micro.loss_mask, temperature, loss)
+        # DeepSpeed can sum over ranks, except at stage 3, where it always averages.
+        self._engine.backward(value * self.ranks if self._stage == 3 else value)
+        return TokenScores(logprobs, entropy)
+
+    def step(self, lr: float) -> float:
+        """Clip, step, clear the gradients; return the norm of the whole gradient before clipping.
+
+        A gradient that is not finite gives a norm that is not finite.
+        """
+        for group in self._optimiser.param_groups:
+            group["lr"] = lr
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm() if self._norm is None else self._norm)
+
+    def gather(self, facts: list[Facts]) -> list[Facts]:
+        """The facts of all ranks, in the order of ranks, on every rank."""
+        return gather_facts(facts, self.device) if self.ranks > 1 else facts
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sums of these numbers over all ranks, on every rank."""
+        return sums(values, self.device) if self.ranks > 1 else list(values)
+
+    def trainable(self) -> dict[str, Tensor]:
+        """The live trainable parameters by Hugging Face name, tied ones once; empty at stage 3."""
+        return self._trainable
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every weight by Hugging Face name, also where it is scattered."""
+        return {
+            name: tuple(getattr(weight, "ds_shape", weight.shape))
+            for name, weight in self.model.named_parameters()
+        }
+
+    def optimiser_state(self) -> dict[Tensor, dict[str, Any]]:
+        """The optimiser's live state by master tensor, as `shards.masters()` lists them."""
+        base = getattr(self._optimiser, "optimizer", self._optimiser)
+        state: dict[Tensor, dict[str, Any]] = base.state
+        return state
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by Hugging Face name, tied ones once, detached but not copied; at stage 3
+        each is gathered when its turn comes.
+        """
+        for name, weight in self.model.named_parameters():
+            with self._gathered(weight):
+                yield name, weight.detach()
+
+    def probe(self, tokens: Sequence[int]) -> list[float]:
+        """Log-prob of each of tokens[1:] given its prefix, at temperature 1: float[n − 1]."""
+        row = torch.tensor([list(tokens)], device=self.device)
+        mask = torch.ones_like(row, dtype=torch.bool)
+        mask[:, 0] = False
+        with torch.no_grad():
+            logprobs, _, _ = self._engine(row, mask, 1.0)
+        values: list[float] = logprobs.tolist()
+        return values
+
+    def close(self) -> None:
+        """Release DeepSpeed; the process group stays, because DeepSpeed keeps handles on it."""
+        self._engine.destroy()
+        self._on_close.close()
+
+    @property
+    def _clips_itself(self) -> bool:
+        # Without an optimiser of its own DeepSpeed clips but keeps no norm.
+        return self._stage == 0 and not self._bf16
+
+    def _clip(self, *_: object) -> None:
+        weights = self._trainable.values()
+        self._norm = torch.nn.utils.clip_grad_norm_(weights, self._max_norm)
+
+    def _find_shards(self) -> Shards:
+        optimiser = self._optimiser
+        if self._clips_itself:
+            return Whole(self._trainable)
+        if self._stage == 0:
+            masters = dict(zip(self._trainable, optimiser.fp32_groups[0], strict=True))
+            # DeepSpeed made the moments by a step without gradient, which decays and counts.
+            optimiser.optimizer.state.clear()
+            for name, weight in self._trainable.items():
+                masters[name].data.copy_(weight)
+            return Whole(self._trainable, masters)
+        if self._stage == 3:
+            return Scattered(
+                optimiser.fp32_partitioned_groups_flat,
+                optimiser.fp16_partitioned_groups_flat,
+                optimiser.parameter_offload.partition_all_parameters,
+            )
+        if self._stage == 1 and self._bf16:
+            masters, flats = optimiser.fp32_groups_flat_partition, optimiser.bf16_groups_flat
+            parts = optimiser.bf16_partitioned_groups
+        else:
+            masters, flats = optimiser.single_partition_of_fp32_groups, optimiser.bit16_groups_flat
+            parts = optimiser.parallel_partitioned_bit16_groups
+        return Partitioned(masters, flats, [group[self.rank] for group in parts])
+
+    def _gathered(self, weight: Tensor) -> contextlib.AbstractContextManager[Any]:
+        if self._stage == 3:
+            return deepspeed.zero.GatheredParameters([weight])  # type: ignore[no-any-return]
+        return contextlib.nullcontext()
+
+
+def _load(config: Config, model_path: str | None) -> PreTrainedModel:
+    model_config = config.model
+    if model_path is not None:
+        model_config = msgspec.structs.replace(model_config, path=model_path)
+    model = load_model(model_config)
+    if config.learner.gradient_checkpointing:
+        _checkpoint_gradients(model)
+    return model
+
+
+def _make_optimiser(weights: list[Tensor], config: LearnerConfig) -> torch.optim.Optimizer:
+    if config.optimiser == "sgd":
+        return torch.optim.SGD(weights, lr=config.lr, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(
+        weights, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+    )
+
+
+def _checkpoint_gradients(model: PreTrainedModel) -> None:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        # Layers recompute only in training mode; what is inside them stays without dropout.
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
+
+
+def _deepspeed_config(config: Config) -> dict[str, Any]:
+    learner, bf16 = config.learner, config.model.dtype == "bfloat16"
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        # The number of micro-batches varies: step() is the boundary, and losses are already shares.
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": learner.max_grad_norm,
+        "zero_optimization": {
+            "stage": learner.zero_stage,
+            # Small tensors would stay gathered and never see a swap.
+            "stage3_param_persistence_threshold": 0,
+        },
+        "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": bf16, "check_grad_overflow": True},
+        "steps_per_print": None,
+    }
+    if learner.zero_stage < 3:
+        settings["gradient_allreduce_op"] = "sum"
+    if learner.zero_stage == 0 and not bf16:
+        settings["gradient_clipping"] = 0.0
+    if learner.zero_stage and bf16:
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    return settings
+
+
+@contextlib.contextmanager
+def _quietly(local: bool) -> Iterator[None]:
+    """Keep DeepSpeed from asking for a launcher's variables, compiling and writing to stdout; with
+    all ranks on this machine, keep gloo from listening on the network.
+    """
+    # DeepSpeed would compile shared-memory collectives at first use.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    variables = _local_rank()
+    if local and sys.platform == "linux":
+        variables["GLOO_SOCKET_IFNAME"] = "lo"  # gloo opens a listener per group even for one rank
+    with _environment(variables), contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def _local_rank() -> dict[str, str]:
+    rank = distributed.get_rank() if distributed.is_initialized() else 0
+    return {"LOCAL_RANK": str(rank % max(torch.cuda.device_count(), 1))}
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]

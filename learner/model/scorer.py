@@ -1,0 +1,109 @@
+"""A causal language model that scores tokens: log-probs and entropies at action positions only.
+
+The output head runs on the positions whose *next* token is
+trained: prompts and observations cost a hidden state each, never a row of logits.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from configs.schema import ModelConfig
+from learner.errors import BadModel
+from learner.model.head import CHUNK_BYTES, ChunkLoss, HeadOutput, LogProbHead
+
+
+class TokenScores(NamedTuple):
+    """Both float32[N] over the action tokens, in the order in which the mask lists them, detached.
+
+    `entropy` is of the distribution the token was drawn from, in nats.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+class TokenScorer(nn.Module):  # type: ignore[misc]
+    """A causal LM whose one forward call scores action tokens (DeepSpeed sees one module)."""
+
+    def __init__(self, causal_lm: PreTrainedModel, chunk_bytes: int = CHUNK_BYTES) -> None:
+        """`chunk_bytes` (`learner.logprob_chunk_bytes`) bounds the logits that exist at a time."""
+        super().__init__()
+        self.causal_lm = causal_lm
+        self.head = LogProbHead(causal_lm.get_output_embeddings(), chunk_bytes)
+
+    def forward(
+        self, tokens: Tensor, loss_mask: Tensor, temperature: float, loss: ChunkLoss | None = None
+    ) -> HeadOutput:
+        """Log-probs and entropies float32[N] of the tokens where `loss_mask`, detached, and with
+        `loss` its value, the only one with a gradient.
+
+        tokens int64[B, T] and loss_mask bool[B, T] are right-padded. Without any action token
+        (N = 0) the value is 0 and every gradient too, so that ranks stay in step.
+        """
+        # Right padding lies in the future of every real token: causal attention needs no other
+        # mask.
+        hidden = self.causal_lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        predicts = loss_mask[:, 1:]  # position t − 1 predicts token t
+        scored: HeadOutput = self.head(
+            hidden[:, :-1][predicts], tokens[:, 1:][predicts], temperature, loss
+        )
+        return scored
+
+
+def score_logits(logits: Tensor, targets: Tensor, temperature: float) -> TokenScores:
+    """Scores [N] of int64[N] targets under [N, V] logits divided by `temperature`, in float32."""
+    log_probabilities = functional.log_softmax(logits.float() / temperature, dim=-1)
+    logprobs = log_probabilities.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    with torch.no_grad():
+        entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)
+    return TokenScores(logprobs, entropy)
+
+
+def load_model(config: ModelConfig) -> PreTrainedModel:
+    """Load the folder's causal LM in the configured dtype, ready to train (without dropout, which
+    would make ratios noise).
+
+    Raises BadModel when the folder is missing, is not a model, or has a head that `TokenScorer`
+    would bypass.
+    """
+    folder = Path(config.path)
+    if not (folder / "config.json").is_file():
+        raise BadModel(
+            f"model.path = {config.path!r}: no such folder with a config.json; "
+            "give a local Hugging Face model folder"
+        )
+    kwargs = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
+    try:
+        architecture = AutoConfig.from_pretrained(folder, **kwargs)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=architecture,
+            dtype=getattr(torch, config.dtype),
+            use_safetensors=True,
+            **kwargs,
+        )
+    except (OSError, ValueError) as error:
+        raise BadModel(f"model.path = {config.path!r} cannot be loaded: {error}") from error
+    model.eval()
+    _check_head(model, config.path)
+    return model
+
+
+def _check_head(model: PreTrainedModel, path: str) -> None:
+    """Refuse models whose logits are not a linear layer's own: they would be scored wrongly."""
+    tokens = torch.arange(8).unsqueeze(0) % model.config.vocab_size
+    head = model.get_output_embeddings()
+    with torch.no_grad():
+        whole = model(input_ids=tokens, use_cache=False).logits
+        hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        own = functional.linear(hidden, head.weight, head.bias)
+    if not torch.equal(whole, own):
+        raise BadModel(
+            f"model.path = {path!r}: {type(model).__name__} changes its logits after the head "
+            "(scaling or soft-capping), which the learner does not reproduce; use another model"
+        )

@@ -1,1 +1,0 @@
-"""Objectives: per-token losses as pure functions."""

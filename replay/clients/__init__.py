@@ -1,0 +1,1 @@
+"""Clients of replay, one for each kind of peer."""

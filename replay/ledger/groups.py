@@ -1,0 +1,144 @@
+"""A group: the siblings of one question, who rolls each out, and what has been delivered.
+
+Only `replay.ledger.state` changes it; decisions are made of its predicates.
+
+Failed attempts at each question since it was last answered; they decide when it is given up.
+"""
+
+from dataclasses import dataclass, field
+
+from replay.log.records import GroupOpened
+from replay.log.summary import Summary
+from replay.trajectory import Kind, Question
+
+EVAL_SIBLINGS = 2  # greedy, then T = 1
+
+
+@dataclass
+class Group:
+    """The siblings of one question, numbered from 0.
+
+    `holders`: sibling → the actor that rolls it out; a sibling in neither dict is missing.
+    """
+
+    group_id: int
+    kind: Kind
+    question: Question
+    version: int
+    opened_at: float
+    size: int
+    evaluation: int
+    holders: dict[int, str] = field(default_factory=dict)
+    summaries: dict[int, Summary] = field(default_factory=dict)
+    payloads: dict[int, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def opened(cls, fact: GroupOpened, group_size: int) -> "Group":
+        """Make a group of which nothing is leased yet."""
+        size = group_size if fact.kind == "train" else EVAL_SIBLINGS
+        return cls(
+            fact.group_id, fact.kind, fact.question, fact.version, fact.now, size, fact.evaluation
+        )
+
+    @property
+    def closed(self) -> bool:
+        """True where every sibling is delivered."""
+        return len(self.summaries) == self.size
+
+    @property
+    def undelivered(self) -> tuple[int, ...]:
+        """Siblings without a trajectory, leased or not."""
+        return tuple(i for i in range(self.size) if i not in self.summaries)
+
+    @property
+    def short(self) -> bool:
+        """True where a sibling is missing; nobody is waited for who has delivered."""
+        return len(self.summaries) + len(self.holders) < self.size
+
+    def misses(self, sibling: int) -> bool:
+        """Return True if nobody has delivered this sibling and nobody rolls it out."""
+        wanted = 0 <= sibling < self.size
+        return wanted and sibling not in self.summaries and sibling not in self.holders
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Siblings to be leased."""
+        return tuple(i for i in range(self.size) if self.misses(i))
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Rewards of the scorable siblings."""
+        found = (summary.reward for summary in self.summaries.values())
+        return tuple(reward for reward in found if reward is not None)
+
+    @property
+    def has_signal(self) -> bool:
+        """True where two scorable siblings differ in reward."""
+        return len(set(self.rewards)) > 1
+
+    @property
+    def all_zero(self) -> bool:
+        """True where some sibling is scorable, and every reward is 0."""
+        return bool(self.rewards) and not any(self.rewards)
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest version among the sampled tokens; the group's own where nothing has come."""
+        return min((s.oldest_version for s in self.summaries.values()), default=self.version)
+
+    def describe(self, now: float) -> str:
+        """Say who is waited for: `group 17 (version 3, opened 41 s ago) on actor-1: 2 of 8 …`."""
+        waited = {self.holders.get(i, "nobody") for i in self.undelivered}
+        return (
+            f"group {self.group_id} (version {self.version}, opened {now - self.opened_at:.0f} s "
+            f"ago) on {', '.join(sorted(waited))}: {len(self.undelivered)} of {self.size} "
+            "siblings missing"
+        )
+
+
+# Given back for a restart of replay's, because no retrieval server was there, or it had too much to
+# do or lets nobody in, or because a user's tool or environment failed: however often that happens,
+# it says nothing about the question. (Where it does, the group's deadline counts it.)
+NOBODYS_FAULT = (
+    "not_held",
+    "absent",
+    "RetrievalUnreachable",
+    "RetrievalOverloaded",
+    "RetrievalDenied",
+    "ToolFailed",
+    "EnvironmentFailed",
+)
+FailureKey = tuple[int, str]  # evaluation (-1: training), question id
+
+
+@dataclass
+class Failures:
+    """Failed attempts by question and sibling.
+
+    A question counts apart for training and for each evaluation.
+    """
+
+    counts: dict[FailureKey, dict[int, int]] = field(default_factory=dict)
+
+    def of(self, group: Group, sibling: int) -> int:
+        """Return how often this sibling of the group's question has failed."""
+        return self.counts.get(_key(group), {}).get(sibling, 0)
+
+    def count(self, group: Group, sibling: int, cause: str = "") -> None:
+        """Count a failed attempt, unless its cause is nobody's fault."""
+        if cause.startswith(NOBODYS_FAULT):
+            return
+        siblings = self.counts.setdefault(_key(group), {})
+        siblings[sibling] = siblings.get(sibling, 0) + 1
+
+    def forgive(self, group: Group) -> None:
+        """Forget the failures of a question that was answered, or given up."""
+        self.counts.pop(_key(group), None)
+
+    def forget(self, evaluation: int) -> None:
+        """Forget the failures of an evaluation that is voided."""
+        self.counts = {key: n for key, n in self.counts.items() if key[0] != evaluation}
+
+
+def _key(group: Group) -> FailureKey:
+    return group.evaluation, group.question.id

@@ -1,0 +1,116 @@
+"""The ends of groups, questions, evaluations and the run, other than by being trained.
+
+Each function may be called after any event: where nothing has ended it writes nothing.
+"""
+
+from replay.ledger.evaluation import summarise_evaluation
+from replay.ledger.groups import Group
+from replay.ledger.state import Journal, LedgerState
+from replay.log import records
+
+ZERO_STREAK_STEPS = 10
+
+
+def drop(journal: Journal, group: Group, cause: str) -> None:
+    """Record that this group will never be trained."""
+    journal.write(records.GroupDropped(journal.now, group.group_id, cause))
+
+
+def drop_if_failing(journal: Journal, group_id: int) -> None:
+    """Drop an unfinished group, one of whose siblings has failed too often; retire its question."""
+    state = journal.state
+    group = state.unfinished(group_id)
+    if group is None:
+        return
+    failures = max((state.failures.of(group, i) for i in group.undelivered), default=0)
+    if failures >= state.config.max_question_failures:
+        _give_up(journal, group, failures)
+
+
+def _give_up(journal: Journal, group: Group, failures: int) -> None:
+    drop(journal, group, "question_failed")
+    if group.kind == "train":
+        journal.write(records.QuestionRetired(journal.now, group.question.id, failures))
+
+
+def drop_expired(journal: Journal, serving_since: float) -> None:
+    """Drop groups past their deadline; time in which replay was down does not count."""
+    state = journal.state
+    for group in [*state.opened.values(), *state.evaluating.values()]:
+        age = journal.now - max(group.opened_at, serving_since)
+        if age < state.config.group_deadline_s or state.stop_cause:
+            continue
+        failures = 1 + max(state.failures.of(group, i) for i in group.undelivered)
+        if failures >= state.config.max_question_failures:
+            _give_up(journal, group, failures)
+        else:
+            drop(journal, group, "group_deadline")
+
+
+def settle_closed(journal: Journal, group: Group) -> None:
+    """Drop a group that has just closed with nothing to learn from: unscorable as a whole (a judge
+    that is down must not use up steps), or without signal, where configured. Stop where none has
+    any.
+
+    After 10 steps' worth of closed train groups with nothing but reward 0 there is no gradient left
+    and no way back.
+    """
+    state = journal.state
+    if group.kind == "train" and not group.rewards:
+        drop(journal, group, "unscorable")
+    elif group.kind == "train" and state.config.drop_no_signal and not group.has_signal:
+        drop(journal, group, "no_signal")
+    limit = ZERO_STREAK_STEPS * state.config.groups_per_step
+    if state.counters.zero_streak >= limit and not state.stop_cause:
+        end_run(journal, f"the last {limit} closed train groups all had reward 0: no gradient")
+
+
+def finish_evaluations(journal: Journal) -> None:
+    """Write the result of each evaluation that is complete."""
+    state = journal.state
+    for evaluation in state.evaluations.values():
+        if evaluation.complete and evaluation.result is None:
+            result = summarise_evaluation(evaluation, state.eval_questions)
+            journal.write(records.EvaluationFinished(journal.now, result))
+
+
+def stop_without_questions(journal: Journal) -> None:
+    """Stop where every train question is retired."""
+    if journal.state.questions.peek() is None:
+        end_run(journal, "every train question has failed too often and is retired")
+
+
+def end_run(journal: Journal, cause: str) -> None:
+    """Stop for this cause; the first one stays. What is not sampled is dropped as `run_ended`."""
+    state = journal.state
+    if state.stop_cause:
+        return
+    journal.write(records.Stopped(journal.now, cause))
+    for group in _unsampled(state):
+        drop(journal, group, "run_ended")
+
+
+def void_after(journal: Journal, step: int) -> None:
+    """Forget the unfinished evaluations of steps that a resumed learner will train again.
+
+    A finished one stays, as a result of the version that it measured: the same batches, trained
+    again, make the same one, unless `learner.total_steps` has changed and the rate depends on it.
+    """
+    state = journal.state
+    unfinished = [e.step for e in state.evaluations.values() if e.result is None]
+    for lost in [lost for lost in unfinished if lost > step]:
+        for group in [g for g in state.evaluating.values() if g.evaluation == lost]:
+            drop(journal, group, "resumed")
+        journal.write(records.EvaluationVoided(journal.now, lost))
+
+
+def drop_untrainable(journal: Journal, step: int) -> None:
+    """A learner is ahead of all recorded batches: what it trained since is unknown here."""
+    state = journal.state
+    if step > state.last_sampled:
+        for group in [*state.opened.values(), *state.ready.values()]:
+            drop(journal, group, "resumed")
+
+
+def _unsampled(state: LedgerState) -> list[Group]:
+    return [*state.opened.values(), *state.ready.values(), *state.evaluating.values()]

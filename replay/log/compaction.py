@@ -1,0 +1,146 @@
+"""Compaction: closed segments of an event log without the payloads that nothing asks for again.
+
+A train group's payloads are settled once its step is committed (a resumed learner never goes back
+behind a durable checkpoint) or it is dropped; an eval group's once its evaluation is finished or it
+is dropped. A closed segment whose every payload is settled is written again with those payloads
+empty (`records.Compacted`); all else stays: every record, its order, its other fields. A segment
+with one payload that is not settled is left alone, as the newest always is. The new file is on the
+disk before it takes the name of the old one, so a crash leaves the one or the other, and doing it
+again changes nothing.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeGuard
+
+import msgspec
+
+from configs.runtime.files import replacing
+from replay.codec import decode_trajectory
+from replay.log import records
+from replay.log.event_log import decoded, opened, read_whole
+from replay.log.format import Segment, framed, header, payloads
+from replay.log.records import Compacted, Delivered, Record
+from replay.log.segments import clear_drafts, lock, locked, segments, write_all
+from replay.protocol import CodecError, LogError
+
+_ENCODER = msgspec.msgpack.Encoder()
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Change:
+    """One closed segment: its size before and after, the payloads taken away now, and why none."""
+
+    path: Path
+    bytes_before: int
+    bytes_after: int
+    payloads: int
+    kept: str = ""
+
+
+class Settled:
+    """A fold over the log: `groups` whose payloads nothing asks for again."""
+
+    def __init__(self) -> None:
+        self.groups: set[int] = set()
+        self._batches: dict[int, tuple[int, ...]] = {}
+        self._evaluating: dict[int, list[int]] = {}  # by the evaluation's step
+
+    def take(self, fact: Record) -> None:
+        """Take in one record."""
+        match fact:
+            case records.GroupOpened(kind="eval"):
+                self._evaluating.setdefault(fact.evaluation, []).append(fact.group_id)
+            case records.Sampled():
+                self._batches[fact.step] = fact.group_ids
+            case records.StepsCommitted():
+                for step in [step for step in self._batches if step <= fact.step]:
+                    self.groups.update(self._batches.pop(step))
+            case records.GroupDropped():
+                self.groups.add(fact.group_id)
+            case records.EvaluationFinished():
+                self.groups.update(self._evaluating.pop(fact.result.step, ()))
+            case _:
+                pass
+
+
+def compact(path: Path) -> Iterator[Change]:
+    """Compact the log at `path`, yielding each closed segment. Raises LogError: also while a
+    process writes the log, and where anything of it is not whole.
+    """
+    fds: list[int] = []  # the first segment, and the file that takes its name: both are locked
+    try:
+        fds.append(locked(path))
+        clear_drafts(path)
+        settled = Settled()
+        for record in read_whole(path):
+            settled.take(record)
+        for segment in segments(path):
+            if segment.closed:
+                yield _compact(segment, settled.groups, fds)
+    except OSError as error:
+        raise LogError(f"{path}: cannot be compacted: {error.strerror}") from error
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _compact(segment: Segment, settled: set[int], fds: list[int]) -> Change:
+    segment.before = None  # as its header says: the fold has checked it
+    size = segment.path.stat().st_size
+    whole = [fact.group_id for _, fact in _records(segment) if _has_payload(fact)]
+    if needed := sorted(set(whole) - settled):
+        kept = f"{len(needed)} groups may still be asked for, {needed[0]} first"
+        return Change(segment.path, size, size, 0, kept)
+    if not whole:
+        return Change(segment.path, size, size, 0, "nothing to take away")
+    with ExitStack() as closing:
+        with replacing(segment.path) as draft:
+            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            closing.callback(os.close, fd)
+            if not segment.number:
+                lock(draft, fd)
+            _rewrite(segment, fd)
+            after = os.fstat(fd).st_size
+        if not segment.number:
+            fds.append(fd)
+            closing.pop_all()
+    return Change(segment.path, size, after, len(whole))
+
+
+def _rewrite(segment: Segment, fd: int) -> None:
+    written = bytearray(header(segment.number, segment.before or 0))
+    for payload, fact in _records(segment):
+        shorter = _without_payload(segment, fact) if _has_payload(fact) else fact
+        written += framed(payload if shorter is fact else _ENCODER.encode(shorter))
+        if len(written) >= _CHUNK_BYTES:
+            write_all(fd, written)
+            written.clear()
+    write_all(fd, written)
+
+
+def _records(segment: Segment) -> Iterator[tuple[bytes, Record]]:
+    with opened(segment.path) as file:
+        for offset, payload in payloads(segment, file):
+            yield payload, decoded(segment.path, offset, payload)
+
+
+def _has_payload(fact: Record) -> TypeGuard[Delivered]:
+    return isinstance(fact, Delivered) and fact.compacted is None
+
+
+def _without_payload(segment: Segment, fact: Delivered) -> Delivered:
+    try:
+        turns = decode_trajectory(fact.payload).turns
+    except CodecError as error:
+        raise LogError(
+            f"{segment.path}: the payload of sibling {fact.sibling} of group {fact.group_id} "
+            f"cannot be decoded: {error}: compact with the program that wrote it"
+        ) from error
+    versions = sum(int(turn.policy_versions.sum()) for turn in turns)
+    left = Compacted(len(fact.payload), versions)
+    return msgspec.structs.replace(fact, payload=b"", compacted=left)

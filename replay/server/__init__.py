@@ -1,0 +1,1 @@
+"""Replay's socket loop."""

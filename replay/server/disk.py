@@ -1,0 +1,94 @@
+"""The disk's room for the event log, and the requests that wait while there is none."""
+
+import logging
+from collections import deque
+from collections.abc import Container, Iterator
+
+import replay.protocol as wire
+from replay.ledger.events import Peer
+from replay.log.event_log import LogFull
+from replay.protocol import Describe, Observe
+
+TELL_EVERY_S = 1.0
+LOG_EVERY_S = 10.0
+_MOST_HELD = 10_000  # requests, while the log is full
+_WITHOUT_ROOM = wire.Heartbeat | Observe | Describe  # answered while the log is full
+
+logger = logging.getLogger(__name__)
+Received = tuple[bytes, wire.Request]  # the peer, what it asks
+
+
+class Disk:
+    """The disk that the log is on, and the requests that have been read but not handled.
+
+    `cause`: why the log cannot be written; empty while it can.
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        self.cause = ""
+        self._deadline_s = deadline_s
+        self._since_s = self._told_s = self._logged_s = float("-inf")
+        self._inbox: deque[Received] = deque()
+
+    @property
+    def full(self) -> bool:
+        """True where the last attempt to write found no room."""
+        return bool(self.cause)
+
+    def may_read(self) -> bool:
+        """True until too many requests are held to read more."""
+        return len(self._inbox) < _MOST_HELD
+
+    def receive(self, peer: bytes, request: wire.Request) -> None:
+        """Take in a request that has arrived."""
+        self._inbox.append((peer, request))
+
+    def requests(self, first: Container[Peer]) -> Iterator[Received]:
+        """Take out each request that can be handled, those of the peers `first` before all others;
+        while the log is full, hold those that need it.
+        """
+        self._inbox = deque(sorted(self._inbox, key=lambda received: received[0] not in first))
+        held: deque[Received] = deque()
+        while self._inbox:
+            peer, request = self._inbox.popleft()
+            if self.full and not isinstance(request, _WITHOUT_ROOM):
+                held.append((peer, request))
+            else:
+                yield peer, request
+        self._inbox = held
+
+    def requests_of(self, peer: Peer) -> list[wire.Request]:
+        """Take out all that `peer` has asked."""
+        found = [request for sender, request in self._inbox if sender == peer]
+        self._inbox = deque(received for received in self._inbox if received[0] != peer)
+        return found
+
+    def waiting(self) -> set[Peer]:
+        """Return the peers whose requests are not handled."""
+        return {peer for peer, _ in self._inbox}
+
+    def missing(self, error: LogFull, now_s: float) -> bool:
+        """Note a failed attempt; return True when it is time to tell who waits. Raises `error` at
+        the deadline.
+        """
+        if not self.full:
+            self._since_s = now_s
+        if now_s - self._since_s >= self._deadline_s:
+            raise error
+        self.cause = f"the event log waits for room on the disk: {error}"
+        if now_s - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = now_s
+            logger.error(
+                "%s: free some, or the run ends in %.0f s (replay.disk_deadline_s)",
+                self.cause,
+                self._since_s + self._deadline_s - now_s,
+            )
+        tell = now_s - self._told_s >= TELL_EVERY_S
+        self._told_s = now_s if tell else self._told_s
+        return tell
+
+    def found(self) -> None:
+        """Note that the log was written."""
+        if self.full:
+            logger.warning("the event log has room again")
+            self.cause = ""

@@ -1,0 +1,151 @@
+"""Opening of the configured passages and index, checked against each other.
+
+Three kinds: a corpus alone (BM25, made at the start), a folder of `forage index`, a FAISS file (or
+its parts, as Search-R1's `part_aa`, `part_ab`) with corpus and encoder.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from configs.schema import RetrievalConfig
+from retrieval_server import digests
+from retrieval_server.corpus import load_corpus, reopen
+from retrieval_server.encoder_settings import digest_of, require_encoder
+from retrieval_server.index import manifest
+from retrieval_server.index.base import Index
+from retrieval_server.index.build import BM25, VECTORS
+from retrieval_server.index.manifest import Manifest
+from retrieval_server.protocol import BadIndex, Document
+
+logger = logging.getLogger("retrieval_server")
+# FAISS tells, when it is imported, which instruction sets it looked for.
+logging.getLogger("faiss").setLevel(logging.WARNING)
+
+
+def open_index(asked: RetrievalConfig) -> tuple[Sequence[Document], Index]:
+    """The passages and index that `asked` names. Raises CorpusError, BadIndex naming the field."""
+    if not asked.index:
+        from retrieval_server.index.bm25 import BM25Index
+
+        passages = load_corpus(asked.corpus)
+        return passages, BM25Index(document.contents for document in passages)
+    folder = Path(asked.index)
+    if parts := _bare(folder):
+        _require_named(asked)
+        passages = load_corpus(asked.corpus)
+        logger.warning("%s says nothing of its encoder or corpus: they are taken as given", folder)
+        return passages, _dense(asked, parts, Path(asked.encoder), None, len(passages))
+    told = check(asked)
+    passages = reopen(folder, _corpus(asked, told), told.corpus.blake3)
+    if told.kind == "bm25":
+        from retrieval_server.index.bm25 import VERSION, BM25Index
+
+        _compare(told, VERSION)
+        return passages, BM25Index.load(folder / BM25)
+    from retrieval_server.index import faiss_index
+
+    _compare(told, faiss_index.VERSION)
+    path = _encoder(asked, told)
+    return passages, _dense(asked, [folder / VECTORS], path, told, len(passages))
+
+
+def check(asked: RetrievalConfig) -> Manifest:
+    """The manifest of the folder `asked.index`, its files, corpus and encoder being what they were
+    when it was built. Raises BadIndex, CorpusError.
+    """
+    folder = Path(asked.index)
+    told = manifest.read(folder)
+    manifest.check(folder, told, _corpus(asked, told))
+    if told.encoder:
+        path = _encoder(asked, told)
+        require_encoder(path)
+        if digest_of(path) != told.encoder.digest:
+            raise BadIndex(
+                f"the index {str(folder)!r} was built with the encoder {told.encoder.path!r}, and "
+                f"{str(path)!r} is another: name that one (retrieval.encoder), or build again"
+            )
+    return told
+
+
+def look(asked: RetrievalConfig) -> None:
+    """Raise CorpusError or BadIndex for what cannot be served; no model or vector is loaded."""
+    if not asked.index:
+        load_corpus(asked.corpus)
+    elif _bare(Path(asked.index)):
+        _require_named(asked)
+        require_encoder(Path(asked.encoder))
+        load_corpus(asked.corpus)
+    else:
+        check(asked)
+
+
+def _compare(told: Manifest, library: str) -> None:
+    """Say so when another version wrote the index: it should be read, but was not tried."""
+    if told.library != library:
+        logger.warning("the index was built by %s and is read by %s", told.library, library)
+
+
+def _bare(path: Path) -> list[Path]:
+    """The FAISS file, or its parts in order; empty for a folder of ours."""
+    if path.is_dir():
+        return [] if (path / manifest.NAME).exists() else sorted(path.glob("part_*"))
+    if not path.exists():
+        raise BadIndex(f"{str(path)!r} does not exist: name an index folder or a FAISS file")
+    return [path]
+
+
+def _require_named(asked: RetrievalConfig) -> None:
+    for field in ("corpus", "encoder"):
+        if not getattr(asked, field):
+            raise BadIndex(
+                f"{asked.index!r} is a FAISS file, which does not say what it was built from: name "
+                f"its {field} (retrieval.{field})"
+            )
+
+
+def _corpus(asked: RetrievalConfig, told: Manifest) -> Path:
+    return Path(asked.corpus or told.corpus_path)
+
+
+def _encoder(asked: RetrievalConfig, told: Manifest) -> Path:
+    return Path(asked.encoder or (told.encoder.path if told.encoder else ""))
+
+
+def _dense(
+    asked: RetrievalConfig, files: list[Path], path: Path, told: Manifest | None, count: int
+) -> Index:
+    import torch
+
+    from retrieval_server.encoder import Encoder
+    from retrieval_server.index import faiss_index
+
+    torch.set_num_threads(asked.threads)
+    vectors = faiss_index.read(files, asked.map_index)
+    if vectors.ntotal != count:
+        raise BadIndex(
+            f"{asked.index!r} holds {vectors.ntotal} vectors, and {asked.corpus!r} {count} "
+            "passages: name the corpus that the index was built from"
+        )
+    built = told.encoder if told else None
+    if built and built.dtype != asked.encoder_dtype:
+        logger.warning(
+            "passages were encoded in %s, queries are in %s (retrieval.encoder_dtype)",
+            built.dtype,
+            asked.encoder_dtype,
+        )
+    encoder = Encoder(path, built.usage if built else None, asked.encoder_dtype, asked.device)
+    mark = told.files[VECTORS] if told else digests.mark(files)
+    decisive = (mark, encoder.usage, asked.encoder_dtype, asked.device, asked.index_device)
+    return faiss_index.DenseIndex(
+        vectors,
+        encoder,
+        asked.ef_search,
+        asked.nprobe,
+        asked.threads,
+        gpus=asked.index_device == "cuda",
+        fingerprint=blake3(msgspec.json.encode(decisive)).hexdigest(length=8),
+    )

@@ -1,0 +1,267 @@
+"""The cost of the learner's step: `forage bench learner [--quick] [--json FILE]`.
+
+The log-prob head against the plain computation (`scripts.bench.head`), how full micro-batches are
+at the demo task's lengths, and the whole update, with its parts, against a bare forward and
+backward pass of the same micro-batches in plain torch. The proximal pass is counted in both: the
+bare side makes one no-grad pass too.
+"""
+
+import operator
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from configs.schema import Config, LearnerConfig, ModelConfig
+from learner.batch import TrainingBatch, build
+from learner.model.ema import Averages
+from learner.model.engine import Engine
+from learner.model.scorer import load_model
+from learner.packing import MicroBatch
+from learner.update import update
+from replay.codec import encode_trajectory
+from replay.protocol import Batch
+from replay.trajectory import Sampling, StopReason, Trajectory, Turn
+from scripts.bench.harness import (
+    BenchOptions,
+    Goal,
+    Report,
+    at_least,
+    at_most,
+    finish,
+    goals_table,
+    reporter,
+    require_at_least,
+)
+from scripts.bench.head import VARIANTS, compare, peak_of
+from scripts.demo.start import Recipe, make_model
+from scripts.demo.tokenizer import VOCABULARY as WORDS
+from scripts.options import option
+
+GROUPS, SIBLINGS = 16, 8
+BUDGETS_TOKENS = (1024, 4096, 16384)
+EXACT = {"logprob_difference": at_most(1e-5), "gradient_difference": at_most(1e-5)}
+GOALS: dict[str, Goal] = {
+    "logprob_peak_memory_ratio": at_most(0.15),
+    "logprob_time_ratio": at_most(1.3),
+    **EXACT,
+    "microbatch_fill": at_least(0.9),
+    "update_over_bare": at_least(0.8),
+}
+PARTS = {"score": "proximal pass", "accumulate": "forward + backward", "step": "optimiser step"}
+
+
+@dataclass(frozen=True)
+class BenchLearnerOptions(BenchOptions):
+    """Options of `forage bench learner`; `quick` takes at most ten minutes."""
+
+    threads: int = option("threads of torch, on the CPU", default=1)
+
+    def __post_init__(self) -> None:
+        require_at_least(self, threads=1)
+
+
+def now() -> float:
+    """Seconds by the wall clock, once the accelerator, if there is one, has done its work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def seconds_of(act: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """The result of `act(*arguments)`, and how long it took."""
+    start = now()
+    return act(*arguments), now() - start
+
+
+class Watch:
+    """A stand-in for an object that measures some of its methods; `join` puts the amounts of
+    several calls together.
+    """
+
+    def __init__(
+        self,
+        watched: Any,
+        names: dict[str, str],
+        found: dict[str, float],
+        probe: Callable[..., tuple[Any, float]] = seconds_of,
+        join: Callable[[float, float], float] = operator.add,
+    ) -> None:
+        self._watched, self._names, self._found = watched, names, found
+        self._probe, self._join = probe, join
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._watched, name)
+        if name not in self._names:
+            return found
+
+        def measured(*arguments: Any) -> Any:
+            result, amount = self._probe(found, *arguments)
+            part = self._names[name]
+            self._found[part] = self._join(self._found.get(part, 0.0), amount)
+            return result
+
+        return measured
+
+
+def rollout(rng: np.random.Generator, group: int, sibling: int) -> Trajectory:
+    """Random tokens in the demo's shape: one search in even groups, two in odd ones; 40 to 140
+    tokens, nearly half of them sampled.
+    """
+
+    def draw(low: int, high: int) -> Any:
+        return rng.integers(3, len(WORDS), int(rng.integers(low, high)), dtype=np.int32)
+
+    turns = []
+    searches = 1 + group % 2
+    for turn in range(searches + 1):
+        action = draw(11, 25)
+        observation = draw(9, 26) if turn < searches else np.empty(0, np.int32)
+        behaviour = (-2.0 * rng.random(len(action))).astype(np.float32)
+        turns.append(Turn(action, behaviour, np.zeros(len(action), np.int32), observation))
+    return Trajectory(
+        group_id=group,
+        sibling=sibling,
+        question_id=f"q{group}",
+        kind="train",
+        actor_id="bench",
+        sampling=Sampling(temperature=1.0),
+        prompt_tokens=draw(9, 16),
+        turns=tuple(turns),
+        stop_reason=StopReason.ANSWERED,
+        answer="x",
+        reward=float(sibling % 2),
+    )
+
+
+def demo_batch() -> Batch:
+    """The batch of step 1, the same at every call."""
+    rng = np.random.default_rng(0)
+    ids = tuple(range(1, GROUPS + 1))
+    groups = tuple(
+        tuple(encode_trajectory(rollout(rng, group, sibling)) for sibling in range(SIBLINGS))
+        for group in ids
+    )
+    return Batch(1, ids, (0,) * GROUPS, groups, {}, {}, ())
+
+
+def bare_pass(model: PreTrainedModel, micro: MicroBatch) -> torch.Tensor:
+    """float[N]: log-probs of the action tokens, by log_softmax over their whole logits."""
+    hidden = model.base_model(input_ids=micro.tokens, use_cache=False).last_hidden_state
+    predicts = micro.loss_mask[:, 1:]
+    log_probabilities = torch.log_softmax(model.lm_head(hidden[:, :-1][predicts]), -1)
+    targets = micro.tokens[:, 1:][predicts].unsqueeze(-1)
+    return log_probabilities.gather(-1, targets).squeeze(-1)
+
+
+def bare(model: PreTrainedModel, micro_batches: list[MicroBatch]) -> None:
+    """A no-grad pass, then forward and backward, over the micro-batches; no optimiser."""
+    with torch.no_grad():
+        for micro in micro_batches:
+            bare_pass(model, micro)
+    for micro in micro_batches:
+        slopes = micro.advantages[micro.loss_mask] * micro.coefficients[micro.rows]
+        (slopes * bare_pass(model, micro)).sum().backward()
+    model.zero_grad()
+
+
+def measure_update(
+    config: Config, training: TrainingBatch, repeats: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Tokens/s of update(), of each of its parts, and of the bare passes: medians of alternating
+    runs; and the peak bytes of each, above what it found.
+    """
+    engine, learner = Engine(config), config.learner
+    averages = Averages.begin(engine, learner)
+    model = load_model(config.model).to(engine.device)
+    micro_batches = [micro.to(engine.device) for micro in training.micro_batches]
+    tokens = training.gauges["learner/tokens"]
+    rates: dict[str, list[float]] = defaultdict(list)
+    ratios = []
+    for repeat in range(repeats + 1):
+        parts: dict[str, float] = {}
+        timed: Any = Watch(engine, PARTS, parts)
+        timed_averages: Any = Watch(averages, {"update": "EMA"}, parts)
+        _, whole = seconds_of(update, timed, timed_averages, training, learner)
+        _, plain = seconds_of(bare, model, micro_batches)
+        if not repeat:
+            continue  # warm-up
+        ratios.append(plain / whole)
+        parts["the rest: swaps, loss terms, gauges"] = whole - sum(parts.values())
+        parts |= {"whole update": whole, "bare passes": plain}
+        for name, seconds in parts.items():
+            rates[name].append(tokens / seconds)
+    peaks: dict[str, float] = {}
+    weighed: Any = Watch(engine, PARTS, peaks, peak_of, max)
+    weighed_averages: Any = Watch(averages, {"update": "EMA"}, peaks, peak_of, max)
+    update(weighed, weighed_averages, training, learner)
+    peaks["whole update"] = peak_of(update, engine, averages, training, learner)[1]
+    peaks["bare passes"] = peak_of(bare, model, micro_batches)[1]
+    engine.close()
+    found = {name: statistics.median(values) for name, values in rates.items()}
+    return {"update_over_bare": statistics.median(ratios)} | found, peaks
+
+
+def measure(options: BenchLearnerOptions, report: Report) -> dict[str, Any]:
+    """All figures; the update first, because it takes seconds. Raises RunFailed."""
+    torch.set_num_threads(options.threads)
+    found: dict[str, Any] = {}
+    with TemporaryDirectory(prefix="forage-bench-") as folder:
+        torch.manual_seed(0)
+        make_model(Recipe()).save_pretrained(folder)
+        learner = LearnerConfig(lr=1e-4, warmup_steps=0, threads=options.threads)
+        config = Config(model=ModelConfig(path=folder, dtype="float32"), learner=learner)
+        batch = demo_batch()
+        report("micro-batches and update")
+        found["microbatch_fill_by_budget"] = {
+            budget: build(batch, LearnerConfig(micro_batch_tokens=budget)).gauges["learner/fill"]
+            for budget in BUDGETS_TOKENS
+        }
+        training = build(batch, learner)
+        rates, peaks = measure_update(config, training, 5 if options.quick else 20)
+    found["update_over_bare"] = rates.pop("update_over_bare")
+    found["microbatch_fill"] = training.gauges["learner/fill"]
+    found["tokens_per_s"], found["peak_bytes"] = rates, peaks
+    repeats, budget_s = (2, 200.0) if options.quick else (5, 1500.0)
+    found |= compare(repeats, budget_s, options.threads, report)
+    found["method"] = {
+        "update_over_bare": "tokens/s of update() over bare passes; proximal pass in both",
+        "peak_memory": "above weights, gradients and hidden states; a process each, peak "
+        + ("torch.cuda.max_memory_allocated" if torch.cuda.is_available() else "resident set"),
+        "time": "forward + backward, processor time on one CPU thread, else wall clock",
+        "threads": options.threads,
+        "update_model": "the demo's: " + str(Recipe().hidden) + " hidden, fp32",
+    }
+    return found
+
+
+def tables(found: dict[str, Any]) -> tuple[Table, Table]:
+    """The goals, and the parts of the update."""
+    goals = goals_table(found, GOALS, title="The learner's step")
+    for variant in VARIANTS:
+        peak = found[f"logprob_peak_bytes_{variant}"] / 2**20
+        cpu, wall = found[f"logprob_cpu_s_{variant}"], found[f"logprob_wall_s_{variant}"]
+        goals.add_row(f"head, {variant}", f"{peak:,.0f} MiB", f"{cpu:.1f} s CPU, {wall:.1f} s", "")
+    title = "Update (proximal pass in both update and bare)"
+    parts = Table("part", "tokens/s", "peak MiB above what it found", title=title)
+    for name, rate in found["tokens_per_s"].items():
+        peak = found["peak_bytes"].get(name)
+        parts.add_row(name, f"{rate:,.0f}", "" if peak is None else f"{peak / 2**20:,.0f}")
+    return goals, parts
+
+
+def bench(options: BenchLearnerOptions) -> int:
+    """Measure, print the tables, write the JSON; 1 where values differ from the plain ones."""
+    logging.disable_progress_bar()
+    found = measure(options, reporter())
+    finish(options, found, tables(found))
+    return int(not all(goal.met(found[name]) for name, goal in EXACT.items()))

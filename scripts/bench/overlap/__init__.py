@@ -1,0 +1,1 @@
+"""How well waiting for searches is hidden."""

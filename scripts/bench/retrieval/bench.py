@@ -1,0 +1,174 @@
+"""Searches a second, and how long one takes: `forage bench retrieval [--quick]`.
+
+The real server and the real client over 50,000 passages of real text (`apt-cache dumpavail`, or
+`--corpus`), by BM25 and by vectors (HNSW, an encoder of MiniLM-L6's shape with random weights);
+beside them, in turn and in the same run, a server and clients of Search-R1's shape over the same
+index and encoder (`scripts.bench.retrieval.baseline`). Closed loop with 1 to 1,000 askers,
+open loop at fixed rates, distinct queries and groups of 8 nearly the same. What both find is
+compared. A run that was cut off goes on with the same command; a finished one begins anew.
+"""
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.table import Table
+
+from configs.runtime.process import REPOSITORY, limit_threads
+from retrieval_server.corpus import load_corpus
+from scripts.bench.harness import (
+    BenchOptions,
+    Processes,
+    Report,
+    Rows,
+    digest_of,
+    finish,
+    goals_table,
+    reporter,
+    require_at_least,
+    sources,
+)
+from scripts.bench.retrieval.corpus import debian, draw_queries, siblings
+from scripts.bench.retrieval.recall import build, recalls
+from scripts.bench.retrieval.run import FEW, GOALS, Bench, over_naive, rows, summary
+from scripts.options import option
+
+CACHE = REPOSITORY / ".cache" / "retrieval"
+PASSAGES, QUICK_DENSE = 50_000, 5_000
+UNITS = 16_384  # distinct queries; as many groups
+SEED = 0
+CODE = (  # of which rows on file are figures
+    "retrieval_server",
+    "scripts.bench.retrieval.bench",
+    "scripts.bench.retrieval.corpus",
+    "scripts.bench.retrieval.load",
+    "scripts.bench.retrieval.baseline",
+    "scripts.bench.retrieval.recall",
+    "scripts.bench.retrieval.run",
+)
+METHOD = {
+    "passages": "Debian's packages: name, description, section, tags, relations, maintainer",
+    "queries": "2 to 8 consecutive words of a passage's title and first sentence",
+    "groups": "8 siblings: half of them the same string; case, punctuation, two words swapped, one "
+    "word more. Siblings ask at once and go on together; open loop: within 50 ms",
+    "ours": "RetrievalClient → retrieval_server.worker, nothing remembered unless it says so",
+    "aiohttp, requests": "one POST a query to FastAPI's thread pool, as Search-R1's users do",
+    "calls/query": "POSTs without retries; calls_per_query: the worst closed row in groups",
+    "bare": "our server, a POST a query over our client's connections",
+    "over_naive": "medians, over the better of aiohttp and requests",
+    "added_p50_ms": "ours over bare, one asker with 20 ms between questions; idle_over_naive_ms: "
+    "over aiohttp and the baseline's server",
+    "dense": "HNSW32 by an encoder of MiniLM-L6's shape (random weights) that reads 32 tokens of a "
+    "passage; two threads for either server",
+    "recall10": "of LSA vectors (384 numbers) of the same texts, for 1,000 other queries, against "
+    "Flat, at the default settings",
+    "p50, p99": "of what was answered since the window began; open loop: since it was due",
+}
+
+
+@dataclass(frozen=True)
+class BenchRetrievalOptions(BenchOptions):
+    """Options of `forage bench retrieval`; `quick`: also a smaller dense index."""
+
+    corpus: Path | None = option("JSONL of passages, in place of Debian's packages")
+    passages: int = option("of Debian's packages", default=PASSAGES)
+    out: Path = option("finished rows", default=REPOSITORY / "runs" / "bench_retrieval")
+    fresh: bool = option("measure and build all anew", default=False)
+
+    def __post_init__(self) -> None:
+        require_at_least(self, passages=1)
+
+    def corpora(self) -> dict[str, Path]:
+        """The corpus of each kind of index. Raises NoCorpus, RetrievalError."""
+        if self.corpus:
+            load_corpus(self.corpus)  # a fault of it is told first
+            return {"bm25": self.corpus, "dense": self.corpus}
+        dense = min(self.passages, QUICK_DENSE) if self.quick else self.passages
+        return {"bm25": debian(CACHE, self.passages), "dense": debian(CACHE, dense)}
+
+
+def measure(options: BenchRetrievalOptions, report: Report) -> dict[str, Any]:
+    """All figures. Raises NoCorpus, RetrievalError, RunFailed."""
+    corpora = options.corpora()
+    code = digest_of([*sources(*CODE), *corpora.values()])
+    kept = Rows(options.out, f"{options.quick} {code}")
+    if options.fresh:
+        kept.forget()
+    with TemporaryDirectory(prefix="forage-bench-") as name, Processes(Path(name)) as processes:
+        folder = Path(name)
+        settings: dict[str, dict[str, Any]] = {}
+        builds = {}
+        for kind, corpus in corpora.items():
+            report(f"building an index: {kind}")
+            made, builds[kind] = build(processes, corpus, CACHE, kind, options.fresh)
+            settings[kind] = {"corpus": str(corpus.resolve()), "index": str(made), "threads": 2}
+        settings["bm25-few"] = settings["bm25"] | {"max_waiting_queries": FEW}
+        side_by_side = Bench(folder, processes, settings)
+        documents = load_corpus(corpora["bm25"])
+        queries = draw_queries(documents, min(UNITS, 4 * len(documents)), SEED)
+        side_by_side.units("single", [[query] for query in queries])
+        side_by_side.units("groups", [siblings(query, SEED) for query in queries])
+        found = []
+        for row in (row for index in corpora for row in rows(index, options.quick)):
+            report(row.name)
+            found.append(kept.get(row.name, partial(side_by_side.measure, row)))
+        report("recall")
+        recall = kept.get("recall", partial(recalls, processes, corpora["dense"], folder, 1000))
+    kept.forget()
+    figures = summary(found, recall)
+    return {**figures, "rows": found, "builds": builds, "recall": recall, "method": METHOD}
+
+
+def tables(found: dict[str, Any]) -> list[Table]:
+    """Every row, the cost and recall of indexes, and the goals."""
+    title = "Searches (ms: p50, p99; CPU: server, askers; refused: 503s, asked again)"
+    loads = Table("load", "by", "a second", "over", "ms", "errors", "refused", "calls/query", "CPU",
+                  title=title)  # fmt: skip
+    for row in found["rows"]:
+        over = None if row["row"]["load"].get("rate") else over_naive(row)
+        for side, told in row["sides"].items():
+            loads.add_row(
+                row["row"]["name"] if side == "ours" else "",
+                side,
+                f"{told['qps']:,.0f}",
+                f"{over:.2f}" if over and side == "ours" else "",
+                f"{_ms(told['p50_s'])}, {_ms(told['p99_s'])}",
+                f"{told['errors']:,}",
+                f"{told['refused_503']:,}",
+                f"{told['calls_per_query']:.2f}",
+                f"{told['server_cpu']:.2f} {told['load_cpu']:.2f}",
+            )
+    return [loads, _indexes(found), goals_table(found, GOALS)]
+
+
+def _ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{1000 * seconds:,.1f}"
+
+
+def _indexes(found: dict[str, Any]) -> Table:
+    table = Table("index", "seconds to make", "MB on disk", "MB of memory", "recall@10")
+    for kind, told in found["builds"].items():
+        size = f"{told['file_bytes'] / 1e6:,.1f}"
+        peak = f"{told['peak_rss_bytes'] / 1e6:,.0f} (builder's peak)"
+        table.add_row(f"{kind}, encoded too" if kind == "dense" else kind,
+                      f"{told['seconds']:.1f}", size, peak, "")  # fmt: skip
+    for told in found["recall"].values():
+        if isinstance(told, dict):
+            size, rss = told["file_bytes"] / 1e6, told["rss_bytes"] / 1e6
+            table.add_row(told["index"], f"{told['build_s']:.1f}", f"{size:,.1f}",
+                          f"{rss:,.0f}", f"{told['recall10']:.3f}")  # fmt: skip
+    return table
+
+
+def bench(options: BenchRetrievalOptions) -> None:
+    """Measure, print the tables, write the JSON. Raises NoCorpus, RetrievalError, RunFailed."""
+    limit_threads(2)  # of what is started without limits of its own
+    try:
+        found = measure(options, reporter())
+    except KeyboardInterrupt:
+        print("forage: the same command goes on", file=sys.stderr)
+        raise
+    finish(options, found, tables(found), width=120)

@@ -1,0 +1,1 @@
+"""What corrections buy at each staleness."""

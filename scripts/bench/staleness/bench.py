@@ -1,0 +1,220 @@
+"""The worth of each off-policy correction at each staleness, on the demo task.
+
+`forage bench staleness` trains every variant on trajectories exactly k updates old, with three
+seeds each (world, starting policy and sampling). Every finished run is a file in `--out`; the same
+command goes on where it was cut off. `--minutes 30` stops in time and says what is left; overrides
+(`learner.lr_schedule=constant`) hold for every variant. Then: table, plot, `--json`. Exit code 3:
+runs are left.
+"""
+
+import json
+import os
+import shlex
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+from configs.load import ConfigError
+from configs.runtime.process import REPOSITORY, die_with_parent
+from scripts.bench.harness import BenchOptions, finish, require_at_least
+from scripts.bench.staleness.report import draw, make_row, make_table, summarise
+from scripts.bench.staleness.run import Job, work
+from scripts.demo.task import prepare
+from scripts.options import option, overrides
+
+AGES, SEEDS, UPDATES, EVAL_EVERY = (0, 8, 16, 4, 2, 1), (0, 1, 2), 60, 10
+QUICK_AGES, QUICK_VARIANTS, QUICK_UPDATES = (0, 8, 16), ("default", "clip", "none"), 50
+LEFT = 3  # exit code
+_PLAIN = (
+    "learner.objective=grpo",
+    "learner.proximal=ema",
+    "learner.proximal_decay=0.8",
+    "learner.behaviour_weight=truncate",
+    "learner.behaviour_level=token",
+    "learner.behaviour_cap=2.0",
+    "learner.kl_coef=0.0",
+    "learner.anchor=none",
+)
+_UNCORRECTED = (
+    *_PLAIN,
+    "learner.objective=reinforce",
+    "learner.proximal=start_of_update",
+    "learner.behaviour_weight=none",
+)
+_ANCHORED = (
+    "learner.kl_coef=0.1",
+    "learner.anchor=ema",
+    "learner.anchor_tau=0.9",
+    "learner.anchor_period=10",
+)
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "default": (),  # configs/demo.yaml over the schema's defaults, as they stand
+    "clip": (*_PLAIN, "learner.proximal=behaviour"),
+    "none": _UNCORRECTED,
+    "ema.5": (*_PLAIN, "learner.proximal_decay=0.5"),
+    "ema.8": _PLAIN,
+    "ema.9": (*_PLAIN, "learner.proximal_decay=0.9"),
+    "dppo_tv": (*_PLAIN, "learner.objective=dppo_tv", "learner.proximal=behaviour"),
+    "start_of_update": (*_PLAIN, "learner.proximal=start_of_update"),
+    "none+kl": (*_UNCORRECTED, *_ANCHORED),
+}
+
+
+@dataclass(frozen=True)
+class BenchStalenessOptions(BenchOptions):
+    """Options of `forage bench staleness`; an empty tuple or None: as many as there are."""
+
+    overrides: tuple[str, ...] = overrides()
+    quick: bool = option("k 0, 8, 16 of default, clip, none; one seed", default=False)
+    variants: tuple[str, ...] = option(", ".join(VARIANTS), default=(), metavar="NAME")
+    add: tuple[str, ...] = option(
+        "another variant: 'ema.95=learner.proximal_decay=0.95 …'",
+        default=(),
+        metavar="NAME=OVERRIDES",
+    )
+    staleness: tuple[int, ...] = option("k, in updates", default=(), metavar="K")
+    seeds: tuple[int, ...] = option("of world, start and sampling", default=(), metavar="N")
+    updates: int | None = option(f"per run ({UPDATES}; quick: {QUICK_UPDATES})")
+    eval_every: int = option("updates between evaluations", default=EVAL_EVERY)
+    schedule: Literal["constant", "linear", "cosine"] | None = option("default: the demo's own")
+    minutes: float | None = option("stop after so long (30; quick: 12); call again to go on")
+    workers: int = option("processes", default=2)
+    out: Path = option("finished runs", default=REPOSITORY / "runs" / "bench_staleness")
+    plot: Path | None = option("where to write the plot", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        require_at_least(self, updates=1, eval_every=1, workers=1)
+        if min(self.ages) < 0:
+            raise ConfigError(f"--staleness {min(self.ages)}: at least 0")
+        known = self.known
+        for name in self.names:
+            if name not in known:
+                raise ConfigError(f"--variants {name!r}: one of {', '.join(known)}")
+
+    @property
+    def known(self) -> dict[str, tuple[str, ...]]:
+        """All variants by name. Raises ConfigError."""
+        return VARIANTS | dict(map(_variant, self.add))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The variants to train."""
+        added = tuple(_variant(text)[0] for text in self.add)
+        return self.variants or (QUICK_VARIANTS if self.quick else tuple(VARIANTS)) + added
+
+    @property
+    def ages(self) -> tuple[int, ...]:
+        """The values of staleness."""
+        return self.staleness or (QUICK_AGES if self.quick else AGES)
+
+    @property
+    def length(self) -> int:
+        """Updates of a run."""
+        return self.updates or (QUICK_UPDATES if self.quick else UPDATES)
+
+
+def _variant(text: str) -> tuple[str, tuple[str, ...]]:
+    name, equals, rest = text.partition("=")
+    if not name or not equals:
+        raise ConfigError(f"--add {text!r}: write 'NAME=a.b=c d.e=f'")
+    return name, tuple(shlex.split(rest))
+
+
+def plan(options: BenchStalenessOptions) -> dict[tuple[str, int, int], Job]:
+    """Every (variant, staleness, seed) with its job; equal jobs are run once. Makes the demo's
+    files where they are missing.
+    """
+    jobs = {}
+    for seed in options.seeds or ((0,) if options.quick else SEEDS):
+        files = prepare(REPOSITORY / ".cache", seed, lambda line: print(f"  {line}", flush=True))
+        common = [
+            f"model.path={files.model}",
+            f"questions.train={files.train}",
+            f"questions.eval={files.eval}",
+            f"retrieval.corpus={files.corpus}",
+            f"learner.total_steps={options.length}",
+        ]
+        if options.schedule:
+            common.append(f"learner.lr_schedule={options.schedule}")
+        for age in options.ages:
+            for name in options.names:
+                changes = (*common, *options.known[name], *options.overrides)
+                jobs[name, age, seed] = Job(changes, age, seed, options.eval_every)
+    return jobs
+
+
+def run_all(
+    todo: dict[str, tuple[str, Job]], options: BenchStalenessOptions, deadline: float
+) -> None:
+    """Run what is to do, in so many processes, until `deadline` (time.time())."""
+    folder = str(options.out)
+    with ProcessPoolExecutor(
+        options.workers, mp_context=get_context("spawn"), initializer=die_with_parent
+    ) as pool:
+        tasks = [pool.submit(work, job, label, deadline, folder) for label, job in todo.values()]
+        try:
+            for number, task in enumerate(as_completed(tasks), 1):
+                if line := task.result():
+                    print(f"[{number}/{len(tasks)}] {line}", flush=True)
+        except BaseException:
+            pool.shutdown(cancel_futures=True, wait=False)
+            raise
+
+
+def _label(variant: str, age: int, seed: int) -> str:
+    return f"{variant} k={age} seed={seed}"
+
+
+def rows(
+    jobs: dict[tuple[str, int, int], Job], folder: Path, updates: int
+) -> Iterator[dict[str, Any]]:
+    """One row per variant and staleness of which a run is finished."""
+    for variant, age in dict.fromkeys((variant, age) for variant, age, _ in jobs):
+        paths = [
+            folder / f"{job.name}.json" for key, job in jobs.items() if key[:2] == (variant, age)
+        ]
+        records = [json.loads(path.read_text()) for path in paths if path.is_file()]
+        if records:
+            yield make_row(variant, age, records, updates)
+
+
+def report(jobs: dict[tuple[str, int, int], Job], options: BenchStalenessOptions) -> None:
+    """Table, plot and JSON of what is finished."""
+    made = list(rows(jobs, options.out, options.length))
+    if not made:
+        return
+    kept = {path.stem for path in options.out.glob("*.json")}
+    summary = summarise(made, [_label(*key) for key, job in jobs.items() if job.name not in kept])
+    finish(options, summary, [make_table(made)], width=140)
+    for name, value in summary.items():
+        if name != "rows":
+            print(f"{name}: {value}")
+    plot = options.plot or options.out / "staleness.png"
+    draw(made, plot)
+    print(f"plot: {plot}")
+
+
+def bench(options: BenchStalenessOptions) -> int:
+    """Run what is not finished, then report; 3 when something is left. Raises ConfigError."""
+    deadline = time.time() + 60.0 * (options.minutes or (12.0 if options.quick else 30.0))
+    os.environ["OMP_NUM_THREADS"] = "1"  # one thread per process: more of them spin
+    options.out.mkdir(parents=True, exist_ok=True)
+    jobs = plan(options)
+    todo: dict[str, tuple[str, Job]] = {}
+    for key, job in jobs.items():  # by the first variant of those that share a run
+        if not (options.out / f"{job.name}.json").is_file():
+            todo.setdefault(job.name, (_label(*key), job))
+    if todo:
+        print(f"{len(todo)} runs to do in {options.out}", flush=True)
+        run_all(todo, options, deadline)
+    report(jobs, options)
+    left = [
+        label for name, (label, _) in todo.items() if not (options.out / f"{name}.json").is_file()
+    ]
+    if left:
+        print(f"{len(left)} runs left, {left[0]} first: give the same command again to go on")
+    return LEFT if left else 0

@@ -1,0 +1,1 @@
+"""The way of trajectories into the log."""

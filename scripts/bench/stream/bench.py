@@ -1,0 +1,159 @@
+"""The rate at which trajectories reach the log and the learner: `forage bench stream [--quick]`.
+
+Simulated actors (1, 16, 256, 1,000; `scripts.bench.stream.load`) deliver rollouts of 2,048 tokens
+through the real codec and ZeroMQ sockets (ipc) to one real replay server, whose event log is forced
+to the disk before anything is acknowledged, and a stand-in for the learner takes, decodes and
+commits every batch. The baseline, in the same run, is the same rollouts through a Ray actor queue
+(`scripts.bench.stream.baseline`), which keeps nothing. At saturation 1,024
+deliveries are under way and admission never holds back (`scripts.bench.stream.run`), so that
+the server is what there is to wait for; all processes share the machine's cores.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.table import Table
+
+from scripts.bench.harness import (
+    BenchError,
+    BenchOptions,
+    Processes,
+    Report,
+    RunFailed,
+    at_least,
+    at_most,
+    finish,
+    goals_table,
+    reporter,
+    require_at_least,
+)
+from scripts.bench.stream.rollouts import TOKENS
+from scripts.bench.stream.run import Row, run_row
+from scripts.options import option
+
+PEERS = (1, 16, 256, 1000)
+PACED = 1000  # peers, one trajectory a second each
+RAY_WAIT_S = 180.0  # for another session to end
+RAY_AGAIN_S = 15.0
+RAY_DEADLINE_S = 300.0
+RAY_CANNOT_START = 3  # exit code of scripts.bench.stream.baseline
+GOALS = {"over_ray_queue": at_least(5.0), "ack_p99_s_at_1000": at_most(0.25)}
+
+
+@dataclass(frozen=True)
+class BenchStreamOptions(BenchOptions):
+    """Options of `forage bench stream`; `quick` takes at most three minutes."""
+
+    no_ray: bool = option("without the baseline", default=False)
+    peers: tuple[int, ...] = option("actors, saturated; 0: none", default=PEERS, metavar="N")
+    paced: int = option("actors at one trajectory a second; 0: leave out", default=PACED)
+
+    def __post_init__(self) -> None:
+        require_at_least(self, paced=0)
+
+
+class NoRay(BenchError):
+    """Ray cannot start here, so there is nothing to compare with; the message says why."""
+
+
+def ray_queue(seconds: float, report: Report) -> list[dict[str, float]]:
+    """Trajectories/s through a Ray queue, a row for each way to feed it. Raises NoRay."""
+    give_up_s = time.monotonic() + RAY_WAIT_S
+    while True:
+        report("Ray queue")
+        with TemporaryDirectory(prefix="forage-bench-") as folder, Processes(Path(folder)) as own:
+            file = Path(folder) / "ray.json"
+            run = json.dumps({"file": str(file), "seconds": seconds})
+            try:
+                own.run("ray", "-m", "scripts.bench.stream.baseline", run, limit_s=RAY_DEADLINE_S)
+                rows: list[dict[str, float]] = json.loads(file.read_text(encoding="utf-8"))
+                return rows
+            except RunFailed as failed:
+                again = time.monotonic() + RAY_AGAIN_S <= give_up_s
+                if failed.code != RAY_CANNOT_START or not again:
+                    raise NoRay(
+                        f"the Ray baseline: {failed}\n"
+                        "end other Ray sessions on this machine, or leave it out: --no-ray"
+                    ) from failed
+        report("Ray cannot start, perhaps for another session: trying again soon")
+        time.sleep(RAY_AGAIN_S)
+
+
+def measure(options: BenchStreamOptions, report: Report) -> dict[str, Any]:
+    """All figures. Raises NoRay, RunFailed, ReplayError."""
+    seconds, warm_up_s = (5.0, 1.0) if options.quick else (15.0, 3.0)
+    baseline = [] if options.no_ray else ray_queue(seconds, report)
+    plan = [Row(peers, seconds, warm_up_s) for peers in options.peers if peers]
+    if options.paced:
+        plan.append(Row(options.paced, 2 * seconds, warm_up_s, every_s=1.0))
+    rows = []
+    for row in plan:
+        with TemporaryDirectory(prefix="forage-bench-") as folder:
+            load = "one trajectory a second each" if row.every_s else "saturated"
+            report(f"{row.peers:,} actors, {load}")
+            rows.append(run_row(row, Path(folder)))
+    if not options.no_ray and not options.quick:
+        baseline += ray_queue(seconds, report)  # the machine may have changed
+    return summary(rows, baseline)
+
+
+def summary(rows: list[dict[str, Any]], baseline: list[dict[str, float]]) -> dict[str, Any]:
+    """The figures by name: best against best; what was not measured is None."""
+    saturated = [row["trajectories_per_s"] for row in rows if not row["every_s"]]
+    best = max(saturated, default=None)
+    ray = max((row["trajectories_per_s"] for row in baseline), default=None)
+    for row in rows:
+        row["over_ray_queue"] = row["trajectories_per_s"] / ray if ray else None
+    return {
+        "trajectories_per_s": best,
+        "over_ray_queue": best / ray if best and ray else None,
+        "ack_p99_s_at_1000": next((r["ack_p99_s"] for r in rows if r["every_s"]), None),
+        "peak_rss_bytes": max(row["peak_rss_bytes"] for row in rows),
+        "rows": rows,
+        "ray_queue": baseline,
+        "method": {
+            "trajectory": f"{TOKENS} tokens, 4 turns, 3 searches",
+            "saturated": "1,024 deliveries under way (1,000 at 1,000 actors), rates by "
+            "acknowledgements within the window, after each actor's first group",
+            "acknowledge time": "from the delivery; at one a second, from when it was due",
+            "over_ray_queue": "best number of actors over the best way to feed the queue",
+            "MB/s": "of the event log",
+            "cpu": "shares of one core within the window; all processes share the machine",
+            "per_server_cpu_s": "trajectories per second of the server's processor time, both "
+            "threads: what other work on the machine changes least",
+        },
+    }
+
+
+def tables(found: dict[str, Any]) -> list[Table]:
+    """Every row, the baseline, and the goals."""
+    title = "Into the durable log (MiB: server's peak; CPU: server, learner, actors)"
+    rows = Table("actors", "traj/s", "MB/s", "× Ray", "ack s: p50, p99", "MiB", "CPU", "per CPU s",
+                 title=title)  # fmt: skip
+    for row in found["rows"]:
+        over = row["over_ray_queue"]
+        rows.add_row(
+            f"{row['peers']:,}" + (" at 1/s" if row["every_s"] else ""),
+            f"{row['trajectories_per_s']:,.0f}",
+            f"{row['mb_per_s']:.1f}",
+            f"{over:.1f}" if over and not row["every_s"] else "",
+            f"{row['ack_p50_s']:.3f}, {row['ack_p99_s']:.3f}",
+            f"{row['peak_rss_bytes'] / 2**20:,.0f}",
+            " ".join(f"{share:.2f}" for share in row["cpu"].values()),
+            f"{row['per_server_cpu_s']:,.0f}",
+        )
+    ray = Table("producers", "puts under way each", "traj/s", title="Ray actor queue")
+    for row in found["ray_queue"]:
+        rate = f"{row['trajectories_per_s']:,.0f}"
+        ray.add_row(str(row["producers"]), str(row["under_way"]), rate)
+    return [rows, ray, goals_table(found, GOALS)]
+
+
+def bench(options: BenchStreamOptions) -> None:
+    """Measure, print the tables, write the JSON. Raises NoRay, RunFailed, ReplayError."""
+    found = measure(options, reporter())
+    finish(options, found, tables(found))

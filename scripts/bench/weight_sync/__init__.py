@@ -1,0 +1,1 @@
+"""The way of weights to the actors."""

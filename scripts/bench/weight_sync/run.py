@@ -1,0 +1,147 @@
+"""One row of `forage bench weight-sync`: the same bytes to the same receivers, in turn by a
+real publisher, by one plain broadcast, by a broadcast for each parameter, and copied once.
+
+The receivers are processes of their own (`scripts.bench.weight_sync.peer`). Every wait has a
+deadline.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from scripts.bench.harness import START_S, Processes, medians
+from scripts.bench.weight_sync.peer import (
+    CONFIG,
+    DEADLINE_S,
+    EACH,
+    FLAT,
+    PROBE,
+    STOP,
+    join,
+    model,
+    probe,
+)
+from weight_sync.publisher import Publisher
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A load: so many bytes in so many tensors, to so many receivers."""
+
+    nbytes: int
+    tensors: int
+    receivers: int
+
+
+def run_row(row: Row, rounds: int, folder: Path) -> dict[str, Any]:
+    """Medians over `rounds`, after one that does not count; seconds and GB/s."""
+    weights = model(row.tensors, row.nbytes)
+    flat = torch.zeros(sum(w.numel() for w in weights.values()))
+    source, places = torch.ones_like(flat), [torch.zeros_like(w) for w in weights.values()]
+    endpoint, port = f"ipc://{folder}/sync", _free_port()
+    with (
+        peers([*_followers(row, endpoint), *_takers(row, port)], row, folder),
+        Publisher(CONFIG, row.receivers, 1, endpoint) as publisher,
+        _plain_group(row.receivers + 1, port),
+    ):
+        publisher.wait_for_actors(START_S)
+        seen = []
+        for version in range(rounds + 1):
+            for weight in weights.values():
+                weight.add_(1.0)
+            found = published(publisher, version, weights)
+            found["raw_s"] = _sent(FLAT, [flat])
+            found["per_parameter_s"] = _sent(EACH, list(weights.values()))
+            found["memcpy_s"] = _copied([flat], [source])
+            found["copies_s"] = _copied(places, list(weights.values()))
+            seen.append(found)
+        dist.broadcast(torch.tensor([STOP]), 0)
+    return _summary(row, flat.numel() * 4, seen[1:])
+
+
+def published(
+    publisher: Publisher, version: int, weights: dict[str, torch.Tensor]
+) -> dict[str, float]:
+    """Seconds of one version, from `publish` until it serves everywhere."""
+    expected = probe(weights, PROBE)
+    begun = time.perf_counter()
+    publisher.publish(version, weights.items(), PROBE, expected)
+    publisher.wait_applied(version, DEADLINE_S)
+    whole_s = time.perf_counter() - begun
+    gauges = publisher.gauges()
+    names = ("publish_s", "broadcast_s", "receive_s", "apply_s", "generation_pause_s")
+    return {"whole_s": whole_s, **{name: gauges[f"sync/{name}"] for name in names}}
+
+
+def _sent(order: int, tensors: list[torch.Tensor]) -> float:
+    dist.broadcast(torch.tensor([order]), 0)
+    time.sleep(0.05)  # until every receiver waits for it, as they do for a publisher's bytes
+    begun = time.perf_counter()
+    for tensor in tensors:
+        dist.broadcast(tensor, 0)
+    return time.perf_counter() - begun
+
+
+def _copied(places: list[torch.Tensor], sources: list[torch.Tensor]) -> float:
+    begun = time.perf_counter()
+    torch._foreach_copy_(places, sources)
+    return time.perf_counter() - begun
+
+
+def _summary(row: Row, nbytes: int, seen: list[dict[str, float]]) -> dict[str, Any]:
+    found = medians(seen)
+    carried_s = found["publish_s"] + found["broadcast_s"]
+    return {
+        **msgspec.to_builtins(row),
+        **found,
+        "transfer_gb_per_s": nbytes / 1e9 / found["broadcast_s"],
+        "whole_gb_per_s": nbytes / 1e9 / found["whole_s"],
+        "over_raw_broadcast": found["raw_s"] / found["broadcast_s"],
+        "over_per_parameter": found["per_parameter_s"] / carried_s,
+        "trainer_pause_over_memcpy": found["publish_s"] / found["memcpy_s"],
+        "trainer_pause_over_copies": found["publish_s"] / found["copies_s"],
+    }
+
+
+def _followers(row: Row, endpoint: str) -> list[list[str]]:
+    return [["forage", f"actor-{i}", endpoint, "cpu"] for i in range(row.receivers)]
+
+
+def _takers(row: Row, port: int) -> list[list[str]]:
+    world = str(row.receivers + 1)
+    return [["raw", str(rank), world, str(port)] for rank in range(1, row.receivers + 1)]
+
+
+@contextmanager
+def peers(words: Sequence[Sequence[str]], row: Row, folder: Path) -> Iterator[None]:
+    """Receiving processes of a row's size, told `words` (`scripts.bench.weight_sync.peer`)."""
+    env = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    size = (str(row.tensors), str(row.nbytes))
+    with Processes(folder) as processes:
+        for number, each in enumerate(words):
+            module = ("-m", "scripts.bench.weight_sync.peer")
+            processes.start(f"peer-{number}", *module, *each, *size, env=env)
+        yield
+
+
+@contextmanager
+def _plain_group(world: int, port: int) -> Iterator[None]:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    join(0, world, port)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

@@ -1,0 +1,116 @@
+"""The index of a corpus, for the retrieval server: BM25, or dense with `--encoder`.
+
+The same command goes on with a build that was interrupted, and ends in the same index.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from configs.load import ConfigError
+from configs.runtime.process import limit_threads
+from retrieval_server.encoder_settings import EncoderSettings, require_encoder, settings_of
+from retrieval_server.index.build import build_bm25, build_dense
+from retrieval_server.index.manifest import Manifest
+from retrieval_server.protocol import RetrievalError
+from scripts.options import argument, option
+
+if TYPE_CHECKING:
+    from retrieval_server.encoder import Encoder
+
+DENSE = ("factory", "pooling", "query_prefix", "passage_prefix", "max_passage_tokens", "dtype")
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """Options of `forage index`. Raises ConfigError for options that contradict each other."""
+
+    corpus: Path = argument("JSONL (plain or .gz), parquet, or its folder")
+    out: Path = argument("a new folder, or that of an interrupted build")
+    encoder: Path | None = option("for a dense index: a folder as transformers saves it")
+    factory: str | None = option("Flat (default), HNSW32, IVF256,Flat or any other")
+    pooling: Literal["mean", "cls", "last"] | None = option("default: the model's")
+    query_prefix: str | None = option("default: the model's")
+    passage_prefix: str | None = option("default: the model's")
+    max_passage_tokens: int | None = option("default: 256")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = option("default: float32")
+    device: Literal["cpu", "cuda"] = option("of the encoder", default="cpu")
+    threads: int = option("default: all cores", default=os.cpu_count() or 1)
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigError(f"--threads {self.threads}: at least 1")
+        said = [name for name in DENSE if getattr(self, name) is not None]
+        if said and self.encoder is None:
+            raise ConfigError(
+                f"--{said[0].replace('_', '-')} is for dense indexes: name an --encoder"
+            )
+
+
+def index(options: IndexOptions) -> None:
+    """Build, and print what was built. Raises ConfigError for an unusable corpus, folder or
+    encoder.
+    """
+    limit_threads(options.threads)
+    begun = time.monotonic()
+    try:
+        with _bar() as progress:
+            made = _build(options, progress)
+    except RetrievalError as error:
+        raise ConfigError(str(error)) from error
+    except KeyboardInterrupt:
+        print("forage: interrupted; the same command goes on from here", file=sys.stderr)
+        raise
+    kind = f"{made.library}, {made.factory}" if made.factory else made.library
+    size = sum(file.bytes for file in made.files.values())
+    print(
+        f"{made.passages:,} passages, {kind}, {size / 1e6:,.1f} MB, "
+        f"{time.monotonic() - begun:.1f} s: serve it with retrieval.index={options.out}"
+    )
+
+
+def _build(options: IndexOptions, progress: Callable[[str, int, int], None]) -> Manifest:
+    corpus, out = options.corpus, options.out
+    if options.encoder is None:
+        return build_bm25(corpus, out, progress)
+    require_encoder(options.encoder)
+    progress("loading the encoder", 0, 0)
+    encoder, factory = _encoder(options, options.encoder), options.factory or "Flat"
+    return build_dense(corpus, out, encoder, factory, options.threads, progress)
+
+
+def _encoder(options: IndexOptions, folder: Path) -> "Encoder":
+    import torch
+
+    from retrieval_server.encoder import Encoder
+
+    torch.set_num_threads(options.threads)
+    given = {
+        name: getattr(options, name)
+        for name in ("pooling", "query_prefix", "passage_prefix", "max_passage_tokens")
+        if getattr(options, name) is not None
+    }
+    settings: EncoderSettings = msgspec.structs.replace(settings_of(folder), **given)
+    return Encoder(folder, settings, options.dtype or "float32", options.device)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, int, int], None]]:
+    columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(elapsed_when_finished=True)) as bar:
+        tasks = {}
+
+        def progress(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = bar.add_task(step, total=None)
+            bar.update(tasks[step], completed=done, total=total or None)
+
+        yield progress

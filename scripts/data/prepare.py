@@ -1,0 +1,159 @@
+"""The preparation of questions: several data sets in one schema.
+
+Writes `OUT/train.parquet` and `OUT/eval.parquet` with the columns id (`<set>/<split>/<its own>`,
+unique), question, answers (a list), hops (0: unknown), data_source and split; `OUT/report.json`
+(rows, refusals, and questions that are asked in both, which `--drop-overlap` takes out of the
+training set); `OUT/refused.jsonl` (unusable rows: file, row and why). The default is Search-R1's
+recipe: trained on NQ and HotpotQA, evaluated on all seven sets, each one's test split, else dev,
+else train. A name may also be FILE or NAME=FILE: JSONL or parquet of any layout that runs read.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from actors.answers import normalize_answer
+from configs.load import ConfigError
+from replay.questions import QuestionsError, question_of, question_rows
+from scripts.data.data_sets import EVAL, HOPS, TRAIN, Source, find, hops_of
+from scripts.options import argument, option
+
+SCHEMA = pyarrow.schema(
+    [
+        ("id", pyarrow.string()),
+        ("question", pyarrow.string()),
+        ("answers", pyarrow.list_(pyarrow.string())),
+        ("hops", pyarrow.int32()),
+        ("data_source", pyarrow.string()),
+        ("split", pyarrow.string()),
+    ]
+)
+Row = dict[str, Any]
+_NAMES = "sets, FILE or NAME=FILE, with commas between"
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """Options of `forage data prepare`."""
+
+    out: Path = argument("the folder to write")
+    train: str = option(_NAMES, default="nq,hotpotqa")
+    eval: str = option(_NAMES, default=",".join(HOPS))
+    folder: str = option("files in FlashRAG's layout; default: fetched from the Hub", default="")
+    drop_overlap: bool = option("train on nothing that is evaluated", default=False)
+
+
+def prepare(options: PrepareOptions) -> None:
+    """Read, check, write, and print what was found. Raises ConfigError, OSError."""
+    try:
+        report = prepared(options)
+    except QuestionsError as error:
+        raise ConfigError(str(error)) from error
+    Console().print(_table(report))
+
+
+def prepared(options: PrepareOptions) -> dict[str, Any]:
+    """Read, check, write; return the report. Raises QuestionsError, OSError."""
+    sources = {
+        "train": find(_names(options.train), TRAIN, options.folder),
+        "eval": find(_names(options.eval), EVAL, options.folder),
+    }
+    refused: list[Row] = []
+    rows = {kind: _read(each, refused) for kind, each in sources.items()}
+    both = _asked(rows["train"]) & _asked(rows["eval"])
+    overlap = {kind: _shares(each, both) for kind, each in rows.items()}
+    if options.drop_overlap:
+        rows["train"] = [row for row in rows["train"] if _key(row) not in both]
+    options.out.mkdir(parents=True, exist_ok=True)
+    for kind, each in rows.items():
+        table = pyarrow.Table.from_pylist(each, SCHEMA)
+        pyarrow.parquet.write_table(table, options.out / f"{kind}.parquet")
+    report = {
+        "rows": {kind: dict(_by_set(each)) for kind, each in rows.items()},
+        "refused": dict(Counter(row["file"] for row in refused)),
+        "asked_in_both": overlap,
+        "dropped": options.drop_overlap,
+    }
+    (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    (options.out / "refused.jsonl").write_text("".join(json.dumps(row) + "\n" for row in refused))
+    return report
+
+
+def _names(given: str) -> list[str]:
+    return [name for name in given.split(",") if name]
+
+
+def _read(sources: Sequence[Source], refused: list[Row]) -> list[Row]:
+    rows: dict[str, Row] = {}
+    for source in sources:
+        before = len(rows)
+
+        def refuse(number: int, fault: QuestionsError, file: str = str(source.path)) -> None:
+            refused.append({"file": file, "row": number, "why": str(fault)})
+
+        numbered = question_rows(source.path, refuse)
+        for number, raw in track(numbered, f"{source.data_source} {source.split}"):
+            try:
+                row = _row(raw, source, number)
+                if row["id"] in rows:
+                    raise QuestionsError(f"id {row['id']!r} is that of another row too")
+                rows[row["id"]] = row
+            except QuestionsError as error:
+                refuse(number, error)
+        if len(rows) == before:
+            why = refused[-1]["why"] if refused else "it is empty"
+            raise QuestionsError(f"{source.path}: no row can be used: {why}")
+    return list(rows.values())
+
+
+def _row(raw: Any, source: Source, number: int) -> Row:
+    question = question_of(raw, f"{source.path}:{number}", str(number))
+    told = raw.get("data_source") if isinstance(raw, dict) else None
+    name = told if isinstance(told, str) and told else source.data_source
+    own = question.id.removeprefix(f"{name}/")
+    return {
+        "id": f"{name}/{source.split}/{own.removeprefix(f'{source.split}/')}",
+        "question": question.text,
+        "answers": list(question.answers),
+        "hops": hops_of(name, own, question.hops),
+        "data_source": name,
+        "split": source.split,
+    }
+
+
+def _key(row: Row) -> str:
+    return normalize_answer(row["question"])
+
+
+def _asked(rows: Iterable[Row]) -> set[str]:
+    return {_key(row) for row in rows}
+
+
+def _by_set(rows: Iterable[Row]) -> Counter[str]:
+    return Counter(row["data_source"] for row in rows)
+
+
+def _shares(rows: Iterable[Row], both: set[str]) -> dict[str, int]:
+    return dict(_by_set(row for row in rows if _key(row) in both))
+
+
+def _table(report: dict[str, Any]) -> Table:
+    dropped = ", dropped" if report["dropped"] else ""
+    table = Table("set", "used for", "questions", f"asked in both{dropped}", title="Prepared")
+    for kind, counts in report["rows"].items():
+        for name in {**counts, **report["asked_in_both"][kind]}:
+            shared = report["asked_in_both"][kind].get(name, 0)
+            table.add_row(name, kind, f"{counts.get(name, 0):,}", f"{shared:,}")
+    refused = sum(report["refused"].values())
+    if refused:
+        table.caption = f"{refused:,} rows could not be used: see refused.jsonl"
+    return table

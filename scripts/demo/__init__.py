@@ -1,0 +1,1 @@
+"""The demo: world, model, run."""

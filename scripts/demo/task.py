@@ -1,0 +1,103 @@
+"""The demo task's files (model, questions, corpus), made once per seed and cached.
+
+The cache key is a digest of the sources that make them. The corpus has one passage per fact;
+held-out questions are about countries that training never asks about.
+"""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from learner import imitation, packing
+from scripts.demo import play, start, tokenizer
+from scripts.demo import world as demo_world
+from scripts.demo.start import ColdStartFailed, Recipe, cold_start
+from scripts.demo.tokenizer import save_tokenizer
+from scripts.demo.world import Chain, all_chains, balanced_chains, make_world, split
+
+COUNTRIES, HELD_OUT, EVAL_QUESTIONS, SUB_SEEDS = 120, 0.25, 240, 4
+_MODULES = (play, start, tokenizer, demo_world, imitation, packing)
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoFiles:
+    """The paths of the demo's model folder and JSONL files.
+
+    `held_out` has every question about countries that training never asks about; `eval` is its
+    first part.
+    """
+
+    model: Path
+    train: Path
+    eval: Path
+    corpus: Path
+    held_out: Path
+
+
+def prepare(cache: Path, seed: int, report: Callable[[str], None]) -> DemoFiles:
+    """Return the files of `seed`, making them if they are not cached. Raises ColdStartFailed."""
+    folder = cache / f"demo-{seed}-{_digest(seed)}"
+    names = ("model", "train.jsonl", "eval.jsonl", "corpus.jsonl", "held_out.jsonl")
+    files = DemoFiles(*(folder / name for name in names))
+    if folder.is_dir():
+        report(f"cached in {folder}")
+        return files
+    draft = cache / f".making-{folder.name}"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    _make(draft, seed, report)
+    draft.rename(folder)
+    return files
+
+
+def _make(folder: Path, seed: int, report: Callable[[str], None]) -> None:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two threads spin against each other on a small machine
+    world, recipe = make_world(seed, COUNTRIES), Recipe()
+    train, held_out = split(world, HELD_OUT, seed)
+    unseen = all_chains(held_out, seed)
+    asked = unseen[:EVAL_QUESTIONS]
+    try:
+        for sub_seed in range(SUB_SEEDS):
+            try:
+                model = cold_start(recipe, 1000 * seed + sub_seed, world, asked, report)
+                break
+            except ColdStartFailed as error:
+                report(f"sub-seed {sub_seed}: {error}")
+        else:
+            raise ColdStartFailed(
+                f"none of {SUB_SEEDS} sub-seeds of seed {seed} gave a usable start"
+            )
+    finally:
+        torch.set_num_threads(threads)
+    model.save_pretrained(folder / "model")
+    save_tokenizer(folder / "model", recipe.max_tokens)
+    _write(folder / "train.jsonl", _rows("train", balanced_chains(train, seed)))
+    _write(folder / "eval.jsonl", _rows("eval", asked))
+    _write(folder / "held_out.jsonl", _rows("held-out", unseen))
+    facts = [{"id": f"fact-{n}", "contents": f.passage} for n, f in enumerate(world.facts)]
+    _write(folder / "corpus.jsonl", facts)
+
+
+def _rows(name: str, chains: Sequence[Chain]) -> list[dict[str, Any]]:
+    return [
+        {"id": f"{name}-{n}", "question": c.question, "answers": [c.answer], "hops": c.hops}
+        for n, c in enumerate(chains)
+    ]
+
+
+def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _digest(seed: int) -> str:
+    digest = hashlib.blake2b(str(seed).encode(), digest_size=6)
+    for source in (__file__, *(str(module.__file__) for module in _MODULES)):
+        digest.update(Path(source).read_bytes())
+    return digest.hexdigest()

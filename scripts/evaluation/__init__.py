@@ -1,0 +1,1 @@
+"""Evaluate a model on question sets."""

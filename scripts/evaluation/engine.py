@@ -1,0 +1,253 @@
+"""The engine of an evaluation: vLLM, a source of passages, and the rollouts made with them.
+
+Every rollout is made, tried again, or given up by a named cause, within
+`actors.rollout_deadline_s`. Causes that are no question's fault (a dead engine, unreachable or
+denied retrieval, search after search failing) end the evaluation: no question fails by them. Rows
+that are written stay, however it ends.
+"""
+
+import asyncio
+import hashlib
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from actors.environments.base import Retriever
+from actors.environments.registry import searches
+from actors.errors import ActorError, EngineDead, EngineUnusable
+from actors.policies.vllm import VllmPolicy
+from actors.prompt import Prompter, load_tokenizer
+from actors.retrieval import open_retrieval
+from actors.rewards.scorer import Rewards
+from actors.rollout import rollout
+from configs.runtime.process import PID_FILE, make_socket_dir, socket_dir
+from configs.runtime.signals import Interrupt
+from configs.schema import Config
+from replay.protocol import Lease
+from replay.trajectory import Question, Sampling, Trajectory
+from retrieval_server.protocol import (
+    BadQuery,
+    RetrievalDenied,
+    RetrievalError,
+    RetrievalUnreachable,
+)
+from scripts.evaluation.rows import FINAL, Asked, Row, Rows, failed_row, row_of
+from scripts.setup.retrieval import ServerFailed, probe, serving
+
+ATTEMPTS = 3
+IN_A_ROW = 10
+POLL_S = 0.1  # between looks at the interrupt
+RollOut = Callable[[Lease], Awaitable[Trajectory]]
+Ask = Callable[[str, RollOut], Awaitable[None]]  # one environment
+Watch = Callable[[], Coroutine[Any, Any, NoReturn]]
+
+
+class Stopped(ActorError):
+    """The evaluation cannot go on now; its rows are kept, and the same command goes on later."""
+
+
+class SearchesFail(ActorError):
+    """One rollout after another fails by its searches: the source of passages is at fault."""
+
+
+NOBODYS_FAULT = (EngineDead, RetrievalUnreachable, RetrievalDenied, SearchesFail)
+_ENDS_ALL = (*NOBODYS_FAULT, ServerFailed, OSError)
+
+
+async def unless(interrupt: Interrupt, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work; cancel it once the interrupt has a cause, and raise CancelledError."""
+    task = asyncio.create_task(work)
+    while not task.done() and not interrupt.cause:
+        await asyncio.wait([task], timeout=POLL_S)
+    if not task.done():
+        task.cancel()
+    await task
+
+
+def group_of(set_name: str, question_id: str) -> int:
+    """The group id of a question's rollouts, which seeds them: 48 bits of the question's name, so
+    that neither its place nor other questions change it.
+    """
+    name = f"{set_name}\n{question_id}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=6).digest())
+
+
+class Evaluation:
+    """The rollouts under one environment, `in_flight` at a time, each added to the rows.
+
+    `questions`: by (set, id). `sampling`: temperature, and the seed of all.
+    """
+
+    def __init__(
+        self,
+        roll_out: RollOut,
+        questions: Mapping[tuple[str, str], Question],
+        rows: Rows,
+        sampling: Sampling,
+        *,
+        in_flight: int,
+        deadline_s: float,
+    ) -> None:
+        self._roll_out, self._questions, self._rows = roll_out, questions, rows
+        self._sampling, self._in_flight, self._deadline_s = sampling, in_flight, deadline_s
+        self._failing = 0  # rollouts in a row, by their searches
+
+    async def run(self, asked: Sequence[Asked], report: Callable[[Row], None]) -> None:
+        """Make these rollouts, begun in the order given; call `report` with each row.
+
+        Raises an ExceptionGroup of NOBODYS_FAULT, or of OSError where a row cannot be written, and
+        SearchesFail.
+        """
+        waiting = iter(asked)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._in_flight):
+                group.create_task(self._work(waiting, report))
+        environments = {each.environment for each in asked}
+        rows = (row for row in self._rows.by_rollout.values() if row.environment in environments)
+        if self._failing and all(row.failure for row in rows):
+            raise SearchesFail("every rollout failed, the last ones by their searches")
+
+    async def _work(self, waiting: Iterator[Asked], report: Callable[[Row], None]) -> None:
+        for asked in waiting:
+            row, error = await self._row(asked)
+            self._rows.add(row)
+            report(row)
+            self._check(row, error)
+
+    def _check(self, row: Row, error: Exception | None) -> None:
+        """Raise SearchesFail after IN_A_ROW rows that failed by a search."""
+        by_search = isinstance(error, RetrievalError) and not isinstance(error, BadQuery)
+        self._failing = self._failing + 1 if by_search else 0
+        if self._failing >= IN_A_ROW:
+            raise SearchesFail(
+                f"{IN_A_ROW} rollouts in a row failed by their searches, the last by {row.failure}"
+            ) from error
+
+    async def _row(self, asked: Asked) -> tuple[Row, Exception | None]:
+        """The row, and the error of a rollout that was given up."""
+        question = self._questions[asked.set, asked.id]
+        group_id = group_of(asked.set, asked.id)
+        lease = Lease(group_id, asked.sample, "eval", question, self._sampling)
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    rollout = await self._roll_out(lease)
+                return row_of(asked, question, rollout, attempt), None
+            except NOBODYS_FAULT:
+                raise
+            except TimeoutError as error:
+                failure = f"TimeoutError: over {self._deadline_s:g} s (actors.rollout_deadline_s)"
+                cause: Exception = error
+            except (ActorError, RetrievalError) as error:
+                failure, cause = f"{type(error).__name__}: {error}", error
+            if failure.startswith(FINAL):
+                break
+        return failed_row(asked, question, failure, attempt), cause
+
+
+def roll_out_in(
+    config: Config, policy: VllmPolicy, retriever: Retriever, tokenizer: Any
+) -> RollOut:
+    """`rollout` under the configuration's environment."""
+    return partial(
+        rollout,
+        policy=policy,
+        retriever=retriever,
+        prompter=Prompter(tokenizer, config.questions, config.actors),
+        rewards=Rewards(config.rewards),  # evaluations are scored by exact match
+        config=config,
+        actor_id="evaluation",
+    )
+
+
+async def run(
+    configs: Mapping[str, Config],
+    todo: Mapping[str, Sequence[Asked]],
+    ask: Ask,
+    folder: Path,
+    interrupt: Interrupt,
+) -> None:
+    """Start engine and source of passages, `ask` each environment that has something to do, end
+    them. Raises Stopped, and CancelledError after an interrupt.
+    """
+    try:
+        await unless(interrupt, _run(configs, todo, ask, folder))
+    except (EngineUnusable, ServerFailed, *NOBODYS_FAULT) as error:
+        raise Stopped(str(error)) from error
+    except ExceptionGroup as group:
+        if cause := _ending(group):
+            raise Stopped(f"{type(cause).__name__}: {cause}") from group
+        raise
+
+
+async def _run(
+    configs: Mapping[str, Config], todo: Mapping[str, Sequence[Asked]], ask: Ask, folder: Path
+) -> None:
+    needed = {name: config for name, config in configs.items() if todo[name]}
+    config = next(iter(needed.values()))
+    asked = any(map(searches, needed.values()))
+    with ExitStack() as stack:
+        stack.enter_context(_scratch(config.run_dir))
+        server = None
+        if asked and config.retrieval.has_own_server:
+            server = stack.enter_context(serving(config, folder))
+        elif asked:
+            await _search(config)
+        policy = await VllmPolicy.start(config)
+        stack.callback(policy.close)
+        await policy.set_policy_version(0)
+        if server:
+            await server.ready()
+            await _search(config)
+        watches = [policy.watch, server.watch] if server else [policy.watch]
+        await _beside(watches, _each(needed, policy, ask))
+
+
+async def _each(needed: Mapping[str, Config], policy: VllmPolicy, ask: Ask) -> None:
+    first = next(iter(needed.values()))
+    tokenizer: Any = load_tokenizer(first.model.path, first.model.trust_remote_code)
+    async with open_retrieval(first) as retriever:
+        for name, config in needed.items():
+            await ask(name, roll_out_in(config, policy, retriever, tokenizer))
+
+
+@contextmanager
+def _scratch(run_dir: str) -> Iterator[None]:
+    """The folder of the engine's sockets and files: removed at the end, or, after a kill, by the
+    next start of the same evaluation.
+    """
+    shutil.rmtree(socket_dir(run_dir), ignore_errors=True)
+    directory = make_socket_dir(run_dir)
+    (directory / PID_FILE).write_text(str(os.getpid()))  # whoever cleans up sees that it is in use
+    try:
+        yield
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _search(config: Config) -> None:
+    """Search once: where a rollout's first search would fail, there is nothing to evaluate."""
+    if not config.retrieval.recorded:
+        await probe(config, config.retrieval.timeout_s, config.retrieval.retries)
+
+
+async def _beside(watches: Sequence[Watch], work: Awaitable[None]) -> None:
+    """Do the work beside watches, which end with an error or not at all."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(watch()) for watch in watches]
+        await work
+        for task in tasks:
+            task.cancel()
+
+
+def _ending(group: "ExceptionGroup[Exception]") -> BaseException | None:
+    """The first of the errors that end an evaluation; None where the group holds another kind."""
+    known, unknown = group.split(_ENDS_ALL)
+    error: BaseException | None = None if unknown else known
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

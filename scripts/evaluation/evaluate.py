@@ -1,0 +1,133 @@
+"""The evaluation of a model: every question of every set, asked under each environment.
+
+MODEL is a run (its best checkpoint, else its newest), a checkpoint (`--weights ema`: its average)
+or a Hugging Face folder with `--config`. Decoding is greedy unless `--temperature` is given. Every
+question counts. `OUT/rows.jsonl` keeps what is done, so that the same command goes on after a kill;
+`OUT/report.json` holds all figures.
+"""
+
+import asyncio
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from rich.console import Console
+
+from configs.runtime.files import write_durably
+from configs.runtime.signals import Interrupt
+from replay.trajectory import Sampling
+from scripts.evaluation import engine
+from scripts.evaluation.engine import Evaluation, RollOut, Stopped
+from scripts.evaluation.plan import EvaluateOptions, Plan, agree, check_rows, planned
+from scripts.evaluation.report import figures_of
+from scripts.evaluation.rows import FILE_NAME, Asked, Rows
+from scripts.evaluation.tables import Bars, details_table, scores_table
+
+REPORT = "report.json"
+_WIDTH = 180  # of tables that go into a file
+
+
+def evaluate(options: EvaluateOptions) -> None:
+    """Check, make the rollouts that are left, report. Raises ConfigError, Stopped, OSError and
+    KeyboardInterrupt.
+    """
+    plan = planned(options)
+    agree(plan.folder, plan.settings)
+    with Rows(plan.folder / FILE_NAME) as rows:
+        check_rows(plan, rows)
+        try:
+            make(plan, rows)
+        except (Stopped, OSError, KeyboardInterrupt) as error:
+            cause = f"{error}: " if isinstance(error, KeyboardInterrupt) else ""
+            print(f"{cause}{_progress(plan, rows)}; to go on: {command_of(options)}", flush=True)
+            raise
+        report = reported(plan, rows)
+    for path in filter(None, (plan.folder / REPORT, options.json)):
+        write_durably(path, json.dumps(report, indent=1).encode() + b"\n")
+    console = Console()
+    show(report, console if console.is_terminal else Console(width=_WIDTH))
+    console.print(f"rows and report: {plan.folder}", soft_wrap=True)
+
+
+def make(plan: Plan, rows: Rows) -> None:
+    """Make every rollout that has no row yet, or whose failure may pass. Raises Stopped, OSError
+    and, for a signal, KeyboardInterrupt.
+    """
+    todo = {
+        name: [each for each in asked if (row := rows.by_rollout.get(each)) is None or row.open]
+        for name, asked in plan.asked.items()
+    }
+    if not any(todo.values()):
+        return
+    with Interrupt(polled=True) as interrupt, Bars() as bars:
+        try:
+            ask = asking(plan, rows, todo, bars)
+            asyncio.run(engine.run(plan.configs, todo, ask, plan.folder, interrupt))
+        except (Stopped, asyncio.CancelledError) as error:
+            if interrupt.cause:
+                raise KeyboardInterrupt(f"interrupted by {interrupt.cause}") from error
+            raise
+
+
+def asking(plan: Plan, rows: Rows, todo: Mapping[str, Sequence[Asked]], bars: Bars) -> engine.Ask:
+    """A function that makes one environment's rollouts, under a bar of its own."""
+    questions = {(each.name, q.id): q for each in plan.sets for q in each.questions}
+    actors, sampling = plan.config.actors, Sampling(plan.temperature, plan.config.seed)
+
+    async def ask(name: str, roll_out: RollOut) -> None:
+        asked, missing = plan.asked[name], set(todo[name])
+        done = [rows.by_rollout[each] for each in asked if each not in missing]
+        evaluation = Evaluation(
+            roll_out,
+            questions,
+            rows,
+            sampling,
+            in_flight=1 if plan.exact else actors.rollouts_in_flight,
+            deadline_s=actors.rollout_deadline_s,
+        )
+        await evaluation.run(todo[name], bars.begin(name, len(asked), done))
+
+    return ask
+
+
+def reported(plan: Plan, rows: Rows) -> dict[str, Any]:
+    """The report of a finished evaluation."""
+    return {
+        "name": plan.name,
+        "model": plan.settings.model,
+        "weights": plan.settings.weights,
+        "temperature": plan.temperature,
+        "samples": plan.samples,
+        "exact": plan.exact,
+        "seed": plan.config.seed,
+        "sets": {each.name: str(each.path) for each in plan.sets},
+        "methods": figures_of(plan.sets, list(plan.configs), plan.samples, rows.by_rollout),
+        "settings": plan.settings.values,
+    }
+
+
+def show(report: Mapping[str, Any], console: Console) -> None:
+    """Print both tables."""
+    console.print(scores_table(report), "", details_table(report), sep="\n")
+
+
+def command_of(options: EvaluateOptions) -> str:
+    """The command line that gives these options."""
+    words = ["forage", "evaluate"]
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if value in (None, False) or value == field.default:
+            continue
+        if not field.metadata["positional"]:
+            words.append(f"--{field.name}")
+        if value is not True:
+            words += map(str, value) if isinstance(value, tuple) else [str(value)]
+    return shlex.join(words)
+
+
+def _progress(plan: Plan, rows: Rows) -> str:
+    asked = [each for every in plan.asked.values() for each in every]
+    done = sum(each in rows.by_rollout and not rows.by_rollout[each].open for each in asked)
+    return f"{done} of {len(asked)} rollouts are in {plan.folder}"

@@ -1,0 +1,153 @@
+"""An evaluation as it is shown: progress bars, a table of methods by sets, and one of details."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from scripts.evaluation.report import Figures
+from scripts.evaluation.rows import Row
+
+Report = Callable[[Row], None]
+Methods = Mapping[str, Mapping[str, Figures]]  # environment → set → figures
+
+
+class Bars:
+    """A progress bar for each environment, on standard error; a context manager."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("EM {task.fields[em]:.3f}, {task.fields[failed]} failed"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def begin(self, name: str, total: int, done: Sequence[Row]) -> Report:
+        """Begin a bar of `total` rows, some of them done; call the result with each further row."""
+        count, right = len(done), sum(row.em for row in done)
+        failed = sum(bool(row.failure) for row in done)
+        em = right / max(count, 1)
+        bar = self._progress.add_task(name, total=total, completed=count, em=em, failed=failed)
+
+        def report(row: Row) -> None:
+            nonlocal count, right, failed
+            count, right, failed = count + 1, right + row.em, failed + bool(row.failure)
+            self._progress.update(bar, completed=count, em=right / count, failed=failed)
+
+        return report
+
+
+def scores_table(report: Mapping[str, Any], metric: str = "em") -> Group:
+    """Methods in rows, sets in columns: the metric ± half of its interval; the best are bold."""
+    methods: Methods = report["methods"]
+    sets = list(next(iter(methods.values())))
+    table = Table("")
+    for name in sets:
+        questions = next(iter(methods.values()))[name]["questions"]
+        table.add_column(f"{name}\n{questions:,}", justify="right")
+    best = {name: max(_mean(each[name], metric) for each in methods.values()) for name in sets}
+    for method, figures in methods.items():
+        cells = [_score(figures[name], metric, best[name], len(methods) > 1) for name in sets]
+        table.add_row(method, *cells)
+    title = f"{_name(metric, report['samples'])} of {report['name']}, {_sampling(report)}"
+    caption = f"± half of the 95 % bootstrap interval over questions{_failed(methods)}"
+    return Group(Text(title, style="bold"), table, Text(caption, style="dim"))
+
+
+def details_table(report: Mapping[str, Any]) -> Group:
+    """A row for each method and set: how its rollouts ended, other scores, work and time."""
+    methods: Methods = report["methods"]
+    sets = next(iter(methods.values()))
+    metrics = [metric for metric in next(iter(sets.values()))["scores"] if metric != "em"]
+    before = ["method", "set", "rows", "answered", "no answer", "failed", "EM [95 %]"]
+    behind = ["searches", "turns", "malformed", "tokens", "p50 s", "p99 s"]
+    table = Table(*before, *(_name(metric, 1) for metric in metrics), *behind)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for method, figures in methods.items():
+        for number, (name, each) in enumerate(figures.items()):
+            table.add_row("" if number else method, name, *_details(each, metrics))
+        table.add_section()
+    return Group(
+        Text("Details", style="bold"), table, Text("\n".join(_endings(methods)), style="dim")
+    )
+
+
+def _details(figures: Figures, metrics: Sequence[str]) -> list[str]:
+    em = figures["scores"]["em"]
+    scores = [f"{_three(em['mean'])} [{_three(em['low'])}, {_three(em['high'])}]"]
+    scores += [_three(_mean(figures, metric)) for metric in metrics]
+    if "rows" not in figures:  # an average of scores
+        return ["", "", "", "", *scores]
+    counts = [f"{figures[name]:,}" for name in ("rows", "answered", "no_answer", "failed")]
+    work = [f"{figures[name]:.2f}" for name in ("searches", "turns", "malformed")]
+    work.append(f"{figures['action_tokens']:.0f}")
+    seconds = [f"{figures['timing'][name]:.2f}" for name in ("rollout_p50_s", "rollout_p99_s")]
+    return counts + scores + work + seconds
+
+
+def _endings(methods: Methods) -> list[str]:
+    """The endings and failures of each method's rollouts, in words."""
+    lines = ["tokens: sampled in a rollout; p50, p99: of its seconds, with others in flight"]
+    for method, sets in methods.items():
+        figures = list(sets.values())[-1]  # the last is of all sets
+        ends = [f"{name} {count:,}" for name, count in figures["stops"].items()]
+        failures = [f"failed by {name} {count:,}" for name, count in figures["failures"].items()]
+        hops = [f"EM at {n} hops {_three(em)}" for n, em in figures["em_by_hops"].items()]
+        lines.append(f"{method}: {', '.join([*ends, *failures, *hops])}")
+    return lines
+
+
+def _score(figures: Figures, metric: str, best: float, marked: bool) -> Text:
+    score = figures["scores"][metric]
+    text = f"{_three(score['mean'])} ±{_three((score['high'] - score['low']) / 2)}"
+    return Text(text, style="bold" if marked and score["mean"] == best else "")
+
+
+def _failed(methods: Methods) -> str:
+    failed = {method: list(sets.values())[-1]["failed"] for method, sets in methods.items()}
+    shown = [f"{method} {count:,}" for method, count in failed.items() if count]
+    return f"; counted as wrong, because they failed: {', '.join(shown)}" if shown else ""
+
+
+def _name(metric: str, samples: int) -> str:
+    names = {"em": "Exact match", "f1": "F1", "substring": "sub-EM"}
+    mean = f" (Avg@{samples})" if samples > 1 else ""
+    return names.get(metric, metric) + mean
+
+
+def _sampling(report: Mapping[str, Any]) -> str:
+    if not report["temperature"]:
+        return "greedy"
+    samples = report["samples"]
+    times = f", {samples} samples of each question" if samples > 1 else ""
+    return f"T = {report['temperature']:g}{times}"
+
+
+def _mean(figures: Figures, metric: str) -> float:
+    mean: float = figures["scores"][metric]["mean"]
+    return mean
+
+
+def _three(value: float) -> str:
+    """.123, as scores are printed; 1.000 keeps its 1."""
+    return f"{value:.3f}".removeprefix("0")

@@ -1,0 +1,270 @@
+"""The processes of a run: every long-lived process runs under one Ray host actor of its own.
+
+Ray only *places*: a host starts one `python -m <package>.worker` in its own group and reports its
+exit code. The worker asks the kernel to die with its parent, so a host (or Ray, or the launcher)
+that is killed takes its worker along. Every wait has a deadline. The only module that imports ray.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+# Ray gives its workers way to everything else on the machine (15); they are the work here.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
+import psutil
+import ray
+
+from scripts.fleet import guardian
+
+CALL_DEADLINE_S = 30.0
+log = logging.getLogger(__name__)
+
+
+class FleetError(RuntimeError):
+    """A process could not be placed or did not answer; the message names it."""
+
+
+class Host:
+    """Runs one worker process; lives in a Ray actor.
+
+    The kernel's parent-death signal follows the *thread* that forked, so a thread that lives as
+    long as the worker starts it and waits for it.
+    """
+
+    def __init__(
+        self, command: list[str], environment: dict[str, str], log_path: str, ready_path: str
+    ) -> None:
+        self._command, self._log_path, self._ready_path = command, log_path, ready_path
+        parent = {"FORAGE_PARENT": str(os.getpid()), "FORAGE_READY": ready_path}
+        self._environment = {**os.environ, **environment, **parent}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, command: list[str] | None = None) -> tuple[int, float, int]:
+        """Start the worker, by another command if one is given; return its pid, when that was
+        (seconds since the epoch) and how long its log was. Raises FleetError while one runs.
+        """
+        if self._process is not None and self._process.poll() is None:
+            raise FleetError(f"process {self._process.pid} still runs {' '.join(self._command)}")
+        self._command, self._process = command or self._command, None
+        Path(self._ready_path).unlink(missing_ok=True)
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
+        self._thread.start()
+        process = self._process if started.wait(CALL_DEADLINE_S) else None
+        if process is None:
+            raise FleetError(f"could not start {' '.join(self._command)}")
+        return process.pid, self._started_at, self._log_from
+
+    def ready_at(self) -> float | None:
+        """When the worker said that it does its work (seconds since the epoch); None before."""
+        try:
+            return Path(self._ready_path).stat().st_mtime
+        except FileNotFoundError:
+            return None
+
+    def poll(self) -> int | None:
+        """The worker's exit code (negative: the signal that ended it), or None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def stopped(self) -> list[int]:
+        """The pids that are stopped (SIGSTOP) of the worker and its own, such as its engine."""
+        if self._process is None or self._process.poll() is not None:
+            return []
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker = psutil.Process(self._process.pid)
+            for each in (worker, *worker.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                    if each.status() == psutil.STATUS_STOPPED:
+                        found.append(each.pid)
+        return found
+
+    def kill(self, signal_number: int) -> None:
+        """Send a signal to the worker if it still runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal_number)
+
+    def _run(self, started: threading.Event) -> None:
+        self._started_at = time.time()
+        with Path(self._log_path).open("ab", buffering=0) as log_file:
+            self._log_from = log_file.tell()
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C at the terminal is the launcher's alone. No session of its own: Linux
+                # shares the CPU out by session first, and only within one by niceness.
+                process_group=0,
+            )
+            started.set()
+            self._process.wait()
+
+
+class Member:
+    """One placed process: its name, log and pid, the command that started it, and when."""
+
+    def __init__(
+        self,
+        name: str,
+        host: Any,
+        started: tuple[int, float, int],
+        log_path: Path,
+        command: list[str],
+    ) -> None:
+        self.name, self.log_path, self.command, self.host = name, log_path, command, host
+        self.pid, self.started_at, self._log_from = started
+        self.exit_code: int | None = None
+
+    def ready_at(self) -> float | None:
+        """When the process said that it does its work (seconds since the epoch); None before."""
+        try:
+            found: float | None = ray.get(self.host.ready_at.remote(), timeout=CALL_DEADLINE_S)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            return None  # `poll` says what has become of it
+        return found
+
+    def stopped(self) -> list[int]:
+        """The pids that are stopped (SIGSTOP) of it and its own processes."""
+        try:
+            return list(ray.get(self.host.stopped.remote(), timeout=CALL_DEADLINE_S))
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            return []  # `poll` says what has become of it
+
+    def host_lives(self) -> bool:
+        """True where the host answers, so that it may start the process again."""
+        try:
+            ray.get(self.host.poll.remote(), timeout=CALL_DEADLINE_S)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            return False
+        return True
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs; a host that is gone counts as killed (-9)."""
+        if self.exit_code is None:
+            try:
+                self.exit_code = ray.get(self.host.poll.remote(), timeout=CALL_DEADLINE_S)
+            except ray.exceptions.RayActorError:
+                self.exit_code = -signal.SIGKILL
+            except ray.exceptions.GetTimeoutError as error:
+                raise FleetError(
+                    f"the host of {self.name} did not answer in {CALL_DEADLINE_S} s"
+                ) from error
+        return self.exit_code
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process if it still runs."""
+        try:
+            ray.get(self.host.kill.remote(number), timeout=CALL_DEADLINE_S)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            log.warning("the host of %s is gone", self.name)
+
+    def last_words(self, lines: int = 12) -> str:
+        """The end of its log, since its last start."""
+        if not self.log_path.exists():
+            return ""
+        with self.log_path.open("rb") as file:
+            file.seek(self._log_from)
+            text = file.read().decode(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+
+class Fleet:
+    """Every process of a run, by name; `with Fleet(...)` ends them all, whatever happens."""
+
+    def __init__(self, log_dir: Path, directory: Path, environment: dict[str, str]) -> None:
+        """`directory` is the run's own 0700 directory under /tmp: sockets, and Ray's session inside
+        it. `environment` is added to that of every process.
+        """
+        self.log_dir, self.directory, self._environment = log_dir, directory, environment
+        self.members: dict[str, Member] = {}
+
+    def __enter__(self) -> "Fleet":
+        token = f"{self.directory.name}-{os.getpid()}"
+        self._guardian = guardian.start(token, self.directory)
+        os.environ.update(
+            {guardian.TOKEN: token, "SPT_NOENV": "1", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        )
+        ray.init(
+            num_cpus=os.cpu_count(),
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=100 << 20,
+            _temp_dir=str(self.directory / "ray"),
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(list(self.members), deadline_s=5.0)
+        ray.shutdown()
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.close()
+        self._guardian.wait(CALL_DEADLINE_S)
+
+    def start(self, commands: dict[str, list[str]]) -> None:
+        """Place one process per entry, all at once; one that has ended is replaced. Raises
+        FleetError naming what failed.
+        """
+        placed = {name: self._place(name, command) for name, command in commands.items()}
+        for name, (host, start) in placed.items():
+            try:
+                started = ray.get(start, timeout=60.0)
+            except (ray.exceptions.RayError, FleetError) as error:
+                raise FleetError(f"could not place {name}: {error}") from error
+            self.members[name] = Member(name, host, started, self._log_path(name), commands[name])
+
+    def _place(self, name: str, command: list[str]) -> tuple[Any, Any]:
+        """The host of a process, its last one if that lives, and what its start will return."""
+        line = [sys.executable, *command]
+        if name in self.members and self.members[name].host_lives():
+            host = self.members[name].host
+            return host, host.start.remote(line)
+        ready = str(self.directory / f"{name}.ready")
+        remote = ray.remote(num_cpus=0, max_restarts=0)(Host)
+        host = remote.remote(line, self._environment, str(self._log_path(name)), ready)
+        return host, host.start.remote()
+
+    def _log_path(self, name: str) -> Path:
+        return self.log_dir / f"{name}.log"
+
+    def dead(self) -> dict[str, int]:
+        """Exit codes of the processes that have ended."""
+        codes = {name: member.poll() for name, member in self.members.items()}
+        return {name: code for name, code in codes.items() if code is not None}
+
+    def wait(self, names: list[str], deadline_s: float) -> list[str]:
+        """Wait until these have ended; return those that have not by the deadline."""
+        end = time.monotonic() + deadline_s
+        left = [name for name in names if name in self.members]
+        while left := [name for name in left if self.members[name].poll() is None]:
+            if time.monotonic() > end:
+                break
+            time.sleep(0.1)
+        return left
+
+    def end(self, names: list[str], deadline_s: float) -> list[str]:
+        """SIGTERM these, SIGKILL what is left at the deadline; return the names that had to be
+        killed.
+        """
+        alive = [name for name in names if self.members[name].poll() is None]
+        for name in alive:
+            self.members[name].signal(signal.SIGTERM)
+        left = self.wait(alive, deadline_s)
+        for name in left:
+            self.members[name].signal(signal.SIGKILL)
+        self.wait(left, 5.0)
+        return left

@@ -1,0 +1,229 @@
+"""The launcher of a run: trains (or, with total_steps 0, evaluates) a model, or goes on with a run.
+
+Checks everything first, then places retrieval server, replay, learner and actors, shows the run,
+ends it with the first cause when a process dies, and leaves `summary.json` whatever happens.
+"""
+
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from configs.keys import Address, Addresses
+from configs.load import save
+from configs.runtime.files import replacing
+from configs.runtime.process import Exit, make_socket_dir
+from configs.runtime.signals import Interrupt
+from configs.schema import Config
+from replay.clients.launcher import Observer
+from replay.log.event_log import FILE_NAME
+from replay.protocol import ReplayError
+from replay.questions import left_out
+from scripts.fleet import resume as resuming
+from scripts.fleet.console import Console
+from scripts.fleet.fleet import Fleet, FleetError
+from scripts.fleet.guardian import PID_FILE
+from scripts.fleet.resume import Progress
+from scripts.fleet.supervisor import RunFailed, Supervisor
+from scripts.options import argument, option, overrides
+from scripts.runs import plot, summary
+from scripts.setup import preflight
+
+ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+FIRST = "starting engines, verifying weights, evaluating the start"
+AGAIN = "starting engines, training recorded batches again, verifying weights"
+STATUS_S = 2.0  # for an answer of replay; it may be silent for longer (fleet.silence_deadline_s)
+EXIT_CODES = {
+    "completed": Exit.DONE,
+    "failed": Exit.FAILED,
+    "stopped": Exit.STOPPED,
+    "interrupted": Exit.INTERRUPTED,
+}
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The options of `forage train`."""
+
+    config: str = argument("a YAML file, for example configs/base.yaml")
+    overrides: tuple[str, ...] = overrides()
+    prepare_only: bool = option(
+        "make the run directory and print the commands to run by hand", default=False
+    )
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """The options of `forage resume`."""
+
+    run: Path = argument("the run's directory, for example runs/latest")
+    overrides: tuple[str, ...] = overrides()
+    config: str | None = option("a YAML file of what is to be different", metavar="FILE")
+    prepare_only: bool = option("print the commands to run by hand", default=False)
+
+
+def train(options: TrainOptions) -> int:
+    """Train from the start. Raises ConfigError before anything is started."""
+    return _launch(preflight.checked(options.config, options.overrides), None, options.prepare_only)
+
+
+def resume(options: ResumeOptions) -> int:
+    """Go on with a run. Raises ConfigError before anything is started."""
+    config, progress = resuming.checked(str(options.run), options.config, options.overrides)
+    return _launch(config, progress, options.prepare_only)
+
+
+def _launch(config: Config, progress: Progress | None, prepare_only: bool) -> int:
+    console = Console()
+    for line in left_out(config.questions):
+        console.say(line, "yellow")
+    if prepare_only:
+        save(config, Path(config.run_dir) / "config.yaml")
+        for command in commands(config, progress).values():
+            print(f"{sys.executable} {' '.join(command)}")
+        return Exit.DONE
+    for line, _ in preflight.gpu_plan(config):
+        console.say(line)
+    console.say(f"weights will travel by {preflight.transport(config)}")
+    return run(config, console, progress)
+
+
+def commands(config: Config, progress: Progress | None = None) -> dict[str, list[str]]:
+    """The worker command of every process, by name; each can be run by hand.
+
+    With `progress` the run goes on: replay with its log, where there is one, and the learner.
+    """
+    path = str(Path(config.run_dir) / "config.yaml")
+    members = {
+        "retrieval_server": ["-m", "retrieval_server.worker", path],
+        "replay": ["-m", "replay.worker", path],
+        "learner": ["-m", "learner.worker", path],
+    }
+    if not config.starts_retrieval_server:
+        del members["retrieval_server"]
+    if progress:
+        members["learner"].append("--resume")
+        members["replay"] += ["--resume"] if progress.log else []
+    for rank in range(1, config.learner.ranks):
+        members[f"learner-{rank}"] = ["-m", "learner.worker", path, "--rank", str(rank)]
+    for index in range(config.actors.count):
+        members[f"actor-{index}"] = actor_command(config, f"actor-{index}")
+    return members
+
+
+def actor_command(config: Config, name: str) -> list[str]:
+    """The worker command of one actor."""
+    path = str(Path(config.run_dir) / "config.yaml")
+    return ["-m", "actors.worker", path, "--actor-id", name]
+
+
+def run(config: Config, console: Console, progress: Progress | None = None) -> int:
+    """Run one resolved configuration, from its start or from where it is; return the exit code."""
+    begun, run_dir = time.monotonic(), Path(config.run_dir)
+    addresses = Addresses.of(config)
+    directory = _prepare(config, addresses, resumed=progress is not None)
+    outcome, cause, gauges = "failed", "", {}
+    with Interrupt(polled=True) as stop:
+        try:
+            console.phase("starting Ray and placing processes")
+            with Fleet(run_dir / "logs", directory, ENVIRONMENT) as fleet:
+                stop.arm()  # Ray has put handlers of its own in the way
+                fleet.start(commands(config, progress))
+                console.phase(AGAIN if progress else FIRST)
+                shown, start = progress or Progress(), partial(actor_command, config)
+                supervisor = Supervisor(config, fleet, console, stop, shown, start)
+                gauges = supervisor.gauges
+                with _observer(addresses.replay, fleet) as observer:
+                    cause = supervisor.watch(observer)
+                console.phase("draining")
+                supervisor.drain()
+                outcome = "completed" if cause == "completed" else "stopped"  # by a rule
+        except (RunFailed, FleetError, ReplayError) as error:
+            cause = str(error)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            if stop.cause:
+                outcome, cause = "interrupted", f"interrupted by {stop.cause}"
+            elif not cause:
+                cause = repr(sys.exception())
+            console.phase("")
+            _leave(config, console, outcome, cause, time.monotonic() - begun, gauges)
+    return EXIT_CODES[outcome]
+
+
+def _observer(replay: Address, fleet: Fleet) -> Observer:
+    """Replay's client of the launcher, which looks at the processes meanwhile and so does not wait
+    for replay to come back.
+    """
+    observer = Observer(replay.endpoint, STATUS_S, replay.keys, restart_deadline_s=0.0)
+    observer.gone = lambda: fleet.members["replay"].poll() is not None
+    return observer
+
+
+def how_to_go_on(run_dir: Path, outcome: str) -> str:
+    """The command that goes on with a run that failed or was interrupted; '' where none can."""
+    if outcome not in ("failed", "interrupted") or not (run_dir / FILE_NAME).exists():
+        return ""
+    return f"forage resume {run_dir}"
+
+
+def _leave(
+    config: Config,
+    console: Console,
+    outcome: str,
+    cause: str,
+    wall_s: float,
+    gauges: dict[str, dict[str, float]],
+) -> None:
+    """Write what a run leaves, and say where it is."""
+    run_dir = Path(config.run_dir)
+    report = summary.build(config, outcome, cause, wall_s, console.phases_s, gauges)
+    path, curve = summary.write(run_dir, report), plot.draw(run_dir)
+    style = "bold green" if outcome == "completed" else "bold red"
+    console.say(outcome if cause == outcome else f"{outcome}: {cause}", style)
+    console.say(f"EM {report['em_start']} -> {report['em_final']}, {report['steps']} steps; {path}")
+    if curve:
+        console.say(f"learning curve: {curve}")
+    if command := how_to_go_on(run_dir, outcome):
+        console.say(f"to go on with it: {command}")
+
+
+def _prepare(config: Config, addresses: Addresses, resumed: bool) -> Path:
+    """Make the run's directories and say that it runs; return that of its sockets."""
+    run_dir = Path(config.run_dir)
+    (run_dir / "logs").mkdir(parents=True, exist_ok=resumed)
+    if addresses.keys:
+        addresses.keys.make()  # before several processes ask for them
+    save(config, run_dir / "config.yaml")
+    _point_latest(run_dir)
+    _remove_stale_socket_dirs()
+    directory = make_socket_dir(config.run_dir)
+    (directory / PID_FILE).write_text(str(os.getpid()))
+    return directory
+
+
+def _point_latest(run_dir: Path) -> None:
+    latest = run_dir.parent / "latest"
+    if latest.is_symlink() or not latest.exists():
+        with replacing(latest, durable=False, contended=True) as draft:
+            draft.symlink_to(run_dir.name)
+
+
+def _remove_stale_socket_dirs() -> None:
+    """Remove what a launcher that was killed together with its guardian left in /tmp."""
+    for path in Path("/tmp").glob(f"forage-{os.getuid()}-*"):
+        try:
+            os.kill(int((path / PID_FILE).read_text()), 0)
+        except ProcessLookupError:
+            shutil.rmtree(path, ignore_errors=True)
+        except (OSError, ValueError):
+            continue  # started by hand, or just being made: not ours to remove

@@ -1,0 +1,238 @@
+"""Restarts of a run's processes: what ends unasked starts again, within a budget, and what is
+stopped for too long is replaced.
+
+A restart waits `fleet.first_pause_s`, twice as long each time that the same process ends soon after
+the last; the ranks of a learner start together. The supervisor asks again and again: nothing here
+waits. Every event is a line in `fleet.jsonl`.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from configs.runtime.process import Exit
+from configs.schema import FleetConfig
+from scripts.fleet.fleet import Fleet, Member
+from scripts.runs.fleet_log import FleetLog
+
+SOON_S = 60.0  # a process that ends later than this after its start starts afresh
+LOOK_S = 3.0  # how often stopped processes are looked for
+
+
+class BudgetSpent(RuntimeError):
+    """No restart is left, or none would help; the message is the first cause."""
+
+
+class Restarts:
+    """Starts processes again; `made` lists which and why, in order."""
+
+    def __init__(
+        self, config: FleetConfig, fleet: Fleet, run_dir: Path, say: Callable[[str, str], None]
+    ) -> None:
+        """`say(text, style)` tells the person at the terminal."""
+        self.made: list[dict[str, str]] = []
+        self._config, self._fleet, self._say = config, fleet, say
+        self._log = FleetLog(run_dir)
+        self._due: dict[str, float] = {}  # when to start it again
+        self._since: dict[str, float] = {}
+        self._tries: dict[str, int] = {}
+        self._stopped: dict[str, float] = {}
+        self._unready: set[str] = set()
+        self._worked: set[str] = set()  # those that were ready once: their input is good
+        self._wanted: int | None = None  # actors, once somebody has asked for a number
+        self._looked_s = 0.0
+        self._leaving: set[str] = set()  # told to
+        self._returning: list[str] = []
+        self._note_started(list(fleet.members))
+
+    @property
+    def waiting(self) -> set[str]:
+        """Those that are about to be started again, or have not said that they are ready."""
+        return self._due.keys() | self._unready
+
+    def due_in_s(self) -> float:
+        """Seconds until the next one is started again; infinite when nobody waits for that."""
+        return max(0.0, min(self._due.values(), default=math.inf) - time.monotonic())
+
+    def states(self) -> dict[str, str]:
+        """The reason why a process does not work, by name; without those that do."""
+        now = time.monotonic()
+        found = {name: f"starts since {now - self._since[name]:.0f} s" for name in self._unready}
+        for name, since in self._stopped.items():
+            found[name] = f"is stopped (SIGSTOP) since {now - since:.0f} s"
+        for name, member in self._fleet.members.items():
+            if member.exit_code is not None:
+                found[name] = f"has ended with {member.exit_code}"
+        for name, due in self._due.items():
+            found[name] = f"has ended, and starts again in {max(0.0, due - now):.1f} s"
+        return found
+
+    def tend(self, broken: Mapping[str, int], at_once: bool = False) -> None:
+        """Start again, in time or at once, those that ended unasked (name → exit code). Raises
+        BudgetSpent.
+        """
+        now = time.monotonic()
+        known = self._due.keys() | set(self._returning)
+        fresh = {name: code for name, code in broken.items() if name not in known}
+        for name, code in sorted(fresh.items(), key=_blame):
+            if name not in self._due:  # another rank's end may have brought it here
+                self._schedule(name, code, now)
+        due = [n for n, at in self._due.items() if at <= now or (at_once and n in broken)]
+        # The ranks of a learner find each other only if all start anew.
+        due = [name for name in due if self._fleet.members[name].poll() is not None]
+        if due:
+            self._fleet.start({name: self._command(name) for name in due})
+            for name in due:
+                del self._due[name]
+            self._note_started(due)
+
+    def scale(self, count: int, actor_command: Callable[[str], list[str]]) -> None:
+        """Have `actor-0` to `actor-(count - 1)` run, and the other actors drain and leave."""
+        members, names = self._fleet.members, [f"actor-{index}" for index in range(count)]
+        self._wanted = count
+        new = [n for n in names if n not in members or members[n].poll() == 0]
+        self._fleet.start({name: actor_command(name) for name in new})
+        self._note_started(new)
+        leaving = [n for n in members if self.unwanted(n) and members[n].poll() is None]
+        for name in leaving:
+            members[name].signal(signal.SIGTERM)
+        self._returning = [n for n in names if n in self._leaving and n not in new]
+        self._leaving = {*leaving, *self._returning}
+        for name in [name for name in self._due if self.unwanted(name)]:
+            del self._due[name]
+        changes = [f"{name} starts" for name in new] + [f"{name} is to leave" for name in leaving]
+        self._say(f"{count} actors wanted: {', '.join(changes) or 'as it is'}", "bold yellow")
+
+    def unwanted(self, name: str) -> bool:
+        """True for an actor beyond the number that is wanted."""
+        is_actor = name.startswith("actor-") and name[6:].isdigit()
+        return self._wanted is not None and is_actor and int(name[6:]) >= self._wanted
+
+    def look(self) -> None:
+        """Note who is ready; name who is stopped, and end it once its time is over."""
+        for name in sorted(self._unready):
+            if (at_s := self._fleet.members[name].ready_at()) is not None:
+                self._unready.discard(name)
+                self._worked.add(name)
+                self._log.write("ready", name, at_s)
+        for name in [n for n in self._returning if self._fleet.members[n].poll() is not None]:
+            self._returning.remove(name)  # it had been told to leave, and is wanted again
+            self._fleet.start({name: self._fleet.members[name].command})
+            self._note_started([name])
+        now = time.monotonic()
+        if now - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now
+        for name, member in self._fleet.members.items():
+            self._look_at(name, member, now)
+
+    def stopped(self, name: str) -> bool:
+        """True where this process was stopped when last looked at."""
+        return name in self._stopped
+
+    def end(self, name: str, why: str) -> None:
+        """End a process that does no work; `tend` starts it again."""
+        self._say(f"{name} {why}: it is ended", "bold yellow")
+        self._fleet.members[name].signal(signal.SIGKILL)
+
+    def _look_at(self, name: str, member: Member, now: float) -> None:
+        pids = member.stopped() if member.exit_code is None else []
+        if not pids:
+            if self._stopped.pop(name, None) is not None:
+                self._log.write("continued", name)
+            return
+        since = self._stopped.setdefault(name, now)
+        limit_s = self._config.stopped_deadline_s
+        if since == now:
+            self._log.write("stopped", name)
+            self._say(
+                f"{name} is stopped (SIGSTOP): `kill -CONT {' '.join(map(str, pids))}` lets it go "
+                f"on; in {limit_s:g} s (fleet.stopped_deadline_s) it is replaced",
+                "bold yellow",
+            )
+        elif now - since >= limit_s:
+            del self._stopped[name]
+            self.end(name, f"was stopped for {limit_s:g} s")
+
+    def _schedule(self, name: str, code: int, now: float) -> None:
+        cause = cause_of(self._fleet.members[name], code)
+        first_line = cause.splitlines()[0]
+        self._log.write("ended", name, code=code, cause=first_line)
+        if code == Exit.BAD_INPUT and name not in self._worked:
+            raise BudgetSpent(cause)
+        # Who ends because another stands still, or is about to be back, costs nothing.
+        free = code == Exit.CONSEQUENCE and bool(self._stopped or self._due)
+        if not free and len(self.made) >= self._config.restarts:
+            raise BudgetSpent(self._spent(cause))
+        soon = now - self._since[name] < SOON_S
+        self._tries[name] = self._tries.get(name, 0) + 1 if soon else 1
+        pause_s = self._config.first_pause_s * 2 ** min(self._tries[name] - 1, 30)
+        pause_s = min(pause_s, self._config.longest_pause_s)
+        if not free:
+            self.made.append({"name": name, "cause": cause})
+        for other in self._bound_to(name):
+            self._due[other] = now + pause_s
+            if other != name:
+                self._fleet.members[other].signal(signal.SIGKILL)
+        number, budget = len(self.made), self._config.restarts
+        self._say(f"{first_line}; restart {number} of {budget} in {pause_s:g} s", "bold yellow")
+        self._log.write("restarting", name, cause=first_line, pause_s=pause_s)
+
+    def _spent(self, cause: str) -> str:
+        if not self.made:
+            return cause
+        first = self.made[0]["cause"]
+        return f"{first}\nfleet.restarts = {len(self.made)} are spent; then {cause}"
+
+    def _bound_to(self, name: str) -> list[str]:
+        ranks = [each for each in self._fleet.members if is_rank(each)]
+        return ranks if is_rank(name) else [name]
+
+    def _command(self, name: str) -> list[str]:
+        command = self._fleet.members[name].command
+        flag = {"replay": "--restart", "learner": "--resume"}.get(name)
+        rest = [word for word in command if word not in ("--restart", "--resume")]
+        if name == "learner":  # it waits for so many actors
+            rest = [word for word in rest if not word.startswith("actors.count=")]
+            rest.append(f"actors.count={max(1, len(self._actors()))}")
+        return [*rest, flag] if flag else command
+
+    def _actors(self) -> list[str]:
+        """Those that are there, or will be again."""
+        members = self._fleet.members
+        there = [n for n in members if n.startswith("actor-") and members[n].exit_code != 0]
+        return [name for name in there if not self.unwanted(name)]
+
+    def _note_started(self, names: list[str]) -> None:
+        for name in names:
+            self._since[name] = time.monotonic()
+            self._stopped.pop(name, None)
+            self._unready.add(name)
+            member = self._fleet.members[name]
+            self._log.write("started", name, member.started_at, pid=member.pid)
+
+
+def is_rank(name: str) -> bool:
+    """True for a process of the learner."""
+    return name == "learner" or name.startswith("learner-")
+
+
+def cause_of(member: Member, code: int) -> str:
+    """How a process ended, where its log is, and the end of that."""
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    return f"{member.name} {how} (log: {member.log_path})\n{member.last_words()}".rstrip()
+
+
+def first_cause(fleet: Fleet, broken: Mapping[str, int]) -> str:
+    """A killed process is a cause; one that fails beside it is often, and one that says so always
+    a consequence.
+    """
+    name, code = min(broken.items(), key=_blame)
+    return cause_of(fleet.members[name], code)
+
+
+def _blame(ended: tuple[str, int]) -> tuple[int, str]:
+    name, code = ended
+    return {Exit.CONSEQUENCE: 3, 0: 2}.get(code, code >= 0), name

@@ -1,0 +1,207 @@
+"""Everything that must hold before a run goes on: its directory (configuration, event log,
+checkpoints) and the changes that the user wants agree.
+
+Changes nothing in the directory. Waits, with a deadline, for what a killed launcher left behind.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from configs.load import (
+    CHANGEABLE_FIELDS,
+    MAY_DIFFER,
+    ConfigError,
+    differences,
+    leaves,
+    load,
+    recorded_config,
+)
+from configs.runtime.process import socket_dir
+from configs.schema import Config
+from configs.section import Section
+from learner import checkpoint
+from learner.checkpoint import last_incarnation
+from learner.errors import BadCheckpoint
+from learner.evaluations import Evaluations
+from replay.ledger.state import LedgerState
+from replay.log.event_log import FILE_NAME, read_whole, refuse_writer
+from replay.log.records import RunResumed, RunStarted
+from replay.log.segments import exists
+from replay.protocol import LogError
+from replay.questions import QuestionsError
+from replay.worker import make_ledger
+from scripts.fleet import guardian
+from scripts.setup import preflight
+from scripts.setup.resolve import can_listen, run_directory, with_absolute_paths, with_port
+
+SWEEP_DEADLINE_S = 15.0
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How many reports and evaluations a run's log holds; `log` is False where there is none."""
+
+    log: bool = False
+    reports: int = 0
+    evaluations: int = 0
+
+
+def checked(run_dir: str, path: str | None, overrides: Sequence[str]) -> tuple[Config, Progress]:
+    """The configuration to go on with, and what has been shown already. Raises ConfigError, naming
+    every problem, before anything is started.
+    """
+    folder = run_directory(Path(run_dir)).resolve()
+    recorded = load(folder / "config.yaml")
+    _refuse_living(folder, Path(recorded.run_dir))
+    _check_record(folder, recorded)
+    config = merged(recorded, path, overrides, folder)
+    preflight.check(config, resumed=True)
+    return config, _progress(config)
+
+
+def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder: Path) -> Config:
+    """The recorded configuration with the changes that a resumed run may have.
+
+    Raises ConfigError naming each other field of which something else is said.
+    """
+    given = with_absolute_paths(load(path or folder / "config.yaml", overrides))
+    fields = [field for field in _given_fields(path, overrides) if _is_set(given, field)]
+    problems = [
+        f"{field} = {_get(given, field)!r}: the run was started with {_get(recorded, field)!r}; "
+        f"only {', '.join(CHANGEABLE_FIELDS)} may change in a run that goes on: leave it out, or "
+        f"start a new run with model.path={folder}/checkpoints/step-N/model"
+        for field in fields
+        if field not in MAY_DIFFER and _get(given, field) != _get(recorded, field)
+    ]
+    places = [Path(place).resolve() for place in (folder, recorded.run_dir)]
+    if given.run_dir and Path(given.run_dir).resolve() not in places:
+        problems.append(
+            f"run_dir = {given.run_dir!r}: the run goes on in {folder}: leave it out, or move the "
+            "run's directory first"
+        )
+    if problems:
+        raise ConfigError("\n".join(problems))
+    config = recorded
+    for field in fields:
+        if field in MAY_DIFFER:
+            config = _with(config, field, _get(given, field))
+    retrieval = config.retrieval
+    if not ("retrieval.port" in fields and retrieval.port):
+        retrieval = msgspec.structs.replace(retrieval, port=recorded.retrieval.port)
+        if retrieval.has_own_server and (not retrieval.port or can_listen(retrieval)):
+            retrieval = with_port(msgspec.structs.replace(retrieval, port=0))
+    return msgspec.structs.replace(config, run_dir=str(folder), retrieval=retrieval)
+
+
+def _given_fields(path: str | None, overrides: Sequence[str]) -> Iterator[str]:
+    """Dotted names of the fields that the user's file and overrides speak of."""
+    if path is not None:
+        yield from (name for name, _ in leaves(yaml.safe_load(Path(path).read_text()) or {}))
+    for override in overrides:
+        name, _, text = override.partition("=")
+        yield from (field for field, _ in leaves({name.strip(): yaml.safe_load(text)}))
+
+
+def _is_set(config: Config, field: str) -> bool:
+    """True where this names a field: a section without a line in it sets nothing."""
+    return not isinstance(_get(config, field), Section)
+
+
+def _get(config: Config, field: str) -> Any:
+    value: Any = config
+    for name in field.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _with(section: Any, field: str, value: Any) -> Any:
+    """A copy of a section whose (dotted) field is this."""
+    name, _, rest = field.partition(".")
+    new = _with(getattr(section, name), rest, value) if rest else value
+    return msgspec.structs.replace(section, **{name: new})
+
+
+def _refuse_living(folder: Path, recorded: Path) -> None:
+    """Raise ConfigError while a launcher of this run lives; end what a killed one left behind."""
+    places = {folder} if recorded.exists() else {folder, recorded}  # it was moved
+    for directory in (socket_dir(str(place)) for place in places):
+        pid = guardian.launcher_of(directory)
+        if pid is None:
+            continue
+        if guardian.lives(pid, directory):
+            raise ConfigError(
+                f"RUN = {str(folder)!r}: it is still running (launcher {pid}): stop it first "
+                f"(Ctrl-C there, or kill {pid})"
+            )
+        guardian.sweep(f"{directory.name}-{pid}")
+        if left := guardian.wait_gone(directory, SWEEP_DEADLINE_S):
+            raise ConfigError(
+                f"RUN = {str(folder)!r}: what its last launcher left is still being ended by "
+                f"process {left}: try again in a moment"
+            )
+
+
+def _check_record(folder: Path, written: Config) -> None:
+    """Raise ConfigError unless config.yaml is what the run's last start on record was given."""
+    path, text = folder / FILE_NAME, None
+    if not exists(path):
+        return
+    try:
+        refuse_writer(path)
+        for record in read_whole(path):
+            if isinstance(record, RunStarted | RunResumed):
+                text = record.config
+        recorded = written if text is None else recorded_config(yaml.safe_load(text))
+    except LogError as error:
+        raise ConfigError(str(error)) from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"{path}: the configuration on record cannot be read: {error}: go on with the program "
+            f"that wrote it, or start a new run with model.path={folder}/checkpoints/step-N/model"
+        ) from error
+    problems = [
+        f"{folder}/config.yaml: {field} = {here!r}: the event log has {there!r}: put that back"
+        for field, (there, here) in differences(recorded, written).items()
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _progress(config: Config) -> Progress:
+    """Fold the log, check it against the newest checkpoint. Raises ConfigError."""
+    path = Path(config.run_dir) / FILE_NAME
+    try:
+        found = checkpoint.newest(config.run_dir)
+        if found:
+            checkpoint.check(found, config)
+        last_incarnation(config.run_dir)
+        Evaluations(config.run_dir, resumed_after=0)
+        ledger = make_ledger(config)
+        if there := exists(path):
+            ledger.restore(read_whole(path))
+    except (BadCheckpoint, LogError, QuestionsError) as error:
+        raise ConfigError(str(error)) from error
+    _check_steps(config, ledger.state, found.manifest.step if found else 0)
+    return Progress(there, len(ledger.state.reports), len(ledger.state.results))
+
+
+def _check_steps(config: Config, state: LedgerState, saved: int) -> None:
+    total, done = config.learner.total_steps, max(state.last_sampled, saved)
+    if saved < state.committed:
+        raise ConfigError(
+            f"{config.run_dir}/checkpoints: the newest is of step {saved}, but step "
+            f"{state.committed} was saved and its batches are let go: put checkpoints/"
+            f"step-{state.committed} back"
+        )
+    if total < done:
+        raise ConfigError(
+            f"learner.total_steps = {total!r}: the run has come to step {done}: give at least that"
+        )
+    if state.stop_cause == "completed" and total == done:
+        raise ConfigError(
+            f"RUN = {config.run_dir!r}: nothing to continue: it completed its {done} steps; raise "
+            "learner.total_steps to train on"
+        )

@@ -1,0 +1,71 @@
+"""An audit of a run: one fold over `<run>/events.log`, with books of its own.
+
+Every lease ends once, every trajectory is delivered once, every train group is trained once or
+dropped by a cause, or still stands. The log of a run that goes on can be audited too.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from configs.load import ConfigError
+from configs.runtime.process import Exit
+from replay.log.event_log import FILE_NAME
+from replay.protocol import LogError
+from scripts.runs.books import Audit
+from scripts.options import argument, option
+from scripts.setup.resolve import run_directory
+
+MOST_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """The options of `forage audit`."""
+
+    run: Path = argument("the run's directory, for example runs/latest")
+    json: Path | None = option("write the figures there", metavar="FILE")
+
+
+def audit(options: AuditOptions) -> int:
+    """Audit one run; failed where its books do not close, each fault named."""
+    books = Audit()
+    try:
+        books.fold(run_directory(options.run) / FILE_NAME)
+    except LogError as error:
+        raise ConfigError(str(error)) from error
+    show(books, Console())
+    if options.json:
+        options.json.write_text(json.dumps(books.summary(), indent=2) + "\n")
+    return Exit.FAILED if books.faults else Exit.DONE
+
+
+def show(books: Audit, console: Console) -> None:
+    """The books as tables, then the verdict."""
+    summary = books.summary()
+    for name in ("train_groups", "eval_groups", "leases", "deliveries"):
+        if not summary[name]:
+            continue
+        table = Table(title=name.replace("_", " "), title_justify="left")
+        for column in summary[name]:
+            table.add_column(column, justify="right")
+        table.add_row(*map(str, summary[name].values()))
+        console.print(table)
+    for fault in books.faults[:MOST_SHOWN]:
+        console.print(f"[red]{fault}[/]")
+    if len(books.faults) > MOST_SHOWN:
+        console.print(f"... and {len(books.faults) - MOST_SHOWN} more")
+    if books.torn:
+        console.print(f"[yellow]the last record is cut short: {books.torn}[/]")
+    if books.token_mismatches:
+        console.print(
+            f"[red]{books.token_mismatches} leases were given back by the token audit: the actors' "
+            "logs say why (TokenMismatch)"
+        )
+    verdict = "[red]the books do not close" if books.faults else "[green]the books close"
+    age = "" if books.staleness_max is None else f", at most {books.staleness_max} steps old"
+    steps = f"{summary['steps']} steps sampled, committed up to {books.committed}"
+    console.print(f"{verdict}[/]: {steps}{age}")

@@ -1,0 +1,84 @@
+"""A run's learning curve, `<run>/curve.png`: exact match of each evaluation (greedy and sampled, by
+hops) over steps, and beneath it the reward of the delivered rollouts with the staleness of what was
+trained.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+from replay.log.event_log import read
+from replay.protocol import ReplayError
+from replay.log.records import EvaluationFinished, Reported
+from replay.protocol import EvalResult
+from scripts.options import argument
+from scripts.setup.resolve import run_directory
+
+COLOURS = {"1": "#1b6ca8", "2": "#c8553d", "3": "#588b8b"}
+
+
+@dataclass(frozen=True)
+class PlotOptions:
+    """The options of `forage plot`."""
+
+    run: Path = argument("a run directory, for example runs/latest")
+
+
+def plot(options: PlotOptions) -> None:
+    """Draw one run's curve."""
+    written = draw(run_directory(options.run))
+    print(written or "no evaluation in this run yet")
+
+
+def draw(run_dir: Path) -> Path | None:
+    """Write `curve.png`; None when the log holds no evaluation yet."""
+    found: dict[int, EvalResult] = {}
+    reported: dict[int, dict[str, float]] = {}
+    try:
+        for record in read(run_dir / "events.log"):
+            if isinstance(record, EvaluationFinished):
+                found[record.result.step] = record.result
+            elif isinstance(record, Reported) and record.step:
+                reported[record.step] = record.gauges  # of a step trained again, the last counts
+    except ReplayError:
+        pass  # a run that was cut off is drawn up to there
+    if not found:
+        return None
+    evaluations = [found[step] for step in sorted(found)]
+    figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=(2, 1))
+    steps = [result.step for result in evaluations]
+    for hops in sorted(evaluations[0].em_by_hops):
+        colour = COLOURS.get(hops, "#555555")
+        name = f"{hops} hop{'s' * (hops != '1')}"
+        greedy = [result.em_by_hops.get(hops, 0.0) for result in evaluations]
+        sampled = [result.sampled_em_by_hops.get(hops, 0.0) for result in evaluations]
+        top.plot(steps, greedy, "o-", color=colour, label=f"{name}, greedy")
+        top.plot(steps, sampled, "o--", color=colour, alpha=0.6, label=f"{name}, sampled (T = 1)")
+    top.set(ylim=(-0.02, 1.02), ylabel="exact match (held-out)", title=f"{run_dir.resolve().name}")
+    top.legend(loc="lower right", frameon=False)
+    _draw_reports(bottom, sorted(reported.items()))
+    for axes in (top, bottom):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    path = run_dir / "curve.png"
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return path
+
+
+def _draw_reports(axes: Axes, reports: list[tuple[int, dict[str, float]]]) -> None:
+    """Reward of the delivered rollouts, and the staleness of what was trained on a second axis."""
+    steps = [step for step, _ in reports]
+    axes.plot(steps, [g.get("actor/reward", 0.0) for _, g in reports], color="#444444")
+    axes.set(xlabel="step", ylabel="reward of rollouts", ylim=(-0.02, 1.02))
+    stale = axes.twinx()
+    stale.plot(steps, [g.get("replay/staleness", 0.0) for _, g in reports], color="#d9a441")
+    stale.set_ylabel("staleness (mean)", color="#d9a441")
+    stale.set_ylim(bottom=0)

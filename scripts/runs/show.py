@@ -1,0 +1,179 @@
+"""A run's rollouts as coloured text.
+
+The policy's own tokens are green, passages cyan, corrections yellow; each rollout is headed by its
+question, the policy versions that sampled it, its stop reason and its reward.
+"""
+
+import sys
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+from tokenizers import Tokenizer
+
+from configs.load import ConfigError, load
+from replay.codec import decode_trajectory
+from replay.log.event_log import read
+from replay.protocol import LogError
+from replay.log.records import Delivered, Sampled
+from replay.log.history import GroupHistory, deliveries
+from replay.trajectory import Question, Trajectory
+from scripts.options import argument, option
+from scripts.setup.resolve import run_directory
+
+Shown = tuple[Question, Trajectory, int | None]  # the step it trained; None: not (yet) trained
+
+
+class Gone:
+    """Rollouts that were asked for, but whose payloads were compacted away."""
+
+    def __init__(self) -> None:
+        self.evaluated = 0
+        self.trained: Counter[int | None] = Counter()  # by step; None: not trained
+
+    def __str__(self) -> str:
+        steps = sorted(step for step in self.trained if step is not None)
+        trained = f", of steps {steps[0]} to {steps[-1]}" if steps else ""
+        return (
+            f"{self.trained.total()} train rollouts{trained}, and {self.evaluated} evaluation "
+            "rollouts were compacted away (forage compact) and cannot be shown: look at a copy "
+            "of the log from before"
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.evaluated or self.trained)
+
+
+def rollouts(
+    run_dir: Path,
+    step: int | None = None,
+    question: str | None = None,
+    gone: Gone | None = None,
+) -> Iterator[Shown]:
+    """Yield (question, trajectory, step trained) in the log's order; with `step`, those that it
+    trained. Those that were compacted away are left out, and counted in `gone`.
+    """
+    groups = GroupHistory()
+    gone = gone if gone is not None else Gone()
+    for record in read(run_dir / "events.log"):
+        groups.take(record)
+        match record:
+            case Delivered() if record.summary.kind == "eval" and step is None:
+                asked = groups.opened[record.group_id].question
+                if question in (None, asked.id) and record.compacted:
+                    gone.evaluated += 1
+                elif question in (None, asked.id):
+                    yield asked, decode_trajectory(record.payload), None
+            case Sampled():
+                for opened, delivered in groups.train(record):
+                    if step in (None, record.step) and question in (None, opened.question.id):
+                        gone.trained.update(record.step for f in delivered if not f.payload)
+                        yield from _decoded(opened.question, delivered, record.step)
+            case _:
+                pass
+    for group_id, delivered in groups.waiting.items():
+        asked = groups.opened[group_id].question
+        if step is None and question in (None, asked.id):
+            yield from _decoded(asked, delivered, None)
+
+
+def _decoded(question: Question, delivered: list[Delivered], step: int | None) -> Iterator[Shown]:
+    for fact in delivered:
+        if fact.payload:
+            yield question, decode_trajectory(fact.payload), step
+
+
+def last_evaluated(run_dir: Path, count: int) -> list[Shown]:
+    """The newest evaluation rollouts of a log that may still be written to (a torn tail is not an
+    error).
+    """
+    newest: deque[tuple[Question, bytes]] = deque(maxlen=count)
+    try:
+        for opened, delivered in deliveries(read(run_dir / "events.log")):
+            if opened.kind == "eval" and delivered.payload:
+                newest.append((opened.question, delivered.payload))
+    except LogError:
+        pass
+    return [(question, decode_trajectory(payload), None) for question, payload in newest]
+
+
+def render(shown: Shown, tokenizer: Tokenizer) -> Text:
+    """One rollout as coloured text."""
+    question, trajectory, step = shown
+
+    def words(tokens: object) -> str:
+        text: str = tokenizer.decode(list(tokens), skip_special_tokens=False)  # type: ignore[call-overload]
+        return text
+
+    trained = f"trained step {step}" if step is not None else trajectory.kind
+    span = f"version {trajectory.oldest_version}"
+    if trajectory.newest_version != trajectory.oldest_version:
+        span += f"-{trajectory.newest_version}"
+    head = (
+        f"question {question.id} (group {trajectory.group_id}, sibling {trajectory.sibling}, "
+        f"{trained}, "
+        f"{span}, {trajectory.actor_id}): {trajectory.stop_reason.value}, {_earned(trajectory)}, "
+        f"expected {' | '.join(question.answers)}\n"
+    )
+    text = Text(head, style="bold")
+    text.append(words(trajectory.prompt_tokens))
+    for turn in trajectory.turns:
+        text.append(" " + words(turn.action_tokens), style="green")
+        if len(turn.observation_tokens):
+            text.append(
+                " " + words(turn.observation_tokens), style="yellow" if turn.malformed else "cyan"
+            )
+    text.append("\n")
+    return text
+
+
+def _earned(trajectory: Trajectory) -> str:
+    """The reward and its parts, or why there is none."""
+    if trajectory.reward is None:
+        return f"unscorable ({trajectory.reward_cause})"
+    of = ", ".join(f"{name} {value:.3g}" for name, value in trajectory.reward_parts.items())
+    return f"reward {trajectory.reward:g}" + (f" ({of})" if of else "")
+
+
+def load_tokenizer(model_path: str) -> Tokenizer:
+    """The model folder's own `tokenizer.json`. Raises ConfigError when there is none."""
+    path = Path(model_path) / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"model.path = {model_path!r}: no tokenizer.json there to show text with")
+    return Tokenizer.from_file(str(path))
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """The options of `forage show`."""
+
+    run: Path = argument("a run directory, for example runs/latest")
+    step: int | None = option("only rollouts that trained this step")
+    question: str | None = option("only rollouts of this question", metavar="ID")
+    limit: int = option("at most this many", default=16, metavar="N")
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise ConfigError(f"--limit {self.limit}: give a number of at least 1")
+
+
+def show(options: ShowOptions) -> None:
+    """Print rollouts, and say how many were compacted away. Raises ConfigError, ReplayError."""
+    console = Console(highlight=False, soft_wrap=True)
+    config = load(run_directory(options.run) / "config.yaml")
+    tokenizer = load_tokenizer(config.model.path)
+    gone, any_shown = Gone(), False
+    found = rollouts(options.run, options.step, options.question, gone)
+    for shown in islice(found, options.limit):
+        console.print(render(shown, tokenizer))
+        any_shown = True
+    if gone:
+        print(f"show: {gone}", file=sys.stderr)
+    elif not any_shown:
+        print(
+            "show: no rollout matches; leave out --step and --question to see all", file=sys.stderr
+        )

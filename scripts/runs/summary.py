@@ -1,0 +1,217 @@
+"""`summary.json`: plain numbers, one fold over a run's event log and the last gauges it reported.
+
+Written on success, failure and Ctrl-C alike, so a value that was never measured is None, not 0.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.runtime.files import write_durably
+from configs.schema import Config
+from replay.codec import decode_trajectory
+from replay.log.event_log import read
+from replay.protocol import LogError
+from replay.log.records import Delivered, EvaluationFinished, GroupDropped, Leased, Record, Reported, RunResumed, RunStarted, Sampled
+from replay.protocol import EvalResult
+from replay.log.history import GroupHistory
+from scripts.runs.fleet_log import restarts
+
+COUNTED = (
+    "sync/updates",
+    "retrieval/requests",
+    "retrieval/errors",
+    "actor/lost_requests",
+    "actor/token_mismatch",
+)
+
+
+class RunFold:
+    """The summary's facts, gathered in one pass over the log; payloads of untrained groups go.
+
+    A run may have been launched several times: of what was reported twice the last counts, times
+    are summed over launches, and `earlier` holds what the counters (`COUNTED`) came to before.
+    """
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.evaluations: dict[int, EvalResult] = {}
+        self.reports: dict[int, dict[str, float]] = {}
+        self.launches = 0
+        self.earlier: Counter[str] = Counter()
+        self.earlier_wall_s = self._earlier_train_s = self._begun = self._last = 0.0
+        self._counters: dict[str, float] = {}
+        self.dropped: Counter[str] = Counter()
+        self._first_lease = self._last_report = 0.0
+        self.delivered_tokens = self._tokens = 0  # up to the last report, and so far
+        self.trajectories_trained = self.tokens_trained = self.steps = 0
+        self.staleness_sum = 0
+        self.staleness_max: int | None = None
+        self._groups = GroupHistory()
+        try:
+            for record in records:
+                self._take(record)
+                self._last = record.now
+        except LogError:
+            return  # a log cut off in a record is folded up to there
+
+    @property
+    def train_wall_s(self) -> float | None:
+        """Seconds from the first lease to the last report, summed over launches."""
+        return self._earlier_train_s + self._train_s or None
+
+    @property
+    def _train_s(self) -> float:
+        return max(0.0, self._last_report - self._first_lease) if self._first_lease else 0.0
+
+    def _launch(self, now: float) -> None:
+        self.launches += 1
+        self.earlier_wall_s += self._last - self._begun
+        self._earlier_train_s += self._train_s
+        self._begun = self._last = now
+        self._first_lease = self._last_report = 0.0
+        self.earlier.update({name: int(self._counters.get(name, 0)) for name in COUNTED})
+        self._counters = {}
+
+    def _take(self, record: Record) -> None:
+        self._groups.take(record)
+        match record:
+            case RunStarted() | RunResumed():
+                self._launch(record.now)
+            case Leased() if not self._first_lease:
+                self._first_lease = record.now
+            case Delivered():
+                self._tokens += record.summary.action_tokens
+            case GroupDropped() if self._groups.opened[record.group_id].kind == "train":
+                self.dropped[record.cause] += 1
+            case Sampled():
+                self._train(record)
+            case EvaluationFinished():
+                self.evaluations[record.result.step] = record.result
+            case Reported():
+                self.reports[record.step] = self._counters = record.gauges
+                if record.step:
+                    self._last_report, self.delivered_tokens = record.now, self._tokens
+            case _:
+                pass
+
+    def _train(self, record: Sampled) -> None:
+        self.steps = max(self.steps, record.step)
+        for _, delivered in self._groups.train(record):
+            oldest = []
+            for fact in delivered:
+                tokens, versions, first = _versions(fact)
+                self.trajectories_trained += 1
+                self.tokens_trained += tokens
+                self.staleness_sum += (record.step - 1) * tokens - versions
+                oldest.append(first)
+            if oldest:
+                worst = record.step - 1 - min(oldest)
+                self.staleness_max = max(worst, self.staleness_max or 0)
+
+
+def _versions(fact: Delivered) -> tuple[int, int, int]:
+    """The sampled tokens of a trajectory: how many, the sum of their versions, and the oldest."""
+    if fact.compacted:
+        return fact.summary.action_tokens, fact.compacted.version_sum, fact.summary.oldest_version
+    trajectory = decode_trajectory(fact.payload)
+    versions = np.concatenate([turn.policy_versions for turn in trajectory.turns])
+    return len(versions), int(versions.sum()), trajectory.oldest_version
+
+
+def build(
+    config: Config,
+    status: str,
+    cause: str,
+    wall_s: float,
+    phases_s: dict[str, float],
+    fleet: dict[str, dict[str, float]],
+) -> dict[str, Any]:
+    """Fold the run's log into the summary; `fleet` holds each actor's last gauges."""
+    path = Path(config.run_dir) / "events.log"
+    fold = RunFold(read(path) if path.exists() else ())
+    start = fold.evaluations[min(fold.evaluations)] if fold.evaluations else None
+    last_step = config.learner.total_steps  # only an evaluation of the last version is final
+    final = fold.evaluations.get(last_step)
+    train_wall_s = fold.train_wall_s
+    return {
+        "status": status,
+        "cause": cause,
+        **_evaluation("start", start),
+        **_evaluation("final", final),
+        "eval_questions": start.questions if start else None,
+        "steps": max(fold.reports, default=0),
+        "launches": max(fold.launches, 1),
+        "wall_s": round(fold.earlier_wall_s + wall_s, 2),
+        "train_wall_s": _rounded(train_wall_s),
+        "phases_s": {name: round(seconds, 2) for name, seconds in phases_s.items()},
+        "actors": config.actors.count,
+        "trajectories_trained": fold.trajectories_trained,
+        "tokens_trained": fold.tokens_trained,
+        "rollout_tokens_per_s": _ratio(fold.delivered_tokens, train_wall_s),
+        "staleness_mean": _ratio(fold.staleness_sum, fold.tokens_trained, 4),
+        "staleness_max": fold.staleness_max,
+        "max_staleness": config.replay.max_staleness,
+        **_fleet(fleet, fold.earlier),
+        **_pauses(fold.reports.values(), train_wall_s),
+        "restarts": restarts(path.parent),
+        "dropped_groups_by_cause": dict(fold.dropped),
+        "seed": config.seed,
+    }
+
+
+def _fleet(fleet: dict[str, dict[str, float]], earlier: Counter[str]) -> dict[str, int]:
+    """Counts that only the actors know: versions applied by the one with most, sums of the others.
+
+    `earlier` are the counts of launches before, up to their last report.
+    """
+
+    def values(name: str) -> list[int]:
+        return [int(gauges.get(name, 0.0)) for gauges in fleet.values()]
+
+    return {
+        "weight_syncs": max(values("sync/updates"), default=0) + earlier["sync/updates"],
+        "retrieval_requests": sum(values("retrieval/requests")) + earlier["retrieval/requests"],
+        "retrieval_errors": sum(values("retrieval/errors")) + earlier["retrieval/errors"],
+        "lost_requests": sum(values("actor/lost_requests")) + earlier["actor/lost_requests"],
+        "token_mismatches": sum(values("actor/token_mismatch")) + earlier["actor/token_mismatch"],
+    }
+
+
+def _pauses(reports: Iterable[dict[str, float]], train_wall_s: float | None) -> dict[str, Any]:
+    """How long updates of the weights held generation up, of each the slowest actor: their sum as a
+    share of the training time, and the 99th percentile.
+    """
+    name = "sync/generation_pause_s"
+    pauses = [report[name] for report in reports if name in report]
+    return {
+        "generation_pause_share": _ratio(sum(pauses), train_wall_s, 4),
+        "generation_pause_p99_s": _rounded(float(np.quantile(pauses, 0.99)), 4) if pauses else None,
+    }
+
+
+def write(run_dir: Path, summary: dict[str, Any]) -> Path:
+    """Write `summary.json` whole or not at all."""
+    path = run_dir / "summary.json"
+    write_durably(path, (json.dumps(summary, indent=2) + "\n").encode())
+    return path
+
+
+def _evaluation(when: str, result: EvalResult | None) -> dict[str, Any]:
+    return {
+        f"em_{when}": _rounded(result.em if result else None, 4),
+        f"em_{when}_by_hops": result.em_by_hops if result else None,
+        f"sampled_em_{when}": _rounded(result.sampled_em if result else None, 4),
+        f"searches_{when}": _rounded(result.searches if result else None, 3),
+    }
+
+
+def _rounded(value: float | None, digits: int = 2) -> float | None:
+    return None if value is None else round(float(value), digits)
+
+
+def _ratio(value: float, per: float | None, digits: int = 2) -> float | None:
+    return _rounded(value / per, digits) if per else None

@@ -1,0 +1,300 @@
+"""A check of this machine: what a run needs, what is there, and a remedy for each shortcoming.
+
+Every check is a function that returns one `Finding`. Libraries that take seconds to import, and may
+end the process that imports them, are tried in processes of their own, side by side.
+"""
+
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+from packaging.requirements import Requirement
+from rich.console import Console
+from rich.table import Table
+
+from actors.policies.engine import on_cpu
+from configs.load import ConfigError, load
+from configs.runtime.process import REPOSITORY, Exit
+from configs.schema import Config
+from scripts.options import argument, option, overrides
+from scripts.setup import preflight
+from scripts.setup.resolve import resolve
+
+GIB = 1 << 30
+PYTHONS = (3, 11), (3, 15)  # from, and before
+LEAST_CORES = 2
+LEAST_MEMORY_BYTES = 6 * GIB  # of the demo
+LEAST_DISK_BYTES, LEAST_SHARED_BYTES = 2 * GIB, GIB // 4
+LEAST_FILES = 4096  # open at once: Ray's and vLLM's sockets
+IMPORT_S = 180.0
+LIBRARIES = {
+    "vllm": "actors generate with it",
+    "ray": "places processes",
+    "faiss": "dense search",
+    "deepspeed": "the learner's engine",
+}
+COMPILERS = ("cc", "gcc", "clang")
+INSTALL = "run `make .venv` (with GPU=1 on a machine with GPUs)"
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """The options of `forage doctor`."""
+
+    config: str | None = argument("check for this configuration too", default=None)
+    overrides: tuple[str, ...] = overrides()
+    json: Path | None = option("write the findings there", metavar="FILE")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row: what was looked at. A shortcoming that is not `required` does not hinder a run."""
+
+    what: str
+    has: str
+    needs: str
+    ok: bool
+    remedy: str = ""
+    required: bool = True
+
+
+def doctor(options: DoctorOptions) -> int:
+    """Check, show, and fail where something needed is missing. Raises ConfigError."""
+    config = load(options.config, options.overrides) if options.config else None
+    console = Console()
+    with console.status("looking at this machine, importing its libraries"):
+        found = list(findings(config))
+    if config is not None and options.config:
+        found.append(configuration(resolve(config, Path(options.config).stem)))
+    show(found, console)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n")
+    return Exit.FAILED if any(each.required and not each.ok for each in found) else Exit.DONE
+
+
+def findings(config: Config | None = None) -> Iterator[Finding]:
+    """Everything about the machine; with a configuration, what that one needs of it."""
+    run_dir = Path(config.run_dir if config and config.run_dir else "runs").resolve()
+    weights = preflight.weights_bytes(config) if config else 0
+    kept = config.learner.keep_checkpoints + 1 if config else 0
+    lock = REPOSITORY / "requirements" / ("cpu.lock" if on_cpu() else "gpu.lock")
+    yield python(sys.version_info[:2])
+    yield packages(lock)
+    yield cores(len(os.sched_getaffinity(0)))
+    needed = preflight.memory_needed(config)[0] if config else LEAST_MEMORY_BYTES
+    yield memory(psutil.virtual_memory().available, needed)
+    yield gpus()
+    # A checkpoint holds the weights, two averages and Adam's two moments in 32 bits.
+    yield disk("disk, runs", run_dir, LEAST_DISK_BYTES + 6 * kept * weights)
+    yield disk("disk, /tmp", Path("/tmp"), GIB)
+    yield disk("shared memory", Path("/dev/shm"), LEAST_SHARED_BYTES + weights)
+    for folder in (_existing(run_dir), Path("/tmp"), Path("~/.cache").expanduser()):
+        yield writable(folder)
+    yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    yield listening("TCP, 127.0.0.1", _tcp)
+    yield listening("Unix sockets", _unix)
+    yield compiler(next(filter(None, map(shutil.which, COMPILERS)), None), needed=not on_cpu())
+    with ThreadPoolExecutor() as pool:
+        yield from pool.map(library, LIBRARIES)
+
+
+def python(version: tuple[int, int]) -> Finding:
+    """The interpreter's version."""
+    first, before = (".".join(map(str, each)) for each in PYTHONS)
+    ok = PYTHONS[0] <= version < PYTHONS[1]
+    remedy = f"install Python {first} or later and run `make PYTHON=python3.12 .venv`"
+    return Finding("Python", ".".join(map(str, version)), f">= {first}, < {before}", ok, remedy)
+
+
+def packages(lock: Path, version_of: Callable[[str], str] = metadata.version) -> Finding:
+    """The installed packages against the lock; another version than the locked one may do."""
+    missing, different = [], []
+    wanted = [line.partition("#")[0].strip() for line in lock.read_text().splitlines()]
+    asked = [Requirement(line) for line in wanted if line and not line.startswith("-")]
+    for requirement in asked:
+        if requirement.marker and not requirement.marker.evaluate():
+            continue
+        try:
+            found = version_of(requirement.name)
+        except metadata.PackageNotFoundError:
+            missing.append(requirement.name)
+            continue
+        if not requirement.specifier.contains(found.partition("+")[0], prereleases=True):
+            different.append(f"{requirement.name} {found}")
+    has = f"{len(missing)} missing, {len(different)} other" if missing or different else "all"
+    names = ", ".join([*missing, *different][:5])
+    return Finding(
+        what="packages",
+        has=has,
+        needs=f"{len(asked)} of {lock.name}",
+        ok=not (missing or different),
+        remedy=f"{INSTALL}: {names}",
+        required=bool(missing),
+    )
+
+
+def cores(count: int) -> Finding:
+    """The cores that this process may use."""
+    remedy = "give this machine or container more cores: processes will wait for each other"
+    needs = f">= {LEAST_CORES}"
+    return Finding("cores", str(count), needs, count >= LEAST_CORES, remedy, required=False)
+
+
+def memory(free: int, needed: int) -> Finding:
+    """The memory that is free, against what the configuration or the demo takes."""
+    remedy = "end other programs, or lower actors.count, actors.kv_cache_bytes or learner.ranks"
+    return Finding("memory", f"{_gib(free)} free", _gib(needed), free >= needed, remedy)
+
+
+def gpus() -> Finding:
+    """The GPUs that NVIDIA's driver shows, and whether the installation is for them."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        found = said.stdout.strip().splitlines()
+    except (OSError, subprocess.SubprocessError):
+        found = []
+    return judge_gpus(found, for_cpu=on_cpu())
+
+
+def judge_gpus(found: Sequence[str], for_cpu: bool) -> Finding:
+    """`found` has a line `name, driver` for each GPU."""
+    name, _, driver = found[0].partition(", ") if found else ("none", "", "")
+    has = f"{len(found)} x {name}, driver {driver}" if found else "none"
+    if for_cpu:
+        remedy = "this installation is for the CPU: run `make GPU=1 .venv` to use them"
+        return Finding("GPUs", has, "none", not found, remedy, required=False)
+    remedy = "install NVIDIA's driver, or install for the CPU: `make .venv`"
+    return Finding("GPUs", has, ">= 1", bool(found), remedy)
+
+
+def disk(what: str, folder: Path, needed: int) -> Finding:
+    """The room that is left on a folder's file system."""
+    free = shutil.disk_usage(_existing(folder)).free
+    remedy = f"make room on the file system of {folder}, or put run_dir on another one"
+    return Finding(what, f"{_gib(free)} free", _gib(needed), free >= needed, remedy)
+
+
+def writable(folder: Path) -> Finding:
+    """The right to make files in a folder, made where it is missing."""
+    shown = str(folder).replace(str(Path.home()), "~")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return Finding(f"write {shown}", "yes", "yes", True)
+    except OSError as error:
+        remedy = f"give yourself the right to write in {folder} ({error.strerror})"
+        return Finding(f"write {shown}", "no", "yes", False, remedy)
+
+
+def open_files(soft: int, hard: int) -> Finding:
+    """The limit of open files (`ulimit -n`); what is started may raise the soft one to the hard."""
+    unlimited = resource.RLIM_INFINITY
+    enough = soft == unlimited or soft >= LEAST_FILES
+    reachable = enough or hard == unlimited or hard >= LEAST_FILES
+    has = "unlimited" if soft == unlimited else str(soft)
+    remedy = f"run `ulimit -n {LEAST_FILES}` in this shell first"
+    return Finding("open files", has, f">= {LEAST_FILES}", enough, remedy, required=not reachable)
+
+
+def listening(what: str, listen: Callable[[], None]) -> Finding:
+    """A server and a client of this machine find each other."""
+    try:
+        listen()
+    except OSError as error:
+        remedy = f"let programs listen and connect there ({error.strerror or error})"
+        return Finding(what, "no", "to connect", False, remedy)
+    return Finding(what, "connects", "to connect", True)
+
+
+def compiler(found: str | None, needed: bool) -> Finding:
+    """A C compiler, for the kernels that GPU libraries build when they start."""
+    remedy = "install one, for example `apt install build-essential`"
+    return Finding("C compiler", found or "none", "one", bool(found), remedy, required=needed)
+
+
+def library(name: str, deadline_s: float = IMPORT_S) -> Finding:
+    """The import of a library in a process of its own."""
+    code = f"import {name}; print('version', getattr({name}, '__version__', '?'))"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=deadline_s
+        )
+        said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+        last = said[-1] if said else f"exit code {done.returncode}"
+        ok = done.returncode == 0
+    except subprocess.TimeoutExpired:
+        ok, last = False, f"takes more than {deadline_s:g} s"
+    has = last.removeprefix("version ") if ok else "does not import"
+    return Finding(name, has, LIBRARIES.get(name, "to import"), ok, f"{INSTALL}: {last}")
+
+
+def configuration(config: Config) -> Finding:
+    """The checks that a run makes before it starts: files, ports, memory, GPUs."""
+    try:
+        preflight.check(config)
+    except ConfigError as error:
+        problems = str(error).splitlines()
+        has = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
+        return Finding("configuration", has, "none", False, "\n".join(problems))
+    return Finding("configuration", "no problem", "none", True)
+
+
+def show(found: Sequence[Finding], console: Console) -> None:
+    """A table of all, then the remedies."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", "what", "has", "needs"):
+        table.add_column(column, overflow="fold")
+    for each in found:
+        table.add_row(_mark(each), each.what, each.has, each.needs)
+    console.print(table)
+    short = [each for each in found if not each.ok]
+    for each in short:
+        console.print(f"\n{_mark(each)} [bold]{each.what}[/]: ", end="")
+        console.print(each.remedy, markup=False, highlight=False)
+    needed = sum(each.required for each in short)
+    verdict = f"{needed} missing" if needed else "a run can start"
+    style = "bold red" if needed else "bold green"
+    console.print(f"\n{verdict}" + ("" if needed else " here"), style=style)
+
+
+def _mark(finding: Finding) -> str:
+    if finding.ok:
+        return "[green]ok[/]"
+    return "[red]no[/]" if finding.required else "[yellow]--[/]"
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder that there is."""
+    return next(each for each in (path, *path.parents) if each.is_dir())
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def _tcp() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(server.getsockname(), timeout=5).close()
+
+
+def _unix() -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="forage-") as folder,
+        socket.socket(socket.AF_UNIX) as server,
+        socket.socket(socket.AF_UNIX) as client,
+    ):
+        server.bind(f"{folder}/socket")
+        server.listen()
+        client.connect(f"{folder}/socket")

@@ -1,0 +1,315 @@
+"""Checks of a configuration, made before any process of a run starts.
+
+Each problem is one line that names the field, the value and the remedy.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from actors.environments import registry
+from actors.policies.engine import gpu_of_actor
+from actors.prompt import Prompter, load_tokenizer
+from actors.retrieval import RecordedRetriever
+from actors.rewards.judge import KEY_FIELD, KEY_REMEDY
+from actors.user_code import load_entry_point
+from configs.load import ConfigError, load
+from configs.schema import Config
+from replay.protocol import ReplayError
+from replay.questions import read_questions
+from retrieval_server.auth import read_token
+from retrieval_server.encoder_settings import require_encoder
+from retrieval_server.index.open_index import look
+from retrieval_server.protocol import BadIndex, RetrievalError
+from scripts.setup import gpu_memory
+from scripts.setup.resolve import can_listen, resolve
+from weight_sync.protocol import TransportUnusable
+from weight_sync.transports.selection import CPU, choose
+
+PROCESS_BYTES = 700 << 20  # imports, buffers and stacks of one process, measured
+BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
+
+
+def checked(path: str, overrides: Sequence[str]) -> Config:
+    """Load, resolve and check a configuration. Raises ConfigError before anything is started."""
+    config = resolve(load(path, overrides), Path(path).stem)
+    check(config)
+    return config
+
+
+def check(config: Config, resumed: bool = False) -> None:
+    """Raise ConfigError listing every problem found; a resumed run has a directory already."""
+    _refuse(config, _CHECKS if resumed else (*_CHECKS, _run_dir))
+
+
+def check_model(config: Config) -> None:
+    """The same of the model alone, for what neither rolls out nor asks questions."""
+    _refuse(config, (_model, _lengths))
+
+
+def _refuse(config: Config, checks: Iterable[Callable[[Config], Iterator[str]]]) -> None:
+    problems = [problem for find in checks for problem in find(config)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def check_rollouts(config: Config, searches: bool = True) -> None:
+    """`check`, for what trains nothing: the model, its engine, and who answers where it `searches`.
+
+    Raises ConfigError.
+    """
+    checks = [_model, _lengths, _environment, _vllm]
+    _refuse(config, [*checks, _retrieval] if searches else checks)
+
+
+def _model(config: Config) -> Iterator[str]:
+    path = Path(config.model.path)
+    if not config.model.path:
+        yield "model.path is empty: name a Hugging Face folder (config, safetensors, tokenizer)"
+    elif not (path / "config.json").is_file():
+        yield f"model.path = {config.model.path!r}: no config.json; name a Hugging Face folder"
+    elif not any(path.glob("*.safetensors")):
+        yield (
+            f"model.path = {config.model.path!r}: no *.safetensors there; save the model with "
+            "save_pretrained(..., safe_serialization=True)"
+        )
+    elif not _has_tokenizer(path):
+        yield f"model.path = {config.model.path!r}: no tokenizer; save it beside the model"
+
+
+def _has_tokenizer(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+
+
+def _questions(config: Config) -> Iterator[str]:
+    for field in ("train", "eval"):
+        path = getattr(config.questions, field)
+        if not path:
+            yield f'questions.{field} is empty: name a JSONL file of {{"question", "answers"}}'
+            continue
+        try:
+            read_questions(Path(path))
+        except (ReplayError, ValueError, OSError) as error:
+            yield f"questions.{field} = {path!r}: {error}"
+
+
+def _environment(config: Config) -> Iterator[str]:
+    try:
+        registry.check(config)
+        path, trusted = config.model.path, config.model.trust_remote_code
+        if registry.needs_chat_template(config) and path and _has_tokenizer(Path(path)):
+            prompter = Prompter(load_tokenizer(path, trusted), config.questions, config.actors)
+            registry.check(config, prompter)
+    except ConfigError as error:
+        yield str(error)
+    except (OSError, ValueError) as error:
+        yield f"model.path = {config.model.path!r}: no usable tokenizer there: {error}"
+
+
+def _acting(config: Config) -> Iterator[str]:
+    try:
+        registry.require_acting(config)
+    except ConfigError as error:
+        yield str(error)
+
+
+def _retrieval(config: Config) -> Iterator[str]:
+    try:
+        read_token(config.retrieval.token_file)
+    except ConfigError as error:
+        yield str(error)
+    if config.retrieval.recorded:
+        yield from _recorded(config)
+    if not config.starts_retrieval_server:
+        return
+    path, index = config.retrieval.corpus, config.retrieval.index
+    if not (path or index):
+        yield 'retrieval.corpus is empty: name a JSONL file of {"id", "contents"}'
+    else:
+        try:
+            look(config.retrieval)
+        except BadIndex as error:
+            yield f"retrieval.index = {index!r}: {error}"
+        except (RetrievalError, ValueError, OSError) as error:
+            yield f"retrieval.corpus = {path!r}: {error}"
+    if config.retrieval.port and (why := can_listen(config.retrieval)):
+        yield (
+            f"retrieval.port = {config.retrieval.port!r}: cannot listen on "
+            f"{config.retrieval.host} ({why}); stop what uses it, or set it to 0"
+        )
+
+
+def _rewards(config: Config) -> Iterator[str]:
+    asked, limit_s = config.rewards, config.actors.rollout_deadline_s
+    try:
+        read_token(asked.judge.key_file, KEY_FIELD, KEY_REMEDY)
+        if asked.custom:
+            load_entry_point("rewards.custom", asked.custom)
+    except ConfigError as error:
+        yield str(error)
+    if asked.similarity.model:
+        try:
+            require_encoder(Path(asked.similarity.model))
+        except BadIndex as error:
+            yield f"rewards.similarity.model = {asked.similarity.model!r}: {error}"
+    for field, used, timeout_s in (
+        ("judge.timeout_s", asked.judge.url, asked.judge.timeout_s),
+        ("similarity.timeout_s", asked.similarity.model, asked.similarity.timeout_s),
+        ("custom_timeout_s", asked.custom, asked.custom_timeout_s),
+    ):
+        twice = field == "custom_timeout_s"  # it waits as long for its turn
+        if used and timeout_s * (1 + twice) >= limit_s:
+            yield (
+                f"rewards.{field} = {timeout_s!r}{' twice' * twice}: a rollout is given up after "
+                f"actors.rollout_deadline_s = {limit_s!r}, its reward included: lower the former "
+                "or raise the latter"
+            )
+
+
+def _recorded(config: Config) -> Iterator[str]:
+    try:
+        RecordedRetriever.open(config)
+    except ConfigError as error:
+        yield str(error)
+
+
+def _vllm(config: Config) -> Iterator[str]:
+    if importlib.util.find_spec("vllm") is None:
+        yield (
+            "vllm is not installed: run `make .venv` (with GPU=1 on a machine with GPUs) and use "
+            ".venv/bin/python"
+        )
+        return
+    torch_version = importlib.metadata.version("torch")
+    for name in BROKEN_BESIDE_CPU_TORCH:
+        if importlib.util.find_spec(name) is None:
+            continue
+        if "+cpu" in torch_version and "+cpu" not in importlib.metadata.version(name):
+            yield (
+                f"{name} {importlib.metadata.version(name)} is a CUDA build beside torch "
+                f"{torch_version} "
+                f"and breaks vLLM's imports: pip uninstall -y {' '.join(BROKEN_BESIDE_CPU_TORCH)}"
+            )
+
+
+def weights_bytes(config: Config) -> int:
+    """The size of the model's safetensors files; 0 where there is no such folder."""
+    path = Path(config.model.path)
+    return sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
+
+
+def memory_needed(config: Config) -> tuple[int, int]:
+    """About how many bytes a run takes of this machine's memory, and the learner alone."""
+    weights = weights_bytes(config)
+    actors = config.actors.count * (3 * PROCESS_BYTES + weights + config.actors.kv_cache_bytes)
+    copies = 1 if config.learner.zero_stage else config.learner.ranks
+    # Weights on every rank; gradients, two Adam moments, EMA and staging, which ZeRO shares out.
+    learner = config.learner.ranks * (2 * PROCESS_BYTES + weights) + copies * 5 * weights
+    return actors + learner + 3 * PROCESS_BYTES, learner
+
+
+def _memory(config: Config) -> Iterator[str]:
+    needed, learner = memory_needed(config)
+    free = psutil.virtual_memory().available
+    if needed > free:
+        gib = 1 << 30
+        yield (
+            f"too little memory: about {needed / gib:.1f} GiB are needed (actors.count = "
+            f"{config.actors.count!r} x (engine + actors.kv_cache_bytes = "
+            f"{config.actors.kv_cache_bytes / gib:.1f} GiB), learner.ranks = "
+            f"{config.learner.ranks!r}: {learner / gib:.1f} GiB) and "
+            f"{free / gib:.1f} GiB are free: lower actors.count, actors.kv_cache_bytes or "
+            "learner.ranks"
+        )
+
+
+def _gpu_memory(config: Config) -> Iterator[str]:
+    for line, fits in gpu_plan(config):
+        if not fits:
+            yield (
+                f"too little memory on a GPU: {line}; lower actors.kv_cache_bytes, "
+                "learner.micro_batch_tokens or actors.count, set learner.gradient_checkpointing, "
+                "or name a smaller model.path"
+            )
+
+
+def gpu_plan(config: Config) -> list[tuple[str, bool]]:
+    """A line on what each GPU has to hold, and True where it can; empty on a CPU."""
+    if not (gpus := gpu_memory.totals()):
+        return []
+    try:
+        model = gpu_memory.read_model(Path(config.model.path))
+    except (OSError, ValueError, KeyError):
+        return []  # what is wrong with the folder is said elsewhere
+    return list(gpu_memory.plan(config, model, gpus))
+
+
+def _transport(config: Config) -> Iterator[str]:
+    try:
+        transport(config)
+    except TransportUnusable as error:
+        yield str(error)
+
+
+def transport(config: Config) -> str:
+    """How the weights will travel, by the GPUs of this machine. Raises TransportUnusable."""
+    gpus, ranks = len(gpu_memory.totals()), config.learner.ranks
+
+    def place(index: int) -> str:
+        return f"GPU {gpu_of_actor(index, ranks, gpus)}" if gpus else CPU
+
+    actors = {f"actor-{index}": place(index) for index in range(config.actors.count)}
+    return choose(config.weight_sync.transport, "GPU 0" if gpus else CPU, actors)
+
+
+def _run_dir(config: Config) -> Iterator[str]:
+    path = Path(config.run_dir)
+    if path.exists() and any(path.iterdir()):
+        yield (
+            f"run_dir = {config.run_dir!r}: in use by another run, which is kept: name a new one, "
+            f"or go on with that one: forage resume {config.run_dir}"
+        )
+
+
+def _lengths(config: Config) -> Iterator[str]:
+    path = Path(config.model.path) / "config.json"
+    if not path.is_file():
+        return
+    try:
+        limit = json.loads(path.read_text()).get("max_position_embeddings")
+    except ValueError as error:
+        yield f"model.path = {config.model.path!r}: config.json is not JSON ({error})"
+        return
+    if limit and config.model.max_model_len > limit:
+        yield (
+            f"model.max_model_len = {config.model.max_model_len!r}: the model has "
+            f"max_position_embeddings {limit}; lower model.max_model_len to at most that"
+        )
+
+
+_CHECKS = (
+    _model,
+    _lengths,
+    _questions,
+    _environment,
+    _acting,
+    _retrieval,
+    _rewards,
+    _vllm,
+    _memory,
+    _gpu_memory,
+    _transport,
+)
+
+
+def check_parts(config: Config, model: bool, retrieval: bool) -> None:
+    """`check`, for a program that trains nothing: of the environment and, where asked, the model's
+    folder and who answers searches. Raises ConfigError.
+    """
+    checks = [_model, _lengths] if model else []
+    checks.append(_environment)
+    _refuse(config, [*checks, _retrieval] if retrieval else checks)

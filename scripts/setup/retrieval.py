@@ -1,0 +1,178 @@
+"""The retrieval server of a command that needs one for itself, and one search to try it.
+
+The server is a child process, started and ended with the command, out of Ctrl-C's reach, and ended
+by the kernel if the command is killed.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from configs.load import retrieval_url, save
+from configs.schema import Config
+from retrieval_server.auth import read_token
+from retrieval_server.client import RetrievalClient
+from retrieval_server.protocol import RetrievalError, RetrievalRefused
+from scripts.setup.resolve import with_port
+
+LEAVE_S = 10.0  # for requests in flight; then it is killed
+PROBE_S = 5.0
+LOG = "retrieval_server.log"
+_READY = "retrieval_server.ready"
+_READY_EVERY_S, _ALIVE_EVERY_S = 0.02, 0.1
+_T = TypeVar("_T")
+_TOLD = 3  # last lines of its log, where it ended
+
+
+class ServerFailed(Exception):
+    """The retrieval server cannot be searched; the message names the remedy."""
+
+
+@dataclass(frozen=True)
+class OwnServer:
+    """The child; `ready` before it is asked, `watch` while it is. Its log may be older starts' too,
+    up to `log_begins` (bytes), and is there to be read afterwards where it `stays`.
+    """
+
+    process: "subprocess.Popen[bytes]"
+    said: Path
+    log: Path
+    log_begins: int
+    stays: bool
+    starting_deadline_s: float
+
+    async def ready(self) -> None:
+        """Return once it serves. Raises ServerFailed when it ends, or at the deadline."""
+        end = time.monotonic() + self.starting_deadline_s
+        while not self.said.exists():
+            self._check()
+            if time.monotonic() >= end:
+                raise ServerFailed(
+                    f"the retrieval server does not serve after {self.starting_deadline_s:g} s: "
+                    "build its index first (forage index), or raise "
+                    f"actors.starting_deadline_s{self._where()}"
+                )
+            await asyncio.sleep(_READY_EVERY_S)
+
+    async def watch(self) -> NoReturn:
+        """Return never; raise ServerFailed when it has ended."""
+        while True:
+            self._check()
+            await asyncio.sleep(_ALIVE_EVERY_S)
+
+    async def beside(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Return the result of the work. Raises ServerFailed once the server has ended: the work is
+        cancelled; where it failed meanwhile, that is why.
+        """
+        working, watching = asyncio.create_task(work), asyncio.create_task(self.watch())
+        try:
+            await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+            return await (working if working.done() else watching)
+        except Exception:
+            self._check()
+            raise
+        finally:
+            working.cancel()
+            watching.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)
+
+    def _check(self) -> None:
+        if (code := self.process.poll()) is not None:
+            with self.log.open("rb") as log:
+                log.seek(self.log_begins)
+                lines = log.read().decode(errors="replace").strip().splitlines()[-_TOLD:]
+            last = f": {' / '.join(lines)}" if lines else ""
+            raise ServerFailed(
+                f"the retrieval server ended with exit code {code}{last}{self._where()}"
+            )
+
+    def _where(self) -> str:
+        return f"; see {self.log}" if self.stays else ""
+
+
+def own_address(config: Config) -> Config:
+    """The configuration with a free port for a server of one's own, whatever port the run had; its
+    end is not announced, for nobody else asks it.
+    """
+    own = msgspec.structs.replace(config.retrieval, port=0, drain_notice_s=0.0)
+    return msgspec.structs.replace(config, retrieval=with_port(own))
+
+
+@contextmanager
+def serving(
+    config: Config, folder: Path | None = None, leave_s: float = LEAVE_S
+) -> Iterator[OwnServer]:
+    """The server of `config.retrieval`, starting; ended on leaving, killed `leave_s` later. Its
+    configuration and log stay in `folder`, or are gone with it where none is named.
+    """
+    with ExitStack() as stack:
+        place = folder or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="forage-server-"))
+        )
+        path, said, log = (place / name for name in ("config.yaml", _READY, LOG))
+        save(config, path)
+        said.unlink(missing_ok=True)
+        begun = log.stat().st_size if log.exists() else 0
+        process = _started(path, said, log)
+        try:
+            yield OwnServer(
+                process=process,
+                said=said,
+                log=log,
+                log_begins=begun,
+                stays=folder is not None,
+                starting_deadline_s=config.actors.starting_deadline_s,
+            )
+        finally:
+            _end(process, leave_s)
+            said.unlink(missing_ok=True)
+
+
+def _started(config: Path, said: Path, log: Path) -> "subprocess.Popen[bytes]":
+    environment = {"FORAGE_PARENT": str(os.getpid()), "FORAGE_READY": str(said)}
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "retrieval_server.worker", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=os.environ | environment,
+            start_new_session=True,  # Ctrl-C is ours alone
+        )
+
+
+def _end(process: "subprocess.Popen[bytes]", leave_s: float) -> None:
+    process.terminate()
+    try:
+        process.wait(leave_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+async def probe(config: Config, deadline_s: float = PROBE_S, retries: int = 0) -> None:
+    """Search once as rollouts will, so that a wrong address or token is told before there are any.
+    Raises ServerFailed.
+    """
+    asked, url = config.retrieval, retrieval_url(config)
+    deadline_s, token = min(deadline_s, asked.timeout_s), read_token(asked.token_file)
+    try:
+        async with RetrievalClient(url, deadline_s, retries, token=token) as client:
+            await client.retrieve(["forage"], asked.top_k)
+    except RetrievalRefused as error:
+        raise ServerFailed(f"a search at retrieval.url = {url!r} was refused: {error}") from error
+    except RetrievalError as error:
+        raise ServerFailed(
+            f"a search at retrieval.url = {url!r} failed: {error}: say where the retrieval server "
+            "is, retrieval.url=URL"
+        ) from error

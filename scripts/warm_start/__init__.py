@@ -1,0 +1,1 @@
+"""Supervised start from demonstrations."""

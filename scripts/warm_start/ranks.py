@@ -1,0 +1,89 @@
+"""The processes of a warm start's ranks above 0: started, watched, and never left behind."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from configs.runtime.process import socket_dir
+from configs.schema import Config
+from learner.errors import RankLost
+
+LEAVE_S = 30.0  # for a rank that has been dismissed; its work is done, and saved
+FAIL_S = 2.0  # for the last words of one that fails
+
+Ranks = dict[int, "subprocess.Popen[bytes]"]
+
+
+@contextlib.contextmanager
+def other_ranks(config: Config, console: Console) -> Iterator[Ranks]:
+    """Start the ranks above 0, and end them on leaving. With `learner.rendezvous`, only print how
+    they are started.
+    """
+    started: Ranks = {}
+    patience_s = LEAVE_S
+    try:
+        for rank in range(1, config.learner.ranks):
+            path = str(Path(config.run_dir) / "config.yaml")
+            words = [sys.executable, "-m", "learner.worker", path, "--rank", str(rank)]
+            if config.learner.rendezvous:
+                console.print(f"start on its machine: {' '.join(words[1:])}", soft_wrap=True)
+            else:
+                started[rank] = _start(words)
+        yield started
+    except BaseException as error:
+        patience_s = 0.0 if isinstance(error, KeyboardInterrupt) else FAIL_S
+        raise
+    finally:
+        for process in started.values():
+            _end(process, patience_s)
+        if config.learner.ranks > 1:
+            shutil.rmtree(socket_dir(config.run_dir), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def joining(ranks: Ranks) -> Iterator[None]:
+    """Raise RankLost on the main thread as soon as a rank ends: waiting for it to join would not
+    notice. Once they have joined, their links tell.
+    """
+
+    def look(_number: int, _frame: FrameType | None) -> None:
+        for rank, process in ranks.items():
+            if (code := process.poll()) is not None:
+                raise RankLost(
+                    f"rank {rank} of the learner ended with exit code {code} before it had joined; "
+                    "what it said is above"
+                )
+
+    if not ranks:  # tests learn on one rank, and on any thread
+        yield
+        return
+    before = signal.signal(signal.SIGCHLD, look)
+    try:
+        look(signal.SIGCHLD, None)  # it may have ended before
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def _start(words: list[str]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        words,
+        env=os.environ | {"FORAGE_PARENT": str(os.getpid())},
+        start_new_session=True,  # Ctrl-C is rank 0's alone: it says when to leave
+    )
+
+
+def _end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

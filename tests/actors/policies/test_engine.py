@@ -1,0 +1,96 @@
+"""Checks and settings before vLLM starts; a broken installation gets the remedy named."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.policies.engine import Scratch, engine_arguments, prepare_environment, stop_arguments
+from configs.runtime.process import make_socket_dir
+from configs.schema import ActorsConfig, Config, ModelConfig
+
+CHECK = "from actors.policies.engine import check_installation as c; c()"
+
+
+def check_with(folder: Path) -> str:
+    """The last line of the check's complaint when `folder` comes first on the path."""
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True, check=False
+    )
+    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
+
+
+def test_a_broken_torchvision_is_named_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "torchvision").mkdir()
+    error = 'raise RuntimeError("operator torchvision::nms does not exist")'
+    (tmp_path / "torchvision" / "__init__.py").write_text(error)
+    complaint = check_with(tmp_path)
+    assert "EngineUnusable" in complaint and "torchvision::nms" in complaint
+    assert "pip uninstall -y torchvision torchaudio torchcodec" in complaint
+
+
+def test_a_usable_installation_passes(tmp_path: Path) -> None:
+    assert check_with(tmp_path) == ""
+
+
+def test_a_missing_vllm_is_named_with_its_remedy() -> None:
+    code = f"import sys; sys.modules['vllm'] = None; import importlib.util; {CHECK}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "EngineUnusable: vLLM is not installed: run `make .venv`" in done.stderr
+
+
+def test_what_the_user_set_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.delenv("VLLM_NO_USAGE_STATS", raising=False)
+    prepare_environment(Config())
+    assert os.environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
+
+
+def test_the_engine_is_started_as_configured() -> None:
+    config = Config(
+        model=ModelConfig(path="m", dtype="float32", max_model_len=9000),
+        actors=ActorsConfig(max_num_seqs=5, prefix_caching=False, kv_cache_bytes=77),
+    )
+    arguments = engine_arguments(config, "x.Y")
+    assert (arguments["max_num_seqs"], arguments["enable_prefix_caching"]) == (5, False)
+    assert arguments["logprobs_mode"] == "processed_logprobs"
+    assert arguments["worker_extension_cls"] == "x.Y"
+    assert arguments["kv_cache_memory_bytes"] == 77
+    if "max_num_batched_tokens" in arguments:  # on a CPU
+        assert arguments["max_num_batched_tokens"] == 9000  # every prompt fits one batch
+
+
+@pytest.mark.parametrize("of_a_run", [True, False])
+def test_what_an_engine_leaves_goes_with_it(tmp_path, monkeypatch, of_a_run) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run_dir = str(tmp_path / "run")
+    place = make_socket_dir(run_dir) if of_a_run else Path(tempfile.gettempdir())
+    scratch = Scratch(run_dir)
+    with scratch.entered():
+        folder = Path(os.environ["TMPDIR"])
+        assert folder.parent == place and os.environ["VLLM_RPC_BASE_PATH"] == str(folder)
+        (folder / "vllm_dist_0").touch()
+    assert os.environ["TMPDIR"] == str(tmp_path) and "VLLM_RPC_BASE_PATH" not in os.environ
+    scratch.remove()
+    scratch.remove()
+    assert not folder.exists()
+    if of_a_run:
+        place.rmdir()
+
+
+def test_completions_end_where_the_environment_says(
+    word_tokenizer: Any, bpe_tokenizer: Any
+) -> None:
+    tags = ("</search>", "</answer>", "</calculator>")
+    ids = word_tokenizer.convert_tokens_to_ids(list(tags[:2]))
+    assert stop_arguments(word_tokenizer, tags[:2])["stop_token_ids"] == ids
+    assert stop_arguments(word_tokenizer, tags)["stop"] == list(tags)
+    assert stop_arguments(word_tokenizer, tags[1:2])["stop_token_ids"] == ids[1:]
+    for tokenizer in (word_tokenizer, bpe_tokenizer):  # the end token alone
+        assert stop_arguments(tokenizer, ()) == {"stop_token_ids": [], "detokenize": False}

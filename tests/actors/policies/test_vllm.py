@@ -1,0 +1,229 @@
+"""The real engine: ids, log-probs, stops, seeds and versions are what they are said to be."""
+
+import asyncio
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actors.environments.search_r1 import STOP_TAGS
+from actors.errors import BadCompletion, EngineDead
+from actors.policies.base import Completion
+from actors.policies.engine import stop_arguments
+from actors.policies.vllm import VllmPolicy, own_logprobs, token_versions
+
+engine = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+
+
+def with_engine(test: Any) -> Any:
+    for mark in engine:
+        test = mark(test)
+    return test
+
+
+@pytest.fixture(scope="session")
+def hf_model(spoken_model_path: Path) -> Any:
+    from transformers import Qwen2ForCausalLM
+
+    return Qwen2ForCausalLM.from_pretrained(spoken_model_path).eval()
+
+
+@torch.no_grad()
+def hf_logprobs(model: Any, tokens: list[int], temperature: float = 1.0) -> np.ndarray:
+    """float32[n - 1]: log-probs of tokens[1:]."""
+    logits = model(input_ids=torch.tensor([tokens])).logits[0, :-1] / temperature
+    return logits.log_softmax(-1).gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
+
+
+def never_stops(policy: VllmPolicy) -> VllmPolicy:
+    return VllmPolicy(policy.engine, lambda _: {"stop_token_ids": [0], "detokenize": False})
+
+
+async def sample(policy: Any, prompt: list[int], **changes: Any) -> Completion:
+    settings = {"temperature": 1.0, "seed": 5, "max_tokens": 24, "stops": STOP_TAGS} | changes
+    return await policy.complete(prompt, **settings)
+
+
+@with_engine
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_logprobs_are_those_of_an_hf_forward_after_temperature(
+    vllm_policy: Any, hf_model: Any, temperature: float
+) -> None:
+    for seed in range(4):
+        prompt = [40 + seed, 50, 60, 70]
+        done = await sample(never_stops(vllm_policy), prompt, seed=seed, temperature=temperature)
+        expected = hf_logprobs(hf_model, prompt + done.tokens.tolist(), temperature)[3:]
+        assert np.abs(done.logprobs - expected).max() <= 1e-4
+
+
+@with_engine
+async def test_greedy_takes_the_likeliest_token(vllm_policy: Any, hf_model: Any) -> None:
+    prompt = [40, 50, 60, 70]
+    done = await sample(never_stops(vllm_policy), prompt, temperature=0.0)
+    with torch.no_grad():
+        logits = hf_model(input_ids=torch.tensor([prompt + done.tokens.tolist()])).logits[0]
+    assert done.tokens.tolist() == logits[3:-1].argmax(-1).tolist()
+
+
+@with_engine
+async def test_a_tag_of_one_token_stops_and_is_kept(
+    vllm_policy: Any, tagged_tokenizer: Any
+) -> None:
+    policy = VllmPolicy(vllm_policy.engine, partial(stop_arguments, tagged_tokenizer))
+    done = await sample(policy, tagged_tokenizer.encode("try again"), temperature=0.0)
+    expected = tagged_tokenizer.encode(" <search> mayor of bore </search>")
+    assert done.tokens.tolist() == expected and done.finish_reason == "stop"
+    assert len(expected) == len(done.logprobs) and done.tokens[-1] == expected[-1]
+
+
+@with_engine
+async def test_a_tag_of_several_tokens_stops_and_is_kept(
+    vllm_policy: Any, bpe_tokenizer: Any, hf_model: Any
+) -> None:
+    arguments = partial(stop_arguments, bpe_tokenizer)
+    assert "stop_token_ids" not in arguments(STOP_TAGS)
+    policy = VllmPolicy(vllm_policy.engine, arguments)
+    prompt = bpe_tokenizer.encode("what is")
+    done = await sample(policy, prompt, temperature=0.0)
+    assert done.tokens.tolist() == bpe_tokenizer.encode(" <search> mayor of bore </search>")
+    expected = hf_logprobs(hf_model, prompt + done.tokens.tolist())[len(prompt) - 1 :]
+    assert np.abs(done.logprobs - expected).max() <= 1e-4 and done.finish_reason == "stop"
+
+
+@with_engine
+async def test_the_end_token_stops_and_is_kept(vllm_policy: Any, bpe_tokenizer: Any) -> None:
+    done = await sample(vllm_policy, bpe_tokenizer.encode("invalid ,"), temperature=0.0)
+    expected = [*bpe_tokenizer.encode(" try"), bpe_tokenizer.eos_token_id]
+    assert done.tokens.tolist() == expected and done.finish_reason == "stop"
+
+
+@with_engine
+async def test_a_limit_ends_a_completion_by_length(vllm_policy: Any) -> None:
+    done = await sample(never_stops(vllm_policy), [40, 50], max_tokens=3)
+    assert len(done.tokens) == 3 and done.finish_reason == "length"
+
+
+@with_engine
+async def test_seeds_reproduce_and_differ(vllm_policy: Any) -> None:
+    policy = never_stops(vllm_policy)
+    seeds = [7, 7, 8, 2**63 - 1]
+    alone = [(await sample(policy, [40, 50], seed=seed)).tokens.tolist() for seed in seeds]
+    crowd = await asyncio.gather(*(sample(policy, [40, 50], seed=seed) for seed in seeds * 4))
+    assert alone[0] == alone[1] != alone[2] != alone[3]
+    assert [done.tokens.tolist() for done in crowd] == alone * 4
+
+
+@with_engine
+async def test_a_crowd_larger_than_a_batch_is_served(vllm_policy: Any) -> None:
+    """Prefills cut in two would rewind a CPU generator and kill the engine."""
+    policy, prompt = never_stops(vllm_policy), list(range(20, 220))
+    done = await asyncio.gather(
+        *(sample(policy, [seed, *prompt], seed=seed, max_tokens=4) for seed in range(60))
+    )
+    assert len(done) == 60
+
+
+@with_engine
+async def test_scores_are_an_hf_forwards_twice(vllm_policy: Any, hf_model: Any) -> None:
+    tokens = list(range(30, 94))
+    expected = hf_logprobs(hf_model, tokens)
+    for _ in range(2):  # the second could come from the prefix cache
+        assert np.abs((await vllm_policy.score(tokens))[0] - expected).max() <= 1e-4
+
+
+@with_engine
+async def test_versions_tell_which_weights_sampled_each_token(
+    vllm_policy: Any, hf_model: Any, spoken_model_path: Path, tmp_path: Path
+) -> None:
+    """Weights change amid completions: each token's log-prob is of the version it is labelled with,
+    given everything before it."""
+    from transformers import Qwen2ForCausalLM
+
+    policy = never_stops(vllm_policy)
+    newer = Qwen2ForCausalLM.from_pretrained(spoken_model_path)
+    with torch.no_grad():
+        for parameter in newer.parameters():
+            parameter.mul_(0.9)
+    newer.save_pretrained(tmp_path)
+    prompts = [[40 + n, 50] for n in range(8)]
+    for _ in range(3):  # where this process stands still, they may end before the weights change
+        running = [
+            asyncio.create_task(sample(policy, prompt, seed=n, max_tokens=200))
+            for n, prompt in enumerate(prompts)
+        ]
+        await sample(policy, [60, 50], max_tokens=20)  # in the same batches: all begin before it
+        await swap(policy, tmp_path, 17)
+        done = await asyncio.gather(*running)
+        await swap(policy, spoken_model_path, 0)
+        if all(len(set(each.versions.tolist())) > 1 for each in done):
+            break
+    assert all(set(each.versions.tolist()) == {0, 17} for each in done)
+    for prompt, each in zip(prompts, done, strict=True):
+        tokens = prompt + each.tokens.tolist()
+        by_version = {0: hf_logprobs(hf_model, tokens)[1:], 17: hf_logprobs(newer, tokens)[1:]}
+        expected = np.where(each.versions == 0, by_version[0], by_version[17])
+        assert np.abs(each.logprobs - expected).max() <= 1e-4
+        assert (np.diff(each.versions) >= 0).all()
+
+
+async def swap(policy: VllmPolicy, folder: Path, version: int) -> None:
+    await policy.pause()
+    await policy.call_workers("load_snapshot", str(folder / "model.safetensors"), version)
+    await policy.set_policy_version(version)
+    await policy.resume()
+
+
+def span(version: str, start: int, end: int) -> Any:
+    return SimpleNamespace(version=version, start=start, end=end)
+
+
+def test_spans_become_one_version_per_token() -> None:
+    spans = [span("0", 0, 2), span("17", 2, 5)]
+    assert token_versions(spans, 5).tolist() == [0, 0, 17, 17, 17]
+
+
+@pytest.mark.parametrize(
+    "spans", [None, [span("default", 0, 5)], [span("0", 0, 4)], [span("0", 1, 5)]]
+)
+def test_unlabelled_tokens_are_an_error(spans: Any) -> None:
+    with pytest.raises(BadCompletion):
+        token_versions(spans, 5)
+
+
+class Flat(SimpleNamespace):
+    def __len__(self) -> int:
+        return len(self.start_indices)
+
+
+def test_each_positions_first_logprob_is_the_tokens_own() -> None:
+    flat = Flat(start_indices=[0, 2], token_ids=[5, 9, 6, 9], logprobs=[-1.0, -0.1, -2.0, -0.2])
+    ids = np.array([5, 6], np.int32)
+    assert own_logprobs(flat, ids).tolist() == [-1.0, -2.0]
+    with pytest.raises(BadCompletion):
+        own_logprobs(flat, ids + 1)
+    with pytest.raises(BadCompletion):
+        own_logprobs(flat, ids[:1])
+
+
+@with_engine
+async def test_an_engine_that_hangs_is_named(vllm_policy: Any) -> None:
+    """It lives, but works no more; nothing else would ever tell."""
+    (child,) = vllm_policy.engine.engine_core.resources.engine_manager.processes
+    patient = VllmPolicy(vllm_policy.engine, lambda _: {}, deadline_s=4.0)
+    watching = asyncio.ensure_future(patient.watch())
+    await asyncio.sleep(6.0)
+    assert not watching.done()
+    watching.cancel()
+    os.kill(child.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(EngineDead, match=r"has not answered for 4 s \(actors.engine_deadline"):
+            await asyncio.wait_for(patient.watch(), 60.0)
+    finally:
+        os.kill(child.pid, signal.SIGCONT)
+    assert len((await sample(vllm_policy, [40, 50, 60])).tokens) > 0

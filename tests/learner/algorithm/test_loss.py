@@ -1,0 +1,85 @@
+"""The loss of a micro-batch: its terms, its slices, and the KL's own weight."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from learner.algorithm.loss import TokenLoss
+from learner.algorithm.objectives import Bounds, Terms, grpo
+
+N = 12
+
+
+def draw(seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(N, generator=generator, dtype=torch.float64)
+
+
+CURRENT = -draw(0).abs()
+WEIGHTS = draw(1).abs() * (draw(2) > -0.5)
+LOSS = TokenLoss(
+    objective=grpo,
+    bounds=Bounds(0.2, 0.28),
+    terms=Terms(CURRENT + 0.3 * draw(3), CURRENT + 0.3 * draw(4), draw(5), torch.zeros(N)),
+    weights=WEIGHTS,
+    coefficients=draw(6).abs(),
+    reference=CURRENT + draw(7),
+    kl_coef=0.7,
+    kl_cap=1.2,
+)
+
+
+def naive(i: int) -> float:
+    lp, lo, lr = (float(x[i]) for x in (CURRENT, LOSS.terms.proximal, LOSS.reference))
+    weight, credit, ratio = float(WEIGHTS[i]), float(LOSS.terms.advantages[i]), math.exp(lp - lo)
+    policy = -min(ratio * credit, min(max(ratio, 0.8), 1.28) * credit)
+    k3 = math.exp(lr - lp) - 1 + lp - lr
+    return float(LOSS.coefficients[i]) * (weight * policy + 0.7 * min(weight * ratio, 1.2) * k3)
+
+
+def test_equals_the_formula() -> None:
+    assert LOSS.tokens(CURRENT).tolist() == pytest.approx([naive(i) for i in range(N)])
+    assert float(LOSS(CURRENT)) == pytest.approx(sum(naive(i) for i in range(N)))
+
+
+def test_slices_sum_to_the_whole_with_the_same_gradient() -> None:
+    gradients, losses = [], []
+    for cuts in ([0, N], [0, 1, 5, 11, N]):
+        leaf = CURRENT.clone().requires_grad_()
+        pieces = [slice(a, b) for a, b in pairwise(cuts)]
+        loss = sum(LOSS(leaf[piece], piece) for piece in pieces)
+        loss.backward()
+        gradients.append(leaf.grad)
+        losses.append(float(loss.detach()))
+    assert losses[0] == pytest.approx(losses[1])
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_the_kl_has_the_whole_correction_detached_and_capped() -> None:
+    leaf = CURRENT.clone().requires_grad_()
+    LOSS.divergence(leaf).sum().backward()
+    ratio = (CURRENT - LOSS.terms.proximal).exp()
+    weights = (WEIGHTS * ratio).clamp(max=1.2)
+    assert ((WEIGHTS * ratio) > 1.2).any(), "the cap must act somewhere"
+    # The gradient of k3++ is that of k2 on average; token by token it is k3 + 1 − e^{−d}.
+    distance = CURRENT - LOSS.reference
+    slope = (-distance).exp() - 1 + distance + 1 - (-distance).exp()
+    torch.testing.assert_close(leaf.grad, weights * slope)
+    assert (leaf.grad[WEIGHTS == 0.0] == 0.0).all()
+
+
+def test_a_token_that_must_not_act_has_no_gradient_at_all() -> None:
+    leaf = CURRENT.clone().requires_grad_()
+    silent = replace(LOSS, weights=torch.zeros(N, dtype=torch.float64))
+    silent(leaf).backward()
+    assert torch.equal(leaf.grad, torch.zeros(N, dtype=torch.float64))
+
+
+def test_without_coefficient_or_anchor_there_is_no_kl() -> None:
+    alone = (LOSS.coefficients * WEIGHTS * LOSS.policy(CURRENT).losses).sum()
+    assert torch.equal(replace(LOSS, kl_coef=0.0)(CURRENT), alone)
+    assert torch.equal(replace(LOSS, reference=None)(CURRENT), alone)

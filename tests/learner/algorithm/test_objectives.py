@@ -1,0 +1,91 @@
+"""Every objective's value, slope and clipping, token by token, against its formula."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.schema import LearnerConfig
+from learner.algorithm.objectives import OBJECTIVES, Terms, choose
+
+Naive = tuple[float, float, bool]  # value, slope, clipped
+
+
+def surrogate(ratio: float, credit: float, low: float, high: float) -> Naive:
+    bounded = min(max(ratio, 1 - low), 1 + high)
+    clipped = bounded * credit < ratio * credit
+    return -min(ratio * credit, bounded * credit), 0.0 if clipped else -credit * ratio, clipped
+
+
+def grpo(lp: float, lo: float, lm: float, credit: float, log_s: float) -> Naive:
+    return surrogate(math.exp(lp - lo), credit, 0.2, 0.28)
+
+
+def gspo(lp: float, lo: float, lm: float, credit: float, log_s: float) -> Naive:
+    return surrogate(math.exp(log_s), credit, 3e-4, 4e-4)
+
+
+def cispo(lp: float, lo: float, lm: float, credit: float, log_s: float) -> Naive:
+    ratio = math.exp(lp - lo)
+    return -min(ratio, 5.0) * credit * lp, -min(ratio, 5.0) * credit, ratio > 5.0
+
+
+def dppo_tv(lp: float, lo: float, lm: float, credit: float, log_s: float) -> Naive:
+    moved = math.exp(lp) - math.exp(lm)
+    dropped = moved > 0.2 if credit > 0 else moved < -0.2
+    slope = 0.0 if dropped else -min(math.exp(lp - lo), 5.0) * credit
+    return slope * lp, slope, dropped
+
+
+def reinforce(lp: float, lo: float, lm: float, credit: float, log_s: float) -> Naive:
+    return -credit * lp, -credit, False
+
+
+FORMULAS: dict[str, Callable[..., Naive]] = {
+    f.__name__: f for f in (grpo, gspo, cispo, dppo_tv, reinforce)
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10_000))
+def test_equals_the_formula(name: str, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda: torch.randn(20, generator=generator, dtype=torch.float64)  # noqa: E731
+    current = -draw().abs()
+    terms = Terms(current + draw(), -draw().abs(), draw(), 5e-4 * draw())
+    current.requires_grad_()
+    objective, bounds = choose(LearnerConfig(objective=name))
+    result = objective(current, terms, bounds)
+    result.losses.sum().backward()
+    rows = zip(current.tolist(), *(values.tolist() for values in terms), strict=True)
+    values, slopes, clipped = zip(*(FORMULAS[name](*row) for row in rows), strict=True)
+    assert result.losses.tolist() == pytest.approx(values)
+    assert current.grad.tolist() == pytest.approx(slopes)
+    assert result.clipped.tolist() == list(clipped)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_may_be_evaluated_slice_by_slice(name: str) -> None:
+    objective, bounds = OBJECTIVES[name]
+    current = -torch.rand(9)
+    terms = Terms(-torch.rand(9), -torch.rand(9), torch.randn(9), torch.zeros(9))
+    whole = objective(current, terms, bounds).losses
+    parts = [objective(current[p], terms.part(p), bounds).losses for p in (slice(4), slice(4, 9))]
+    assert torch.equal(torch.cat(parts), whole)
+
+
+def test_all_are_registered_with_bounds_that_configuration_overrides() -> None:
+    assert set(OBJECTIVES) == set(FORMULAS)
+    given = LearnerConfig(objective="dppo_tv", clip_low=0.1, ratio_cap=7.0)
+    assert choose(given)[1] == (0.1, 0.2, 7.0)
+    assert choose(LearnerConfig(objective="gspo"))[1] == (3e-4, 4e-4, None)
+    assert choose(LearnerConfig(objective="cispo"))[1] == (1.0, 4.0, None)
+
+
+def test_an_unknown_objective_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"learner.objective = 'ppo': one of 'grpo', 'cispo'"):
+        choose(LearnerConfig(objective="ppo"))

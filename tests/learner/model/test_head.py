@@ -1,0 +1,167 @@
+"""The chunked head against log_softmax over whole logits: values, gradients, and what never is."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from learner.model import head as heads
+from learner.model.head import LogProbHead
+from learner.model.scorer import TokenScores, score_logits
+
+HIDDEN = 7
+
+
+class Case(NamedTuple):
+    """A head, what it scores, and a loss that is curved, weighed and on some tokens flat."""
+
+    layer: nn.Linear
+    hidden: Tensor
+    targets: Tensor
+    weights: Tensor
+
+    def loss(self, logprobs: Tensor, chunk: slice) -> Tensor:
+        return (self.weights[chunk] * logprobs.exp() * (2.0 - logprobs)).sum()
+
+
+def draw(
+    seed: int, tokens: int = 9, vocabulary: int = 13, bias: bool = True, dtype=torch.float32
+) -> Case:
+    generator = torch.Generator().manual_seed(seed)
+    layer = nn.Linear(HIDDEN, vocabulary, bias=bias).to(dtype)
+    for weight in layer.parameters():
+        weight.data.normal_(generator=generator)
+    hidden = torch.randn(tokens, HIDDEN, generator=generator).to(dtype).requires_grad_()
+    targets = torch.randint(vocabulary, (tokens,), generator=generator)
+    weights = torch.randn(tokens, generator=generator).to(dtype)
+    return Case(layer, hidden, targets, weights * (weights > -1.0))
+
+
+def naive(case: Case, temperature: float) -> tuple[TokenScores, Tensor]:
+    scores = score_logits(case.layer(case.hidden), case.targets, temperature)
+    return scores, case.loss(scores.logprobs, slice(None))
+
+
+def gradients(case: Case, value: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(value, [case.hidden, *case.layer.parameters()]))
+
+
+def compare(case: Case, chunk_bytes: int, temperature: float, atol: float = 1e-5) -> None:
+    scores, expected = naive(case, temperature)
+    logprobs, entropy, value = LogProbHead(case.layer, chunk_bytes)(
+        case.hidden, case.targets, temperature, case.loss
+    )
+    close = {"rtol": atol, "atol": atol}
+    torch.testing.assert_close(logprobs, scores.logprobs.detach(), **close)
+    torch.testing.assert_close(entropy, scores.entropy, **close)
+    torch.testing.assert_close(value, expected, **close)
+    for ours, theirs in zip(gradients(case, value), gradients(case, expected), strict=True):
+        torch.testing.assert_close(ours, theirs, **close)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 10_000),
+    tokens=st.integers(1, 40),
+    vocabulary=st.integers(1, 30),
+    bias=st.booleans(),
+    chunk_bytes=st.integers(1, 2000),
+    temperature=st.floats(0.3, 2.0),
+)
+def test_values_and_gradients_are_those_of_whole_logits(
+    seed: int, tokens: int, vocabulary: int, bias: bool, chunk_bytes: int, temperature: float
+) -> None:
+    compare(draw(seed, tokens, vocabulary, bias), chunk_bytes, temperature)
+
+
+def test_a_vocabulary_of_several_slices() -> None:
+    compare(draw(1, 5, 2 * heads.SLICE_ENTRIES + 3), 3 * 4 * 2 * heads.SLICE_ENTRIES, 0.8)
+
+
+@pytest.mark.parametrize("vocabulary", [30, heads.SLICE_ENTRIES + 5])
+def test_bf16_is_as_near_as_its_own_rounding(vocabulary: int) -> None:
+    case = draw(2, 20, vocabulary, dtype=torch.bfloat16)
+    logprobs, entropy, value = LogProbHead(case.layer, 8 * 4 * vocabulary)(
+        case.hidden, case.targets, 1.0, case.loss
+    )
+    scores, expected = naive(case, 1.0)
+    assert logprobs.dtype == entropy.dtype == value.dtype == torch.float32
+    torch.testing.assert_close(logprobs, scores.logprobs.detach(), rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(gradients(case, value), gradients(case, expected), strict=True):
+        assert ours.dtype == torch.bfloat16
+        torch.testing.assert_close(ours, theirs, rtol=2**-6, atol=1e-2)
+
+
+def test_the_gradient_is_that_of_finite_differences() -> None:
+    case = draw(3, 6, 11, dtype=torch.float64)
+    head = LogProbHead(case.layer, 2 * 11 * 8)
+
+    inputs = [case.hidden, *case.layer.parameters()]
+    value = head(case.hidden, case.targets, 0.7, case.loss)[2]
+    for tensor, gradient in zip(inputs, gradients(case, 3.0 * value), strict=True):
+        direction, sides = torch.randn_like(tensor), []
+        for sign in (1.0, -1.0, -1.0, 1.0):  # there and back
+            tensor.data.add_(sign * 1e-5 * direction)
+            sides.append(head(case.hidden, case.targets, 0.7, case.loss)[2].item())
+        expected = 3.0 * (sides[0] - sides[2]) / 2e-5
+        assert float((gradient * direction).sum()) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_chunk_sees_its_own_tokens_and_a_buffer_within_the_budget() -> None:
+    case, seen = draw(4, 10, 13), []
+
+    def loss(logprobs: Tensor, chunk: slice) -> Tensor:
+        seen.append((chunk.start, chunk.stop, len(logprobs)))
+        return case.loss(logprobs, chunk)
+
+    LogProbHead(case.layer, 4 * 13 * 4 + 3)(case.hidden, case.targets, 1.0, loss)
+    assert seen == [(0, 4, 4), (4, 8, 4), (8, 10, 2)]
+
+
+def test_without_tokens_the_loss_is_0_and_so_is_every_gradient() -> None:
+    case = draw(5, 0)
+    logprobs, entropy, value = LogProbHead(case.layer)(case.hidden, case.targets, 1.0, case.loss)
+    assert logprobs.shape == entropy.shape == (0,) and value.item() == 0.0
+    assert [g.abs().sum().item() for g in gradients(case, value)] == [0.0, 0.0, 0.0]
+
+
+def test_only_the_value_has_a_gradient_and_only_where_one_is_asked_for() -> None:
+    case = draw(6)
+    head = LogProbHead(case.layer)
+    logprobs, entropy, value = head(case.hidden, case.targets, 1.0, case.loss)
+    assert value.requires_grad and not logprobs.requires_grad and not entropy.requires_grad
+    assert head(case.hidden, case.targets, 1.0)[2] is None
+    with torch.no_grad():
+        assert head(case.hidden, case.targets, 1.0, case.loss)[2].item() == value.item()
+
+
+def test_frozen_weights_get_no_gradient_and_a_loss_without_one_gives_zeros() -> None:
+    case = draw(7)
+    case.layer.requires_grad_(False)
+    value = LogProbHead(case.layer)(
+        case.hidden, case.targets, 1.0, lambda logprobs, _: 0.0 * logprobs.detach().sum()
+    )[2]
+    value.backward()
+    assert case.layer.weight.grad is None and not case.hidden.grad.any()
+
+
+def test_backward_twice_is_refused() -> None:
+    case = draw(8)
+    value = LogProbHead(case.layer)(case.hidden, case.targets, 1.0, case.loss)[2]
+    value.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="only once"):
+        value.backward()
+
+
+def test_shares_of_micro_batches_add_up_in_the_weight() -> None:
+    case = draw(9)
+    _, expected = naive(case, 1.0)
+    head = LogProbHead(case.layer)
+    for part in (slice(0, 4), slice(4, 9)):
+        own = Case(case.layer, case.hidden[part], case.targets[part], case.weights[part])
+        head(own.hidden, own.targets, 1.0, own.loss)[2].backward()
+    whole = torch.autograd.grad(expected, case.layer.weight)[0]
+    torch.testing.assert_close(case.layer.weight.grad, whole, rtol=1e-5, atol=1e-5)

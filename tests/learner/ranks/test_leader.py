@@ -1,0 +1,280 @@
+"""Ranks that lead, follow, refuse each other and die: real processes, and their links alone."""
+
+import inspect
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from configs.runtime.process import socket_dir
+from configs.schema import Config
+from learner.batch import build_shares
+from learner.errors import BadBatch, BadModel, RankLost
+from learner.ranks.leader import Leader, announce, follow, lead, make_call
+from learner.ranks.link import CLOSE, Link
+from learner.ranks.rendezvous import Rendezvous, admit_ranks, join_leader
+from learner.ranks.shares import decode_share, encode_share
+from learner.trainer import COLLECTIVES, Argument, Trainer
+from replay.protocol import Batch
+from tests.children import ends_with_us
+
+PROGRAM = Path(__file__).with_name("one_of_a_crew.py")
+
+
+@pytest.fixture
+def two_ranks(config: Config) -> Iterator[Config]:
+    learner = msgspec.structs.replace(
+        config.learner, ranks=2, zero_stage=3, micro_batch_tokens=60, step_deadline_s=200.0
+    )
+    yield msgspec.structs.replace(config, learner=learner)
+    shutil.rmtree(socket_dir(config.run_dir), ignore_errors=True)
+
+
+def impatient(config: Config) -> Config:
+    learner = msgspec.structs.replace(config.learner, step_deadline_s=0.5)
+    return msgspec.structs.replace(config, learner=learner)
+
+
+@pytest.fixture
+def two_processes(
+    two_ranks: Config, batch: Callable[..., Batch], tmp_path: Path
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes that have made their steps and wait for the next call."""
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(two_ranks))
+    for step in (1, 2):
+        for rank, share in enumerate(build_shares(batch(step, step - 1), two_ranks.learner)):
+            (tmp_path / f"share-{step}.{rank}").write_bytes(encode_share(share))
+    ranks = []
+    for rank in (0, 1):
+        with (tmp_path / f"errors-{rank}").open("wb") as errors:
+            command = [sys.executable, str(PROGRAM), str(tmp_path), str(rank)]
+            ranks.append(subprocess.Popen(command, stderr=errors, env=ends_with_us()))
+    try:
+        wait_for(tmp_path / "steps", ranks)
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def wait_for(path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + 400
+    while not path.exists():
+        ended = [rank.poll() for rank in ranks]
+        errors = [file.read_text()[-1500:] for file in sorted(path.parent.glob("errors-*"))]
+        assert ended == [None, None] and time.monotonic() < deadline, errors
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_leader_trains_exports_restores_and_dismisses(
+    two_processes: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    found = msgspec.json.decode((tmp_path / "steps").read_bytes())
+    assert found["gauges"][0] == found["gauges"][1] and len(found["probe"]) == 2
+    assert found["imitated"][0] == pytest.approx(found["measured"], rel=1e-5)
+    assert found["imitated"][1] < found["imitated"][0]
+    assert sorted(path.name for path in (tmp_path / "at-1" / "state").iterdir()) == [
+        "rank-0.safetensors",
+        "rank-1.safetensors",
+    ]
+    (tmp_path / "close").touch()
+    assert [rank.wait(120) for rank in two_processes] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.soak("ranks"))])
+def test_a_killed_rank_is_named_by_the_other(
+    two_processes: list[subprocess.Popen[bytes]], tmp_path: Path, killed: int
+) -> None:
+    two_processes[killed].send_signal(signal.SIGKILL)
+    assert two_processes[1 - killed].wait(120) != 0
+    errors = (tmp_path / f"errors-{1 - killed}").read_text()
+    assert f"rank {killed} of the learner is gone" in errors
+
+
+class Recorder:
+    """A trainer that notes its calls; `named_weights` is gone through like the real one."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.gathered = 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            self.calls.append((name, given))
+            return self.gather() if name == "named_weights" else None
+
+        return call
+
+    def gather(self) -> Iterator[int]:
+        for self.gathered in (1, 2, 3):
+            yield self.gathered
+
+
+def test_every_collective_method_is_marked_and_led() -> None:
+    public = {name for name, member in vars(Trainer).items() if inspect.isfunction(member)}
+    assert set(COLLECTIVES) == {name for name in public if name[0] != "_"} - {"close"}
+    assert all(name in vars(Leader) for name in COLLECTIVES)
+    streams = {name for name in COLLECTIVES if inspect.isgeneratorfunction(getattr(Leader, name))}
+    assert streams == {"named_weights"}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_every_collective_call_is_made_by_the_other_side(
+    name: str, links: tuple[Link, Link], two_ranks: Config, batch: Callable[..., Batch]
+) -> None:
+    shares = build_shares(batch(), two_ranks.learner)
+    given: dict[Argument, tuple[Any, ...]] = {
+        "shares": (shares,),
+        "tokens": ([3, 14, 15],),
+        "folder": (Path("at-1"),),
+        "none": (),
+    }
+    argument, rendezvous, other = COLLECTIVES[name], Rendezvous(print), Recorder()
+    rendezvous.add(1, links[0])
+    own = announce(rendezvous, name, given[argument])
+    make_call(other, *links[1].receive(30.0))
+    rendezvous.dismiss()
+    ((made, received),) = other.calls
+    assert made == name and other.gathered == (3 if name == "named_weights" else 0)
+    if argument == "shares":
+        assert own == (shares[:1],)
+        received = (encode_share(received[0][0]),)
+        assert received == (encode_share(shares[1]),)
+    else:
+        assert own == received == given[argument]
+
+
+def test_a_call_that_no_rank_can_make_and_shares_for_others_are_refused() -> None:
+    with pytest.raises(RankLost, match=r"rank 0 of the learner called 'fly', which no rank can do"):
+        make_call(Recorder(), "fly", None)
+    with pytest.raises(BadBatch, match=r"2 shares for learner.ranks = 1: build as many"):
+        announce(Rendezvous(print), "learn", ([None, None],))
+
+
+def test_ranks_that_do_not_come_are_named(two_ranks: Config) -> None:
+    with pytest.raises(RankLost, match=r"ranks \[1\] of the learner have not joined within 0.5 s"):
+        lead(impatient(two_ranks))
+    with pytest.raises(RankLost, match=r"rank 0 of the learner has not been there for 0.5 s"):
+        follow(impatient(two_ranks), 1)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_does_not_exist_is_refused(two_ranks: Config, rank: int) -> None:
+    with pytest.raises(BadModel, match=rf"rank {rank}: learner.ranks = 2 allows 1 to 1"):
+        follow(two_ranks, rank)
+
+
+def test_a_rank_with_another_configuration_is_refused(two_ranks: Config) -> None:
+    learner = msgspec.structs.replace(two_ranks.learner, lr=0.5)
+    other = msgspec.structs.replace(two_ranks, learner=learner)
+    meetings = [Rendezvous(print), Rendezvous(print)]
+    with ThreadPoolExecutor() as pool:
+        leading = pool.submit(admit_ranks, two_ranks, meetings[0])
+        with pytest.raises(RankLost, match=r"rank 1 of the learner has another configuration"):
+            join_leader(other, 1, meetings[1])
+        with pytest.raises(BadModel, match=r"start every rank with the same CONFIG"):
+            leading.result()
+    for rendezvous in meetings:
+        rendezvous.close()
+
+
+@pytest.mark.parametrize("given", ["here", "tcp://host", "http://host:1"])
+def test_a_meeting_place_that_is_none_is_refused(two_ranks: Config, given: str) -> None:
+    learner = msgspec.structs.replace(two_ranks.learner, rendezvous=given)
+    with pytest.raises(BadModel, match=r"learner.rendezvous = .*tcp://HOST:PORT"):
+        lead(msgspec.structs.replace(two_ranks, learner=learner))
+
+
+@pytest.mark.parametrize("rendezvous", ["", "tcp://127.0.0.1:{port}"])
+def test_two_that_meet_share_a_store(two_ranks: Config, rendezvous: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = rendezvous.format(port=free.getsockname()[1])
+    learner = msgspec.structs.replace(two_ranks.learner, rendezvous=place)
+    config = msgspec.structs.replace(two_ranks, learner=learner)
+    meetings = [Rendezvous(print), Rendezvous(print)]
+    with ThreadPoolExecutor() as pool:
+        leading = pool.submit(admit_ranks, config, meetings[0])
+        _, store = join_leader(config, 1, meetings[1])
+        leading.result().set("key", "value")
+    assert store.get("key") == b"value"
+    for rendezvous in meetings:
+        rendezvous.close()
+
+
+@pytest.fixture
+def links() -> Iterator[tuple[Link, Link]]:
+    made = tuple(Link(end, "the peer") for end in socket.socketpair())
+    yield made[0], made[1]
+    for link in made:
+        link.close()
+
+
+def test_messages_keep_their_order(links: tuple[Link, Link]) -> None:
+    for number in range(3):
+        links[0].send("call", {"number": number, "blob": b"x" * 100_000})
+    received = [links[1].receive(30.0) for _ in range(3)]
+    assert [value["number"] for _, value in received] == [0, 1, 2]
+
+
+def test_silence_has_a_deadline(links: tuple[Link, Link]) -> None:
+    with pytest.raises(RankLost, match=r"the peer has said nothing for 0.01 s"):
+        links[0].receive(0.01)
+
+
+@pytest.mark.parametrize(("words", "news"), [("x is full", "failed: x is full"), (None, "is gone")])
+def test_an_end_is_told_to_who_waits_and_to_who_watches(
+    links: tuple[Link, Link], words: str | None, news: str
+) -> None:
+    heard: list[str] = []
+    links[0].watch("rank 7", heard.append)
+    if words is not None:
+        links[1].send("failed", words)
+    links[1].close()
+    with pytest.raises(RankLost, match=f"rank 7 {news}"):
+        links[0].receive(30.0)
+    assert heard == [f"rank 7 {news}"] or wait_until(lambda: heard == [f"rank 7 {news}"])
+
+
+def test_an_end_that_was_announced_is_no_news(links: tuple[Link, Link]) -> None:
+    heard: list[str] = []
+    links[0].watch("rank 7", heard.append)
+    links[1].send(CLOSE)
+    links[1].close()
+    assert links[0].receive(30.0) == (CLOSE, None)
+    with pytest.raises(RankLost, match="rank 7 is gone"):
+        links[0].receive(30.0)
+    links[0].close()  # its reader has ended
+    assert heard == []
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30.0
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_share_arrives_bit_for_bit(two_ranks: Config, batch: Callable[..., Batch]) -> None:
+    share = build_shares(batch(), two_ranks.learner)[0]
+    arrived = decode_share(encode_share(share))
+    assert (arrived.step, arrived.temperature, arrived.gauges) == (
+        share.step, share.temperature, share.gauges,
+    )  # fmt: skip
+    for one, other in zip(arrived.micro_batches, share.micro_batches, strict=True):
+        for name in one.__slots__:
+            assert torch.equal(getattr(one, name), getattr(other, name))

@@ -1,0 +1,88 @@
+"""A delivery's summary from its bytes is that of the whole trajectory, sound or not."""
+
+import random
+
+import msgspec
+import numpy as np
+import pytest
+
+from replay import codec
+from replay.log.summary import Summary, summarise, summarise_payload
+from replay.protocol import CodecError
+from replay.trajectory import Sampling, Search, StopReason, Trajectory, Turn
+from tests.replay.test_fuzz import mutated
+
+
+def encoded(seed: int) -> bytes:
+    """Two turns and a search."""
+    row = np.arange(seed, 12 + seed, dtype=np.int32)
+    search = Search("a query", ("p-1",), 0.1, "ok")
+    turns = tuple(Turn(row, -row.astype(np.float32), row, row, found) for found in ((search,), ()))
+    return codec.encode_trajectory(
+        Trajectory(
+            group_id=1, sibling=0, question_id="q", kind="train", actor_id="actor-0",
+            sampling=Sampling(), prompt_tokens=row, turns=turns, answer="x", reward=1.0,
+            stop_reason=StopReason.ANSWERED,
+        )
+    )  # fmt: skip
+
+
+def of_the_whole(payload: bytes) -> Summary | str:
+    try:
+        return summarise(codec.decode_trajectory(payload))
+    except CodecError as error:
+        return str(error)
+
+
+def surveyed(payload: bytes) -> Summary | str:
+    try:
+        return summarise_payload(payload)
+    except CodecError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_or_not_it_is_the_same(seed: int) -> None:
+    rng, told = random.Random(seed), {Summary: 0, str: 0}
+    payload = encoded(seed)
+    assert isinstance(surveyed(payload), Summary)
+    for _ in range(1500):
+        other = mutated(payload, rng)
+        assert surveyed(other) == of_the_whole(other)
+        told[type(surveyed(other))] += 1
+    assert min(told.values()) > 10, "of both kinds"
+
+
+CHANGES = {
+    "an array is no whole number of items": {"action_tokens": b"\0\0\0"},
+    "no actions": dict.fromkeys(("action_tokens", "behaviour_logprobs", "policy_versions"), b""),
+    "fewer log-probs": {"behaviour_logprobs": b"\0\0\0\0"},
+    "fewer versions": {"policy_versions": b"\0\0\0\0"},
+    "an observation is cut": {"observation_tokens": b"\0"},
+}
+WHOLE = {
+    "no turns": {"turns": ()},
+    "no prompt": {"prompt_tokens": b""},
+    "a prompt is cut": {"prompt_tokens": b"\0"},
+    "the reward is not finite": {"reward": float("nan")},
+    "unscorable without a cause": {"reward": None, "reward_cause": ""},
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGES, *WHOLE])
+def test_what_is_unsound_is_refused_in_the_same_words(change: str) -> None:
+    wire = codec.decode_wire(encoded(0))
+    if change in CHANGES:
+        turn = msgspec.structs.replace(wire.turns[0], **CHANGES[change])
+        wire = msgspec.structs.replace(wire, turns=(turn, *wire.turns[1:]))
+    else:
+        wire = msgspec.structs.replace(wire, **WHOLE[change])
+    payload = msgspec.msgpack.encode(wire)
+    assert isinstance(surveyed(payload), str) and surveyed(payload) == of_the_whole(payload)
+
+
+def test_unscorable_with_a_cause_is_sound() -> None:
+    wire = codec.decode_wire(encoded(0))
+    payload = msgspec.msgpack.encode(msgspec.structs.replace(wire, reward=None, reward_cause="x"))
+    found = surveyed(payload)
+    assert isinstance(found, Summary) and found == of_the_whole(payload) and found.reward is None

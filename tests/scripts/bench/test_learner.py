@@ -1,0 +1,91 @@
+"""The learner's benchmark: what it feeds, and that both sides of its ratio do the same work."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from configs.schema import Config, LearnerConfig, ModelConfig
+from learner.batch import build
+from learner.model.scorer import TokenScorer, load_model
+from scripts.bench import head
+from scripts.bench.harness import RunFailed
+from scripts.bench.head import peak_of
+from scripts.bench.learner import (
+    GROUPS,
+    SIBLINGS,
+    Watch,
+    bare_pass,
+    demo_batch,
+    measure_update,
+    rollout,
+)
+from scripts.demo.start import Recipe, make_model
+
+
+@pytest.fixture
+def demo_model(tmp_path: Path) -> ModelConfig:
+    torch.manual_seed(0)
+    make_model(Recipe()).save_pretrained(tmp_path / "model")
+    return ModelConfig(path=str(tmp_path / "model"), dtype="float32")
+
+
+def test_rollouts_are_as_long_as_the_demos() -> None:
+    rng = np.random.default_rng(1)
+    lengths = [len(rollout(rng, group, 0).tokens) for group in range(300)]
+    assert 40 <= min(lengths) < 60 and 110 < max(lengths) <= 140
+
+
+def test_both_sides_score_the_same_tokens_alike(demo_model: ModelConfig) -> None:
+    model, training = load_model(demo_model), build(demo_batch(), LearnerConfig())
+    assert training.gauges["learner/sequences"] == GROUPS * SIBLINGS
+    micro = training.micro_batches[-1]
+    with torch.no_grad():
+        ours = TokenScorer(model)(micro.tokens, micro.loss_mask, 1.0)[0]
+        torch.testing.assert_close(bare_pass(model, micro), ours, rtol=1e-5, atol=1e-5)
+
+
+def test_a_stopwatch_counts_what_it_is_told_to() -> None:
+    seconds = {"sorting": 0.0}
+    watched = Watch([3, 1], {"sort": "sorting"}, seconds)
+    watched.sort()
+    assert watched.pop() == 3 and seconds["sorting"] > 0.0 and len(seconds) == 1
+
+
+def test_the_peak_is_what_the_work_needed_at_its_worst() -> None:
+    def work() -> int:
+        large = torch.ones(64 << 20, dtype=torch.uint8)
+        total = int(large[:5].sum())
+        del large
+        return total
+
+    for _ in range(2):  # also when malloc has such memory at hand
+        result, peak = peak_of(work)
+        assert result == 5 and 60 << 20 < peak < 90 << 20
+    assert peak_of(lambda: None)[1] < 4 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.soak("benchmarks")
+@pytest.mark.timeout(900)
+def test_the_head_needs_a_fraction_of_the_plain_one_s_memory() -> None:
+    figures = head.compare(1, 0.0, 1, print)
+    assert figures["logprob_peak_memory_ratio"] <= 0.15
+    assert figures["logprob_difference"] <= 1e-5
+
+
+@pytest.mark.slow
+def test_a_measurement_that_fails_says_how(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"bench_head-none ended with 1: .*Invalid enum value"):
+        head.measure("none", tmp_path / "none", 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_the_parts_make_up_the_update(demo_model: ModelConfig) -> None:
+    config = Config(model=demo_model, learner=LearnerConfig(lr=1e-4, micro_batch_tokens=2048))
+    rates, peaks = measure_update(config, build(demo_batch(), config.learner), 1)
+    assert peaks.keys() < rates.keys() and peaks["whole update"] >= peaks["forward + backward"] > 0
+    whole = 1.0 / rates.pop("whole update")
+    assert rates.pop("update_over_bare") > 0.0 and rates.pop("bare passes") > 0.0
+    assert sum(1.0 / rate for rate in rates.values()) == pytest.approx(whole)

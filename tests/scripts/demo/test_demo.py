@@ -1,0 +1,56 @@
+"""The demo command: what it launches, and what it says where its task cannot be prepared."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import cli
+from scripts.demo import encoder, task
+from scripts.demo.start import ColdStartFailed
+from scripts.fleet import launch
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The words of each launch, on a task that is there already."""
+    seen: list[list[str]] = []
+
+    def main(words: list[str]) -> int:
+        seen.append(words)
+        return 3
+
+    names = ("model", "train", "eval", "corpus", "held_out")
+    files = task.DemoFiles(*map(Path, names))
+    monkeypatch.setattr(task, "prepare", lambda *_: files)
+    monkeypatch.setattr(encoder, "prepare_index", lambda *_: Path("dense"))
+    monkeypatch.setattr(launch, "main", main)
+    return seen
+
+
+def test_the_run_is_launched_on_the_task_and_its_exit_code_kept(launched: list[list[str]]) -> None:
+    assert cli.main(["demo", "--seed", "2", "learner.total_steps=4"]) == 3
+    ((config, *settings),) = launched
+    assert config.endswith("configs/demo.yaml")
+    assert settings == [
+        "seed=2",
+        "model.path=model",
+        "questions.train=train",
+        "questions.eval=eval",
+        "retrieval.corpus=corpus",
+        "learner.total_steps=4",
+    ]
+
+
+def test_a_dense_index_is_searched_where_it_is_asked_for(launched: list[list[str]]) -> None:
+    cli.main(["demo", "--retrieval", "dense"])
+    assert "retrieval.index=dense" in launched[0]
+
+
+def test_a_task_that_cannot_be_made_is_one_line(monkeypatch: Any, capsys: Any) -> None:
+    def prepare(*_: object) -> None:
+        raise ColdStartFailed("no start")
+
+    monkeypatch.setattr(task, "prepare", prepare)
+    assert cli.main(["demo"]) == cli.FAILED
+    assert capsys.readouterr().err == "forage: no start; try another SEED\n"

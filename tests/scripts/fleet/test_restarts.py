@@ -1,0 +1,243 @@
+"""What is started again, when, how often, and what is said of it."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from configs.load import differences
+from configs.runtime.process import CONSEQUENCE
+from configs.schema import ActorsConfig, Config, FleetConfig
+from scripts.fleet import restarts
+from scripts.fleet.fleet import Host
+from scripts.fleet.restarts import BudgetSpent, Restarts
+from scripts.runs.fleet_log import read_fleet_log
+
+NAMES = ("retrieval_server", "replay", "learner", "learner-1", "actor-0", "actor-1")
+
+
+class Fleet:
+    """Processes that are as they are told to be; `started` lists what was placed, in order."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, Any] = {}
+        self.started: list[dict[str, list[str]]] = []
+        self.start({name: [name] + (["--rank", "1"] if "-1" in name else []) for name in NAMES})
+
+    def start(self, commands: dict[str, list[str]]) -> None:
+        self.started.append(commands)
+        for name, command in commands.items():
+            member = SimpleNamespace(name=name, command=command, pid=7, exit_code=None)
+            member.started_at, member.ready_at = 1.0, lambda: None
+            member.log_path, member.last_words = f"{name}.log", lambda: "its last words"
+            member.stopped, member.poll = list, lambda member=member: member.exit_code
+            member.signal = lambda number, m=member: setattr(m, "exit_code", -int(number))
+            self.members[name] = member
+
+    def end(self, name: str, code: int) -> dict[str, int]:
+        self.members[name].exit_code = code
+        return {name: code}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    now = SimpleNamespace(s=100.0)
+    monkeypatch.setattr(restarts, "time", SimpleNamespace(monotonic=lambda: now.s))
+    return now
+
+
+@pytest.fixture
+def keep(
+    tmp_path: Path, clock: SimpleNamespace
+) -> Callable[..., tuple[Fleet, Restarts, list[str]]]:
+    def make(**fields: Any) -> tuple[Fleet, Restarts, list[str]]:
+        fleet, said = Fleet(), []
+        config = FleetConfig(first_pause_s=1.0, longest_pause_s=3.0, **fields)
+        return fleet, Restarts(config, fleet, tmp_path, lambda text, _: said.append(text)), said
+
+    return make
+
+
+def test_what_ends_is_started_again_after_its_pause(keep, clock, tmp_path) -> None:
+    fleet, kept, said = keep()
+    dead = fleet.end("actor-0", -9)
+    kept.tend(dead)
+    clock.s += 0.9
+    kept.tend(dead)
+    assert len(fleet.started) == 1 and "actor-0" in kept.waiting
+    clock.s += 0.2
+    kept.tend(dead)
+    assert fleet.started[1:] == [{"actor-0": ["actor-0"]}]
+    assert said == ["actor-0 was killed by SIGKILL (log: actor-0.log); restart 1 of 8 in 1 s"]
+    fleet.members["actor-0"].ready_at = lambda: 2.0
+    kept.look()
+    events = [(e["event"], e["name"]) for e in read_fleet_log(tmp_path)][len(NAMES) :]
+    kinds = ["ended", "restarting", "started", "ready"]
+    assert events == [(kind, "actor-0") for kind in kinds]
+
+
+def test_pauses_double_up_to_the_longest_until_it_lives_for_a_while(keep, clock) -> None:
+    fleet, kept, said = keep()
+    for _ in range(4):
+        dead = fleet.end("actor-1", 1)
+        kept.tend(dead)
+        clock.s += 3.5
+        kept.tend(dead)
+    assert [line.split()[-2] for line in said] == ["1", "2", "3", "3"]
+    clock.s += 61.0
+    kept.tend(fleet.end("actor-1", 1))
+    assert said[-1].endswith("in 1 s")
+
+
+@pytest.mark.parametrize("ended", ["learner", "learner-1"])
+def test_the_ranks_of_a_learner_start_together(keep, clock, ended) -> None:
+    fleet, kept, _ = keep()
+    kept.tend(fleet.end(ended, CONSEQUENCE))
+    assert fleet.members["learner"].exit_code and fleet.members["learner-1"].exit_code
+    clock.s += 1.1
+    kept.tend({name: fleet.members[name].exit_code for name in ("learner", "learner-1")})
+    again = {
+        "learner": ["learner", "actors.count=2", "--resume"],
+        "learner-1": ["learner-1", "--rank", "1"],
+    }
+    assert fleet.started[1:] == [again] and len(kept.made) == 1
+
+
+def test_replay_goes_on_with_its_log_as_often_as_it_starts(keep, clock) -> None:
+    fleet, kept, _ = keep()
+    for _ in range(2):
+        dead = fleet.end("replay", -9)
+        kept.tend(dead)
+        clock.s += 5.0
+        kept.tend(dead)
+    assert fleet.started[1:] == [{"replay": ["replay", "--restart"]}] * 2
+
+
+def test_the_first_cause_ends_the_run_once_the_budget_is_spent(keep, clock) -> None:
+    fleet, kept, _ = keep(restarts=1)
+    dead = fleet.end("actor-0", -9)
+    kept.tend(dead)
+    clock.s += 1.1
+    kept.tend(dead)
+    with pytest.raises(
+        BudgetSpent, match=r"(?s)^actor-0 was killed by SIGKILL.*fleet.restarts = 1"
+    ):
+        kept.tend(fleet.end("replay", 1))
+
+
+def test_bad_input_is_not_tried_again(keep) -> None:
+    fleet, kept, _ = keep()
+    with pytest.raises(BudgetSpent, match=r"(?s)actor-0 ended with code 2.*its last words"):
+        kept.tend(fleet.end("actor-0", 2))
+
+
+def test_a_stopped_process_is_named_and_in_the_end_replaced(keep, clock, tmp_path) -> None:
+    fleet, kept, said = keep(stopped_deadline_s=10.0)
+    learner = fleet.members["learner"]
+    learner.stopped = lambda: [41, 42]
+    kept.look()
+    assert kept.stopped("learner") and "`kill -CONT 41 42`" in said[0] and len(said) == 1
+    clock.s += 5.0
+    learner.stopped = list
+    kept.look()
+    assert not kept.stopped("learner")
+    learner.stopped = lambda: [41]
+    for _ in range(2):
+        clock.s += 11.0
+        kept.look()
+    assert learner.exit_code == -signal.SIGKILL
+    events = [e["event"] for e in read_fleet_log(tmp_path)][len(NAMES) :]
+    assert events == ["stopped", "continued", "stopped"]
+
+
+def test_a_stopped_child_is_seen(tmp_path: Path) -> None:
+    child = "import os, subprocess; subprocess.run(['sleep', '60'], start_new_session=True)"
+    host = Host([sys.executable, "-c", child], {}, str(tmp_path / "log"), str(tmp_path / "ready"))
+    pid, *_ = host.start()
+    try:
+        import psutil
+
+        while not (children := psutil.Process(pid).children()):
+            pass
+        assert host.stopped() == []
+        children[0].suspend()
+        end = time.monotonic() + 10.0
+        while not host.stopped() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert host.stopped() == [children[0].pid]
+        children[0].kill()
+        host.kill(signal.SIGKILL)
+        host._thread.join(10)
+        again, *_ = host.start([sys.executable, "-c", "raise SystemExit(5)"])
+        host._thread.join(10)
+        assert again != pid and host.poll() == 5
+    finally:
+        host.kill(signal.SIGKILL)
+        host._thread.join(10)
+
+
+def test_the_fleet_grows_and_shrinks(keep, clock) -> None:
+    fleet, kept, said = keep()
+    kept.scale(3, lambda name: [name])
+    assert fleet.started[1:] == [{"actor-2": ["actor-2"]}] and "actor-2 starts" in said[-1]
+    kept.scale(1, lambda name: [name])
+    left = {name for name in (*NAMES, "actor-2") if fleet.members[name].exit_code is not None}
+    assert left == {"actor-1", "actor-2"} and said[-1].endswith(
+        "actor-1 is to leave, actor-2 is to leave"
+    )
+    fleet.members["actor-1"].exit_code = 0
+    kept.scale(2, lambda name: [name])
+    assert fleet.started[-1] == {"actor-1": ["actor-1"]}
+    dead = fleet.end("learner", -9)
+    kept.tend(dead)
+    clock.s += 1.1
+    kept.tend(dead | fleet.end("learner-1", -9))
+    assert fleet.started[-1]["learner"] == ["learner", "actors.count=2", "--resume"]
+
+
+def test_who_was_told_to_leave_and_is_wanted_again_comes_back(keep, clock) -> None:
+    fleet, kept, _ = keep()
+    fleet.members["actor-1"].signal = lambda number: None  # it drains
+    kept.scale(1, lambda name: [name])
+    kept.scale(2, lambda name: [name])
+    assert len(fleet.started) == 1 or fleet.started[1:] == [{}] * 2
+    fleet.members["actor-1"].exit_code = 0
+    kept.look()
+    assert fleet.started[-1] == {"actor-1": fleet.members["actor-1"].command}
+
+
+def test_nobody_unwanted_is_started_again(keep, clock) -> None:
+    fleet, kept, _ = keep()
+    kept.tend(fleet.end("actor-1", -9))
+    kept.scale(1, lambda name: [name])
+    assert kept.unwanted("actor-1") and not kept.unwanted("actor-0")
+    assert "actor-1" not in kept.waiting - {"actor-1"} and not kept.states()["actor-1"].count(
+        "again"
+    )
+
+
+def test_a_consequence_of_what_stands_still_costs_nothing(keep, clock) -> None:
+    fleet, kept, _ = keep(restarts=1)
+    fleet.members["replay"].stopped = lambda: [41]
+    kept.look()
+    for name in ("actor-0", "actor-1", "learner"):
+        kept.tend(fleet.end(name, CONSEQUENCE))
+    assert kept.made == []
+
+
+def test_input_that_was_good_once_is_tried_again(keep, clock) -> None:
+    fleet, kept, _ = keep()
+    fleet.members["actor-0"].ready_at = lambda: 1.0
+    kept.look()
+    kept.tend(fleet.end("actor-0", 2))
+    assert [each["name"] for each in kept.made] == ["actor-0"]
+
+
+def test_a_scaled_learner_may_resume_its_checkpoint() -> None:
+    given = Config(actors=ActorsConfig(count=3))
+    assert differences(Config(actors=ActorsConfig(count=2)), given) == {}

@@ -1,0 +1,161 @@
+"""How a run is ended early: who is told, and in which order."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from configs.runtime.process import CONSEQUENCE
+from configs.schema import Config, FleetConfig, LearnerConfig
+from replay.protocol import ReplayTimeout, Status, StepReport
+from scripts.fleet.console import Console
+from scripts.fleet.resume import Progress
+from scripts.fleet.supervisor import RunFailed, Supervisor
+
+CAUSE = "interrupted by SIGINT"
+Gauges = dict[str, dict[str, float]]
+
+
+class Member:
+    """A process that ends when it is signalled."""
+
+    exit_code, pid, started_at, ready_at = 0, 1, 0.0, lambda _: 1.0
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self.name, self.told = name, told
+
+    def signal(self, number: int) -> None:
+        self.told.append(self.name)
+
+
+class Fleet:
+    """Whoever is signalled ends well; to be asked for long means that the launcher hangs."""
+
+    def __init__(self, told: list[str], polls: int = 12) -> None:
+        names = ("retrieval_server", "replay", "learner", "learner-1", "actor-0", "actor-1")
+        self.members, self.told, self.polls = {n: Member(n, told) for n in names}, told, polls
+
+    def dead(self) -> dict[str, int]:
+        self.polls -= 1
+        assert self.polls > 0, f"the learner goes on; told: {self.told}"
+        return {name: 0 for name in self.members if name in self.told}
+
+
+class Replay:
+    """Reports one step, then the person presses Ctrl-C."""
+
+    def __init__(self, told: list[str], stop: Any, status: Status, silent: bool = False) -> None:
+        self.told, self.stop, self.answer, self.silent = told, stop, status, silent
+
+    def status(self, after_step: int, after_evaluation: int) -> Status:
+        self.stop.cause = "SIGINT"
+        return self.answer
+
+    def shutdown(self, cause: str) -> None:
+        self.told.append(cause)
+        if self.silent:
+            raise ReplayTimeout("no answer")
+
+
+@pytest.fixture
+def interrupt(tmp_path: Path) -> Callable[..., list[str]]:
+    """interrupt(steps, fleet) → who was told, in order, once the learner has ended."""
+
+    def run(steps: tuple[StepReport, ...], fleet: Gauges, silent: bool = False) -> list[str]:
+        told: list[str] = []
+        stop = SimpleNamespace(cause="")
+        config = Config(run_dir=str(tmp_path), learner=LearnerConfig(total_steps=9))
+        members = Fleet(told)
+        parts = (config, members, Console(), stop, Progress(), lambda name: [name])
+        status = Status(steps, (), {}, fleet, phase="", stop_cause="")
+        assert Supervisor(*parts).watch(Replay(told, stop, status, silent)) == CAUSE
+        return told
+
+    return run
+
+
+STEP = (StepReport(6, {}),)
+SERVING = {"actor-0": {"actor/tokens_per_s": 1.0}, "actor-1": {"actor/tokens_per_s": 1.0}}
+
+
+def test_ctrl_c_lets_actors_drain_and_ends_the_learner_s_wait(
+    interrupt: Callable[..., list[str]],
+) -> None:
+    assert interrupt(STEP, SERVING) == [CAUSE, "learner"]
+
+
+def test_engines_that_still_start_are_told_while_recorded_batches_are_trained(
+    interrupt: Callable[..., list[str]],
+) -> None:
+    fleet = {"actor-0": SERVING["actor-0"]}
+    assert interrupt(STEP, fleet) == ["actor-1", CAUSE, "learner"]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_before_training_everybody_is_told(
+    interrupt: Callable[..., list[str]], silent: bool
+) -> None:
+    assert sorted(interrupt((), SERVING, silent)) == ["actor-0", "actor-1", CAUSE, "learner"]
+
+
+def first_to_blame(tmp_path: Path, ends: list[dict[str, int]]) -> str:
+    """The cause that the supervisor names when these have ended, poll by poll."""
+    status = Status((), (), {}, SERVING, phase="", stop_cause="")
+    fleet = SimpleNamespace(members={}, dead=lambda: ends.pop(0) if len(ends) > 1 else ends[0])
+    for name in ("replay", "learner", "actor-0", "actor-1"):
+        words = {"name": name, "log_path": f"{name}.log", "last_words": lambda: ""}
+        fleet.members[name] = SimpleNamespace(pid=1, started_at=0.0, exit_code=0, **words)
+        fleet.members[name].ready_at = lambda: 1.0
+    fragile = FleetConfig(restarts=0)
+    config, stop = Config(run_dir=str(tmp_path), fleet=fragile), SimpleNamespace(cause="")
+    parts = (config, fleet, Console(), stop, Progress(), lambda name: [name])
+    supervisor = Supervisor(*parts)  # type: ignore[arg-type]
+    observer = SimpleNamespace(status=lambda *_: status)
+    with pytest.raises(RunFailed) as failure:
+        supervisor.watch(observer)  # type: ignore[arg-type]
+    return str(failure.value)
+
+
+@pytest.mark.parametrize("code", [1, -9])
+def test_a_consequence_that_ends_first_is_not_the_cause(tmp_path: Path, code: int) -> None:
+    ends = [{"learner": CONSEQUENCE}] * 3 + [{"learner": CONSEQUENCE, "actor-0": code}]
+    assert first_to_blame(tmp_path, ends).startswith("actor-0 ")
+
+
+def test_a_failure_is_the_cause_at_once(tmp_path: Path) -> None:
+    ends = [{"learner": 1}, {"learner": 1, "actor-0": -9}]
+    assert first_to_blame(tmp_path, ends).startswith("learner ended with code 1")
+
+
+def test_of_consequences_alone_the_first_name_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scripts.fleet.supervisor.SETTLE_S", 0.5)
+    assert first_to_blame(tmp_path, [{"learner": CONSEQUENCE}]).startswith("learner ")
+    every = dict.fromkeys(("learner", "actor-1", "replay"), CONSEQUENCE)
+    assert first_to_blame(tmp_path, [every | {"replay": 0}]).startswith("replay ")
+
+
+def test_replay_comes_back_at_once_for_an_end_that_somebody_asked_for(tmp_path: Path) -> None:
+    """Learner and actors would wait for it, and its pause after a few deaths is long."""
+    started: list[str] = []
+    told: list[str] = []
+    members = {name: Member(name, told) for name in ("replay", "learner", "actor-0")}
+    for member in members.values():
+        member.poll = lambda: -9  # type: ignore[attr-defined]
+        member.command, member.log_path = ["replay"], ""  # type: ignore[attr-defined]
+        member.last_words = lambda: ""  # type: ignore[attr-defined]
+    fleet = SimpleNamespace(
+        members=members,
+        dead=lambda: {"learner": 0} if started else {"replay": -9},
+        start=lambda commands: started.extend(commands),
+    )
+    config = Config(run_dir=str(tmp_path), fleet=FleetConfig(first_pause_s=100.0))
+    stop = SimpleNamespace(cause=CAUSE)
+    parts = (config, fleet, Console(), stop, Progress(), lambda name: [name])
+    away = Replay(told, stop, Status((), (), {}, {}, phase="", stop_cause=""), silent=True)
+    assert Supervisor(*parts).watch(away) == CAUSE  # type: ignore[arg-type]
+    assert started == ["replay"]
+    assert "learner" in told

@@ -1,0 +1,110 @@
+"""The check of this machine: each finding, and the command."""
+
+import json
+import resource
+from importlib import metadata
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from configs.runtime.process import REPOSITORY
+from scripts import cli
+from scripts.setup import doctor
+from scripts.setup.doctor import GIB, Finding
+
+
+@pytest.mark.parametrize(
+    ("version", "ok"), [((3, 10), False), ((3, 11), True), ((3, 14), True), ((3, 15), False)]
+)
+def test_python_has_a_range(version: tuple[int, int], ok: bool) -> None:
+    assert doctor.python(version).ok is ok
+
+
+def test_packages_are_compared_with_the_lock(tmp_path: Path) -> None:
+    lock = tmp_path / "cpu.lock"
+    lock.write_text("# a comment\nray==2.0\ntorch==1.0\nnone==1.0\nno==1; python_version < '3'\n")
+
+    def version_of(name: str) -> str:
+        if name == "none":
+            raise metadata.PackageNotFoundError
+        return {"ray": "1.9", "torch": "1.0+cpu"}[name]
+
+    found = doctor.packages(lock, version_of)
+    assert (found.has, found.ok, found.required) == ("1 missing, 1 other", False, True)
+    assert found.remedy.endswith(": none, ray 1.9")
+
+
+def test_another_version_than_the_locked_one_may_do(tmp_path: Path) -> None:
+    lock = tmp_path / "cpu.lock"
+    lock.write_text("ray==2.0\n")
+    found = doctor.packages(lock, lambda name: "2.1")
+    assert not found.ok and not found.required
+    assert doctor.packages(lock, lambda name: "2.0").ok
+
+
+def test_what_there_is_too_little_of() -> None:
+    assert doctor.cores(2).ok and not doctor.cores(1).ok
+    assert doctor.memory(6 * GIB, 6 * GIB).ok and not doctor.memory(5 * GIB, 6 * GIB).ok
+    assert doctor.disk("disk", Path("/tmp/none/yet"), 0).ok
+    assert not doctor.disk("disk", Path("/tmp"), 1 << 60).ok
+
+
+def test_files_may_be_raised_to_the_hard_limit() -> None:
+    few = doctor.open_files(256, 256)
+    soft = doctor.open_files(1024, resource.RLIM_INFINITY)
+    assert (few.ok, few.required, soft.ok, soft.required) == (False, True, False, False)
+    assert doctor.open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY).has == "unlimited"
+
+
+def test_gpus_are_for_the_installation_that_uses_them() -> None:
+    here = ["NVIDIA H200, 570.1"] * 2
+    assert doctor.judge_gpus(here, for_cpu=False).has == "2 x NVIDIA H200, driver 570.1"
+    assert not doctor.judge_gpus([], for_cpu=False).ok and doctor.judge_gpus([], for_cpu=True).ok
+    unused = doctor.judge_gpus(here, for_cpu=True)
+    assert not unused.ok and not unused.required and "GPU=1" in unused.remedy
+
+
+def test_folders_sockets_and_compilers(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert doctor.writable(tmp_path / "new").ok and not doctor.writable(tmp_path / "file").ok
+    assert doctor.listening("TCP", doctor._tcp).ok and doctor.listening("Unix", doctor._unix).ok
+
+    def refused() -> None:
+        raise PermissionError(1, "not allowed")
+
+    assert "not allowed" in doctor.listening("TCP", refused).remedy
+    assert not doctor.compiler(None, needed=True).ok
+
+
+def test_a_library_is_imported_elsewhere() -> None:
+    assert doctor.library("yaml").ok
+    broken = doctor.library("no_such_library")
+    assert not broken.ok and "ModuleNotFoundError" in broken.remedy
+    assert "takes more than" in doctor.library("yaml", deadline_s=0.001).remedy
+
+
+def test_it_fits_80_columns_and_every_shortcoming_has_its_remedy() -> None:
+    console = Console(width=80, record=True, file=StringIO())
+    doctor.show([Finding("cores", "1", ">= 2", False, "buy one"), doctor.cores(2)], console)
+    said = console.export_text()
+    assert "no cores: buy one" in said and "1 missing" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_the_command_fails_where_something_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "LIBRARIES", {"yaml": "to import"})
+    file = tmp_path / "findings.json"
+    config = str(REPOSITORY / "configs" / "base.yaml")
+    code = cli.main(["doctor", config, f"run_dir={tmp_path / 'run'}", "--json", str(file)])
+    assert code == 1 and "model.path is empty" in capsys.readouterr().out
+    found = {each["what"]: each for each in json.loads(file.read_text())}
+    assert found["yaml"]["ok"] and not found["configuration"]["ok"]
+
+
+def test_an_unknown_configuration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "none.yaml"]) == 2
+    assert "'none.yaml' does not exist" in capsys.readouterr().err

@@ -1,0 +1,320 @@
+"""Bad input is refused before any process starts: field, value and remedy."""
+
+import json
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import ConfigError, load
+from configs.runtime.process import REPOSITORY
+from configs.schema import Config
+from replay.log.history import Searched
+from replay.questions import left_out
+from replay.trajectory import Question, Search
+from scripts import cli
+from scripts.fleet import launch
+from scripts.setup import preflight
+from scripts.setup.resolve import resolve
+from tests.replay.conftest import record_searches
+
+BOTH = {"model": True, "retrieval": True}
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> dict[str, str]:
+    """Overrides of a configuration without a problem."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    (model / "model.safetensors").write_bytes(b"0" * 8)
+    (model / "tokenizer.json").write_text("{}")
+    (tmp_path / "q.jsonl").write_text('{"question": "who?", "answers": ["me"]}\n')
+    (tmp_path / "c.jsonl").write_text('{"id": "1", "contents": "Title\\ntext"}\n')
+    return {
+        "model.path": str(model),
+        "questions.train": str(tmp_path / "q.jsonl"),
+        "questions.eval": str(tmp_path / "q.jsonl"),
+        "retrieval.corpus": str(tmp_path / "c.jsonl"),
+        "actors.kv_cache_bytes": "1000000",
+        "run_dir": str(tmp_path / "run"),
+    }
+
+
+def config(overrides: dict[str, str]) -> Config:
+    """The base configuration with these overrides."""
+    return load(REPOSITORY / "configs" / "base.yaml", [f"{k}={v}" for k, v in overrides.items()])
+
+
+def test_a_good_configuration_passes(good: dict[str, str]) -> None:
+    preflight.check(config(good))
+
+
+def test_rows_that_cannot_be_used_are_said_before_the_start(good: dict[str, str]) -> None:
+    assert list(left_out(config(good).questions)) == []
+    with Path(good["questions.train"]).open("a") as file:
+        file.write('{"question": "who?", "answers": []}\n')
+    preflight.check(config(good))
+    said = list(left_out(config(good | {"questions.eval_limit": "1"}).questions))
+    assert len(said) == 1 and "q.jsonl:2: answers is []" in said[0]
+    assert said[0].startswith("questions.train: left out, 1 of 2 rows cannot be used: ")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("model.path", "", "model.path is empty"),
+        ("model.path", "/no/such/model", "/no/such/model"),
+        ("questions.train", "", "questions.train is empty"),
+        ("questions.eval", "/no/such.jsonl", "questions.eval = '/no/such.jsonl'"),
+        ("retrieval.corpus", "/no/such.jsonl", "retrieval.corpus = '/no/such.jsonl'"),
+        ("retrieval.token_file", "/no/such", "retrieval.token_file = '/no/such': No such file"),
+        ("model.max_model_len", "8192", "max_position_embeddings 4096"),
+        ("actors.kv_cache_bytes", str(1 << 50), "too little memory"),
+    ],
+)
+def test_each_problem_is_named(good: dict[str, str], field: str, value: str, words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(config(good | {field: value}))
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("config.json", "no config.json; name a Hugging Face folder"),
+        ("model.safetensors", "no *.safetensors there; save the model with"),
+        ("tokenizer.json", "no tokenizer; save it beside the model"),
+    ],
+)
+def test_what_trains_nothing_still_needs_a_whole_model(
+    good: dict[str, str], name: str, words: str
+) -> None:
+    untrained = good | {"questions.train": "", "questions.eval": ""}
+    preflight.check_rollouts(config(untrained))
+    (Path(good["model.path"]) / name).unlink()
+    with pytest.raises(ConfigError) as raised:
+        preflight.check_rollouts(config(untrained))
+    assert words in str(raised.value)
+
+
+def test_without_searches_no_corpus_is_needed(good: dict[str, str]) -> None:
+    without = config(good | {"retrieval.corpus": ""})
+    preflight.check_rollouts(without, searches=False)
+    with pytest.raises(ConfigError, match=r"retrieval\.corpus is empty"):
+        preflight.check_rollouts(without)
+
+
+def test_each_rank_of_the_learner_needs_memory(good: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"learner\.ranks = 100000: .* lower .*learner\.ranks"):
+        preflight.check(config(good | {"learner.ranks": "100000"}))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "logged", "said"),
+    [
+        ("failed", True, True),
+        ("interrupted", True, True),
+        ("completed", True, False),
+        ("failed", False, False),
+    ],
+)
+def test_how_to_go_on_is_said_where_a_run_can(
+    tmp_path: Path, outcome: str, logged: bool, said: bool
+) -> None:
+    if logged:
+        (tmp_path / "events.log").touch()
+    command = f"forage resume {tmp_path}"
+    assert launch.how_to_go_on(tmp_path, outcome) == (command if said else "")
+
+
+def test_a_malformed_line_is_located(good: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('\n{"question": 3}\n')
+    (tmp_path / "c.jsonl").write_text('{"id": "1"}\n')
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(config(good))
+    assert "q.jsonl:2" in str(raised.value) and "c.jsonl:1" in str(raised.value)
+
+
+def test_a_port_in_use_is_refused(good: dict[str, str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with pytest.raises(ConfigError, match=f"retrieval.port = {port}"):
+            preflight.check(config(good | {"retrieval.port": port}))
+
+
+def test_a_run_directory_in_use_is_kept(good: dict[str, str]) -> None:
+    kept = Path(good["run_dir"]) / "events.log"
+    kept.parent.mkdir()
+    kept.write_text("precious")
+    with pytest.raises(ConfigError, match="in use by another run"):
+        preflight.check(config(good))
+    assert kept.read_text() == "precious"
+
+
+def test_the_command_exits_2_with_the_message(
+    good: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = str(REPOSITORY / "configs" / "base.yaml")
+    assert cli.main(["train", base, "learner.lrr=1"]) == 2
+    assert "did you mean 'learner.lr'" in capsys.readouterr().err
+    assert cli.main(["train", base, "model.path=/no/such/model"]) == 2
+    assert "/no/such/model" in capsys.readouterr().err
+
+
+def test_prepare_only_prints_commands_that_name_the_run(
+    good: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [f"{k}={v}" for k, v in good.items()]
+    assert (
+        cli.main(["train", str(REPOSITORY / "configs" / "base.yaml"), *overrides, "--prepare-only"])
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert printed.count(f"{good['run_dir']}/config.yaml") == 5
+    assert "actors.worker" in printed and "--actor-id actor-1" in printed
+
+
+def test_every_rank_of_the_learner_has_its_own_process(good: dict[str, str]) -> None:
+    commands = launch.commands(config(good | {"learner.ranks": "3"}))
+    ranks = {name: command[3:] for name, command in commands.items() if "learner" in name}
+    assert ranks == {"learner": [], "learner-1": ["--rank", "1"], "learner-2": ["--rank", "2"]}
+
+
+@pytest.fixture
+def recorded(good: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """Overrides that name a recorded run, which searched the good configuration's corpus."""
+    search = Search("who?", ("1",), 0.1, "ok")
+    made = Searched(1.0, "actor", "train", Question("q", "who?", ()), 1, 0, 0, ((search,),))
+    run = record_searches(tmp_path / "recorded", config(good), made)
+    return good | {"retrieval.recorded": str(run), "retrieval.corpus": ""}
+
+
+def test_a_recorded_run_answers_and_no_server_is_started(recorded: dict[str, str]) -> None:
+    made = resolve(config(recorded), "again")
+    preflight.check(made)
+    assert made.retrieval.port == 0
+    assert "retrieval_server" in launch.commands(config(recorded | {"retrieval.recorded": ""}))
+    assert "retrieval_server" not in launch.commands(made)
+
+
+def test_a_recorded_run_that_cannot_answer_is_refused(
+    recorded: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "other.jsonl").write_text('{"id": "2", "contents": "other"}\n')
+    with pytest.raises(ConfigError, match=r"other.jsonl' does not hold passages '1'"):
+        preflight.check(config(recorded | {"retrieval.corpus": str(tmp_path / "other.jsonl")}))
+
+
+def test_a_recorded_run_is_named_absolutely(
+    recorded: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latest").symlink_to("recorded")  # it will point elsewhere once the run begins
+    made = resolve(config(recorded | {"retrieval.recorded": "latest"}), "again")
+    assert made.retrieval.recorded == str(tmp_path / "recorded")
+
+
+JUDGED = {
+    "rewards.weights.judge": "1",
+    "rewards.judge.url": "http://127.0.0.1:1/v1",
+    "rewards.judge.model": "m",
+}
+
+
+def test_a_judge_need_not_be_there_yet(good: dict[str, str]) -> None:
+    preflight.check(config(good | JUDGED))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (JUDGED | {"rewards.judge.key_file": "/no/key"}, ["rewards.judge.key_file = '/no/key'"]),
+        (JUDGED | {"rewards.judge.timeout_s": "500"}, ["rewards.judge.timeout_s = 500", "240"]),
+        (
+            {"rewards.weights.similarity": "1", "rewards.similarity.model": "/no/encoder"},
+            ["rewards.similarity.model = '/no/encoder'", "config.json"],
+        ),
+        (
+            {"rewards.weights.custom": "1", "rewards.custom": "no_such:reward"},
+            ["rewards.custom = 'no_such:reward'", "No module named 'no_such'"],
+        ),
+        (
+            {"rewards.weights.custom": "1", "rewards.custom": "json:dumps"}
+            | {"rewards.custom_timeout_s": "120"},
+            ["rewards.custom_timeout_s = 120.0 twice", "actors.rollout_deadline_s"],
+        ),
+    ],
+)
+def test_rewards_that_cannot_be_given_are_named(
+    good: dict[str, str], asked: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(config(good | asked))
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+def test_what_rewards_need_is_named_absolutely(
+    good: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = JUDGED | {"rewards.judge.key_file": "key"}
+    asked |= {"rewards.weights.similarity": "1", "rewards.similarity.model": "encoder"}
+    made = resolve(config(good | asked), "named").rewards
+    assert made.judge.key_file == str(tmp_path / "key")
+    assert made.similarity.model == str(tmp_path / "encoder")
+    assert resolve(config(good), "plain").rewards == config(good).rewards
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["environment.name=no.such:Thing"], "environment.name = 'no.such:Thing': no.such cannot"),
+        (["environment.tools=['tests.actors.faulty_tools:search']"], "its name 'search' is taken"),
+        (
+            ["environment.name=rag", "environment.tell_budget=true"],
+            "environment.tell_budget = True",
+        ),
+        (["environment.name=tool_call"], "no usable tokenizer there"),
+        (["environment.name=tool_call", "questions.chat_template=false"], "set it to true"),
+    ],
+)
+def test_an_environment_that_could_not_be_made_is_refused(
+    good: dict[str, str], overrides: list[str], words: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(config(good | dict(each.split("=", 1) for each in overrides)))
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_who_never_searches_needs_no_corpus_and_no_server(good: dict[str, str]) -> None:
+    alone = config(good | {"retrieval.corpus": "", "environment.name": "no_search"})
+    preflight.check(alone)
+    assert "retrieval_server" not in launch.commands(alone)
+    assert "retrieval_server" in launch.commands(config(good | {"environment.name": "rag"}))
+
+
+@pytest.mark.parametrize(
+    "check", [preflight.check, preflight.check_rollouts, partial(preflight.check_parts, **BOTH)]
+)
+def test_a_missing_chat_template_is_refused(
+    good: dict[str, str], word_tokenizer: Any, check: Callable[[Config], None]
+) -> None:
+    word_tokenizer.save_pretrained(good["model.path"])
+    check(config(good))
+    with pytest.raises(ConfigError, match="its tokenizer has no chat template"):
+        check(config(good | {"environment.name": "tool_call"}))
+
+
+def test_a_tokenizer_alone_is_looked_at_too(
+    good: dict[str, str], word_tokenizer: Any, tmp_path: Path
+) -> None:
+    word_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    other = {"environment.name": "tool_call", "model.path": str(tmp_path / "tokenizer")}
+    with pytest.raises(ConfigError, match="its tokenizer has no chat template"):
+        preflight.check_parts(config(good | other), model=False, retrieval=False)

@@ -1,0 +1,43 @@
+"""The shape of the tree: few rooms, short files and functions, pages of bounded length."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from configs.runtime.process import PACKAGES, REPOSITORY
+
+SOURCES = sorted(file for package in PACKAGES for file in (REPOSITORY / package).rglob("*.py"))
+PAGES = {"README.md": 120, "docs/architecture.md": 150}
+
+
+def functions(file: Path) -> dict[str, int]:
+    found = (ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, found)]
+    return {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in nodes}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_has_at_most_sixteen_rooms(package: str) -> None:
+    top = REPOSITORY / package
+    inside = [file.relative_to(top).parts[0] for file in SOURCES if file.is_relative_to(top)]
+    assert len(set(inside) - {"__init__.py"}) <= 16
+
+
+def test_no_file_is_longer_than_four_hundred_lines() -> None:
+    lengths = {file: len(file.read_text().splitlines()) for file in SOURCES}
+    assert {file: n for file, n in lengths.items() if n > 400} == {}
+
+
+def test_no_function_is_longer_than_forty_lines() -> None:
+    found = {(file, name): n for file in SOURCES for name, n in functions(file).items()}
+    assert {name: n for name, n in found.items() if n > 40} == {}
+
+
+def test_the_training_loop_is_read_on_one_page() -> None:
+    assert len((REPOSITORY / "learner" / "loop.py").read_text().splitlines()) <= 60
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_first_pages_are_short(page: str) -> None:
+    assert len((REPOSITORY / page).read_text().splitlines()) <= PAGES[page]

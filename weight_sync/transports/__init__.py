@@ -1,0 +1,1 @@
+"""Ways of tensors from the learner to the actors."""
