@@ -19,7 +19,7 @@ from configs.runtime.files import DRAFT_SUFFIX, Locked, LockUnsupported, open_lo
 from replay.log.format import Segment, header
 from replay.protocol import LogError
 
-_HOLDER = "replay, or scripts/runs/compact.py,"
+_HOLDER = "replay, or forage compact,"
 
 
 def segment_path(path: Path, number: int) -> Path:

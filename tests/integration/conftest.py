@@ -26,7 +26,7 @@ class Run:
         self.run_dir = run_dir
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "scripts/fleet/launch.py", *arguments],
+            [sys.executable, "scripts/launch.py", *arguments],
             cwd=REPOSITORY,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

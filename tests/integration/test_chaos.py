@@ -11,7 +11,7 @@ import pytest
 from configs.runtime.process import REPOSITORY
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.soak("chaos")]
-COMMAND = os.environ.get("CHAOS", "tests/faults/chaos.py").split()
+COMMAND = os.environ.get("CHAOS", "-m tests.faults.chaos").split()
 
 
 @pytest.mark.timeout(3600)

@@ -37,10 +37,10 @@ NOTHING_BATCHED = [
 ]
 
 
-def script(name: str, *arguments: object) -> str:
-    """Run a script of ours to its end; its output."""
+def forage(*words: object) -> str:
+    """Run a command to its end; its output."""
     done = subprocess.run(
-        [sys.executable, f"scripts/{name}.py", *map(str, arguments)],
+        [sys.executable, "-m", "scripts.cli", *map(str, words)],
         cwd=REPOSITORY,
         env=ends_with_us(),
         capture_output=True,
@@ -59,7 +59,7 @@ def completed(run: Run) -> Path:
 
 
 def losses(run_dir: Path) -> list[float]:
-    """What `train_sync.py` computed."""
+    """What `forage sync` computed."""
     found: list[float] = json.loads((run_dir / "summary.json").read_text())["losses"]
     return found
 
@@ -89,7 +89,7 @@ def test_without_lag_and_batching_it_is_the_synchronous_trainer(
 ) -> None:
     asynchronous = completed(launch(*SHORT, *NOTHING_BATCHED))
     synchronous = tmp_path / "sync"
-    script("train_sync", asynchronous / "config.yaml", f"run_dir={synchronous}")
+    forage("sync", asynchronous / "config.yaml", f"run_dir={synchronous}")
     check_same(asynchronous, synchronous)
 
 
@@ -100,24 +100,24 @@ def test_what_a_batching_run_recorded_gives_its_losses_again(
 ) -> None:
     run = completed(launch(*SHORT))
     again = tmp_path / "again"
-    script("train_sync", run / "config.yaml", f"run_dir={again}", "--recorded", run)
+    forage("sync", run / "config.yaml", f"run_dir={again}", "--recorded", run)
     check_same(run, again)
     check_relearnt(run)
 
 
 def check_relearnt(run: Path) -> None:
-    """`relearn.py` repeats the losses under the recorded settings, and not under others."""
-    output = script("relearn", run, "--json", run / "relearnt.json")
+    """`forage relearn` repeats the losses under the recorded settings, and not under others."""
+    output = forage("relearn", run, "--json", run / "relearnt.json")
     assert f"{STEPS} of {STEPS} losses are those that the run reported" in output
     relearnt = rows(run / "relearnt.json")
     assert [row["loss"] for row in relearnt] == reported(run)
     assert (run / "relearn-recorded" / "relearn.png").stat().st_size > 0
-    script("relearn", run, "learner.objective=cispo", "--steps", 2)
+    forage("relearn", run, "learner.objective=cispo", "--steps", 2)
     cispo = rows(run / "relearn-objective=cispo" / "steps.json")
     assert len(cispo) == 2 and cispo[1]["loss"] != relearnt[1]["loss"]
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """The steps in a file that `relearn.py` left."""
+    """The steps in a file that `forage relearn` left."""
     found: list[dict[str, Any]] = json.loads(path.read_text())["steps"]
     return found
