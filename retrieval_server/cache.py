@@ -41,6 +41,25 @@ class QueryCache:
         With `again` it is called once more with those that another caller, with a deadline of its
         own, has asked for in vain.
         """
+        found, awaited, new = self._look_up(queries, top_k)
+        if new:  # in a task of its own: whoever asked first may be cancelled
+            self._start(self._ask(new, top_k, ask))
+        failed: list[str] = []
+        for query, future in awaited.items():
+            try:
+                found[query] = await asyncio.shield(future)
+            except RETRIED:
+                if query in new or not again:
+                    raise
+                failed.append(query)
+        if failed:
+            found |= zip(failed, await self.get(failed, top_k, ask, again=False), strict=True)
+        return [found[query] for query in queries]
+
+    def _look_up(
+        self, queries: Sequence[str], top_k: int
+    ) -> tuple[dict[str, Found], dict[str, "asyncio.Future[Found]"], list[str]]:
+        """Split the queries into known results, results that are asked for, and new queries."""
         found: dict[str, Found] = {}
         awaited: dict[str, asyncio.Future[Found]] = {}
         new: list[str] = []
@@ -57,19 +76,7 @@ class QueryCache:
                 awaited[query] = self._asked[key] = asyncio.get_running_loop().create_future()
                 new.append(query)
         self.shared += len(queries) - len(found) - len(awaited)
-        if new:  # in a task of its own: whoever asked first may be cancelled
-            self._start(self._ask(new, top_k, ask))
-        failed: list[str] = []
-        for query, future in awaited.items():
-            try:
-                found[query] = await asyncio.shield(future)
-            except RETRIED:
-                if query in new or not again:
-                    raise
-                failed.append(query)
-        if failed:
-            found |= zip(failed, await self.get(failed, top_k, ask, again=False), strict=True)
-        return [found[query] for query in queries]
+        return found, awaited, new
 
     async def close(self) -> None:
         """Abandon what is on its way."""

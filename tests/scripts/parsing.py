@@ -5,6 +5,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from configs.runtime.process import Exit
 from scripts import cli
 
 
@@ -19,5 +20,5 @@ def parsed(command: str, *words: str) -> Any:
     keep.__annotations__ = get_type_hints(cli.COMMANDS[command].function())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(importlib.import_module(module), name, keep)
-        assert cli.main([*command.split(), *words]) == cli.DONE
+        assert cli.main([*command.split(), *words]) == Exit.DONE
     return seen[0]

@@ -59,7 +59,6 @@ USED = (  # the code that can change a run's figures
     "learner.model.scorer",
     "learner.algorithm.objectives",
     "learner.packing",
-    "learner.reduction",
     "learner.algorithm.schedule",
     "learner.model.shards",
     "learner.update",

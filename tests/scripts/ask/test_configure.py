@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from configs.load import ConfigError, save
+from configs.runtime.process import Exit
 from configs.schema import Config, ModelConfig, RetrievalConfig
 from learner import checkpoint
 from scripts import cli
@@ -181,7 +182,7 @@ def test_bad_input_is_refused_before_any_work(
 ) -> None:
     (tmp_path / "empty").mkdir()
     known = {"empty": tmp_path / "empty", "model": model, "base": base, "corpus": corpus}
-    assert cli.main(["ask", *(word.format(**known) for word in words)]) == cli.BAD_INPUT
+    assert cli.main(["ask", *(word.format(**known) for word in words)]) == Exit.BAD_INPUT
     out, err = capsys.readouterr()
     assert err.startswith("forage: ") and said in err and not out
 
@@ -201,7 +202,7 @@ def test_a_run_without_a_checkpoint_is_refused(make_run: Callable[..., Path]) ->
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(words: list[str]) -> None:
-    assert cli.main(["ask", *words]) == cli.BAD_INPUT
+    assert cli.main(["ask", *words]) == Exit.BAD_INPUT
 
 
 def test_the_key_is_a_file_s_else_the_environment_s(

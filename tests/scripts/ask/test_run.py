@@ -16,12 +16,11 @@ import pytest
 
 from actors.prompt import Prompter
 from configs.load import save
-from configs.runtime.process import REPOSITORY
+from configs.runtime.process import REPOSITORY, Exit
 from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig, RetrievalConfig
 from learner import checkpoint
 from replay.trajectory import Question
 from retrieval_server.protocol import Passage
-from scripts import cli
 from tests.scripts.ask.asking import Endpoint, endpoint, event, stream
 
 pytestmark = pytest.mark.slow
@@ -170,7 +169,7 @@ async def test_a_question_that_is_too_long_fails_alone(run: Path) -> None:
     long, fine = map(json.loads, out.splitlines())
     assert long["question"].startswith("bore bore") and "raise model.max_model_len" in long["error"]
     assert fine["answer"] == "kelu"
-    assert process.returncode == cli.FAILED and "forage: question 'asked-1' takes 20" in err
+    assert process.returncode == Exit.FAILED and "forage: question 'asked-1' takes 20" in err
 
 
 @pytest.mark.soak("commands")
@@ -194,7 +193,7 @@ async def test_interrupted_it_ends_and_its_server_with_it(run: Path, signal_numb
         process.send_signal(signal_number)
         await process.wait()
         _, alive = await asyncio.to_thread(psutil.wait_procs, children, 30)
-    assert process.returncode == cli.INTERRUPTED
+    assert process.returncode == Exit.INTERRUPTED
     assert children and not alive
 
 
@@ -235,7 +234,7 @@ async def test_interrupted_while_a_server_is_silent_it_ends(run: Path) -> None:
         process.send_signal(signal.SIGINT)
         await ended(process)
         left.set()
-    assert process.returncode == cli.INTERRUPTED
+    assert process.returncode == Exit.INTERRUPTED
 
 
 @pytest.mark.soak("commands")
@@ -244,7 +243,7 @@ async def test_a_server_that_refuses_is_one_line(run: Path) -> None:
         pass
     async with asking(*at(server, run)) as process:
         _, err = await ended(process)
-    assert process.returncode == cli.FAILED
+    assert process.returncode == Exit.FAILED
     (line,) = err.splitlines()
     assert line.startswith(f"forage: {server.url}/v1: no connection") and "start the server" in line
 
@@ -254,7 +253,7 @@ async def test_a_retrieval_server_that_is_not_there_is_one_line(run: Path) -> No
         pass
     async with asking(str(run), QUESTION, "--retrieval", server.url) as process:
         _, err = await ended(process)
-    assert process.returncode == cli.FAILED
+    assert process.returncode == Exit.FAILED
     (line,) = err.splitlines()
     assert line.startswith(f"forage: a search at retrieval.url = '{server.url}' failed: ")
 
@@ -267,5 +266,5 @@ async def test_a_model_that_cannot_be_loaded_is_bad_input(run: Path, tmp_path: P
     words = (str(tmp_path), QUESTION, "--config", str(run / "config.yaml"))
     async with asking(*words) as process:
         _, err = await ended(process)
-    assert process.returncode == cli.BAD_INPUT
+    assert process.returncode == Exit.BAD_INPUT
     assert err.startswith(f"forage: model.path = '{tmp_path}' cannot be loaded: ")

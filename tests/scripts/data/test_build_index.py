@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.runtime.process import Exit
 from scripts import cli
 from tests.retrieval_server.encoders import make_encoder
 
@@ -45,7 +46,7 @@ def test_bad_input_is_named_before_anything_is_made(
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
     words = [str(corpus) if part == "CORPUS" else part for part in given]
-    assert cli.main(["index", *words]) == cli.BAD_INPUT
+    assert cli.main(["index", *words]) == Exit.BAD_INPUT
     assert said in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
 

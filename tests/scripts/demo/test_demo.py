@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from configs.runtime.process import Exit
 from scripts import cli
 from scripts.demo import encoder, task
 from scripts.demo.start import ColdStartFailed
@@ -16,15 +17,15 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The words of each launch, on a task that is there already."""
     seen: list[list[str]] = []
 
-    def main(words: list[str]) -> int:
-        seen.append(words)
+    def train(options: launch.TrainOptions) -> int:
+        seen.append([options.config, *options.overrides])
         return 3
 
     names = ("model", "train", "eval", "corpus", "held_out")
     files = task.DemoFiles(*map(Path, names))
     monkeypatch.setattr(task, "prepare", lambda *_: files)
     monkeypatch.setattr(encoder, "prepare_index", lambda *_: Path("dense"))
-    monkeypatch.setattr(launch, "main", main)
+    monkeypatch.setattr(launch, "train", train)
     return seen
 
 
@@ -52,5 +53,5 @@ def test_a_task_that_cannot_be_made_is_one_line(monkeypatch: Any, capsys: Any) -
         raise ColdStartFailed("no start")
 
     monkeypatch.setattr(task, "prepare", prepare)
-    assert cli.main(["demo"]) == cli.FAILED
+    assert cli.main(["demo"]) == Exit.FAILED
     assert capsys.readouterr().err == "forage: no start; try another SEED\n"

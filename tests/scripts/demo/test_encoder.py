@@ -19,7 +19,7 @@ import torch
 
 from configs.schema import RetrievalConfig
 from retrieval_server.encoder import Encoder
-from retrieval_server.encoder_settings import usage_of
+from retrieval_server.encoder_settings import settings_of
 from retrieval_server.index import manifest
 from retrieval_server.index.open_index import open_index
 from scripts.demo import encoder
@@ -216,7 +216,7 @@ def test_another_corpus_has_an_index_of_its_own(brief: Path, corpus: Path, tmp_p
 
 def test_the_folder_says_how_it_wants_to_be_used(brief: Path) -> None:
     told = manifest.read(brief).encoder
-    assert told is not None and told.usage == usage_of(Path(told.path))
+    assert told is not None and told.usage == settings_of(Path(told.path))
     assert (told.usage.pooling, told.usage.normalise) == ("mean", True)
     assert (told.usage.query_prefix, told.usage.passage_prefix) == (QUERY, PASSAGE)
     folder = Path(told.path)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from configs.load import ConfigError, parse
-from configs.runtime.process import REPOSITORY
+from configs.runtime.process import REPOSITORY, Exit
 from replay.trajectory import Question
 from scripts import cli
 from scripts.evaluation import evaluate
@@ -109,7 +109,7 @@ def refused(
     def run(options: str = "", model: str = "model", sets: str = "q.jsonl") -> str:
         config = REPOSITORY / "configs" / "base.yaml"
         words = [model, "--sets", *sets.split(), "--config", str(config), *options.split()]
-        assert cli.main(["evaluate", *words]) == cli.BAD_INPUT
+        assert cli.main(["evaluate", *words]) == Exit.BAD_INPUT
         assert set(tmp_path.rglob("*")) == before
         return capsys.readouterr().err
 
@@ -149,9 +149,9 @@ def test_an_environment_that_does_not_exist_is_named(refused: Callable[..., str]
 @pytest.mark.parametrize(
     ("error", "code", "cause"),
     [
-        (KeyboardInterrupt("interrupted by SIGINT"), cli.INTERRUPTED, "interrupted by SIGINT: "),
-        (OSError(28, "No space left on device"), cli.FAILED, ""),
-        (Stopped("EngineDead: gone"), cli.FAILED, ""),
+        (KeyboardInterrupt("interrupted by SIGINT"), Exit.INTERRUPTED, "interrupted by SIGINT: "),
+        (OSError(28, "No space left on device"), Exit.FAILED, ""),
+        (Stopped("EngineDead: gone"), Exit.FAILED, ""),
     ],
 )
 def test_an_early_end_says_why_and_how_to_go_on(

@@ -16,7 +16,7 @@ from replay.log.event_log import EventLog
 from replay.log.format import HEADER
 from replay.log.records import LearnerResumed, Reported, RunResumed, StepsCommitted, Stopped
 from scripts import cli
-from scripts.fleet import launch, resume
+from scripts.fleet import resume
 from scripts.fleet.guardian import PID_FILE
 from scripts.setup.resolve import with_port
 from tests.replay.conftest import record_searches
@@ -259,7 +259,7 @@ def test_the_command_refuses_with_exit_code_2(
     folder: Folder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder.log(*BEGUN)
-    assert launch.main(["seed=9", "--resume", str(folder.path)]) == 2
+    assert cli.main(["resume", str(folder.path), "seed=9"]) == 2
     assert "seed = 9: the run was started with 3" in capsys.readouterr().err
 
 

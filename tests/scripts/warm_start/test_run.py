@@ -17,9 +17,8 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from configs.runtime.process import socket_dir
+from configs.runtime.process import Exit, socket_dir
 from learner import checkpoint
-from scripts import cli
 from tests.scripts.starting import DEADLINE_S, Started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -173,7 +172,7 @@ def test_however_it_is_ended_it_goes_on_to_the_same(
         if number == signal.SIGKILL:
             assert code == -signal.SIGKILL
         else:
-            assert code == cli.INTERRUPTED, run.said
+            assert code == Exit.INTERRUPTED, run.said
             was_saved(out, number, run)
     again = start(*words)
     assert again.ended() == 0, again.said
@@ -198,7 +197,7 @@ def test_ended_while_ranks_are_starting_it_leaves_nobody(
     run = start(*given, "--out", str(tmp_path / "out"), "learner.ranks=2")
     run.until(lambda: run.others)
     os.killpg(run.process.pid, number)
-    expected = {signal.SIGINT: cli.INTERRUPTED, signal.SIGKILL: -signal.SIGKILL}
+    expected = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGKILL: -signal.SIGKILL}
     code = run.ended()
     shutil.rmtree(socket_dir(str(tmp_path / "out")), ignore_errors=True)  # a killed one leaves it
     assert code == expected[number], run.said
@@ -217,7 +216,7 @@ def test_interrupted_while_it_measures_what_is_held_out_it_takes_no_step(
     run = start(*words, *held_out)
     run.until(lambda: "measuring the loss of 3800 held out" in run.said)
     os.killpg(run.process.pid, signal.SIGINT)
-    assert run.ended() == cli.INTERRUPTED, run.said
+    assert run.ended() == Exit.INTERRUPTED, run.said
     assert "interrupted before it took a step" in run.said
     assert BEGUN not in run.said and "Traceback" not in run.said
     assert checkpoint.newest(out) is None and not (out / "losses.json").exists()
@@ -228,7 +227,7 @@ def test_a_folder_that_cannot_be_written_is_bad_input(
 ) -> None:
     (tmp_path / "out" / "course.json.draft").mkdir(parents=True)  # not even root can write it
     run = start(*given, "--out", str(tmp_path / "out"))
-    assert run.ended() == cli.BAD_INPUT, run.said
+    assert run.ended() == Exit.BAD_INPUT, run.said
     said = f"forage: --out '{tmp_path}/out': Is a directory: name another folder"
     assert run.said.splitlines()[-1] == said and "Traceback" not in run.said
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["course.json.draft"]
@@ -242,7 +241,7 @@ def test_a_rank_that_ends_before_it_has_joined_is_named(
     run = start(*given, *words)
     run.until(lambda: run.others)
     os.kill(run.others[0], signal.SIGKILL)
-    assert run.ended() == cli.FAILED, run.said
+    assert run.ended() == Exit.FAILED, run.said
     assert "rank 1 of the learner ended with exit code -9 before it had joined" in run.said
 
 
@@ -291,7 +290,7 @@ def test_bad_input_is_named_with_its_remedy_before_anything_is_made(
         (tmp_path / "d.jsonl").write_text(text)
     options = ("--demonstrations", str(tmp_path / "d.jsonl"), "--out", str(tmp_path / "out"))
     run = start(given[0], *options, *words)
-    assert run.ended() == cli.BAD_INPUT, run.said
+    assert run.ended() == Exit.BAD_INPUT, run.said
     (line,) = run.said.splitlines()
     assert line.startswith("forage: ") and all(each in line for each in named), line
     assert not (tmp_path / "out").exists()

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.prompt import load_tokenizer, tokenizer_digest
 from configs.load import ConfigError
+from configs.runtime.process import Exit
 from learner.errors import BadCheckpoint
 from scripts import cli
 from scripts.warm_start import warm_start
@@ -216,7 +217,7 @@ def test_it_goes_on_only_with_the_same_demonstrations_and_settings(
 def test_bad_settings_end_with_exit_code_2(
     given: list[str], capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
-    assert cli.main(["warm-start", *given, *words]) == cli.BAD_INPUT
+    assert cli.main(["warm-start", *given, *words]) == Exit.BAD_INPUT
     assert said in capsys.readouterr().err
 
 
@@ -236,7 +237,7 @@ def test_bad_settings_end_with_exit_code_2(
 def test_a_command_that_means_nothing_is_refused_by_name(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["warm-start", "c.yaml", *words]) == cli.BAD_INPUT
+    assert cli.main(["warm-start", "c.yaml", *words]) == Exit.BAD_INPUT
     assert (words[-2] if words else "--from-run") in capsys.readouterr().err
 
 
