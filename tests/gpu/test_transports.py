@@ -8,7 +8,7 @@ import torch
 
 from scripts.bench.weight_sync.peer import CONFIG, model
 from scripts.bench.weight_sync.run import Row, peers, published
-from weight_sync.buckets import Places, allocate, digest, plan, unpack
+from weight_sync.buckets import BucketViews, allocate, digest, plan, unpack
 from weight_sync.publisher import Publisher
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -47,6 +47,6 @@ def test_staging_is_pinned_and_holds_what_the_gpu_held() -> None:
     specs, sizes = plan(weights.items(), 4096)
     buckets = allocate(sizes)
     assert all(bucket.is_pinned() for bucket in buckets)
-    Places(specs, buckets).pack(weights.items())
+    BucketViews(specs, buckets).pack(weights.items())
     assert all(torch.equal(held, weights[name].cpu()) for name, held in unpack(specs, buckets))
     assert digest(buckets) == digest([bucket.cuda() for bucket in buckets])
