@@ -40,7 +40,7 @@ from scripts.setup.retrieval import ServerFailed, probe, serving
 
 ATTEMPTS = 3
 IN_A_ROW = 10
-POLL_S = 0.1  # between looks at the interrupt
+POLL_S = 0.02  # between looks at the interrupt: rollouts of a small model are quick
 RollOut = Callable[[Lease], Awaitable[Trajectory]]
 Ask = Callable[[str, RollOut], Awaitable[None]]  # one environment
 Watch = Callable[[], Coroutine[Any, Any, NoReturn]]

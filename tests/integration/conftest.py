@@ -1,9 +1,11 @@
 """Real runs of the demo task through the real command, and what they must not leave behind."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,12 +24,14 @@ from tests.integration.spelt import Task, make_task
 class Run:
     """A launched run whose output is collected line by line."""
 
-    def __init__(self, run_dir: Path, arguments: list[str]) -> None:
+    def __init__(self, run_dir: Path, arguments: list[str], scratch: Path) -> None:
+        """`scratch`: where the run's processes have their temporary files."""
         self.run_dir = run_dir
         self.lines: list[str] = []
         self.process = subprocess.Popen(
             [sys.executable, "scripts/launch.py", *arguments],
             cwd=REPOSITORY,
+            env=os.environ | {"TMPDIR": str(scratch)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -133,10 +137,10 @@ def bpe_model(bpe_task: Task) -> Path:
 def begin() -> Iterator[Callable[[Path, list[str]], Run]]:
     """begin(run_dir, arguments): start a run; whatever is left of it is killed afterwards."""
     runs: list[Run] = []
-    before = set(Path("/tmp").glob("vllm_dist_*"))
+    scratch = Path(tempfile.mkdtemp(prefix="run-"))  # short: sockets lie there
 
     def start(run_dir: Path, arguments: list[str]) -> Run:
-        runs.append(Run(run_dir, arguments))
+        runs.append(Run(run_dir, arguments, scratch))
         return runs[-1]
 
     yield start
@@ -146,7 +150,9 @@ def begin() -> Iterator[Callable[[Path, list[str]], Run]]:
             run.process.wait()
         for pid in run.leftovers(5.0):
             os.kill(pid, signal.SIGKILL)
-    assert not set(Path("/tmp").glob("vllm_dist_*")) - before
+    left = list(scratch.glob("vllm_dist_*"))
+    shutil.rmtree(scratch)
+    assert not left
 
 
 @pytest.fixture

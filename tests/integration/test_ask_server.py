@@ -95,6 +95,7 @@ def ask(target: str, *words: str) -> list[dict[str, Any]]:
 def test_it_searches_as_in_process(demo_files: DemoFiles, tmp_path: Path) -> None:
     rows = map(json.loads, demo_files.eval.read_text().splitlines()[:6])
     words = ["--config", "configs/demo.yaml", f"retrieval.corpus={demo_files.corpus}"]
+    words.append("environment.name=rag")  # the starting policy itself need not search
     words += [row["question"] for row in rows]
     with serving(demo_files.model, 512, tmp_path / "log") as url:
         there = ask(url, "--tokenizer", str(demo_files.model), *words)
