@@ -1,10 +1,8 @@
 """Tokenisation, the only place where text becomes tokens and back: questions, observations and
-corrections.
+corrections; and the tokens that end a completion.
 
 Pieces are tokenised apart and joined as ids, so that the tags around passages survive every cut and
 a piece has the same ids wherever it stands.
-
-The tokens that end a completion.
 """
 
 import hashlib
@@ -114,9 +112,7 @@ class Prompter:
         return self._encode(text, False, True)[: self._actors.max_passage_tokens]
 
     def observed(self, text: str) -> Tokens:
-        """Return int32[O]: an observation given as text, uncut. Between the template's ends, where
-        it has them, it is foreign text.
-        """
+        """Return int32[O]: an uncut observation; between the template's ends, foreign text."""
         before, _, after = self._actors.observation_template.partition("{passages}")
         inner = text.removeprefix(before).removesuffix(after)
         if before + inner + after != text:
@@ -163,9 +159,7 @@ class Prompter:
         return text
 
     def said(self, action_tokens: Tokens, ends: Collection[int] = ()) -> str:
-        """Return the text of one completion without the end tokens at its end: the tokenizer's, its
-        padding, and the model's own `ends`.
-        """
+        """Return a completion's text without end tokens (own, padding, `ends`) at its end."""
         ids = np.asarray(action_tokens).tolist()
         stripped = {self._tokenizer.eos_token_id, self._tokenizer.pad_token_id, *ends}
         while ids and ids[-1] in stripped:
@@ -199,22 +193,6 @@ class Prompter:
         tokens = np.asarray(ids, dtype=np.int32)
         tokens.setflags(write=False)
         return tokens
-
-
-def _filled(template: str, fields: dict[str, str]) -> str:
-    """Fill each field once: filled-in text is not searched for fields again."""
-    names = "|".join(fields)
-    return re.sub(rf"\{{({names})\}}", lambda found: fields[found[1]], template)
-
-
-def _plain_text_options(tokenizer: Any) -> dict[str, bool]:
-    """Return the options that make the tokenizer split special tokens; none where it cannot."""
-    options = {"split_special_tokens": True}
-    try:
-        tokenizer.encode("a", add_special_tokens=False, **options)
-    except (TypeError, ValueError):
-        return {}
-    return options
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
@@ -255,3 +233,19 @@ def end_tokens(prompter: Prompter, model_path: str) -> frozenset[int]:
                 named = part.get("eos_token_id")
                 found |= set(named if isinstance(named, list) else [named])
     return frozenset(each for each in found if each is not None)
+
+
+def _filled(template: str, fields: dict[str, str]) -> str:
+    """Fill each field once: filled-in text is not searched for fields again."""
+    names = "|".join(fields)
+    return re.sub(rf"\{{({names})\}}", lambda found: fields[found[1]], template)
+
+
+def _plain_text_options(tokenizer: Any) -> dict[str, bool]:
+    """Return the options that make the tokenizer split special tokens; none where it cannot."""
+    options = {"split_special_tokens": True}
+    try:
+        tokenizer.encode("a", add_special_tokens=False, **options)
+    except (TypeError, ValueError):
+        return {}
+    return options

@@ -1,7 +1,4 @@
-"""The retriever of a run: a client of a server, or the log of a recorded run.
-
-A retriever that answers each search as a recorded run's was answered.
-"""
+"""The retriever of a run: a client of a retrieval server, or the log of a recorded run."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,12 +14,13 @@ from retrieval_server.client import RetrievalClient
 from retrieval_server.protocol import CorpusError, NotRecorded, Passage, RetrievalError
 
 _NO_SCORE = float("nan")  # scores are not on record
-_SHOWN = 200  # characters of a query, and passages, that a message quotes
+_SHOWN = 200  # characters of a query that a message quotes
+
 Results = dict[str, tuple[str, ...]]  # query → passage ids, best first
 
 
 class RecordedRetriever:
-    """Answers searches from a run's log; use as `async with`, like a RetrievalClient.
+    """Answers searches as a recorded run's were; use as `async with`, like a RetrievalClient.
 
     Log and corpus are read once, at the start. The log holds a search's passages in the order
     shown, so the server's own order is recovered first. A search that is not on record is an error,
@@ -74,9 +72,7 @@ class RecordedRetriever:
         pass
 
     async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """Return at most `top_k` passages per query, best first, as they were found then; without
-        scores (nan). Raises NotRecorded.
-        """
+        """Return at most `top_k` passages per query as found then, unscored. Raises NotRecorded."""
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {top_k!r}")
         self._requests += 1
@@ -106,6 +102,24 @@ class RecordedRetriever:
         return [self._passages[each] for each in ids[:top_k]]
 
 
+Retrieval = RetrievalClient | RecordedRetriever
+
+
+def open_retrieval(config: Config) -> Retrieval:
+    """Make the configured retriever, for `async with`. Raises ConfigError."""
+    asked = config.retrieval
+    if asked.recorded:
+        return RecordedRetriever.open(config)
+    return RetrievalClient(
+        retrieval_url(config),
+        timeout_s=asked.timeout_s,
+        retries=asked.retries,
+        max_connections=asked.max_connections,
+        token=read_token(asked.token_file),
+        cache_queries=asked.cache_queries,
+    )
+
+
 def results_of(rollouts: Iterable[Searched], shuffled: bool) -> Results:
     """Return each query's passages, best first. `shuffled`: they were shown in another order.
 
@@ -114,7 +128,7 @@ def results_of(rollouts: Iterable[Searched], shuffled: bool) -> Results:
     same query found other passages.
     """
     results: Results = {}
-    for query, ids in _results(rollouts, shuffled):
+    for query, ids in _searches(rollouts, shuffled):
         first = results.setdefault(query, ids)
         if sorted(first) != sorted(ids):
             raise ValueError(
@@ -124,24 +138,8 @@ def results_of(rollouts: Iterable[Searched], shuffled: bool) -> Results:
     return results
 
 
-def _results(rollouts: Iterable[Searched], shuffled: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for rollout in rollouts:
-        for turn, searches in enumerate(rollout.turns):
-            for search in searches:
-                if search.status == "skipped":
-                    continue
-                ids = search.passage_ids
-                if shuffled:
-                    lease = (rollout.seed, rollout.group_id, rollout.sibling)
-                    order = shown_order(*lease, turn, len(ids))
-                    ids = tuple(shown for _, shown in sorted(zip(order, ids, strict=True)))
-                yield search.query, ids
-
-
 def corpus_of(retrieval: RetrievalConfig) -> str:
-    """Return the corpus that it names, or that its index was built from; '' where neither is named.
-    Raises ConfigError.
-    """
+    """Return its corpus, or its index's; '' where neither is named. Raises ConfigError."""
     # Imported late: it brings pyarrow, which no actor needs whose searches a server answers.
     from retrieval_server.index import manifest
 
@@ -184,6 +182,22 @@ def passages_of(results: Results, corpus: str, run: str) -> dict[str, Passage]:
     return found
 
 
+def _searches(
+    rollouts: Iterable[Searched], shuffled: bool
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for rollout in rollouts:
+        for turn, searches in enumerate(rollout.turns):
+            for search in searches:
+                if search.status == "skipped":
+                    continue
+                ids = search.passage_ids
+                if shuffled:
+                    lease = (rollout.seed, rollout.group_id, rollout.sibling)
+                    order = shown_order(*lease, turn, len(ids))
+                    ids = tuple(shown for _, shown in sorted(zip(order, ids, strict=True)))
+                yield search.query, ids
+
+
 def _quoted(query: str) -> str:
     return repr(query if len(query) <= _SHOWN else query[: _SHOWN - 1] + "…")
 
@@ -192,21 +206,3 @@ def _named(ids: Sequence[str]) -> str:
     shown = ", ".join(map(repr, ids[:10]))
     rest = f" and {len(ids) - 10} more" if len(ids) > 10 else ""
     return f"passages {shown}{rest}" if ids else "nothing"
-
-
-Retrieval = RetrievalClient | RecordedRetriever
-
-
-def open_retrieval(config: Config) -> Retrieval:
-    """Make the configured retriever, for `async with`. Raises ConfigError."""
-    asked = config.retrieval
-    if asked.recorded:
-        return RecordedRetriever.open(config)
-    return RetrievalClient(
-        retrieval_url(config),
-        timeout_s=asked.timeout_s,
-        retries=asked.retries,
-        max_connections=asked.max_connections,
-        token=read_token(asked.token_file),
-        cache_queries=asked.cache_queries,
-    )

@@ -1,12 +1,9 @@
-"""Keeps rollouts in flight: every lease becomes exactly one delivered trajectory or one failed
-lease.
+"""Keeps rollouts in flight: each lease becomes one delivered trajectory or one failed lease.
 
-Consumes leases (or Stop) and the verified versions; produces trajectories and failed leases; waits
-for the next lease, for rollouts (each bounded by `rollout_deadline_s`) and, before a delivery, for
-verified weights to serve (bounded by `publish_deadline_s`). Unblocked by replay's messages, by the
-policy and by the subscriber.
-
-The searches of one rollout, for replay's record should it fail.
+Consumes leases (or Stop) and the verified versions; produces trajectories, and failed leases with
+the searches made; waits for the next lease, for rollouts (each bounded by `rollout_deadline_s`)
+and, before a delivery, for verified weights to serve (bounded by `publish_deadline_s`). Unblocked
+by replay's messages, by the policy and by the subscriber.
 """
 
 import asyncio
@@ -23,6 +20,25 @@ from configs.schema import Config
 from replay.protocol import CodecError, Lease, Stop
 from replay.trajectory import Search, Trajectory
 from retrieval_server.protocol import Passage, RetrievalError
+
+SHUTDOWN = "shutdown"
+logger = logging.getLogger(__name__)
+
+
+class Writer(Protocol):
+    """An actor's side of replay."""
+
+    async def next(self) -> Lease | Stop:
+        """Wait for a lease or for the end."""
+        ...
+
+    async def deliver(self, trajectory: Trajectory) -> str:
+        """Deliver a trajectory; returns once it is on record."""
+        ...
+
+    async def fail(self, lease: Lease, cause: str, searches: Sequence[Search] = ()) -> None:
+        """Give a lease back, with the searches of its rollout."""
+        ...
 
 
 class NotedSearches:
@@ -42,27 +58,6 @@ class NotedSearches:
         seconds = time.perf_counter() - started
         self.made += search_records(queries, found, seconds)
         return found
-
-
-SHUTDOWN = "shutdown"
-
-logger = logging.getLogger(__name__)
-
-
-class Writer(Protocol):
-    """An actor's side of replay."""
-
-    async def next(self) -> Lease | Stop:
-        """Wait for a lease or for the end."""
-        ...
-
-    async def deliver(self, trajectory: Trajectory) -> str:
-        """Deliver a trajectory; returns once it is on record."""
-        ...
-
-    async def fail(self, lease: Lease, cause: str, searches: Sequence[Search] = ()) -> None:
-        """Give a lease back, with the searches of its rollout."""
-        ...
 
 
 class MeteredPolicy:

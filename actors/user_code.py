@@ -1,9 +1,8 @@
-"""A user's own code, called so that its faults harm nothing else: plain functions run in daemon
-threads.
+"""A user's own code: callables that the configuration names as `package.module:name`, called so
+that their faults harm nothing else.
 
-Nothing can end a thread, so a call that its caller abandons goes on; their number is bounded.
-
-Entry points: callables that the configuration names as `package.module:name`.
+Plain functions run in daemon threads. Nothing can end a thread, so a call that its caller abandons
+goes on; the number of such calls is bounded.
 """
 
 import asyncio
@@ -16,28 +15,7 @@ from typing import Any
 
 from configs.load import ConfigError
 
-
-def load_entry_point(field: str, value: str) -> Callable[..., Any]:
-    """Import the callable that `value` names. Raises ConfigError, naming the field."""
-    module_name, _, name = value.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:
-        raise ConfigError(
-            f"{field} = {value!r}: {module_name} cannot be imported: {type(error).__name__}: "
-            f"{error}: install it in this environment, or add its folder to PYTHONPATH"
-        ) from error
-    try:
-        for part in name.split("."):
-            found = getattr(found, part)
-    except AttributeError as error:
-        raise ConfigError(f"{field} = {value!r}: {error}: name what that module holds") from error
-    if not callable(found):
-        raise ConfigError(f"{field} = {value!r}: a {type(found).__name__} cannot be called")
-    return found  # type: ignore[no-any-return]
-
-
-# What such code may raise; after `raise_if_cancelled`, by its own fault.
+# Raised by a user's code; by its own fault where `raise_if_cancelled` lets it pass.
 FAULTS = (Exception, SystemExit, asyncio.CancelledError)
 Ended = tuple[Any, BaseException | None]
 
@@ -83,6 +61,26 @@ class Threads:
         if error is not None:
             raise error
         return value
+
+
+def load_entry_point(field: str, value: str) -> Callable[..., Any]:
+    """Import the callable that `value` names. Raises ConfigError, naming the field."""
+    module_name, _, name = value.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(
+            f"{field} = {value!r}: {module_name} cannot be imported: {type(error).__name__}: "
+            f"{error}: install it in this environment, or add its folder to PYTHONPATH"
+        ) from error
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        raise ConfigError(f"{field} = {value!r}: {error}: name what that module holds") from error
+    if not callable(found):
+        raise ConfigError(f"{field} = {value!r}: a {type(found).__name__} cannot be called")
+    return found  # type: ignore[no-any-return]
 
 
 def raise_if_cancelled(error: BaseException) -> None:

@@ -41,7 +41,7 @@ from actors.runner import MeteredPolicy, Runner, VerifiedVersions
 from actors.token_audit import TokenAudit
 from configs.keys import Address, Addresses
 from configs.load import ConfigError, load
-from configs.runtime.process import CONSEQUENCE, announce_ready, begin, die_with_parent, leave
+from configs.runtime.process import Exit, announce_ready, begin, die_with_parent, leave
 from configs.schema import Config
 from replay.clients.actor import TrajectoryWriter
 from replay.protocol import Hello, Lease, ReplayError, ReplayTimeout
@@ -171,8 +171,9 @@ def _tokenizer(config: Config) -> Any:
 def main(arguments: Sequence[str]) -> int:
     """Run one actor; return the exit code."""
     given = _parsed(arguments)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))  # until there is a loop
-    code = 0
+    # Until there is a loop, which drains.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(Exit.DONE))
+    code = Exit.DONE
     try:
         begin(given.actor_id)
         config = _configuration(given)
@@ -181,10 +182,10 @@ def main(arguments: Sequence[str]) -> int:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(run(config, given.actor_id))
     except* (ConfigError, EngineUnusable) as group:
-        code = _report(given.actor_id, group, 2)
+        code = _report(given.actor_id, group, Exit.BAD_INPUT)
     except* (ActorError, ReplayError, WeightSyncError) as group:
         own = group.split(OTHERS_FAULTS)[1]
-        code = _report(given.actor_id, group, 1 if own else CONSEQUENCE)
+        code = _report(given.actor_id, group, Exit.FAILED if own else Exit.CONSEQUENCE)
     return code
 
 
@@ -227,7 +228,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return importlib.import_module("uvloop").new_event_loop  # type: ignore[no-any-return]
 
 
-def _report(actor_id: str, group: BaseExceptionGroup[Exception], code: int) -> int:
+def _report(actor_id: str, group: BaseExceptionGroup[Exception], code: Exit) -> Exit:
     lines = (f"{actor_id}: {type(error).__name__}: {error}" for error in _leaves(group))
     for line in dict.fromkeys(lines):  # each rollout has its own
         print(line, file=sys.stderr)

@@ -1,11 +1,10 @@
-"""Checkpoints that are whole or absent: `checkpoints/step-N/{model,ema,[anchor],state}`.
+"""Checkpoints that are whole or absent: `checkpoints/step-N/{model,ema,[anchor],state}`; and the
+incarnation, the number of the learner's starts, in `<run_dir>/incarnation`.
 
 A folder is written under another name, fsynced, then renamed: a reader (or a restart) never meets
 half of one. `model`, `ema` and `anchor` are Hugging Face folders, usable as `model.path` by
 transformers and by vLLM; resuming needs `state` and `checkpoint.json`. Nothing here imports torch:
 a launcher reads checkpoints too.
-
-The incarnation: the number of this start of the learner, counted in `<run_dir>/incarnation`.
 """
 
 import hashlib
@@ -23,36 +22,12 @@ from configs.runtime.files import replacing, sync, sync_tree, write_durably
 from configs.schema import Config
 from learner.errors import BadCheckpoint
 
-INCARNATION_FILE = "incarnation"
-
-
-def next_incarnation(run_dir: str | Path, known: int = 0) -> int:
-    """Count this start durably: one more than any before, `known` (a checkpoint's) included.
-
-    A learner that was stopped and wakes up beside its successor is refused by its lower number.
-    Raises BadCheckpoint where the file holds no number.
-    """
-    incarnation = max(last_incarnation(run_dir), known) + 1
-    write_durably(Path(run_dir) / INCARNATION_FILE, f"{incarnation}\n")
-    return incarnation
-
-
-def last_incarnation(run_dir: str | Path) -> int:
-    """The number of starts so far. Raises BadCheckpoint where the file holds no number."""
-    path = Path(run_dir) / INCARNATION_FILE
-    text = path.read_text() if path.exists() else "0"
-    if not text.strip().isdecimal():
-        raise BadCheckpoint(
-            f"{path}: {text!r} is not a number: write the highest incarnation in the event log"
-        )
-    return int(text)
-
-
 if TYPE_CHECKING:  # it imports torch
     from transformers import PreTrainedTokenizerBase
 
 MANIFEST = "checkpoint.json"
 BEST = "best"
+INCARNATION_FILE = "incarnation"
 _NAME = re.compile(r"step-(\d+)")
 # Entries of a model's config.json that say nothing about its shape.
 _INCIDENTAL = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
@@ -85,6 +60,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, config: Config, step: int, incarnation: int) -> "Manifest":
         """The manifest of a checkpoint made now. Raises BadCheckpoint when `model.path` is gone."""
         architecture = read_architecture(config.model.path)
+        text = json.dumps(architecture, sort_keys=True)
         return cls(
             step=step,
             incarnation=incarnation,
@@ -95,7 +71,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             zero_stage=config.learner.zero_stage,
             optimiser=config.learner.optimiser,
             architecture=architecture,
-            architecture_digest=_digest(architecture),
+            architecture_digest=hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
             config=msgspec.to_builtins(config),
         )
 
@@ -146,9 +122,12 @@ def retain(
     parent, saved = _parent(run_dir), steps(run_dir)
     best = choose(saved)
     if best is None:  # its score may be lost: it is still the best that is known
-        best = _pointed_to(parent / BEST)
+        link = parent / BEST
+        match = _NAME.fullmatch(link.readlink().name) if link.is_symlink() else None
+        best = int(match[1]) if match else None
     else:
-        _point(parent / BEST, f"step-{best}")
+        with replacing(parent / BEST, durable=False) as draft:
+            draft.symlink_to(f"step-{best}")
     for old in saved[:-keep]:
         if old != best and old not in unfinished:
             _remove(parent / f"step-{old}")
@@ -213,6 +192,28 @@ def check(checkpoint: Checkpoint, config: Config) -> None:
         )
 
 
+def next_incarnation(run_dir: str | Path, known: int = 0) -> int:
+    """Count this start durably: one more than any before, `known` (a checkpoint's) included.
+
+    A learner that was stopped and wakes up beside its successor is refused by its lower number.
+    Raises BadCheckpoint where the file holds no number.
+    """
+    incarnation = max(last_incarnation(run_dir), known) + 1
+    write_durably(Path(run_dir) / INCARNATION_FILE, f"{incarnation}\n")
+    return incarnation
+
+
+def last_incarnation(run_dir: str | Path) -> int:
+    """The number of starts so far. Raises BadCheckpoint where the file holds no number."""
+    path = Path(run_dir) / INCARNATION_FILE
+    text = path.read_text() if path.exists() else "0"
+    if not text.strip().isdecimal():
+        raise BadCheckpoint(
+            f"{path}: {text!r} is not a number: write the highest incarnation in the event log"
+        )
+    return int(text)
+
+
 def read_architecture(model_path: str | Path) -> dict[str, Any]:
     """The entries of a model's `config.json` that shape it. Raises BadCheckpoint."""
     path = Path(model_path) / "config.json"
@@ -223,11 +224,6 @@ def read_architecture(model_path: str | Path) -> dict[str, Any]:
     return {key: content[key] for key in sorted(content) if key not in _INCIDENTAL}
 
 
-def _digest(architecture: dict[str, Any]) -> str:
-    text = json.dumps(architecture, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
 def _parent(run_dir: str | Path) -> Path:
     return Path(run_dir) / "checkpoints"
 
@@ -236,13 +232,3 @@ def _remove(folder: Path) -> None:
     removing = folder.with_name(f".removing-{folder.name}")
     folder.rename(removing)
     shutil.rmtree(removing)
-
-
-def _pointed_to(link: Path) -> int | None:
-    match = _NAME.fullmatch(link.readlink().name) if link.is_symlink() else None
-    return int(match[1]) if match else None
-
-
-def _point(link: Path, target: str) -> None:
-    with replacing(link, durable=False) as draft:
-        draft.symlink_to(target)

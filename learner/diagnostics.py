@@ -134,9 +134,7 @@ def _ess(log_ratios: Tensor, cap: float | None = None) -> float:
 
 
 def _likelihood_changes(tokens: TokenFacts, config: LearnerConfig) -> dict[str, float]:
-    """The distance from the policy that sampled, whatever the mode: over all tokens, by the sign of
-    the advantage, and on fresh ones.
-    """
+    """Distance from the sampling policy: of all tokens, by sign of the advantage, of fresh ones."""
     usable = tokens.usable
     moved = tokens.current - torch.where(usable, tokens.behaviour, 0.0)
     # KL(behaviour ‖ current) of tokens that the behaviour policy sampled: r − 1 − log r.

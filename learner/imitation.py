@@ -80,9 +80,7 @@ def share_out(
 
 
 def imitate(engine: Imitator, share: TrainingBatch, lr: float) -> dict[str, float]:
-    """Take one step on this rank's share; return its gauges. Raises Diverged on a non-finite loss
-    or gradient.
-    """
+    """Take one step on this rank's share; return its gauges. Raises Diverged where not finite."""
     own = 0.0
     for micro in share.micro_batches:
         placed = micro.to(engine.device)

@@ -1,7 +1,4 @@
-"""One run: its collaborators, and what the loop asks of them, each at its cadence.
-
-The probe: the same few tokens under every version, which check the weights where they serve.
-"""
+"""One run: its collaborators, and what the loop asks of them, each at its cadence."""
 
 import logging
 import random
@@ -24,23 +21,10 @@ from replay.protocol import Batch, EvalResult, Stop
 from weight_sync.buckets import InTurn
 from weight_sync.publisher import Publisher
 
-
-def draw_probe(tokenizer: PreTrainedTokenizerBase, seed: int, count: int) -> tuple[int, ...]:
-    """`count` ids drawn by the run's seed from the non-special vocabulary, with replacement.
-
-    Raises BadModel when the vocabulary has nothing but special tokens.
-    """
-    vocabulary = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
-    if not vocabulary:
-        raise BadModel(f"tokenizer {tokenizer.name_or_path!r} has no token that is not special")
-    return tuple(random.Random(f"probe {seed}").choices(vocabulary, k=count))
-
-
 if TYPE_CHECKING:  # importing it imports DeepSpeed
     from learner.trainer import Trainer
 
 log = logging.getLogger(__name__)
-
 # One version may be under way when the awaited one is published; each has five phases with the
 # deadline (connecting, forming, receiving, applying, checksum) and may be sent anew.
 PHASES_TO_APPLY = 15
@@ -103,9 +87,7 @@ class Run:
         return gauges | {"learner/update_s": seconds, "learner/tokens_per_s": rate}
 
     def publish(self) -> None:
-        """Publish this version if due: every `publish_every` steps, the first and the last; nothing
-        while recorded batches are trained again.
-        """
+        """Publish this version if due (`publish_every`, first, last), unless training it again."""
         due = self.step % self.config.weight_sync.publish_every == 0
         if self.serving and (due or self.step == self.config.learner.total_steps):
             self._publish()
@@ -237,3 +219,15 @@ class Run:
             # At stage 3 each weight is whole only in its turn.
             named = InTurn(weights) if self.config.learner.zero_stage == 3 else weights()
             self.publisher.publish(self.step, named, self.probe, logprobs)
+
+
+def draw_probe(tokenizer: PreTrainedTokenizerBase, seed: int, count: int) -> tuple[int, ...]:
+    """The tokens whose log-probs, under every version, check the weights where they serve.
+
+    `count` ids, drawn by the run's seed from the non-special vocabulary, with replacement. Raises
+    BadModel when the vocabulary has nothing but special tokens.
+    """
+    vocabulary = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
+    if not vocabulary:
+        raise BadModel(f"tokenizer {tokenizer.name_or_path!r} has no token that is not special")
+    return tuple(random.Random(f"probe {seed}").choices(vocabulary, k=count))

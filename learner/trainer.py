@@ -50,9 +50,7 @@ class Trainer:
 
     @collective("shares")
     def learn(self, shares: Sequence[TrainingBatch], /) -> dict[str, float]:
-        """Take one step on all ranks' shares (one per rank, or this rank's alone); return its
-        gauges.
-        """
+        """Take one step on all ranks' shares (or this rank's alone); return its gauges."""
         return update(self.engine, self.averages, self._own(shares), self.config.learner)
 
     @collective("shares")
@@ -75,9 +73,7 @@ class Trainer:
 
     @collective("none")
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole weights by Hugging Face name, tied ones once; use each before asking for the
-        next.
-        """
+        """Whole weights by Hugging Face name, tied ones once; each lasts until the next."""
         yield from self.engine.named_weights()
 
     @collective("folder")

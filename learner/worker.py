@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from configs.keys import Address, Addresses
 from configs.load import ConfigError, load
-from configs.runtime.process import CONSEQUENCE, announce_ready, begin, make_socket_dir, on_stop
+from configs.runtime.process import Exit, announce_ready, begin, make_socket_dir, on_stop
 from configs.runtime.signals import StopRequested, StopSwitch
 from configs.runtime.watchdog import phase
 from configs.schema import Config
@@ -34,14 +34,11 @@ if TYPE_CHECKING:  # heavy imports wait until the number of threads is set
     from weight_sync.publisher import Publisher
 
 log = logging.getLogger(__name__)
-FAILED, BAD_INPUT = 1, 2
 FAULTS_OF_OTHERS = (RankLost, ReplayTimeout, PeerFailed, TransportFailed, SyncTimeout)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the learner to its end; return the exit code: 0, 2 for bad input, 1 for named errors,
-    CONSEQUENCE for those in which another process has gone or is silent.
-    """
+    """Run the learner to its end; return its `Exit`."""
     parser = argparse.ArgumentParser(prog="python -m learner.worker")
     parser.add_argument("config")
     parser.add_argument("--resume", action="store_true", help="from the run's newest checkpoint")
@@ -63,11 +60,11 @@ def main(arguments: Sequence[str]) -> int:
             work(config, stop, given.resume)
     except (ConfigError, BadCheckpoint, BadModel) as error:
         print(f"learner: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return Exit.BAD_INPUT
     except (LearnerError, ReplayError, WeightSyncError) as error:
         print(f"learner: {type(error).__name__}: {error}", file=sys.stderr)
-        return CONSEQUENCE if isinstance(error, FAULTS_OF_OTHERS) else FAILED
-    return 0
+        return Exit.CONSEQUENCE if isinstance(error, FAULTS_OF_OTHERS) else Exit.FAILED
+    return Exit.DONE
 
 
 def _check(config: Config, rank: int) -> None:

@@ -104,10 +104,9 @@ def decode_trajectory(payload: bytes) -> Trajectory:
     """Decode a trajectory; its arrays are read-only views of `payload`. Raises CodecError."""
     wire = decode_wire(payload)
     turns = tuple(_from_wire_turn(turn, i) for i, turn in enumerate(wire.turns))
-    prompt = _array(wire.prompt_tokens, _INT32, "prompt_tokens")
     fields = msgspec.structs.asdict(wire) | {
         "sampling": Sampling(wire.sampling.temperature, wire.sampling.seed),
-        "prompt_tokens": prompt,
+        "prompt_tokens": _array(wire.prompt_tokens, _INT32, "prompt_tokens"),
         "turns": turns,
     }
     try:

@@ -43,9 +43,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Search(msgspec.Struct, frozen=True):
-    """One search of a turn: the query as sent, the passages in the order shown, and how long it
-    took.
-    """
+    """One search of a turn: the query as sent, the passages as shown, and how long it took."""
 
     query: str
     passage_ids: tuple[str, ...]

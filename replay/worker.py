@@ -22,7 +22,7 @@ import msgspec
 import yaml
 
 from configs.load import ConfigError, dump, leaves, load
-from configs.runtime.process import announce_ready, begin, on_stop, socket_dir
+from configs.runtime.process import Exit, announce_ready, begin, on_stop, socket_dir
 from configs.schema import Config
 from replay.ledger.ledger import Ledger
 from replay.log.event_log import FILE_NAME, EventLog, read_whole
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         server = make_server(config, ledger, log, recorded, given.restart)
     except (ConfigError, QuestionsError, ReplayError) as error:
         print(f"replay: {error}", file=sys.stderr)
-        return 2
+        return Exit.BAD_INPUT
     on_stop(server.stop)
     try:
         with log:
@@ -60,17 +60,15 @@ def main(arguments: Sequence[str]) -> int:
             server.run()
     except LogError as error:
         print(f"replay: {error}", file=sys.stderr)
-        return 1
+        return Exit.FAILED
     logger.info("run over: %s", ledger.stop_cause)
     with contextlib.suppress(OSError):
         socket_dir(config.run_dir).rmdir()  # only when nobody else has a socket in it
-    return 0
+    return Exit.DONE
 
 
 def make_ledger(config: Config, tell: Callable[[str], None] | None = None) -> Ledger:
-    """Make a ledger with the configured questions; `tell` is told what rows are left out. Raises
-    ConfigError, QuestionsError.
-    """
+    """Make a ledger; `tell` is told what rows are left out. Raises ConfigError, QuestionsError."""
     files = config.questions
     if not files.train:
         raise ConfigError(f"questions.train = {files.train!r}: name a JSONL file of questions")

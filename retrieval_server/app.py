@@ -121,7 +121,8 @@ def create_app(
     lifespan = _lifespan(documents, index, metrics, limits.waiting_queries)
     app = _App(title="Forage retrieval server", version="1", lifespan=lifespan)
     app.state.draining = False
-    info = _info(documents, index, default_top_k)
+    version = blake3(f"{index.name}\0{index.fingerprint}\0{digest_of(documents)}".encode())
+    info = Info(index.name, version.hexdigest(length=8), len(documents), default_top_k)
     search = _Search(app, info, token, limits.deadline_s)
 
     @app.post(
@@ -149,13 +150,7 @@ def create_app(
 class _Search:
     """The answer to `POST /retrieve`."""
 
-    def __init__(
-        self,
-        app: FastAPI,
-        info: Info,
-        token: str,
-        deadline_s: float,
-    ) -> None:
+    def __init__(self, app: FastAPI, info: Info, token: str, deadline_s: float) -> None:
         self._app, self._default_top_k = app, info.default_top_k
         self._version = {INDEX_VERSION: info.index_version}
         self._token, self._deadline_s = token, deadline_s
@@ -211,11 +206,6 @@ def _operator_routes(app: FastAPI, info: Info, metrics: Metrics) -> None:
     @app.get("/metrics", include_in_schema=False)
     async def tell_metrics() -> Response:
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
-
-
-def _info(documents: Sequence[Document], index: Index, default_top_k: int) -> Info:
-    version = blake3(f"{index.name}\0{index.fingerprint}\0{digest_of(documents)}".encode())
-    return Info(index.name, version.hexdigest(length=8), len(documents), default_top_k)
 
 
 def _lifespan(

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from retrieval_server.protocol import RetrievalOverloaded, RetrievalRefused
@@ -37,7 +36,6 @@ class Batcher(Generic[T]):
     `run(queries, top_k)` returns one list per query, at most `top_k` long, best first; it is called
     with what one turn of the event loop brought when nothing runs, else with what gathered in
     `max_wait_s`; in either case with at most `max_batch` queries, unless one call brought more.
-    Leaving abandons what is still running.
     """
 
     def __init__(
@@ -63,12 +61,11 @@ class Batcher(Generic[T]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Abandon what is waiting and what is running."""
         if self._deadline is not None:
             self._deadline.cancel()
         for call in self._waiting:

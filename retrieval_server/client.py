@@ -2,18 +2,14 @@
 
 A search takes at most `timeout_s`, retries included; only the gauges tell of a server that was
 started again within that time. An infrastructure failure is always an exception, never a result:
-its text cannot reach a trajectory.
-
-Replies of Search-R1's servers may lack ids, or hold a passage that was not found.
+its text cannot reach a trajectory. Replies of Search-R1's servers may lack ids, or hold a passage
+that was not found.
 """
 
 import asyncio
-import random
 import ssl
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -38,10 +34,17 @@ from retrieval_server.protocol import (
     RetrievalUnreachable,
     RetrieveRequest,
 )
+from retrieval_server.retries import Backoff, Latencies
 
-_NO_HIT = -3e38
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_POST_QUERIES = 64
+_GATHER_S = 0.002
+_GRACE_S = 0.25  # for a POST's own, better named, end
+_SHOWN_BYTES = 200  # of a reply, in messages
+_NO_HIT = -3e38  # a score at or below this is of a passage that was not found
 _OF_THE_REQUEST = (400, 408, 413, 414, 422)  # another one may be answered
-_SHOWN_BYTES = 200
+# httpx makes one for each connection else, also for plain HTTP, in half a millisecond.
+_UNUSED_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 class _Document(msgspec.Struct, frozen=True, gc=False):
@@ -60,7 +63,180 @@ class _Reply(msgspec.Struct, frozen=True):
     result: list[list[_Hit]]
 
 
+_encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Reply)
+
+
+class RetrievalClient:
+    """Asks one server; use as `async with`, from one event loop.
+
+    Calls made while a POST is under way gather for `_GATHER_S` and share the next one; at most
+    `max_connections` POSTs are under way. `url`: the server's base URL, or that of its `/retrieve`.
+    `timeout_s`: deadline of a search, waiting for a connection and all retries included; while
+    retries are left, an attempt may use half of the time that remains, so that one lost reply does
+    not use it up. `retries` bounds attempts that a server met; while nobody listens, or the server
+    says that too much is waiting and when to ask again, it is tried until the deadline.
+    `token`: shown with every request, unless it is empty. `cache_queries`: the results of so many
+    are remembered, until the server's index is another one; the same query asked for twice at once
+    is sent once in any case.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float = 30.0,
+        retries: int = 3,
+        max_connections: int = 64,
+        token: str = "",
+        cache_queries: int = 0,
+    ) -> None:
+        self._cache = QueryCache(cache_queries)
+        self._poster = _Poster(url, token, self._cache.of_version)
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._batcher = Batcher(
+            self._post, max_batch=_POST_QUERIES, max_wait_s=_GATHER_S, max_running=max_connections
+        )
+        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self._requests = self._errors = self._retried = self._calls = 0
+        self._latencies = Latencies()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._cache.close()
+        await self._batcher.close()
+        await self._poster.close()
+
+    async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        """Per query at most `top_k` passages, best first; no match is an empty list.
+
+        Raises RetrievalTimeout, RetrievalUnavailable, BadReply (each after its retries; with no
+        connection at the deadline) or, for a request that no retry would help, RetrievalRefused.
+        """
+        if top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {top_k!r}")
+        self._requests += 1
+        begun = time.monotonic()
+        try:
+            _check(queries)
+            async with asyncio.timeout(self._timeout_s + _GRACE_S):
+                passages = await self._cache.get(
+                    queries, top_k, lambda new: self._batcher.search(new, top_k)
+                )
+        except TimeoutError as error:
+            self._errors += 1
+            raise RetrievalTimeout(
+                f"no answer within {self._timeout_s:g} s, {self._batcher.waiting} queries are "
+                "waiting for a connection: see retrieval.max_connections"
+            ) from error
+        except RetrievalError:
+            self._errors += 1
+            raise
+        self._latencies.add(time.monotonic() - begun)
+        return passages
+
+    def gauges(self) -> dict[str, float]:
+        """Counts since the start, and latencies of recent successful calls."""
+        return {
+            "retrieval/requests": float(self._requests),
+            "retrieval/errors": float(self._errors),  # calls that failed after their retries
+            "retrieval/retried": float(self._retried),  # POSTs beyond the first
+            "retrieval/calls": float(self._calls),  # POSTs, retries not counted
+            "retrieval/remembered": float(self._cache.remembered),  # queries, from the cache
+            "retrieval/shared": float(self._cache.shared),  # queries that others were asking
+            **self._latencies.gauges("retrieval/latency"),
+        }
+
+    async def _post(self, queries: list[str], top_k: int) -> list[list[Passage]]:
+        body = _encoder.encode(RetrieveRequest(queries, top_k, return_scores=True))
+        self._calls += 1
+        deadline = time.monotonic() + self._timeout_s
+        left, attempt = self._retries, 0
+        while True:
+            remaining = deadline - time.monotonic()
+            pause = self._backoff.pause_s(attempt)
+            try:
+                return await self._poster.post(
+                    body, len(queries), remaining / 2 if left else remaining
+                )
+            except RETRIED as error:
+                met = not isinstance(error, RetrievalUnreachable | RetrievalOverloaded)
+                if isinstance(error, RetrievalOverloaded):
+                    pause += error.retry_after_s
+                if (met and not left) or time.monotonic() + pause >= deadline:
+                    raise
+                await asyncio.sleep(pause)
+                if time.monotonic() >= deadline:  # it was a long sleep
+                    raise
+            left, attempt = left - met, attempt + 1
+            self._retried += 1
+
+
+class _Poster:
+    """POSTs over kept connections, each reused last in, first out.
+
+    One httpx transport a connection: a shared httpx pool looks at all its connections for every
+    request, which at 64 of them costs far more than the request. The caller bounds how many are
+    used at once.
+    """
+
+    def __init__(self, url: str, token: str, of_version: Callable[[str], None]) -> None:
+        """`of_version` is told the version of the index that a reply is of, "" where none is."""
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"retrieval url must begin with http:// or https://, got {url!r}")
+        self._of_version = of_version
+        self._url = httpx.URL(url.rstrip("/").removesuffix("/retrieve") + "/retrieve")
+        self._headers = {"content-type": "application/json"}
+        if token:
+            self._headers["authorization"] = f"Bearer {token}"
+        self._tls = httpx.create_ssl_context() if self._url.scheme == "https" else _UNUSED_TLS
+        self._idle: list[httpx.AsyncHTTPTransport] = []
+
+    async def post(self, body: bytes, expected: int, seconds: float) -> list[list[Passage]]:
+        """Send one request body; returns `expected` lists, or raises the RetrievalError it met."""
+        transport = self._idle.pop() if self._idle else self._connection()
+        good = False
+        try:
+            response, content = await self._exchange(transport, body, seconds)
+            rows = parse_reply(response, content, expected, f"{self._url}")
+            good = True
+        except RetrievalOverloaded:  # in order; under load, connecting again would add to it
+            good = True
+            raise
+        finally:
+            if good:
+                self._idle.append(transport)
+            else:  # what may still come of a reply cut off, or be left of a bad one, answers nobody
+                await transport.aclose()
+        self._of_version(response.headers.get(INDEX_VERSION, ""))
+        return rows
+
+    async def _exchange(
+        self, transport: httpx.AsyncHTTPTransport, body: bytes, seconds: float
+    ) -> tuple[httpx.Response, bytes]:
+        request = httpx.Request("POST", self._url, content=body, headers=self._headers)
+        try:
+            async with asyncio.timeout(seconds):
+                response = await transport.handle_async_request(request)
+                return response, await response.aread()
+        except TimeoutError as error:
+            raise RetrievalTimeout(f"{self._url} did not answer within {seconds:.3g} s") from error
+        except httpx.ConnectError as error:
+            raise RetrievalUnreachable(f"{self._url}: {type(error).__name__}: {error}") from error
+        except httpx.RequestError as error:
+            raise RetrievalUnavailable(f"{self._url}: {type(error).__name__}: {error}") from error
+
+    async def close(self) -> None:
+        """Close the kept connections."""
+        while self._idle:
+            await self._idle.pop().aclose()
+
+    def _connection(self) -> httpx.AsyncHTTPTransport:
+        # A proxy of the environment must not come between us and a loopback server.
+        limits = httpx.Limits(max_connections=1, keepalive_expiry=30.0)
+        return httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=limits)
 
 
 def parse_reply(
@@ -109,206 +285,6 @@ def _passage(hit: _Hit) -> Passage:
     return Passage(str(name), document.contents, hit.score)
 
 
-_WINDOW = 1024  # calls that the latency percentiles look back on
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 2.0
-_POST_QUERIES = 64
-_GATHER_S = 0.002
-_GRACE_S = 0.25  # for a POST's own, better named, end
-# httpx makes one for each connection else, also for plain HTTP, in half a millisecond.
-_UNUSED_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-_encoder = msgspec.json.Encoder()
-
-
-class RetrievalClient:
-    """Asks one server; use as `async with`, from one event loop.
-
-    Calls made while a POST is under way gather for `_GATHER_S` and share the next one; at most
-    `max_connections` POSTs are under way. `url`: the server's base URL, or that of its `/retrieve`.
-    `timeout_s`: deadline of a search, waiting for a connection and all retries included; while
-    retries are left, an attempt may use half of the time that remains, so that one lost reply does
-    not use it up. `retries` bounds attempts that a server met; while nobody listens, or the server
-    says that too much is waiting and when to ask again, it is tried until the deadline.
-    `token`: shown with every request, unless it is empty. `cache_queries`: the results of so many
-    are remembered, until the server's index is another one; the same query asked for twice at once
-    is sent once in any case.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        timeout_s: float = 30.0,
-        retries: int = 3,
-        max_connections: int = 64,
-        token: str = "",
-        cache_queries: int = 0,
-    ) -> None:
-        self._cache = QueryCache(cache_queries)
-        self._poster = _Poster(url, token, self._cache.of_version)
-        self._timeout_s = timeout_s
-        self._retries = retries
-        self._batcher = Batcher(
-            self._post,
-            max_batch=_POST_QUERIES,
-            max_wait_s=_GATHER_S,
-            max_running=max_connections,
-        )
-        self._random = random.Random()
-        self._requests = self._errors = self._retried = self._calls = 0
-        self._latencies_s: deque[float] = deque(maxlen=_WINDOW)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._cache.close()
-        await self._batcher.__aexit__(kind, error, traceback)
-        await self._poster.close()
-
-    async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """Per query at most `top_k` passages, best first; no match is an empty list.
-
-        Raises RetrievalTimeout, RetrievalUnavailable, BadReply (each after its retries; with no
-        connection at the deadline) or, for a request that no retry would help, RetrievalRefused.
-        """
-        if top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {top_k!r}")
-        self._requests += 1
-        begun = time.monotonic()
-        try:
-            _check(queries)
-            async with asyncio.timeout(self._timeout_s + _GRACE_S):
-                passages = await self._cache.get(
-                    queries, top_k, lambda new: self._batcher.search(new, top_k)
-                )
-        except TimeoutError as error:
-            self._errors += 1
-            raise RetrievalTimeout(
-                f"no answer within {self._timeout_s:g} s, {self._batcher.waiting} queries are "
-                "waiting for a connection: see retrieval.max_connections"
-            ) from error
-        except RetrievalError:
-            self._errors += 1
-            raise
-        self._latencies_s.append(time.monotonic() - begun)
-        return passages
-
-    def gauges(self) -> dict[str, float]:
-        """Counts since the start; how long recent successful calls took, retries included."""
-        recent = sorted(self._latencies_s)
-        return {
-            "retrieval/requests": float(self._requests),
-            "retrieval/errors": float(self._errors),  # calls that failed after their retries
-            "retrieval/retried": float(self._retried),  # POSTs beyond the first
-            "retrieval/calls": float(self._calls),  # POSTs, retries not counted
-            "retrieval/remembered": float(self._cache.remembered),  # queries, from the cache
-            "retrieval/shared": float(self._cache.shared),  # queries that others were asking
-            "retrieval/latency_p50_s": _percentile(recent, 0.50),
-            "retrieval/latency_p99_s": _percentile(recent, 0.99),
-        }
-
-    async def _post(self, queries: list[str], top_k: int) -> list[list[Passage]]:
-        body = _encoder.encode(RetrieveRequest(queries, top_k, return_scores=True))
-        self._calls += 1
-        deadline = time.monotonic() + self._timeout_s
-        left, attempt = self._retries, 0
-        while True:
-            remaining = deadline - time.monotonic()
-            pause = self._pause(attempt)
-            try:
-                return await self._poster.post(
-                    body, len(queries), remaining / 2 if left else remaining
-                )
-            except RETRIED as error:
-                met = not isinstance(error, RetrievalUnreachable | RetrievalOverloaded)
-                if isinstance(error, RetrievalOverloaded):
-                    pause += error.retry_after_s
-                if (met and not left) or time.monotonic() + pause >= deadline:
-                    raise
-                await asyncio.sleep(pause)
-                if time.monotonic() >= deadline:  # it was a long sleep
-                    raise
-            left, attempt = left - met, attempt + 1
-            self._retried += 1
-
-    def _pause(self, attempt: int) -> float:
-        """Seconds before the next attempt: doubled each time; jittered, not to return in step."""
-        longest: float = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S)
-        return longest * self._random.uniform(0.5, 1.0)
-
-
-class _Poster:
-    """POSTs over kept connections, each reused last in, first out.
-
-    One httpx transport a connection: a shared httpx pool looks at all its connections for every
-    request, which at 64 of them costs far more than the request. The caller bounds how many are
-    used at once.
-    """
-
-    def __init__(self, url: str, token: str, of_version: Callable[[str], None]) -> None:
-        """`of_version` is told the version of the index that a reply is of, "" where none is."""
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"retrieval url must begin with http:// or https://, got {url!r}")
-        self._of_version = of_version
-        self._url = httpx.URL(url.rstrip("/").removesuffix("/retrieve") + "/retrieve")
-        self._headers = {"content-type": "application/json"}
-        if token:
-            self._headers["authorization"] = f"Bearer {token}"
-        self._tls = httpx.create_ssl_context() if self._url.scheme == "https" else _UNUSED_TLS
-        self._idle: list[httpx.AsyncHTTPTransport] = []
-
-    async def post(self, body: bytes, expected: int, seconds: float) -> list[list[Passage]]:
-        """Send one request body; returns `expected` lists, or raises the RetrievalError it met."""
-        transport = self._idle.pop() if self._idle else self._connection()
-        good = False
-        try:
-            response, content = await self._exchange(transport, body, seconds)
-            rows = parse_reply(response, content, expected, f"{self._url}")
-            good = True
-        except RetrievalOverloaded:  # in order; under load, connecting again would add to it
-            good = True
-            raise
-        finally:
-            if good:
-                self._idle.append(transport)
-            else:  # what may still come of a reply cut off, or be left of a bad one, answers nobody
-                await transport.aclose()
-        self._of_version(response.headers.get(INDEX_VERSION, ""))
-        return rows
-
-    async def _exchange(
-        self, transport: httpx.AsyncHTTPTransport, body: bytes, seconds: float
-    ) -> tuple[httpx.Response, bytes]:
-        try:
-            async with asyncio.timeout(seconds):
-                response = await transport.handle_async_request(self._request(body))
-                return response, await response.aread()
-        except TimeoutError as error:
-            raise RetrievalTimeout(f"{self._url} did not answer within {seconds:.3g} s") from error
-        except httpx.ConnectError as error:
-            raise RetrievalUnreachable(f"{self._url}: {type(error).__name__}: {error}") from error
-        except httpx.RequestError as error:
-            raise RetrievalUnavailable(f"{self._url}: {type(error).__name__}: {error}") from error
-
-    async def close(self) -> None:
-        """Close the kept connections."""
-        while self._idle:
-            await self._idle.pop().aclose()
-
-    def _connection(self) -> httpx.AsyncHTTPTransport:
-        # A proxy of the environment must not come between us and a loopback server.
-        limits = httpx.Limits(max_connections=1, keepalive_expiry=30.0)
-        return httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=limits)
-
-    def _request(self, body: bytes) -> httpx.Request:
-        return httpx.Request("POST", self._url, content=body, headers=self._headers)
-
-
 def _check(queries: Sequence[str]) -> None:
     longest = max(map(len, queries), default=0)
     if longest > MAX_QUERY_CHARS:
@@ -318,8 +294,3 @@ def _check(queries: Sequence[str]) -> None:
             query.encode()
         except UnicodeEncodeError as error:
             raise BadQuery(f"a query is no text ({error})") from error
-
-
-def _percentile(ordered: list[float], fraction: float) -> float:
-    """Nearest-rank percentile of ascending values; 0 when there are none."""
-    return ordered[min(len(ordered) - 1, int(len(ordered) * fraction))] if ordered else 0.0

@@ -1,15 +1,14 @@
 """A corpus, checked and readable at any position, in bounded memory.
 
 Passages keep the file's order, which breaks ties. Lines of JSON are read where they are; a packed
-corpus (.gz, parquet) is unpacked into such lines first.
-
-Passages are memory-mapped: each takes eight bytes of memory, whatever its text holds.
+corpus (.gz, parquet) is unpacked into such lines first. They are memory-mapped: each passage takes
+eight bytes of memory, whatever its text holds.
 """
 
 import mmap
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, overload
@@ -21,6 +20,11 @@ from numpy.typing import NDArray
 
 from retrieval_server.corpus_files import SHAPE, document, files_of, is_plain, lines, rows
 from retrieval_server.protocol import CorpusError, Document
+
+Progress = Callable[[int], None]
+STARTS, UNPACKED = "starts.npy", "passages.jsonl"  # in an index folder
+_EVERY = 4096  # passages between two words of progress
+_encoder = msgspec.json.Encoder()
 
 
 class Passages(Sequence[Document]):
@@ -59,22 +63,6 @@ class Passages(Sequence[Document]):
         return digest or blake3(self._bytes, max_threads=blake3.AUTO).hexdigest(length=16)
 
 
-def digest_of(documents: Sequence[Document]) -> str:
-    """A digest that changes with any document or with their order."""
-    if isinstance(documents, Passages):
-        return documents.digest()
-    digest = blake3()
-    for each in documents:
-        digest.update(f"\0{each.id}\0{each.contents}".encode())
-    return digest.hexdigest(length=16)
-
-
-Progress = Callable[[int], None]
-STARTS, UNPACKED = "starts.npy", "passages.jsonl"  # in an index folder
-_EVERY = 4096  # passages between two words of progress
-_encoder = msgspec.json.Encoder()
-
-
 def load_corpus(
     path: str | Path, unpacked: Path | None = None, progress: Progress = lambda passages: None
 ) -> Passages:
@@ -88,10 +76,10 @@ def load_corpus(
     with ExitStack() as stack:
         if is_plain(path):
             file: BinaryIO = stack.enter_context(path.open("rb"))
-            starts, ids = _scan(path, progress)
+            starts, ids = _scan(_read(path), progress)
         else:
             file = stack.enter_context(unpacked.open("w+b") if unpacked else _nameless())
-            starts, ids = _unpack(path, file, progress)
+            starts, ids = _scan(_unpack(path, file), progress)
             file.flush()
         if not len(starts):
             raise CorpusError(f"{str(path)!r} holds no passages: {SHAPE}")
@@ -109,34 +97,44 @@ def reopen(folder: Path, corpus: Path, digest: str = "") -> Passages:
         return Passages(file, np.load(folder / STARTS, mmap_mode="r"), str(lines), digest)
 
 
+def digest_of(documents: Sequence[Document]) -> str:
+    """A digest that changes with any document or with their order."""
+    if isinstance(documents, Passages):
+        return documents.digest()
+    digest = blake3()
+    for each in documents:
+        digest.update(f"\0{each.id}\0{each.contents}".encode())
+    return digest.hexdigest(length=16)
+
+
 def _nameless() -> BinaryIO:
     return tempfile.TemporaryFile(prefix="forage-corpus-")
 
 
-def _scan(path: Path, progress: Progress) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    starts, ids = array("q"), array("q")
-    for number, offset, line in lines(path):
-        ids.append(hash(document(line, f"{path}:{number}").id))
-        starts.append(offset)
-        if len(starts) % _EVERY == 0:
-            progress(len(starts))
-    progress(len(starts))
-    return np.frombuffer(starts, np.int64), np.frombuffer(ids, np.int64)
-
-
-def _unpack(
-    path: Path, file: BinaryIO, progress: Progress
+def _scan(
+    placed: Iterable[tuple[int, Document]], progress: Progress
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the offset of each passage, and a hash of its id."""
     starts, ids = array("q"), array("q")
-    offset = 0
-    for _, each in rows(path):
-        ids.append(hash(each.id))
-        starts.append(offset)
-        offset += file.write(_encoder.encode(each) + b"\n")
+    for start, passage in placed:
+        starts.append(start)
+        ids.append(hash(passage.id))
         if len(starts) % _EVERY == 0:
             progress(len(starts))
     progress(len(starts))
     return np.frombuffer(starts, np.int64), np.frombuffer(ids, np.int64)
+
+
+def _read(path: Path) -> Iterator[tuple[int, Document]]:
+    for number, offset, line in lines(path):
+        yield offset, document(line, f"{path}:{number}")
+
+
+def _unpack(path: Path, file: BinaryIO) -> Iterator[tuple[int, Document]]:
+    offset = 0
+    for _, passage in rows(path):
+        yield offset, passage
+        offset += file.write(_encoder.encode(passage) + b"\n")
 
 
 def _require_different(path: Path, ids: NDArray[np.int64]) -> None:

@@ -87,7 +87,8 @@ def document(line: bytes, where: str) -> Document:
         row = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorpusError(f"{where}: {_shown(line)} is not a passage ({error}): {SHAPE}") from error
-    return Document(_id(_value(row.id, "id", where), where), _contents(row.contents, where))
+    id = _id(_value(row.id, "id", where), where)
+    return Document(id, _text(_value(row.contents, "contents", where), where))
 
 
 def _parquet(files: list[Path]) -> Iterator[tuple[str, Document]]:
@@ -118,10 +119,6 @@ def _id(value: object, where: str) -> str:
         shown = _shown(msgspec.json.encode(value))
         raise CorpusError(f"{where}: id = {shown}: must be a non-empty string; {SHAPE}")
     return str(value)
-
-
-def _contents(raw: msgspec.Raw, where: str) -> str:
-    return _text(_value(raw, "contents", where), where)
 
 
 def _text(value: object, where: str) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +47,8 @@ class Encoder:
         except (OSError, ValueError) as error:
             raise BadIndex(f"{str(path)!r} cannot be loaded as an encoder: {error}") from error
         # An encoder-decoder (T5) is asked by its encoder alone.
-        self._model = getattr(model, "encoder", model) if _is_pair(model) else model
+        pair = getattr(model.config, "is_encoder_decoder", False)
+        self._model = getattr(model, "encoder", model) if pair else model
         self._model.eval().to(device)
         longest = getattr(model.config, "max_position_embeddings", None)
         self._longest = int(longest) if longest else 1 << 30
@@ -107,7 +107,3 @@ def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
             batch = []
         batch.append(row)
     yield batch
-
-
-def _is_pair(model: Any) -> bool:
-    return bool(getattr(model.config, "is_encoder_decoder", False))

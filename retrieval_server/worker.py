@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         listener = bind(config.retrieval.host, config.retrieval.port)
     except load.ConfigError as error:
         print(f"retrieval_server: {error}", file=sys.stderr)
-        return 2
+        return process.Exit.BAD_INPUT
     with listener:
         return serve(config, listener, token)
 
@@ -116,7 +116,7 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
     except (CorpusError, BadIndex) as error:
         field = "corpus" if isinstance(error, CorpusError) else "index"
         print(f"retrieval_server: retrieval.{field}: {error}", file=sys.stderr)
-        return 2
+        return process.Exit.BAD_INPUT
     host, port = listener.getsockname()[:2]
     asked = config.retrieval
     if not token:
@@ -129,7 +129,7 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
     logger.info("serving %d passages on http://%s:%d by %s", len(documents), host, port, index.name)
     process.announce_ready()
     server.run(sockets=[listener])
-    return 0
+    return process.Exit.DONE
 
 
 def _server(app: "FastAPI", asked: RetrievalConfig) -> "uvicorn.Server":
@@ -162,9 +162,7 @@ def _warn_of_strangers(config: Config, address: str) -> None:
 
 
 def _tell_when_leaving(app: "FastAPI", server: "uvicorn.Server", notice_s: float) -> None:
-    """Have `/ready` say so from the first signal on, and the port close `notice_s` later, or at the
-    next signal.
-    """
+    """From the first signal on, fail `/ready`; close after `notice_s`, or at the next signal."""
     leave = server.handle_exit
 
     def handle(sig: int, frame: "FrameType | None") -> None:
@@ -182,7 +180,7 @@ def _tell_when_leaving(app: "FastAPI", server: "uvicorn.Server", notice_s: float
 def _leave(cause: str) -> None:
     """Stop while still starting: nothing has been promised to anybody yet."""
     logger.info("%s before serving, leaving", cause)
-    raise SystemExit(0)
+    raise SystemExit(process.Exit.DONE)
 
 
 def _drain(app: "FastAPI", server: "uvicorn.Server", cause: str) -> None:

@@ -108,7 +108,7 @@ class Broadcast:
         try:
             gauges = self._send(parcel, self._joined_by(names), names)
         except (_LostError, TransportFailed) as error:
-            self._leave()
+            self.close()
             self._failures += 1
             gone = [name for name in names if not self._look_after(name)]
             log.warning("version %d is sent again: %s", parcel.version, error)
@@ -123,13 +123,15 @@ class Broadcast:
 
     def close(self) -> None:
         """Leave the group."""
-        self._leave()
+        transport, self._transport, self._group = self._transport, None, ()
+        if transport is not None:
+            transport.close()
 
     def _joined_by(self, names: tuple[str, ...]) -> Transport:
         """The collective of these actors; formed unless it is the last one."""
         if self._transport and self._group == names and self._replaced.isdisjoint(names):
             return self._transport
-        self._leave()
+        self.close()
         self._epoch += 1
         deadline_s = self._config.publish_deadline_s
         devices = {name: self._devices[name] for name in names}
@@ -289,8 +291,3 @@ class Broadcast:
         if unfit := self._verification.unfit(names):
             self._has.update(dict.fromkeys(unfit, -1))
             raise _LostError("; ".join(unfit.values()))
-
-    def _leave(self) -> None:
-        transport, self._transport, self._group = self._transport, None, ()
-        if transport is not None:
-            transport.close()

@@ -60,9 +60,7 @@ def plan(
 
 
 def allocate(bucket_sizes: Sequence[int], place: str = "cpu") -> list[torch.Tensor]:
-    """Zeroed buckets, uint8[size] each, on `cpu` or `cuda`; the host's are pinned where there is a
-    GPU to copy from or to.
-    """
+    """Zeroed buckets, uint8[size] each, on `cpu` or `cuda`; pinned on a host with a GPU."""
     pinned = place == "cpu" and torch.cuda.is_available()
     return [
         torch.zeros(size, dtype=torch.uint8, device=place, pin_memory=pinned)
@@ -137,24 +135,20 @@ def unpack(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors as views onto the buckets, in the order of `specs`; nothing is copied."""
     for spec in specs:
-        yield spec.name, _view(spec, buckets)
+        piece = buckets[spec.bucket][spec.offset_bytes : spec.offset_bytes + spec.nbytes]
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        yield spec.name, piece.view(dtype).view(spec.shape)
 
 
 def digest(buckets: Iterable[torch.Tensor]) -> str:
-    """blake3 (16 bytes, hexadecimal) over the buckets in order: 4.7 GB/s of one core where blake2b
-    does 0.7.
-    """
+    """blake3 (16 bytes, hexadecimal) over the buckets in order: 7 times as fast as blake2b."""
     total = blake3()
     for bucket in buckets:
         total.update(memoryview(bucket.cpu().numpy()))
     return total.hexdigest(length=16)
 
 
-def require_same(
-    left: Layout,
-    right: Layout,
-    sides: tuple[str, str],
-) -> None:
+def require_same(left: Layout, right: Layout, sides: tuple[str, str]) -> None:
     """Raise ManifestMismatch, with both sides' values, unless names, shapes and dtypes agree."""
     wrong = sorted(name for name in left.keys() | right.keys() if left.get(name) != right.get(name))
     if not wrong:
@@ -178,12 +172,6 @@ def _sent(own: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
 
 def _shown(value: tuple[tuple[int, ...], str] | None) -> str:
     return "has none" if value is None else f"{value[1]}{list(value[0])}"
-
-
-def _view(spec: TensorSpec, buckets: Sequence[torch.Tensor]) -> torch.Tensor:
-    piece = buckets[spec.bucket][spec.offset_bytes : spec.offset_bytes + spec.nbytes]
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    return piece.view(dtype).view(spec.shape)
 
 
 def _untied(named_tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,8 +1,5 @@
-"""The control sockets of learner and actors. A Channel is all that the broadcast sees of one.
-
-The actor's control socket is a DEALER.
-
-The learner's control socket, a ROUTER, passes on messages of actors that have joined.
+"""The control sockets: the learner's ROUTER, which passes on messages of actors that have joined,
+and an actor's DEALER. A `Channel` is all that the broadcast sees of the learner's.
 """
 
 import contextlib
@@ -31,7 +28,6 @@ from weight_sync.protocol import (
 )
 
 log = logging.getLogger(__name__)
-
 HEARTBEAT_MS = 1000
 SILENT_MS = 10_000
 _RIVAL_S = 12.0  # a connection that broke without a word is known to be dead by then
@@ -39,6 +35,34 @@ _RIVAL_S = 12.0  # a connection that broke without a word is known to be dead by
 
 class Closing(WeightSyncError):
     """The thread that receives is asked to stop."""
+
+
+@dataclass(frozen=True)
+class LearnerHost:
+    """The learner's `device` (see `device_name`), `address` for stores, `folder` for snapshots."""
+
+    device: str
+    address: str
+    folder: str
+
+
+class Channel(Protocol):
+    """The learner's control socket, as the broadcast needs it."""
+
+    @property
+    def peers(self) -> Sequence[str]:
+        """Actors that have joined, sorted."""
+
+    def send(self, actor_id: str, message: FromLearner) -> bool:
+        """Send; False when the actor's connection is gone."""
+
+    def drop(self, actor_id: str) -> None:
+        """Forget an actor; it may join again."""
+
+    def receive(self, deadline: float | None) -> FromActor | None:
+        """The next message; None at the deadline (monotonic seconds) or when interrupted. A Join
+        is of an actor that was not there, or came back on another connection.
+        """
 
 
 class RouterChannel:
@@ -87,9 +111,7 @@ class RouterChannel:
         self._routing_ids.pop(actor_id, None)
 
     def receive(self, deadline: float | None) -> FromActor | None:
-        """The next message; None at the deadline (monotonic seconds), when the bell rang, or when
-        what came was nothing new. Raises Closing.
-        """
+        """The next message; None at the deadline (monotonic), a bell or no news. Raises Closing."""
         left_ms = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000))
         poller = zmq.Poller()
         for readable in (self._router, self._wake):
@@ -198,31 +220,3 @@ class Link:
             return None
         message: FromLearner = decode_from_learner(await self._dealer.recv())
         return message
-
-
-class Channel(Protocol):
-    """The learner's control socket, as the broadcast needs it."""
-
-    @property
-    def peers(self) -> Sequence[str]:
-        """Actors that have joined, sorted."""
-
-    def send(self, actor_id: str, message: FromLearner) -> bool:
-        """Send; False when the actor's connection is gone."""
-
-    def drop(self, actor_id: str) -> None:
-        """Forget an actor; it may join again."""
-
-    def receive(self, deadline: float | None) -> FromActor | None:
-        """The next message; None at the deadline (monotonic seconds) or when interrupted. A Join
-        is of an actor that was not there, or came back on another connection.
-        """
-
-
-@dataclass(frozen=True)
-class LearnerHost:
-    """The learner's `device` (see `device_name`), `address` for stores, `folder` for snapshots."""
-
-    device: str
-    address: str
-    folder: str

@@ -68,7 +68,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     """Actor → learner, first message and again whenever nothing has come for a second: who I am.
 
     `incarnation` and `policy_version` are of the weights that serve here, -1 before the first;
-    `device` is where the model lies, as `transport.device_name` says it.
+    `device` is where the model lies, as `transports.base.device_name` says it.
     """
 
     actor_id: str

@@ -57,10 +57,7 @@ class Publisher:
         broadcast = Broadcast(config, incarnation, learner_host, self._channel, self._say)
         self._actors = actors
         self._thread = threading.Thread(
-            target=self._main,
-            args=(broadcast,),
-            name="weight-publisher",
-            daemon=True,
+            target=self._main, args=(broadcast,), name="weight-publisher", daemon=True
         )
         self._thread.start()
 
@@ -71,9 +68,7 @@ class Publisher:
         self.close()
 
     def wait_for_actors(self, deadline_s: float) -> None:
-        """Wait until as many actors have joined as the publisher was made for. Raises SyncTimeout,
-        naming the missing.
-        """
+        """Wait until `actors` actors have joined. Raises SyncTimeout, naming the missing."""
         self._wait(lambda: self._joined >= self._actors, deadline_s, "all actors to join")
 
     def publish(

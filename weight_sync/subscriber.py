@@ -174,10 +174,8 @@ class Subscriber:
     def _refusal(self, manifest: WeightManifest) -> str:
         version = (manifest.incarnation, manifest.policy_version)
         if self.verified is not None and version < self.verified:
-            error = VerificationFailed(
-                f"(incarnation, version) {version!r} after {self.verified!r}"
-            )
-            return describe(error)
+            said = f"(incarnation, version) {version!r} after {self.verified!r}"
+            return describe(VerificationFailed(said))
         return ""
 
     async def _apply(self, manifest: WeightManifest) -> Applied:
@@ -240,9 +238,7 @@ class Subscriber:
             self.on_verified(*self.verified)
 
     async def _probe(self, manifest: WeightManifest, deadline_s: float) -> tuple[float, str]:
-        """Largest absolute log-prob difference, and what is wrong, if anything; infinite when the
-        engine is silent too long.
-        """
+        """Largest log-prob difference (infinite: no answer in time), and what is wrong, or ''."""
         try:
             async with asyncio.timeout(deadline_s):
                 scores, version = await self._engine.score(manifest.probe_tokens)

@@ -90,9 +90,7 @@ class WeightSyncWorker:
 
 
 def checksum(model: torch.nn.Module) -> str:
-    """Digest of the model's parameters by name, fused and padded as they lie. (vLLM has one, of
-    SHA-256: twelve times slower.)
-    """
+    """Digest of the model's parameters by name, as they lie (12 times as fast as vLLM's own)."""
     named = sorted(model.named_parameters())
     return buckets.digest(p.detach().contiguous().view(-1).view(torch.uint8) for _, p in named)
 

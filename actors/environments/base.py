@@ -1,7 +1,7 @@
-"""The interface of environments: they parse the policy's action and return an observation.
+"""The interface of environments, which parse the policy's action and return an observation, and
+what they share: the retriever of one rollout, the budgets and the texts on them.
 
-The searches of one rollout, a turn's at a time. Retrieval errors pass through: they are
-infrastructure's, so they never become text or a reward.
+Retrieval errors pass through: they are infrastructure's, so they never become text or a reward.
 """
 
 import random
@@ -23,6 +23,7 @@ from retrieval_server.protocol import Passage
 
 MIN_ACTION_TOKENS = 8  # a completion shorter than this could not hold an action
 NOTHING: Tokens = np.empty(0, np.int32)
+Found = tuple[tuple[Search, ...], list[list[Passage]]]  # of a turn: records, passages as shown
 
 
 class Retriever(Protocol):
@@ -66,46 +67,6 @@ class Environment(Protocol):
         ...
 
 
-def completion_budget(config: Config, context_tokens: int) -> int:
-    """Return `actors.max_action_tokens`, or the rest of `model.max_model_len`; 0 where that is too
-    little for an action.
-    """
-    left, wanted = config.model.max_model_len - context_tokens, config.actors.max_action_tokens
-    return min(wanted, left) if left >= min(MIN_ACTION_TOKENS, wanted) else 0
-
-
-def instructed(prompt: str, settings: EnvironmentConfig, more: str = "") -> str:
-    """Adapt an environment's own prompt to the settings; `more` follows its words on searching."""
-    return prompt.replace(UNLIMITED, (LIMITED if settings.tell_budget else UNLIMITED) + more)
-
-
-def budget_told(settings: EnvironmentConfig, searches: int) -> str:
-    """Return the text that tells the policy how many searches it has left."""
-    return settings.budget_template.replace("{searches}", str(searches))
-
-
-def shown_order(seed: int, group_id: int, sibling: int, turn: int, count: int) -> list[int]:
-    """Return the ranks of `count` passages in the order in which `actors.shuffle_passages` shows
-    them; `seed` is the lease's.
-    """
-    order = list(range(count))
-    random.Random(f"{seed} {group_id} {sibling} {turn}").shuffle(order)
-    return order
-
-
-Found = tuple[tuple[Search, ...], list[list[Passage]]]
-
-
-def search_records(
-    queries: Sequence[str], found: Sequence[Sequence[Passage]], seconds: float
-) -> tuple[Search, ...]:
-    """Return the record of searches that were asked in one call."""
-    return tuple(
-        Search(query, tuple(each.id for each in passages), seconds, "ok" if passages else "empty")
-        for query, passages in zip(queries, found, strict=True)
-    )
-
-
 class Searching:
     """The retriever of one rollout: it records searches and orders passages."""
 
@@ -129,3 +90,36 @@ class Searching:
         lease = self._lease
         key = (lease.sampling.seed, lease.group_id, lease.sibling, turn)
         return [passages[rank] for rank in shown_order(*key, len(passages))]
+
+
+def completion_budget(config: Config, context_tokens: int) -> int:
+    """Return `max_action_tokens`, or the rest of `max_model_len`; 0 where no action fits in it."""
+    left, wanted = config.model.max_model_len - context_tokens, config.actors.max_action_tokens
+    return min(wanted, left) if left >= min(MIN_ACTION_TOKENS, wanted) else 0
+
+
+def instructed(prompt: str, settings: EnvironmentConfig, more: str = "") -> str:
+    """Adapt an environment's own prompt to the settings; `more` follows its words on searching."""
+    return prompt.replace(UNLIMITED, (LIMITED if settings.tell_budget else UNLIMITED) + more)
+
+
+def budget_told(settings: EnvironmentConfig, searches: int) -> str:
+    """Return the text that tells the policy how many searches it has left."""
+    return settings.budget_template.replace("{searches}", str(searches))
+
+
+def search_records(
+    queries: Sequence[str], found: Sequence[Sequence[Passage]], seconds: float
+) -> tuple[Search, ...]:
+    """Return the record of searches that were asked in one call."""
+    return tuple(
+        Search(query, tuple(each.id for each in passages), seconds, "ok" if passages else "empty")
+        for query, passages in zip(queries, found, strict=True)
+    )
+
+
+def shown_order(seed: int, group_id: int, sibling: int, turn: int, count: int) -> list[int]:
+    """Return the ranks of `count` passages as `actors.shuffle_passages` shows them to a lease."""
+    order = list(range(count))
+    random.Random(f"{seed} {group_id} {sibling} {turn}").shuffle(order)
+    return order

@@ -1,18 +1,19 @@
-"""A chat template's frame for tool messages between two turns of the policy.
+"""A chat template's frame for tool messages between two turns of the policy, and the tool calls in
+the text of one turn.
 
 The frame is read once: a fixed conversation is rendered with marks in place of the policy's turn
 and of the tool messages; the text around the marks is the frame. An observation's tokens are the
 frame's and the messages', tokenised apart and joined as ids; nothing sampled is rendered.
 
-Tool calls are parsed from the text of one turn. Hermes and Qwen write `<tool_call>{"name": …,
-"arguments": {…}}</tool_call>`, Llama 3 objects `{"name": …, "parameters": {…}}`.
+Hermes and Qwen write calls as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, Llama 3 as
+objects `{"name": …, "parameters": {…}}`.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -22,10 +23,16 @@ from actors.prompt import Message, Prompter, Schemas, Tokens, end_tokens
 from configs.load import ConfigError
 
 Format = Literal["hermes", "llama3_json"]
+ToolMessage = tuple[str, list[Tokens]]  # a tool's name, and the pieces of what it says
+
 _ARGUMENTS = {"hermes": "arguments", "llama3_json": "parameters"}
 _HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _NAMED = re.compile(r'\{\s*"(?:name|type)"\s*:')  # Llama 3 writes a type first, sometimes
 _DECODER = json.JSONDecoder()
+_TURN = "FORAGE-TURN"
+_PROBE = 'one "two"\nthree'
+_SEARCH = ("search",)
+_BASE: list[Message] = [{"role": "user", "content": "a question"}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,68 +41,6 @@ class Call:
 
     name: str
     arguments: dict[str, Any]
-
-
-def parse_calls(text: str, format: Format) -> list[Call | Malformed]:
-    """Parse the closed calls of a turn's own text, in order; an unreadable one is Malformed."""
-    found = _HERMES.findall(text) if format == "hermes" else _objects(text)
-    return [_call(each, _ARGUMENTS[format]) for each in found]
-
-
-def begins_call(text: str, format: Format) -> bool:
-    """True where a call begins in the text, closed or not."""
-    return "<tool_call>" in text if format == "hermes" else _NAMED.search(text) is not None
-
-
-def texts_of(value: Any) -> list[str] | None:
-    """Return a list of non-empty texts, stripped; None where `value` is anything else."""
-    if not isinstance(value, list) or not value:
-        return None
-    texts = [text_of(each) for each in value]
-    return [each for each in texts if each] if all(texts) else None
-
-
-def text_of(value: Any) -> str:
-    """Return a text, stripped; empty where `value` is anything else, or not valid Unicode (JSON can
-    escape half a character).
-    """
-    if not isinstance(value, str):
-        return ""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return ""
-    return value.strip()
-
-
-def _call(text: str, arguments: str) -> Call | Malformed:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):  # nested too deeply
-        return Malformed()
-    if not isinstance(value, dict):
-        return Malformed()
-    name, given = value.get("name"), value.get(arguments)
-    return Call(name, given) if isinstance(name, str) and isinstance(given, dict) else Malformed()
-
-
-def _objects(text: str) -> Iterator[str]:
-    """Yield each object that begins like a call, to its end, or to the text's where it has none."""
-    position = 0
-    while found := _NAMED.search(text, position):
-        begin = found.start()
-        try:
-            _, position = _DECODER.raw_decode(text, begin)
-        except (ValueError, RecursionError):
-            position = len(text)
-        yield text[begin:position]
-
-
-ToolMessage = tuple[str, list[Tokens]]  # a tool's name, and the pieces of what it says
-_TURN = "FORAGE-TURN"
-_PROBE = 'one "two"\nthree'
-_SEARCH = ("search",)
-_BASE: list[Message] = [{"role": "user", "content": "a question"}]
 
 
 class Chat:
@@ -108,7 +53,7 @@ class Chat:
     def __init__(self, prompter: Prompter, tools: Schemas, system: str, model_path: str) -> None:
         self._prompter, self._tools = prompter, tools
         self._before: list[Message] = [{"role": "system", "content": system}, *_BASE]
-        self._fault = partial(_fault, model_path)
+        self._model_path = model_path
         try:
             self.change = self._find_change()
             if prompter.render(self._before, tools) == prompter.render(self._before):
@@ -182,6 +127,12 @@ class Chat:
             raise self._fault("it does not show the policy's turn as it is, once")
         return after
 
+    def _fault(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"model.path = {self._model_path!r}: its chat template cannot be used with "
+            f"environment.name = 'tool_call': {what}"
+        )
+
 
 def format_of(
     prompter: Prompter, tools: Schemas, asked: Format | Literal["auto"], model_path: str
@@ -200,11 +151,57 @@ def format_of(
     )
 
 
-def _fault(model_path: str, what: str) -> ConfigError:
-    return ConfigError(
-        f"model.path = {model_path!r}: its chat template cannot be used with environment.name = "
-        f"'tool_call': {what}"
-    )
+def parse_calls(text: str, format: Format) -> list[Call | Malformed]:
+    """Parse the closed calls of a turn's own text, in order; an unreadable one is Malformed."""
+    found = _HERMES.findall(text) if format == "hermes" else _objects(text)
+    return [_call(each, _ARGUMENTS[format]) for each in found]
+
+
+def begins_call(text: str, format: Format) -> bool:
+    """True where a call begins in the text, closed or not."""
+    return "<tool_call>" in text if format == "hermes" else _NAMED.search(text) is not None
+
+
+def texts_of(value: Any) -> list[str] | None:
+    """Return a list of non-empty texts, stripped; None where `value` is anything else."""
+    if not isinstance(value, list) or not value:
+        return None
+    texts = [text_of(each) for each in value]
+    return [each for each in texts if each] if all(texts) else None
+
+
+def text_of(value: Any) -> str:
+    """Return a text, stripped; '' for anything else, and for half a JSON escape (no Unicode)."""
+    if not isinstance(value, str):
+        return ""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return ""
+    return value.strip()
+
+
+def _call(text: str, arguments: str) -> Call | Malformed:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):  # nested too deeply
+        return Malformed()
+    if not isinstance(value, dict):
+        return Malformed()
+    name, given = value.get("name"), value.get(arguments)
+    return Call(name, given) if isinstance(name, str) and isinstance(given, dict) else Malformed()
+
+
+def _objects(text: str) -> Iterator[str]:
+    """Yield each object that begins like a call, to its end, or to the text's where it has none."""
+    position = 0
+    while found := _NAMED.search(text, position):
+        begin = found.start()
+        try:
+            _, position = _DECODER.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            position = len(text)
+        yield text[begin:position]
 
 
 def _same(text: str) -> str:

@@ -42,9 +42,7 @@ _BUILT_IN: dict[str, Factory] = {
 async def make(
     lease: Lease, *, retriever: Retriever, prompter: Prompter, config: Config
 ) -> Environment:
-    """Make the environment of one lease. Raises ConfigError, RetrievalError, and EnvironmentFailed
-    for a user's own that fails.
-    """
+    """Make an environment. Raises ConfigError, RetrievalError, or EnvironmentFailed (a user's)."""
     name = config.environment.name
     if (built_in := _BUILT_IN.get(name)) is not None:
         made = built_in(lease, retriever=retriever, prompter=prompter, config=config)

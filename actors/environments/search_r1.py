@@ -1,10 +1,9 @@
 """`search_r1`: the policy searches, uses tools and answers between tags, in one running text.
 
 N turns, each a search, a use of a tool or a malformed action, then one completion without search,
-whose `<answer>` the environment opens if `environment.force_answer` says so.
-
-Actions are parsed from the tokens that the policy sampled in one turn alone, so tag text in the
-prompt or in a passage is inert.
+whose `<answer>` the environment opens if `environment.force_answer` says so. Actions are parsed
+from the tokens that the policy sampled in one turn alone, so tag text in the prompt or in a passage
+is inert.
 """
 
 import re
@@ -37,11 +36,6 @@ SEARCH_END, ANSWER_END = "</search>", "</answer>"
 STOP_TAGS = (SEARCH_END, ANSWER_END)
 
 
-def stop_tags(tools: Iterable[str]) -> tuple[str, ...]:
-    """Return the closing tags of all actions; `tools` are tags too."""
-    return (*STOP_TAGS, *(f"</{name}>" for name in tools))
-
-
 @dataclass(frozen=True, slots=True)
 class SearchAction:
     """A request for passages; `query` is stripped and not empty."""
@@ -70,6 +64,82 @@ class Malformed:
 
 
 Action = SearchAction | ToolUse | Answer | Malformed
+
+
+class TagEnvironment:
+    """Executes one rollout's actions. Use once."""
+
+    def __init__(
+        self, lease: Lease, *, retriever: Retriever, prompter: Prompter, config: Config
+    ) -> None:
+        self._config, self._settings, self._prompter = config, config.environment, prompter
+        self._searching = Searching(lease, retriever, config)
+        tools = load_tools(self._settings.tools)
+        self._tools = {tool.name: tool for tool in tools}
+        self._names = tuple(self._tools)
+        self.stops = stop_tags(self._names)
+        self._turn, self._opened = 0, False
+        self.passages: tuple[Passage, ...] = ()
+        self.prompt = prompter.question(
+            lease.question,
+            instructed(SEARCH_R1_PROMPT, self._settings, _extra(self._settings, tools)),
+            system=self._settings.system,
+            searches=config.actors.max_turns,
+        )
+
+    def budget(self, context_tokens: int) -> int:
+        """Return the most tokens of the next completion; 0 where the model has no room for one."""
+        return completion_budget(self._config, context_tokens)
+
+    async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:
+        """Act on the tokens just sampled; `context_tokens` counts everything up to their end."""
+        text = self._prompter.decode(action_tokens)
+        action = parse_opened_answer(text) if self._opened else parse_action(text, self._names)
+        malformed = isinstance(action, Malformed)
+        turn, self._turn = self._turn, self._turn + 1
+        if isinstance(action, Answer):
+            stop = StopReason.ANSWERED
+            return Outcome(NOTHING, stop=stop, answer=action.text, opened=self._opened)
+        if turn >= self._config.actors.max_turns:
+            return Outcome(NOTHING, malformed=malformed, stop=StopReason.TURN_LIMIT)
+        observation, searches, passages = await self._observe(action, turn)
+        observation, opened = self._told(observation, turn)
+        if not self.budget(context_tokens + len(observation)):
+            # The policy will never read it, so it is no part of what went through the engine.
+            return Outcome(NOTHING, searches, malformed, StopReason.CONTEXT_LIMIT)
+        self._opened = opened
+        return Outcome(observation, searches, malformed, passages=passages)
+
+    async def _observe(
+        self, action: Action, turn: int
+    ) -> tuple[Tokens, tuple[Search, ...], tuple[Passage, ...]]:
+        match action:
+            case SearchAction(content):
+                queries = queries_of(content, self._settings.queries_per_turn)
+                searches, groups = await self._searching.search(queries, turn)
+                passages = tuple(each for group in groups for each in group)
+                return self._prompter.observation(*groups), searches, passages
+            case ToolUse(name, text):
+                said = await self._tools[name].use(text, self._settings.tool_deadline_s)
+                return self._prompter.result(said), (), ()
+            case _:
+                return self._prompter.correction(), (), ()
+
+    def _told(self, observation: Tokens, turn: int) -> tuple[Tokens, bool]:
+        """Return the observation with the words on the budget; True where it opens the answer."""
+        left = self._config.actors.max_turns - turn - 1
+        told = [observation]
+        if self._settings.tell_budget:
+            told.append(self._prompter.text(budget_told(self._settings, left)))
+        opens = self._settings.force_answer and not left
+        if opens:
+            told.append(self._prompter.text(self._settings.force_template))
+        return (np.concatenate(told) if len(told) > 1 else observation), opens
+
+
+def stop_tags(tools: Iterable[str]) -> tuple[str, ...]:
+    """Return the closing tags of all actions; `tools` are tags too."""
+    return (*STOP_TAGS, *(f"</{name}>" for name in tools))
 
 
 def parse_action(text: str, tools: Sequence[str] = ()) -> Action:
@@ -104,80 +174,6 @@ def queries_of(content: str, most: int) -> list[str]:
 @cache
 def _pattern(tools: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"<({'|'.join(('search', 'answer', *tools))})>(.*?)</\1>", re.DOTALL)
-
-
-class TagEnvironment:
-    """Executes one rollout's actions. Use once."""
-
-    def __init__(
-        self, lease: Lease, *, retriever: Retriever, prompter: Prompter, config: Config
-    ) -> None:
-        self._config, self._settings, self._prompter = config, config.environment, prompter
-        self._searching = Searching(lease, retriever, config)
-        tools = load_tools(self._settings.tools)
-        self._tools = {tool.name: tool for tool in tools}
-        self.stops = stop_tags(self._tools)
-        self._turn, self._opened = 0, False
-        self.passages: tuple[Passage, ...] = ()
-        self.prompt = prompter.question(
-            lease.question,
-            instructed(SEARCH_R1_PROMPT, self._settings, _extra(self._settings, tools)),
-            system=self._settings.system,
-            searches=config.actors.max_turns,
-        )
-
-    def budget(self, context_tokens: int) -> int:
-        """Return the most tokens of the next completion; 0 where the model has no room for one."""
-        return completion_budget(self._config, context_tokens)
-
-    async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:
-        """Act on the tokens just sampled; `context_tokens` counts everything up to their end."""
-        action = self._action(self._prompter.decode(action_tokens))
-        malformed = isinstance(action, Malformed)
-        turn, self._turn = self._turn, self._turn + 1
-        if isinstance(action, Answer):
-            stop = StopReason.ANSWERED
-            return Outcome(NOTHING, stop=stop, answer=action.text, opened=self._opened)
-        if turn >= self._config.actors.max_turns:
-            return Outcome(NOTHING, malformed=malformed, stop=StopReason.TURN_LIMIT)
-        observation, searches, passages = await self._observe(action, turn)
-        observation, opened = self._told(observation, turn)
-        if not self.budget(context_tokens + len(observation)):
-            # The policy will never read it, so it is no part of what went through the engine.
-            return Outcome(NOTHING, searches, malformed, StopReason.CONTEXT_LIMIT)
-        self._opened = opened
-        return Outcome(observation, searches, malformed, passages=passages)
-
-    def _action(self, text: str) -> Action:
-        if self._opened:
-            return parse_opened_answer(text)
-        return parse_action(text, tuple(self._tools))
-
-    async def _observe(
-        self, action: Action, turn: int
-    ) -> tuple[Tokens, tuple[Search, ...], tuple[Passage, ...]]:
-        match action:
-            case SearchAction(content):
-                queries = queries_of(content, self._settings.queries_per_turn)
-                searches, groups = await self._searching.search(queries, turn)
-                passages = tuple(each for group in groups for each in group)
-                return self._prompter.observation(*groups), searches, passages
-            case ToolUse(name, text):
-                said = await self._tools[name].use(text, self._settings.tool_deadline_s)
-                return self._prompter.result(said), (), ()
-            case _:
-                return self._prompter.correction(), (), ()
-
-    def _told(self, observation: Tokens, turn: int) -> tuple[Tokens, bool]:
-        """Return the observation with the words on the budget; True where it opens the answer."""
-        left = self._config.actors.max_turns - turn - 1
-        told = [observation]
-        if self._settings.tell_budget:
-            told.append(self._prompter.text(budget_told(self._settings, left)))
-        opens = self._settings.force_answer and not left
-        if opens:
-            told.append(self._prompter.text(self._settings.force_template))
-        return (np.concatenate(told) if len(told) > 1 else observation), opens
 
 
 def _extra(settings: EnvironmentConfig, tools: Sequence[Tool]) -> str:

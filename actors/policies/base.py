@@ -33,9 +33,7 @@ class Completion:
 
 
 class Policy(Protocol):
-    """Samples completions: tokens in, tokens out, until one of `stops`, the end token or
-    `max_tokens`. Raises PolicyError.
-    """
+    """Samples until one of `stops`, the end token or `max_tokens`. Raises PolicyError."""
 
     async def complete(
         self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops

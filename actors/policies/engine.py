@@ -175,8 +175,4 @@ def stop_arguments(tokenizer: Any, stops: Sequence[str]) -> dict[str, Any]:
     ids = single_token_ids(tokenizer, stops)
     if ids is not None:
         return {"stop_token_ids": ids, "detokenize": False}
-    return {
-        "stop": list(stops),
-        "include_stop_str_in_output": True,
-        "skip_special_tokens": False,
-    }
+    return {"stop": list(stops), "include_stop_str_in_output": True, "skip_special_tokens": False}

@@ -38,11 +38,7 @@ class TransformersPolicy:
     """A causal language model of transformers that samples; `version` labels its tokens."""
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        version: int = 0,
-        heard: Heard | None = None,
+        self, model: Any, tokenizer: Any, version: int = 0, heard: Heard | None = None
     ) -> None:
         """`heard` is told every token when it is sampled, while the event loop stands still.
 

@@ -137,9 +137,7 @@ class VllmPolicy:
         return own_logprobs(output.prompt_logprobs, given, skip=1), version
 
     async def pause(self) -> None:
-        """Freeze running requests and, unless their caches are kept, drop all keys and values; they
-        resume where they were.
-        """
+        """Freeze requests where they are; drop keys and values, unless they are to be kept."""
         # AsyncLLM.pause_generation sleeps 20 ms on top of this, for callers that need no answer.
         with _naming_death():
             await self.engine.engine_core.pause_scheduler_async(
@@ -193,9 +191,7 @@ class VllmPolicy:
         raise EngineDead("the engine's process is gone")
 
     def close(self) -> None:
-        """End the engine's process, by force after `KILL_AFTER_S` (at once where it has failed):
-        its teardown can be slow.
-        """
+        """End the engine's process, by force after `KILL_AFTER_S`, or at once if it has failed."""
         engine, self._engine = self._engine, None
         if engine is not None:
             logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of every kill

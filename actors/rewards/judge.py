@@ -2,16 +2,12 @@
 
 `rewards.judge.timeout_s` bounds a verdict, retries and the wait for a turn included. A reply that
 is no verdict is always an exception here, never a 0.
-
-The verdict in a judge's reply. Pure.
 """
 
 import asyncio
 import json
-import random
 import re
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -23,7 +19,17 @@ from actors.errors import Unscorable
 from actors.rewards.single_flight import SingleFlight
 from configs.rewards import JudgeConfig
 from retrieval_server.auth import read_token
+from retrieval_server.retries import Backoff, Latencies
 
+KEY_FIELD, KEY_REMEDY = "rewards.judge.key_file", "put the endpoint's key there, and nothing else"
+_MAX_ANSWER_CHARS = 4000  # of what the policy wrote; the rest is not shown
+_SHOWN_CHARS = 200  # of a reply, in messages
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_FIELD = re.compile(r"\{(question|gold|answer)\}")
+_RETRIED_STATUS = (408, 409, 425, 429)  # and 5xx
+
+# A verdict, where a reply may have it.
 _THOUGHT = re.compile(r"^.*</think>|<think>.*$", re.DOTALL)
 _YES, _NO = ("yes", "true", "correct", "right"), ("no", "false", "incorrect", "wrong")
 _WORD = rf"\b(?:{'|'.join((*_YES, *_NO))})\b"
@@ -49,53 +55,6 @@ _VALUE = re.compile(rf"{_SAID}(?=\s*[.!]?\s*(?:[\"',}}]|$))", re.IGNORECASE)
 _OPENING = re.compile(
     r"[\s*_`'\"#]*\b(?P<said>yes|no)\b(?=\s*[*_`'\"]*\s*[.,;:!\n—–-]|\s*$)", re.IGNORECASE
 )
-
-
-def read_verdict(reply: str) -> float | None:
-    """Parse a reply: yes is 1, no is 0, a number from 0 to 1 is itself; None for any other reply.
-
-    A thought before the verdict is passed over. The verdict is the whole reply, else the last one
-    that is named ("Score: 0.5"), else a yes or no that opens the reply, else its last line. Where a
-    JSON object has a key for it (`{"verdict": "no"}`), that key's value and nothing else.
-    """
-    text = _THOUGHT.sub("", reply).strip()
-    lines = text.splitlines()
-    if keys := _keys(text):
-        return _read(_VALUE.match(text, keys[-1].end()))
-    named = list(_NAMED.finditer(text))
-    return _read(
-        _ALONE.fullmatch(text)
-        or (named[-1] if named else None)
-        or _OPENING.match(text)
-        or (_ALONE.fullmatch(lines[-1]) if lines else None)
-    )
-
-
-def _keys(text: str) -> list[re.Match[str]]:
-    """Find the keys of JSON objects that name a verdict, else those that name a score."""
-    verdicts, scores = (list(key.finditer(text)) for key in _KEYS)
-    return verdicts or scores
-
-
-def _read(found: re.Match[str] | None) -> float | None:
-    if found is None:
-        return None
-    said = found["said"].lower()
-    if said in (*_YES, *_NO):
-        return float(said in _YES)
-    value = float(said)
-    return value if 0.0 <= value <= 1.0 else None
-
-
-KEY_FIELD, KEY_REMEDY = "rewards.judge.key_file", "put the endpoint's key there, and nothing else"
-_MAX_ANSWER_CHARS = 4000  # of what the policy wrote; the rest is not shown
-_SHOWN_CHARS = 200  # of a reply, in messages
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 10.0
-_WINDOW = 1024  # verdicts that the latency percentiles look back on
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_FIELD = re.compile(r"\{(question|gold|answer)\}")
-_RETRIED_STATUS = (408, 409, 425, 429)  # and 5xx
 
 
 class _Case(NamedTuple):
@@ -146,9 +105,9 @@ class Judge:
         )
         self._turns = asyncio.Semaphore(config.concurrency)
         self._verdicts: SingleFlight[_Case, float] = SingleFlight(config.cache_verdicts)
-        self._random = random.Random()
+        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._calls = self._retried = self._failures = 0
-        self._latencies_s: deque[float] = deque(maxlen=_WINDOW)
+        self._latencies = Latencies()
 
     async def close(self) -> None:
         """Abandon open requests, and close the connections."""
@@ -161,15 +120,13 @@ class Judge:
         return await self._verdicts.get(case, self._ask)
 
     def gauges(self) -> dict[str, float]:
-        """Return counts since the start, and latencies of recent verdicts, retries included."""
-        recent = sorted(self._latencies_s)
+        """Return counts since the start, and latencies of recent verdicts."""
         return {
             "actor/judge_calls_count": float(self._calls),
             "actor/judge_cached_count": float(self._verdicts.saved),
             "actor/judge_retried_count": float(self._retried),
             "actor/judge_failures_count": float(self._failures),
-            "actor/judge_latency_p50_s": _percentile(recent, 0.50),
-            "actor/judge_latency_p99_s": _percentile(recent, 0.99),
+            **self._latencies.gauges("actor/judge_latency"),
         }
 
     async def _ask(self, case: _Case) -> float:
@@ -185,7 +142,7 @@ class Judge:
             if self._key:
                 cause = cause.replace(self._key, "…")  # an endpoint may say what it was shown
             raise Unscorable("judge", f"{self._url}: {cause}") from error
-        self._latencies_s.append(time.monotonic() - begun)
+        self._latencies.add(time.monotonic() - begun)
         if (verdict := read_verdict(reply)) is None:
             self._failures += 1
             said = repr(reply[-_SHOWN_CHARS:])
@@ -220,7 +177,7 @@ class Judge:
                     remaining_s = deadline - time.monotonic()
                     return await self._attempt(body, remaining_s / 2 if left else remaining_s)
             except _Unanswered as error:
-                pause_s = max(self._pause_s(attempt), error.after_s)
+                pause_s = max(self._backoff.pause_s(attempt), error.after_s)
                 if not left or time.monotonic() + pause_s >= deadline:
                     raise
             attempt += 1
@@ -237,10 +194,36 @@ class Judge:
             raise _Unanswered(f"{type(error).__name__}: {error}") from error
         return _words(response)
 
-    def _pause_s(self, attempt: int) -> float:
-        """Return the seconds before the next attempt: doubled each time, and jittered."""
-        longest: float = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S)
-        return longest * self._random.uniform(0.5, 1.0)
+
+def read_verdict(reply: str) -> float | None:
+    """Parse a reply: yes is 1, no is 0, a number from 0 to 1 is itself; None for any other reply.
+
+    A thought before the verdict is passed over. The verdict is the whole reply, else the last one
+    that is named ("Score: 0.5"), else a yes or no that opens the reply, else its last line. Where a
+    JSON object has a key for it (`{"verdict": "no"}`), that key's value and nothing else.
+    """
+    text = _THOUGHT.sub("", reply).strip()
+    lines = text.splitlines()
+    verdicts, scores = (list(key.finditer(text)) for key in _KEYS)
+    if keys := verdicts or scores:
+        return _read(_VALUE.match(text, keys[-1].end()))
+    named = list(_NAMED.finditer(text))
+    return _read(
+        _ALONE.fullmatch(text)
+        or (named[-1] if named else None)
+        or _OPENING.match(text)
+        or (_ALONE.fullmatch(lines[-1]) if lines else None)
+    )
+
+
+def _read(found: re.Match[str] | None) -> float | None:
+    if found is None:
+        return None
+    said = found["said"].lower()
+    if said in (*_YES, *_NO):
+        return float(said in _YES)
+    value = float(said)
+    return value if 0.0 <= value <= 1.0 else None
 
 
 def _completions_of(url: str) -> str:
@@ -270,8 +253,3 @@ def _words(response: httpx.Response) -> str:
         cut = repr(words[-_SHOWN_CHARS:])
         raise Unscorable("judge", f"cut short (rewards.judge.max_tokens), no verdict: {cut}")
     return words
-
-
-def _percentile(ordered: list[float], fraction: float) -> float:
-    """Return the nearest-rank percentile of ascending values; 0 without any."""
-    return ordered[min(len(ordered) - 1, int(len(ordered) * fraction))] if ordered else 0.0

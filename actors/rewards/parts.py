@@ -39,9 +39,7 @@ def em(answer: str | None, golds: Golds) -> float:
 
 
 def substring(answer: str | None, golds: Golds) -> float:
-    """Return 1 for an answer that holds a gold one; else 0. A gold answer that normalises to
-    nothing must be equalled.
-    """
+    """Return 1 for an answer that holds a gold one (equals it, if that normalises to nothing)."""
     if answer is None:
         return 0.0
     return max(exact_match(answer, golds), substring_match(answer, _worded(golds)))
@@ -121,9 +119,7 @@ def _acts(text: str) -> bool:
 
 
 def _blocks(text: str, action: str = "search") -> list[str]:
-    """Return the names of the closed blocks that make up the text, with only white space between
-    them; empty for any other text.
-    """
+    """Return the names of the closed blocks, white space between, that are the whole text."""
     pieces = _tags(action).split(text)  # text, tag, text, tag … text
     tags, between = pieces[1::2], pieces[::4]
     names = [tag[1:-1] for tag in tags[::2]]

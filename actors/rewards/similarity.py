@@ -50,7 +50,7 @@ class Similarity:
     async def close(self) -> None:
         """Abandon waiting texts."""
         await self._vectors.close()
-        await self._batcher.__aexit__(None, None, None)
+        await self._batcher.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def best(self, answer: str, golds: Sequence[str]) -> float:

@@ -32,7 +32,8 @@ class SingleFlight(Generic[K, V]):
             self.saved += 1
         else:
             task = self._asked[key] = asyncio.create_task(self._ask(key, ask))
-            task.add_done_callback(_look)
+            # Perhaps nobody waits for its error any more.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(task)
 
     async def close(self) -> None:
@@ -52,8 +53,3 @@ class SingleFlight(Generic[K, V]):
             if len(self._known) > self._size:
                 self._known.popitem(last=False)
         return value
-
-
-def _look(task: "asyncio.Task[V]") -> None:
-    if not task.cancelled():
-        task.exception()  # perhaps nobody waits for it any more

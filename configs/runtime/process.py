@@ -26,14 +26,11 @@ class Exit(enum.IntEnum):
     DONE = 0
     FAILED = 1
     BAD_INPUT = 2  # it would refuse the same input again
-    STOPPED = 3  # a command: early, by rule
-    CONSEQUENCE = (
-        3  # a worker: another one has gone or fallen silent; the cause is looked for there
-    )
+    # A command: early, by rule.
+    STOPPED = 3
+    # A worker: another one has gone or fallen silent, and the cause is looked for there.
+    CONSEQUENCE = 3
     INTERRUPTED = 130
-
-
-CONSEQUENCE = Exit.CONSEQUENCE
 
 
 def begin(name: str, threads: int | None = None) -> None:
@@ -125,17 +122,13 @@ def on_stop(callback: Callable[[str], None]) -> None:
 
 
 def socket_dir(run_dir: str) -> Path:
-    """The run's own 0700 directory under /tmp for ipc sockets; short, because socket paths end at
-    107 bytes.
-    """
+    """The run's own 0700 directory under /tmp for ipc sockets, whose paths end at 107 bytes."""
     digest = hashlib.blake2b(str(Path(run_dir).resolve()).encode(), digest_size=5).hexdigest()
     return Path("/tmp") / f"forage-{os.getuid()}-{digest}"
 
 
 def make_socket_dir(run_dir: str) -> Path:
-    """Create `socket_dir(run_dir)` with mode 0700. Raises PermissionError when it belongs to
-    somebody else.
-    """
+    """Create `socket_dir(run_dir)`, mode 0700. Raises PermissionError when it is another user's."""
     path = socket_dir(run_dir)
     path.mkdir(mode=0o700, exist_ok=True)
     if path.stat().st_uid != os.getuid() or path.is_symlink():

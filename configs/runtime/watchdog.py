@@ -12,15 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from configs.runtime.process import Exit
+
 log = logging.getLogger(__name__)
-STALLED_EXIT = 3
 
 
 def die(message: str) -> None:
-    """Log the stall and where every thread stands, then end the process with code 3."""
+    """Log the stall and where every thread stands, then end the process as `Exit.CONSEQUENCE`."""
     log.critical(message)
     faulthandler.dump_traceback(all_threads=True)
-    os._exit(STALLED_EXIT)
+    os._exit(Exit.CONSEQUENCE)
 
 
 @contextmanager

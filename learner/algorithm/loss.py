@@ -6,12 +6,11 @@ anchor. The only place where weights multiply, masks act and tokens are summed.
 w_t ρ_t, behaviour weight times policy ratio, is the whole correction of a token: L_t holds its ρ_t
 already, an estimator of the KL does not, and without it would be one under the policies that
 sampled. It is capped like the behaviour weight (C), or one token that has become likely could
-outweigh a batch. A token that must not act has w_t = 0 in both terms.
+outweigh a batch. A token that must not act has w_t = 0 in both terms. The coefficients c_t are
+those of the token's sequence, fixed for the whole step before anything is masked or rejected.
 
 Callable on any slice of the action tokens: the head evaluates it chunk by chunk and makes the
 gradient there.
-
-Coefficients of sequences, fixed for the whole step before anything is masked or rejected.
 """
 
 import math
@@ -25,6 +24,47 @@ from learner.algorithm import kl
 from learner.algorithm.objectives import Bounds, Objective, PolicyLoss, Terms, policy_ratio
 
 Reduction = Literal["token_mean", "sequence_mean", "constant_length"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """All tensors float[N] over the action tokens, without gradient; `weights` are 0 where a token
+    must not act.
+
+    `reference` None: no KL term.
+    """
+
+    objective: Objective
+    bounds: Bounds
+    terms: Terms
+    weights: Tensor
+    coefficients: Tensor
+    reference: Tensor | None = None
+    kl_estimator: kl.Estimator = "k3++"
+    kl_coef: float = 0.0
+    kl_cap: float = math.inf
+
+    def __call__(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> Tensor:
+        """Scalar: the chunk's share of the step's loss; `current_logprobs` float[n]."""
+        return self.tokens(current_logprobs, chunk).sum()
+
+    def tokens(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> Tensor:
+        """float[n]: each token's part of that share."""
+        losses = self.weights[chunk] * self.policy(current_logprobs, chunk).losses
+        if self.reference is not None and self.kl_coef:
+            losses = losses + self.kl_coef * self.divergence(current_logprobs, chunk)
+        return losses * self.coefficients[chunk]
+
+    def policy(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> PolicyLoss:
+        """The objective's own losses, unweighted, and where its trust region acted."""
+        return self.objective(current_logprobs, self.terms.part(chunk), self.bounds)
+
+    def divergence(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> Tensor:
+        """float[n]: the weighted estimate of the KL to the anchor, token by token."""
+        assert self.reference is not None
+        ratio = policy_ratio(current_logprobs.detach(), self.terms.proximal[chunk])
+        weights = (self.weights[chunk] * ratio).clamp(max=self.kl_cap)
+        return weights * kl.estimate(self.kl_estimator, current_logprobs, self.reference[chunk])
 
 
 def row_coefficients(
@@ -48,46 +88,3 @@ def row_coefficients(
         f"learner.reduction = {reduction!r}: one of 'token_mean', 'sequence_mean', "
         "'constant_length'"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLoss:
-    """All tensors float[N] over the action tokens, without gradient; `weights` are 0 where a token
-    must not act.
-
-    `reference` None: no KL term.
-    """
-
-    objective: Objective
-    bounds: Bounds
-    terms: Terms
-    weights: Tensor
-    coefficients: Tensor
-    reference: Tensor | None = None
-    kl_estimator: kl.Estimator = "k3++"
-    kl_coef: float = 0.0
-    kl_cap: float = math.inf
-
-    def __call__(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> Tensor:
-        """Scalar: these tokens' share of the step's loss; `current_logprobs` float[n] of the
-        chunk.
-        """
-        return self.tokens(current_logprobs, chunk).sum()
-
-    def tokens(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> Tensor:
-        """float[n]: each token's part of that share."""
-        losses = self.weights[chunk] * self.policy(current_logprobs, chunk).losses
-        if self.reference is not None and self.kl_coef:
-            losses = losses + self.kl_coef * self.divergence(current_logprobs, chunk)
-        return losses * self.coefficients[chunk]
-
-    def policy(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> PolicyLoss:
-        """The objective's own losses, unweighted, and where its trust region acted."""
-        return self.objective(current_logprobs, self.terms.part(chunk), self.bounds)
-
-    def divergence(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> Tensor:
-        """float[n]: the weighted estimate of the KL to the anchor, token by token."""
-        assert self.reference is not None
-        ratio = policy_ratio(current_logprobs.detach(), self.terms.proximal[chunk])
-        weights = (self.weights[chunk] * ratio).clamp(max=self.kl_cap)
-        return weights * kl.estimate(self.kl_estimator, current_logprobs, self.reference[chunk])

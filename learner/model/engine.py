@@ -57,9 +57,7 @@ class Engine:
     """The model in training and its optimiser. One per process: `close()` before making another."""
 
     def __init__(self, config: Config, model_path: str | None = None) -> None:
-        """Load `model_path` (default `model.path`). Raises BadModel, also when this process is not
-        one of `learner.ranks`.
-        """
+        """Load `model_path` (default `model.path`). Raises BadModel, also for too high a rank."""
         learner = config.learner
         if not distributed.is_initialized() and learner.ranks == 1:
             join_process_group(distributed.HashStore(), 0, learner)
@@ -101,9 +99,7 @@ class Engine:
         return TokenScores(logprobs, entropy)
 
     def accumulate(self, micro: MicroBatch, temperature: float, loss: ChunkLoss) -> TokenScores:
-        """Add the gradient of this share of the step's loss (shares are summed, never averaged);
-        return the scores it was made from.
-        """
+        """Add this share's gradient to the step's sum; return the scores it was made from."""
         logprobs, entropy, value = self._engine(micro.tokens, micro.loss_mask, temperature, loss)
         # DeepSpeed can sum over ranks, except at stage 3, where it always averages.
         self._engine.backward(value * self.ranks if self._stage == 3 else value)

@@ -134,10 +134,7 @@ def lead(
 
 
 def follow(
-    config: Config,
-    rank: int,
-    model_path: str | None = None,
-    on_stall: Callable[[str], None] = die,
+    config: Config, rank: int, model_path: str | None = None, on_stall: Callable[[str], None] = die
 ) -> None:
     """Join as rank `rank` > 0, and make rank 0's calls until it closes.
 

@@ -40,9 +40,7 @@ class Link:
         self._reader.start()
 
     def watch(self, peer: str, on_end: Callable[[str], None]) -> None:
-        """Name the peer; call `on_end(message)` once, on a thread, when it is gone without CLOSE or
-        says that it failed.
-        """
+        """Name the peer; call `on_end(message)` once, on a thread, if it fails or just goes."""
         with self._ending:
             self.peer, self._on_end, end = peer, on_end, self._end
         if end:

@@ -19,7 +19,6 @@ from configs.keys import Keys
 from replay.clients.base import LINGER_MS, RESTART_DEADLINE_S, connect_anew, dealer
 from replay.clients.session import Inbox, Session
 from replay.codec import decode_reply, encode, encode_trajectory
-from replay.protocol import Lease, ReplayTimeout, Stop
 from replay.trajectory import Search, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -82,7 +81,7 @@ class TrajectoryWriter:
         if self._session.ready(statement):
             await self._send(statement)
 
-    async def next(self) -> Lease | Stop:
+    async def next(self) -> wire.Lease | wire.Stop:
         """Wait for the next lease, or Stop (then always Stop), while replay answers heartbeats."""
         return await self._inbox.next()
 
@@ -103,10 +102,8 @@ class TrajectoryWriter:
             self._inbox.forget(key)
             self._session.abandon(key)
 
-    async def fail(self, lease: Lease, cause: str, searches: Sequence[Search] = ()) -> None:
-        """Give a lease back, and what it had searched for: infrastructure failed, which is never a
-        reward.
-        """
+    async def fail(self, lease: wire.Lease, cause: str, searches: Sequence[Search] = ()) -> None:
+        """Give a lease back, and its searches: infrastructure failed, which is never a reward."""
         key = lease.group_id, lease.sibling
         self._session.held.discard(key)
         await self._send(wire.LeaseFailed(self._actor_id, *key, cause, tuple(searches)))
@@ -167,8 +164,8 @@ class TrajectoryWriter:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._inbox.fail(error)
 
-    def _silence(self, waited_s: float) -> ReplayTimeout:
-        return ReplayTimeout(
+    def _silence(self, waited_s: float) -> wire.ReplayTimeout:
+        return wire.ReplayTimeout(
             f"actor {self._actor_id} waited {waited_s:g} s for the answer to a heartbeat "
             f"from replay at {self._endpoint}"
         )

@@ -17,7 +17,6 @@ import zmq.asyncio
 import replay.protocol as wire
 from configs.keys import Keys
 from replay.codec import MAX_REPLY_BYTES, decode_reply, encode
-from replay.protocol import Observe, RefusedByReplay, ReplayTimeout, Status, Stop
 
 LINGER_MS = 1000
 LOG_EVERY_S = 10.0
@@ -27,7 +26,7 @@ _ANSWERS: dict[type[wire.Request], type[wire.Reply]] = {
     wire.Resume: wire.Resumed,
     wire.Sample: wire.Batch,
     wire.Evaluate: wire.EvalProgress,
-    Observe: Status,
+    wire.Observe: wire.Status,
 }  # of any other: Done
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T", bound=wire.Reply)
@@ -39,9 +38,7 @@ def dealer(
     silence_s: float,
     keys: Keys | None,
 ) -> None:
-    """Connect; ZeroMQ's own heartbeats run on its I/O thread, so they go on while this process
-    computes.
-    """
+    """Connect; ZeroMQ's own heartbeats go on, on its I/O thread, while this process computes."""
     silence_ms = max(1, int(silence_s * 1000))
     socket.set(zmq.LINGER, LINGER_MS)
     socket.set(zmq.SNDTIMEO, silence_ms)
@@ -109,7 +106,7 @@ class Caller:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         dealer(self._socket, self._endpoint, self._reply_deadline_s, self._keys)
 
-    def _call(self, request: wire.Request, wanted: type[_T], what: str) -> _T | Stop:
+    def _call(self, request: wire.Request, wanted: type[_T], what: str) -> _T | wire.Stop:
         return self._checked(self._wait(request, what, math.inf)[0], wanted, what)
 
     def _send(self, request: wire.Request) -> None:
@@ -124,9 +121,7 @@ class Caller:
                 return  # where none is sent, nothing answers
 
     def _receive(self, limit_s: float) -> wire.Reply | None:
-        """Return the next reply; None when there is none for so long, or it or its question was
-        garbled on the way.
-        """
+        """Return the next reply; None where none comes in time, or one side's was garbled."""
         if not self._socket.poll(max(1, math.ceil(limit_s * 1000))):
             return None
         try:
@@ -173,17 +168,17 @@ class Caller:
             self._logged_s = now_s
             logger.info("waiting for %s: %s", what, reason)
 
-    def _checked(self, reply: wire.Reply, wanted: type[_T], what: str) -> _T | Stop:
-        if isinstance(reply, wanted | Stop):
+    def _checked(self, reply: wire.Reply, wanted: type[_T], what: str) -> _T | wire.Stop:
+        if isinstance(reply, wanted | wire.Stop):
             return reply
         cause = getattr(reply, "cause", f"the answer was {type(reply).__name__}")
-        raise RefusedByReplay(f"{what}: {cause}")
+        raise wire.RefusedByReplay(f"{what}: {cause}")
 
     def _connect_anew(self) -> None:
         self._socket.close(linger=0)
         self._connect()
 
-    def _timeout(self, what: str, waited_s: float, reason: str) -> ReplayTimeout:
+    def _timeout(self, what: str, waited_s: float, reason: str) -> wire.ReplayTimeout:
         self._connect_anew()
         place = f"replay at {self._endpoint}"
-        return ReplayTimeout(f"waited {waited_s:.1f} s for {what} from {place}: {reason}")
+        return wire.ReplayTimeout(f"waited {waited_s:.1f} s for {what} from {place}: {reason}")

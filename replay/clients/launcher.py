@@ -7,10 +7,9 @@ import math
 import time
 from collections.abc import Callable
 
-import replay.protocol as wire
 from configs.keys import Keys
 from replay.clients.base import Caller
-from replay.protocol import Describe, Described, Observe, Shutdown, Status
+from replay.protocol import Describe, Described, Done, Observe, Reply, Shutdown, Status
 
 ASK_AGAIN_S = 2.0
 LOOK_S = 0.1
@@ -32,9 +31,9 @@ class Observer(Caller):
 
     def shutdown(self, cause: str) -> None:
         """Stop the run: no more leases, no more batches."""
-        self._call(Shutdown(cause), wire.Done, "shutdown")
+        self._call(Shutdown(cause), Done, "shutdown")
 
-    def _receive(self, limit_s: float) -> wire.Reply | None:
+    def _receive(self, limit_s: float) -> Reply | None:
         end_s = time.monotonic() + limit_s
         while (left_s := end_s - time.monotonic()) > 0.0:
             if self._socket.poll(math.ceil(min(left_s, LOOK_S) * 1000)):

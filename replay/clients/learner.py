@@ -12,7 +12,6 @@ from collections.abc import Mapping
 import replay.protocol as wire
 from configs.keys import Keys
 from replay.clients.base import RESTART_DEADLINE_S, Caller
-from replay.protocol import EvalResult, Stop
 
 EVALUATION_POLL_S = 0.05
 
@@ -38,15 +37,15 @@ class BatchReader(Caller):
         self._instance = uuid.uuid4().hex
         self.wait_for_batch_s = self.wait_for_oldest_s = 0.0
 
-    def resume(self, step: int) -> int | Stop:
+    def resume(self, step: int) -> int | wire.Stop:
         """Say which step is completed; return how many recorded batches come again."""
         what = f"resuming after step {step}"  # replay may fold a long log before it answers
         request = wire.Resume(self._incarnation, step, self._instance)
         raw, _ = self._wait(request, what, self._deadline_s, silence_s=self._deadline_s)
         reply = self._checked(raw, wire.Resumed, what)
-        return reply if isinstance(reply, Stop) else reply.recorded_batches
+        return reply if isinstance(reply, wire.Stop) else reply.recorded_batches
 
-    def sample(self, step: int) -> wire.Batch | Stop:
+    def sample(self, step: int) -> wire.Batch | wire.Stop:
         """At learner step `step`, wait for the batch that trains step + 1."""
         what = f"the batch of step {step + 1}"
         request = wire.Sample(self._incarnation, step)
@@ -54,7 +53,9 @@ class BatchReader(Caller):
         self.wait_for_batch_s, self.wait_for_oldest_s = waited_s[False], waited_s[True]
         return self._checked(reply, wire.Batch, what)
 
-    def evaluate(self, step: int, wait: bool, deadline_s: float | None = None) -> EvalResult | None:
+    def evaluate(
+        self, step: int, wait: bool, deadline_s: float | None = None
+    ) -> wire.EvalResult | None:
         """Ask for the evaluation at `step`; return its result, or None when unfinished or stopped.
 
         With `wait`, None means stopped; `deadline_s` (default: the reader's) bounds the whole wait.
@@ -66,7 +67,7 @@ class BatchReader(Caller):
             request = wire.Evaluate(self._incarnation, step)
             raw, _ = self._wait(request, what, max(0.0, end_s - time.monotonic()))
             reply = self._checked(raw, wire.EvalProgress, what)
-            if isinstance(reply, Stop):
+            if isinstance(reply, wire.Stop):
                 return None
             if reply.result is not None or not wait:
                 return reply.result

@@ -1,6 +1,5 @@
-"""An actor's session with replay: its leases, and whether the replay that answers knows it.
-
-Pure: times are given, in monotonic seconds.
+"""An actor's session with replay: its leases, whether the replay that answers knows it, and the
+inbox of what has come and is not taken yet. Times are given, in monotonic seconds.
 
 All messages of an actor travel in order on one connection, which outlives replay's process. So a
 lease that was given back before a Hello needs no repetition: wherever LeaseFailed got lost, the
@@ -8,8 +7,6 @@ Hello no longer names the lease, and replay returns what is not held. A delivery
 that is still unacknowledged when the Welcome comes was lost, and is sent again; none else is. Of
 several Hellos until a Welcome the first counts, as nobody knows which one it answers; what was lost
 behind that one, the heartbeats tell replay, which asks for another Hello.
-
-The inbox of an actor: what replay has sent and the actor has not taken yet.
 """
 
 import asyncio
@@ -19,83 +16,9 @@ from collections.abc import Mapping
 import msgspec
 
 import replay.protocol as wire
-from replay.protocol import Lease, Stop
-
-Key = tuple[int, int]  # group_id, sibling
-
-
-class Inbox:
-    """Leases in order, then Stop for ever; one future per delivery under way.
-
-    A wait ends with its reply, with Stop or with the error that `fail` was given.
-    """
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-        self._items: asyncio.Queue[Lease | Stop | BaseException] = asyncio.Queue()
-        self._acknowledgements: dict[Key, asyncio.Future[str]] = {}
-
-    async def next(self) -> Lease | Stop:
-        """Wait for the next lease, or Stop; raise what `fail` was given."""
-        item = await self._items.get()
-        if isinstance(item, Lease):
-            return item
-        self._items.put_nowait(item)
-        if isinstance(item, Stop):
-            return item
-        raise item
-
-    def expect(self, key: Key) -> "asyncio.Future[str]":
-        """Return a future of the status of the delivery of `key`, once it is acknowledged."""
-        future = asyncio.get_running_loop().create_future()
-        return self._acknowledgements.setdefault(key, future)
-
-    def forget(self, key: Key) -> None:
-        """Forget an acknowledgement that nobody awaits."""
-        self._acknowledgements.pop(key, None)
-
-    def take(self, reply: wire.Reply) -> list[Lease]:
-        """File a reply; return the leases that go back, as Stop came before they were begun.
-
-        Raises RefusedByReplay on Refused.
-        """
-        match reply:
-            case wire.Leases(leases):
-                for lease in leases:
-                    self._items.put_nowait(lease)
-            case wire.Acknowledged(group_id, sibling, status):
-                future = self._acknowledgements.get((group_id, sibling))
-                if future is not None and not future.done():
-                    future.set_result(status)
-            case Stop():
-                return self._stop(reply)
-            case wire.Alive():
-                pass
-            case wire.Refused(cause):
-                raise wire.RefusedByReplay(cause)
-            case _:
-                raise wire.RefusedByReplay(f"replay sent an actor {type(reply).__name__}")
-        return []
-
-    def fail(self, error: BaseException) -> None:
-        """Make every wait raise `error`; the first one counts."""
-        if self.error is not None:
-            return
-        self.error = error
-        while not self._items.empty():
-            self._items.get_nowait()
-        self._items.put_nowait(error)
-        for future in self._acknowledgements.values():
-            if not future.done():
-                future.set_exception(error)
-
-    def _stop(self, stop: Stop) -> list[Lease]:
-        waiting = [self._items.get_nowait() for _ in range(self._items.qsize())]
-        self._items.put_nowait(stop)
-        return [item for item in waiting if isinstance(item, Lease)]
-
 
 HELLO_AGAIN_S = 1.0  # a Hello not welcomed by then was lost, or its Welcome was
+Key = tuple[int, int]  # group_id, sibling
 
 
 class Session:
@@ -122,9 +45,7 @@ class Session:
         return msgspec.structs.replace(self._hello, held=held, delivering=delivering)
 
     def unknown(self, now_s: float) -> wire.Hello | None:
-        """Note that replay does not know this actor; return the Hello to say, unless one is under
-        way.
-        """
+        """Note that replay does not know this actor; return the Hello to say, if none is out."""
         return self.hello(now_s) if self.known else self.alive(now_s)
 
     def alive(self, now_s: float) -> wire.Hello | None:
@@ -161,9 +82,7 @@ class Session:
         self._delivering.pop(key, None)
 
     def hear(self, reply: wire.Reply) -> wire.Reply:
-        """Note what was leased, and what is on record; return the reply without leases that are
-        worked on already: none is begun twice.
-        """
+        """Note a reply; return it without the leases that are worked on: none is begun twice."""
         if isinstance(reply, wire.Leases):
             new = {(x.group_id, x.sibling): x for x in reply.leases}
             new = {key: lease for key, lease in new.items() if key not in self.held}
@@ -175,3 +94,74 @@ class Session:
 
     def _leases(self) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
         return tuple(sorted(self.held)), tuple(sorted(self._delivering))
+
+
+class Inbox:
+    """Leases in order, then Stop for ever; one future per delivery under way.
+
+    A wait ends with its reply, with Stop or with the error that `fail` was given.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._items: asyncio.Queue[wire.Lease | wire.Stop | BaseException] = asyncio.Queue()
+        self._acknowledgements: dict[Key, asyncio.Future[str]] = {}
+
+    async def next(self) -> wire.Lease | wire.Stop:
+        """Wait for the next lease, or Stop; raise what `fail` was given."""
+        item = await self._items.get()
+        if isinstance(item, wire.Lease):
+            return item
+        self._items.put_nowait(item)
+        if isinstance(item, wire.Stop):
+            return item
+        raise item
+
+    def expect(self, key: Key) -> "asyncio.Future[str]":
+        """Return a future of the status of the delivery of `key`, once it is acknowledged."""
+        future = asyncio.get_running_loop().create_future()
+        return self._acknowledgements.setdefault(key, future)
+
+    def forget(self, key: Key) -> None:
+        """Forget an acknowledgement that nobody awaits."""
+        self._acknowledgements.pop(key, None)
+
+    def take(self, reply: wire.Reply) -> list[wire.Lease]:
+        """File a reply; return the leases that go back, as Stop came before they were begun.
+
+        Raises RefusedByReplay on Refused.
+        """
+        match reply:
+            case wire.Leases(leases):
+                for lease in leases:
+                    self._items.put_nowait(lease)
+            case wire.Acknowledged(group_id, sibling, status):
+                future = self._acknowledgements.get((group_id, sibling))
+                if future is not None and not future.done():
+                    future.set_result(status)
+            case wire.Stop():
+                return self._stop(reply)
+            case wire.Alive():
+                pass
+            case wire.Refused(cause):
+                raise wire.RefusedByReplay(cause)
+            case _:
+                raise wire.RefusedByReplay(f"replay sent an actor {type(reply).__name__}")
+        return []
+
+    def fail(self, error: BaseException) -> None:
+        """Make every wait raise `error`; the first one counts."""
+        if self.error is not None:
+            return
+        self.error = error
+        while not self._items.empty():
+            self._items.get_nowait()
+        self._items.put_nowait(error)
+        for future in self._acknowledgements.values():
+            if not future.done():
+                future.set_exception(error)
+
+    def _stop(self, stop: wire.Stop) -> list[wire.Lease]:
+        waiting = [self._items.get_nowait() for _ in range(self._items.qsize())]
+        self._items.put_nowait(stop)
+        return [item for item in waiting if isinstance(item, wire.Lease)]

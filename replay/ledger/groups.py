@@ -1,8 +1,7 @@
-"""A group: the siblings of one question, who rolls each out, and what has been delivered.
+"""A group: the siblings of one question, who rolls each out, and what has been delivered; and the
+failed attempts at each question since it was last answered, which decide when it is given up.
 
-Only `replay.ledger.state` changes it; decisions are made of its predicates.
-
-Failed attempts at each question since it was last answered; they decide when it is given up.
+Only `replay.ledger.state` changes a group; decisions are made of its predicates.
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +11,19 @@ from replay.log.summary import Summary
 from replay.trajectory import Kind, Question
 
 EVAL_SIBLINGS = 2  # greedy, then T = 1
+# Given back for a restart of replay's, because no retrieval server was there, or it had too much to
+# do or lets nobody in, or because a user's tool or environment failed: however often that happens,
+# it says nothing about the question. (Where it does, the group's deadline counts it.)
+NOBODYS_FAULT = (
+    "not_held",
+    "absent",
+    "RetrievalUnreachable",
+    "RetrievalOverloaded",
+    "RetrievalDenied",
+    "ToolFailed",
+    "EnvironmentFailed",
+)
+FailureKey = tuple[int, str]  # evaluation (-1: training), question id
 
 
 @dataclass
@@ -94,21 +106,6 @@ class Group:
             f"ago) on {', '.join(sorted(waited))}: {len(self.undelivered)} of {self.size} "
             "siblings missing"
         )
-
-
-# Given back for a restart of replay's, because no retrieval server was there, or it had too much to
-# do or lets nobody in, or because a user's tool or environment failed: however often that happens,
-# it says nothing about the question. (Where it does, the group's deadline counts it.)
-NOBODYS_FAULT = (
-    "not_held",
-    "absent",
-    "RetrievalUnreachable",
-    "RetrievalOverloaded",
-    "RetrievalDenied",
-    "ToolFailed",
-    "EnvironmentFailed",
-)
-FailureKey = tuple[int, str]  # evaluation (-1: training), question id
 
 
 @dataclass

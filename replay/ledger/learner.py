@@ -15,7 +15,6 @@ from replay.ledger.lifecycle import drop_untrainable, end_run, finish_evaluation
 from replay.ledger.roster import Roster
 from replay.ledger.state import Journal
 from replay.log import records
-from replay.protocol import StepReport
 
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -131,7 +130,7 @@ class LearnerHandler:
 
     def report(self, message: wire.Report) -> wire.Done:
         """Record the learner's numbers, once."""
-        if not self._is_last_report(StepReport(message.step, message.gauges)):
+        if not self._is_last_report(wire.StepReport(message.step, message.gauges)):
             fact = records.Reported(
                 self._journal.now, message.incarnation, message.step, message.gauges
             )
@@ -143,7 +142,7 @@ class LearnerHandler:
         end_run(self._journal, message.cause)
         return wire.Done()
 
-    def _is_last_report(self, report: StepReport) -> bool:
+    def _is_last_report(self, report: wire.StepReport) -> bool:
         # Compared as bytes: a number that is not one differs from itself.
         return [_ENCODER.encode(r) for r in self._state.reports[-1:]] == [_ENCODER.encode(report)]
 

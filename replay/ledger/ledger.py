@@ -24,7 +24,6 @@ from replay.ledger.lifecycle import (
 from replay.ledger.roster import Actor, Roster
 from replay.ledger.state import Journal, LedgerState
 from replay.log.records import ActorJoined, Delivered, Record, Superseded
-from replay.protocol import Observe, Shutdown, Status
 from replay.questions import Questions
 from replay.trajectory import Question, Sampling
 
@@ -103,7 +102,7 @@ class Ledger:
 
     def _affected(self, message: wire.Decided | Tick | PeerLost) -> list[Actor] | None:
         """Return the only actors that may be leased something after this message; None: all may."""
-        if isinstance(message, wire.Sample | Observe) and self._journal.wrote_only(()):
+        if isinstance(message, wire.Sample | wire.Observe) and self._journal.wrote_only(()):
             return []  # a question kept for its answer is put again after every burst
         if not isinstance(message, _OWN) or not self._journal.wrote_only(_OF_ONE_ACTOR):
             return None
@@ -139,9 +138,9 @@ class Ledger:
                 return self._actors.heartbeat(peer, message)
             case wire.Goodbye():
                 return self._actors.goodbye(peer, message)
-            case Observe():
+            case wire.Observe():
                 return [(peer, self._status(message))]
-            case Shutdown():
+            case wire.Shutdown():
                 end_run(self._journal, message.cause)
                 return [(peer, wire.Done())]
             case _:
@@ -161,9 +160,9 @@ class Ledger:
         if self._journal.now - since >= self.state.config.dead_after_s:
             self._actors.dismiss_absent()
 
-    def _status(self, message: Observe) -> Status:
+    def _status(self, message: wire.Observe) -> wire.Status:
         state = self.state
-        return Status(
+        return wire.Status(
             steps=tuple(state.reports[message.after_step :]),
             evaluations=tuple(state.results[message.after_evaluation :]),
             gauges=state.gauges(),

@@ -15,7 +15,6 @@ from replay.ledger.counters import Counters
 from replay.ledger.evaluation import Evaluation
 from replay.ledger.groups import Failures, Group
 from replay.log import records
-from replay.log.records import Record
 from replay.protocol import EvalResult, LogError, StepReport
 from replay.questions import Questions
 from replay.trajectory import Kind, Question
@@ -307,18 +306,18 @@ class Journal:
     def __init__(self, state: LedgerState) -> None:
         self.state = state
         self.now = 0.0
-        self._written: list[Record] = []
+        self._written: list[records.Record] = []
 
-    def write(self, fact: Record) -> None:
+    def write(self, fact: records.Record) -> None:
         """Make this fact true."""
         self.state.evolve(fact)
         self._written.append(fact)
 
-    def wrote_only(self, kinds: tuple[type[Record], ...]) -> bool:
+    def wrote_only(self, kinds: tuple[type[records.Record], ...]) -> bool:
         """Return True if everything written since the last `take` is of these kinds."""
         return all(isinstance(fact, kinds) for fact in self._written)
 
-    def take(self) -> tuple[Record, ...]:
+    def take(self) -> tuple[records.Record, ...]:
         """Return everything written since the last call, in order."""
         written, self._written = tuple(self._written), []
         return written

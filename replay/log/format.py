@@ -151,9 +151,7 @@ def _check_header(segment: Segment, file: BinaryIO) -> tuple[int, str]:
 
 
 def _frame_at(file: BinaryIO, offset: int, size: int) -> tuple[bytes, str]:
-    """Return the payload of the frame at `offset`, or what is wrong with it. `size` bounds what is
-    read: no length is believed.
-    """
+    """Return a frame's payload, or its fault; reads at most `size` bytes, whatever it claims."""
     file.seek(offset)
     frame = file.read(FRAME.size)
     if len(frame) < FRAME.size:
@@ -172,9 +170,7 @@ def _frame_at(file: BinaryIO, offset: int, size: int) -> tuple[bytes, str]:
 
 
 def _only_zeros(file: BinaryIO, offset: int) -> bool:
-    """Return True if only zeros follow: a machine that loses power may leave them of a write that
-    was never acknowledged.
-    """
+    """Return True if only zeros follow, as a loss of power may leave of a write under way."""
     file.seek(offset)
     return not any(any(data) for data in iter(lambda: file.read(_LOOK_AHEAD_BYTES), b""))
 

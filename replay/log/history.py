@@ -1,9 +1,8 @@
-"""A run's history, read back from its event log: deliveries joined to the groups they belong to.
+"""A run's history, read back from its event log: deliveries joined to the groups they belong to,
+the searches of its rollouts, and its batches as the learner was given them.
 
 A last record that is cut short is left out, and what was compacted away is counted. The ledger's
 state has a fold of its own, in `replay.ledger.state`.
-
-A run's recorded batches, as the learner was given them; a log that lacks one is refused.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -120,23 +119,6 @@ class SearchLog:
         return (record for record in read_whole(self.path) if isinstance(record, LeaseReturned))
 
 
-def _searched(record: Delivered, question: Question) -> Searched:
-    rollout = decode_wire(record.payload)
-    return Searched(
-        now=record.now,
-        actor_id=record.actor_id,
-        kind=record.summary.kind,
-        question=question,
-        group_id=record.group_id,
-        sibling=record.sibling,
-        seed=rollout.sampling.seed,
-        turns=tuple(
-            tuple(Search(s.query, s.passage_ids, s.seconds, s.status) for s in turn.searches)
-            for turn in rollout.turns
-        ),
-    )
-
-
 @dataclass
 class Recording:
     """The surviving batches of a log, with the configurations in force and the learner's reports.
@@ -170,15 +152,11 @@ class Recording:
         return max(first for first in self.texts if first <= step)
 
     def config(self, step: int, overrides: Sequence[str] = ()) -> Config:
-        """Return the configuration in force when `step` was trained, with `a.b=c` overrides. Raises
-        ConfigError.
-        """
+        """Return `step`'s configuration, with `a.b=c` overrides. Raises ConfigError."""
         return parse(self.texts[self.in_force(step)], overrides, str(self.path))
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches of steps 1, 2, …; payloads are held until their group is trained or
-        dropped.
-        """
+        """Yield batches from step 1 on; holds payloads until their group is trained or dropped."""
         groups = GroupHistory()
         for place, record in enumerate(read_whole(self.path)):
             groups.take(record)
@@ -239,10 +217,27 @@ class Recording:
                 )
 
 
-def _payloads(delivered: Iterable[Delivered]) -> tuple[bytes, ...]:
-    return tuple(fact.payload for fact in sorted(delivered, key=lambda fact: fact.sibling))
-
-
 def recorded_batches(run_dir: str | Path) -> Iterator[Batch]:
     """Return the surviving history's batches, in order. Raises LogError as `Recording.of` does."""
     return Recording.of(run_dir).batches()
+
+
+def _searched(record: Delivered, question: Question) -> Searched:
+    rollout = decode_wire(record.payload)
+    return Searched(
+        now=record.now,
+        actor_id=record.actor_id,
+        kind=record.summary.kind,
+        question=question,
+        group_id=record.group_id,
+        sibling=record.sibling,
+        seed=rollout.sampling.seed,
+        turns=tuple(
+            tuple(Search(s.query, s.passage_ids, s.seconds, s.status) for s in turn.searches)
+            for turn in rollout.turns
+        ),
+    )
+
+
+def _payloads(delivered: Iterable[Delivered]) -> tuple[bytes, ...]:
+    return tuple(fact.payload for fact in sorted(delivered, key=lambda fact: fact.sibling))

@@ -21,6 +21,21 @@ class Fact(msgspec.Struct, frozen=True, tag=True):
     now: float
 
 
+class LeaseFact(Fact, frozen=True):
+    """A fact about one sibling that an actor has leased."""
+
+    actor_id: str
+    group_id: int
+    sibling: int
+
+
+class StepFact(Fact, frozen=True):
+    """A fact about one step of a learner."""
+
+    incarnation: int
+    step: int
+
+
 class RunStarted(Fact, frozen=True):
     """First record of a log: the resolved configuration (YAML) and the run's seed."""
 
@@ -80,55 +95,40 @@ class Leased(Fact, frozen=True):
     siblings: tuple[int, ...]
 
 
-class Adopted(Fact, frozen=True):
+class Adopted(LeaseFact, frozen=True):
     """An actor announced, in its hello, a lease that replay no longer counted as its own."""
-
-    actor_id: str
-    group_id: int
-    sibling: int
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    """The rest of a payload that was taken away: its size, and the sum of the versions of its
-    sampled tokens.
-    """
+    """The rest of a payload that was taken away: its size, and the sum of its tokens' versions."""
 
     payload_bytes: int
     version_sum: int
 
 
-class Delivered(Fact, frozen=True):
+class Delivered(LeaseFact, frozen=True):
     """The first durable delivery of a sibling: the encoded trajectory and its summary.
 
     Where `compacted` says so the payload is empty: its group is committed, or dropped, or of a
     finished evaluation, and nothing that goes on with the run asks for it again.
     """
 
-    actor_id: str
-    group_id: int
-    sibling: int
     payload: bytes
     summary: Summary
     compacted: Compacted | None = None
 
 
-class Superseded(Fact, frozen=True):
+class Superseded(LeaseFact, frozen=True):
     """A delivery not needed: `superseded` (an earlier one won) or `dropped` (the group is gone)."""
 
-    actor_id: str
-    group_id: int
-    sibling: int
     status: str
 
 
-class LeaseReturned(Fact, frozen=True):
+class LeaseReturned(LeaseFact, frozen=True):
     """A lease ended without a trajectory: it failed, or its actor left. `searches`: those that its
     rollout had made, as far as it could tell.
     """
 
-    actor_id: str
-    group_id: int
-    sibling: int
     cause: str
     searches: tuple[Search, ...] = ()
 
@@ -151,49 +151,34 @@ class QuestionRetired(Fact, frozen=True):
     failures: int
 
 
-class Sampled(Fact, frozen=True):
+class Sampled(StepFact, frozen=True):
     """The batch that trains `step` was put together; group ids ascend.
 
     `evaluations` are the steps of the evaluations first reported with it; `gauges` are replay's
     own numbers then.
     """
 
-    incarnation: int
-    step: int
     group_ids: tuple[int, ...]
     evaluations: tuple[int, ...]
     gauges: dict[str, float]
 
 
-class Resampled(Fact, frozen=True):
+class Resampled(StepFact, frozen=True):
     """A recorded batch was served again, to a resumed learner."""
 
-    incarnation: int
-    step: int
 
-
-class StepsCommitted(Fact, frozen=True):
+class StepsCommitted(StepFact, frozen=True):
     """A checkpoint of `step` is durable: steps ≤ it are committed, their payloads forgotten."""
 
-    incarnation: int
-    step: int
 
+class LearnerResumed(StepFact, frozen=True):
+    """Process `instance` started as learner, `step` steps done; older incarnations are refused."""
 
-class LearnerResumed(Fact, frozen=True):
-    """A learner started, having completed `step` steps; older incarnations are refused. `instance`
-    names its process.
-    """
-
-    incarnation: int
-    step: int
     instance: str = ""
 
 
-class CaughtUp(Fact, frozen=True):
+class CaughtUp(StepFact, frozen=True):
     """A resumed learner has trained the recorded batches again, and its actors have its weights."""
-
-    incarnation: int
-    step: int
 
 
 class EvaluationOpened(Fact, frozen=True):
@@ -214,11 +199,9 @@ class EvaluationVoided(Fact, frozen=True):
     step: int
 
 
-class Reported(Fact, frozen=True):
+class Reported(StepFact, frozen=True):
     """The learner's gauges after `step`."""
 
-    incarnation: int
-    step: int
     gauges: dict[str, float]
 
 

@@ -80,9 +80,7 @@ def write_all(fd: int, data: bytes | bytearray) -> None:
 
 
 def locked(path: Path) -> int:
-    """Open the log's first segment, locked for a writer until it is closed. Raises LogError,
-    OSError.
-    """
+    """Open the log's first segment, locked until it is closed. Raises LogError, OSError."""
     segments(path)  # none is missing
     with _refused(path):  # compaction may put another file there: that one is locked then
         return open_locked(path, _HOLDER, os.O_WRONLY | os.O_APPEND)

@@ -15,14 +15,13 @@ from configs.runtime.process import make_socket_dir
 from configs.schema import Config
 from replay.codec import MAX_REQUEST_BYTES, encode
 from replay.ledger.events import Peer
-from replay.protocol import Status
 
 WAIT_AGAIN_S = 0.5
 QUIET_S = 2.0  # after the end, the console may still ask
 GRACE_S = 5.0  # beyond the actors' own drain deadline
 SELF = b""  # the peer of the server's own events; no routing id is empty
 # Sent before the log is synced.
-_PROMISES_NOTHING = wire.Alive | Status | wire.Refused | wire.Unknown | wire.Wait
+_PROMISES_NOTHING = wire.Alive | wire.Status | wire.Refused | wire.Unknown | wire.Wait
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +185,7 @@ class Connections:
         """Send now; a peer that cannot be reached is lost."""
         if not isinstance(peer, bytes) or peer == SELF or peer in self._parting:
             return
-        if isinstance(reply, Status | wire.Batch):
+        if isinstance(reply, wire.Status | wire.Batch):
             reply = msgspec.structs.replace(reply, gauges=reply.gauges | self.gauges())
         if cause := self._router.send(peer, encode(reply)):
             self._unroutable += 1

@@ -4,18 +4,17 @@ import logging
 from collections import deque
 from collections.abc import Container, Iterator
 
-import replay.protocol as wire
 from replay.ledger.events import Peer
 from replay.log.event_log import LogFull
-from replay.protocol import Describe, Observe
+from replay.protocol import Describe, Heartbeat, Observe, Request
 
 TELL_EVERY_S = 1.0
 LOG_EVERY_S = 10.0
 _MOST_HELD = 10_000  # requests, while the log is full
-_WITHOUT_ROOM = wire.Heartbeat | Observe | Describe  # answered while the log is full
+_WITHOUT_ROOM = Heartbeat | Observe | Describe  # answered while the log is full
 
 logger = logging.getLogger(__name__)
-Received = tuple[bytes, wire.Request]  # the peer, what it asks
+Received = tuple[bytes, Request]  # the peer, what it asks
 
 
 class Disk:
@@ -39,7 +38,7 @@ class Disk:
         """True until too many requests are held to read more."""
         return len(self._inbox) < _MOST_HELD
 
-    def receive(self, peer: bytes, request: wire.Request) -> None:
+    def receive(self, peer: bytes, request: Request) -> None:
         """Take in a request that has arrived."""
         self._inbox.append((peer, request))
 
@@ -57,7 +56,7 @@ class Disk:
                 yield peer, request
         self._inbox = held
 
-    def requests_of(self, peer: Peer) -> list[wire.Request]:
+    def requests_of(self, peer: Peer) -> list[Request]:
         """Take out all that `peer` has asked."""
         found = [request for sender, request in self._inbox if sender == peer]
         self._inbox = deque(received for received in self._inbox if received[0] != peer)
@@ -68,9 +67,7 @@ class Disk:
         return {peer for peer, _ in self._inbox}
 
     def missing(self, error: LogFull, now_s: float) -> bool:
-        """Note a failed attempt; return True when it is time to tell who waits. Raises `error` at
-        the deadline.
-        """
+        """Note a failed attempt; True when it is time to tell. Raises `error` at the deadline."""
         if not self.full:
             self._since_s = now_s
         if now_s - self._since_s >= self._deadline_s:

@@ -23,7 +23,6 @@ from replay.codec import decode_request
 from replay.ledger.events import Event, Outcome, Peer, PeerLost, Tick
 from replay.ledger.ledger import Ledger
 from replay.log.event_log import EventLog, LogFull
-from replay.protocol import Describe, Described, Shutdown, Status
 from replay.server.connections import SELF, Connections, Router
 from replay.server.disk import Disk
 
@@ -40,7 +39,7 @@ class ReplayServer:
         learning = bool(ledger.state.learner)
         self._connections = Connections(config, self._router, learning)
         self._disk = Disk(config.replay.disk_deadline_s)
-        self._described = Described(dump(config))
+        self._described = wire.Described(dump(config))
         self._changed = False  # something went on record since kept questions were last asked
         self._joined = False  # an actor said Hello since the last tick
         self._signals: list[str] = []
@@ -92,7 +91,7 @@ class ReplayServer:
 
     def _handle(self, peer: Peer, request: wire.Request) -> None:
         heartbeat = isinstance(request, wire.Heartbeat)
-        if isinstance(request, Describe):
+        if isinstance(request, wire.Describe):
             self._connections.send(peer, self._described)
         elif heartbeat and self._disk.full:
             # Not for the ledger: it has overtaken what it speaks of.
@@ -124,7 +123,7 @@ class ReplayServer:
         self._log.append(outcome.records)
         self._changed |= bool(outcome.records)
         for peer, reply in outcome.replies:
-            if isinstance(reply, Status) and self._disk.full:
+            if isinstance(reply, wire.Status) and self._disk.full:
                 reply = msgspec.structs.replace(reply, phase=self._disk.cause)
             self._connections.answer(peer, request, reply, time.monotonic())
 
@@ -151,9 +150,7 @@ class ReplayServer:
             self._changed = False
 
     def _record_losses(self) -> None:
-        """Put every connection found dead on record; what it had said before, perhaps Goodbye,
-        counts.
-        """
+        """Put every dead connection on record, after what it had said before, perhaps Goodbye."""
         while self._connections.lost and not self._disk.full:
             peer, _ = self._connections.lost.popitem()
             self._read()
@@ -177,7 +174,7 @@ class ReplayServer:
             return
         if self._signals and not self._signalled:
             self._signalled = True
-            self._decide(SELF, Shutdown(self._signals[0]))
+            self._decide(SELF, wire.Shutdown(self._signals[0]))
             self._joined = True
         if self._joined:
             self._joined = False

@@ -77,16 +77,14 @@ class BM25Index:
         Queries of the same words, in whatever order, have the same hits and are searched for once.
         """
         bags = [self._bag(query) for query in queries]
-        found = {bag: self._search(bag, top_k) for bag in dict.fromkeys(bags)}
+        scores = self._bm25.get_scores_from_ids
+        found = {bag: best(scores(list(bag)), top_k) if bag else [] for bag in dict.fromkeys(bags)}
         return [found[bag] for bag in bags]
 
     def _bag(self, query: str) -> tuple[int, ...]:
         """The known words, sorted: in another order scores would add up to other last digits."""
         known = self._vocabulary
         return tuple(sorted(known[word] for word in words(query) if word in known))
-
-    def _search(self, bag: tuple[int, ...], top_k: int) -> list[Hit]:
-        return best(self._bm25.get_scores_from_ids(list(bag)), top_k) if bag else []
 
 
 class _Tokens(Sequence[list[int]]):

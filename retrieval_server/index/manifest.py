@@ -1,6 +1,6 @@
 """The manifest of an index folder: the server serves nothing that disagrees with it.
 
-A folder made by `building` holds `manifest.json` (written last: a folder without one is unfinished)
+A folder of `forage index` holds `manifest.json` (written last: a folder without one is unfinished)
 and the files it lists, each with size and digest.
 """
 

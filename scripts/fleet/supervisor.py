@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from configs.runtime.process import CONSEQUENCE
+from configs.runtime.process import Exit
 from configs.runtime.signals import Interrupt
 from configs.schema import Config
 from replay.clients.launcher import Observer
@@ -148,7 +148,7 @@ class Supervisor:
             return False
         if ending or not self._config.fleet.restarts:
             return self._settle(broken, dead)
-        waiters = {name for name, code in broken.items() if code == CONSEQUENCE}
+        waiters = {name for name, code in broken.items() if code == Exit.CONSEQUENCE}
         if waiters - self._explained:  # a deadline has passed
             self._explain()
         self._explained = waiters
@@ -188,7 +188,7 @@ class Supervisor:
         now = time.monotonic()
         self._settled_at = self._settled_at or now + SETTLE_S
         alive = self._fleet.members.keys() - dead.keys()
-        if set(broken.values()) != {CONSEQUENCE} or now > self._settled_at or not alive:
+        if set(broken.values()) != {Exit.CONSEQUENCE} or now > self._settled_at or not alive:
             raise RunFailed(first_cause(self._fleet, broken))
         time.sleep(POLL_S)
         return True

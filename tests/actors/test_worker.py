@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from configs.runtime.process import CONSEQUENCE
+from configs.runtime.process import Exit
 from tests.children import ends_with_us
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -91,7 +91,7 @@ def test_silent_replay_ends_the_actor_by_name(start: Start, tiny_model_path: Pat
     family = psutil.Process(process.pid).children(recursive=True)
     begun = time.monotonic()
     _, complaint = process.communicate(timeout=100)
-    assert process.returncode == CONSEQUENCE and "actor-0: ReplayTimeout: " in complaint
+    assert process.returncode == Exit.CONSEQUENCE and "actor-0: ReplayTimeout: " in complaint
     assert "Traceback" not in complaint and time.monotonic() - begun < 90
     assert not psutil.wait_procs(family, timeout=30)[1]
 

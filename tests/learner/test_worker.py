@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from configs.keys import Addresses
 from configs.load import load, save
-from configs.runtime.process import CONSEQUENCE, socket_dir
+from configs.runtime.process import Exit, socket_dir
 from configs.schema import (
     ActorsConfig,
     Config,
@@ -285,7 +285,7 @@ def test_a_rank_that_does_not_come_is_named(whole: Config, tmp_path: Path) -> No
         command, capture_output=True, text=True, timeout=300, check=False, env=ends_with_us()
     )
     shutil.rmtree(socket_dir(config.run_dir))
-    assert done.returncode == CONSEQUENCE, done.stderr
+    assert done.returncode == Exit.CONSEQUENCE, done.stderr
     assert "ranks [1] of the learner have not joined within 2 s" in done.stderr
 
 

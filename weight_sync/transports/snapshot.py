@@ -71,9 +71,7 @@ class SnapshotTransport:
         return self
 
     def broadcast(self, buckets: Sequence[torch.Tensor], timeout_s: float) -> None:
-        """Write the buckets (rank 0), or wait for the file and read them. Raises
-        TransportFailed.
-        """
+        """Write (rank 0) or await and read the buckets. Raises TransportFailed."""
         self._sent += 1
         path = self._folder / str(self._sent)
         try:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from configs.load import differences
-from configs.runtime.process import CONSEQUENCE
+from configs.runtime.process import Exit
 from configs.schema import ActorsConfig, Config, FleetConfig
 from scripts.fleet import restarts
 from scripts.fleet.fleet import Host
@@ -97,7 +97,7 @@ def test_pauses_double_up_to_the_longest_until_it_lives_for_a_while(keep, clock)
 @pytest.mark.parametrize("ended", ["learner", "learner-1"])
 def test_the_ranks_of_a_learner_start_together(keep, clock, ended) -> None:
     fleet, kept, _ = keep()
-    kept.tend(fleet.end(ended, CONSEQUENCE))
+    kept.tend(fleet.end(ended, Exit.CONSEQUENCE))
     assert fleet.members["learner"].exit_code and fleet.members["learner-1"].exit_code
     clock.s += 1.1
     kept.tend({name: fleet.members[name].exit_code for name in ("learner", "learner-1")})
@@ -226,7 +226,7 @@ def test_a_consequence_of_what_stands_still_costs_nothing(keep, clock) -> None:
     fleet.members["replay"].stopped = lambda: [41]
     kept.look()
     for name in ("actor-0", "actor-1", "learner"):
-        kept.tend(fleet.end(name, CONSEQUENCE))
+        kept.tend(fleet.end(name, Exit.CONSEQUENCE))
     assert kept.made == []
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from configs.runtime.process import CONSEQUENCE
+from configs.runtime.process import Exit
 from configs.schema import Config, FleetConfig, LearnerConfig
 from replay.protocol import ReplayTimeout, Status, StepReport
 from scripts.fleet.console import Console
@@ -120,7 +120,7 @@ def first_to_blame(tmp_path: Path, ends: list[dict[str, int]]) -> str:
 
 @pytest.mark.parametrize("code", [1, -9])
 def test_a_consequence_that_ends_first_is_not_the_cause(tmp_path: Path, code: int) -> None:
-    ends = [{"learner": CONSEQUENCE}] * 3 + [{"learner": CONSEQUENCE, "actor-0": code}]
+    ends = [{"learner": Exit.CONSEQUENCE}] * 3 + [{"learner": Exit.CONSEQUENCE, "actor-0": code}]
     assert first_to_blame(tmp_path, ends).startswith("actor-0 ")
 
 
@@ -133,8 +133,8 @@ def test_of_consequences_alone_the_first_name_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scripts.fleet.supervisor.SETTLE_S", 0.5)
-    assert first_to_blame(tmp_path, [{"learner": CONSEQUENCE}]).startswith("learner ")
-    every = dict.fromkeys(("learner", "actor-1", "replay"), CONSEQUENCE)
+    assert first_to_blame(tmp_path, [{"learner": Exit.CONSEQUENCE}]).startswith("learner ")
+    every = dict.fromkeys(("learner", "actor-1", "replay"), Exit.CONSEQUENCE)
     assert first_to_blame(tmp_path, [every | {"replay": 0}]).startswith("replay ")
 
 
