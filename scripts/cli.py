@@ -20,6 +20,7 @@ import typer
 
 from configs.load import ConfigError
 from configs.runtime.process import Exit, assert_packages, die_with_parent
+from scripts.options import flag
 from scripts.setup.overrides import is_override
 
 if "__mp_main__" in sys.modules:
@@ -30,7 +31,7 @@ if "__mp_main__" in sys.modules:
 
 @dataclass(frozen=True)
 class Command:
-    """`target` is `module:function`; the function's one parameter says what its options are."""
+    """`target`: `module:function` of `scripts`; the one parameter says what its options are."""
 
     target: str
     help: str
@@ -38,7 +39,7 @@ class Command:
     @property
     def module(self) -> str:
         """The dotted name of its module."""
-        return self.target.partition(":")[0]
+        return f"scripts.{self.target.partition(':')[0]}"
 
     def function(self) -> Callable[[Any], int | None]:
         """Import the module; the function."""
@@ -47,42 +48,30 @@ class Command:
 
 
 COMMANDS = {
-    "train": Command("scripts.fleet.launch:train", "Train, or only evaluate, a model."),
-    "resume": Command("scripts.fleet.launch:resume", "Go on with a run."),
-    "sync": Command("scripts.train_sync:sync", "Train in one process, synchronously."),
-    "evaluate": Command(
-        "scripts.evaluation.evaluate:evaluate", "Ask a model every question of test sets."
-    ),
-    "ask": Command("scripts.ask.ask:ask", "Ask a trained model questions in the terminal."),
-    "warm-start": Command(
-        "scripts.warm_start.warm_start:warm_start", "Learn from demonstrations first."
-    ),
-    "relearn": Command("scripts.runs.relearn:relearn", "Learn again, offline, from a run's log."),
-    "show": Command("scripts.runs.show:show", "Print a run's rollouts in colour."),
-    "audit": Command("scripts.runs.audit:audit", "Close a run's books."),
-    "compact": Command("scripts.runs.compact:compact", "Make a finished run's log smaller."),
-    "plot": Command("scripts.runs.plot:plot", "Draw a run's learning curve."),
-    "scale": Command("scripts.fleet.scale:scale", "Change the number of a running run's actors."),
-    "data prepare": Command("scripts.data.prepare:prepare", "Put data sets into one schema."),
-    "data audit": Command(
-        "scripts.data.corpus_audit:audit", "Count the questions a corpus answers."
-    ),
-    "index": Command("scripts.data.build_index:index", "Build an index of a corpus."),
-    "demo": Command("scripts.demo.demo:demo", "Train on a small made-up task, on two cores."),
-    "bench learner": Command("scripts.bench.learner:bench", "The cost of the learner's step."),
-    "bench staleness": Command("scripts.bench.staleness.bench:bench", "Corrections by staleness."),
-    "bench stream": Command(
-        "scripts.bench.stream.bench:bench", "Trajectories into the durable log."
-    ),
-    "bench weight-sync": Command(
-        "scripts.bench.weight_sync.bench:bench", "New weights to the actors."
-    ),
-    "bench retrieval": Command(
-        "scripts.bench.retrieval.bench:bench", "Searches, and their latency."
-    ),
-    "bench overlap": Command("scripts.bench.overlap.bench:bench", "Waiting for searches, hidden."),
-    "memory": Command("scripts.setup.gpu_memory:memory", "Reckon what each GPU has to hold."),
-    "doctor": Command("scripts.setup.doctor:doctor", "Check this machine for what a run needs."),
+    "train": Command("fleet.launch:train", "Train, or only evaluate, a model."),
+    "resume": Command("fleet.launch:resume", "Go on with a run."),
+    "sync": Command("train_sync:sync", "Train in one process, synchronously."),
+    "evaluate": Command("evaluation.evaluate:evaluate", "Ask a model every question of test sets."),
+    "ask": Command("ask.ask:ask", "Ask a trained model questions in the terminal."),
+    "warm-start": Command("warm_start.warm_start:warm_start", "Learn from demonstrations first."),
+    "relearn": Command("runs.relearn:relearn", "Learn again, offline, from a run's log."),
+    "show": Command("runs.show:show", "Print a run's rollouts in colour."),
+    "audit": Command("runs.audit:audit", "Close a run's books."),
+    "compact": Command("runs.compact:compact", "Make a finished run's log smaller."),
+    "plot": Command("runs.plot:plot", "Draw a run's learning curve."),
+    "scale": Command("fleet.scale:scale", "Change the number of a running run's actors."),
+    "data prepare": Command("data.prepare:prepare", "Put data sets into one schema."),
+    "data audit": Command("data.corpus_audit:audit", "Count the questions a corpus answers."),
+    "index": Command("data.build_index:index", "Build an index of a corpus."),
+    "demo": Command("demo.demo:demo", "Train on a small made-up task, on two cores."),
+    "bench learner": Command("bench.learner:bench", "The cost of the learner's step."),
+    "bench staleness": Command("bench.staleness.bench:bench", "Corrections by staleness."),
+    "bench stream": Command("bench.stream.bench:bench", "Trajectories into the durable log."),
+    "bench weight-sync": Command("bench.weight_sync.bench:bench", "New weights to the actors."),
+    "bench retrieval": Command("bench.retrieval.bench:bench", "Searches, and their latency."),
+    "bench overlap": Command("bench.overlap.bench:bench", "Waiting for searches, hidden."),
+    "memory": Command("setup.gpu_memory:memory", "Reckon what each GPU has to hold."),
+    "doctor": Command("setup.doctor:doctor", "Check this machine for what a run needs."),
 }
 GROUPS = {
     "data": "Prepare questions, audit a corpus.",
@@ -174,14 +163,6 @@ def _named(words: Sequence[str]) -> str:
     return next((each for each in (" ".join(plain), *plain[:1]) if each in COMMANDS), "")
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _shown(of: Field[Any]) -> str | None:
-    return of.name.upper() if of.metadata["positional"] else None
-
-
 def _options_of(command: Command) -> list[Field[Any]]:
     options = get_type_hints(command.function())["options"]
     hints = get_type_hints(options)
@@ -192,7 +173,6 @@ def _options_of(command: Command) -> list[Field[Any]]:
 
 
 def _callback(command: Command) -> Callable[..., int | None]:
-    """A function with the dataclass's fields as parameters, as typer reads them."""
     function = command.function()
     options = get_type_hints(function)["options"]
     parameters = [_parameter(each) for each in _options_of(command)]
@@ -212,9 +192,10 @@ def _parameter(of: Field[Any]) -> inspect.Parameter:
     if several:
         kind = list[get_args(kind)[0]]  # type: ignore[misc]
     default = list(of.default) if several and of.default is not MISSING else of.default
-    words = {"help": of.metadata["help"], "metavar": of.metadata["metavar"] or _shown(of)}
     positional = of.metadata["positional"]
-    info = typer.Argument(**words) if positional else typer.Option(_flag(of.name), **words)
+    shown = of.metadata["metavar"] or (of.name.upper() if positional else None)
+    words = {"help": of.metadata["help"], "metavar": shown}
+    info = typer.Argument(**words) if positional else typer.Option(flag(of.name), **words)
     return inspect.Parameter(
         of.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -224,11 +205,9 @@ def _parameter(of: Field[Any]) -> inspect.Parameter:
 
 
 def _one_each(words: Sequence[str], listed: Sequence[Field[Any]]) -> Iterator[str]:
-    """`--sets a b` as `--sets a --sets b`: such an option takes all words up to the next option
-    or override.
-    """
+    """`--sets a b` as `--sets a --sets b`, up to the next option or override."""
     options = [each for each in listed if not each.metadata["positional"]]
-    several = {_flag(each.name) for each in options if get_origin(each.type) is tuple}
+    several = {flag(each.name) for each in options if get_origin(each.type) is tuple}
     current, first = "", False
     for word in words:
         if word.startswith("-") or is_override(word):
@@ -241,12 +220,11 @@ def _one_each(words: Sequence[str], listed: Sequence[Field[Any]]) -> Iterator[st
 
 
 def _explained(error: typer.TyperException, name: str, words: Sequence[str]) -> str:
-    """One line: what is wrong, and the nearest that could be meant."""
     text = " ".join(error.format_message().split())
     option = getattr(error, "option_name", "")
     if option and name:
         listed = _options_of(COMMANDS[name])
-        own = [_flag(each.name) for each in listed if not each.metadata["positional"]]
+        own = [flag(each.name) for each in listed if not each.metadata["positional"]]
         text = f"{name}: no option {option}"
         if others := [f"forage {other}" for other in COMMANDS if option in _written_flags(other)]:
             text += f": {' and '.join(others)} {'take' if others[1:] else 'takes'} it"
@@ -261,7 +239,7 @@ def _written_flags(name: str) -> set[str]:
     """The options of a command, as its source spells them: to import it may take seconds."""
     spec = importlib.util.find_spec(COMMANDS[name].module)
     source = Path(spec.origin).read_text() if spec and spec.origin else ""
-    return {_flag(each) for each in re.findall(r"^    (\w+): .+ = option\(", source, re.M)}
+    return {flag(each) for each in re.findall(r"^    (\w+): .+ = option\(", source, re.M)}
 
 
 if __name__ == "__main__":

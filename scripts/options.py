@@ -6,21 +6,58 @@
         step: int | None = option("only the batch of this step")
 
 `scripts.cli` makes the command line of it: a field `eval_every` is `--eval-every`, a `bool` a flag;
-a `tuple[T, ...]` takes one word or more, a `Literal` is one of its words. A leaf module.
+a `tuple[T, ...]` takes one word or more, a `Literal` is one of its words.
 """
 
-from dataclasses import MISSING, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
+
+from configs.load import ConfigError
+
+
+@dataclass(frozen=True)
+class Options:
+    """The base of checked options. Raises ConfigError for a value below its field's `least`, and a
+    `json` file without a folder.
+    """
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, least = getattr(self, each.name), each.metadata["least"]
+            if value is not None and least is not None and value < least:
+                raise ConfigError(f"{flag(each.name)} {value}: at least {least}")
+            if each.name == "json" and value and not value.resolve().parent.is_dir():
+                raise ConfigError(f"--json {str(value)!r}: there is no such folder to write it in")
+
+
+def flag(name: str) -> str:
+    """The spelling of an option on the command line."""
+    return f"--{name.replace('_', '-')}"
 
 
 def argument(help: str, *, default: Any = MISSING, metavar: str = "") -> Any:
     """A positional word; required without a default. A `tuple[T, ...]` takes all that are left."""
-    return field(default=default, metadata={"help": help, "metavar": metavar, "positional": True})
+    told = {"help": help, "metavar": metavar, "positional": True, "least": None}
+    return field(default=default, metadata=told)
 
 
-def option(help: str, *, default: Any = None, metavar: str = "") -> Any:
-    """`--name VALUE`, or a flag `--name`; `default=MISSING` (of dataclasses) makes it required."""
-    return field(default=default, metadata={"help": help, "metavar": metavar, "positional": False})
+def option(help: str, *, default: Any = None, metavar: str = "", least: float | None = None) -> Any:
+    """`--name VALUE`, or a flag `--name`; `default=MISSING` (of dataclasses) makes it required.
+    `least`: the least value, checked by `Options`; None passes.
+    """
+    told = {"help": help, "metavar": metavar, "positional": False, "least": least}
+    return field(default=default, metadata=told)
+
+
+@contextmanager
+def refusing(*kinds: type[Exception]) -> Iterator[None]:
+    """Have errors of these kinds refuse the input: raise them anew as ConfigError."""
+    try:
+        yield
+    except kinds as error:
+        raise ConfigError(str(error)) from error
 
 
 def overrides() -> Any:

@@ -1,9 +1,9 @@
 """The whole algorithm in one process beside vLLM's engine child: no replay, no broadcast.
 
-Rollouts, update and evaluation take turns; weights enter the engine through a safetensors file in
-shared memory. For debuggers, and the synchronous baseline: the parts are the asynchronous run's,
-and so are the bits where its engines batch nothing and max_staleness is 0. `--recorded RUN` trains
-on what that run has recorded, and starts no engine.
+Weights enter the engine through a safetensors file in shared memory. For debuggers, and the
+synchronous baseline: the parts are the asynchronous run's, and so are the bits where its engines
+batch nothing and max_staleness is 0. `--recorded RUN` trains on what that run has recorded, and
+starts no engine.
 """
 
 import asyncio
@@ -41,15 +41,13 @@ from replay.log.records import EVAL_GROUPS
 from replay.protocol import Batch, Lease, ReplayError
 from replay.questions import Questions, left_out, read_questions
 from replay.trajectory import Question, Sampling, Trajectory
-from scripts.options import argument, option, overrides
+from scripts.options import argument, option, overrides, refusing
 from scripts.setup import preflight
 from scripts.setup.retrieval import OwnServer, serving
 
 
 @dataclass(frozen=True)
 class SyncOptions:
-    """The options of `forage sync`."""
-
     config: str = argument("a YAML file, for example configs/demo.yaml")
     overrides: tuple[str, ...] = overrides()
     recorded: Path | None = option("train on this run's recorded batches", metavar="RUN")
@@ -57,10 +55,8 @@ class SyncOptions:
 
 class Rollouts:
     """Replay and actors of a run of one process: leases questions and gathers their trajectories,
-    as many at once as the fleet would.
-
-    Groups have the ids, and so their tokens the seeds, that they have in a run of many processes
-    which never waits.
+    as many at once as the fleet would. Groups have the ids, and so their tokens the seeds, that
+    they have in a run of many processes which never waits.
     """
 
     def __init__(
@@ -103,9 +99,7 @@ class Rollouts:
         return await asyncio.gather(*map(self.one, leases))
 
     async def batch(self, step: int) -> Batch:
-        """Groups for step + 1; those that nobody could score are replaced, those without signal
-        when the configuration says so.
-        """
+        """Groups for step + 1; the unscorable, and by configuration the signalless, replaced."""
         groups: list[list[Trajectory]] = []
         wanted = self.config.replay.groups_per_step
         while len(groups) < wanted:
@@ -134,7 +128,6 @@ class Rollouts:
 
 
 def _mean(rewards: Sequence[float | None]) -> float:
-    """Of the scorable ones; 0 without any."""
     found = [reward for reward in rewards if reward is not None]
     return sum(found) / len(found) if found else 0.0
 
@@ -176,9 +169,7 @@ async def take_steps(
 async def train(
     trainer: Trainer, tokenizer: Any, folder: Path, server: OwnServer | None
 ) -> dict[str, Any]:
-    """Start an engine, take every step on it, end it. Return the last evaluation and every step's
-    loss. Raises ServerFailed, as soon as the server has ended.
-    """
+    """Take every step on an engine; the last evaluation and the losses. Raises ServerFailed."""
     config = trainer.config
     prompter = Prompter(tokenizer, config.questions, config.actors)
     retrieval, scoring = open_retrieval(config), Rewards.open(config)
@@ -208,10 +199,8 @@ def roll_out_and_train(trainer: Trainer, tokenizer: Any) -> dict[str, Any]:
 
 
 def sync(options: SyncOptions) -> None:
-    """Check, train, leave a checkpoint. Raises ConfigError, or ServerFailed where the retrieval
-    server ends.
-    """
-    try:
+    """Check, train, leave a checkpoint. Raises ConfigError, ServerFailed."""
+    with refusing(BadModel, ReplayError):
         config = preflight.checked(options.config, options.overrides)
         if config.learner.ranks > 1:
             raise ConfigError(f"learner.ranks = {config.learner.ranks!r}: one process has one rank")
@@ -219,8 +208,6 @@ def sync(options: SyncOptions) -> None:
         begin("sync")
         torch.set_num_threads(config.learner.threads)
         trainer = Trainer(config)
-    except (BadModel, ReplayError) as error:
-        raise ConfigError(str(error)) from error
     for line in left_out(config.questions):
         print(line, file=sys.stderr)
     path = Path(config.run_dir) / "config.yaml"

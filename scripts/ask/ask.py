@@ -1,22 +1,19 @@
 """A question to a trained model, in the terminal.
 
 The model is a run's best checkpoint, any checkpoint or Hugging Face folder, loaded in this process,
-or the one behind an OpenAI-compatible server's URL. Thoughts, searches and passages are shown as
-they come, then the answer and its cost. Without a question, questions are read from the terminal,
-or standard input, until it ends.
+or the one behind an OpenAI-compatible server's URL. Without a question, questions are read from the
+terminal, or standard input, until it ends.
 """
 
 import asyncio
 import math
 import os
 import re
-import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -29,7 +26,8 @@ from actors.policies.base import Policy
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
 from configs.load import ConfigError
-from configs.runtime.process import avoid_amx
+from configs.runtime.process import Exit, avoid_amx
+from configs.runtime.signals import Interrupt
 from configs.schema import Config
 from retrieval_server.protocol import RetrievalError
 from scripts.ask.endpoint import EndpointPolicy, base_url
@@ -44,13 +42,11 @@ from scripts.setup.retrieval import ServerFailed, own_address, probe, serving
 if TYPE_CHECKING:  # it imports torch
     from actors.policies.transformers import Heard, TransformersPolicy
 
-FAILED = 1
 KEY_VARIABLE, MAX_KEY_BYTES = "OPENAI_API_KEY", 4096
 PROMPT = "question> "
 SERVER_LEAVES_S = 2.0  # somebody waits for the prompt
 _MISSPELT = re.compile(r"[A-Za-z_]\w*(\.\w+)+=\S*")  # a section that does not exist
 _FAILURES = (ActorError, RetrievalError, ServerFailed)
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
@@ -101,11 +97,9 @@ class AskOptions:
 
 
 def ask(options: AskOptions) -> int:
-    """Check, ask, answer; FAILED where a question was too long. Raises ConfigError, ActorError,
-    RetrievalError, ServerFailed and, for a signal, KeyboardInterrupt.
-    """
+    """Check, ask, answer. Raises ConfigError, ActorError, RetrievalError, ServerFailed."""
     prepare_environment()
-    with _interruptible():
+    with Interrupt():  # at once: asyncio's own handler would wait for the model's turn to end
         if options.is_url:
             read_key(options.key_file)
         config = configure(options)
@@ -113,25 +107,7 @@ def ask(options: AskOptions) -> int:
             return asyncio.run(converse(options, config, Console(stderr=True)))
         except BrokenPipeError:  # whoever read the answers has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return FAILED
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Have SIGINT and SIGTERM raise at once: asyncio's own handler would wait for the model to
-    finish its turn.
-    """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, interrupt) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+            return Exit.FAILED
 
 
 def _is_override(word: str) -> bool:
@@ -173,9 +149,7 @@ def configure(options: AskOptions) -> Config:
 
 
 def read_key(path: str | None) -> str:
-    """The server's key: of a file that its owner alone can read, else of the environment, else ''.
-    Raises ConfigError.
-    """
+    """The server's key: of a file only its owner can read, else of the environment, else ''."""
     if not path:
         return os.environ.get(KEY_VARIABLE, "").strip()
     try:
@@ -211,10 +185,8 @@ def _prompted() -> Iterator[str]:
 
 
 async def converse(options: AskOptions, config: Config, notices: Console) -> int:
-    """Prepare everything, ask, answer; the exit code. Raises ConfigError and `_FAILURES`, but only
-    reports them where somebody types the questions, or where a question is too long.
-    """
-    code = 0
+    """Prepare, ask, answer; the exit code. Raises ConfigError, and `_FAILURES` unless typed."""
+    code = Exit.DONE
     async with AsyncExitStack() as stack:
         with notices.status("making ready ..."):
             asker = await _ready(options, config, stack)
@@ -228,8 +200,8 @@ async def converse(options: AskOptions, config: Config, notices: Console) -> int
                 if not options.is_typed:
                     if not isinstance(error, PromptTooLong):
                         raise
-                    code = FAILED
-                _tell(error)
+                    code = Exit.FAILED
+                print(f"forage: {error}", file=sys.stderr)
     return code
 
 
@@ -281,10 +253,6 @@ async def _policy(
     return await stack.enter_async_context(endpoint)
 
 
-def _tell(error: Exception) -> None:
-    print(f"forage: {error}", file=sys.stderr)
-
-
 def find_model(given: str, weights: str = MODEL) -> Found:
     """Find the model that MODEL and `--weights` name. Raises ConfigError."""
     if not Path(given).is_dir():
@@ -302,10 +270,10 @@ def check_tokenizer(folder: str) -> None:
             "a server is asked in tokens, and no tokenizer is named: give the folder of the served "
             "model's, --tokenizer FOLDER"
         )
-    if not any((Path(folder) / name).is_file() for name in _TOKENIZER_FILES):
+    if not preflight.has_tokenizer(Path(folder)):
         raise ConfigError(
-            f"no tokenizer ({' or '.join(_TOKENIZER_FILES)}) in {folder!r}: name the folder of the "
-            "served model's, --tokenizer FOLDER"
+            f"no tokenizer ({' or '.join(preflight.TOKENIZER_FILES)}) in {folder!r}: name the "
+            "folder of the served model's, --tokenizer FOLDER"
         )
 
 
@@ -323,9 +291,7 @@ def prepare_environment() -> None:
 
 
 def load_policy(config: Config, tokenizer: Any, heard: "Heard") -> "TransformersPolicy":
-    """Load `model.path`, onto a GPU where there is one; `heard` is called with every sampled token.
-    Raises ConfigError.
-    """
+    """Load `model.path`; `heard` is called with every sampled token. Raises ConfigError."""
     import torch  # here and below: seconds, that bad input need not wait for
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM

@@ -7,7 +7,6 @@ of a reply has `deadline_s`; EndpointFailed names server and remedy.
 
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -86,10 +85,7 @@ class Reply:
 
 
 class EndpointPolicy:
-    """One server's model; an async context manager. `model` empty: the only one it serves.
-
-    `tokenizer` must be the served model's; `heard` is called with the ids as they come.
-    """
+    """A server's model (empty: its only one), its tokenizer; `heard` gets the ids as they come."""
 
     def __init__(
         self,
@@ -119,12 +115,7 @@ class EndpointPolicy:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
     async def complete(
@@ -202,7 +193,6 @@ class EndpointPolicy:
             ) from error
 
     async def _refusal(self, answer: httpx.Response) -> EndpointFailed:
-        """A status other than 200, in words."""
         status, said = answer.status_code, _words(await answer.aread())
         what = f"{self.url}: status {status} ({said})"
         match status:
@@ -225,7 +215,6 @@ class EndpointPolicy:
                 return EndpointFailed(f"{what}: the server cannot answer now: ask again later")
 
     def _named(self, error: httpx.RequestError, when: str) -> EndpointFailed:
-        """A failure of the connection, in words."""
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
             return EndpointFailed(
                 f"{self.url}: no connection ({error}): start the server, or name another URL"
@@ -253,7 +242,6 @@ async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
 
 
 def _words(body: Any) -> str:
-    """A server's words on an error, on one line."""
     try:
         said = json.loads(body) if isinstance(body, bytes) else body
     except ValueError:
@@ -264,9 +252,7 @@ def _words(body: Any) -> str:
 
 
 def base_url(url: str) -> str:
-    """Return `http://host:8000/v1` for that, `http://host:8000` or `…/v1/completions`. Raises
-    ConfigError.
-    """
+    """Return `http://host:8000/v1`, also given without `/v1` or more. Raises ConfigError."""
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -1,7 +1,6 @@
 """The rollout of a question, reported to a view while it happens.
 
-Loop, environment and prompts are those of training (`actors.rollout`): policy and retriever are
-wrapped, and a View is told what passes through them.
+Loop, environment and prompts are those of training: policy and retriever are wrapped.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -99,9 +98,7 @@ class ObservedRetriever:
 
 @dataclass
 class ObservedPolicy:
-    """A policy for one rollout. It tells the view when a turn ends, and what is read between two
-    turns unless the retriever found it.
-    """
+    """A policy for one rollout: tells the view of turns, and what is read unless searched."""
 
     policy: Policy
     retriever: ObservedRetriever

@@ -25,9 +25,7 @@ _BEGUN = re.compile(r"</?\w{0,24}$")  # what may become a tag
 
 
 class Tags:
-    """Splits text that comes in pieces where its style changes: at the answer, and at the tags that
-    end in one of `stops`.
-    """
+    """Splits text that comes in pieces at the answer, and at tags that end in one of `stops`."""
 
     def __init__(self, stops: Collection[str]) -> None:
         self._actions = {*(tag.strip("</>") for tag in stops), "tool_call"}

@@ -15,9 +15,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -25,9 +26,8 @@ import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.table import Table
 
-from configs.load import ConfigError
 from configs.runtime.files import write_durably
-from scripts.options import option
+from scripts.options import Options, option
 
 START_S, LEAVE_S, POLL_S = 120.0, 30.0, 0.2
 Report = Callable[[str], None]
@@ -49,19 +49,11 @@ class RunFailed(BenchError):
 
 
 @dataclass(frozen=True)
-class BenchOptions:
+class BenchOptions(Options):
     """Options of every benchmark."""
 
     quick: bool = option("fewer and shorter measurements", default=False)
     json: Path | None = option("where to write the figures", metavar="FILE")
-
-
-def require_at_least(options: BenchOptions, **least: int) -> None:
-    """Raise ConfigError for an option that is below its least value; None passes."""
-    for name, limit in least.items():
-        value = getattr(options, name)
-        if value is not None and value < limit:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: at least {limit}")
 
 
 # ---- child processes
@@ -77,6 +69,13 @@ def start_child(
         env=os.environ | {"FORAGE_PARENT": str(os.getpid())} | dict(env or {}),
         **settings,
     )
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder that is gone afterwards."""
+    with TemporaryDirectory(prefix="forage-bench-") as name:
+        yield Path(name)
 
 
 class Processes:
@@ -108,9 +107,7 @@ class Processes:
         self.wait([name], limit_s, lambda: False)
 
     def wait(self, names: list[str], limit_s: float, until: Callable[[], bool]) -> None:
-        """Wait for `until()`, or until these have all ended. Raises RunFailed when any process
-        fails, when one ends that is not among them, and at the limit.
-        """
+        """Wait for `until()` or the end of these. Raises RunFailed for other ends, or late."""
         end_s = time.monotonic() + limit_s
         while not until() and not (names and all(self._ended(name) for name in names)):
             for name in self._running:
@@ -149,9 +146,7 @@ class Processes:
 
 
 def status_bytes(name: str, pid: int | None = None) -> int:
-    """A size from the kernel's account of a process, this one by default: VmRSS is the resident
-    set, VmHWM its peak. Raises OSError, StopIteration.
-    """
+    """A size of a process: VmRSS is its resident set, VmHWM the peak. Raises OSError."""
     lines = Path(f"/proc/{pid or 'self'}/status").read_text(encoding="ascii").splitlines()
     return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) << 10
 
@@ -160,9 +155,7 @@ def status_bytes(name: str, pid: int | None = None) -> int:
 
 
 class Rows:
-    """Finished rows, each a file of `folder`. `of`: what they are figures of; rows of anything
-    else are measured anew.
-    """
+    """Finished rows, each a file of `folder`; rows of anything else than `of` are measured anew."""
 
     def __init__(self, folder: Path, of: str) -> None:
         self._folder, self._of = folder, of
@@ -183,9 +176,7 @@ class Rows:
 
 
 def sources(*modules: str) -> list[Path]:
-    """The files of these modules, and every Python file of those that are packages. Raises
-    ModuleNotFoundError.
-    """
+    """The files of these modules; of a package every Python file. Raises ModuleNotFoundError."""
     found: set[Path] = set()
     for name in modules:
         spec = importlib.util.find_spec(name)

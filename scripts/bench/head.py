@@ -8,13 +8,11 @@ alternately in one call of `compare`; ours makes the entropy too, the plain one 
 import ctypes
 import gc
 import json
-import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -24,7 +22,7 @@ from torch import Tensor, nn
 
 from configs.runtime.process import die_with_parent
 from learner.model.head import LogProbHead
-from scripts.bench.harness import Processes, Report, median_ratio, status_bytes
+from scripts.bench.harness import Processes, Report, median_ratio, scratch, status_bytes
 
 VOCABULARY, TOKENS, HIDDEN = 151_936, 4096, 896
 WARM_UP_TOKENS = 8
@@ -46,14 +44,12 @@ class HeadRun(msgspec.Struct, frozen=True):
 
 def compare(repeats: int, budget_s: float, threads: int, report: Report) -> dict[str, float]:
     """Medians of alternating runs: seconds and peak bytes of each, their ratios, the largest
-    differences.
-
-    No further pair of runs begins once `budget_s` is spent. Peak memory is above weights, gradients
-    and hidden states, which exist before. Raises RunFailed.
+    differences. No further pair of runs begins once `budget_s` is spent. Peak memory is above
+    weights, gradients and hidden states, which exist before. Raises RunFailed.
     """
     found: dict[Variant, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
-    with TemporaryDirectory(prefix="forage-bench-") as folder:
-        files = {variant: Path(folder) / f"{variant}.safetensors" for variant in VARIANTS}
+    with scratch() as folder:
+        files = {variant: folder / f"{variant}.safetensors" for variant in VARIANTS}
         start = time.monotonic()
         for repeat in range(repeats):
             if repeat and time.monotonic() - start > budget_s:
@@ -80,8 +76,7 @@ def measure(variant: Variant, file: Path, threads: int) -> dict[str, float]:
     run = msgspec.json.encode(HeadRun(variant, str(file), threads)).decode()
     with Processes(file.parent) as processes:
         processes.run(f"bench_head-{variant}", "-m", "scripts.bench.head", run, limit_s=DEADLINE_S)
-    measured: dict[str, float] = json.loads(file.with_suffix(".json").read_bytes())
-    return measured
+    return msgspec.json.decode(file.with_suffix(".json").read_bytes(), type=dict[str, float])
 
 
 def _differences(ours: dict[str, Tensor], naive: dict[str, Tensor]) -> dict[str, float]:
@@ -109,15 +104,6 @@ def _naive(layer: nn.Linear) -> Step:
     return step
 
 
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize()
-
-
-def _peak_bytes() -> int:
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
 def _run(run: HeadRun, device: torch.device) -> dict[str, float]:
     torch.manual_seed(0)
     layer = nn.Linear(HIDDEN, VOCABULARY, bias=False, device=device)
@@ -132,23 +118,22 @@ def _run(run: HeadRun, device: torch.device) -> dict[str, float]:
         weight.grad.zero_()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated() if cuda else _resident_bytes()
+    before = torch.cuda.memory_allocated() if cuda else status_bytes("VmRSS")
     wall, cpu = time.perf_counter(), time.process_time()
     logprobs, loss = step(hidden, targets, slopes)
     loss.backward()
     if cuda:
         torch.cuda.synchronize()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    peak = torch.cuda.max_memory_allocated() if cuda else _peak_bytes()
+    peak = torch.cuda.max_memory_allocated() if cuda else status_bytes("VmHWM")
     kept = layer.weight.grad[targets[:KEPT_ROWS]].clone()
     save_file({"logprobs": logprobs.clone(), "hidden": hidden.grad, "weight": kept}, run.file)
     return {"peak_bytes": peak - before, "wall_s": wall, "cpu_s": cpu}
 
 
 def peak_of(act: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-    """The result of `act(*arguments)`, and the most bytes that it needed beyond what was there.
-
-    On an accelerator from its allocator; else of this process's resident set, whose high-water mark
+    """The result of `act(*arguments)`, and the most bytes that it needed beyond what was there. On
+    an accelerator from its allocator; else of this process's resident set, whose high-water mark
     Linux lets a process reset. Not for works that overlap.
     """
     gc.collect()

@@ -1,9 +1,8 @@
 """The cost of the learner's step: `forage bench learner [--quick] [--json FILE]`.
 
-The log-prob head against the plain computation (`scripts.bench.head`), how full micro-batches are
-at the demo task's lengths, and the whole update, with its parts, against a bare forward and
-backward pass of the same micro-batches in plain torch. The proximal pass is counted in both: the
-bare side makes one no-grad pass too.
+The log-prob head against the plain computation (`scripts.bench.head`), how full micro-batches are,
+and the whole update, with its parts, against a bare forward and backward pass of the same
+micro-batches in plain torch, after a no-grad pass like the proximal one.
 """
 
 import operator
@@ -12,7 +11,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -31,17 +29,7 @@ from learner.update import update
 from replay.codec import encode_trajectory
 from replay.protocol import Batch
 from replay.trajectory import Sampling, StopReason, Trajectory, Turn
-from scripts.bench.harness import (
-    BenchOptions,
-    Goal,
-    Report,
-    at_least,
-    at_most,
-    finish,
-    goals_table,
-    reporter,
-    require_at_least,
-)
+from scripts.bench import harness
 from scripts.bench.head import VARIANTS, compare, peak_of
 from scripts.demo.start import Recipe, make_model
 from scripts.demo.tokenizer import VOCABULARY as WORDS
@@ -49,25 +37,22 @@ from scripts.options import option
 
 GROUPS, SIBLINGS = 16, 8
 BUDGETS_TOKENS = (1024, 4096, 16384)
-EXACT = {"logprob_difference": at_most(1e-5), "gradient_difference": at_most(1e-5)}
-GOALS: dict[str, Goal] = {
-    "logprob_peak_memory_ratio": at_most(0.15),
-    "logprob_time_ratio": at_most(1.3),
+EXACT = {"logprob_difference": harness.at_most(1e-5), "gradient_difference": harness.at_most(1e-5)}
+GOALS: dict[str, harness.Goal] = {
+    "logprob_peak_memory_ratio": harness.at_most(0.15),
+    "logprob_time_ratio": harness.at_most(1.3),
     **EXACT,
-    "microbatch_fill": at_least(0.9),
-    "update_over_bare": at_least(0.8),
+    "microbatch_fill": harness.at_least(0.9),
+    "update_over_bare": harness.at_least(0.8),
 }
 PARTS = {"score": "proximal pass", "accumulate": "forward + backward", "step": "optimiser step"}
 
 
 @dataclass(frozen=True)
-class BenchLearnerOptions(BenchOptions):
+class BenchLearnerOptions(harness.BenchOptions):
     """Options of `forage bench learner`; `quick` takes at most ten minutes."""
 
-    threads: int = option("threads of torch, on the CPU", default=1)
-
-    def __post_init__(self) -> None:
-        require_at_least(self, threads=1)
+    threads: int = option("threads of torch, on the CPU", default=1, least=1)
 
 
 def now() -> float:
@@ -84,9 +69,7 @@ def seconds_of(act: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
 
 
 class Watch:
-    """A stand-in for an object that measures some of its methods; `join` puts the amounts of
-    several calls together.
-    """
+    """Stands in for an object and measures some methods; `join` adds up several calls."""
 
     def __init__(
         self,
@@ -114,9 +97,7 @@ class Watch:
 
 
 def rollout(rng: np.random.Generator, group: int, sibling: int) -> Trajectory:
-    """Random tokens in the demo's shape: one search in even groups, two in odd ones; 40 to 140
-    tokens, nearly half of them sampled.
-    """
+    """Random tokens in the demo's shape: one search in even groups, two in odd ones."""
 
     def draw(low: int, high: int) -> Any:
         return rng.integers(3, len(WORDS), int(rng.integers(low, high)), dtype=np.int32)
@@ -177,9 +158,7 @@ def bare(model: PreTrainedModel, micro_batches: list[MicroBatch]) -> None:
 def measure_update(
     config: Config, training: TrainingBatch, repeats: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Tokens/s of update(), of each of its parts, and of the bare passes: medians of alternating
-    runs; and the peak bytes of each, above what it found.
-    """
+    """Tokens/s of update(), its parts and the bare passes: medians; and the peak bytes of each."""
     engine, learner = Engine(config), config.learner
     averages = Averages.begin(engine, learner)
     model = load_model(config.model).to(engine.device)
@@ -211,15 +190,15 @@ def measure_update(
     return {"update_over_bare": statistics.median(ratios)} | found, peaks
 
 
-def measure(options: BenchLearnerOptions, report: Report) -> dict[str, Any]:
+def measure(options: BenchLearnerOptions, report: harness.Report) -> dict[str, Any]:
     """All figures; the update first, because it takes seconds. Raises RunFailed."""
     torch.set_num_threads(options.threads)
     found: dict[str, Any] = {}
-    with TemporaryDirectory(prefix="forage-bench-") as folder:
+    with harness.scratch() as folder:
         torch.manual_seed(0)
         make_model(Recipe()).save_pretrained(folder)
         learner = LearnerConfig(lr=1e-4, warmup_steps=0, threads=options.threads)
-        config = Config(model=ModelConfig(path=folder, dtype="float32"), learner=learner)
+        config = Config(model=ModelConfig(path=str(folder), dtype="float32"), learner=learner)
         batch = demo_batch()
         report("micro-batches and update")
         found["microbatch_fill_by_budget"] = {
@@ -246,7 +225,7 @@ def measure(options: BenchLearnerOptions, report: Report) -> dict[str, Any]:
 
 def tables(found: dict[str, Any]) -> tuple[Table, Table]:
     """The goals, and the parts of the update."""
-    goals = goals_table(found, GOALS, title="The learner's step")
+    goals = harness.goals_table(found, GOALS, title="The learner's step")
     for variant in VARIANTS:
         peak = found[f"logprob_peak_bytes_{variant}"] / 2**20
         cpu, wall = found[f"logprob_cpu_s_{variant}"], found[f"logprob_wall_s_{variant}"]
@@ -262,6 +241,6 @@ def tables(found: dict[str, Any]) -> tuple[Table, Table]:
 def bench(options: BenchLearnerOptions) -> int:
     """Measure, print the tables, write the JSON; 1 where values differ from the plain ones."""
     logging.disable_progress_bar()
-    found = measure(options, reporter())
-    finish(options, found, tables(found))
+    found = measure(options, harness.reporter())
+    harness.finish(options, found, tables(found))
     return int(not all(goal.met(found[name]) for name, goal in EXACT.items()))

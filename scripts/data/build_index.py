@@ -1,7 +1,4 @@
-"""The index of a corpus, for the retrieval server: BM25, or dense with `--encoder`.
-
-The same command goes on with a build that was interrupted, and ends in the same index.
-"""
+"""An index of a corpus, BM25 or dense with `--encoder`; an interrupted build goes on."""
 
 import os
 import sys
@@ -21,7 +18,7 @@ from retrieval_server.encoder_settings import EncoderSettings, require_encoder, 
 from retrieval_server.index.build import build_bm25, build_dense
 from retrieval_server.index.manifest import Manifest
 from retrieval_server.protocol import RetrievalError
-from scripts.options import argument, option
+from scripts.options import Options, argument, flag, option, refusing
 
 if TYPE_CHECKING:
     from retrieval_server.encoder import Encoder
@@ -30,7 +27,7 @@ DENSE = ("factory", "pooling", "query_prefix", "passage_prefix", "max_passage_to
 
 
 @dataclass(frozen=True)
-class IndexOptions:
+class IndexOptions(Options):
     """Options of `forage index`. Raises ConfigError for options that contradict each other."""
 
     corpus: Path = argument("JSONL (plain or .gz), parquet, or its folder")
@@ -43,29 +40,22 @@ class IndexOptions:
     max_passage_tokens: int | None = option("default: 256")
     dtype: Literal["float32", "bfloat16", "float16"] | None = option("default: float32")
     device: Literal["cpu", "cuda"] = option("of the encoder", default="cpu")
-    threads: int = option("default: all cores", default=os.cpu_count() or 1)
+    threads: int = option("default: all cores", default=os.cpu_count() or 1, least=1)
 
     def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ConfigError(f"--threads {self.threads}: at least 1")
+        super().__post_init__()
         said = [name for name in DENSE if getattr(self, name) is not None]
         if said and self.encoder is None:
-            raise ConfigError(
-                f"--{said[0].replace('_', '-')} is for dense indexes: name an --encoder"
-            )
+            raise ConfigError(f"{flag(said[0])} is for dense indexes: name an --encoder")
 
 
 def index(options: IndexOptions) -> None:
-    """Build, and print what was built. Raises ConfigError for an unusable corpus, folder or
-    encoder.
-    """
+    """Build, and print what was built. Raises ConfigError for an unusable corpus or encoder."""
     limit_threads(options.threads)
     begun = time.monotonic()
     try:
-        with _bar() as progress:
+        with refusing(RetrievalError), _bar() as progress:
             made = _build(options, progress)
-    except RetrievalError as error:
-        raise ConfigError(str(error)) from error
     except KeyboardInterrupt:
         print("forage: interrupted; the same command goes on from here", file=sys.stderr)
         raise

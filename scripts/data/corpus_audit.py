@@ -1,10 +1,9 @@
 """The audit of a corpus: how many questions it can answer at all.
 
 Of the questions in `questions.train` and `questions.eval`: how many have an answer anywhere in
-`retrieval.corpus`, and in the first k passages that its index (`retrieval.index`, or BM25) finds
-when the question itself is the query; with `--searches RUN`, also in what that run's recorded
-searches brought. An answer counts where its words follow one another, each of them whole, in a
-passage's title and text, after the reward's normalisation.
+`retrieval.corpus`, and in the first k passages that its index finds for the question itself; with
+`--searches RUN`, also in what that run's recorded searches brought. `reach` says when an answer
+counts.
 """
 
 import json
@@ -25,11 +24,11 @@ from replay.trajectory import Kind
 from retrieval_server.index.open_index import open_index
 from retrieval_server.protocol import RetrievalError
 from scripts.data.reach import Asked, Figures, Reach, RecordedSearches, questions_of
-from scripts.options import argument, option, overrides
+from scripts.options import Options, argument, option, overrides, refusing
 
 
 @dataclass(frozen=True)
-class AuditOptions:
+class AuditOptions(Options):
     """Options of `forage data audit`. Raises ConfigError for a file that cannot be written."""
 
     config: str = argument("a YAML file, for example configs/base.yaml")
@@ -38,17 +37,11 @@ class AuditOptions:
     json: Path | None = option("write the figures there", metavar="FILE")
     list: bool = option("list questions without an answer", default=False)
 
-    def __post_init__(self) -> None:
-        if self.json and not self.json.resolve().parent.is_dir():
-            raise ConfigError(f"--json {str(self.json)!r}: there is no such folder to write it in")
-
 
 def audit(options: AuditOptions) -> None:
     """Check, measure, report. Raises ConfigError."""
-    try:
+    with refusing(ReplayError, RetrievalError):
         report, questions, searches = measured(options)
-    except (ReplayError, RetrievalError) as error:
-        raise ConfigError(str(error)) from error
     console = Console()
     show(report, console)
     if searches and options.searches:
@@ -119,9 +112,7 @@ def warn(searches: RecordedSearches, run: Path, corpus: str) -> None:
 def measured(
     options: AuditOptions,
 ) -> tuple[dict[str, Any], list[Asked], RecordedSearches | None]:
-    """The figures, the questions they are of, and the recorded searches. Raises ConfigError,
-    LogError, CodecError, CorpusError, BadIndex.
-    """
+    """The figures, the questions they are of, and the recorded searches. Raises ConfigError."""
     config = load(options.config, options.overrides)
     corpus = config.retrieval.corpus or config.retrieval.index
     if not corpus:

@@ -30,10 +30,7 @@ class Source:
 
 
 def find(names: Iterable[str], splits: tuple[str, ...], folder: str) -> list[Source]:
-    """Find the file of each name: of a known set in `folder`, or on the Hub where it is empty, or a
-    file of one's own, FILE or NAME=FILE. Raises QuestionsError for what is missing, and for a name
-    that two have.
-    """
+    """Find the file of each name: a known set's, FILE or NAME=FILE. Raises QuestionsError."""
     found: dict[str, Source] = {}
     for name in names:
         source = _find(name, splits, folder)
@@ -63,7 +60,7 @@ def _find(name: str, splits: tuple[str, ...], folder: str) -> Source:
         if not called:
             raise QuestionsError(f"{name!r} has no name before its '=': write NAME=FILE, or FILE")
         if not Path(file).is_file():
-            raise QuestionsError(f"{name!r} does not exist: name a file, or one of {_known()}")
+            raise QuestionsError(f"{name!r} does not exist: name a file, or one of {_KNOWN}")
         return Source(called, splits[0], Path(file))
     if folder:
         for split in splits:
@@ -75,7 +72,7 @@ def _find(name: str, splits: tuple[str, ...], folder: str) -> Source:
             f"{str(Path(folder, name))!r} holds no {wanted}: name another --folder"
         )
     if name not in HOPS:
-        raise QuestionsError(f"{name!r} is no set we know: name a file, or one of {_known()}")
+        raise QuestionsError(f"{name!r} is no set we know: name a file, or one of {_KNOWN}")
     return _download(name, splits)
 
 
@@ -99,7 +96,4 @@ def _download(name: str, splits: tuple[str, ...]) -> Source:
 
 
 _LOCAL = "fetch it where that works, and name its folder with --folder"
-
-
-def _known() -> str:
-    return ", ".join(HOPS)
+_KNOWN = ", ".join(HOPS)

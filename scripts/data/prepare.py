@@ -1,11 +1,10 @@
 """The preparation of questions: several data sets in one schema.
 
-Writes `OUT/train.parquet` and `OUT/eval.parquet` with the columns id (`<set>/<split>/<its own>`,
-unique), question, answers (a list), hops (0: unknown), data_source and split; `OUT/report.json`
-(rows, refusals, and questions that are asked in both, which `--drop-overlap` takes out of the
-training set); `OUT/refused.jsonl` (unusable rows: file, row and why). The default is Search-R1's
-recipe: trained on NQ and HotpotQA, evaluated on all seven sets, each one's test split, else dev,
-else train. A name may also be FILE or NAME=FILE: JSONL or parquet of any layout that runs read.
+Writes `OUT/train.parquet` and `OUT/eval.parquet` (SCHEMA; ids are `<set>/<split>/<its own>`, hops
+0: unknown); `OUT/report.json` (rows, refusals, and questions that are asked in both, which
+`--drop-overlap` takes out of the training set); `OUT/refused.jsonl` (unusable rows: file, row and
+why). The default is Search-R1's recipe. A name may also be FILE or NAME=FILE: JSONL or parquet of
+any layout that runs read.
 """
 
 import json
@@ -22,10 +21,9 @@ from rich.progress import track
 from rich.table import Table
 
 from actors.answers import normalize_answer
-from configs.load import ConfigError
 from replay.questions import QuestionsError, question_of, question_rows
 from scripts.data.data_sets import EVAL, HOPS, TRAIN, Source, find, hops_of
-from scripts.options import argument, option
+from scripts.options import argument, option, refusing
 
 SCHEMA = pyarrow.schema(
     [
@@ -43,8 +41,6 @@ _NAMES = "sets, FILE or NAME=FILE, with commas between"
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """Options of `forage data prepare`."""
-
     out: Path = argument("the folder to write")
     train: str = option(_NAMES, default="nq,hotpotqa")
     eval: str = option(_NAMES, default=",".join(HOPS))
@@ -54,10 +50,8 @@ class PrepareOptions:
 
 def prepare(options: PrepareOptions) -> None:
     """Read, check, write, and print what was found. Raises ConfigError, OSError."""
-    try:
+    with refusing(QuestionsError):
         report = prepared(options)
-    except QuestionsError as error:
-        raise ConfigError(str(error)) from error
     Console().print(_table(report))
 
 
@@ -70,7 +64,9 @@ def prepared(options: PrepareOptions) -> dict[str, Any]:
     refused: list[Row] = []
     rows = {kind: _read(each, refused) for kind, each in sources.items()}
     both = _asked(rows["train"]) & _asked(rows["eval"])
-    overlap = {kind: _shares(each, both) for kind, each in rows.items()}
+    overlap = {
+        kind: dict(_by_set(row for row in each if _key(row) in both)) for kind, each in rows.items()
+    }
     if options.drop_overlap:
         rows["train"] = [row for row in rows["train"] if _key(row) not in both]
     options.out.mkdir(parents=True, exist_ok=True)
@@ -140,10 +136,6 @@ def _asked(rows: Iterable[Row]) -> set[str]:
 
 def _by_set(rows: Iterable[Row]) -> Counter[str]:
     return Counter(row["data_source"] for row in rows)
-
-
-def _shares(rows: Iterable[Row], both: set[str]) -> dict[str, int]:
-    return dict(_by_set(row for row in rows if _key(row) in both))
 
 
 def _table(report: dict[str, Any]) -> Table:

@@ -1,14 +1,11 @@
 """The reach of answers: in the corpus, in the top passages of a search, in a run's searches.
 
 Each question is searched for once, then the passages are read once, in order; a run's event log is
-read twice: for the passages to look for, then to count. Memory: the index's own, the hits of each
-question as numbers, and each passage a run's search brought once for each of its questions.
-
-Answer and text go through the reward's normalisation (`actors.answers`: lower case, no ASCII
-punctuation, no articles) and are compared word by word: the words of an answer must follow one
-another in the text, each of them whole. So "rome" is not in "romeo", nor in "rome’s"; accents and
-letters count as they are, as they do for the reward. An answer of which nothing is left cannot be
-found.
+read twice: for the passages to look for, then to count. Memory: the index's own, the hits as
+numbers, and each passage brought once a question. Answer and text go through the reward's
+normalisation (`actors.answers`) and are compared word by word: the words of an answer must follow
+one another in the text, each of them whole. So "rome" is not in "romeo", nor in "rome’s". An answer
+of which nothing is left cannot be found.
 """
 
 from collections import Counter
@@ -39,10 +36,7 @@ Figures = dict[str, Any]  # of the questions of one file
 
 
 class Answers:
-    """The normalised answers of questions, to be looked for in one text after the other.
-
-    A text costs a look-up for each word, and one for each length of the answers that begin with it.
-    """
+    """The normalised answers of questions, to be looked for in one text after the other."""
 
     def __init__(self, questions: Iterable[Question]) -> None:
         self.of = [
@@ -70,9 +64,7 @@ class Answers:
 
 @dataclass
 class Brought:
-    """Questions, rollouts and searches on record (`made`), and those of them with a passage that
-    holds an answer (`answered`).
-    """
+    """Questions, rollouts and searches on record; `answered`: a passage held an answer."""
 
     made: Counter[str] = field(default_factory=Counter)
     answered: Counter[str] = field(default_factory=Counter)
@@ -180,9 +172,7 @@ class Reach:
     def _read(
         self, hits: Hits, searches: RecordedSearches | None, progress: Progress
     ) -> tuple[set[str], NDArray[np.int32]]:
-        """The answers that the corpus holds, and int32[Q]: the rank of the first hit that holds an
-        answer to each question; the greatest depth where none does.
-        """
+        """The answers in the corpus; int32[Q]: rank of the first hit that answers, or the depth."""
         anywhere: set[str] = set()
         of = self._answers.of
         ranks = np.full(len(self.questions), self._depths[-1], np.int32)

@@ -1,7 +1,4 @@
-"""The demo: the whole loop on two cores, on a task that is prepared first and cached.
-
-`scripts.demo.task` makes the task, `scripts.demo.encoder` the index of `--retrieval dense`.
-"""
+"""The demo: the whole loop on two cores, on a task that is prepared first and cached."""
 
 import time
 from dataclasses import dataclass
@@ -17,8 +14,6 @@ class DemoFailed(Exception):
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Options of `forage demo`."""
-
     overrides: tuple[str, ...] = overrides()
     seed: int = option("of the world, the cold start and the run", default=0)
     retrieval: Literal["bm25", "dense"] = option(
@@ -43,7 +38,6 @@ def demo(options: DemoOptions) -> int:
 
 
 def _prepare(seed: int, dense: bool) -> list[str]:
-    """The overrides that name the files made."""
     from retrieval_server.protocol import BadIndex
     from scripts.demo.encoder import EncoderFailed, prepare_index  # it takes seconds
     from scripts.demo.start import ColdStartFailed

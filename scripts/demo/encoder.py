@@ -1,17 +1,16 @@
 """The demo's encoder, a one-layer BERT, and its index: made once per seed and cached.
 
 Trained from nothing, by contrast (InfoNCE), on the training countries' facts only, with hard
-negatives beside each right passage: of the same name with another relation, of the same relation
-with a name that looks alike. Names are made of syllables, which are its tokens, so that it handles
-names it has not seen. Judged on the held-out facts among all the world's passages.
+negatives: of the same name with another relation, of the same relation with a name that looks
+alike. Names are made of syllables, its tokens, so that it handles names it has not seen. Judged on
+the held-out facts among all the world's passages.
 """
 
 import hashlib
 import json
 import random
-import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +20,15 @@ from numpy.typing import NDArray
 from torch.nn import functional
 from transformers import BatchEncoding, BertConfig, BertModel, BertTokenizer
 
+from configs.runtime.files import making
 from retrieval_server.encoder import Encoder
 from retrieval_server.encoder_settings import digest_of
 from retrieval_server.index import manifest
 from retrieval_server.index.build import build_dense
 from scripts.demo import tokenizer
 from scripts.demo import world as demo_world
-from scripts.demo.task import COUNTRIES, HELD_OUT
+from scripts.demo.start import Report, one_thread
+from scripts.demo.task import COUNTRIES, HELD_OUT, digest_with
 from scripts.demo.tokenizer import WORDS
 from scripts.demo.world import RELATIONS, SYLLABLES, Fact, World, make_world, split
 
@@ -39,7 +40,6 @@ VOCABULARY = (
     "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "query", "passage", ":",
     *WORDS, *SYLLABLES, *(f"##{s}" for s in SYLLABLES),
 )  # fmt: skip
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,7 @@ def _write(path: Path, content: object) -> None:
 
 
 def ask(fact: Fact, rng: random.Random) -> str:
-    """A query that the fact answers: mostly the plain one, else that of an unskilled policy (the
-    bare name, two hops at once, the whole question).
-    """
+    """A query that the fact answers: mostly the plain one, else that of an unskilled policy."""
     plain = f"{fact.relation} of {fact.subject}"
     if (kind := rng.random()) < 0.1:
         return fact.subject
@@ -151,10 +149,9 @@ def ask(fact: Fact, rng: random.Random) -> str:
 
 def contrast(scores: torch.Tensor, asked: Sequence[str], facts: Sequence[Fact]) -> torch.Tensor:
     """The loss of scores [N, N] of queries for passages: InfoNCE twice, of the fact that answers a
-    query against all the others, and of all that name its subject against those that do not.
-
-    The second puts a name before its neighbours in spelling: after the right fact come others of
-    the same name, as in a search by words, and not the same relation of a name that looks alike.
+    query against all the others, and of all that name its subject against those that do not. The
+    second puts a name before its neighbours in spelling: after the right fact come others of the
+    same name, as in a search by words, and not the same relation of a name that looks alike.
     """
     about = torch.tensor([[a.subject == b.subject for b in facts] for a in facts])
     names = about | torch.tensor([[a.subject == b.value for b in facts] for a in facts])
@@ -210,9 +207,8 @@ class EncoderFailed(RuntimeError):
 
 def ranks(encoder: Encoder, world: World, asked: Sequence[Fact]) -> NDArray[np.int64]:
     """int64[N]: the number of passages before a fact's own, for the plain query for each fact;
-    those as near as it included (an encoder for which all is alike finds nothing).
-
-    Exact search by inner product.
+    those as near as it included (an encoder for which all is alike finds nothing). Exact search by
+    inner product.
     """
     passages = encoder.passages([fact.passage for fact in world.facts])
     scores = encoder.queries([f"{fact.relation} of {fact.subject}" for fact in asked]) @ passages.T
@@ -224,29 +220,24 @@ def ranks(encoder: Encoder, world: World, asked: Sequence[Fact]) -> NDArray[np.i
 
 def prepare(cache: Path, seed: int, report: Report, recipe: Recipe = RECIPE) -> Path:
     """Return the encoder's folder of `seed`, made if it is not cached. Raises EncoderFailed."""
-    folder = cache / f"demo-encoder-{seed}-{_digest(seed, recipe)}"
+    sources = (__file__, tokenizer.__file__, demo_world.__file__)
+    digest = digest_with(f"{seed} {recipe} {COUNTRIES} {HELD_OUT}", sources)
+    folder = cache / f"demo-encoder-{seed}-{digest}"
     if folder.is_dir():
         report(f"cached in {folder}")
         return folder / NAME
-    draft = cache / f".making-{folder.name}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    make(draft / NAME, seed, report, recipe)
-    draft.rename(folder)
+    with making(folder, durable=False) as draft:
+        make(draft / NAME, seed, report, recipe)
     return folder / NAME
 
 
 def make(folder: Path, seed: int, report: Report, recipe: Recipe) -> None:
     """Train an encoder, save it, and judge what was saved. Raises EncoderFailed."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # two threads spin against each other on a small machine
-    try:
+    with one_thread():
         world = make_world(seed, COUNTRIES)
         training, held_out = split(world, HELD_OUT, seed)
         train(training, recipe, seed, report).save(folder)
         found = ranks(Encoder(folder), world, held_out.facts)
-    finally:
-        torch.set_num_threads(threads)
     first, top = float((found < 1).mean()), float((found < TOP_K).mean())
     said = (
         f"{first:.3f} of {len(found)} held-out facts first, {top:.3f} in the top {TOP_K}, among "
@@ -260,9 +251,7 @@ def make(folder: Path, seed: int, report: Report, recipe: Recipe) -> None:
 def prepare_index(
     cache: Path, seed: int, corpus: Path, report: Report, recipe: Recipe = RECIPE
 ) -> Path:
-    """Return the folder of a dense, exact index of the demo's corpus, making it and its encoder
-    where they are not cached. Raises EncoderFailed, and BadIndex while another process makes it.
-    """
+    """Return the demo's dense index, made unless cached. Raises EncoderFailed, BadIndex."""
     from retrieval_server.index import faiss_index  # late: a demo that searches by words needs none
 
     model = prepare(cache, seed, report, recipe)
@@ -275,11 +264,3 @@ def prepare_index(
     made = build_dense(corpus, folder, Encoder(model), FACTORY, 1, lambda *_: None)
     report(f"index: {made.passages} vectors of {recipe.hidden} numbers, {FACTORY}, in {folder}")
     return folder
-
-
-def _digest(seed: int, recipe: Recipe) -> str:
-    """The digest of seed, recipe, the world's size and the sources that make the encoder."""
-    digest = hashlib.blake2b(f"{seed} {recipe} {COUNTRIES} {HELD_OUT}".encode(), digest_size=6)
-    for source in (__file__, tokenizer.__file__, demo_world.__file__):
-        digest.update(Path(source).read_bytes())
-    return digest.hexdigest()

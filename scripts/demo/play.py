@@ -39,11 +39,7 @@ def observation(passages: Iterable[str]) -> list[int]:
 def demonstrate(
     chain: Chain, index: LexicalIndex, habits: Habits, rng: random.Random
 ) -> list[Segment]:
-    """One trajectory, question included, of a demonstrator with those habits.
-
-    After each observation it writes down the relation it looked for and what it found, then acts on
-    that.
-    """
+    """One trajectory: after each search the relation and the name found are written down."""
     segments: list[Segment] = [(encode(chain.question), False)]
     if rng.random() < habits.guess:
         return [*segments, _answer("", _made_up_name(rng))]
@@ -129,11 +125,7 @@ def play(
     temperature: float,
     seed: int,
 ) -> list[Play]:
-    """Sample the model's answers to the questions, all at once; temperature 0 is greedy.
-
-    Rows advance one token per forward, given or sampled, so that they need no padding and share one
-    cache.
-    """
+    """Sample all answers at once, a token of each row a forward, so that they need no padding."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     plays = [Play(chain) for chain in chains]
     active, cache, position = list(plays), DynamicCache(), 0

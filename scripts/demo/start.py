@@ -2,17 +2,16 @@
 
 1. Copying: spans of a row of random tokens said again. 2. Clean demonstrations, a fresh world per
 batch, never the one that is trained on later, until it answers well. 3. Bad habits, the commonest
-of which is to guess without searching. Reinforcement learning is left to find out when to search,
-how often and what for; it does not discover copying, nor reading. Each step is one of
-`learner.imitation`, as in a warm start.
-
-Copying by content has a long plateau before it is found, so the first layer's heads start out
-looking at the previous token (through the biases of queries and keys).
+of which is to guess without searching: reinforcement learning is left to find out when to search,
+how often and what for; it discovers neither copying nor reading. Copying by content has a long
+plateau before it is found, so the first layer's heads start out looking at the previous token
+(through the biases of queries and keys).
 """
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -66,10 +65,20 @@ class Recipe:
     world_countries: int = 8  # of each batch's own world
 
 
-def make_model(recipe: Recipe) -> LlamaForCausalLM:
-    """A Llama with biases and tied embeddings in fp32, from torch's current seed.
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Hold torch to one thread: two spin against each other on a small machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
-    Not a Qwen2: transformers replaces the tokenizer beside one by Qwen's, whatever its own is.
+
+def make_model(recipe: Recipe) -> LlamaForCausalLM:
+    """A Llama with biases and tied embeddings in fp32, from torch's current seed. Not a Qwen2:
+    transformers replaces the tokenizer beside one by Qwen's, whatever its own is.
     """
     return LlamaForCausalLM(
         LlamaConfig(
@@ -94,10 +103,7 @@ def make_model(recipe: Recipe) -> LlamaForCausalLM:
 def cold_start(
     recipe: Recipe, seed: int, world: World, held_out: Sequence[Chain], report: Report
 ) -> LlamaForCausalLM:
-    """Make and train a starting policy, gated on `held_out` questions of `world`.
-
-    Raises ColdStartFailed.
-    """
+    """Make and train a start, gated on `held_out` of `world`. Raises ColdStartFailed."""
     torch.manual_seed(seed)
     trainer = Trainer(make_model(recipe), recipe, random.Random(seed), report)
     look_back(trainer.model, recipe.look_back, recipe.look_strength)
@@ -139,7 +145,6 @@ def _until_spoilt(trainer: "Trainer", world: World, held_out: Sequence[Chain], s
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def look_back(model: LlamaForCausalLM, offsets: Sequence[int], strength: float) -> None:
     """Make each first-layer head attend `offset` tokens back, whatever stands there; 0: as it is.
-
     Rotary embeddings turn a constant query and a constant key into a function of their distance,
     which peaks where the key's phase says.
     """
@@ -203,10 +208,9 @@ class Trainer:
 
 class PlainEngine:
     """The engine of the learner's supervised steps here: the same loss on the same tokens, in plain
-    torch.
-
-    A model of 240,000 parameters needs no sharding, its logits fit whole, and this process becomes
-    the launcher: DeepSpeed's start and the process group that it leaves behind are not for it.
+    torch. A model of 240,000 parameters needs no sharding, its logits fit whole, and this process
+    becomes the launcher: DeepSpeed's start and the process group that it leaves behind are not for
+    it.
     """
 
     def __init__(self, model: LlamaForCausalLM) -> None:

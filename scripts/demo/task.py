@@ -7,29 +7,26 @@ held-out questions are about countries that training never asks about.
 import dataclasses
 import hashlib
 import json
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.runtime.files import making
 from learner import imitation, packing
 from scripts.demo import play, start, tokenizer
 from scripts.demo import world as demo_world
-from scripts.demo.start import ColdStartFailed, Recipe, cold_start
+from scripts.demo.start import ColdStartFailed, Recipe, cold_start, one_thread
 from scripts.demo.tokenizer import save_tokenizer
 from scripts.demo.world import Chain, all_chains, balanced_chains, make_world, split
 
 COUNTRIES, HELD_OUT, EVAL_QUESTIONS, SUB_SEEDS = 120, 0.25, 240, 4
 _MODULES = (play, start, tokenizer, demo_world, imitation, packing)
+_SOURCES = (__file__, *(str(module.__file__) for module in _MODULES))
 
 
 @dataclasses.dataclass(frozen=True)
 class DemoFiles:
-    """The paths of the demo's model folder and JSONL files.
-
-    `held_out` has every question about countries that training never asks about; `eval` is its
-    first part.
-    """
+    """Paths; `held_out`: every question about countries never trained on, `eval` its first part."""
 
     model: Path
     train: Path
@@ -40,30 +37,23 @@ class DemoFiles:
 
 def prepare(cache: Path, seed: int, report: Callable[[str], None]) -> DemoFiles:
     """Return the files of `seed`, making them if they are not cached. Raises ColdStartFailed."""
-    folder = cache / f"demo-{seed}-{_digest(seed)}"
+    folder = cache / f"demo-{seed}-{digest_with(str(seed), _SOURCES)}"
     names = ("model", "train.jsonl", "eval.jsonl", "corpus.jsonl", "held_out.jsonl")
     files = DemoFiles(*(folder / name for name in names))
     if folder.is_dir():
         report(f"cached in {folder}")
         return files
-    draft = cache / f".making-{folder.name}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    _make(draft, seed, report)
-    draft.rename(folder)
+    with making(folder, durable=False) as draft:
+        _make(draft, seed, report)
     return files
 
 
 def _make(folder: Path, seed: int, report: Callable[[str], None]) -> None:
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # two threads spin against each other on a small machine
     world, recipe = make_world(seed, COUNTRIES), Recipe()
     train, held_out = split(world, HELD_OUT, seed)
     unseen = all_chains(held_out, seed)
     asked = unseen[:EVAL_QUESTIONS]
-    try:
+    with one_thread():
         for sub_seed in range(SUB_SEEDS):
             try:
                 model = cold_start(recipe, 1000 * seed + sub_seed, world, asked, report)
@@ -74,8 +64,6 @@ def _make(folder: Path, seed: int, report: Callable[[str], None]) -> None:
             raise ColdStartFailed(
                 f"none of {SUB_SEEDS} sub-seeds of seed {seed} gave a usable start"
             )
-    finally:
-        torch.set_num_threads(threads)
     model.save_pretrained(folder / "model")
     save_tokenizer(folder / "model", recipe.max_tokens)
     _write(folder / "train.jsonl", _rows("train", balanced_chains(train, seed)))
@@ -96,8 +84,9 @@ def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _digest(seed: int) -> str:
-    digest = hashlib.blake2b(str(seed).encode(), digest_size=6)
-    for source in (__file__, *(str(module.__file__) for module in _MODULES)):
+def digest_with(text: str, sources: Iterable[str]) -> str:
+    """The digest of a text and of the sources' contents."""
+    digest = hashlib.blake2b(text.encode(), digest_size=6)
+    for source in sources:
         digest.update(Path(source).read_bytes())
     return digest.hexdigest()

@@ -48,9 +48,7 @@ def save_tokenizer(folder: Path, max_tokens: int) -> None:
 
 
 def encode(text: str) -> list[int]:
-    """The tokenizer's ids for text of the world, thousands of times faster than calling it per
-    segment.
-    """
+    """The tokenizer's ids for text of the world, thousands of times faster than a call of it."""
     tokens: list[int] = []
     for word in text.split():
         known = IDS.get(word)

@@ -104,12 +104,7 @@ class World:
 
 
 class LexicalIndex:
-    """BM25's ranking for passages of equal length, each word at most once: the sum of inverse
-    document frequencies.
-
-    Stands in for the retrieval server where the cold start imitates or measures a policy: no
-    process, no port.
-    """
+    """BM25's ranking for equal lengths, each word once; stands in for the retrieval server."""
 
     def __init__(self, passages: Sequence[str]) -> None:
         self.passages = tuple(passages)
@@ -155,9 +150,7 @@ def _country(names: Iterator[str]) -> Country:
 
 
 def split(world: World, held_out: float, seed: int) -> tuple[World, World]:
-    """Training and held-out countries: a held-out question names nothing that training ever asks
-    about.
-    """
+    """Training and held-out countries: a held-out question names nothing of training's."""
     order = list(world.countries)
     random.Random(seed).shuffle(order)
     count = round(held_out * len(order))
@@ -165,9 +158,7 @@ def split(world: World, held_out: float, seed: int) -> tuple[World, World]:
 
 
 def balanced_chains(world: World, seed: int) -> list[Chain]:
-    """As many one-hop as two-hop questions, alternating, in random order: any even prefix is half
-    and half.
-    """
+    """As many one-hop as two-hop questions, alternating: any even prefix is half and half."""
     rng = random.Random(seed)
     kinds = [world.chains(1), world.chains(2)]
     for chains in kinds:

@@ -1,9 +1,9 @@
 """The engine of an evaluation: vLLM, a source of passages, and the rollouts made with them.
 
 Every rollout is made, tried again, or given up by a named cause, within
-`actors.rollout_deadline_s`. Causes that are no question's fault (a dead engine, unreachable or
-denied retrieval, search after search failing) end the evaluation: no question fails by them. Rows
-that are written stay, however it ends.
+`actors.rollout_deadline_s`. Causes that are no question's fault (a dead engine, retrieval denied or
+out of reach) end the evaluation: no question fails by them. Rows that are written stay, however it
+ends.
 """
 
 import asyncio
@@ -29,12 +29,7 @@ from configs.runtime.signals import Interrupt
 from configs.schema import Config
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling, Trajectory
-from retrieval_server.protocol import (
-    BadQuery,
-    RetrievalDenied,
-    RetrievalError,
-    RetrievalUnreachable,
-)
+from retrieval_server import protocol
 from scripts.evaluation.rows import FINAL, Asked, Row, Rows, failed_row, row_of
 from scripts.setup.retrieval import ServerFailed, probe, serving
 
@@ -54,7 +49,7 @@ class SearchesFail(ActorError):
     """One rollout after another fails by its searches: the source of passages is at fault."""
 
 
-NOBODYS_FAULT = (EngineDead, RetrievalUnreachable, RetrievalDenied, SearchesFail)
+NOBODYS_FAULT = (EngineDead, protocol.RetrievalUnreachable, protocol.RetrievalDenied, SearchesFail)
 _ENDS_ALL = (*NOBODYS_FAULT, ServerFailed, OSError)
 
 
@@ -69,18 +64,13 @@ async def unless(interrupt: Interrupt, work: Coroutine[Any, Any, None]) -> None:
 
 
 def group_of(set_name: str, question_id: str) -> int:
-    """The group id of a question's rollouts, which seeds them: 48 bits of the question's name, so
-    that neither its place nor other questions change it.
-    """
+    """The group id that seeds a question's rollouts: 48 bits of its name, and of nothing else."""
     name = f"{set_name}\n{question_id}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=6).digest())
 
 
 class Evaluation:
-    """The rollouts under one environment, `in_flight` at a time, each added to the rows.
-
-    `questions`: by (set, id). `sampling`: temperature, and the seed of all.
-    """
+    """Rollouts under one environment, each added to the rows; `questions`: by (set, id)."""
 
     def __init__(
         self,
@@ -97,9 +87,8 @@ class Evaluation:
         self._failing = 0  # rollouts in a row, by their searches
 
     async def run(self, asked: Sequence[Asked], report: Callable[[Row], None]) -> None:
-        """Make these rollouts, begun in the order given; call `report` with each row.
-
-        Raises an ExceptionGroup of NOBODYS_FAULT, or of OSError where a row cannot be written, and
+        """Make these rollouts, begun in the order given; call `report` with each row. Raises an
+        ExceptionGroup of NOBODYS_FAULT, or of OSError where a row cannot be written, and
         SearchesFail.
         """
         waiting = iter(asked)
@@ -119,8 +108,9 @@ class Evaluation:
             self._check(row, error)
 
     def _check(self, row: Row, error: Exception | None) -> None:
-        """Raise SearchesFail after IN_A_ROW rows that failed by a search."""
-        by_search = isinstance(error, RetrievalError) and not isinstance(error, BadQuery)
+        by_search = isinstance(error, protocol.RetrievalError) and not isinstance(
+            error, protocol.BadQuery
+        )
         self._failing = self._failing + 1 if by_search else 0
         if self._failing >= IN_A_ROW:
             raise SearchesFail(
@@ -128,7 +118,6 @@ class Evaluation:
             ) from error
 
     async def _row(self, asked: Asked) -> tuple[Row, Exception | None]:
-        """The row, and the error of a rollout that was given up."""
         question = self._questions[asked.set, asked.id]
         group_id = group_of(asked.set, asked.id)
         lease = Lease(group_id, asked.sample, "eval", question, self._sampling)
@@ -142,7 +131,7 @@ class Evaluation:
             except TimeoutError as error:
                 failure = f"TimeoutError: over {self._deadline_s:g} s (actors.rollout_deadline_s)"
                 cause: Exception = error
-            except (ActorError, RetrievalError) as error:
+            except (ActorError, protocol.RetrievalError) as error:
                 failure, cause = f"{type(error).__name__}: {error}", error
             if failure.startswith(FINAL):
                 break
@@ -217,9 +206,7 @@ async def _each(needed: Mapping[str, Config], policy: VllmPolicy, ask: Ask) -> N
 
 @contextmanager
 def _scratch(run_dir: str) -> Iterator[None]:
-    """The folder of the engine's sockets and files: removed at the end, or, after a kill, by the
-    next start of the same evaluation.
-    """
+    """The engine's sockets and files, removed at the end, or at the next start after a kill."""
     shutil.rmtree(socket_dir(run_dir), ignore_errors=True)
     directory = make_socket_dir(run_dir)
     (directory / PID_FILE).write_text(str(os.getpid()))  # whoever cleans up sees that it is in use

@@ -1,9 +1,7 @@
 """The evaluation of a model: every question of every set, asked under each environment.
 
-MODEL is a run (its best checkpoint, else its newest), a checkpoint (`--weights ema`: its average)
-or a Hugging Face folder with `--config`. Decoding is greedy unless `--temperature` is given. Every
-question counts. `OUT/rows.jsonl` keeps what is done, so that the same command goes on after a kill;
-`OUT/report.json` holds all figures.
+MODEL is a run, a checkpoint or a Hugging Face folder with `--config`. `OUT/rows.jsonl` keeps what
+is done, so that the same command goes on after a kill; `OUT/report.json` holds all figures.
 """
 
 import asyncio
@@ -30,9 +28,7 @@ _WIDTH = 180  # of tables that go into a file
 
 
 def evaluate(options: EvaluateOptions) -> None:
-    """Check, make the rollouts that are left, report. Raises ConfigError, Stopped, OSError and
-    KeyboardInterrupt.
-    """
+    """Check, make what is left, report. Raises ConfigError, Stopped, OSError, KeyboardInterrupt."""
     plan = planned(options)
     agree(plan.folder, plan.settings)
     with Rows(plan.folder / FILE_NAME) as rows:
@@ -47,14 +43,13 @@ def evaluate(options: EvaluateOptions) -> None:
     for path in filter(None, (plan.folder / REPORT, options.json)):
         write_durably(path, json.dumps(report, indent=1).encode() + b"\n")
     console = Console()
-    show(report, console if console.is_terminal else Console(width=_WIDTH))
+    wide = console if console.is_terminal else Console(width=_WIDTH)
+    wide.print(scores_table(report), "", details_table(report), sep="\n")
     console.print(f"rows and report: {plan.folder}", soft_wrap=True)
 
 
 def make(plan: Plan, rows: Rows) -> None:
-    """Make every rollout that has no row yet, or whose failure may pass. Raises Stopped, OSError
-    and, for a signal, KeyboardInterrupt.
-    """
+    """Make every rollout without a final row. Raises Stopped, OSError, KeyboardInterrupt."""
     todo = {
         name: [each for each in asked if (row := rows.by_rollout.get(each)) is None or row.open]
         for name, asked in plan.asked.items()
@@ -106,11 +101,6 @@ def reported(plan: Plan, rows: Rows) -> dict[str, Any]:
         "methods": figures_of(plan.sets, list(plan.configs), plan.samples, rows.by_rollout),
         "settings": plan.settings.values,
     }
-
-
-def show(report: Mapping[str, Any], console: Console) -> None:
-    """Print both tables."""
-    console.print(scores_table(report), "", details_table(report), sep="\n")
 
 
 def command_of(options: EvaluateOptions) -> str:

@@ -1,10 +1,9 @@
 """The plan of an evaluation: sets, model, environments and settings, all checked.
 
-Nothing is started or written before the plan is complete. `OUT/settings.json` records what the
-numbers depend on, before the first row; the folder then belongs to those settings alone. Sets,
-environments, their limit and the number of samples may change: each rollout has its own row and
-seed. Rows of a file that name their `data_source` form a set of that name; others, and all rows of
-NAME=FILE, are one set.
+`OUT/settings.json` records what the numbers depend on, before the first row; the folder then
+belongs to those settings alone. Sets, environments, their limit and the number of samples may
+change: each rollout has its own row and seed. Rows of a file that name their `data_source` form a
+set of that name; others, and all rows of NAME=FILE, are one set.
 """
 
 import hashlib
@@ -17,12 +16,12 @@ import msgspec
 
 from actors.environments.registry import searches
 from configs.load import ConfigError, leaves
-from configs.runtime.files import write_durably
+from configs.runtime.files import write_json
 from configs.schema import Config
 from replay.questions import QuestionsError, load_questions, question_rows
 from replay.trajectory import Question
 from scripts.evaluation.rows import Asked, QuestionSet, Rows, asked_of
-from scripts.options import argument, option, overrides
+from scripts.options import Options, argument, option, overrides
 from scripts.setup import model_source, preflight
 from scripts.setup.model_source import Found, find
 from scripts.setup.overrides import fields_of
@@ -71,7 +70,7 @@ _SET_BY = {
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(Options):
     """Options of `forage evaluate`. Raises ConfigError for a value out of its range."""
 
     model: str = argument("a run, a checkpoint or a Hugging Face folder")
@@ -85,15 +84,14 @@ class EvaluateOptions:
         "default: the configuration's", default=(), metavar="NAME"
     )
     temperature: float = option("default 0: greedy", default=0.0)
-    samples: int = option("of each question: Avg@k and Pass@k", default=1, metavar="N")
+    samples: int = option("of each question: Avg@k and Pass@k", default=1, metavar="N", least=1)
     limit: int = option("only the first N questions of each set", default=0, metavar="N")
     exact: bool = option("one rollout at a time: the same numbers to the bit", default=False)
     out: Path | None = option("default: one in evaluations/, by the settings", metavar="FOLDER")
     json: Path | None = option("write the report there too", metavar="FILE")
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise ConfigError(f"--samples {self.samples}: give at least 1")
+        super().__post_init__()
         if self.limit < 0:
             raise ConfigError(f"--limit {self.limit}: give 0 (every question) or more")
         if not 0.0 <= self.temperature < float("inf"):
@@ -105,8 +103,6 @@ class EvaluateOptions:
             )
         if not self.sets:
             raise ConfigError("--sets names no file: name questions, JSONL or parquet")
-        if self.json and not self.json.resolve().parent.is_dir():
-            raise ConfigError(f"--json {str(self.json)!r}: there is no such folder to write it in")
         if self.json and self.json.is_dir():
             raise ConfigError(f"--json {str(self.json)!r}: this is a folder: name a file in it")
         for field in sorted(_SET_BY.keys() & fields_of(self.overrides)):
@@ -114,9 +110,7 @@ class EvaluateOptions:
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The facts that the numbers depend on. `weights`: the digest of the model folder, which was at
-    `model`; `values`: by dotted name.
-    """
+    """The facts that the numbers depend on; `weights`: a digest of the model folder's contents."""
 
     model: str
     weights: str
@@ -177,11 +171,15 @@ def planned(options: EvaluateOptions) -> Plan:
     sets = load_sets(options.sets, options.limit)
     base = configured(found, options.config, options.overrides)
     configs = _by_environment(found, options, base)
-    _check_all(configs)
+    searching = next((name for name, config in configs.items() if searches(config)), "")
+    for name, config in configs.items():  # the source of passages is checked once
+        preflight.check_rollouts(config, searches=name == searching)
     shared = _prepared(base, found.folder, options.exact)
     weights = digest(found.folder)
     settings = Settings.of(shared, weights, options.temperature, options.exact)
-    folder = options.out or Path("evaluations") / f"{found.name}-{_short(settings)}"
+    known = msgspec.json.encode([settings.weights, settings.values])
+    short = hashlib.blake2b(known, digest_size=4).hexdigest()
+    folder = options.out or Path("evaluations") / f"{found.name}-{short}"
     run_dir, retrieval = str(folder.resolve()), with_port(shared.retrieval)
     return Plan(
         name=found.name,
@@ -213,7 +211,6 @@ def check_rows(plan: Plan, rows: Rows) -> None:
 
 
 def _by_environment(found: Found, options: EvaluateOptions, base: Config) -> dict[str, Config]:
-    """The configuration of each environment."""
     configs: dict[str, Config] = {}
     for name in options.environment or [base.environment.name]:
         changed = [*options.overrides, f"environment.name={name}"]
@@ -222,17 +219,7 @@ def _by_environment(found: Found, options: EvaluateOptions, base: Config) -> dic
     return configs
 
 
-def _check_all(configs: Mapping[str, Config]) -> None:
-    """Raise ConfigError for what would fail later; the source of passages is checked once."""
-    searching = next((name for name, config in configs.items() if searches(config)), "")
-    for name, config in configs.items():
-        preflight.check_rollouts(config, searches=name == searching)
-
-
 def _prepared(config: Config, model: Path, exact: bool) -> Config:
-    """The configuration for that model, without training's questions; `exact`: one request at a
-    time.
-    """
     replace, actors = msgspec.structs.replace, config.actors
     if exact:
         actors = replace(actors, max_num_seqs=1, prefix_caching=False)
@@ -245,39 +232,22 @@ def _prepared(config: Config, model: Path, exact: bool) -> Config:
     return with_absolute_paths(prepared)
 
 
-def _short(settings: Settings) -> str:
-    known = msgspec.json.encode([settings.weights, settings.values])
-    return hashlib.blake2b(known, digest_size=4).hexdigest()
-
-
 def agree(folder: Path, settings: Settings) -> None:
-    """Record the settings in the evaluation's folder, or check them against those recorded there.
-
-    Raises ConfigError for other settings, and for a folder of something else or one that cannot be
-    written.
-    """
+    """Record the folder's settings, or check them against its record. Raises ConfigError."""
+    path, out = folder / SETTINGS, f"--out {str(folder)!r}"
     try:
-        _agree(folder, settings)
+        if path.exists():
+            if unequal := settings.differences(_recorded(path)):
+                raise ConfigError(
+                    f"{out} holds another evaluation: {'; '.join(unequal)}: give back what it was "
+                    "begun with, or name another folder"
+                )
+            return
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"{out} holds something else than an evaluation: name a new folder")
+        write_json(path, settings)
     except OSError as error:
-        raise ConfigError(
-            f"--out {str(folder)!r}: {error.strerror}: name a folder that can be written"
-        ) from error
-
-
-def _agree(folder: Path, settings: Settings) -> None:
-    path = folder / SETTINGS
-    if path.exists():
-        if unequal := settings.differences(_recorded(path)):
-            raise ConfigError(
-                f"--out {str(folder)!r} holds another evaluation: {'; '.join(unequal)}: give back "
-                "what it was begun with, or name another folder"
-            )
-        return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            f"--out {str(folder)!r} holds something else than an evaluation: name a new folder"
-        )
-    write_durably(path, msgspec.json.format(msgspec.json.encode(settings)) + b"\n")
+        raise ConfigError(f"{out}: {error.strerror}: name a folder that can be written") from error
 
 
 def _recorded(path: Path) -> Settings:
@@ -290,7 +260,6 @@ def _recorded(path: Path) -> Settings:
 
 
 def _size(given: str) -> int:
-    """The bytes of a file, or of all files in a folder; 0 where there is none."""
     path = Path(given)
     if not given or not path.exists():
         return 0
@@ -299,10 +268,7 @@ def _size(given: str) -> int:
 
 
 def load_sets(given: Sequence[str], limit: int = 0) -> tuple[QuestionSet, ...]:
-    """Read every set, or the first `limit` questions of each; 0 takes all.
-
-    Raises ConfigError naming file, row and remedy, also where two files hold sets of one name.
-    """
+    """Read every set, or its first `limit` questions (0: all). Raises ConfigError."""
     sets: dict[str, QuestionSet] = {}
     for each in given:
         for found in _sets_of(each):
@@ -348,9 +314,7 @@ def _source(raw: Any) -> str:
 
 
 def configured(found: Found, config_path: str | None, changes: Sequence[str]) -> Config:
-    """The configuration to evaluate with: `--config`, else the recorded one; with overrides.
-    Raises ConfigError.
-    """
+    """The configuration to evaluate with: `--config`, else the recorded. Raises ConfigError."""
     applied = [*_NOT_INHERITED, *changes]
     return model_source.configured(found.given, found.record, config_path, applied)
 

@@ -31,9 +31,7 @@ def figures_of(
     samples: int,
     rows: Mapping[Asked, Row],
 ) -> dict[str, dict[str, Figures]]:
-    """Environment → set → figures; several sets are followed by their averages: the macro average
-    of the scores alone, the micro average of everything.
-    """
+    """Environment → set → figures; of several sets also averages: macro of scores, micro of all."""
     return {name: _of_method(sets, name, samples, rows) for name in environments}
 
 
@@ -57,7 +55,8 @@ def _of_method(
         ]
         values = _values(found)
         means.append({metric: fmean(of) for metric, of in values.items()})
-        resampled.append(_resampled(values, f"{environment} {each.name}"))
+        key = f"{environment} {each.name}"
+        resampled.append({m: resampled_means(of, f"{key} {m}") for m, of in values.items()})
         flat = [row for group in found for row in group]
         everything += flat
         figures[each.name] = _figures(means[-1], resampled[-1], flat, len(found))
@@ -71,7 +70,6 @@ def _of_method(
 
 
 def _values(found: Sequence[Sequence[Row]]) -> dict[str, list[float]]:
-    """Metric → the value of each question, in order."""
     values = {
         metric: [fmean(getattr(row, metric) for row in group) for group in found]
         for metric in ("em", "f1", "substring")
@@ -81,10 +79,6 @@ def _values(found: Sequence[Sequence[Row]]) -> dict[str, list[float]]:
             pass_at_k(sum(row.em == 1.0 for row in group), len(group), k) for group in found
         ]
     return values
-
-
-def _resampled(values: Mapping[str, Sequence[float]], key: str) -> dict[str, Means]:
-    return {metric: resampled_means(of, f"{key} {metric}") for metric, of in values.items()}
 
 
 def _averages(
@@ -107,6 +101,7 @@ def _figures(
     means: Mapping[str, float], resampled: Mapping[str, Means], rows: Sequence[Row], questions: int
 ) -> Figures:
     ended = [row for row in rows if not row.failure]
+    hops = sorted({row.hops for row in rows if row.hops})
     return {
         "questions": questions,
         "rows": len(rows),
@@ -115,7 +110,7 @@ def _figures(
         "failed": len(rows) - len(ended),
         "failures": dict(Counter(row.failure.partition(":")[0] for row in rows if row.failure)),
         "scores": _scores(means, resampled),
-        "em_by_hops": _by_hops(rows),
+        "em_by_hops": {str(n): fmean(row.em for row in rows if row.hops == n) for n in hops},
         "stops": dict(sorted(Counter(row.stop for row in ended).items())),
         "searches": _mean([len(row.searches) for row in ended]),
         "turns": _mean([row.turns for row in ended]),
@@ -137,11 +132,6 @@ def _scores(
     }
 
 
-def _by_hops(rows: Sequence[Row]) -> dict[str, float]:
-    hops = sorted({row.hops for row in rows if row.hops})
-    return {str(n): fmean(row.em for row in rows if row.hops == n) for n in hops}
-
-
 def _timing(ended: Sequence[Row]) -> dict[str, float]:
     rollouts = [row.seconds for row in ended]
     searches = [search.seconds for row in ended for search in row.searches]
@@ -157,29 +147,25 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def pass_at_k(correct: int, samples: int, k: int) -> float:
-    """The probability that one of k samples is correct, where `correct` of `samples` were:
-    1 − C(n − c, k) / C(n, k). Raises ValueError unless 1 ≤ k ≤ n.
-    """
+    """1 − C(n − c, k) / C(n, k): the chance that one of k is correct. Raises ValueError."""
     if not 1 <= k <= samples:
         raise ValueError(f"k = {k!r}: there are {samples!r} samples")
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
 def resampled_means(values: Sequence[float], key: str) -> Means:
-    """The means of RESAMPLES resamples of `values`, drawn with replacement; `key` seeds them.
-
-    Drawn as counts of each distinct value: the same distribution, and less memory.
-    """
+    """Means of RESAMPLES resamples, drawn as counts of each distinct value; `key` seeds them."""
+    seed = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    chance = np.random.default_rng(int.from_bytes(seed))
     distinct, counts = np.unique(np.asarray(values, np.float64), return_counts=True)
-    drawn = _random(key).multinomial(len(values), counts / len(values), size=RESAMPLES)
+    drawn = chance.multinomial(len(values), counts / len(values), size=RESAMPLES)
     means: Means = drawn @ distinct / len(values)
     return means
 
 
 def pooled(means: Sequence[Means], weights: Sequence[float]) -> Means:
     """The weighted mean of several sets, each resampled on its own."""
-    average: Means = np.average(np.stack(means), axis=0, weights=weights)
-    return average
+    return np.asarray(np.average(np.stack(means), axis=0, weights=weights), np.float64)
 
 
 def interval(means: Means) -> tuple[float, float]:
@@ -192,8 +178,3 @@ def interval(means: Means) -> tuple[float, float]:
 def percentile(values: Sequence[float], fraction: float) -> float:
     """The quantile, interpolated between neighbours; 0 without values."""
     return float(np.quantile(values, fraction)) if values else 0.0
-
-
-def _random(key: str) -> np.random.Generator:
-    seed = hashlib.blake2b(key.encode(), digest_size=8).digest()
-    return np.random.default_rng(int.from_bytes(seed))

@@ -4,18 +4,17 @@ A line cut short by a kill is removed when the file is opened. Of two rows of on
 and was tried again) the later one counts. One process writes at a time.
 """
 
-import fcntl
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
 
 from actors.answers import exact_match, substring_match, token_f1
 from configs.load import ConfigError
+from configs.runtime.files import Locked, open_locked
 from replay.trajectory import Question, Search, Trajectory
 
 FILE_NAME = "rows.jsonl"
@@ -58,11 +57,10 @@ def asked_of(
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout as it ended, or, where `failure` says why, as it was given up.
-
-    `gold`: the accepted answers. `answer` None: the policy gave none. Scores are of the answer, 0
-    without one. Token counts: prompt, sampled and observed tokens. `seconds`: the whole rollout.
-    `stop` is empty for a failure; `attempts` includes failed ones.
+    """One rollout as it ended, or, where `failure` says why, as it was given up. `gold`: the
+    accepted answers. `answer` None: the policy gave none. Scores are of the answer, 0 without one.
+    Token counts: prompt, sampled and observed tokens. `seconds`: the whole rollout. `stop` is empty
+    for a failure; `attempts` includes failed ones.
     """
 
     set: str
@@ -146,36 +144,26 @@ class Rows:
         self._file = -1
 
     def __enter__(self) -> Self:
-        """Open, lock and read the file. Raises ConfigError where another process writes it, a whole
-        line is no row, or it cannot be opened.
-        """
+        """Open, lock and read the file. Raises ConfigError where that cannot be."""
+        out, flags = f"--out {str(self.path.parent)!r}", os.O_RDWR | os.O_CREAT | os.O_APPEND
         try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._file = open_locked(self.path, "another evaluation", flags)
+        except Locked as error:
+            raise ConfigError(
+                f"{out}: another evaluation is writing there: wait for it, or name another folder"
+            ) from error
         except OSError as error:
             raise ConfigError(
-                f"--out {str(self.path.parent)!r}: {self.path.name}: {error.strerror}: name a "
-                "folder that can be written"
+                f"{out}: {self.path.name}: {error.strerror}: name a folder that can be written"
             ) from error
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._read()
-        except BlockingIOError as error:
-            os.close(self._file)
-            raise ConfigError(
-                f"--out {str(self.path.parent)!r}: another evaluation is writing there: wait for "
-                "it, or name another folder"
-            ) from error
         except ConfigError:
             os.close(self._file)
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.fsync(self._file)
         os.close(self._file)
 

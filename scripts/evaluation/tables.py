@@ -1,7 +1,6 @@
 """An evaluation as it is shown: progress bars, a table of methods by sets, and one of details."""
 
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group
@@ -33,12 +32,7 @@ class Bars:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def begin(self, name: str, total: int, done: Sequence[Row]) -> Report:
@@ -106,7 +100,6 @@ def _details(figures: Figures, metrics: Sequence[str]) -> list[str]:
 
 
 def _endings(methods: Methods) -> list[str]:
-    """The endings and failures of each method's rollouts, in words."""
     lines = ["tokens: sampled in a rollout; p50, p99: of its seconds, with others in flight"]
     for method, sets in methods.items():
         figures = list(sets.values())[-1]  # the last is of all sets
@@ -144,8 +137,7 @@ def _sampling(report: Mapping[str, Any]) -> str:
 
 
 def _mean(figures: Figures, metric: str) -> float:
-    mean: float = figures["scores"][metric]["mean"]
-    return mean
+    return float(figures["scores"][metric]["mean"])
 
 
 def _three(value: float) -> str:

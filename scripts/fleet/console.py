@@ -1,7 +1,4 @@
-"""The console of a run: phases with their seconds, a line a step, two rollouts an evaluation.
-
-Text on stdout, in colour on a terminal, plain otherwise.
-"""
+"""The console of a run: phases with their seconds, a line a step, two rollouts an evaluation."""
 
 import time
 from pathlib import Path

@@ -29,6 +29,7 @@ import ray
 from scripts.fleet import guardian
 
 CALL_DEADLINE_S = 30.0
+_GONE = (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError)
 log = logging.getLogger(__name__)
 
 
@@ -37,10 +38,8 @@ class FleetError(RuntimeError):
 
 
 class Host:
-    """Runs one worker process; lives in a Ray actor.
-
-    The kernel's parent-death signal follows the *thread* that forked, so a thread that lives as
-    long as the worker starts it and waits for it.
+    """Runs one worker process; lives in a Ray actor. The kernel's parent-death signal follows the
+    *thread* that forked, so a thread that lives as long as the worker starts it and waits for it.
     """
 
     def __init__(
@@ -52,9 +51,7 @@ class Host:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, command: list[str] | None = None) -> tuple[int, float, int]:
-        """Start the worker, by another command if one is given; return its pid, when that was
-        (seconds since the epoch) and how long its log was. Raises FleetError while one runs.
-        """
+        """Start the worker; return its pid, when that was (epoch) and how long its log was."""
         if self._process is not None and self._process.poll() is None:
             raise FleetError(f"process {self._process.pid} still runs {' '.join(self._command)}")
         self._command, self._process = command or self._command, None
@@ -114,6 +111,10 @@ class Host:
             self._process.wait()
 
 
+def _answer(method: Any, *arguments: object) -> Any:
+    return ray.get(method.remote(*arguments), timeout=CALL_DEADLINE_S)
+
+
 class Member:
     """One placed process: its name, log and pid, the command that started it, and when."""
 
@@ -131,32 +132,29 @@ class Member:
 
     def ready_at(self) -> float | None:
         """When the process said that it does its work (seconds since the epoch); None before."""
-        try:
-            found: float | None = ray.get(self.host.ready_at.remote(), timeout=CALL_DEADLINE_S)
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-            return None  # `poll` says what has become of it
-        return found
+        with contextlib.suppress(*_GONE):  # `poll` says what has become of it
+            found: float | None = _answer(self.host.ready_at)
+            return found
+        return None
 
     def stopped(self) -> list[int]:
         """The pids that are stopped (SIGSTOP) of it and its own processes."""
-        try:
-            return list(ray.get(self.host.stopped.remote(), timeout=CALL_DEADLINE_S))
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-            return []  # `poll` says what has become of it
+        with contextlib.suppress(*_GONE):  # `poll` says what has become of it
+            return list(_answer(self.host.stopped))
+        return []
 
     def host_lives(self) -> bool:
         """True where the host answers, so that it may start the process again."""
-        try:
-            ray.get(self.host.poll.remote(), timeout=CALL_DEADLINE_S)
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-            return False
-        return True
+        with contextlib.suppress(*_GONE):
+            _answer(self.host.poll)
+            return True
+        return False
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs; a host that is gone counts as killed (-9)."""
         if self.exit_code is None:
             try:
-                self.exit_code = ray.get(self.host.poll.remote(), timeout=CALL_DEADLINE_S)
+                self.exit_code = _answer(self.host.poll)
             except ray.exceptions.RayActorError:
                 self.exit_code = -signal.SIGKILL
             except ray.exceptions.GetTimeoutError as error:
@@ -168,8 +166,8 @@ class Member:
     def signal(self, number: int) -> None:
         """Send a signal to the process if it still runs."""
         try:
-            ray.get(self.host.kill.remote(number), timeout=CALL_DEADLINE_S)
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            _answer(self.host.kill, number)
+        except _GONE:
             log.warning("the host of %s is gone", self.name)
 
     def last_words(self, lines: int = 12) -> str:
@@ -216,9 +214,7 @@ class Fleet:
         self._guardian.wait(CALL_DEADLINE_S)
 
     def start(self, commands: dict[str, list[str]]) -> None:
-        """Place one process per entry, all at once; one that has ended is replaced. Raises
-        FleetError naming what failed.
-        """
+        """Place the processes all at once; one that has ended is replaced. Raises FleetError."""
         placed = {name: self._place(name, command) for name, command in commands.items()}
         for name, (host, start) in placed.items():
             try:
@@ -257,9 +253,7 @@ class Fleet:
         return left
 
     def end(self, names: list[str], deadline_s: float) -> list[str]:
-        """SIGTERM these, SIGKILL what is left at the deadline; return the names that had to be
-        killed.
-        """
+        """SIGTERM these; SIGKILL and return the names of what is left at the deadline."""
         alive = [name for name in names if self.members[name].poll() is None]
         for name in alive:
             self.members[name].signal(signal.SIGTERM)

@@ -2,8 +2,8 @@
 
 It waits, without a deadline, for end-of-file on stdin: the launcher's end of the pipe closes when
 that exits, is killed or crashes. Processes are found by the `FORAGE_RUN` token in their
-environment, which every descendant inherits, orphans too (Ray's agents outlive a killed raylet by a
-minute, an engine child outlives its parent while it is still importing).
+environment, which every descendant inherits, orphans too (Ray's agents, an engine child that is
+still importing).
 """
 
 import os

@@ -51,8 +51,6 @@ EXIT_CODES = {
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of `forage train`."""
-
     config: str = argument("a YAML file, for example configs/base.yaml")
     overrides: tuple[str, ...] = overrides()
     prepare_only: bool = option(
@@ -62,8 +60,6 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class ResumeOptions:
-    """The options of `forage resume`."""
-
     run: Path = argument("the run's directory, for example runs/latest")
     overrides: tuple[str, ...] = overrides()
     config: str | None = option("a YAML file of what is to be different", metavar="FILE")
@@ -97,10 +93,7 @@ def _launch(config: Config, progress: Progress | None, prepare_only: bool) -> in
 
 
 def commands(config: Config, progress: Progress | None = None) -> dict[str, list[str]]:
-    """The worker command of every process, by name; each can be run by hand.
-
-    With `progress` the run goes on: replay with its log, where there is one, and the learner.
-    """
+    """The worker command of every process; with `progress` replay and learner go on."""
     path = str(Path(config.run_dir) / "config.yaml")
     members = {
         "retrieval_server": ["-m", "retrieval_server.worker", path],
@@ -161,9 +154,7 @@ def run(config: Config, console: Console, progress: Progress | None = None) -> i
 
 
 def _observer(replay: Address, fleet: Fleet) -> Observer:
-    """Replay's client of the launcher, which looks at the processes meanwhile and so does not wait
-    for replay to come back.
-    """
+    """Replay's client of the launcher, which does not wait for replay to come back."""
     observer = Observer(replay.endpoint, STATUS_S, replay.keys, restart_deadline_s=0.0)
     observer.gone = lambda: fleet.members["replay"].poll() is not None
     return observer
@@ -184,7 +175,6 @@ def _leave(
     wall_s: float,
     gauges: dict[str, dict[str, float]],
 ) -> None:
-    """Write what a run leaves, and say where it is."""
     run_dir = Path(config.run_dir)
     report = summary.build(config, outcome, cause, wall_s, console.phases_s, gauges)
     path, curve = summary.write(run_dir, report), plot.draw(run_dir)

@@ -1,9 +1,8 @@
-"""Restarts of a run's processes: what ends unasked starts again, within a budget, and what is
-stopped for too long is replaced.
+"""Restarts of a run's processes: what ends unasked or stands still starts again, within a budget.
 
 A restart waits `fleet.first_pause_s`, twice as long each time that the same process ends soon after
-the last; the ranks of a learner start together. The supervisor asks again and again: nothing here
-waits. Every event is a line in `fleet.jsonl`.
+the last; the ranks of a learner start together. Nothing here waits. Every event is a line in
+`fleet.jsonl`.
 """
 
 import math
@@ -70,9 +69,7 @@ class Restarts:
         return found
 
     def tend(self, broken: Mapping[str, int], at_once: bool = False) -> None:
-        """Start again, in time or at once, those that ended unasked (name → exit code). Raises
-        BudgetSpent.
-        """
+        """Start again, in time or at once, those that ended unasked. Raises BudgetSpent."""
         now = time.monotonic()
         known = self._due.keys() | set(self._returning)
         fresh = {name: code for name, code in broken.items() if name not in known}
@@ -172,7 +169,8 @@ class Restarts:
         pause_s = min(pause_s, self._config.longest_pause_s)
         if not free:
             self.made.append({"name": name, "cause": cause})
-        for other in self._bound_to(name):
+        ranks = [each for each in self._fleet.members if is_rank(each)]
+        for other in ranks if is_rank(name) else [name]:
             self._due[other] = now + pause_s
             if other != name:
                 self._fleet.members[other].signal(signal.SIGKILL)
@@ -186,10 +184,6 @@ class Restarts:
         first = self.made[0]["cause"]
         return f"{first}\nfleet.restarts = {len(self.made)} are spent; then {cause}"
 
-    def _bound_to(self, name: str) -> list[str]:
-        ranks = [each for each in self._fleet.members if is_rank(each)]
-        return ranks if is_rank(name) else [name]
-
     def _command(self, name: str) -> list[str]:
         command = self._fleet.members[name].command
         flag = {"replay": "--restart", "learner": "--resume"}.get(name)
@@ -200,7 +194,6 @@ class Restarts:
         return [*rest, flag] if flag else command
 
     def _actors(self) -> list[str]:
-        """Those that are there, or will be again."""
         members = self._fleet.members
         there = [n for n in members if n.startswith("actor-") and members[n].exit_code != 0]
         return [name for name in there if not self.unwanted(name)]
@@ -226,9 +219,7 @@ def cause_of(member: Member, code: int) -> str:
 
 
 def first_cause(fleet: Fleet, broken: Mapping[str, int]) -> str:
-    """A killed process is a cause; one that fails beside it is often, and one that says so always
-    a consequence.
-    """
+    """How the likeliest cause ended: a killed process before a failed one, consequences last."""
     name, code = min(broken.items(), key=_blame)
     return cause_of(fleet.members[name], code)
 

@@ -6,7 +6,6 @@ Changes nothing in the directory. Waits, with a deadline, for what a killed laun
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import yaml
@@ -35,7 +34,9 @@ from replay.protocol import LogError
 from replay.questions import QuestionsError
 from replay.worker import make_ledger
 from scripts.fleet import guardian
+from scripts.options import refusing
 from scripts.setup import preflight
+from scripts.setup.overrides import get_field, with_field
 from scripts.setup.resolve import can_listen, run_directory, with_absolute_paths, with_port
 
 SWEEP_DEADLINE_S = 15.0
@@ -50,9 +51,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 def checked(run_dir: str, path: str | None, overrides: Sequence[str]) -> tuple[Config, Progress]:
-    """The configuration to go on with, and what has been shown already. Raises ConfigError, naming
-    every problem, before anything is started.
-    """
+    """The configuration to go on with, and what was shown already. Raises ConfigError."""
     folder = run_directory(Path(run_dir)).resolve()
     recorded = load(folder / "config.yaml")
     _refuse_living(folder, Path(recorded.run_dir))
@@ -63,18 +62,17 @@ def checked(run_dir: str, path: str | None, overrides: Sequence[str]) -> tuple[C
 
 
 def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder: Path) -> Config:
-    """The recorded configuration with the changes that a resumed run may have.
-
-    Raises ConfigError naming each other field of which something else is said.
-    """
+    """The recorded configuration with the changes that may be made. Raises ConfigError."""
     given = with_absolute_paths(load(path or folder / "config.yaml", overrides))
-    fields = [field for field in _given_fields(path, overrides) if _is_set(given, field)]
+    named = _given_fields(path, overrides)  # a section without a line in it sets nothing
+    fields = [field for field in named if not isinstance(get_field(given, field), Section)]
     problems = [
-        f"{field} = {_get(given, field)!r}: the run was started with {_get(recorded, field)!r}; "
-        f"only {', '.join(CHANGEABLE_FIELDS)} may change in a run that goes on: leave it out, or "
+        f"{field} = {get_field(given, field)!r}: the run was started with "
+        f"{get_field(recorded, field)!r}; only {', '.join(CHANGEABLE_FIELDS)} may change in a run "
+        "that goes on: leave it out, or "
         f"start a new run with model.path={folder}/checkpoints/step-N/model"
         for field in fields
-        if field not in MAY_DIFFER and _get(given, field) != _get(recorded, field)
+        if field not in MAY_DIFFER and get_field(given, field) != get_field(recorded, field)
     ]
     places = [Path(place).resolve() for place in (folder, recorded.run_dir)]
     if given.run_dir and Path(given.run_dir).resolve() not in places:
@@ -87,7 +85,7 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
     config = recorded
     for field in fields:
         if field in MAY_DIFFER:
-            config = _with(config, field, _get(given, field))
+            config = with_field(config, field, get_field(given, field))
     retrieval = config.retrieval
     if not ("retrieval.port" in fields and retrieval.port):
         retrieval = msgspec.structs.replace(retrieval, port=recorded.retrieval.port)
@@ -97,31 +95,11 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
 
 
 def _given_fields(path: str | None, overrides: Sequence[str]) -> Iterator[str]:
-    """Dotted names of the fields that the user's file and overrides speak of."""
     if path is not None:
         yield from (name for name, _ in leaves(yaml.safe_load(Path(path).read_text()) or {}))
     for override in overrides:
         name, _, text = override.partition("=")
         yield from (field for field, _ in leaves({name.strip(): yaml.safe_load(text)}))
-
-
-def _is_set(config: Config, field: str) -> bool:
-    """True where this names a field: a section without a line in it sets nothing."""
-    return not isinstance(_get(config, field), Section)
-
-
-def _get(config: Config, field: str) -> Any:
-    value: Any = config
-    for name in field.split("."):
-        value = getattr(value, name)
-    return value
-
-
-def _with(section: Any, field: str, value: Any) -> Any:
-    """A copy of a section whose (dotted) field is this."""
-    name, _, rest = field.partition(".")
-    new = _with(getattr(section, name), rest, value) if rest else value
-    return msgspec.structs.replace(section, **{name: new})
 
 
 def _refuse_living(folder: Path, recorded: Path) -> None:
@@ -171,9 +149,8 @@ def _check_record(folder: Path, written: Config) -> None:
 
 
 def _progress(config: Config) -> Progress:
-    """Fold the log, check it against the newest checkpoint. Raises ConfigError."""
     path = Path(config.run_dir) / FILE_NAME
-    try:
+    with refusing(BadCheckpoint, LogError, QuestionsError):
         found = checkpoint.newest(config.run_dir)
         if found:
             checkpoint.check(found, config)
@@ -182,8 +159,6 @@ def _progress(config: Config) -> Progress:
         ledger = make_ledger(config)
         if there := exists(path):
             ledger.restore(read_whole(path))
-    except (BadCheckpoint, LogError, QuestionsError) as error:
-        raise ConfigError(str(error)) from error
     _check_steps(config, ledger.state, found.manifest.step if found else 0)
     return Progress(there, len(ledger.state.reports), len(ledger.state.results))
 

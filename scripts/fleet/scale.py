@@ -39,8 +39,6 @@ class Wanted:
 
 @dataclass(frozen=True)
 class ScaleOptions:
-    """The options of `forage scale`."""
-
     run: Path = argument("the directory of a run that goes on")
     count: int = argument("how many actors it is to have", metavar="N")
 

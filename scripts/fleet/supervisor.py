@@ -47,9 +47,7 @@ class Supervisor:
         shown: Progress,
         actor_command: Callable[[str], list[str]],
     ) -> None:
-        """`shown` is what an earlier launch of the run has reported: it is not shown again.
-        `actor_command(name)` starts an actor.
-        """
+        """`shown`: by an earlier launch, and not again; `actor_command(name)` starts one."""
         self.gauges: dict[str, dict[str, float]] = {}
         self._config, self._fleet, self._console, self._stop = config, fleet, console, stop
         self._stop_cause = ""
@@ -65,9 +63,7 @@ class Supervisor:
         self._wanted, self._actor_command = Wanted(Path(config.run_dir)), actor_command
 
     def watch(self, observer: Observer) -> str:
-        """Show the run until the learner has ended well; return why it ended. Raises RunFailed,
-        having said who waited for whom.
-        """
+        """Show the run until the learner has ended well; return why. Raises RunFailed."""
         try:
             return self._watch(observer)
         except RunFailed:
@@ -100,10 +96,7 @@ class Supervisor:
         return f"interrupted by {self._stop.cause}" if self._stop.cause else ""
 
     def drain(self) -> None:
-        """After the learner: its ranks and the actors in their deadline, replay, then retrieval.
-
-        Raises RunFailed.
-        """
+        """Await the ranks and the actors; end replay, then retrieval. Raises RunFailed."""
         fleet = self._fleet
         fleet.end([name for name in self.restarts.waiting if name not in SERVICES], deadline_s=5.0)
         others = [name for name in fleet.members if name not in (*SERVICES, "learner")]
@@ -131,9 +124,7 @@ class Supervisor:
             self._fleet.members["learner"].signal(signal.SIGTERM)
 
     def _judge(self, dead: dict[str, int]) -> bool:
-        """Return True where a process has died unasked and the run goes on. Raises RunFailed where
-        it does not.
-        """
+        """Return True where a process has died unasked and the run goes on. Raises RunFailed."""
         ending = bool(self._stop_cause or self._stop.cause)
         broken = {name: code for name, code in dead.items() if code or not ending}
         if "learner" in dead and not dead["learner"]:
@@ -163,7 +154,6 @@ class Supervisor:
             raise RunFailed(str(spent)) from spent
 
     def _explain(self) -> None:
-        """Say who waits for whom, for what, since when."""
         age_s = max(0.0, time.monotonic() - self._heard_s)
         lines = wait_graph(self._status, age_s, self._fleet.members, self.restarts.states())
         self._console.say("who waits for whom:", "bold yellow")
@@ -194,9 +184,7 @@ class Supervisor:
         return True
 
     def _judge_silence(self, dead: dict[str, int], error: ReplayError) -> None:
-        """Replay may still be starting, be stopped for a while, or have left after everybody else;
-        else it is replaced.
-        """
+        """Replace replay unless it starts, is stopped for a while, or left after the others."""
         limit_s = self._config.fleet.silence_deadline_s
         returning = "replay" in self.restarts.waiting or self.restarts.stopped("replay")
         gone = (dead.keys() | self._fleet.dead().keys()) - self._left

@@ -1,7 +1,4 @@
-"""The wait graph: lines that say who waits for whom, for what, since when, at which version.
-
-Pure functions of replay's last `Status`, the fleet's processes and their states.
-"""
+"""Lines that say who waits for whom, for what, since when; pure, of replay's last `Status`."""
 
 from collections.abc import Iterable, Mapping
 
@@ -19,9 +16,7 @@ _ACTOR = (
 def wait_graph(
     status: Status | None, age_s: float, names: Iterable[str], states: Mapping[str, str]
 ) -> list[str]:
-    """One line a process. `age_s`: how old the status is; `states`: name → what keeps it from its
-    work, for those that do not work.
-    """
+    """One line a process; `age_s`: of the status; `states`: what keeps a process from its work."""
     return [f"{name}: {states.get(name) or _at_work(name, status, age_s)}" for name in names]
 
 

@@ -1,1 +1,1 @@
-"""Read what runs have left."""
+"""Readers of what runs have left: books, curve, rollouts, losses."""

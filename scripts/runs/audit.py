@@ -11,12 +11,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from configs.load import ConfigError
 from configs.runtime.process import Exit
 from replay.log.event_log import FILE_NAME
 from replay.protocol import LogError
+from scripts.options import argument, option, refusing
 from scripts.runs.books import Audit
-from scripts.options import argument, option
 from scripts.setup.resolve import run_directory
 
 MOST_SHOWN = 20
@@ -24,8 +23,6 @@ MOST_SHOWN = 20
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """The options of `forage audit`."""
-
     run: Path = argument("the run's directory, for example runs/latest")
     json: Path | None = option("write the figures there", metavar="FILE")
 
@@ -33,10 +30,8 @@ class AuditOptions:
 def audit(options: AuditOptions) -> int:
     """Audit one run; failed where its books do not close, each fault named."""
     books = Audit()
-    try:
+    with refusing(LogError):
         books.fold(run_directory(options.run) / FILE_NAME)
-    except LogError as error:
-        raise ConfigError(str(error)) from error
     show(books, Console())
     if options.json:
         options.json.write_text(json.dumps(books.summary(), indent=2) + "\n")

@@ -12,12 +12,12 @@ import yaml
 
 from actors.errors import TokenMismatch
 from configs.schema import Config
-from replay.log import records
 from replay.ledger.groups import EVAL_SIBLINGS
+from replay.log import records
 from replay.log.event_log import read_past_damage
 from replay.log.format import Damage, TornRecord
-from replay.protocol import LogError
 from replay.log.records import Record
+from replay.protocol import LogError
 from replay.trajectory import Kind
 
 Sibling = tuple[int, int]  # group, sibling
@@ -43,9 +43,7 @@ class Audit:
         self._gone: dict[int, str] = {}
 
     def fold(self, path: Path) -> None:
-        """Take a whole log. Raises LogError for what is no log; a torn end is noted, and damage is
-        a fault, after which the rest is read.
-        """
+        """Take a whole log; damage is a fault, after which the rest is read. Raises LogError."""
         try:
             for place, record in enumerate(read_past_damage(path)):
                 if isinstance(record, Damage):
@@ -280,7 +278,6 @@ def _name(fact: records.Delivered | records.Superseded | records.LeaseReturned) 
 
 
 def _configuration(text: str) -> Config:
-    """The configuration on record. Raises LogError."""
     try:
         return msgspec.convert(yaml.safe_load(text) or {}, Config, strict=False)
     except (yaml.YAMLError, msgspec.ValidationError) as error:

@@ -1,39 +1,33 @@
-"""Compaction of a run's event log: the payloads of what is trained and committed, dropped or
-evaluated are taken out of its closed segments (`replay.log.compaction`).
+"""Compaction of a run's event log: payloads of what is settled leave its closed segments.
 
-`resume`, `audit`, the summary and the curve do without them; `relearn`, `sync --recorded` and
-`show` do not: keep a copy of the log for those. It may be ended at any time, and run again.
+`relearn`, `sync --recorded` and `show` need what it takes: keep a copy of the log for those. It may
+be ended at any time, and run again.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.load import ConfigError
 from replay.log.compaction import compact as compacted
 from replay.log.event_log import FILE_NAME
 from replay.protocol import LogError
-from scripts.options import argument
+from scripts.options import argument, refusing
 from scripts.setup.resolve import run_directory
 
 
 @dataclass(frozen=True)
 class CompactOptions:
-    """The options of `forage compact`."""
-
     run: Path = argument("the run's directory")
 
 
 def compact(options: CompactOptions) -> None:
     """Compact one run's log. Raises ConfigError where there is none, or a process writes it."""
     before = after = closed = 0
-    try:
+    with refusing(LogError):
         for change in compacted(run_directory(options.run) / FILE_NAME):
             done = change.kept or f"{change.payloads} payloads taken away"
             print(f"{change.path}: {change.bytes_before} -> {change.bytes_after} bytes: {done}")
             before, after = before + change.bytes_before, after + change.bytes_after
             closed += 1
-    except LogError as error:
-        raise ConfigError(str(error)) from error
     if not closed:
         print("no segment is closed yet (replay.segment_bytes): there is nothing to compact")
     print(f"closed segments: {before} bytes before, {after} bytes after")

@@ -1,8 +1,6 @@
-"""A run's learning curve, `<run>/curve.png`: exact match of each evaluation (greedy and sampled, by
-hops) over steps, and beneath it the reward of the delivered rollouts with the staleness of what was
-trained.
-"""
+"""A run's learning curve, `<run>/curve.png`: exact match, reward and staleness over steps."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +10,11 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from replay.log.event_log import read
-from replay.protocol import ReplayError
 from replay.log.records import EvaluationFinished, Reported
-from replay.protocol import EvalResult
+from replay.protocol import EvalResult, ReplayError
 from scripts.options import argument
 from scripts.setup.resolve import run_directory
 
@@ -25,8 +23,6 @@ COLOURS = {"1": "#1b6ca8", "2": "#c8553d", "3": "#588b8b"}
 
 @dataclass(frozen=True)
 class PlotOptions:
-    """The options of `forage plot`."""
-
     run: Path = argument("a run directory, for example runs/latest")
 
 
@@ -63,18 +59,21 @@ def draw(run_dir: Path) -> Path | None:
     top.set(ylim=(-0.02, 1.02), ylabel="exact match (held-out)", title=f"{run_dir.resolve().name}")
     top.legend(loc="lower right", frameon=False)
     _draw_reports(bottom, sorted(reported.items()))
-    for axes in (top, bottom):
+    return save(figure, (top, bottom), run_dir / "curve.png")
+
+
+def save(figure: Figure, panels: Iterable[Axes], path: Path, beneath: float = 0.0) -> Path:
+    """Write a plot with light grids and open frames; `beneath`: the share left for a legend."""
+    for axes in panels:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    path = run_dir / "curve.png"
+    figure.tight_layout(rect=(0, beneath, 1, 1))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return path
 
 
 def _draw_reports(axes: Axes, reports: list[tuple[int, dict[str, float]]]) -> None:
-    """Reward of the delivered rollouts, and the staleness of what was trained on a second axis."""
     steps = [step for step, _ in reports]
     axes.plot(steps, [g.get("actor/reward", 0.0) for _, g in reports], color="#444444")
     axes.set(xlabel="step", ylabel="reward of rollouts", ylim=(-0.02, 1.02))

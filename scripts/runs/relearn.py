@@ -2,8 +2,8 @@
 
 The run's own learner, from its starting weights, on its batches in recorded order, under the
 recorded or another objective. Under the recorded settings, on the same kind of machine, the losses
-of a run with one learner rank are its own, bit for bit. Leaves a table, a plot and `steps.json` in
-`RUN/relearn-<name>`, also where it is interrupted or the learner gives up.
+of a run with one learner rank are its own, bit for bit. `RUN/relearn-<name>` keeps what was learnt,
+however it ends.
 """
 
 import itertools
@@ -15,7 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import msgspec
 from matplotlib import pyplot
 from rich.console import Console
@@ -26,12 +25,11 @@ from configs.load import ConfigError, save
 from configs.runtime.process import begin
 from configs.schema import Config
 from learner.errors import BadModel
-from replay.protocol import ReplayError
-from scripts.options import argument, option
 from replay.log.history import Recording
+from replay.protocol import ReplayError
+from scripts.options import Options, argument, option, refusing
+from scripts.runs.plot import save as save_plot
 from scripts.setup.resolve import run_directory
-
-matplotlib.use("Agg")
 
 HOW_IT_RAN = ("ranks", "threads", "rendezvous")
 WITHOUT_EFFECT = (
@@ -42,14 +40,6 @@ WITHOUT_EFFECT = (
     "eval_deadline_s",
     "step_deadline_s",
 )
-GAUGES = {
-    "loss": "learner/loss",
-    "grad_norm": "learner/grad_norm",
-    "ess": "learner/ess",
-    "clip_fraction": "learner/clip_fraction",
-    "behaviour_kl": "learner/behaviour_kl",
-    "anchor_kl": "learner/anchor_kl",
-}
 PANELS = {
     "loss": "loss",
     "grad_norm": "gradient norm",
@@ -58,34 +48,26 @@ PANELS = {
     "behaviour_kl": "KL to the behaviour",
     "anchor_kl": "KL to the anchor",
 }
+GAUGES = {name: f"learner/{name}" for name in PANELS}
 Row = dict[str, Any]  # step, recorded_loss and GAUGES' names; None: not measured
 
 
 @dataclass(frozen=True)
-class RelearnOptions:
-    """The options of `forage relearn`."""
-
+class RelearnOptions(Options):
     run: Path = argument("a run directory, for example runs/latest")
     overrides: tuple[str, ...] = argument("another setting", default=(), metavar="learner.x=y")
-    steps: int | None = option("at most this many steps", metavar="N")
-    every: int | None = option("show every n-th step (default: 20 rows)", metavar="N")
+    steps: int | None = option("at most this many steps", metavar="N", least=1)
+    every: int | None = option("show every n-th step (default: 20 rows)", metavar="N", least=1)
     out: Path | None = option("where to write (default RUN/relearn-<name>)", metavar="DIR")
     json: Path | None = option("write the steps to this file too", metavar="FILE")
-
-    def __post_init__(self) -> None:
-        for name, value in (("steps", self.steps), ("every", self.every)):
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name} {value}: give a number of at least 1")
 
 
 def relearn(options: RelearnOptions) -> None:
     """Check, learn, report. Raises ConfigError, LearnerError."""
     check_overrides(options.overrides)
-    try:
+    with refusing(ReplayError):
         recording = Recording.of(run_directory(options.run))
         config = recording.config(1, options.overrides)
-    except ReplayError as error:
-        raise ConfigError(str(error)) from error
     out = make_places(options)
     begin("relearn", config.learner.threads)
     learn_and_report(options, out, recording, config)
@@ -186,14 +168,9 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> Path:
         else:
             axes.plot(steps, [_number(row[name]) for row in rows], color="#1b6ca8")
         axes.set_ylabel(PANELS[name])
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].set_title(title)
     panels[-1, 0].set_xlabel("step")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return path
+    return save_plot(figure, panels[:, 0], path)
 
 
 def _number(value: float | None) -> float:
@@ -207,8 +184,6 @@ def make_places(options: RelearnOptions) -> Path:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {str(out)!r} cannot be made ({error.strerror})") from error
-    if options.json and not options.json.resolve().parent.is_dir():
-        raise ConfigError(f"--json {str(options.json)!r}: there is no such folder to write it in")
     return out
 
 

@@ -1,8 +1,4 @@
-"""A run's rollouts as coloured text.
-
-The policy's own tokens are green, passages cyan, corrections yellow; each rollout is headed by its
-question, the policy versions that sampled it, its stop reason and its reward.
-"""
+"""A run's rollouts in colour: the policy's tokens green, passages cyan, corrections yellow."""
 
 import sys
 from collections import Counter, deque
@@ -18,11 +14,11 @@ from tokenizers import Tokenizer
 from configs.load import ConfigError, load
 from replay.codec import decode_trajectory
 from replay.log.event_log import read
-from replay.protocol import LogError
-from replay.log.records import Delivered, Sampled
 from replay.log.history import GroupHistory, deliveries
+from replay.log.records import Delivered, Sampled
+from replay.protocol import LogError
 from replay.trajectory import Question, Trajectory
-from scripts.options import argument, option
+from scripts.options import Options, argument, option
 from scripts.setup.resolve import run_directory
 
 Shown = tuple[Question, Trajectory, int | None]  # the step it trained; None: not (yet) trained
@@ -54,9 +50,7 @@ def rollouts(
     question: str | None = None,
     gone: Gone | None = None,
 ) -> Iterator[Shown]:
-    """Yield (question, trajectory, step trained) in the log's order; with `step`, those that it
-    trained. Those that were compacted away are left out, and counted in `gone`.
-    """
+    """Yield rollouts in the log's order, or of `step`; the compacted are counted in `gone`."""
     groups = GroupHistory()
     gone = gone if gone is not None else Gone()
     for record in read(run_dir / "events.log"):
@@ -88,9 +82,7 @@ def _decoded(question: Question, delivered: list[Delivered], step: int | None) -
 
 
 def last_evaluated(run_dir: Path, count: int) -> list[Shown]:
-    """The newest evaluation rollouts of a log that may still be written to (a torn tail is not an
-    error).
-    """
+    """The newest evaluation rollouts of a log that may still be written to, and so be torn."""
     newest: deque[tuple[Question, bytes]] = deque(maxlen=count)
     try:
         for opened, delivered in deliveries(read(run_dir / "events.log")):
@@ -132,7 +124,6 @@ def render(shown: Shown, tokenizer: Tokenizer) -> Text:
 
 
 def _earned(trajectory: Trajectory) -> str:
-    """The reward and its parts, or why there is none."""
     if trajectory.reward is None:
         return f"unscorable ({trajectory.reward_cause})"
     of = ", ".join(f"{name} {value:.3g}" for name, value in trajectory.reward_parts.items())
@@ -148,17 +139,11 @@ def load_tokenizer(model_path: str) -> Tokenizer:
 
 
 @dataclass(frozen=True)
-class ShowOptions:
-    """The options of `forage show`."""
-
+class ShowOptions(Options):
     run: Path = argument("a run directory, for example runs/latest")
     step: int | None = option("only rollouts that trained this step")
     question: str | None = option("only rollouts of this question", metavar="ID")
-    limit: int = option("at most this many", default=16, metavar="N")
-
-    def __post_init__(self) -> None:
-        if self.limit < 1:
-            raise ConfigError(f"--limit {self.limit}: give a number of at least 1")
+    limit: int = option("at most this many", default=16, metavar="N", least=1)
 
 
 def show(options: ShowOptions) -> None:

@@ -14,11 +14,10 @@ import numpy as np
 from configs.runtime.files import write_durably
 from configs.schema import Config
 from replay.codec import decode_trajectory
+from replay.log import records
 from replay.log.event_log import read
-from replay.protocol import LogError
-from replay.log.records import Delivered, EvaluationFinished, GroupDropped, Leased, Record, Reported, RunResumed, RunStarted, Sampled
-from replay.protocol import EvalResult
 from replay.log.history import GroupHistory
+from replay.protocol import EvalResult, LogError
 from scripts.runs.fleet_log import restarts
 
 COUNTED = (
@@ -31,13 +30,12 @@ COUNTED = (
 
 
 class RunFold:
-    """The summary's facts, gathered in one pass over the log; payloads of untrained groups go.
-
-    A run may have been launched several times: of what was reported twice the last counts, times
-    are summed over launches, and `earlier` holds what the counters (`COUNTED`) came to before.
+    """The summary's facts, gathered in one pass over the log; payloads of untrained groups go. A
+    run may have been launched several times: of what was reported twice the last counts, times are
+    summed over launches, and `earlier` holds what the counters (`COUNTED`) came to before.
     """
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, log: Iterable[records.Record]) -> None:
         self.evaluations: dict[int, EvalResult] = {}
         self.reports: dict[int, dict[str, float]] = {}
         self.launches = 0
@@ -52,7 +50,7 @@ class RunFold:
         self.staleness_max: int | None = None
         self._groups = GroupHistory()
         try:
-            for record in records:
+            for record in log:
                 self._take(record)
                 self._last = record.now
         except LogError:
@@ -76,29 +74,29 @@ class RunFold:
         self.earlier.update({name: int(self._counters.get(name, 0)) for name in COUNTED})
         self._counters = {}
 
-    def _take(self, record: Record) -> None:
+    def _take(self, record: records.Record) -> None:
         self._groups.take(record)
         match record:
-            case RunStarted() | RunResumed():
+            case records.RunStarted() | records.RunResumed():
                 self._launch(record.now)
-            case Leased() if not self._first_lease:
+            case records.Leased() if not self._first_lease:
                 self._first_lease = record.now
-            case Delivered():
+            case records.Delivered():
                 self._tokens += record.summary.action_tokens
-            case GroupDropped() if self._groups.opened[record.group_id].kind == "train":
+            case records.GroupDropped() if self._groups.opened[record.group_id].kind == "train":
                 self.dropped[record.cause] += 1
-            case Sampled():
+            case records.Sampled():
                 self._train(record)
-            case EvaluationFinished():
+            case records.EvaluationFinished():
                 self.evaluations[record.result.step] = record.result
-            case Reported():
+            case records.Reported():
                 self.reports[record.step] = self._counters = record.gauges
                 if record.step:
                     self._last_report, self.delivered_tokens = record.now, self._tokens
             case _:
                 pass
 
-    def _train(self, record: Sampled) -> None:
+    def _train(self, record: records.Sampled) -> None:
         self.steps = max(self.steps, record.step)
         for _, delivered in self._groups.train(record):
             oldest = []
@@ -113,7 +111,7 @@ class RunFold:
                 self.staleness_max = max(worst, self.staleness_max or 0)
 
 
-def _versions(fact: Delivered) -> tuple[int, int, int]:
+def _versions(fact: records.Delivered) -> tuple[int, int, int]:
     """The sampled tokens of a trajectory: how many, the sum of their versions, and the oldest."""
     if fact.compacted:
         return fact.summary.action_tokens, fact.compacted.version_sum, fact.summary.oldest_version
@@ -164,10 +162,7 @@ def build(
 
 
 def _fleet(fleet: dict[str, dict[str, float]], earlier: Counter[str]) -> dict[str, int]:
-    """Counts that only the actors know: versions applied by the one with most, sums of the others.
-
-    `earlier` are the counts of launches before, up to their last report.
-    """
+    """Actors' counts, `earlier` launches included: most versions applied, sums of the others."""
 
     def values(name: str) -> list[int]:
         return [int(gauges.get(name, 0.0)) for gauges in fleet.values()]
@@ -182,9 +177,7 @@ def _fleet(fleet: dict[str, dict[str, float]], earlier: Counter[str]) -> dict[st
 
 
 def _pauses(reports: Iterable[dict[str, float]], train_wall_s: float | None) -> dict[str, Any]:
-    """How long updates of the weights held generation up, of each the slowest actor: their sum as a
-    share of the training time, and the 99th percentile.
-    """
+    """How long weight updates held the slowest actor up: the share of time, and the p99."""
     name = "sync/generation_pause_s"
     pauses = [report[name] for report in reports if name in report]
     return {

@@ -29,9 +29,9 @@ from configs.runtime.process import REPOSITORY, Exit
 from configs.schema import Config
 from scripts.options import argument, option, overrides
 from scripts.setup import preflight
+from scripts.setup.gpu_memory import GIB
 from scripts.setup.resolve import resolve
 
-GIB = 1 << 30
 PYTHONS = (3, 11), (3, 15)  # from, and before
 LEAST_CORES = 2
 LEAST_MEMORY_BYTES = 6 * GIB  # of the demo
@@ -50,8 +50,6 @@ INSTALL = "run `make .venv` (with GPU=1 on a machine with GPUs)"
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """The options of `forage doctor`."""
-
     config: str | None = argument("check for this configuration too", default=None)
     overrides: tuple[str, ...] = overrides()
     json: Path | None = option("write the findings there", metavar="FILE")
@@ -276,7 +274,6 @@ def _mark(finding: Finding) -> str:
 
 
 def _existing(path: Path) -> Path:
-    """The nearest folder that there is."""
     return next(each for each in (path, *path.parents) if each.is_dir())
 
 

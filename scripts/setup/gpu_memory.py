@@ -1,8 +1,7 @@
 """The memory that each GPU has to hold, before anything is started on it.
 
-Arithmetic, but for `read_model`, which reads a model folder's headers, and `totals`, which asks the
-driver. Activations after Korthikanti et al. 2022 (arXiv 2205.05198): about 34 bytes for each token,
-hidden unit and layer in 16-bit training whose attention scores are never stored; with gradient
+Activations after Korthikanti et al. 2022 (arXiv 2205.05198): about 34 bytes for each token, hidden
+unit and layer in 16-bit training whose attention scores are never stored; with gradient
 checkpointing 2, and 34 of one layer. It is an estimate: leave some room.
 """
 
@@ -18,7 +17,7 @@ from actors.policies.engine import gpu_of_actor, on_cpu
 from configs.load import ConfigError, load
 from configs.runtime.process import Exit
 from configs.schema import Config
-from scripts.options import argument, option, overrides
+from scripts.options import Options, argument, option, overrides
 
 GIB = 1 << 30
 CONTEXT_BYTES = GIB // 2  # of CUDA, in each process
@@ -26,17 +25,13 @@ ENGINE_BYTES = 2 * GIB  # activations, logits and CUDA graphs of an engine, roug
 
 
 @dataclass(frozen=True)
-class MemoryOptions:
+class MemoryOptions(Options):
     """The options of `forage memory`; `gpus` and `gib` describe a machine other than this one."""
 
     config: str = argument("a YAML file, for example configs/one_gpu.yaml")
     overrides: tuple[str, ...] = overrides()
-    gpus: int | None = option("for so many GPUs, instead of this machine's", metavar="N")
+    gpus: int | None = option("for so many GPUs, instead of this machine's", metavar="N", least=1)
     gib: float = option("the memory of each of them", default=80.0)
-
-    def __post_init__(self) -> None:
-        if self.gpus is not None and self.gpus < 1:
-            raise ConfigError(f"--gpus {self.gpus}: give a number of at least 1")
 
 
 def memory(options: MemoryOptions) -> int:

@@ -31,9 +31,7 @@ class Found:
 
 
 def find(given: str, weights: str = MODEL) -> Found:
-    """The model that `given` and `--weights` name: a model folder itself, else the weights in it,
-    else those of a run's best checkpoint, else of its newest. Raises ConfigError.
-    """
+    """The model, its weights, or those of a run's best or newest checkpoint. Raises ConfigError."""
     path = Path(given).resolve()
     if (path / "config.json").is_file():
         if weights != MODEL:
@@ -57,9 +55,7 @@ def find(given: str, weights: str = MODEL) -> Found:
 def configured(
     given: str, record: Path | None, config_path: str | None, overrides: Sequence[str]
 ) -> Config:
-    """The configuration in `--config`, else on record for what was given; with overrides. Raises
-    ConfigError.
-    """
+    """The configuration in `--config`, else on record, with overrides. Raises ConfigError."""
     if config_path:
         return load(config_path, overrides)
     if record is None:
@@ -79,7 +75,6 @@ def configured(
 
 
 def _record_of(path: Path) -> Path | None:
-    """A run's own, or a checkpoint's."""
     known = (path / _RUNS, path / checkpoint.MANIFEST)
     return next((file for file in known if file.is_file()), None)
 
@@ -103,7 +98,6 @@ def _is_ours(file: Path) -> bool:
 
 
 def _checkpoint_of(path: Path) -> Path:
-    """The checkpoint, or the one that is meant of a run. Raises ConfigError."""
     if (path / checkpoint.MANIFEST).is_file():
         return path
     best = path / "checkpoints" / checkpoint.BEST
@@ -118,7 +112,6 @@ def _checkpoint_of(path: Path) -> Path:
 
 
 def _weights_in(path: Path, weights: str) -> Path:
-    """The folder of these weights in a checkpoint that can be read. Raises ConfigError."""
     folder = path / weights
     if not (folder / "config.json").is_file():
         there = [each for each in WEIGHTS if (path / each / "config.json").is_file()]

@@ -8,6 +8,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -30,6 +31,7 @@ from scripts.setup.resolve import can_listen, resolve
 from weight_sync.protocol import TransportUnusable
 from weight_sync.transports.selection import CPU, choose
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 PROCESS_BYTES = 700 << 20  # imports, buffers and stacks of one process, measured
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
@@ -58,10 +60,7 @@ def _refuse(config: Config, checks: Iterable[Callable[[Config], Iterator[str]]])
 
 
 def check_rollouts(config: Config, searches: bool = True) -> None:
-    """`check`, for what trains nothing: the model, its engine, and who answers where it `searches`.
-
-    Raises ConfigError.
-    """
+    """`check` of model, engine and, where it `searches`, retrieval. Raises ConfigError."""
     checks = [_model, _lengths, _environment, _vllm]
     _refuse(config, [*checks, _retrieval] if searches else checks)
 
@@ -77,12 +76,13 @@ def _model(config: Config) -> Iterator[str]:
             f"model.path = {config.model.path!r}: no *.safetensors there; save the model with "
             "save_pretrained(..., safe_serialization=True)"
         )
-    elif not _has_tokenizer(path):
+    elif not has_tokenizer(path):
         yield f"model.path = {config.model.path!r}: no tokenizer; save it beside the model"
 
 
-def _has_tokenizer(path: Path) -> bool:
-    return any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+def has_tokenizer(folder: Path) -> bool:
+    """True where a tokenizer's files lie in the folder."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def _questions(config: Config) -> Iterator[str]:
@@ -101,7 +101,7 @@ def _environment(config: Config) -> Iterator[str]:
     try:
         registry.check(config)
         path, trusted = config.model.path, config.model.trust_remote_code
-        if registry.needs_chat_template(config) and path and _has_tokenizer(Path(path)):
+        if registry.needs_chat_template(config) and path and has_tokenizer(Path(path)):
             prompter = Prompter(load_tokenizer(path, trusted), config.questions, config.actors)
             registry.check(config, prompter)
     except ConfigError as error:
@@ -110,20 +110,21 @@ def _environment(config: Config) -> Iterator[str]:
         yield f"model.path = {config.model.path!r}: no usable tokenizer there: {error}"
 
 
-def _acting(config: Config) -> Iterator[str]:
+def _told(check: Callable[..., object], *arguments: Any) -> Iterator[str]:
     try:
-        registry.require_acting(config)
-    except ConfigError as error:
+        check(*arguments)
+    except (ConfigError, TransportUnusable) as error:
         yield str(error)
+
+
+def _acting(config: Config) -> Iterator[str]:
+    return _told(registry.require_acting, config)
 
 
 def _retrieval(config: Config) -> Iterator[str]:
-    try:
-        read_token(config.retrieval.token_file)
-    except ConfigError as error:
-        yield str(error)
+    yield from _told(read_token, config.retrieval.token_file)
     if config.retrieval.recorded:
-        yield from _recorded(config)
+        yield from _told(RecordedRetriever.open, config)
     if not config.starts_retrieval_server:
         return
     path, index = config.retrieval.corpus, config.retrieval.index
@@ -170,13 +171,6 @@ def _rewards(config: Config) -> Iterator[str]:
             )
 
 
-def _recorded(config: Config) -> Iterator[str]:
-    try:
-        RecordedRetriever.open(config)
-    except ConfigError as error:
-        yield str(error)
-
-
 def _vllm(config: Config) -> Iterator[str]:
     if importlib.util.find_spec("vllm") is None:
         yield (
@@ -216,7 +210,7 @@ def _memory(config: Config) -> Iterator[str]:
     needed, learner = memory_needed(config)
     free = psutil.virtual_memory().available
     if needed > free:
-        gib = 1 << 30
+        gib = gpu_memory.GIB
         yield (
             f"too little memory: about {needed / gib:.1f} GiB are needed (actors.count = "
             f"{config.actors.count!r} x (engine + actors.kv_cache_bytes = "
@@ -249,10 +243,7 @@ def gpu_plan(config: Config) -> list[tuple[str, bool]]:
 
 
 def _transport(config: Config) -> Iterator[str]:
-    try:
-        transport(config)
-    except TransportUnusable as error:
-        yield str(error)
+    return _told(transport, config)
 
 
 def transport(config: Config) -> str:
@@ -307,9 +298,7 @@ _CHECKS = (
 
 
 def check_parts(config: Config, model: bool, retrieval: bool) -> None:
-    """`check`, for a program that trains nothing: of the environment and, where asked, the model's
-    folder and who answers searches. Raises ConfigError.
-    """
+    """`check` of the environment and, where asked, model and retrieval. Raises ConfigError."""
     checks = [_model, _lengths] if model else []
     checks.append(_environment)
     _refuse(config, [*checks, _retrieval] if retrieval else checks)

@@ -9,8 +9,22 @@ import msgspec
 
 from configs.load import ConfigError
 from configs.schema import Config, RetrievalConfig
+from scripts.setup.overrides import get_field, with_field
 
 _RECORDS = ("config.yaml", "events.log")
+_FILES = (
+    "keys",
+    "model.path",
+    "questions.train",
+    "questions.eval",
+    "retrieval.corpus",
+    "retrieval.index",
+    "retrieval.encoder",
+    "retrieval.recorded",
+    "retrieval.token_file",
+    "rewards.judge.key_file",
+    "rewards.similarity.model",
+)
 
 
 def resolve(config: Config, name: str) -> Config:
@@ -43,32 +57,10 @@ def _is_run(path: Path) -> bool:
 
 def with_absolute_paths(config: Config) -> Config:
     """The configuration with every input file named absolutely."""
-    questions, retrieval, rewards = config.questions, config.retrieval, config.rewards
-    return msgspec.structs.replace(
-        config,
-        keys=_absolute(config.keys),
-        model=msgspec.structs.replace(config.model, path=_absolute(config.model.path)),
-        questions=msgspec.structs.replace(
-            questions, train=_absolute(questions.train), eval=_absolute(questions.eval)
-        ),
-        retrieval=msgspec.structs.replace(
-            retrieval,
-            corpus=_absolute(retrieval.corpus),
-            index=_absolute(retrieval.index),
-            encoder=_absolute(retrieval.encoder),
-            recorded=_absolute(retrieval.recorded),
-            token_file=_absolute(retrieval.token_file),
-        ),
-        rewards=msgspec.structs.replace(
-            rewards,
-            judge=msgspec.structs.replace(
-                rewards.judge, key_file=_absolute(rewards.judge.key_file)
-            ),
-            similarity=msgspec.structs.replace(
-                rewards.similarity, model=_absolute(rewards.similarity.model)
-            ),
-        ),
-    )
+    for field in _FILES:
+        if path := get_field(config, field):
+            config = with_field(config, field, str(Path(path).resolve()))
+    return config
 
 
 def with_port(retrieval: RetrievalConfig) -> RetrievalConfig:
@@ -89,7 +81,3 @@ def can_listen(retrieval: RetrievalConfig) -> str:
         except OSError as error:
             return error.strerror or str(error)
     return ""
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).resolve()) if path else path

@@ -71,9 +71,7 @@ class OwnServer:
             await asyncio.sleep(_ALIVE_EVERY_S)
 
     async def beside(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Return the result of the work. Raises ServerFailed once the server has ended: the work is
-        cancelled; where it failed meanwhile, that is why.
-        """
+        """Return the work's result; cancel it once the server ends. Raises ServerFailed."""
         working, watching = asyncio.create_task(work), asyncio.create_task(self.watch())
         try:
             await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -101,9 +99,7 @@ class OwnServer:
 
 
 def own_address(config: Config) -> Config:
-    """The configuration with a free port for a server of one's own, whatever port the run had; its
-    end is not announced, for nobody else asks it.
-    """
+    """The configuration with a free port for a server of one's own; its end is not announced."""
     own = msgspec.structs.replace(config.retrieval, port=0, drain_notice_s=0.0)
     return msgspec.structs.replace(config, retrieval=with_port(own))
 
@@ -112,9 +108,7 @@ def own_address(config: Config) -> Config:
 def serving(
     config: Config, folder: Path | None = None, leave_s: float = LEAVE_S
 ) -> Iterator[OwnServer]:
-    """The server of `config.retrieval`, starting; ended on leaving, killed `leave_s` later. Its
-    configuration and log stay in `folder`, or are gone with it where none is named.
-    """
+    """The server, starting, and ended on leaving; configuration and log stay in a `folder`."""
     with ExitStack() as stack:
         place = folder or Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="forage-server-"))
@@ -134,7 +128,8 @@ def serving(
                 starting_deadline_s=config.actors.starting_deadline_s,
             )
         finally:
-            _end(process, leave_s)
+            process.terminate()
+            leave(process, leave_s)
             said.unlink(missing_ok=True)
 
 
@@ -151,19 +146,17 @@ def _started(config: Path, said: Path, log: Path) -> "subprocess.Popen[bytes]":
         )
 
 
-def _end(process: "subprocess.Popen[bytes]", leave_s: float) -> None:
-    process.terminate()
+def leave(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
+    """Wait for a process's end; kill it when that takes longer."""
     try:
-        process.wait(leave_s)
+        process.wait(patience_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
 async def probe(config: Config, deadline_s: float = PROBE_S, retries: int = 0) -> None:
-    """Search once as rollouts will, so that a wrong address or token is told before there are any.
-    Raises ServerFailed.
-    """
+    """Search once as rollouts will: a wrong address or token is told first. Raises ServerFailed."""
     asked, url = config.retrieval, retrieval_url(config)
     deadline_s, token = min(deadline_s, asked.timeout_s), read_token(asked.token_file)
     try:

@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs.load import ConfigError, save
-from configs.runtime.files import (
-    Locked,
-    LockUnsupported,
-    draft_of,
-    own_folder,
-    sync,
-    sync_tree,
-    write_json,
-)
+from configs.runtime import files
 from configs.schema import Config
 from learner import checkpoint
 from learner.errors import BadModel
@@ -33,7 +25,7 @@ if TYPE_CHECKING:  # it imports torch
     from learner.imitation import Segment
 
 COURSE, LOSSES, MODEL, CONFIG = "course.json", "losses.json", "model", "config.yaml"
-_DRAFT = draft_of(Path(COURSE)).name
+_DRAFT = files.draft_of(Path(COURSE)).name
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +41,7 @@ class Curriculum:
     def of(
         cls, demonstrations: Sequence[Demonstration], held_out: float, rows: int, seed: int
     ) -> "Curriculum":
-        """Hold out that share of the *questions*, at least one where it is above 0. Raises
-        BadDemonstrations when nothing is left to learn.
-        """
+        """Hold out that share of the *questions*, at least one. Raises BadDemonstrations."""
         questions = sorted({each.question for each in demonstrations})
         random.Random(f"{seed} held out").shuffle(questions)
         kept = set(questions[: max(round(held_out * len(questions)), held_out > 0)])
@@ -102,9 +92,7 @@ def _order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
 
 @dataclass
 class OutputFolder:
-    """The folder of a warm start. `found`: the checkpoint to go on from; `losses`: the held-out
-    losses up to there, by step.
-    """
+    """A warm start's folder: the checkpoint to go on from, held-out losses up to there by step."""
 
     path: Path
     found: checkpoint.Checkpoint | None
@@ -120,12 +108,12 @@ class OutputFolder:
         folder = Path(config.run_dir)
         with contextlib.ExitStack() as stack:
             with _naming(folder):
-                stack.enter_context(own_folder(folder, "another warm start"))
+                stack.enter_context(files.own_folder(folder, "another warm start"))
                 out = cls._of(folder, config, curriculum)
                 begins = not (folder / COURSE).exists()
             try:
                 with _naming(folder):
-                    write_json(folder / COURSE, curriculum.identity)
+                    files.write_json(folder / COURSE, curriculum.identity)
                     save(config, folder / CONFIG)
                 yield out
             except (ConfigError, BadModel):
@@ -154,7 +142,7 @@ class OutputFolder:
     def measured(self, step: int, loss: float) -> None:
         """Keep a held-out loss."""
         self.losses[step] = loss
-        write_json(self.path / LOSSES, self.losses)
+        files.write_json(self.path / LOSSES, self.losses)
 
     def best(self, saved: Sequence[int]) -> int | None:
         """The step of `saved` with the lowest held-out loss; None where none was measured."""
@@ -162,23 +150,19 @@ class OutputFolder:
         return min(known, key=self.losses.__getitem__, default=None)
 
     def deliver(self, last: int) -> tuple[Path, str]:
-        """Copy the model of the best checkpoint, or of the `last` where none was measured, to
-        `path/model`; return that path, and which step it is in words.
-
-        Whatever interrupts it, a whole model is left or can be made anew.
-        """
+        """Copy the best (or last) model whole to `path/model`; that path, and which step it is."""
         step, why = last, "the last"
         if (best := self.best(checkpoint.steps(self.path))) is not None:
             step, why = best, f"the best, with a held-out loss of {self.losses[best]:.4f}"
         draft, old, final = (self.path / f"{way}{MODEL}" for way in (".writing-", ".old-", ""))
         shutil.rmtree(draft, ignore_errors=True)
         shutil.copytree(self.path / "checkpoints" / f"step-{step}" / "model", draft)
-        sync_tree(draft)
+        files.sync_tree(draft)
         if final.exists():
             shutil.rmtree(old, ignore_errors=True)
             final.rename(old)
         draft.rename(final)
-        sync(self.path)
+        files.sync(self.path)
         shutil.rmtree(old, ignore_errors=True)
         return final, f"step {step}, {why}"
 
@@ -193,12 +177,12 @@ def _require_free(folder: Path) -> None:
 def _naming(folder: Path) -> Iterator[None]:
     try:
         yield
-    except Locked as error:
+    except files.Locked as error:
         raise ConfigError(
             f"--out {str(folder)!r}: another warm start is learning there: wait for it, or name "
             "another folder"
         ) from error
-    except LockUnsupported as error:
+    except files.LockUnsupported as error:
         raise ConfigError(
             f"--out {str(folder)!r}: it cannot be locked ({error.strerror}): name a folder on "
             "another file system"

@@ -74,11 +74,7 @@ class Demonstration:
 def read_files(
     paths: Sequence[Path], prompter: Prompter, config: Config, skip_bad: bool = False
 ) -> tuple[list[Demonstration], list[str]]:
-    """Read the files' demonstrations; also return the faults of the rows left out.
-
-    Raises BadDemonstrations naming file and line of the bad rows, unless `skip_bad`, or when no row
-    is left, and ConfigError for an environment that they cannot be acted out in.
-    """
+    """Read the rows, and the faults of those left out. Raises BadDemonstrations, ConfigError."""
     found: list[Demonstration] = []
     bad: list[str] = []
     acted = _as_shown(config, prompter)
@@ -103,12 +99,7 @@ def read_files(
 def read_run(
     run_dir: Path, least: float, tokenizer_digest: str, config: Config
 ) -> tuple[list[Demonstration], Counter[str]]:
-    """Read the train trajectories of a run with a reward of at least `least`, token for token; also
-    return how many were left out, by cause.
-
-    Raises LogError, and BadDemonstrations for a run with another tokenizer or without any such
-    trajectory.
-    """
+    """A run's trajectories of that reward; counts left out. Raises LogError, BadDemonstrations."""
     path, left_out = run_dir / FILE_NAME, Counter[str]()
     found: list[Demonstration] = []
     for trajectory in _delivered(path, tokenizer_digest, left_out):
@@ -130,7 +121,6 @@ def read_run(
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """File:line and text of every line that is not blank."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -139,7 +129,6 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 async def _acted(row: _Row, prompter: Prompter, config: Config) -> tuple["Segment", ...]:
-    """Act the row out in the environment that an actor makes."""
     if not row.question.strip():
         raise ValueError("question is empty: write its text")
     most = config.actors.max_turns + 1
@@ -172,9 +161,7 @@ async def _acted(row: _Row, prompter: Prompter, config: Config) -> tuple["Segmen
 
 
 def _action(text: str, prompter: Prompter, config: Config) -> Tokens:
-    """The ids of an action that ends as an actor's completion does: with a closing tag, or, where
-    there are none, with the end token.
-    """
+    """The ids of an action, ended by a closing tag or, where there are none, the end token."""
     text, stops = text.rstrip(), stops_of(config)
     ends = [text.find(tag) + len(tag) for tag in stops if tag in text]
     if min(ends, default=len(text)) < len(text):
@@ -238,9 +225,7 @@ def _passage(given: _Passage) -> Passage:
 
 
 def _as_shown(config: Config, prompter: Prompter) -> Config:
-    """The configuration, changed so that a turn shows its passages in the order given. Raises
-    ConfigError for an environment whose observations a row does not hold.
-    """
+    """The configuration that shows passages in their order. Raises ConfigError."""
     settings = config.environment
     if settings.name not in _ACTED:
         raise ConfigError(
@@ -261,7 +246,6 @@ def _as_shown(config: Config, prompter: Prompter) -> Config:
 
 
 def _delivered(path: Path, digest: str, left_out: Counter[str]) -> Iterator[Trajectory]:
-    """The train trajectories on record, in the order of their delivery."""
     for record in read_whole(path):
         match record:
             case ActorJoined() if record.tokenizer_digest != digest:

@@ -15,6 +15,7 @@ from rich.console import Console
 from configs.runtime.process import socket_dir
 from configs.schema import Config
 from learner.errors import RankLost
+from scripts.setup.retrieval import leave
 
 LEAVE_S = 30.0  # for a rank that has been dismissed; its work is done, and saved
 FAIL_S = 2.0  # for the last words of one that fails
@@ -24,9 +25,7 @@ Ranks = dict[int, "subprocess.Popen[bytes]"]
 
 @contextlib.contextmanager
 def other_ranks(config: Config, console: Console) -> Iterator[Ranks]:
-    """Start the ranks above 0, and end them on leaving. With `learner.rendezvous`, only print how
-    they are started.
-    """
+    """Start the ranks above 0 (with `learner.rendezvous`: print how), and end them on leaving."""
     started: Ranks = {}
     patience_s = LEAVE_S
     try:
@@ -43,16 +42,14 @@ def other_ranks(config: Config, console: Console) -> Iterator[Ranks]:
         raise
     finally:
         for process in started.values():
-            _end(process, patience_s)
+            leave(process, patience_s)
         if config.learner.ranks > 1:
             shutil.rmtree(socket_dir(config.run_dir), ignore_errors=True)
 
 
 @contextlib.contextmanager
 def joining(ranks: Ranks) -> Iterator[None]:
-    """Raise RankLost on the main thread as soon as a rank ends: waiting for it to join would not
-    notice. Once they have joined, their links tell.
-    """
+    """Raise RankLost on the main thread as soon as a rank ends that has not joined."""
 
     def look(_number: int, _frame: FrameType | None) -> None:
         for rank, process in ranks.items():
@@ -79,11 +76,3 @@ def _start(words: list[str]) -> "subprocess.Popen[bytes]":
         env=os.environ | {"FORAGE_PARENT": str(os.getpid())},
         start_new_session=True,  # Ctrl-C is rank 0's alone: it says when to leave
     )
-
-
-def _end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
-    try:
-        process.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

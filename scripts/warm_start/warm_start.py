@@ -1,11 +1,10 @@
 """Supervised fine-tuning on demonstrations, or (`--from-run`) on what a run's actors did.
 
-Rejection sampling with `--from-run`: what was rewarded, token for token. It uses the learner's
-engine, packing, settings (lr, lr_schedule, warmup_steps, betas, eval_every, checkpoint_every, …)
-and checkpoints; the loss is −log p of what the policy writes. `OUT/model`, for `model.path`, is the
-checkpoint with the lowest held-out loss, or the last. SIGINT and SIGTERM finish the step, save it
-and leave. The same command goes on from the newest checkpoint, bit for bit. Exit code 3: a deadline
-of the learner passed, or a rank was lost where nothing else would notice.
+It uses the learner's engine, packing, settings and checkpoints; the loss is −log p of what the
+policy writes. `OUT/model`, for `model.path`, is the checkpoint with the lowest held-out loss, or
+the last. SIGINT and SIGTERM finish the step, save it and leave. The same command goes on from the
+newest checkpoint, bit for bit. Exit code 3: a deadline of the learner passed, or a rank was lost
+where nothing else would notice.
 """
 
 import contextlib
@@ -21,13 +20,13 @@ from rich.console import Console
 from rich.progress import track
 
 from configs.load import ConfigError, load
-from configs.runtime.process import begin, on_stop
+from configs.runtime.process import Exit, begin, on_stop
 from configs.runtime.watchdog import phase
 from configs.schema import Config
 from learner import checkpoint
 from learner.errors import BadCheckpoint, BadModel
 from replay.protocol import LogError
-from scripts.options import argument, option, overrides
+from scripts.options import Options, argument, option, overrides
 from scripts.setup import preflight
 from scripts.setup.resolve import with_absolute_paths
 from scripts.warm_start.curriculum import Curriculum, OutputFolder
@@ -38,12 +37,11 @@ if TYPE_CHECKING:  # heavy imports wait until the number of threads is set
     from learner.metrics import Metrics
     from learner.trainer import Trainer
 
-INTERRUPTED = 130
 MOST_EPOCHS = 1_000_000
 
 
 @dataclass(frozen=True)
-class WarmStartOptions:
+class WarmStartOptions(Options):
     """Options of `forage warm-start`. Raises ConfigError for a value out of its range."""
 
     config: str = argument("a YAML file, for example configs/base.yaml")
@@ -54,11 +52,12 @@ class WarmStartOptions:
     out: Path | None = option("default: runs/warm-start-<config>-<time>", metavar="FOLDER")
     epochs: float = option("passes over the demonstrations", default=1.0)
     steps: int = option("optimiser steps, instead of --epochs", default=0)
-    rows: int = option("demonstrations of a step (default 32)", default=32)
+    rows: int = option("demonstrations of a step (default 32)", default=32, least=1)
     held_out: float = option("share of the questions (default 0.05)", default=0.05)
     skip_bad: bool = option("go on without rows that cannot be used", default=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if bool(self.demonstrations) == bool(self.from_run):
             raise ConfigError("give one of --demonstrations FILE and --from-run RUN")
         if not math.isfinite(self.reward):
@@ -69,8 +68,6 @@ class WarmStartOptions:
             )
         if self.steps < 0:
             raise ConfigError(f"--steps {self.steps}: give 0 (by --epochs) or more")
-        if self.rows < 1:
-            raise ConfigError(f"--rows {self.rows}: give at least 1")
         if not 0 <= self.held_out < 1:
             raise ConfigError(f"--held-out {self.held_out!r}: give a share, from 0 to below 1")
 
@@ -85,9 +82,7 @@ class Plan:
 
 
 def warm_start(options: WarmStartOptions) -> int:
-    """Check, learn, deliver; INTERRUPTED where a signal ended it. Raises ConfigError and
-    LearnerError.
-    """
+    """Check, learn, deliver; the exit code. Raises ConfigError, LearnerError."""
     console = Console()
     try:
         config = settings(options)
@@ -98,7 +93,7 @@ def warm_start(options: WarmStartOptions) -> int:
         raise ConfigError(str(error)) from error
     except KeyboardInterrupt:
         console.print("interrupted before it took a step")
-        return INTERRUPTED
+        return Exit.INTERRUPTED
 
 
 def settings(options: WarmStartOptions) -> Config:
@@ -123,9 +118,7 @@ def require_files(paths: Iterable[Path]) -> None:
 
 
 def prepare(options: WarmStartOptions, config: Config, console: Console) -> Plan:
-    """Read and check everything but the folder, which others may still change. Raises ConfigError
-    and LogError.
-    """
+    """Read and check everything but the folder. Raises ConfigError, LogError."""
     from actors.prompt import load_tokenizer
 
     try:
@@ -245,9 +238,7 @@ class Learning:
 
 
 def run(plan: Plan, console: Console, listen: Callable[[], Sequence[str]]) -> int:
-    """Learn until the end, or until `listen()`, called when only steps are left, holds a cause; the
-    exit code. Raises LearnerError, and what `OutputFolder.held` raises.
-    """
+    """Learn until the end or a cause in `listen()`; the exit code. Raises LearnerError."""
     total = plan.config.learner.total_steps
     with OutputFolder.held(plan.config, plan.curriculum) as out:
         with contextlib.ExitStack() as stack:
@@ -261,7 +252,7 @@ def run(plan: Plan, console: Console, listen: Callable[[], Sequence[str]]) -> in
         if learning.saved < total:
             again = f"the same command, with --out {out.path}, goes on from there"
             console.print(f"{stops[0]}: saved after step {learning.saved}; {again}", soft_wrap=True)
-            return INTERRUPTED
+            return Exit.INTERRUPTED
         model, which = out.deliver(learning.saved)
     console.print(f"the model of {which}", soft_wrap=True, highlight=False)
     console.print(f"model.path={model}", soft_wrap=True)

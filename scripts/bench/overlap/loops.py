@@ -1,10 +1,9 @@
 """Three ways to keep an engine busy with rollouts that search, for `forage bench overlap`.
 
-*continuous*: so many rollouts are in flight; each goes on as soon as its own search is back, and
-where one ends the next begins: what our actors do. *sync*: a batch of them starts together, each
-goes on by itself, and a new batch begins when the whole batch is done. *lockstep*: a batch that
-takes its turns together: all generate, then all search, then all go on. `Lessor` stands in for
-replay towards the real runner.
+*continuous*: so many rollouts are in flight; where one ends the next begins, as in our actors.
+*sync*: a batch of them starts together, each goes on by itself, and a new batch begins when the
+whole batch is done. *lockstep*: a batch that takes its turns together: all generate, then all
+search. `Lessor` stands in for replay towards the real runner.
 """
 
 import asyncio
@@ -35,9 +34,7 @@ def leases(questions: Sequence[Question], seed: int, first: int) -> Iterator[Lea
 
 
 class Lessor:
-    """Leases to a runner: `rollouts` in flight always, or, `whole`, one batch of them after the
-    other.
-    """
+    """Leases to a runner: `rollouts` in flight always, or, `whole`, one batch after the other."""
 
     def __init__(self, following: Iterator[Lease], rollouts: int, whole: bool) -> None:
         self.done: list[Trajectory] = []
@@ -110,10 +107,9 @@ class Seats:
 
 
 class LockStep:
-    """Policy and retriever of batches of `rollouts` that take their turns together.
-
-    A turn's completions begin when nobody searches any more, its searches when nobody generates any
-    more; tell it of each rollout's end by `left`.
+    """Policy and retriever of batches of `rollouts` that take their turns together. A turn's
+    completions begin when nobody searches any more, its searches when nobody generates any more;
+    tell it of each rollout's end by `left`.
     """
 
     def __init__(self, policy: Policy, retriever: Retriever, rollouts: int) -> None:

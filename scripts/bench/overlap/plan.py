@@ -1,20 +1,20 @@
 """The cells of `forage bench overlap`, in the order in which they are measured.
 
 First every loop and latency at each number of rollouts in flight, to find its own best; then those
-bests again, several times. Each cell stands between two windows of the reference, the continuous
-loop at no latency: a machine that is slower for a while is so for both. Units are saved one by one.
+bests again, several times. Each cell stands between two windows of the reference: a machine that is
+slower for a while is so for both.
 """
 
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from scripts.bench.harness import Report
 from scripts.bench.overlap.loops import Loop
-from scripts.bench.overlap.run import Cell, Timing
+from scripts.bench.overlap.run import Bench, Cell, Timing
 from scripts.bench.overlap.server import Latency
 
 ZERO, TAIL = Latency(0.0, 0.0), Latency(0.2, 2.0)
@@ -35,11 +35,9 @@ REPEAT_LEASES = 1_000_000  # a repeat's leases are numbered from a multiple of t
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The plan of a run; runs of equal plans may be put together.
-
-    `multiples`: rollouts in flight, of `seats` (the engine's max_num_seqs); `unwaited`: those where
-    nothing is waited for; `batches`: those of the loops that work in batches. `code`: a digest of
-    what is measured.
+    """The plan of a run; runs of equal plans may be put together. `multiples`: rollouts in flight,
+    of `seats` (the engine's max_num_seqs); `unwaited`: those where nothing is waited for;
+    `batches`: those of the loops that work in batches. `code`: a digest of what is measured.
     """
 
     names: tuple[str, ...]
@@ -62,19 +60,14 @@ class Plan(msgspec.Struct, frozen=True):
         return [Cell(loop, latency, multiple * self.seats) for multiple in multiples]
 
     def searches(self) -> list[tuple[str, Cell]]:
-        """The cells of the search: all numbers in flight at once, one multiple after the other;
-        none where there is no choice.
-        """
+        """The cells of the search, one multiple after the other; none where there is no choice."""
         rows = [[(name, cell) for cell in self.cells(name)] for name in self.names]
         columns = itertools.zip_longest(*(row for row in rows if len(row) > 1))
         return [each for column in columns for each in column if each is not None]
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """One cell's figures, and the reference's tokens per second just before and just after.
-
-    `repeat` 0 is the search for the best.
-    """
+    """A cell's figures, and the reference's tokens/s before and after; `repeat` 0: the search."""
 
     name: str
     cell: Cell
@@ -97,14 +90,6 @@ class Kept(msgspec.Struct, frozen=True):
     units: list[Unit]
 
 
-class Measurer(Protocol):
-    """A measurer of cells: `scripts.bench.overlap.run.Bench`."""
-
-    async def measure(self, cell: Cell, timing: Timing, first: int) -> dict[str, Any]:
-        """The figures of a cell."""
-        ...
-
-
 class Units:
     """The units of a plan; those that are there already are not measured again."""
 
@@ -119,7 +104,7 @@ class Units:
         self._plan, self._save, self._report = plan, save, report
         self._last: tuple[Cell, float] | None = None  # the reference, and its latest window
 
-    async def measure(self, bench: Measurer) -> None:
+    async def measure(self, bench: Bench) -> None:
         """Measure what is missing. Raises CellFailed."""
         plan = self._plan
         reference = Cell("continuous", ZERO, SEARCH_REFERENCE * plan.seats)
@@ -149,7 +134,7 @@ class Units:
         return [unit for unit in self.all if unit.name == name and (unit.repeat == 0) == search]
 
     async def _compare(
-        self, bench: Measurer, name: str, cell: Cell, reference: Cell, repeat: int
+        self, bench: Bench, name: str, cell: Cell, reference: Cell, repeat: int
     ) -> None:
         if any((u.name, u.cell, u.repeat) == (name, cell, repeat) for u in self.all):
             return

@@ -1,9 +1,7 @@
 """One cell of `forage bench overlap`: one loop, one latency, so many rollouts in flight.
 
-Measured are tokens per second in the steady state, the waiting of rollouts and the processor time
-of processes. The rollouts are driven by the actors' own runner, loop, environment and retrieval
-client; only replay is stood in for. A cell has a deadline; a rollout that fails ends it with
-CellFailed.
+Rollouts are driven by the actors' own runner, loop, environment and retrieval client; only replay
+is stood in for. A cell has a deadline; a rollout that fails ends it with CellFailed.
 """
 
 import asyncio
@@ -48,9 +46,7 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """At least so long before, and in, the window of time that is measured; and before it, at least
-    so many times as many rollouts end as are in flight (of batches: one).
-    """
+    """The least seconds before and in the window; `turnovers`: of all rollouts, before it."""
 
     warm_up_s: float
     seconds: float
@@ -58,8 +54,6 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class _Mark(NamedTuple):
-    """The counts at one moment."""
-
     at_s: float
     tokens: int
     rollouts: int
@@ -85,9 +79,7 @@ class Bench:
         logging.getLogger("actors.runner").setLevel(logging.ERROR)  # it names all that it ends
 
     async def measure(self, cell: Cell, timing: Timing, first: int) -> dict[str, Any]:
-        """The figures of a cell whose leases are numbered from `first`: equal numbers, equal
-        questions and sampling seeds. Raises CellFailed.
-        """
+        """A cell's figures; with equal `first` of equal questions and seeds. Raises CellFailed."""
         await self._policy.pause()  # with it go the caches that an earlier cell has filled
         await self._policy.resume()
         asked = self._config.retrieval

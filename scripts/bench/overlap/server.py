@@ -1,10 +1,9 @@
 """The retrieval server of `forage bench overlap`, with latency put before it.
 
 `python -m scripts.bench.overlap.server CORPUS FD SEED`: the real application over the real index,
-on the listening socket that it inherits as FD, in a process of its own. A search's path says how
-late it is to be answered (`POST /0.2-2/retrieve`: p50 and p99 in seconds), so that one server has
-every latency; each query's delay is drawn apart, and a POST is passed on when the longest of its
-queries' delays is over. The server ends with its starter.
+on the listening socket that it inherits as FD. A search's path says how late it is to be answered
+(`POST /0.2-2/retrieve`: p50 and p99 in seconds); each query's delay is drawn apart, and a POST is
+passed on when the longest is over. The server ends with its starter.
 """
 
 import asyncio
@@ -32,9 +31,8 @@ _P99 = NormalDist().inv_cdf(0.99)  # standard deviations above the median
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """The time for which a query's answer is withheld: a log-normal of this median and p99.
-
-    Equal ones are a constant. Raises ValueError unless 0 ≤ p50_s ≤ p99_s, and 0 only for both.
+    """The time for which a query's answer is withheld: a log-normal of this median and p99. Equal
+    ones are a constant. Raises ValueError unless 0 ≤ p50_s ≤ p99_s, and 0 only for both.
     """
 
     p50_s: float
@@ -95,9 +93,7 @@ class Late:
 
 @contextmanager
 def serving(corpus: Path, seed: int) -> Iterator[tuple[str, int]]:
-    """A server over this corpus: its base URL and process id. While it is still indexing, requests
-    wait.
-    """
+    """A server over this corpus, its base URL and process id; it may still be indexing."""
     with socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG) as listener:
         port, number = listener.getsockname()[1], listener.fileno()
         words = ["-m", "scripts.bench.overlap.server", str(corpus), str(number), str(seed)]

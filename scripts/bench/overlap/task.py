@@ -1,24 +1,23 @@
 """The task of `forage bench overlap`: the demo's, with a deeper model and fewer questions.
 
-The demo's start mostly guesses; some clean demonstrations make it search as it does after training.
-Then it gets silent layers,
-whose output projections are zero: it says exactly what it said, and a token costs so much that the
-engine, not our processes around it, is what there is to wait for. No two of the questions lead to
-the same fact, so that rollouts in flight ask different things and nobody shares a search.
+Some clean demonstrations make the demo's start search as it does after training. Then it gets
+silent layers, whose output projections are zero: it says exactly what it said, and a token costs so
+much that the engine is what there is to wait for. No two of the questions lead to the same fact, so
+that nobody shares a search.
 """
 
 import itertools
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from configs.runtime.files import making
 from replay.trajectory import Question
 from scripts.demo.play import Habits
-from scripts.demo.start import Recipe, Trainer
+from scripts.demo.start import Recipe, Trainer, one_thread
 from scripts.demo.task import COUNTRIES
 from scripts.demo.tokenizer import save_tokenizer
 from scripts.demo.world import Chain, Fact, balanced_chains, make_world
@@ -36,10 +35,7 @@ def taught(folder: Path, report: Callable[[str], None]) -> LlamaForCausalLM:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def deepened(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
-    """The same function in `layers` layers: those beyond its own add zero to what they are given.
-
-    Raises ValueError for fewer layers than it has.
-    """
+    """The same function in more layers, which add zero. Raises ValueError for fewer."""
     own = model.config.num_hidden_layers
     if layers < own:
         raise ValueError(f"layers = {layers!r}: the model has {own} of its own")
@@ -59,17 +55,11 @@ def prepare_model(demo: Path, layers: int, report: Callable[[str], None]) -> Pat
     folder = demo.parent / f"overlap-{layers}-{CLEAN_STEPS}"
     if folder.is_dir():
         return folder
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         model = deepened(taught(demo, report), layers)
-    finally:
-        torch.set_num_threads(threads)
-    draft = folder.with_name(f".making-{folder.name}")
-    shutil.rmtree(draft, ignore_errors=True)
-    model.save_pretrained(draft)
-    save_tokenizer(draft, Recipe().max_tokens)
-    draft.rename(folder)
+    with making(folder, durable=False) as draft:
+        model.save_pretrained(draft)
+        save_tokenizer(draft, Recipe().max_tokens)
     return folder
 
 

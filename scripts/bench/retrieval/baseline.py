@@ -1,16 +1,15 @@
 """The baseline of `forage bench retrieval`: a server of Search-R1's shape over our own index.
 
 `python -m scripts.bench.retrieval.baseline CONFIG` reads what our server reads and serves it on
-`retrieval.host:port`. The handler is a plain function on FastAPI's thread pool, pydantic reads the
-request, FastAPI encodes the reply; every request searches on its own, query by query where
-Search-R1 loops (BM25), and concurrent requests share encoder and index. Its defects are left out
-(`topk` and `return_scores` work), and it does not log every request, which would slow it down.
+`retrieval.host:port`. The handler is a plain function on FastAPI's thread pool; every request
+searches on its own, query by query where Search-R1 loops (BM25). Its defects are left out (`topk`
+and `return_scores` work), and it does not log every request, which would slow it down.
 """
 
 import logging
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -18,11 +17,9 @@ from pydantic import BaseModel
 
 from configs.load import load
 from configs.runtime.process import begin, limit_threads
+from retrieval_server.index.base import Index
+from retrieval_server.protocol import Document
 from retrieval_server.worker import bind
-
-if TYPE_CHECKING:
-    from retrieval_server.index.base import Index
-    from retrieval_server.protocol import Document
 
 logger = logging.getLogger("naive")
 
@@ -39,7 +36,7 @@ class QueryRequest(BaseModel):
 
 
 def naive_app(
-    documents: "Sequence[Document]", index: "Index", default_top_k: int, loop: bool
+    documents: Sequence[Document], index: Index, default_top_k: int, loop: bool
 ) -> FastAPI:
     """`POST /retrieve` as Search-R1 answers it; `loop`: a search for each query."""
     app = FastAPI()

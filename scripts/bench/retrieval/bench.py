@@ -1,36 +1,22 @@
 """Searches a second, and how long one takes: `forage bench retrieval [--quick]`.
 
-The real server and the real client over 50,000 passages of real text (`apt-cache dumpavail`, or
-`--corpus`), by BM25 and by vectors (HNSW, an encoder of MiniLM-L6's shape with random weights);
-beside them, in turn and in the same run, a server and clients of Search-R1's shape over the same
-index and encoder (`scripts.bench.retrieval.baseline`). Closed loop with 1 to 1,000 askers,
-open loop at fixed rates, distinct queries and groups of 8 nearly the same. What both find is
-compared. A run that was cut off goes on with the same command; a finished one begins anew.
+The real server and the real client over Debian's package descriptions, or `--corpus`, by BM25 and
+by vectors; beside them, in turn and in the same run, a server and clients of Search-R1's shape over
+the same index and encoder (`baseline`). METHOD says how. What both find is compared. A run that was
+cut off goes on with the same command; a finished one begins anew.
 """
 
 import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.table import Table
 
 from configs.runtime.process import REPOSITORY, limit_threads
 from retrieval_server.corpus import load_corpus
-from scripts.bench.harness import (
-    BenchOptions,
-    Processes,
-    Report,
-    Rows,
-    digest_of,
-    finish,
-    goals_table,
-    reporter,
-    require_at_least,
-    sources,
-)
+from scripts.bench import harness
 from scripts.bench.retrieval.corpus import debian, draw_queries, siblings
 from scripts.bench.retrieval.recall import build, recalls
 from scripts.bench.retrieval.run import FEW, GOALS, Bench, over_naive, rows, summary
@@ -40,15 +26,7 @@ CACHE = REPOSITORY / ".cache" / "retrieval"
 PASSAGES, QUICK_DENSE = 50_000, 5_000
 UNITS = 16_384  # distinct queries; as many groups
 SEED = 0
-CODE = (  # of which rows on file are figures
-    "retrieval_server",
-    "scripts.bench.retrieval.bench",
-    "scripts.bench.retrieval.corpus",
-    "scripts.bench.retrieval.load",
-    "scripts.bench.retrieval.baseline",
-    "scripts.bench.retrieval.recall",
-    "scripts.bench.retrieval.run",
-)
+CODE = ("retrieval_server", "scripts.bench.retrieval")  # of which rows on file are figures
 METHOD = {
     "passages": "Debian's packages: name, description, section, tags, relations, maintainer",
     "queries": "2 to 8 consecutive words of a passage's title and first sentence",
@@ -70,16 +48,13 @@ METHOD = {
 
 
 @dataclass(frozen=True)
-class BenchRetrievalOptions(BenchOptions):
+class BenchRetrievalOptions(harness.BenchOptions):
     """Options of `forage bench retrieval`; `quick`: also a smaller dense index."""
 
     corpus: Path | None = option("JSONL of passages, in place of Debian's packages")
-    passages: int = option("of Debian's packages", default=PASSAGES)
+    passages: int = option("of Debian's packages", default=PASSAGES, least=1)
     out: Path = option("finished rows", default=REPOSITORY / "runs" / "bench_retrieval")
     fresh: bool = option("measure and build all anew", default=False)
-
-    def __post_init__(self) -> None:
-        require_at_least(self, passages=1)
 
     def corpora(self) -> dict[str, Path]:
         """The corpus of each kind of index. Raises NoCorpus, RetrievalError."""
@@ -90,15 +65,14 @@ class BenchRetrievalOptions(BenchOptions):
         return {"bm25": debian(CACHE, self.passages), "dense": debian(CACHE, dense)}
 
 
-def measure(options: BenchRetrievalOptions, report: Report) -> dict[str, Any]:
+def measure(options: BenchRetrievalOptions, report: harness.Report) -> dict[str, Any]:
     """All figures. Raises NoCorpus, RetrievalError, RunFailed."""
     corpora = options.corpora()
-    code = digest_of([*sources(*CODE), *corpora.values()])
-    kept = Rows(options.out, f"{options.quick} {code}")
+    code = harness.digest_of([*harness.sources(*CODE), *corpora.values()])
+    kept = harness.Rows(options.out, f"{options.quick} {code}")
     if options.fresh:
         kept.forget()
-    with TemporaryDirectory(prefix="forage-bench-") as name, Processes(Path(name)) as processes:
-        folder = Path(name)
+    with harness.scratch() as folder, harness.Processes(folder) as processes:
         settings: dict[str, dict[str, Any]] = {}
         builds = {}
         for kind, corpus in corpora.items():
@@ -141,7 +115,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
                 f"{told['calls_per_query']:.2f}",
                 f"{told['server_cpu']:.2f} {told['load_cpu']:.2f}",
             )
-    return [loads, _indexes(found), goals_table(found, GOALS)]
+    return [loads, _indexes(found), harness.goals_table(found, GOALS)]
 
 
 def _ms(seconds: float | None) -> str:
@@ -167,8 +141,8 @@ def bench(options: BenchRetrievalOptions) -> None:
     """Measure, print the tables, write the JSON. Raises NoCorpus, RetrievalError, RunFailed."""
     limit_threads(2)  # of what is started without limits of its own
     try:
-        found = measure(options, reporter())
+        found = measure(options, harness.reporter())
     except KeyboardInterrupt:
         print("forage: the same command goes on", file=sys.stderr)
         raise
-    finish(options, found, tables(found), width=120)
+    harness.finish(options, found, tables(found), width=120)

@@ -1,10 +1,9 @@
 """The passages, questions and encoder of `forage bench retrieval`.
 
 Passages are Debian's descriptions of its packages (`apt-cache dumpavail`, as the last `apt-get
-update` fetched them), queries are seeded words of theirs. The encoder has MiniLM-L6's shape: six
-layers, hidden 384, 12 heads, intermediate 1536, random weights (seeded), a real WordPiece
-vocabulary trained on the corpus; a folder as sentence-transformers leaves it. No model can be
-fetched where the benchmark must run, and speed does not depend on what was learnt.
+update` fetched them), queries are seeded words of theirs. The encoder has MiniLM-L6's shape, seeded
+random weights and a real WordPiece vocabulary trained on the corpus: no model can be fetched where
+the benchmark must run, and speed does not depend on what was learnt.
 """
 
 import json
@@ -140,9 +139,7 @@ def draw_queries(documents: Sequence[Document], count: int, seed: int) -> list[s
 
 
 def siblings(question: str, seed: int, size: int = GROUP_SIZE) -> list[str]:
-    """The queries of `size` rollouts of one question: half of them the very same, others in another
-    case, with punctuation, with two words swapped or with a word more that says nothing.
-    """
+    """The queries of one question's rollouts: half the very same, the others varied a little."""
     chance = random.Random(f"{seed} {question}")
     rest = [_varied(question, chance) for _ in range(size - 1)]
     asked = [question, *rest]

@@ -2,9 +2,9 @@
 
 One process that asks one server from many coroutines, through our client or those of the baseline:
 Search-R1's descendants post with `requests` from threads (verl, SkyRL) or with aiohttp (ASearcher),
-one POST a query, over kept connections, with a deadline and no other try. Closed: `concurrency`
-askers, each waiting for its answer; siblings of a group ask together and go on when all have
-theirs. Open: each at its time, whatever is under way, and the latency counts from when it was due.
+one POST a query, over kept connections, with no other try. Closed: askers wait for their answers,
+siblings of a group for each other's. Open: each at its time, whatever is under way; the latency
+counts from when it was due.
 """
 
 import asyncio
@@ -35,12 +35,10 @@ Gauges = Callable[[], dict[str, float]]
 
 
 class LoadPlan(msgspec.Struct, frozen=True):
-    """The work of one process; times are seconds.
-
-    `queries`: a file of the units, JSON: lists of the queries that are asked together. Units are
-    asked for in order, and over again. `clients` share `concurrency`. `rate` 0: closed loop, else
-    units a second, their siblings spread over `spread_s`. `pause_s`: between an answer and the
-    next question of a closed loop.
+    """The work of one process; times are seconds. `queries`: a file of the units, JSON: lists of
+    the queries that are asked together. Units are asked for in order, and over again. `clients`
+    share `concurrency`. `rate` 0: closed loop, else units a second, their siblings spread over
+    `spread_s`. `pause_s`: between an answer and the next question of a closed loop.
     """
 
     side: str
@@ -268,9 +266,7 @@ def percentile(values: Sequence[float], fraction: float) -> float:
 def figures(
     rows: Sequence[tuple[float, float]], begin_s: float, seconds: float, is_open: bool
 ) -> dict[str, float | None]:
-    """Answers a second within the window, and how long they took: those answered since it began
-    (some after its end), in an open loop those due within it. rows: due at, answered at.
-    """
+    """Answers a second in the window, and how long they took; rows: due at, answered at."""
     end_s = begin_s + seconds
     within = sum(begin_s <= answered_s < end_s for _, answered_s in rows)
     took_s = [

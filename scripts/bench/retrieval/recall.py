@@ -1,11 +1,10 @@
 """The indexes of `forage bench retrieval`: what they cost to make, and what they find.
 
-`forage index` makes them, timed, in folders of `.cache`, each with a record of its cost beside it,
-so that a second run need not make them again. `python -m scripts.bench.retrieval.recall CORPUS OUT
-QUERIES` measures how many of the truly nearest passages HNSW and IVF find: random weights would
-give vectors that are all alike, so the texts' own are taken: latent semantic analysis (TF-IDF,
-truncated SVD to 384 numbers, unit length), queries folded in likewise, through the server's own
-index code at its default settings.
+`forage index` makes them, timed, in folders of `.cache`, each with a record of its cost beside it.
+`python -m scripts.bench.retrieval.recall CORPUS OUT QUERIES` measures how many of the truly nearest
+passages HNSW and IVF find. Random weights would give vectors that are all alike, so they are the
+texts' own by latent semantic analysis (TF-IDF, truncated SVD, unit length), searched by the
+server's own index code at its default settings.
 """
 
 import json
@@ -18,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -55,9 +55,7 @@ _OVERSAMPLED = 32
 def build(
     processes: Processes, corpus: Path, folder: Path, kind: str, fresh: bool
 ) -> tuple[Path, dict[str, Any]]:
-    """An index (`bm25` or `dense`) of the corpus, and seconds, bytes on disk and the builder's peak
-    memory. Interrupted, it goes on; the seconds of all attempts count. Raises RunFailed.
-    """
+    """An index of the corpus, and its cost over all attempts to make it. Raises RunFailed."""
     given: tuple[str, ...] = ()
     if kind == "dense":
         texts = (document.contents for document in load_corpus(corpus))
@@ -90,8 +88,7 @@ def recalls(processes: Processes, corpus: Path, folder: Path, queries: int) -> d
     processes.run("recall", *command, limit_s=BUILD_S)
     if not out.exists():
         raise RunFailed("recall ended without figures")
-    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return found
+    return msgspec.json.decode(out.read_bytes(), type=dict[str, Any])
 
 
 def recall(found: Sequence[Sequence[int]], exact: Sequence[Sequence[int]]) -> float:
@@ -168,9 +165,7 @@ def positions(index: Index, queries: Sequence[str]) -> list[list[int]]:
 
 
 def measure(corpus: Path, folder: Path, queries: int, threads: int = 1) -> dict[str, Any]:
-    """By kind of index: seconds to make it, its file's size, memory, milliseconds a query in
-    batches of 64, and recall@10 against Flat.
-    """
+    """By kind of index: its cost, milliseconds a query in batches of 64, recall@10 against Flat."""
     from retrieval_server.index import faiss_index
 
     documents = list(load_corpus(corpus))

@@ -43,10 +43,8 @@ GOALS = {
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row: the same load on each of `sides`, `repeats` times in turn.
-
-    `index`: which servers; `units`: which queries. Sides other than `ours` and `bare` ask the
-    baseline's server.
+    """A row: the same load on each of `sides`, `repeats` times in turn. `index`: which servers;
+    `units`: which queries. Sides other than `ours` and `bare` ask the baseline's server.
     """
 
     name: str
@@ -58,9 +56,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def rows(index: str, quick: bool) -> Iterator[Row]:
-    """Rows of one kind of index; its loads: closed at several concurrencies, open at several rates,
-    alone and in groups of 8.
-    """
+    """Rows of a kind of index: closed at several concurrencies, open at several rates, grouped."""
     seconds = (3.0 if quick else 4.0) if index == "bm25" else 5.0
     repeats = 2 if quick else 3
 
@@ -120,8 +116,9 @@ class Bench:
             raise RunFailed(f"nothing was answered in {row.name!r}: {runs['ours'][-1]}"[:600])
         found = {side: each[0].pop("found") for side, each in runs.items()}
         for side, each in runs.items():
-            for other in each[1:]:
-                _merge(found[side], other.pop("found"))
+            for query, results in (item for run in each[1:] for item in run.pop("found").items()):
+                known = found[side].setdefault(query, [])
+                known.extend(result for result in results if result not in known)
         return {
             "row": msgspec.to_builtins(row),
             "sides": {side: medians(each) for side, each in runs.items()},
@@ -193,9 +190,7 @@ def medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def compared(found: dict[str, dict[str, list[Any]]]) -> dict[str, int]:
-    """The numbers of queries answered by ours and by another side, and of those answered otherwise
-    (by any of our answers; `found`: side → query → each different result).
-    """
+    """How many queries both ours and another side answered, and how many of those otherwise."""
     ours = found.get("ours", {})
     others = {side: each for side, each in found.items() if side != "ours"}
     both = [(query, each[query]) for each in others.values() for query in ours if query in each]
@@ -207,9 +202,7 @@ def compared(found: dict[str, dict[str, list[Any]]]) -> dict[str, int]:
 
 
 def same(one: list[tuple[str, float]], other: list[tuple[str, float]]) -> bool:
-    """Return True if two results hold the same scores, to TOLERANCE, and the same passages in the
-    same order, but for neighbours of equal score.
-    """
+    """Return True if results are equal but for TOLERANCE and neighbours of equal score."""
     if len(one) != len(other):
         return False
     scores = [(a[1], b[1]) for a, b in zip(one, other, strict=True)]
@@ -221,12 +214,6 @@ def same(one: list[tuple[str, float]], other: list[tuple[str, float]]) -> bool:
         a[0] == b[0] or abs(a[1] - theirs.get(a[0], last)) <= TOLERANCE * max(1.0, abs(a[1]))
         for a, b in zip(one, other, strict=True)
     )
-
-
-def _merge(into: dict[str, list[Any]], other: dict[str, list[Any]]) -> None:
-    for query, results in other.items():
-        known = into.setdefault(query, [])
-        known.extend(result for result in results if result not in known)
 
 
 def over_naive(found: Figures) -> float | None:

@@ -1,10 +1,9 @@
 """The worth of each off-policy correction at each staleness, on the demo task.
 
-`forage bench staleness` trains every variant on trajectories exactly k updates old, with three
-seeds each (world, starting policy and sampling). Every finished run is a file in `--out`; the same
-command goes on where it was cut off. `--minutes 30` stops in time and says what is left; overrides
-(`learner.lr_schedule=constant`) hold for every variant. Then: table, plot, `--json`. Exit code 3:
-runs are left.
+Trains every variant on trajectories exactly k updates old, with three seeds each (world, starting
+policy and sampling). Every finished run is a file in `--out`; the same command goes on where it was
+cut off. `--minutes 30` stops in time; overrides (`learner.lr_schedule=constant`) hold for every
+variant. Exit code 3: runs are left.
 """
 
 import json
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from configs.load import ConfigError
-from configs.runtime.process import REPOSITORY, die_with_parent
-from scripts.bench.harness import BenchOptions, finish, require_at_least
+from configs.runtime.process import REPOSITORY, Exit, die_with_parent
+from scripts.bench.harness import BenchOptions, finish
 from scripts.bench.staleness.report import draw, make_row, make_table, summarise
 from scripts.bench.staleness.run import Job, work
 from scripts.demo.task import prepare
@@ -28,7 +27,6 @@ from scripts.options import option, overrides
 
 AGES, SEEDS, UPDATES, EVAL_EVERY = (0, 8, 16, 4, 2, 1), (0, 1, 2), 60, 10
 QUICK_AGES, QUICK_VARIANTS, QUICK_UPDATES = (0, 8, 16), ("default", "clip", "none"), 50
-LEFT = 3  # exit code
 _PLAIN = (
     "learner.objective=grpo",
     "learner.proximal=ema",
@@ -78,16 +76,16 @@ class BenchStalenessOptions(BenchOptions):
     )
     staleness: tuple[int, ...] = option("k, in updates", default=(), metavar="K")
     seeds: tuple[int, ...] = option("of world, start and sampling", default=(), metavar="N")
-    updates: int | None = option(f"per run ({UPDATES}; quick: {QUICK_UPDATES})")
-    eval_every: int = option("updates between evaluations", default=EVAL_EVERY)
+    updates: int | None = option(f"per run ({UPDATES}; quick: {QUICK_UPDATES})", least=1)
+    eval_every: int = option("updates between evaluations", default=EVAL_EVERY, least=1)
     schedule: Literal["constant", "linear", "cosine"] | None = option("default: the demo's own")
     minutes: float | None = option("stop after so long (30; quick: 12); call again to go on")
-    workers: int = option("processes", default=2)
+    workers: int = option("processes", default=2, least=1)
     out: Path = option("finished runs", default=REPOSITORY / "runs" / "bench_staleness")
     plot: Path | None = option("where to write the plot", metavar="FILE")
 
     def __post_init__(self) -> None:
-        require_at_least(self, updates=1, eval_every=1, workers=1)
+        super().__post_init__()
         if min(self.ages) < 0:
             raise ConfigError(f"--staleness {min(self.ages)}: at least 0")
         known = self.known
@@ -125,9 +123,7 @@ def _variant(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def plan(options: BenchStalenessOptions) -> dict[tuple[str, int, int], Job]:
-    """Every (variant, staleness, seed) with its job; equal jobs are run once. Makes the demo's
-    files where they are missing.
-    """
+    """Every (variant, staleness, seed) with its job, its files made; equal jobs are run once."""
     jobs = {}
     for seed in options.seeds or ((0,) if options.quick else SEEDS):
         files = prepare(REPOSITORY / ".cache", seed, lambda line: print(f"  {line}", flush=True))
@@ -217,4 +213,4 @@ def bench(options: BenchStalenessOptions) -> int:
     ]
     if left:
         print(f"{len(left)} runs left, {left[0]} first: give the same command again to go on")
-    return LEFT if left else 0
+    return Exit.STOPPED if left else Exit.DONE

@@ -1,10 +1,9 @@
 """The report of `forage bench staleness`: rows, table, plot and JSON.
 
 A cell is a variant at one staleness k; its curve is the mean over seeds of sampled exact match (T =
-1, held-out questions of one and of two hops, half each). A run that was stopped because it had
-collapsed keeps its last value to the end. *Final* is the mean of the last three evaluations. A run
-has *collapsed* when its last three evaluations all lie below half of its best one after the start,
-or it was stopped; it is *dead* when it ends below .05.
+1, held-out questions). A run that was stopped because it had collapsed keeps its last value to the
+end. *Final* is the mean of the last three evaluations. A run has *collapsed* when these all lie
+below half of its best one after the start, or it was stopped; it is *dead* when it ends below .05.
 "Updates to reach" is read off the mean curve, straight between evaluations.
 """
 
@@ -12,12 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 from matplotlib import pyplot
 from rich.table import Table
+
+from scripts.runs.plot import save
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -72,9 +69,7 @@ def reaches(steps: Sequence[int], curve: Sequence[float], level: float) -> float
 
 
 def summarise(rows: Sequence[Row], missing: Sequence[str] = ()) -> dict[str, Any]:
-    """The contents of the JSON file. A number whose runs are not there yet is None; `missing` names
-    those.
-    """
+    """The JSON file: None where runs are not there yet; `missing` names those."""
     cells = {(row["variant"], row["staleness"]): row for row in rows}
 
     def of(variant: str, staleness: int, name: str) -> Any:
@@ -165,17 +160,13 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                     label=row["variant"],
                 )
         axes.set(title=f"{age} updates old", ylim=(-0.02, 1.02))
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
     for axes in panels[-1]:
         axes.set_xlabel("update")
     for axes in panels[:, 0]:
         axes.set_ylabel("sampled exact match")
     handles = {h.get_label(): h for axes in panels.flat for h in axes.get_lines()}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5)
-    figure.tight_layout(rect=(0, 0.09, 1, 1))
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save(figure, panels.flat[: len(ages)], path, beneath=0.09)
 
 
 def _has_collapsed(record: Record, length: int) -> bool:

@@ -1,8 +1,4 @@
-"""The actors' side of `forage bench staleness`, in the learner's own process.
-
-There is no engine child and no server; the rollout loop, the environment, the reward and the index
-are those of an asynchronous run.
-"""
+"""The actors' side of `forage bench staleness`, in the learner's process: no engine, no server."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +12,7 @@ from configs.schema import Config
 from replay.codec import encode_trajectory
 from replay.protocol import Batch, Lease
 from replay.questions import Questions, load_questions
-from replay.trajectory import Question, Sampling, Trajectory
+from replay.trajectory import Sampling, Trajectory
 from retrieval_server.corpus import load_corpus
 from retrieval_server.index.bm25 import BM25Index
 from retrieval_server.protocol import Passage
@@ -57,10 +53,9 @@ class Rollouts:
         self._opened, self._signal_rate = 0, 1.0
 
     def batch(self, step: int) -> tuple[Batch | None, float]:
-        """Step's groups and the mean reward of all that was rolled out for it.
-
-        Groups without signal are replaced while at most MOST_OPENED times as many are opened; None
-        when no group has any.
+        """Step's groups and the mean reward of all that was rolled out for it. Groups without
+        signal are replaced while at most MOST_OPENED times as many are opened; None when no group
+        has any.
         """
         wanted, version = self.config.replay.groups_per_step, self.policy.version
         most = round(MOST_OPENED * wanted)
@@ -108,12 +103,9 @@ class Rollouts:
         leases: list[Lease] = []
         for question in [self._questions.next() for _ in range(count)]:
             self._opened += 1
-            leases += self._siblings(question, size, how)
+            leases += (Lease(self._opened, n, "train", question, how) for n in range(size))
         done = self._roll(leases)
         return [done[start : start + size] for start in range(0, len(done), size)]
-
-    def _siblings(self, question: Question, size: int, how: Sampling) -> list[Lease]:
-        return [Lease(self._opened, n, "train", question, how) for n in range(size)]
 
     def _roll(self, leases: Sequence[Lease]) -> list[Trajectory]:
         async def one(lease: Lease, rewards: Rewards) -> Trajectory:

@@ -1,8 +1,7 @@
 """One run of the demo task in one process, on trajectories exactly k updates old.
 
-Its record holds exact match per evaluation, and per update the effective sample size, the largest
-ratio and the clipped fraction. The rollouts, environment, reward, batches, update and engine are
-those of an asynchronous run; only the wiring is this file's.
+The rollouts, environment, reward, batches, update and engine are those of an asynchronous run; only
+the wiring is this file's.
 """
 
 import hashlib
@@ -38,29 +37,16 @@ from scripts.bench.staleness.rollouts import Rollouts
 COLLAPSED_BELOW = 0.05  # sampled EM over both hops
 SAY_EVERY = 5  # evaluations
 USED = (  # the code that can change a run's figures
-    "actors.environments.search_r1",
-    "actors.policies.engine",
-    "actors.environments.base",
-    "actors.prompt",
     "actors.answers",
+    "actors.environments",
+    "actors.policies",
+    "actors.prompt",
     "actors.rollout",
-    "actors.policies.kv_cache",
-    "actors.policies.transformers",
-    "learner.algorithm.advantage",
+    "learner.algorithm",
     "learner.batch",
-    "learner.model.collectives",
     "learner.diagnostics",
-    "learner.model.ema",
-    "learner.model.engine",
-    "learner.model.head",
-    "learner.algorithm.importance",
-    "learner.algorithm.kl",
-    "learner.algorithm.loss",
-    "learner.model.scorer",
-    "learner.algorithm.objectives",
+    "learner.model",
     "learner.packing",
-    "learner.algorithm.schedule",
-    "learner.model.shards",
     "learner.update",
     "replay.questions",
     "retrieval_server.corpus",
@@ -95,9 +81,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """A digest of code, configuration and the demo's files (whose folder is named after what
-        made them): runs of equal names compute the same.
-        """
+        """A digest of code, configuration and files: runs of equal names compute the same."""
         config, files = self.config, Path(self.config.model.path).parent.name
         questions = msgspec.structs.replace(config.questions, train="", eval="")
         model = msgspec.structs.replace(config.model, path=files)
@@ -172,10 +156,7 @@ class StaleRun:
 
 
 def work(job: Job, label: str, deadline: float, folder: str) -> str:
-    """Make the run and write its record as `folder/NAME.json`; the line to print about it.
-
-    "" when `deadline` (time.time()) has passed: nothing is written, and nothing is kept.
-    """
+    """Make the run, keep its record; the line about it, empty past `deadline` (time.time())."""
     torch.set_num_threads(1)
     disable_progress_bar()
     if time.time() > deadline - 0.5 * _typical.get("seconds", 0.0):

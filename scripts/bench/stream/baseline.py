@@ -1,10 +1,9 @@
 """The baseline of `forage bench stream`: the same rollouts through a Ray actor queue.
 
 `python -m scripts.bench.stream.baseline RUN` (JSON of a RayRun) streams as RL systems built on Ray
-do: Ray tasks put `Trajectory` objects into a `ray.util.queue.Queue`, Ray pickles them, one consumer
-takes them, up to 64 at once (the faster way), and holds the objects. Nothing is kept on a disk,
-nobody checks anything. A row is a number of producers and of puts that each has under way: one is
-what `Queue.put` does, more is what an asynchronous rollout loop can do. Every wait has a deadline.
+do: Ray tasks put `Trajectory` objects into a `ray.util.queue.Queue`, one consumer takes up to 64 at
+once (the faster way). Nothing is kept on a disk, nobody checks anything. One put under way is what
+`Queue.put` does, more is what an asynchronous rollout loop can do. Every wait has a deadline.
 """
 
 import json

@@ -1,36 +1,21 @@
 """The rate at which trajectories reach the log and the learner: `forage bench stream [--quick]`.
 
-Simulated actors (1, 16, 256, 1,000; `scripts.bench.stream.load`) deliver rollouts of 2,048 tokens
-through the real codec and ZeroMQ sockets (ipc) to one real replay server, whose event log is forced
-to the disk before anything is acknowledged, and a stand-in for the learner takes, decodes and
-commits every batch. The baseline, in the same run, is the same rollouts through a Ray actor queue
-(`scripts.bench.stream.baseline`), which keeps nothing. At saturation 1,024
-deliveries are under way and admission never holds back (`scripts.bench.stream.run`), so that
-the server is what there is to wait for; all processes share the machine's cores.
+Simulated actors (`load`) deliver rollouts through the real codec and ZeroMQ sockets to one real
+replay server, whose event log is forced to the disk before anything is acknowledged; a stand-in for
+the learner takes, decodes and commits every batch. The baseline, in the same run, is the same
+rollouts through a Ray actor queue, which keeps nothing. At saturation admission never holds back,
+so that the server is what there is to wait for.
 """
 
 import json
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 from rich.table import Table
 
-from scripts.bench.harness import (
-    BenchError,
-    BenchOptions,
-    Processes,
-    Report,
-    RunFailed,
-    at_least,
-    at_most,
-    finish,
-    goals_table,
-    reporter,
-    require_at_least,
-)
+from scripts.bench import harness
 from scripts.bench.stream.rollouts import TOKENS
 from scripts.bench.stream.run import Row, run_row
 from scripts.options import option
@@ -41,38 +26,34 @@ RAY_WAIT_S = 180.0  # for another session to end
 RAY_AGAIN_S = 15.0
 RAY_DEADLINE_S = 300.0
 RAY_CANNOT_START = 3  # exit code of scripts.bench.stream.baseline
-GOALS = {"over_ray_queue": at_least(5.0), "ack_p99_s_at_1000": at_most(0.25)}
+GOALS = {"over_ray_queue": harness.at_least(5.0), "ack_p99_s_at_1000": harness.at_most(0.25)}
 
 
 @dataclass(frozen=True)
-class BenchStreamOptions(BenchOptions):
+class BenchStreamOptions(harness.BenchOptions):
     """Options of `forage bench stream`; `quick` takes at most three minutes."""
 
     no_ray: bool = option("without the baseline", default=False)
     peers: tuple[int, ...] = option("actors, saturated; 0: none", default=PEERS, metavar="N")
-    paced: int = option("actors at one trajectory a second; 0: leave out", default=PACED)
-
-    def __post_init__(self) -> None:
-        require_at_least(self, paced=0)
+    paced: int = option("actors at one trajectory a second; 0: leave out", default=PACED, least=0)
 
 
-class NoRay(BenchError):
+class NoRay(harness.BenchError):
     """Ray cannot start here, so there is nothing to compare with; the message says why."""
 
 
-def ray_queue(seconds: float, report: Report) -> list[dict[str, float]]:
+def ray_queue(seconds: float, report: harness.Report) -> list[dict[str, float]]:
     """Trajectories/s through a Ray queue, a row for each way to feed it. Raises NoRay."""
     give_up_s = time.monotonic() + RAY_WAIT_S
     while True:
         report("Ray queue")
-        with TemporaryDirectory(prefix="forage-bench-") as folder, Processes(Path(folder)) as own:
-            file = Path(folder) / "ray.json"
+        with harness.scratch() as folder, harness.Processes(folder) as own:
+            file = folder / "ray.json"
             run = json.dumps({"file": str(file), "seconds": seconds})
             try:
                 own.run("ray", "-m", "scripts.bench.stream.baseline", run, limit_s=RAY_DEADLINE_S)
-                rows: list[dict[str, float]] = json.loads(file.read_text(encoding="utf-8"))
-                return rows
-            except RunFailed as failed:
+                return msgspec.json.decode(file.read_bytes(), type=list[dict[str, float]])
+            except harness.RunFailed as failed:
                 again = time.monotonic() + RAY_AGAIN_S <= give_up_s
                 if failed.code != RAY_CANNOT_START or not again:
                     raise NoRay(
@@ -83,7 +64,7 @@ def ray_queue(seconds: float, report: Report) -> list[dict[str, float]]:
         time.sleep(RAY_AGAIN_S)
 
 
-def measure(options: BenchStreamOptions, report: Report) -> dict[str, Any]:
+def measure(options: BenchStreamOptions, report: harness.Report) -> dict[str, Any]:
     """All figures. Raises NoRay, RunFailed, ReplayError."""
     seconds, warm_up_s = (5.0, 1.0) if options.quick else (15.0, 3.0)
     baseline = [] if options.no_ray else ray_queue(seconds, report)
@@ -92,10 +73,10 @@ def measure(options: BenchStreamOptions, report: Report) -> dict[str, Any]:
         plan.append(Row(options.paced, 2 * seconds, warm_up_s, every_s=1.0))
     rows = []
     for row in plan:
-        with TemporaryDirectory(prefix="forage-bench-") as folder:
+        with harness.scratch() as folder:
             load = "one trajectory a second each" if row.every_s else "saturated"
             report(f"{row.peers:,} actors, {load}")
-            rows.append(run_row(row, Path(folder)))
+            rows.append(run_row(row, folder))
     if not options.no_ray and not options.quick:
         baseline += ray_queue(seconds, report)  # the machine may have changed
     return summary(rows, baseline)
@@ -150,10 +131,10 @@ def tables(found: dict[str, Any]) -> list[Table]:
     for row in found["ray_queue"]:
         rate = f"{row['trajectories_per_s']:,.0f}"
         ray.add_row(str(row["producers"]), str(row["under_way"]), rate)
-    return [rows, ray, goals_table(found, GOALS)]
+    return [rows, ray, harness.goals_table(found, GOALS)]
 
 
 def bench(options: BenchStreamOptions) -> None:
     """Measure, print the tables, write the JSON. Raises NoRay, RunFailed, ReplayError."""
-    found = measure(options, reporter())
-    finish(options, found, tables(found))
+    found = measure(options, harness.reporter())
+    harness.finish(options, found, tables(found))

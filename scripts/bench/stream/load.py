@@ -1,12 +1,11 @@
 """The load of `forage bench stream`: simulated actors, and a stand-in for the learner.
 
-`python -m scripts.bench.stream.load PLAN` (JSON of a LoadPlan or a Drain) is one process. Of actors
-each has a DEALER socket, says Hello and Ready, beats its heart once a second, takes the leases that
-it is pushed, delivers a rollout for each and awaits its acknowledgement; whenever the learner is
-some steps on, all say Ready with its version. When all has been measured they deliver nothing more,
-and leave on Stop. Saturated, an actor keeps `window` deliveries under way; else it delivers one
-every `every_s` seconds, and the time to the acknowledgement counts from the moment at which it was
-due. Every wait has a deadline.
+`python -m scripts.bench.stream.load PLAN` (JSON of a LoadPlan or a Drain) is one process. Each
+actor has a DEALER socket, says Hello and Ready, beats its heart, takes leases, delivers a rollout
+for each and awaits its acknowledgement; as the learner goes on, all say Ready with its version.
+When all has been measured they deliver nothing more, and leave on Stop. Saturated, an actor keeps
+`window` deliveries under way; else it delivers one every `every_s` seconds, timed from the moment
+at which it was due. Every wait has a deadline.
 """
 
 import heapq
@@ -35,10 +34,9 @@ DRAIN_DEADLINE_S = 60.0
 
 
 class LoadPlan(msgspec.Struct, frozen=True, tag=True):
-    """The work of one process of actors; times are seconds.
-
-    The window of time measured begins `warm_up_s` after the last of its `peers` has had `round`
-    acknowledgements, and lasts `seconds`. Peers are numbered from `first`. `every_s` 0: saturate.
+    """The work of one process of actors; times are seconds. The window of time measured begins
+    `warm_up_s` after the last of its `peers` has had `round` acknowledgements, and lasts `seconds`.
+    Peers are numbered from `first`. `every_s` 0: saturate.
     """
 
     endpoint: str
@@ -57,10 +55,7 @@ class LoadPlan(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """The work of the learner's stand-in: take batches, decode every trajectory, commit.
-
-    Its step goes to `step_file`, where the simulated actors read it.
-    """
+    """The learner's stand-in: takes, decodes and commits batches; its step goes to `step_file`."""
 
     endpoint: str
     step_file: str

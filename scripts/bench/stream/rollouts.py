@@ -1,8 +1,8 @@
 """The rollouts of `forage bench stream`: 2,048 tokens each, as its simulated actors deliver them.
 
-`rollout` makes the whole record; `Template` is one, encoded once by the real codec, into which the
-ids of a lease are put: the same bytes as `encode_trajectory` makes, for a tenth of the time, so
-that those who deliver do not hold up who is measured.
+`Template` is a rollout, encoded once by the real codec, into which the ids of a lease are put: the
+bytes of `encode_trajectory` for a tenth of the time, so that those who deliver do not hold up who
+is measured.
 """
 
 from functools import cache

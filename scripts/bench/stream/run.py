@@ -1,8 +1,4 @@
-"""One row of `forage bench stream`: a real replay server, its learner and N simulated actors.
-
-Each is a process of its own; all of them, their sockets and the event log live in one folder, which
-the caller removes.
-"""
+"""One row of `forage bench stream`: a real replay server, its learner and N simulated actors."""
 
 import contextlib
 import json
@@ -68,10 +64,7 @@ class Row(msgspec.Struct, frozen=True):
 def run_row(
     row: Row, folder: Path, server: tuple[str, ...] = ("-m", "replay.worker")
 ) -> dict[str, Any]:
-    """Measure one row; its figures. `server` are python's arguments before the configuration.
-
-    The event log is left in `folder`. Raises RunFailed.
-    """
+    """A row's figures; `server`: python's arguments before the configuration. Raises RunFailed."""
     config_path = _configure(folder)
     config = load(config_path)
     endpoint = Addresses.of(config).replay.endpoint

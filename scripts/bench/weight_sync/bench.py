@@ -1,32 +1,21 @@
 """The cost of bringing new weights to the actors: `forage bench weight-sync [--quick]`.
 
-Bare models of 1 MB to 500 MB in 300 or 5,000 tensors go over gloo on the loopback to 1 to 3
-receivers, each a process of its own, through the real publisher and subscriber; in the same run and
-in turn, the same bytes by one plain `torch.distributed.broadcast`, by a broadcast for each
-parameter, and by one copy in memory. Then a real vLLM engine with 32 requests always in flight is
-brought version after version of the demo's model.
+Bare models go over gloo on the loopback to receivers, each a process of its own, through the real
+publisher and subscriber; in the same run and in turn, the same bytes by one plain
+`torch.distributed.broadcast`, by a broadcast for each parameter, and by one copy in memory. Then a
+real vLLM engine at work is brought version after version of the demo's model.
 """
 
 import asyncio
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from msgspec.structs import astuple
 from rich.table import Table
 
 from configs.runtime.process import REPOSITORY
-from scripts.bench.harness import (
-    BenchOptions,
-    Report,
-    at_least,
-    at_most,
-    finish,
-    goals_table,
-    reporter,
-    require_at_least,
-)
+from scripts.bench import harness
 from scripts.bench.weight_sync.run import Row, run_row
 from scripts.options import option
 
@@ -40,26 +29,23 @@ FULL = (
 )
 QUICK = (Row(1 * MB, 300, 1), Row(100 * MB, 300, 2), SMALL, LARGE)
 GOALS = {
-    "over_raw_broadcast": at_least(0.8),
-    "over_per_parameter": at_least(3.0),
-    "trainer_pause_over_memcpy": at_most(1.2),
-    "lost_requests": at_most(0),
-    "verification_failures": at_most(0),
-    "logprob_error_max": at_most(1e-4),
+    "over_raw_broadcast": harness.at_least(0.8),
+    "over_per_parameter": harness.at_least(3.0),
+    "trainer_pause_over_memcpy": harness.at_most(1.2),
+    "lost_requests": harness.at_most(0),
+    "verification_failures": harness.at_most(0),
+    "logprob_error_max": harness.at_most(1e-4),
 }
 
 
 @dataclass(frozen=True)
-class BenchWeightSyncOptions(BenchOptions):
+class BenchWeightSyncOptions(harness.BenchOptions):
     """Options of `forage bench weight-sync`; `quick`: four rows, 100 updates."""
 
-    updates: int | None = option("under load (1,000; quick: 100); 0: none")
-
-    def __post_init__(self) -> None:
-        require_at_least(self, updates=0)
+    updates: int | None = option("under load (1,000; quick: 100); 0: none", least=0)
 
 
-def measure(options: BenchWeightSyncOptions, report: Report) -> dict[str, Any]:
+def measure(options: BenchWeightSyncOptions, report: harness.Report) -> dict[str, Any]:
     """All figures. Raises RunFailed."""
     from scripts.bench.weight_sync.load import under_load
     from scripts.demo.task import prepare
@@ -67,16 +53,16 @@ def measure(options: BenchWeightSyncOptions, report: Report) -> dict[str, Any]:
     rows = []
     for row in QUICK if options.quick else FULL:
         report(f"{row.nbytes // MB} MB, {row.tensors:,} tensors, {row.receivers} receivers")
-        with TemporaryDirectory(prefix="forage-bench-") as folder:
-            rows.append(run_row(row, 3 if options.quick else 7, Path(folder)))
+        with harness.scratch() as folder:
+            rows.append(run_row(row, 3 if options.quick else 7, folder))
     updates = options.updates
     if updates is None:
         updates = 100 if options.quick else 1000
     found = summary(rows)
     if updates:
         model = prepare(REPOSITORY / ".cache", 0, report).model
-        with TemporaryDirectory(prefix="forage-bench-") as folder:
-            found |= asyncio.run(under_load(model, updates, Path(folder), report))
+        with harness.scratch() as folder:
+            found |= asyncio.run(under_load(model, updates, folder, report))
     return found
 
 
@@ -85,8 +71,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     of = {(row["nbytes"], row["tensors"], row["receivers"]): row for row in rows}
     large = [row for row in rows if row["nbytes"] >= 100 * MB]
     return {
-        "over_raw_broadcast": of[_size(LARGE)]["over_raw_broadcast"],
-        "over_per_parameter": of[_size(SMALL)]["over_per_parameter"],
+        "over_raw_broadcast": of[astuple(LARGE)]["over_raw_broadcast"],
+        "over_per_parameter": of[astuple(SMALL)]["over_per_parameter"],
         "trainer_pause_over_memcpy": max(
             row["trainer_pause_over_memcpy"] for row in large if row["tensors"] == LARGE.tensors
         ),
@@ -107,10 +93,6 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "weights, passed the probe and made the checksum",
         },
     }
-
-
-def _size(row: Row) -> tuple[int, int, int]:
-    return row.nbytes, row.tensors, row.receivers
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
@@ -135,11 +117,11 @@ def tables(found: dict[str, Any]) -> list[Table]:
             f"{row['generation_pause_s']:.3f}",
         )
     names = [name for name in found if name not in ("rows", "method")]
-    return [rows, goals_table(found, GOALS, names)]
+    return [rows, harness.goals_table(found, GOALS, names)]
 
 
 def bench(options: BenchWeightSyncOptions) -> None:
     """Measure, print the tables, write the JSON."""
     torch.set_num_threads(1)
-    found = measure(options, reporter())
-    finish(options, found, tables(found))
+    found = measure(options, harness.reporter())
+    harness.finish(options, found, tables(found))

@@ -1,8 +1,7 @@
 """Updates under load, for `forage bench weight-sync`: a real vLLM engine, 32 requests always in
 flight, and version after version of the demo's model.
 
-Measured are how long generation stands still, what is lost, and how far the engine's log-probs lie
-from the learner's under the version that sampled each token. Every wait has a deadline.
+Every wait has a deadline.
 """
 
 import asyncio
@@ -150,9 +149,7 @@ def _update(publisher: Publisher, learner: Learner, version: int) -> dict[str, f
 
 
 def _error(learner: Learner, done: list[Done]) -> float:
-    """Largest distance of a token's log-prob from the learner's under the version that sampled it:
-    what was cached before an update is computed anew. Of some completions that saw an update.
-    """
+    """The largest distance of log-probs from the learner's, where an update came in between."""
     mixed = [each for each in done if len(set(each[1].versions.tolist())) > 1]
     worst = 0.0
     for prompt, completion in mixed[:: max(1, len(mixed) // CHECKED)]:

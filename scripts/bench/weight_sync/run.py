@@ -1,8 +1,7 @@
-"""One row of `forage bench weight-sync`: the same bytes to the same receivers, in turn by a
-real publisher, by one plain broadcast, by a broadcast for each parameter, and copied once.
+"""One row of `forage bench weight-sync`: the same bytes to the same receivers, in turn by a real
+publisher, by one plain broadcast, by a broadcast for each parameter, and copied once.
 
-The receivers are processes of their own (`scripts.bench.weight_sync.peer`). Every wait has a
-deadline.
+The receivers are processes of their own (`peer`). Every wait has a deadline.
 """
 
 import os
@@ -18,17 +17,7 @@ import torch
 import torch.distributed as dist
 
 from scripts.bench.harness import START_S, Processes, medians
-from scripts.bench.weight_sync.peer import (
-    CONFIG,
-    DEADLINE_S,
-    EACH,
-    FLAT,
-    PROBE,
-    STOP,
-    join,
-    model,
-    probe,
-)
+from scripts.bench.weight_sync import peer
 from weight_sync.publisher import Publisher
 
 
@@ -42,14 +31,17 @@ class Row(msgspec.Struct, frozen=True):
 
 def run_row(row: Row, rounds: int, folder: Path) -> dict[str, Any]:
     """Medians over `rounds`, after one that does not count; seconds and GB/s."""
-    weights = model(row.tensors, row.nbytes)
+    weights = peer.model(row.tensors, row.nbytes)
     flat = torch.zeros(sum(w.numel() for w in weights.values()))
     source, places = torch.ones_like(flat), [torch.zeros_like(w) for w in weights.values()]
     endpoint, port = f"ipc://{folder}/sync", _free_port()
+    world = row.receivers + 1
+    words = [["forage", f"actor-{i}", endpoint, "cpu"] for i in range(row.receivers)]
+    words += [["raw", str(rank), str(world), str(port)] for rank in range(1, world)]
     with (
-        peers([*_followers(row, endpoint), *_takers(row, port)], row, folder),
-        Publisher(CONFIG, row.receivers, 1, endpoint) as publisher,
-        _plain_group(row.receivers + 1, port),
+        peers(words, row, folder),
+        Publisher(peer.CONFIG, row.receivers, 1, endpoint) as publisher,
+        _plain_group(world, port),
     ):
         publisher.wait_for_actors(START_S)
         seen = []
@@ -57,12 +49,12 @@ def run_row(row: Row, rounds: int, folder: Path) -> dict[str, Any]:
             for weight in weights.values():
                 weight.add_(1.0)
             found = published(publisher, version, weights)
-            found["raw_s"] = _sent(FLAT, [flat])
-            found["per_parameter_s"] = _sent(EACH, list(weights.values()))
+            found["raw_s"] = _sent(peer.FLAT, [flat])
+            found["per_parameter_s"] = _sent(peer.EACH, list(weights.values()))
             found["memcpy_s"] = _copied([flat], [source])
             found["copies_s"] = _copied(places, list(weights.values()))
             seen.append(found)
-        dist.broadcast(torch.tensor([STOP]), 0)
+        dist.broadcast(torch.tensor([peer.STOP]), 0)
     return _summary(row, flat.numel() * 4, seen[1:])
 
 
@@ -70,10 +62,10 @@ def published(
     publisher: Publisher, version: int, weights: dict[str, torch.Tensor]
 ) -> dict[str, float]:
     """Seconds of one version, from `publish` until it serves everywhere."""
-    expected = probe(weights, PROBE)
+    expected = peer.probe(weights, peer.PROBE)
     begun = time.perf_counter()
-    publisher.publish(version, weights.items(), PROBE, expected)
-    publisher.wait_applied(version, DEADLINE_S)
+    publisher.publish(version, weights.items(), peer.PROBE, expected)
+    publisher.wait_applied(version, peer.DEADLINE_S)
     whole_s = time.perf_counter() - begun
     gauges = publisher.gauges()
     names = ("publish_s", "broadcast_s", "receive_s", "apply_s", "generation_pause_s")
@@ -110,15 +102,6 @@ def _summary(row: Row, nbytes: int, seen: list[dict[str, float]]) -> dict[str, A
     }
 
 
-def _followers(row: Row, endpoint: str) -> list[list[str]]:
-    return [["forage", f"actor-{i}", endpoint, "cpu"] for i in range(row.receivers)]
-
-
-def _takers(row: Row, port: int) -> list[list[str]]:
-    world = str(row.receivers + 1)
-    return [["raw", str(rank), world, str(port)] for rank in range(1, row.receivers + 1)]
-
-
 @contextmanager
 def peers(words: Sequence[Sequence[str]], row: Row, folder: Path) -> Iterator[None]:
     """Receiving processes of a row's size, told `words` (`scripts.bench.weight_sync.peer`)."""
@@ -134,7 +117,7 @@ def peers(words: Sequence[Sequence[str]], row: Row, folder: Path) -> Iterator[No
 @contextmanager
 def _plain_group(world: int, port: int) -> Iterator[None]:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    join(0, world, port)
+    peer.join(0, world, port)
     try:
         yield
     finally:

@@ -126,7 +126,7 @@ def refused(
         ({"model": "none"}, "MODEL = 'none': no run (config.yaml)"),
         ({"options": "--weights ema"}, "--weights ema: 'model' is a model folder and has no"),
         ({"options": "--samples 4"}, "--samples 4 with --temperature 0: greedy samples"),
-        ({"options": "--samples 0"}, "--samples 0: give at least 1"),
+        ({"options": "--samples 0"}, "--samples 0: at least 1"),
         ({"options": "--temperature -1"}, "--temperature -1.0: give 0 (greedy) or more"),
         ({"options": "--temperature nan"}, "--temperature nan: give 0 (greedy) or more"),
         ({"options": "--limit -1"}, "--limit -1: give 0 (every question) or more"),

@@ -8,8 +8,23 @@ from typing import Any
 import pytest
 
 from replay.log.event_log import FILE_NAME, read
+from replay.log.records import (
+    Delivered,
+    GroupDropped,
+    GroupOpened,
+    LearnerResumed,
+    Leased,
+    LeaseReturned,
+    Record,
+    ReplayRestarted,
+    Resampled,
+    RunResumed,
+    RunStarted,
+    Sampled,
+    StepsCommitted,
+    Stopped,
+)
 from replay.protocol import Ready
-from replay.log.records import Delivered, GroupDropped, GroupOpened, LearnerResumed, Leased, LeaseReturned, Record, ReplayRestarted, Resampled, RunResumed, RunStarted, Sampled, StepsCommitted, Stopped
 from scripts import cli
 from scripts.runs.books import Audit
 from tests.scripts.conftest import RecordedRun

@@ -8,12 +8,12 @@ import pytest
 
 from configs.schema import Config
 from replay.log.event_log import FILE_NAME, read
-from replay.protocol import LogError
+from replay.log.history import Recording, recorded_batches
 from replay.log.records import Delivered, StepsCommitted
+from replay.protocol import LogError
 from scripts import cli
 from scripts.runs import show, summary
 from scripts.runs.books import Audit
-from replay.log.history import Recording, recorded_batches
 from tests.scripts.conftest import Folder, RecordedRun
 
 

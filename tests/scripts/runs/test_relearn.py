@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from replay.log.history import Recording
 from scripts import cli
 from scripts.runs import relearn
-from replay.log.history import Recording
 from tests.scripts.conftest import RecordedRun
 
 

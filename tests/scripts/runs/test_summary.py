@@ -1,6 +1,5 @@
 """The summary, the rollouts shown and the curve are folds over a log that a real ledger wrote."""
 
-from configs.runtime.process import REPOSITORY
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +8,24 @@ from msgspec import structs
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from configs.load import load
+from configs.runtime.process import REPOSITORY
 from configs.schema import Config
 from replay.codec import encode_trajectory
 from replay.log.event_log import EventLog
-from replay.log.records import Delivered, EvaluationFinished, GroupDropped, GroupOpened, Leased, Record, Reported, RunResumed, RunStarted, Sampled
-from replay.protocol import EvalResult
+from replay.log.records import (
+    Delivered,
+    EvaluationFinished,
+    GroupDropped,
+    GroupOpened,
+    Leased,
+    Record,
+    Reported,
+    RunResumed,
+    RunStarted,
+    Sampled,
+)
 from replay.log.summary import summarise
+from replay.protocol import EvalResult
 from replay.trajectory import Kind, Question, Sampling, StopReason, Trajectory, Turn
 from scripts.runs import plot, show, summary
 

@@ -97,7 +97,7 @@ def test_an_interrupted_warm_start_goes_on_to_the_same_weights(
 ) -> None:
     whole, parts, warm = tmp_path / "whole", tmp_path / "parts", Warm()
     assert warm(*given, "--out", str(whole)) == 0
-    assert warm(*given, "--out", str(parts), stops=("SIGINT",)) == warm_start.INTERRUPTED
+    assert warm(*given, "--out", str(parts), stops=("SIGINT",)) == Exit.INTERRUPTED
     assert "SIGINT: saved after step 1" in warm.said and not (parts / "model").exists()
     assert warm(*given, "--out", str(parts)) == 0
     assert equal(weights(parts), weights(whole))
@@ -113,7 +113,7 @@ def test_where_it_goes_on_is_read_when_nobody_else_learns_there(
 ) -> None:
     words, first, second = [*given, "--out", str(tmp_path / "out")], Warm(), Warm()
     early = second.prepare(*words)
-    assert first(*words, stops=("SIGINT",)) == warm_start.INTERRUPTED
+    assert first(*words, stops=("SIGINT",)) == Exit.INTERRUPTED
     assert second.run(early) == 0
     assert BEGUN in first.said and BEGUN not in second.said
     assert "step 2/4" in second.said
@@ -149,7 +149,7 @@ def test_the_model_left_is_the_best_of_the_checkpoints_that_were_measured(
 ) -> None:
     out, warm = tmp_path / "out", Warm()
     words = [*given, "--out", str(out), "learner.eval_every=1", "learner.keep_checkpoints=1"]
-    assert warm(*words, stops=("SIGTERM",)) == warm_start.INTERRUPTED
+    assert warm(*words, stops=("SIGTERM",)) == Exit.INTERRUPTED
     losses = json.loads((out / "losses.json").read_text())
     (out / "losses.json").write_text(json.dumps(losses | {"1": 0.0}))
     assert warm(*words) == 0
@@ -199,7 +199,7 @@ def test_it_goes_on_only_with_the_same_demonstrations_and_settings(
     given: list[str], tmp_path: Path
 ) -> None:
     out = ["--out", str(tmp_path / "out")]
-    assert Warm()(*given, *out, stops=("SIGTERM",)) == warm_start.INTERRUPTED
+    assert Warm()(*given, *out, stops=("SIGTERM",)) == Exit.INTERRUPTED
     with pytest.raises(BadCheckpoint, match=r"learner\.lr = 0\.001 there, 0\.5 here"):
         Warm()(*given, *out, "learner.lr=0.5")
     with pytest.raises(ConfigError, match=r"rows = 2 there, 3 here"):

@@ -150,7 +150,29 @@ def test_a_number_without_its_runs_is_none() -> None:
 
 
 def test_all_code_that_changes_a_run_is_there_to_be_compared() -> None:
-    assert len(sources(*USED)) == len(USED)
+    names = {f"{path.parent.name}/{path.name}" for path in sources(*USED)}
+    assert names >= {
+        "environments/search_r1.py",
+        "environments/base.py",
+        "policies/engine.py",
+        "policies/kv_cache.py",
+        "policies/transformers.py",
+        "actors/rollout.py",
+        "algorithm/advantage.py",
+        "algorithm/importance.py",
+        "algorithm/kl.py",
+        "algorithm/loss.py",
+        "algorithm/objectives.py",
+        "algorithm/schedule.py",
+        "model/collectives.py",
+        "model/ema.py",
+        "model/engine.py",
+        "model/head.py",
+        "model/scorer.py",
+        "model/shards.py",
+        "learner/update.py",
+        "index/bm25.py",
+    }
 
 
 @pytest.mark.parametrize(
