@@ -59,8 +59,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         there = [each.name for each in path.parent.glob("*.yaml")]
         near = difflib.get_close_matches(path.name, there, n=1)
         meant = f"did you mean {path.with_name(near[0])}?" if near else "name one of configs/*.yaml"
-        raise ConfigError(f"configuration file {str(path)!r} does not exist: {meant}")
-    return parse(path.read_text(), overrides, str(path))
+        wrong = "is a folder" if path.is_dir() else "does not exist"
+        raise ConfigError(f"configuration file {str(path)!r} {wrong}: {meant}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        cause = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ConfigError(f"configuration file {str(path)!r} cannot be read: {cause}") from error
+    return parse(text, overrides, str(path))
 
 
 def parse(text: str, overrides: Sequence[str], source: str) -> Config:
@@ -68,7 +74,10 @@ def parse(text: str, overrides: Sequence[str], source: str) -> Config:
     try:
         tree = yaml.load(text, _Loader) or {}
     except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not valid YAML: {error}") from error
+        mark = getattr(error, "problem_mark", None)
+        place = f" (line {mark.line + 1})" if mark else ""
+        cause = getattr(error, "problem", None) or "characters that YAML does not allow"
+        raise ConfigError(f"{source}: not valid YAML{place}: {cause}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: expected sections such as `model:`, got {tree!r}")
     for override in overrides:

@@ -12,7 +12,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from replay.log.event_log import read
+from replay.log.event_log import FILE_NAME, read
 from replay.log.records import EvaluationFinished, Reported
 from replay.protocol import EvalResult, ReplayError
 from scripts.options import argument
@@ -27,8 +27,11 @@ class PlotOptions:
 
 
 def plot(options: PlotOptions) -> None:
-    """Draw one run's curve."""
-    written = draw(run_directory(options.run))
+    """Draw one run's curve. Raises ConfigError, and ReplayError where its log cannot be read."""
+    run_dir = run_directory(options.run)
+    written = draw(run_dir)
+    if not written:  # of no evaluation, or of no log
+        next(read(run_dir / FILE_NAME), None)
     print(written or "no evaluation in this run yet")
 
 
