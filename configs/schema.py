@@ -191,9 +191,8 @@ class LearnerConfig(Section, frozen=True):
     checkpoint_every: Annotated[Positive, CHANGEABLE] = 50
     keep_checkpoints: Positive = 3  # beside the best and those still evaluated
     objective: Literal["grpo", "cispo", "gspo", "dppo_tv", "reinforce"] = "grpo"
-    clip_low: NonNegativeFloat | None = (
-        None  # None: the objective's own (learner/algorithm/objectives.py)
-    )
+    # None: the objective's own (learner/algorithm/objectives.py)
+    clip_low: NonNegativeFloat | None = None
     clip_high: NonNegativeFloat | None = None
     ratio_cap: Annotated[float, Meta(gt=1.0)] | None = None  # grpo, gspo: dual clip; dppo_tv: cap
     proximal: Literal["ema", "start_of_update", "behaviour"] = "ema"

@@ -18,6 +18,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,12 +130,22 @@ def open_locked(path: Path, holder: str, flags: int = os.O_RDONLY) -> int:
 
 
 @contextlib.contextmanager
-def locked(path: Path, holder: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+def locked(
+    path: Path, holder: str, flags: int = os.O_RDONLY, *, patience_s: float = 0.0
+) -> Iterator[int]:
     """Keep other processes out of a file or folder during the block; yields its descriptor.
 
-    Raises as `open_locked`.
+    Waits for `patience_s` while another one has it. Raises as `open_locked`.
     """
-    descriptor = open_locked(path, holder, flags)
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            descriptor = open_locked(path, holder, flags)
+            break
+        except Locked:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.2)
     try:
         yield descriptor
     finally:

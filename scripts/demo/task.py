@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.runtime.files import making
+from configs.runtime.files import locked, making
 from learner import imitation, packing
 from scripts.demo import play, start, tokenizer
 from scripts.demo import world as demo_world
@@ -19,6 +19,7 @@ from scripts.demo.start import ColdStartFailed, Recipe, cold_start, one_thread
 from scripts.demo.tokenizer import save_tokenizer
 from scripts.demo.world import Chain, all_chains, balanced_chains, make_world, split
 
+PATIENCE_S = 600.0  # while another process makes a task in the same cache
 COUNTRIES, HELD_OUT, EVAL_QUESTIONS, SUB_SEEDS = 120, 0.25, 240, 4
 _MODULES = (play, start, tokenizer, demo_world, imitation, packing)
 _SOURCES = (__file__, *(str(module.__file__) for module in _MODULES))
@@ -40,11 +41,13 @@ def prepare(cache: Path, seed: int, report: Callable[[str], None]) -> DemoFiles:
     folder = cache / f"demo-{seed}-{digest_with(str(seed), _SOURCES)}"
     names = ("model", "train.jsonl", "eval.jsonl", "corpus.jsonl", "held_out.jsonl")
     files = DemoFiles(*(folder / name for name in names))
-    if folder.is_dir():
-        report(f"cached in {folder}")
-        return files
-    with making(folder, durable=False) as draft:
-        _make(draft, seed, report)
+    cache.mkdir(parents=True, exist_ok=True)
+    with locked(cache, "another demo", patience_s=PATIENCE_S):  # it may make the same
+        if folder.is_dir():
+            report(f"cached in {folder}")
+            return files
+        with making(folder, durable=False) as draft:
+            _make(draft, seed, report)
     return files
 
 

@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,15 @@ def test_a_lock_names_its_holders_and_ends_with_the_block(tmp_path: Path) -> Non
         pass
     with locked(tmp_path, "another build"):
         pass
+
+
+def test_who_is_patient_gets_the_lock_once_it_is_free(tmp_path: Path) -> None:
+    with ExitStack() as held:
+        held.enter_context(locked(tmp_path, "another run"))
+        timer = threading.Timer(0.3, held.pop_all().close)
+        timer.start()
+        with locked(tmp_path, "another run", patience_s=60.0):
+            timer.join()
 
 
 def test_a_lock_is_on_what_has_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
