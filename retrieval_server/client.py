@@ -7,8 +7,10 @@ that was not found.
 """
 
 import asyncio
+import random
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -34,10 +36,10 @@ from retrieval_server.protocol import (
     RetrievalUnreachable,
     RetrieveRequest,
 )
-from retrieval_server.retries import Backoff, Latencies
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _POST_QUERIES = 64
+_WINDOW = 1024  # calls that the percentiles look back on
 _GATHER_S = 0.002
 _GRACE_S = 0.25  # for a POST's own, better named, end
 _SHOWN_BYTES = 200  # of a reply, in messages
@@ -45,6 +47,38 @@ _NO_HIT = -3e38  # a score at or below this is of a passage that was not found
 _OF_THE_REQUEST = (400, 408, 413, 414, 422)  # another one may be answered
 # httpx makes one for each connection else, also for plain HTTP, in half a millisecond.
 _UNUSED_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+class Backoff:
+    """Pauses doubled from `first_s` to `longest_s`; jittered: callers return out of step."""
+
+    def __init__(self, first_s: float, longest_s: float) -> None:
+        self._first_s, self._longest_s = first_s, longest_s
+        self._random = random.Random()
+
+    def pause_s(self, attempt: int) -> float:
+        """Return the seconds before the next attempt; the first one is attempt 0."""
+        longest: float = min(self._first_s * 2**attempt, self._longest_s)
+        return longest * self._random.uniform(0.5, 1.0)
+
+
+class Latencies:
+    """How long recent successful calls took, retries included."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=_WINDOW)
+
+    def add(self, seconds: float) -> None:
+        """Record one call."""
+        self._seconds.append(seconds)
+
+    def gauges(self, name: str) -> dict[str, float]:
+        """Return nearest-rank percentiles, `NAME_p50_s` and `NAME_p99_s`; 0 without a call."""
+        ordered = sorted(self._seconds) or [0.0]
+        return {
+            f"{name}_{part}_s": ordered[min(len(ordered) - 1, int(len(ordered) * fraction))]
+            for part, fraction in (("p50", 0.50), ("p99", 0.99))
+        }
 
 
 class _Document(msgspec.Struct, frozen=True, gc=False):

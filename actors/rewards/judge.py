@@ -19,7 +19,7 @@ from actors.errors import Unscorable
 from actors.rewards.single_flight import SingleFlight
 from configs.rewards import JudgeConfig
 from retrieval_server.auth import read_token
-from retrieval_server.retries import Backoff, Latencies
+from retrieval_server.client import Backoff, Latencies
 
 KEY_FIELD, KEY_REMEDY = "rewards.judge.key_file", "put the endpoint's key there, and nothing else"
 _MAX_ANSWER_CHARS = 4000  # of what the policy wrote; the rest is not shown
