@@ -71,8 +71,8 @@ def _check(config: Config, rank: int) -> None:
     if not config.run_dir:
         raise ConfigError("run_dir = '': name the run's directory, for example run_dir=runs/try")
     if not 0 <= rank < config.learner.ranks:
-        leader = config.learner.ranks
-        raise ConfigError(f"--rank {rank}: learner.ranks = {leader!r}; give 0 to {leader - 1}")
+        ranks = config.learner.ranks
+        raise ConfigError(f"--rank {rank}: learner.ranks = {ranks!r}; give 0 to {ranks - 1}")
 
 
 def follow(config: Config, rank: int) -> None:

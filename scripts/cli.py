@@ -9,7 +9,9 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
@@ -73,6 +75,7 @@ COMMANDS = {
     "memory": Command("setup.gpu_memory:memory", "Reckon what each GPU has to hold."),
     "doctor": Command("setup.doctor:doctor", "Check this machine for what a run needs."),
 }
+COMPLETING = "_FORAGE_COMPLETE"  # set by the shell's completion
 GROUPS = {
     "data": "Prepare questions, audit a corpus.",
     "bench": "Measure one part side by side with its baseline.",
@@ -95,8 +98,10 @@ def run() -> None:
 def main(words: Sequence[str] | None = None) -> int:
     """Parse, call one command, map its ending to an exit code."""
     words = list(sys.argv[1:] if words is None else words)
-    if not words:
-        return _refuse(f"name a command: {', '.join(COMMANDS)}; `forage --help` says what they do")
+    if COMPLETING in os.environ:  # a shell asks, and typer answers
+        words = shlex.split(os.environ.get("COMP_WORDS", ""))[1:]
+    elif not words or (words == words[:1] and words[0] in GROUPS):
+        return _refuse(_choices(*words))
     name = _named(words)
     try:
         command = typer.main.get_command(application(name))
@@ -128,6 +133,11 @@ def _failures() -> tuple[type[Exception], ...]:
 
     of_packages = (ActorError, LearnerError, ReplayError, RetrievalError, WeightSyncError)
     return (OSError, ServerFailed, BenchError, DemoFailed, *of_packages)
+
+
+def _choices(group: str = "") -> str:
+    names = [name for name in COMMANDS if name.startswith(group)]
+    return f"name a command: {', '.join(names)}; `forage {f'{group} --help'.strip()}` tells more"
 
 
 def _refuse(text: str) -> int:
@@ -222,7 +232,7 @@ def _one_each(words: Sequence[str], listed: Sequence[Field[Any]]) -> Iterator[st
 def _explained(error: typer.TyperException, name: str, words: Sequence[str]) -> str:
     text = " ".join(error.format_message().split())
     option = getattr(error, "option_name", "")
-    if option and name:
+    if option and name and hasattr(error, "possibilities"):  # it is no option of this command
         listed = _options_of(COMMANDS[name])
         own = [flag(each.name) for each in listed if not each.metadata["positional"]]
         text = f"{name}: no option {option}"
@@ -232,14 +242,26 @@ def _explained(error: typer.TyperException, name: str, words: Sequence[str]) -> 
             text += f": did you mean {near[0]}?"
         else:
             text += f"; it takes {', '.join(own) or 'none'}"
+    elif not name and len(words) < 3:
+        meant = [path for path in COMMANDS if path.endswith(f" {words[0]}")]
+        text += f" Did you mean {' or '.join(repr(each) for each in meant)}?" if meant else ""
     return f"{text} (forage {name or ''}{' ' if name else ''}--help)"
 
 
 def _written_flags(name: str) -> set[str]:
     """The options of a command, as its source spells them: to import it may take seconds."""
     spec = importlib.util.find_spec(COMMANDS[name].module)
-    source = Path(spec.origin).read_text() if spec and spec.origin else ""
-    return {flag(each) for each in re.findall(r"^    (\w+): .+ = option\(", source, re.M)}
+    if spec is None or spec.origin is None:
+        return set()
+    function, found = COMMANDS[name].target.partition(":")[2], set()
+    taken = re.search(rf"^def {function}\(options: (\w+)\)", Path(spec.origin).read_text(), re.M)
+    for file in Path(spec.origin).parent.glob("*.py") if taken else ():
+        _, _, written = file.read_text().partition(f"\nclass {taken[1]}" if taken else "")
+        fields_only = written.partition("\n\n\n")[0]
+        found |= {
+            flag(each) for each in re.findall(r"^    (\w+): .+ = option\(", fields_only, re.M)
+        }
+    return found
 
 
 if __name__ == "__main__":

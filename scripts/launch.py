@@ -2,9 +2,9 @@
 
 import sys
 
-from scripts.cli import main
+from scripts.cli import run
 
-words = sys.argv[1:]
-at = words.index("--resume") if "--resume" in words else len(words)
-again = ["resume", *words[at + 1 : at + 2], *words[:at], *words[at + 2 :]]
-sys.exit(main(again if at < len(words) else ["train", *words]))
+if __name__ == "__main__":
+    given, at = sys.argv[1:], sys.argv.index("--resume") if "--resume" in sys.argv else 0
+    sys.argv[1:] = ["resume", *sys.argv[at + 1 :], *given[: at - 1]] if at else ["train", *given]
+    run()

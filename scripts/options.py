@@ -33,8 +33,8 @@ class Options:
 
 
 def flag(name: str) -> str:
-    """The spelling of an option on the command line."""
-    return f"--{name.replace('_', '-')}"
+    """The spelling of an option on the command line; `from_` is `--from`."""
+    return f"--{name.rstrip('_').replace('_', '-')}"
 
 
 def argument(help: str, *, default: Any = MISSING, metavar: str = "") -> Any:

@@ -54,7 +54,7 @@ def index(options: IndexOptions) -> None:
     limit_threads(options.threads)
     begun = time.monotonic()
     try:
-        with refusing(RetrievalError), _bar() as progress:
+        with refusing(RetrievalError, OSError), _bar() as progress:
             made = _build(options, progress)
     except KeyboardInterrupt:
         print("forage: interrupted; the same command goes on from here", file=sys.stderr)

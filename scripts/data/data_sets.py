@@ -68,9 +68,7 @@ def _find(name: str, splits: tuple[str, ...], folder: str) -> Source:
                 if path.is_file():
                     return Source(name, split, path)
         wanted = " or ".join(f"{split}.jsonl" for split in splits)
-        raise QuestionsError(
-            f"{str(Path(folder, name))!r} holds no {wanted}: name another --folder"
-        )
+        raise QuestionsError(f"{str(Path(folder, name))!r} holds no {wanted}: name another --from")
     if name not in HOPS:
         raise QuestionsError(f"{name!r} is no set we know: name a file, or one of {_KNOWN}")
     return _download(name, splits)
@@ -95,5 +93,5 @@ def _download(name: str, splits: tuple[str, ...]) -> Source:
     raise QuestionsError(f"{REPOSITORY} has no {' or '.join(splits)} of {name!r}: {_LOCAL}")
 
 
-_LOCAL = "fetch it where that works, and name its folder with --folder"
+_LOCAL = "fetch it where that works, and name its folder with --from"
 _KNOWN = ", ".join(HOPS)

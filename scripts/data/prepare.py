@@ -44,13 +44,13 @@ class PrepareOptions:
     out: Path = argument("the folder to write")
     train: str = option(_NAMES, default="nq,hotpotqa")
     eval: str = option(_NAMES, default=",".join(HOPS))
-    folder: str = option("files in FlashRAG's layout; default: fetched from the Hub", default="")
+    from_: str = option("files in FlashRAG's layout; default: fetched from the Hub", default="")
     drop_overlap: bool = option("train on nothing that is evaluated", default=False)
 
 
 def prepare(options: PrepareOptions) -> None:
     """Read, check, write, and print what was found. Raises ConfigError, OSError."""
-    with refusing(QuestionsError):
+    with refusing(QuestionsError, OSError):
         report = prepared(options)
     Console().print(_table(report))
 
@@ -58,8 +58,8 @@ def prepare(options: PrepareOptions) -> None:
 def prepared(options: PrepareOptions) -> dict[str, Any]:
     """Read, check, write; return the report. Raises QuestionsError, OSError."""
     sources = {
-        "train": find(_names(options.train), TRAIN, options.folder),
-        "eval": find(_names(options.eval), EVAL, options.folder),
+        "train": find(_names(options.train), TRAIN, options.from_),
+        "eval": find(_names(options.eval), EVAL, options.from_),
     }
     refused: list[Row] = []
     rows = {kind: _read(each, refused) for kind, each in sources.items()}

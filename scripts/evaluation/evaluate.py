@@ -60,7 +60,7 @@ def make(plan: Plan, rows: Rows) -> None:
         try:
             ask = asking(plan, rows, todo, bars)
             asyncio.run(engine.run(plan.configs, todo, ask, plan.folder, interrupt))
-        except (Stopped, asyncio.CancelledError) as error:
+        except (Stopped, asyncio.CancelledError, KeyboardInterrupt) as error:
             if interrupt.cause:
                 raise KeyboardInterrupt(f"interrupted by {interrupt.cause}") from error
             raise

@@ -12,6 +12,7 @@ from configs.runtime.files import write_durably
 from configs.runtime.process import socket_dir
 from scripts.fleet import guardian
 from scripts.options import argument
+from scripts.setup.resolve import run_directory
 
 FILE_NAME = "actors.wanted"
 
@@ -49,7 +50,7 @@ class ScaleOptions:
 
 def scale(options: ScaleOptions) -> None:
     """Ask the run's launcher for so many actors. Raises ConfigError when none runs."""
-    directory = socket_dir(str(options.run))
+    directory = socket_dir(str(run_directory(options.run)))
     pid = guardian.launcher_of(directory)
     if pid is None or not guardian.lives(pid, directory):
         raise ConfigError(

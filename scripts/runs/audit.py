@@ -4,17 +4,17 @@ Every lease ends once, every trajectory is delivered once, every train group is 
 dropped by a cause, or still stands. The log of a run that goes on can be audited too.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from configs.runtime.files import write_json
 from configs.runtime.process import Exit
 from replay.log.event_log import FILE_NAME
 from replay.protocol import LogError
-from scripts.options import argument, option, refusing
+from scripts.options import Options, argument, option, refusing
 from scripts.runs.books import Audit
 from scripts.setup.resolve import run_directory
 
@@ -22,7 +22,7 @@ MOST_SHOWN = 20
 
 
 @dataclass(frozen=True)
-class AuditOptions:
+class AuditOptions(Options):
     run: Path = argument("the run's directory, for example runs/latest")
     json: Path | None = option("write the figures there", metavar="FILE")
 
@@ -34,7 +34,7 @@ def audit(options: AuditOptions) -> int:
         books.fold(run_directory(options.run) / FILE_NAME)
     show(books, Console())
     if options.json:
-        options.json.write_text(json.dumps(books.summary(), indent=2) + "\n")
+        write_json(options.json, books.summary())
     return Exit.FAILED if books.faults else Exit.DONE
 
 

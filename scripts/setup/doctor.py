@@ -4,7 +4,6 @@ Every check is a function that returns one `Finding`. Libraries that take second
 end the process that imports them, are tried in processes of their own, side by side.
 """
 
-import json
 import os
 import resource
 import shutil
@@ -25,9 +24,10 @@ from rich.table import Table
 
 from actors.policies.engine import on_cpu
 from configs.load import ConfigError, load
+from configs.runtime.files import write_json
 from configs.runtime.process import REPOSITORY, Exit
 from configs.schema import Config
-from scripts.options import argument, option, overrides
+from scripts.options import Options, argument, option, overrides
 from scripts.setup import preflight
 from scripts.setup.gpu_memory import GIB
 from scripts.setup.resolve import resolve
@@ -49,7 +49,7 @@ INSTALL = "run `make .venv` (with GPU=1 on a machine with GPUs)"
 
 
 @dataclass(frozen=True)
-class DoctorOptions:
+class DoctorOptions(Options):
     config: str | None = argument("check for this configuration too", default=None)
     overrides: tuple[str, ...] = overrides()
     json: Path | None = option("write the findings there", metavar="FILE")
@@ -77,7 +77,7 @@ def doctor(options: DoctorOptions) -> int:
         found.append(configuration(resolve(config, Path(options.config).stem)))
     show(found, console)
     if options.json:
-        options.json.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n")
+        write_json(options.json, [asdict(each) for each in found])
     return Exit.FAILED if any(each.required and not each.ok for each in found) else Exit.DONE
 
 

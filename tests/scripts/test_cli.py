@@ -114,3 +114,17 @@ def test_help_imports_nothing_heavy() -> None:
     assert "Look into a run" in said.stdout
     for heavy in ("torch", "vllm", "ray", "numpy", "zmq", "psutil"):
         assert f"'{heavy}'" not in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"), [("forage tr", "train"), ("forage asked --ev", "--eval-every")]
+)
+def test_a_shell_completes_commands_and_options(
+    typed: str, completed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_FORAGE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    with pytest.raises(SystemExit):
+        cli.main([])
+    assert completed in capsys.readouterr().out.split()

@@ -1,1 +1,1 @@
-"""What corrections buy at each staleness."""
+"""Corrections, and what each buys at each staleness."""

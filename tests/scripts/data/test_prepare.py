@@ -44,7 +44,7 @@ def prepared(out: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def run(tmp_path: Path, *options: str) -> Path:
-    given = [str(tmp_path / "out"), "--folder", str(flashrag(tmp_path / "flashrag")), *options]
+    given = [str(tmp_path / "out"), "--from", str(flashrag(tmp_path / "flashrag")), *options]
     assert cli.main(["data", "prepare", *given]) == 0
     return tmp_path / "out"
 
@@ -86,7 +86,7 @@ def test_bad_rows_are_named_and_the_rest_is_prepared(tmp_path: Path) -> None:
     bad = [fine | {"id": "a", "golden_answers": []}, fine | {"id": "train_0"}]
     path.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in bad) + "{cut")
     out = tmp_path / "out"
-    assert cli.main(["data", "prepare", str(out), "--folder", str(folder)]) == 0
+    assert cli.main(["data", "prepare", str(out), "--from", str(folder)]) == 0
     refused = [json.loads(line) for line in (out / "refused.jsonl").read_text().splitlines()]
     assert [(row["file"], row["row"]) for row in refused] == [(str(path), n) for n in (4, 5, 6)]
     assert "answers is []" in refused[0]["why"] and "another row too" in refused[1]["why"]
@@ -111,7 +111,7 @@ def test_two_files_of_one_name_are_two_sets_or_refused(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--train", "nq,squad"], "flashrag/squad' holds no train.jsonl: name another --folder"),
+        (["--train", "nq,squad"], "flashrag/squad' holds no train.jsonl: name another --from"),
         (["--train", "mine.jsonl"], "'mine.jsonl' does not exist: name a file, or one of nq,"),
         (["--train", "/none/a=b/x.jsonl"], "'/none/a=b/x.jsonl' does not exist: name a file"),
         (["--train", "mine=x.jsonl"], "'mine=x.jsonl' does not exist: name a file"),
@@ -122,7 +122,7 @@ def test_what_is_not_there_is_named(
     tmp_path: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = flashrag(tmp_path / "flashrag")
-    given = [str(tmp_path / "out"), "--folder", str(folder), *options]
+    given = [str(tmp_path / "out"), "--from", str(folder), *options]
     assert cli.main(["data", "prepare", *given]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

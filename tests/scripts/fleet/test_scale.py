@@ -17,6 +17,7 @@ def running(tmp_path: Path) -> Iterator[Path]:
     """A run directory whose launcher is this process."""
     run = tmp_path / "run"
     run.mkdir()
+    (run / "config.yaml").touch()
     directory = make_socket_dir(str(run))
     (directory / PID_FILE).write_text(str(os.getpid()))
     yield run
@@ -37,5 +38,9 @@ def test_a_launcher_hears_each_change_once(running: Path) -> None:
 def test_what_cannot_be_asked_is_refused(running: Path, tmp_path: Path, capsys) -> None:
     assert cli.main(["scale", str(running), "0"]) == 2
     assert "N = 0: at least 1" in capsys.readouterr().err
+    assert cli.main(["scale", str(tmp_path / "none"), "2"]) == 2
+    assert "there is no such directory" in capsys.readouterr().err
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.yaml").touch()
     assert cli.main(["scale", str(tmp_path / "other"), "2"]) == 2
     assert "no launcher runs it" in capsys.readouterr().err
