@@ -40,6 +40,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         process.communicate()
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under `--dist=loadgroup` a file is one worker's, as are all files of one `xdist_group`; those
     and other engines come first: they take longest.
