@@ -26,7 +26,7 @@ lint: .venv
 # A file of tests is one worker's; what waits in one leaves the machine to the other.
 PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
-BESIDE := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+BESIDE := -n $(WORKERS) --no-loadscope-reorder
 
 test: lint
 	@$(PYTEST) $(BESIDE) -m "not slow and not soak and not gpu" --durations=5

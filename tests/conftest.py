@@ -20,6 +20,14 @@ avoid_amx()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LOOKING_AFTER = pytest.StashKey[subprocess.Popen[bytes]]()
+RUNS = {  # files whose tests start whole runs, in tests/integration
+    "test_lag0.py",
+    "test_restarts.py",
+    "test_resume.py",
+    "test_retrieval_faults.py",
+    "test_run.py",
+    "test_survivors.py",
+}
 TEXT = (
     "what is the mayor of bore ? <search> mayor of bore </search> <information> the mayor of bore "
     "is kelu . </information> <answer> kelu </answer> My previous action is invalid , try again ."
@@ -40,17 +48,29 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         process.communicate()
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under `--dist=loadgroup` a file is one worker's, as are all files of one `xdist_group`; those
-    and other engines come first: they take longest.
-    """
-    if getattr(config.option, "loadgroup", False):
-        names = ("xdist_group", "vllm")
-        items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in names])
-        for item in items:
-            if item.get_closest_marker("xdist_group") is None:
-                item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    """Beside each other, whole runs come first, then real engines: they take longest."""
+    if hasattr(config, "workerinput"):
+        items.sort(
+            key=lambda item: (_scope(item.nodeid) != "runs", not item.get_closest_marker("vllm"))
+        )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a file to one worker, and all that start whole runs to the same."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _scope(nodeid)
+
+    return ByFile(config, log)
+
+
+def _scope(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return "runs" if Path(file).name in RUNS and "integration" in Path(file).parts else file
 
 
 @pytest.fixture(scope="session")

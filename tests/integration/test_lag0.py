@@ -18,7 +18,7 @@ from replay.log.history import Recording
 from tests.children import ends_with_us
 from tests.integration.conftest import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 STEPS = 4
 SHORT = [

@@ -12,7 +12,7 @@ from scripts.runs.books import Audit
 from scripts.runs.fleet_log import read_fleet_log
 from tests.integration.conftest import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 RUN = [
     "learner.total_steps=500",

@@ -35,7 +35,7 @@ from scripts.runs.books import Audit
 from tests.integration.conftest import Run
 from tests.integration.test_run import kill_launcher
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 TOTAL, EVERY, KILLED_AFTER = 24, 5, 8
 SETTINGS = [

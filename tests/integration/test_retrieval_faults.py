@@ -11,7 +11,7 @@ from tests.faults.retrieval_proxy import FAULTS, MARKER, Manner
 from tests.faults.texts_audit import finds_of
 from tests.integration.conftest import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 SHORT = [
     "learner.total_steps=6",

@@ -19,7 +19,7 @@ from replay.log.records import Delivered, EvaluationFinished, GroupOpened, Sampl
 from scripts.runs.books import Audit
 from tests.integration.conftest import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 SHORT = [
     "learner.total_steps=6",

@@ -13,7 +13,7 @@ from configs.runtime.process import REPOSITORY
 from tests.children import carrying
 from tests.integration.outlived import BEGUN
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.xdist_group("runs")]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 STARTED = (b"EngineCore", b"raylet", b"learner.worker", b"replay.worker", b"guardian", b"children")
 
 
