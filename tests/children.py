@@ -33,6 +33,7 @@ def look_after() -> "subprocess.Popen[bytes]":
     standard input is closed.
     """
     token = os.environ[MARK] = uuid.uuid4().hex
+    os.environ["SPT_NOENV"] = "1"  # else vLLM's engines overwrite the mark with their titles
     return subprocess.Popen(
         [sys.executable, "-I", __file__, token],
         stdin=subprocess.PIPE,

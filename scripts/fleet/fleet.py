@@ -28,6 +28,7 @@ import ray
 
 from scripts.fleet import guardian
 
+RAY_STARTS = 3  # on a machine that is busy
 CALL_DEADLINE_S = 30.0
 _GONE = (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError)
 log = logging.getLogger(__name__)
@@ -196,6 +197,17 @@ class Fleet:
         os.environ.update(
             {guardian.TOKEN: token, "SPT_NOENV": "1", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         )
+        for left in reversed(range(RAY_STARTS)):
+            try:
+                self._start_ray()
+                break
+            except Exception as error:  # Ray raises it bare
+                ray.shutdown()
+                if not left or "timed out during startup" not in str(error):  # it waits for 30 s
+                    raise
+        return self
+
+    def _start_ray(self) -> None:
         ray.init(
             num_cpus=os.cpu_count(),
             include_dashboard=False,
@@ -204,7 +216,6 @@ class Fleet:
             object_store_memory=100 << 20,
             _temp_dir=str(self.directory / "ray"),
         )
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end(list(self.members), deadline_s=5.0)
