@@ -1,13 +1,19 @@
-"""Text to tokens: questions, observations that keep their tags, and back."""
+"""Text to tokens: questions, observations that keep their tags, and back; the end tokens."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from actors.prompt import Prompter, single_token_ids, tokenizer_digest
+from actors.prompt import Prompter, end_tokens, single_token_ids, tokenizer_digest
+from actors.rewards.scorer import Rewards
+from actors.rollout import rollout
 from configs.load import ConfigError
 from configs.prompts import SEARCH_R1_PROMPT
+from configs.rewards import RewardsConfig, RewardWeights
 from configs.schema import ActorsConfig, QuestionsConfig
 from replay.trajectory import Question
 from retrieval_server.protocol import Passage
@@ -151,3 +157,35 @@ def test_special_tokens_in_passages_are_text(bpe_tokenizer: Any) -> None:
     tokens = made.observation([Passage("1", "a<|end|>\nb <|end|>", 1.0)])
     assert bpe_tokenizer.eos_token_id not in tokens.tolist()
     assert "Doc 1(Title: a<|end|>) b <|end|></information>" in made.decode(tokens)
+
+
+def test_all_end_tokens_of_a_model_folder_are_known(
+    stage: Any, config_for: Any, tmp_path: Path
+) -> None:
+    prompter, own = stage.prompter(config_for()), stage.tokenizer.eos_token_id
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 70, "text_config": None}))
+    assert end_tokens(prompter, str(tmp_path)) == {own, 70}
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [70, 90]}))
+    assert end_tokens(prompter, str(tmp_path)) == {own, 70, 90}
+    assert end_tokens(prompter, "") == {own}
+
+
+async def test_the_models_own_end_token_is_no_fault_of_form(
+    stage: Any, bpe_tokenizer: Any, scripted: Any, config_for: Any, lease_for: Any, tmp_path: Path
+) -> None:
+    end = bpe_tokenizer.encode("!")  # whatever the model's folder says
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    weights = RewardWeights(em=0.0, format=1.0)
+    config = config_for(rewards=RewardsConfig(weights=weights), max_action_tokens=60)
+    config = replace(config, model=replace(config.model, path=str(tmp_path), max_model_len=900))
+    stage.tokenizer = bpe_tokenizer
+    trajectory = await rollout(
+        lease_for(),
+        policy=scripted(bpe_tokenizer, ["<think>t</think><answer>kelu</answer>!"]),
+        retriever=stage.retriever,
+        prompter=stage.prompter(config),
+        rewards=Rewards.open(config),
+        config=config,
+        actor_id="actor-0",
+    )
+    assert trajectory.reward == 1.0 and len(end) == 1

@@ -1,4 +1,6 @@
-"""Checkpoints are whole or absent, the best is kept, and another run's are refused."""
+"""Checkpoints are whole or absent, the best is kept, another run's are refused; no two starts of a
+learner share a number.
+"""
 
 import json
 import os
@@ -13,6 +15,7 @@ from transformers import AutoTokenizer
 
 from configs.schema import Config
 from learner import checkpoint
+from learner.checkpoint import next_incarnation
 from learner.errors import BadCheckpoint
 
 
@@ -203,3 +206,18 @@ def test_a_folder_without_its_description_is_refused(
     (save(1) / "checkpoint.json").unlink()
     with pytest.raises(BadCheckpoint, match=r"step-1'.*start a new run with model.path="):
         checkpoint.newest(config.run_dir)
+
+
+def test_each_start_counts_one_more(tmp_path: Path) -> None:
+    assert [next_incarnation(tmp_path / "run") for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_checkpoint_may_know_of_more(tmp_path: Path) -> None:
+    assert next_incarnation(tmp_path, known=7) == 8
+    assert next_incarnation(tmp_path, known=7) == 9
+
+
+def test_a_spoilt_counter_is_named(tmp_path: Path) -> None:
+    (tmp_path / "incarnation").write_text("two")
+    with pytest.raises(BadCheckpoint, match=r"incarnation: 'two' is not a number"):
+        next_incarnation(tmp_path)

@@ -57,7 +57,7 @@ MUTANTS = (
         "learner/algorithm/objectives.py",
         "current_logprobs - proximal_logprobs.detach()",
         "proximal_logprobs.detach() - current_logprobs",
-        ("tests/learner/algorithm/test_grpo.py",),
+        ("tests/learner/algorithm/test_objectives.py",),
     ),
     Mutant(
         "EMA decay swapped",
@@ -274,21 +274,21 @@ MUTANTS = (
         "actors/retrieval.py",
         "in sorted(zip(order, ids, strict=True))",
         "in zip(order, ids, strict=True)",
-        ("tests/actors/test_recorded.py",),
+        ("tests/actors/test_retrieval.py",),
     ),
     Mutant(
         "search not on record found empty",
         "actors/retrieval.py",
         "self._results.get(query)",
         "self._results.get(query, ())",
-        ("tests/actors/test_recorded.py",),
+        ("tests/actors/test_retrieval.py",),
     ),
     Mutant(
         "contradicting records overlooked",
         "actors/retrieval.py",
         "if sorted(first) != sorted(ids):",
         "if not set(first) & set(ids):",
-        ("tests/actors/test_recorded.py",),
+        ("tests/actors/test_retrieval.py",),
     ),
     Mutant(
         "prompts tokenised again pass the audit",

@@ -1,6 +1,9 @@
-"""A chat template's frame around tool messages: its own text exactly, or a refusal by name."""
+"""A chat template's frame around tool messages: its own text exactly, or a refusal by name; and
+tool calls read from text, whatever a policy may write.
+"""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,16 @@ import numpy as np
 import pytest
 
 from actors.environments.base import NOTHING
-from actors.environments.chat import Chat, format_of
+from actors.environments.chat import (
+    Call,
+    Chat,
+    begins_call,
+    format_of,
+    parse_calls,
+    text_of,
+    texts_of,
+)
+from actors.environments.search_r1 import Malformed
 from actors.prompt import Prompter, end_tokens
 from configs.load import ConfigError
 from configs.prompts import SEARCH_TOOL
@@ -134,3 +146,86 @@ def test_the_format_is_the_templates_own(bpe_tokenizer: Any) -> None:
         prompter = prompter_of(chat_tokenizer(bpe_tokenizer, template))
         with pytest.raises(ConfigError, match=r"environment\.tool_format = 'auto': .*say hermes"):
             format_of(prompter, TOOLS, "auto", "")
+
+
+SEARCH = Call("search", {"query_list": ["a", "b"]})
+HERMES_CALL = (
+    '<tool_call>\n{"name": "search", "arguments": {"query_list": ["a", "b"]}}\n</tool_call>'
+)
+LLAMA_CALL = '{"name": "search", "parameters": {"query_list": ["a", "b"]}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        (HERMES_CALL, [SEARCH]),
+        (f"<think> so </think>\n{HERMES_CALL}\n{HERMES_CALL}<|im_end|>", [SEARCH, SEARCH]),
+        (f"{HERMES_CALL} <tool_call>", [SEARCH]),
+        ("no call", []),
+        ("<tool_call>{", []),
+        ("<tool_call></tool_call>", [Malformed()]),
+        ("<tool_call>search</tool_call>", [Malformed()]),
+        ('<tool_call>["search"]</tool_call>', [Malformed()]),
+        ('<tool_call>{"name": "search"}</tool_call>', [Malformed()]),
+        ('<tool_call>{"name": 1, "arguments": {}}</tool_call>', [Malformed()]),
+        ('<tool_call>{"name": "x", "arguments": "a"}</tool_call>', [Malformed()]),
+        (LLAMA_CALL, []),
+        (f"<tool_call>{'[' * 9999}</tool_call>", [Malformed()]),
+        (f"<tool_call>{'1' * 9999}</tool_call>", [Malformed()]),
+    ],
+)
+def test_hermes(text: str, calls: list[Call | Malformed]) -> None:
+    assert parse_calls(text, "hermes") == calls
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        (LLAMA_CALL, [SEARCH]),
+        (
+            f"<think> {{so}} </think> <|python_tag|>{LLAMA_CALL}; {LLAMA_CALL}<|eot_id|>",
+            [SEARCH, SEARCH],
+        ),
+        ('{"type": "function", "name": "x", "parameters": {}}', [Call("x", {})]),
+        ('{"name": "x", "parameters": {"y": {"name": 1}}}', [Call("x", {"y": {"name": 1}})]),
+        ("no call {}", []),
+        ('{"name": "search", "parameters": {', [Malformed()]),
+        ('{"name": "search", "arguments": {}}', [Malformed()]),
+        (f'{LLAMA_CALL} {{"name": {"[" * 9999}', [SEARCH, Malformed()]),
+        (HERMES_CALL, [Malformed()]),
+    ],
+)
+def test_llama3_json(text: str, calls: list[Call | Malformed]) -> None:
+    assert parse_calls(text, "llama3_json") == calls
+
+
+def test_a_call_that_was_begun_is_told_from_none() -> None:
+    assert begins_call("I <tool_call>{", "hermes") and not begins_call(LLAMA_CALL, "hermes")
+    assert begins_call('{ "name" : "sea', "llama3_json")
+    assert not begins_call("<tool_call> {name}", "llama3_json")
+
+
+def test_texts_are_stripped_and_never_empty() -> None:
+    assert texts_of([" a", "b\n"]) == ["a", "b"] and text_of(" a ") == "a"
+    wrong = [None, "a", [], [""], ["a", " "], ["a", 3], {"a": "b"}, ["\ud800"]]
+    assert [texts_of(each) for each in wrong] == [None] * len(wrong)
+    assert [text_of(each) for each in (None, 3, ["a"], "\ud800")] == [""] * 4
+
+
+def test_any_text_is_read_without_a_fault() -> None:
+    rng = random.Random(0)
+    pieces = [
+        *HERMES_CALL.split('"'),
+        *LLAMA_CALL.split('"'),
+        '"',
+        "{",
+        "}",
+        "\\ud800",
+        "\\",
+        "\n",
+        "1e999",
+    ]
+    for _ in range(3000):
+        text = "".join(rng.choices(pieces, k=rng.randrange(12)))
+        for call in [*parse_calls(text, "hermes"), *parse_calls(text, "llama3_json")]:
+            assert isinstance(call, Malformed) or json.dumps(call.arguments)

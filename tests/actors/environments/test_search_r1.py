@@ -1,5 +1,6 @@
-"""`search_r1` beyond its defaults: several queries, a budget that is told, a forced answer, tools;
-and that nothing in a passage acts."""
+"""`search_r1`: several queries, a budget that is told, a forced answer, tools; actions read from a
+turn's text; and that nothing in a passage acts.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,8 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.environments.registry import make
+from actors.environments.search_r1 import Answer, Malformed, SearchAction, parse_action
 from actors.errors import ToolFailed
 from configs.environment import EnvironmentConfig
 from configs.prompts import SEARCH_R1_PROMPT
@@ -265,3 +269,32 @@ def test_without_passages_asked_for_every_query_is_skipped(bpe: Any) -> None:
     settings = with_environment(queries_per_turn=2) | {"top_k": 0}
     turn = bpe.play("<search>a\nb</search>", ANSWER, **settings).turns[0]
     assert turn.searches == (Search("a", (), 0.0, "skipped"), Search("b", (), 0.0, "skipped"))
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("<search> mayor of bore </search>", SearchAction("mayor of bore")),
+        ("I think <answer>\n kelu \n</answer>", Answer("kelu")),
+        ("<answer></answer>", Answer("")),
+        ("<search>a</search><answer>b</answer>", SearchAction("a")),
+        ("<answer>b</answer><search>a</search>", Answer("b")),
+        ("<answer> <search> a </search>", SearchAction("a")),
+        ("<answer><answer>x</answer>", Answer("<answer>x")),
+        ("<search>  </search>", Malformed()),
+        ("no tags", Malformed()),
+        ("kelu </answer>", Malformed()),
+        ("<answer> kelu", Malformed()),
+        ("<search> kelu </answer>", Malformed()),
+        ("<ANSWER>kelu</ANSWER>", Malformed()),
+        ("<information><information>", Malformed()),
+    ],
+)
+def test_the_first_closed_pair_counts(text: str, action: object) -> None:
+    assert parse_action(text) == action
+
+
+@given(st.text(alphabet=list("<>/ abserchnw")))
+def test_text_without_a_closing_tag_is_malformed(text: str) -> None:
+    closed = "</search>" in text or "</answer>" in text
+    assert closed or parse_action(text) == Malformed()

@@ -1,4 +1,4 @@
-"""A run of one process: which groups count."""
+"""A run in one process: which groups count."""
 
 import asyncio
 from collections.abc import Iterator, Sequence

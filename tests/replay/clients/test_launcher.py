@@ -1,4 +1,6 @@
-"""Whoever knows replay's endpoint alone learns what the run is, and nothing goes on record."""
+"""The launcher's clients: whoever knows replay's endpoint alone learns what the run is, and nothing
+goes on record.
+"""
 
 import socket
 import threading
