@@ -95,7 +95,7 @@ class Broadcast:
 
     def behind(self, version: int) -> tuple[str, ...]:
         """The actors that do not serve this version yet."""
-        return tuple(name for name in self._channel.peers if self._has[name] < version)
+        return tuple(name for name in self._channel.joined if self._has[name] < version)
 
     def deliver(self, parcel: Parcel) -> dict[str, float] | None:
         """Announce, send and have a version applied by all who are behind; returns its gauges.
@@ -230,7 +230,7 @@ class Broadcast:
         )
 
     def _tell(self, name: str, message: FromLearner) -> None:
-        if name not in self._channel.peers or not self._channel.send(name, message):
+        if name not in self._channel.joined or not self._channel.send(name, message):
             self._channel.drop(name)
             raise _LostError(f"{name} left before {type(message).__name__} could be sent")
 
@@ -258,9 +258,9 @@ class Broadcast:
 
     def _look_after(self, name: str) -> bool:
         """Return True if this member of the group is still the one that it was formed with."""
-        if name in self._channel.peers and not self._channel.send(name, Ping()):
+        if name in self._channel.joined and not self._channel.send(name, Ping()):
             self._channel.drop(name)
-        return name in self._channel.peers and name not in self._replaced
+        return name in self._channel.joined and name not in self._replaced
 
     def _failed(self, answer: Connecting | Applied) -> None:
         """Raise what an actor reports if it says something about weights; else drop the actor."""
@@ -280,7 +280,7 @@ class Broadcast:
         stranger = isinstance(error, ManifestMismatch) and max(self._has.values()) >= 0
         if not stranger and not isinstance(error, TransportFailed | SyncTimeout):
             raise error
-        if stranger and name in self._channel.peers:  # others have this model: it must go
+        if stranger and name in self._channel.joined:  # others have this model: it must go
             self._channel.send(name, Refused(text))
         if answer.epoch == self._epoch and name in self._group:
             self._channel.drop(name)

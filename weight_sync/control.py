@@ -50,7 +50,7 @@ class Channel(Protocol):
     """The learner's control socket, as the broadcast needs it."""
 
     @property
-    def peers(self) -> Sequence[str]:
+    def joined(self) -> Sequence[str]:
         """Actors that have joined, sorted."""
 
     def send(self, actor_id: str, message: FromLearner) -> bool:
@@ -93,7 +93,7 @@ class RouterChannel:
             ) from error
 
     @property
-    def peers(self) -> Sequence[str]:
+    def joined(self) -> Sequence[str]:
         """Actors that have joined, sorted."""
         return sorted(self._routing_ids)
 

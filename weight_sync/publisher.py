@@ -143,9 +143,9 @@ class Publisher:
         """The side thread."""
         try:
             while self._joined < self._actors:
-                self._say(f"actors to join: {_missing(self._channel.peers, self._actors)}")
+                self._say(f"actors to join: {_missing(self._channel.joined, self._actors)}")
                 broadcast.hear(None)
-                self._set(joined=len(self._channel.peers))
+                self._set(joined=len(self._channel.joined))
             while True:
                 self._serve(broadcast)
         except Closing:
@@ -167,10 +167,10 @@ class Publisher:
             if gauges is not None and parcel.version > self._applied:
                 gauges["sync/updates"] = self._gauges["sync/updates"] + 1.0
                 self._gauges.update(gauges)
-        elif parcel is not None and parcel.version > self._applied and self._channel.peers:
+        elif parcel is not None and parcel.version > self._applied and self._channel.joined:
             self._set(applied=parcel.version)
         else:
-            alone = "" if self._channel.peers else ", or an actor to join: none is left"
+            alone = "" if self._channel.joined else ", or an actor to join: none is left"
             self._say(f"a version to be published{alone}")
             broadcast.hear(None)
 

@@ -108,7 +108,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Connections:
-    """The peers of a run. Times are given, in monotonic seconds.
+    """The actors, learner and launchers connected to replay; times given, in monotonic seconds.
 
     `actors`: those that speak as actors; `kept`: the questions that wait for an answer; `lost`:
     those found dead, in order, whose loss is not on record yet.

@@ -11,7 +11,7 @@ from replay.protocol import Describe, Heartbeat, Observe, Request
 TELL_EVERY_S = 1.0
 LOG_EVERY_S = 10.0
 _MOST_HELD = 10_000  # requests, while the log is full
-_WITHOUT_ROOM = Heartbeat | Observe | Describe  # answered while the log is full
+_ANSWERED_WHILE_FULL = Heartbeat | Observe | Describe
 
 logger = logging.getLogger(__name__)
 Received = tuple[bytes, Request]  # the peer, what it asks
@@ -50,7 +50,7 @@ class Disk:
         held: deque[Received] = deque()
         while self._inbox:
             peer, request = self._inbox.popleft()
-            if self.full and not isinstance(request, _WITHOUT_ROOM):
+            if self.full and not isinstance(request, _ANSWERED_WHILE_FULL):
                 held.append((peer, request))
             else:
                 yield peer, request

@@ -254,13 +254,13 @@ class Audit:
                 "opened": opened["train"],
                 "committed": committed,
                 "sampled": len(self._trained_in) - committed,
-                "standing": left["train"],
+                "unfinished": left["train"],
             }
             | {f"dropped: {cause}": n for cause, n in self.dropped["train"].items()},
             "eval_groups": {
                 "opened": opened["eval"],
                 "answered": opened["eval"] - left["eval"] - self.dropped["eval"].total(),
-                "standing": left["eval"],
+                "unfinished": left["eval"],
             }
             | {f"dropped: {cause}": n for cause, n in self.dropped["eval"].items()},
             "steps": len(self._sampled),

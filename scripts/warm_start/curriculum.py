@@ -24,8 +24,8 @@ from scripts.warm_start.demonstrations import BadDemonstrations, Demonstration
 if TYPE_CHECKING:  # it imports torch
     from learner.imitation import Segment
 
-COURSE, LOSSES, MODEL, CONFIG = "course.json", "losses.json", "model", "config.yaml"
-_DRAFT = files.draft_of(Path(COURSE)).name
+CURRICULUM, LOSSES, MODEL, CONFIG = "curriculum.json", "losses.json", "model", "config.yaml"
+_DRAFT = files.draft_of(Path(CURRICULUM)).name
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +110,10 @@ class OutputFolder:
             with _naming(folder):
                 stack.enter_context(files.own_folder(folder, "another warm start"))
                 out = cls._of(folder, config, curriculum)
-                begins = not (folder / COURSE).exists()
+                begins = not (folder / CURRICULUM).exists()
             try:
                 with _naming(folder):
-                    files.write_json(folder / COURSE, curriculum.identity)
+                    files.write_json(folder / CURRICULUM, curriculum.identity)
                     save(config, folder / CONFIG)
                 yield out
             except (ConfigError, BadModel):
@@ -123,7 +123,7 @@ class OutputFolder:
 
     @classmethod
     def _of(cls, folder: Path, config: Config, curriculum: Curriculum) -> "OutputFolder":
-        if not (folder / COURSE).exists():
+        if not (folder / CURRICULUM).exists():
             _require_free(folder)
             return cls(folder, None, {})
         _refuse_another(folder, curriculum.identity)
@@ -194,7 +194,7 @@ def _naming(folder: Path) -> Iterator[None]:
 
 
 def _forget(folder: Path) -> None:
-    for name in (COURSE, CONFIG, LOSSES, _DRAFT):
+    for name in (CURRICULUM, CONFIG, LOSSES, _DRAFT):
         with contextlib.suppress(OSError):
             (folder / name).unlink()
     shutil.rmtree(folder / "tensorboard", ignore_errors=True)
@@ -202,9 +202,9 @@ def _forget(folder: Path) -> None:
 
 def _refuse_another(folder: Path, here: dict[str, Any]) -> None:
     try:
-        there = json.loads((folder / COURSE).read_text())
+        there = json.loads((folder / CURRICULUM).read_text())
     except ValueError as error:
-        raise ConfigError(f"{folder / COURSE}: not JSON ({error}): name a new --out") from error
+        raise ConfigError(f"{folder / CURRICULUM}: not JSON ({error}): name a new --out") from error
     different = [
         f"{name} = {there.get(name)!r} there, {value!r} here"
         for name, value in here.items()
@@ -212,6 +212,6 @@ def _refuse_another(folder: Path, here: dict[str, Any]) -> None:
     ]
     if different:
         raise ConfigError(
-            f"--out {str(folder)!r} is of another course: {'; '.join(different)}: give the same "
-            "demonstrations and options, or name a new folder"
+            f"--out {str(folder)!r} is of another curriculum: {'; '.join(different)}: give the "
+            "same demonstrations and options, or name a new folder"
         )

@@ -120,7 +120,7 @@ def report(run_dir: Path, blows: Sequence[Blow], quiet: dict[str, Any] | None) -
     audit, summary = books.summary(), _summary(run_dir)
     groups = audit["train_groups"]
     dropped = sum(count for name, count in groups.items() if name.startswith("dropped"))
-    ended = groups["committed"] + groups["sampled"] + groups["standing"] + dropped
+    ended = groups["committed"] + groups["sampled"] + groups["unfinished"] + dropped
     kills = [blow for blow in blows if blow.how == "kill"]
     ratios = [blow.recovered_s / blow.cold_s for blow in kills]
     final, still = summary["em_final"], quiet["em_final"]

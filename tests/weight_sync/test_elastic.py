@@ -45,7 +45,7 @@ async def test_a_killed_actor_is_no_reason_to_wait_and_comes_back(fleet, start) 
         await wait_applied(publisher, 1)
         assert torch.equal(engine.weights["head"], weights["head"])
         start("actor-1")
-        await wait_until(lambda: len(publisher._channel.peers) == 2, "it joins again")
+        await wait_until(lambda: len(publisher._channel.joined) == 2, "it joins again")
         fleet.publish(publisher, 2)
         await wait_applied(publisher, 2)
         assert fleet.subscribers[0].verified == (7, 2)
@@ -73,7 +73,7 @@ async def test_an_actor_that_dies_while_the_group_forms_is_no_reason_to_wait(
             fleet.publish(publisher, 0)
             await wait_applied(publisher, 0, 40.0)
             assert fleet.subscribers[0].verified == (7, 0)
-            assert list(publisher._channel.peers) == ["actor-0"]
+            assert list(publisher._channel.joined) == ["actor-0"]
     finally:
         over.set()
 
@@ -92,7 +92,7 @@ async def test_a_stopped_actor_is_dropped_at_the_deadline_and_catches_up(fleet, 
         await wait_applied(publisher, 1)
         assert fleet.subscribers[0].verified == (7, 1)
         stopped.send_signal(signal.SIGCONT)
-        await wait_until(lambda: len(publisher._channel.peers) == 2, "it joins again")
+        await wait_until(lambda: len(publisher._channel.joined) == 2, "it joins again")
         fleet.publish(publisher, 2)
         await wait_applied(publisher, 2)
 
@@ -168,7 +168,7 @@ async def test_bytes_that_never_come_leave_what_serves(fleet, monkeypatch) -> No
         assert engines[1].calls.count("resume") == engines[1].calls.count("pause")
 
 
-async def test_an_actor_s_name_is_taken_while_its_bearer_lives(fleet, monkeypatch) -> None:
+async def test_an_actor_s_name_is_taken_while_its_holder_lives(fleet, monkeypatch) -> None:
     monkeypatch.setattr(control, "_RIVAL_S", 0.5)
     fleet.add("actor-0")
     with fleet.publisher(1) as publisher:

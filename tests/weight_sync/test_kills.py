@@ -24,7 +24,7 @@ PROBE = tuple(range(3, 20))
 
 async def wait_for_peers(publisher: Publisher, count: int, limit_s: float = 120.0) -> None:
     deadline = time.monotonic() + limit_s
-    while len(publisher._channel.peers) < count:
+    while len(publisher._channel.joined) < count:
         assert time.monotonic() < deadline, "it joins again"
         publisher.check()
         await asyncio.sleep(0.01)

@@ -28,7 +28,7 @@ from learner.trainer import COLLECTIVES, Argument, Trainer
 from replay.protocol import Batch
 from tests.children import ends_with_us
 
-PROGRAM = Path(__file__).with_name("one_of_a_crew.py")
+PROGRAM = Path(__file__).with_name("one_led_rank.py")
 
 
 @pytest.fixture

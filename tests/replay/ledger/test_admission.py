@@ -80,8 +80,8 @@ def simulate(seed: int, bounds: Bounds, publish_every: int, steps: int = 60) -> 
             if applied[actor] < published and rng.random() < 0.5:
                 applied[actor], idle = published, 0
         for version in applied:
-            standing = len(unsampled) + step * bounds.groups_per_step
-            if can_open(standing, version, bounds) and rng.random() < 0.7:
+            admitted = len(unsampled) + step * bounds.groups_per_step
+            if can_open(admitted, version, bounds) and rng.random() < 0.7:
                 delay = int(rng.expovariate(1 / 3)) + (200 if rng.random() < 0.03 else 0)
                 unsampled[tick * 3 + len(unsampled) * 10_000] = (version, tick + delay)
                 idle = 0

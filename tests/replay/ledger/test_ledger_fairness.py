@@ -2,9 +2,9 @@
 
 The real ledger under simulated actors, learner and clock. Every fourth question is of a family
 whose rollouts always take ten times as long, as multi-hop questions do. A group that was opened is
-trained, dropped or still standing, and at the end at most (max_staleness + 1)·G stand: after 2,000
-steps of 4 that is 0.6 % of the slow family, were it all of it, so 2 % is a bound that a bias breaks
-and the end of the run does not.
+trained or dropped, but for at most (max_staleness + 1)·G that are unfinished at the end: after
+2,000 steps of 4 that is 0.6 % of the slow family, were it all of it, so 2 % is a bound that a bias
+breaks and the end of the run does not.
 """
 
 import heapq

@@ -136,7 +136,7 @@ def audited(scene: Scene) -> None:
         audit.take(RunResumed(fact.now, text) if isinstance(fact, RunResumed) else fact)
     audit.close()
     assert audit.faults == []
-    assert audit.summary()["train_groups"]["standing"] == 0
+    assert audit.summary()["train_groups"]["unfinished"] == 0
 
 
 def _run(**how: Any) -> None:

@@ -142,9 +142,9 @@ class World:
         if isinstance(fact, GroupOpened):
             assert fact.incarnation == self.incarnation
         if isinstance(fact, GroupOpened) and fact.kind == "train":
-            standing = len(self.opened.keys() - self.dropped)
+            admitted = len(self.opened.keys() - self.dropped)
             bound = (self.config.max_staleness + fact.version + 1) * self.config.groups_per_step
-            assert standing < bound, "admission"
+            assert admitted < bound, "admission"
             self.opened[fact.group_id] = fact
 
     def _take(self, name: str, lease: Lease) -> None:

@@ -34,7 +34,7 @@ def of_the_whole(payload: bytes) -> Summary | str:
         return str(error)
 
 
-def surveyed(payload: bytes) -> Summary | str:
+def summarised(payload: bytes) -> Summary | str:
     try:
         return summarise_payload(payload)
     except CodecError as error:
@@ -45,11 +45,11 @@ def surveyed(payload: bytes) -> Summary | str:
 def test_mutated_or_not_it_is_the_same(seed: int) -> None:
     rng, told = random.Random(seed), {Summary: 0, str: 0}
     payload = encoded(seed)
-    assert isinstance(surveyed(payload), Summary)
+    assert isinstance(summarised(payload), Summary)
     for _ in range(1500):
         other = mutated(payload, rng)
-        assert surveyed(other) == of_the_whole(other)
-        told[type(surveyed(other))] += 1
+        assert summarised(other) == of_the_whole(other)
+        told[type(summarised(other))] += 1
     assert min(told.values()) > 10, "of both kinds"
 
 
@@ -78,11 +78,11 @@ def test_what_is_unsound_is_refused_in_the_same_words(change: str) -> None:
     else:
         wire = msgspec.structs.replace(wire, **WHOLE[change])
     payload = msgspec.msgpack.encode(wire)
-    assert isinstance(surveyed(payload), str) and surveyed(payload) == of_the_whole(payload)
+    assert isinstance(summarised(payload), str) and summarised(payload) == of_the_whole(payload)
 
 
 def test_unscorable_with_a_cause_is_sound() -> None:
     wire = codec.decode_wire(encoded(0))
     payload = msgspec.msgpack.encode(msgspec.structs.replace(wire, reward=None, reward_cause="x"))
-    found = surveyed(payload)
+    found = summarised(payload)
     assert isinstance(found, Summary) and found == of_the_whole(payload) and found.reward is None

@@ -44,26 +44,26 @@ def router() -> FakeRouter:
 
 
 @pytest.fixture
-def peers(router: FakeRouter) -> Connections:
+def connections(router: FakeRouter) -> Connections:
     return Connections(CONFIG, router)
 
 
-def test_actor_is_silent_after_its_deadline_and_gone_after_goodbye(peers: Connections) -> None:
-    peers.heard(b"a", Heartbeat("a", {}), 0.0)
-    peers.heard(b"o", Observe(0, 0), 0.0)
-    assert peers.silent(10.0) == []
-    assert peers.silent(10.1) == [b"a"]
-    peers.heard(b"a", Goodbye("a"), 10.2)
-    assert peers.silent(99.0) == []
+def test_actor_is_silent_after_its_deadline_until_goodbye(connections: Connections) -> None:
+    connections.heard(b"a", Heartbeat("a", {}), 0.0)
+    connections.heard(b"o", Observe(0, 0), 0.0)
+    assert connections.silent(10.0) == []
+    assert connections.silent(10.1) == [b"a"]
+    connections.heard(b"a", Goodbye("a"), 10.2)
+    assert connections.silent(99.0) == []
 
 
 def test_wait_is_told_at_once_then_when_it_is_news_or_old(
-    peers: Connections, router: FakeRouter
+    connections: Connections, router: FakeRouter
 ) -> None:
     def told(reply: Reply, now_s: float) -> bool:
         before = len(router.sent)
-        peers.answer(b"l", ASK, reply, now_s)
-        peers.flush()
+        connections.answer(b"l", ASK, reply, now_s)
+        connections.flush()
         return len(router.sent) > before
 
     assert told(Wait("x", False), 0.0)
@@ -71,66 +71,69 @@ def test_wait_is_told_at_once_then_when_it_is_news_or_old(
     assert told(Wait("x", True), 0.2)
     assert told(Wait("x", True), 0.3 + WAIT_AGAIN_S)
     assert told(Done(), 1.0)
-    assert peers.kept == {}
+    assert connections.kept == {}
 
 
-def test_new_question_replaces_the_kept_one(peers: Connections, router: FakeRouter) -> None:
-    peers.answer(b"l", ASK, Wait("x", False), 0.0)
-    peers.heard(b"l", ASK, 0.1)
-    peers.answer(b"l", ASK, Wait("x", False), 0.1)
+def test_new_question_replaces_the_kept_one(connections: Connections, router: FakeRouter) -> None:
+    connections.answer(b"l", ASK, Wait("x", False), 0.0)
+    connections.heard(b"l", ASK, 0.1)
+    connections.answer(b"l", ASK, Wait("x", False), 0.1)
     assert router.sent == [(b"l", Wait("x", False))] * 2
 
 
-def test_only_what_promises_something_is_held_back(peers: Connections, router: FakeRouter) -> None:
-    peers.answer(b"l", ASK, Done(), 0.0)
-    peers.answer(b"l", ASK, Refused("no"), 0.0)
+def test_only_promises_are_held_back(connections: Connections, router: FakeRouter) -> None:
+    connections.answer(b"l", ASK, Done(), 0.0)
+    connections.answer(b"l", ASK, Refused("no"), 0.0)
     assert router.sent == [(b"l", Refused("no"))]
-    assert peers.gauges()["replay/refused_messages"] == 1.0
-    assert peers.unanswered({b"x"}) == {b"l", b"x"}
-    peers.flush()
-    assert router.sent[1:] == [(b"l", Done())] and not peers.unanswered(())
+    assert connections.gauges()["replay/refused_messages"] == 1.0
+    assert connections.unanswered({b"x"}) == {b"l", b"x"}
+    connections.flush()
+    assert router.sent[1:] == [(b"l", Done())] and not connections.unanswered(())
 
 
-def test_a_peer_that_cannot_be_reached_is_lost_once(peers: Connections, router: FakeRouter) -> None:
-    peers.heard(b"a", Heartbeat("a", {}), 0.0)
+def test_a_dead_connection_is_lost_once(connections: Connections, router: FakeRouter) -> None:
+    connections.heard(b"a", Heartbeat("a", {}), 0.0)
     router.dead.add(b"a")
-    with peers.parting(b"a"):
-        peers.send(b"a", Done())
-    assert not peers.lost
-    peers.send(b"a", Done())
-    peers.send(b"a", Done())
-    assert list(peers.lost) == [b"a"] and peers.gauges()["replay/unroutable_replies"] == 2.0
-    assert peers.forget(b"a") and not peers.forget(b"a")
+    with connections.parting(b"a"):
+        connections.send(b"a", Done())
+    assert not connections.lost
+    connections.send(b"a", Done())
+    connections.send(b"a", Done())
+    assert (
+        list(connections.lost) == [b"a"]
+        and connections.gauges()["replay/unroutable_replies"] == 2.0
+    )
+    assert connections.forget(b"a") and not connections.forget(b"a")
 
 
-def test_nobody_leaves_a_run_that_goes_on(peers: Connections) -> None:
-    assert not peers.may_leave(False, 1e9)
+def test_nobody_leaves_a_run_that_goes_on(connections: Connections) -> None:
+    assert not connections.may_leave(False, 1e9)
 
 
-def test_quiet_is_waited_for_unless_signalled(peers: Connections) -> None:
-    peers.heard(b"o", Observe(0, 0), 0.0)
-    peers.stopping(0.0)
-    assert not peers.may_leave(False, QUIET_S)
-    assert peers.may_leave(False, QUIET_S + 0.1)
-    assert peers.may_leave(True, 0.1)
+def test_quiet_is_waited_for_unless_signalled(connections: Connections) -> None:
+    connections.heard(b"o", Observe(0, 0), 0.0)
+    connections.stopping(0.0)
+    assert not connections.may_leave(False, QUIET_S)
+    assert connections.may_leave(False, QUIET_S + 0.1)
+    assert connections.may_leave(True, 0.1)
 
 
-def test_actors_are_waited_for_until_their_deadline(peers: Connections) -> None:
-    peers.heard(b"a", Heartbeat("a", {}), 0.0)
-    peers.stopping(0.0)
-    peers.stopping(15.0)
-    assert not peers.may_leave(True, 20.0 + GRACE_S)
-    assert peers.may_leave(True, 20.1 + GRACE_S)
+def test_actors_are_waited_for_until_their_deadline(connections: Connections) -> None:
+    connections.heard(b"a", Heartbeat("a", {}), 0.0)
+    connections.stopping(0.0)
+    connections.stopping(15.0)
+    assert not connections.may_leave(True, 20.0 + GRACE_S)
+    assert connections.may_leave(True, 20.1 + GRACE_S)
 
 
-def test_learner_is_waited_for_until_it_finishes(peers: Connections) -> None:
-    peers.heard(b"l", Resume(1, 0), 0.0)
-    peers.stopping(0.0)
-    assert not peers.may_leave(False, 120.0)
-    assert peers.may_leave(True, 1.0)
-    assert peers.may_leave(False, 126.0)
-    peers.heard(b"l", Finish(1), 120.0)
-    assert peers.may_leave(False, 122.1)
+def test_learner_is_waited_for_until_it_finishes(connections: Connections) -> None:
+    connections.heard(b"l", Resume(1, 0), 0.0)
+    connections.stopping(0.0)
+    assert not connections.may_leave(False, 120.0)
+    assert connections.may_leave(True, 1.0)
+    assert connections.may_leave(False, 126.0)
+    connections.heard(b"l", Finish(1), 120.0)
+    assert connections.may_leave(False, 122.1)
 
 
 def test_after_a_restart_who_was_there_is_waited_for() -> None:
@@ -138,25 +141,25 @@ def test_after_a_restart_who_was_there_is_waited_for() -> None:
     learning.stopping(0.0)
     assert not learning.may_leave(False, 60.0)
     assert learning.may_leave(True, 60.0)
-    peers = Connections(CONFIG, FakeRouter())
-    peers.stopping(0.0)
-    assert not peers.may_leave(False, 20.0, awaited=True)
-    assert peers.may_leave(False, 20.0, awaited=False)
-    assert peers.may_leave(True, 20.0, awaited=True)
-    assert peers.may_leave(False, 20.1 + GRACE_S, awaited=True)
+    connections = Connections(CONFIG, FakeRouter())
+    connections.stopping(0.0)
+    assert not connections.may_leave(False, 20.0, awaited=True)
+    assert connections.may_leave(False, 20.0, awaited=False)
+    assert connections.may_leave(True, 20.0, awaited=True)
+    assert connections.may_leave(False, 20.1 + GRACE_S, awaited=True)
 
 
 def test_actors_are_spoken_to_by_the_name_they_last_gave(
-    peers: Connections, router: FakeRouter
+    connections: Connections, router: FakeRouter
 ) -> None:
     def spoken_to(name: str | None) -> list[bytes]:
         router.sent.clear()
-        peers.probe(name)
+        connections.probe(name)
         return [peer for peer, _ in router.sent]
 
     for peer, name in ((b"1", "a"), (b"2", "b"), (b"3", "a")):
-        peers.heard(peer, Heartbeat(name, {}), 0.0)
+        connections.heard(peer, Heartbeat(name, {}), 0.0)
     assert spoken_to("a") == [b"1", b"3"]
     assert spoken_to(None) == [b"1", b"2", b"3"]
-    peers.heard(b"1", Goodbye("a"), 0.0)
+    connections.heard(b"1", Goodbye("a"), 0.0)
     assert spoken_to("a") == [b"3"] and spoken_to("c") == []

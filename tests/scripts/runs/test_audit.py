@@ -51,8 +51,8 @@ def test_a_resumed_run_closes(make_recorded_run: Callable[..., RecordedRun]) -> 
     assert summary["steps"] == 2 and summary["steps_committed"] == 1
     groups = summary["train_groups"]
     assert (groups["committed"], groups["sampled"], groups["dropped: no_signal"]) == (2, 2, 2)
-    assert groups["opened"] == 6 + groups["standing"]
-    assert summary["eval_groups"] == {"opened": 2, "answered": 2, "standing": 0}
+    assert groups["opened"] == 6 + groups["unfinished"]
+    assert summary["eval_groups"] == {"opened": 2, "answered": 2, "unfinished": 0}
     leases = summary["leases"]
     assert leases["given"] == leases["delivered"] == 16 and leases["held"] == 0
 

@@ -225,12 +225,12 @@ def test_interrupted_while_it_measures_what_is_held_out_it_takes_no_step(
 def test_a_folder_that_cannot_be_written_is_bad_input(
     start: Callable[..., Started], given: list[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "out" / "course.json.draft").mkdir(parents=True)  # not even root can write it
+    (tmp_path / "out" / "curriculum.json.draft").mkdir(parents=True)  # not even root can write it
     run = start(*given, "--out", str(tmp_path / "out"))
     assert run.ended() == Exit.BAD_INPUT, run.said
     said = f"forage: --out '{tmp_path}/out': Is a directory: name another folder"
     assert run.said.splitlines()[-1] == said and "Traceback" not in run.said
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["course.json.draft"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["curriculum.json.draft"]
 
 
 @pytest.mark.soak("commands")
@@ -251,7 +251,7 @@ def test_it_outlives_the_shell_that_started_it(
 ) -> None:
     out = tmp_path / "out"
     words = [*given, "--out", str(out), "--epochs", "1"]
-    begun = f'"$@" & until [ -e "{out}/course.json" ]; do sleep 0.1; done'
+    begun = f'"$@" & until [ -e "{out}/curriculum.json" ]; do sleep 0.1; done'
     run = start(*words, by=("sh", "-c", begun, "sh"))
     assert run.process.wait(DEADLINE_S) == 0 and run.others and not (out / "model").exists()
     assert run.ended(DEADLINE_S) == 0

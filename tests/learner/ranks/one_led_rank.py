@@ -1,4 +1,4 @@
-"""One of several ranks: `python one_of_a_crew.py FOLDER RANK`; rank 0 leads two steps, then waits.
+"""One of several ranks: `python one_led_rank.py FOLDER RANK`; rank 0 leads two steps, then waits.
 
 FOLDER holds `config.json` and `share-STEP.RANK`. Rank 0 writes `steps` when it has done its work,
 and closes when `close` appears.
