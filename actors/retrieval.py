@@ -1,4 +1,8 @@
-"""The retriever of a run: a client of a retrieval server, or the log of a recorded run."""
+"""The retriever of a run: a client of its retrieval server, or the log of a recorded run.
+
+A 503 is retried in `retrieval_server/client.py` (`_post`); one that lasts ends the rollout as a
+failed lease, to be leased again (`_serve` in `actors/runner.py`): it is never text or a reward.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +21,21 @@ _NO_SCORE = float("nan")  # scores are not on record
 _SHOWN = 200  # characters of a query that a message quotes
 
 Results = dict[str, tuple[str, ...]]  # query → passage ids, best first
+
+
+def open_retrieval(config: Config) -> "Retrieval":
+    """Make the configured retriever, for `async with`. Raises ConfigError."""
+    asked = config.retrieval
+    if asked.recorded:
+        return RecordedRetriever.open(config)
+    return RetrievalClient(
+        retrieval_url(config),
+        timeout_s=asked.timeout_s,
+        retries=asked.retries,
+        max_connections=asked.max_connections,
+        token=read_token(asked.token_file),
+        cache_queries=asked.cache_queries,
+    )
 
 
 class RecordedRetriever:
@@ -103,21 +122,6 @@ class RecordedRetriever:
 
 
 Retrieval = RetrievalClient | RecordedRetriever
-
-
-def open_retrieval(config: Config) -> Retrieval:
-    """Make the configured retriever, for `async with`. Raises ConfigError."""
-    asked = config.retrieval
-    if asked.recorded:
-        return RecordedRetriever.open(config)
-    return RetrievalClient(
-        retrieval_url(config),
-        timeout_s=asked.timeout_s,
-        retries=asked.retries,
-        max_connections=asked.max_connections,
-        token=read_token(asked.token_file),
-        cache_queries=asked.cache_queries,
-    )
 
 
 def results_of(rollouts: Iterable[Searched], shuffled: bool) -> Results:

@@ -1,4 +1,4 @@
-"""Keeps rollouts in flight: each lease becomes one delivered trajectory or one failed lease.
+"""The runner of rollouts: each lease becomes one delivered trajectory or one failed lease.
 
 Consumes leases (or Stop) and the verified versions; produces trajectories, and failed leases with
 the searches made; waits for the next lease, for rollouts (each bounded by `rollout_deadline_s`)

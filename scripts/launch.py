@@ -1,4 +1,4 @@
-"""The launch script: `forage train CONFIG …`; with `--resume RUN …` it is `forage resume RUN …`."""
+"""`scripts/fleet/launch.py` as a script: `forage train`; with `--resume RUN` `forage resume`."""
 
 import sys
 

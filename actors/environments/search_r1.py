@@ -1,4 +1,5 @@
-"""`search_r1`: the policy searches, uses tools and answers between tags, in one running text.
+"""The environment `search_r1` (its score: `actors/rewards/search_r1.py`): in one running text, the
+policy searches, uses tools and answers between tags.
 
 N turns, each a search, a use of a tool or a malformed action, then one completion without search,
 whose `<answer>` the environment opens if `environment.force_answer` says so. Actions are parsed

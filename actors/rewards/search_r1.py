@@ -1,4 +1,5 @@
-"""Search-R1's scores of a whole text, bug by bug, for comparison with its published numbers. Pure.
+"""Search-R1's score of a whole text (its environment: `actors/environments/search_r1.py`), bug by
+bug, for comparison with its published numbers. Pure.
 
 Source: PeterGriffinJin/Search-R1, verl/utils/reward_score/qa_em.py (v0.2) and qa_em_format.py
 (v0.3); `tests/vectors/reward.json` holds their outputs. The text is prompt and response together,

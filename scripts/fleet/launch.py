@@ -1,4 +1,5 @@
-"""The launcher of a run: trains (or, with total_steps 0, evaluates) a model, or goes on with a run.
+"""The launcher of a run, `forage train` and `forage resume`: trains a model (with total_steps 0,
+evaluates it), or goes on with a run. `scripts/launch.py` only calls it.
 
 Checks everything first, then places retrieval server, replay, learner and actors, shows the run,
 ends it with the first cause when a process dies, and leaves `summary.json` whatever happens.
