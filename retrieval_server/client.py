@@ -50,7 +50,7 @@ _UNUSED_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 class Backoff:
-    """Pauses doubled from `first_s` to `longest_s`; jittered: callers return out of step."""
+    """Pauses doubled from `first_s` to `longest_s`, jittered so that callers return out of step."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
         self._first_s, self._longest_s = first_s, longest_s
@@ -63,7 +63,7 @@ class Backoff:
 
 
 class Latencies:
-    """How long recent successful calls took, retries included."""
+    """Seconds that recent successful calls took, retries included."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
@@ -146,8 +146,8 @@ class RetrievalClient:
     async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
         """Per query at most `top_k` passages, best first; no match is an empty list.
 
-        Raises RetrievalTimeout, RetrievalUnavailable, BadReply (each after its retries; with no
-        connection at the deadline) or, for a request that no retry would help, RetrievalRefused.
+        Raises RetrievalTimeout (also where no connection was free in time), RetrievalUnavailable or
+        BadReply, each after its retries, and RetrievalRefused where no retry would help.
         """
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {top_k!r}")
@@ -172,7 +172,7 @@ class RetrievalClient:
         return passages
 
     def gauges(self) -> dict[str, float]:
-        """Counts since the start, and latencies of recent successful calls."""
+        """Return counts since the start, and latencies of recent successful calls."""
         return {
             "retrieval/requests": float(self._requests),
             "retrieval/errors": float(self._errors),  # calls that failed after their retries
@@ -276,7 +276,7 @@ class _Poster:
 def parse_reply(
     response: httpx.Response, content: bytes, expected: int, url: str
 ) -> list[list[Passage]]:
-    """The `expected` lists of passages in a reply.
+    """Return the `expected` lists of passages in a reply.
 
     Over a Lucene index, Search-R1's servers send no ids: a passage is then named after its contents
     (`blake3-` and 16 hexadecimal digits). Where FAISS finds too little they send some other passage

@@ -54,11 +54,11 @@ class Verification:
         return name in self._in_a_row
 
     def unfit(self, names: Iterable[str]) -> dict[str, str]:
-        """Those of them who get the version anew, and why; asked once."""
+        """Take out those of `names` that get the version anew, with the reason for each."""
         return {name: self._unfit.pop(name) for name in names if name in self._unfit}
 
     def _differing(self, version: int, said: Mapping[str, str]) -> dict[str, str]:
-        """Those who differ from more than half of all; where there is no such half, everybody."""
+        """Return who differs from more than half of all; where there is no such half, everybody."""
         if version != self._version:
             self._version, self._checksums = version, {}
         self._checksums.update(said)

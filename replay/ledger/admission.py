@@ -1,4 +1,4 @@
-"""Which groups may be opened and which may be trained: the two rules that bound staleness.
+"""Admission: which groups may be opened, which may be trained; the two rules bound staleness.
 
 Staleness is the learner's step s (steps completed) less the version under which a group was
 opened. With G groups per step, a group is opened only while fewer than (max_staleness + v + 1)·G

@@ -101,7 +101,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Said(msgspec.Struct, frozen=True):
-    """When a connection was last heard, and as whom it spoke."""
+    """The last word of a connection: its time, and the actor that it spoke as."""
 
     at_s: float
     actor_id: str

@@ -48,7 +48,7 @@ class Restarts:
 
     @property
     def waiting(self) -> set[str]:
-        """Those that are about to be started again, or have not said that they are ready."""
+        """Processes that are about to be started again, or have not said that they are ready."""
         return self._due.keys() | self._unready
 
     def due_in_s(self) -> float:
@@ -213,13 +213,13 @@ def is_rank(name: str) -> bool:
 
 
 def cause_of(member: Member, code: int) -> str:
-    """How a process ended, where its log is, and the end of that."""
+    """Say how a process ended and where its log is, and quote the end of that."""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     return f"{member.name} {how} (log: {member.log_path})\n{member.last_words()}".rstrip()
 
 
 def first_cause(fleet: Fleet, broken: Mapping[str, int]) -> str:
-    """How the likeliest cause ended: a killed process before a failed one, consequences last."""
+    """Say how the likeliest cause ended: a kill before a failure, consequences last."""
     name, code = min(broken.items(), key=_blame)
     return cause_of(fleet.members[name], code)
 

@@ -43,7 +43,7 @@ SWEEP_DEADLINE_S = 15.0
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How many reports and evaluations a run's log holds; `log` is False where there is none."""
+    """Counts of the reports and evaluations in a run's log; `log` is False where there is none."""
 
     log: bool = False
     reports: int = 0

@@ -27,7 +27,7 @@ class Wanted:
         self._last = ""
 
     def change(self) -> int | None:
-        """How many actors are wanted, if that is news."""
+        """Return the number of actors wanted, if that is news."""
         try:
             text = self._path.read_text()
         except OSError:

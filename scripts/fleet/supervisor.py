@@ -198,7 +198,7 @@ class Supervisor:
         self._heard_s = time.monotonic()
 
     def _logged_cause(self) -> str:
-        """Why the run stopped, when replay has left before it could be asked."""
+        """The cause of the stop on record, for when replay has left before it could be asked."""
         cause = ""
         for record in read_whole(Path(self._config.run_dir) / "events.log"):
             if isinstance(record, RunResumed):

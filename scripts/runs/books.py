@@ -231,7 +231,7 @@ class Audit:
         return bool(self._place(group_id)) or (self._kinds[group_id] == "eval" and answered)
 
     def _place(self, group_id: int) -> str:
-        """Where a group that is neither open nor ready is."""
+        """Return what became of a group; empty where it is open or ready."""
         if step := self._trained_in.get(group_id):
             return f"trained at step {step}"
         return f"dropped ({self._gone[group_id]})" if group_id in self._gone else ""

@@ -177,7 +177,7 @@ def _fleet(fleet: dict[str, dict[str, float]], earlier: Counter[str]) -> dict[st
 
 
 def _pauses(reports: Iterable[dict[str, float]], train_wall_s: float | None) -> dict[str, Any]:
-    """How long weight updates held the slowest actor up: the share of time, and the p99."""
+    """The share of time that weight updates held the slowest actor up, and the p99 of a pause."""
     name = "sync/generation_pause_s"
     pauses = [report[name] for report in reports if name in report]
     return {

@@ -73,7 +73,7 @@ def with_port(retrieval: RetrievalConfig) -> RetrievalConfig:
 
 
 def can_listen(retrieval: RetrievalConfig) -> str:
-    """Why nothing can listen at the section's port; empty when it is free."""
+    """Return why nothing can listen at the section's port; empty when it is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,1 +1,1 @@
-"""How well waiting for searches is hidden."""
+"""The benchmark of how well waiting for searches is hidden."""

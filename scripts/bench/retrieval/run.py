@@ -190,7 +190,7 @@ def medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def compared(found: dict[str, dict[str, list[Any]]]) -> dict[str, int]:
-    """How many queries both ours and another side answered, and how many of those otherwise."""
+    """Count the queries that ours and another side answered, and those answered otherwise."""
     ours = found.get("ours", {})
     others = {side: each for side, each in found.items() if side != "ours"}
     both = [(query, each[query]) for each in others.values() for query in ours if query in each]
