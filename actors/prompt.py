@@ -1,5 +1,5 @@
-"""Tokenisation, the only place where text becomes tokens and back: questions, observations and
-corrections; and the tokens that end a completion.
+"""Tokenisation, the only place where text becomes tokens and back: questions, observations (the
+passages shown) and corrections; and the tokens that end a completion.
 
 Pieces are tokenised apart and joined as ids, so that the tags around passages survive every cut and
 a piece has the same ids wherever it stands.
@@ -66,11 +66,11 @@ class Prompter:
     ) -> Tokens:
         """Return int32[P]: the prompt of a question, through the chat template where there is one.
 
-        The template is `questions.prompt`, or where that is empty or Search-R1's (its default once,
-        so that configs of earlier runs hold it) the environment's `own`, with {question},
-        {searches} and, for `passages`, {passages}; without that field they follow it as in an
-        observation. The question is stripped and ends with a question mark, as in Search-R1's
-        `make_prefix`.
+        The template is `questions.prompt`, or the environment's `own` where that is empty or
+        Search-R1's (once its default, which configs of earlier runs hold). {question}, {searches}
+        and, with `passages`, {passages} are filled in; passages follow a template that lacks their
+        field, as in an observation. The question is stripped and ends with a question mark, as in
+        Search-R1's `make_prefix`.
         """
         asked = self._questions.prompt
         template = own if asked in ("", SEARCH_R1_PROMPT) else asked

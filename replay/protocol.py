@@ -119,8 +119,8 @@ class LeaseFailed(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Every `replay.heartbeat_s`: an actor's gauges, and how things stand, in case a message got
-    lost: its last statement, and what a Hello would tell.
+    """An actor's gauges, every `replay.heartbeat_s`; in case a message got lost, also its last
+    statement and what a Hello would tell.
     """
 
     actor_id: str
@@ -154,8 +154,8 @@ class Welcome(Message, frozen=True):
 
 
 class Unknown(Message, frozen=True):
-    """Reply to an actor not known here, as replay was started again or lost it, or one that has
-    long told another story than what is on record, or whose message could not be read: say Hello.
+    """Reply to an actor that is to say Hello: replay was started again or lost it, has long heard
+    from it something else than what is on record, or could not read its message.
     """
 
 
@@ -204,7 +204,7 @@ class Resume(Message, frozen=True):
 
 
 class Sample(Message, frozen=True):
-    """Learner at step s asks, once, for the batch of step s + 1: replay keeps the question."""
+    """The learner at step s asks, once, for the batch of step s + 1; replay keeps the question."""
 
     incarnation: int
     step: int
@@ -261,14 +261,14 @@ class Batch(Message, frozen=True):
 
 
 class Wait(Message, frozen=True):
-    """Reply to Sample: not yet; who is waited for, for what. The question stays with replay."""
+    """Reply to Sample: not yet, with who is waited for; the question stays with replay."""
 
     reason: str
     oldest: bool  # True: a batch could be filled but an older unfinished group must come first
 
 
 class EvalProgress(Message, frozen=True):
-    """Reply to Evaluate: finished rollouts of all; `result` when done."""
+    """Reply to Evaluate: how many rollouts are finished, of how many; `result` when all are."""
 
     done: int
     total: int
@@ -283,14 +283,14 @@ class Done(Message, frozen=True):
 
 
 class Observe(Message, frozen=True):
-    """Launcher → replay: ask how the run stands, for what comes after these counts."""
+    """The launcher asks how the run stands, and for the reports after these counts."""
 
     after_step: int
     after_evaluation: int
 
 
 class Status(Message, frozen=True):
-    """Reply to Observe."""
+    """Reply to Observe: how the run stands."""
 
     steps: tuple[StepReport, ...]
     evaluations: tuple[EvalResult, ...]
@@ -301,7 +301,7 @@ class Status(Message, frozen=True):
 
 
 class Shutdown(Message, frozen=True):
-    """Launcher → replay: stop leasing, answer Sample with Stop(cause)."""
+    """The launcher ends the run: replay stops leasing and answers Sample with Stop(cause)."""
 
     cause: str
 
@@ -310,7 +310,7 @@ class Shutdown(Message, frozen=True):
 
 
 class Describe(Message, frozen=True):
-    """An actor about to join → replay: ask what the run is. The server answers at any time."""
+    """An actor about to join asks what the run is; the server answers at any time."""
 
 
 class Described(Message, frozen=True):

@@ -3,8 +3,8 @@
 `GET /health` (alive), `/ready` (takes searches), `/info` (what is served), `/metrics` (Prometheus),
 `/docs` (OpenAPI). Replies are encoded straight from the wire types: FastAPI's own serialisation
 costs more than a search does. The index runs on a thread of its own behind a batcher; both live in
-the lifespan. A search waits at most
-`Limits.deadline_s`, and none is taken in beyond `Limits.waiting_queries`: then 503 and Retry-After.
+the lifespan. A search waits at most `Limits.deadline_s`, and none is taken in beyond
+`Limits.waiting_queries`: then the answer is 503 with Retry-After.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 Each stage waits for all actors of the group, with a deadline that names those who are silent. An
 actor that dies or comes back ends the stage: it is dropped and may join again, and the others get
-the version anew. Knows no socket and no thread.
+the version anew. Sockets and threads are unknown here.
 """
 
 import logging

@@ -60,8 +60,8 @@ class Channel(Protocol):
         """Forget an actor; it may join again."""
 
     def receive(self, deadline: float | None) -> FromActor | None:
-        """The next message; None at the deadline (monotonic seconds) or when interrupted. A Join
-        is of an actor that was not there, or came back on another connection.
+        """Return the next message; None at the deadline (monotonic seconds) or when interrupted.
+        A Join comes from an actor that was not there, or that is back on another connection.
         """
 
 
@@ -111,7 +111,7 @@ class RouterChannel:
         self._routing_ids.pop(actor_id, None)
 
     def receive(self, deadline: float | None) -> FromActor | None:
-        """The next message; None at the deadline (monotonic), a bell or no news. Raises Closing."""
+        """Return the next message; None at the deadline, a bell or no news. Raises Closing."""
         left_ms = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000))
         poller = zmq.Poller()
         for readable in (self._router, self._wake):
@@ -204,8 +204,8 @@ class Link:
         self._context.term()
 
     async def send(self, message: FromActor) -> None:
-        """Send one message; lost when the learner has been gone for long, or the connection has
-        ended for good (its bytes were changed on the way): it hears Join again, on a new one.
+        """Send one message. It is lost where the learner has long been gone or the connection has
+        ended for good (bytes were changed on the way); Join goes out again, on a new connection.
         """
         try:
             await self._dealer.send(encode(message), zmq.NOBLOCK)
@@ -215,7 +215,7 @@ class Link:
             self._dealer.connect(self._endpoint)
 
     async def next(self, limit_s: float) -> FromLearner | None:
-        """The next message, None when there is none within `limit_s`."""
+        """Return the next message; None where there is none within `limit_s`."""
         if not await self._dealer.poll(int(limit_s * 1000)):
             return None
         message: FromLearner = decode_from_learner(await self._dealer.recv())

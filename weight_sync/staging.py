@@ -1,8 +1,8 @@
 """Two reused sets of buckets: the learner's thread fills, the publisher's thread sends.
 
-Never waits: while one parcel is being sent, or kept for an actor that comes late, the other set is
-filled, and filled again by the next version if nobody has asked for it (the latest wins). A set
-that is being filled or sent is in nobody else's hands, so no parcel is ever torn.
+Neither thread waits: while one parcel is being sent, or kept for an actor that comes late, the
+other set is filled, and filled again by the next version if nobody has asked for it (the latest
+wins). A set that is being filled or sent is in nobody else's hands, so no parcel is ever torn.
 """
 
 import threading

@@ -1,10 +1,10 @@
 """Worker extension of vLLM: writes received versions, or a snapshot file, into the model in place.
 
-It waits as `receiver` does. Named to vLLM as `worker_extension_cls=protocol.WORKER_EXTENSION`:
-`collective_rpc` then finds these methods, and this module is imported before the model is loaded.
+It waits as `receiver` does. vLLM gets it as `worker_extension_cls=protocol.WORKER_EXTENSION`, so
+that `collective_rpc` finds these methods, and this module is imported before the model is loaded.
 (vLLM's own weight transfer carries no digest, has no deadline and cannot lose a receiver.)
 
-The latter matters on a CPU. There vLLM packs every linear weight for oneDNN and throws the plain
+That import matters on a CPU. There vLLM packs every linear weight for oneDNN and throws the plain
 one away, a tied LM head keeps a packed copy of its own that no reload refreshes, and a layerwise
 reload takes 15-50 ms (1.5 s the first time). Left unpacked, weights are plain parameters as on a
 GPU: `load_weights` copies into them in 2 ms (demo-size model; tokens/s unchanged), and a tied head

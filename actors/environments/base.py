@@ -1,5 +1,5 @@
-"""The interface of environments, which parse the policy's action and return an observation, and
-what they share: the retriever of one rollout, the budgets and the texts on them.
+"""The interface of environments, which parse the policy's action and return an observation; and
+what they share: the retriever of one rollout, the budgets, and the texts that tell them.
 
 Retrieval errors pass through: they are infrastructure's, so they never become text or a reward.
 """
@@ -36,7 +36,7 @@ class Retriever(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The result of one turn; without `stop` the rollout goes on. observation_tokens: int32[O]."""
+    """The result of one turn; without `stop` the rollout goes on. `observation_tokens` int32[O]."""
 
     observation_tokens: NDArray[np.int32]
     searches: tuple[Search, ...] = ()

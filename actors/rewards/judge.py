@@ -200,7 +200,7 @@ def read_verdict(reply: str) -> float | None:
 
     A thought before the verdict is passed over. The verdict is the whole reply, else the last one
     that is named ("Score: 0.5"), else a yes or no that opens the reply, else its last line. Where a
-    JSON object has a key for it (`{"verdict": "no"}`), that key's value and nothing else.
+    JSON object has a key for it (`{"verdict": "no"}`), that key's value alone counts.
     """
     text = _THOUGHT.sub("", reply).strip()
     lines = text.splitlines()

@@ -1,5 +1,5 @@
 """A cache of asynchronous results with single-flight requests: any number of callers of one key
-share one request. Errors are not cached. Of one event loop.
+share one request. Errors are not cached. All callers are of one event loop.
 """
 
 import asyncio

@@ -1,16 +1,16 @@
 """The loss of one micro-batch: objective × behaviour weight × coefficient, plus the KL to the
-anchor. The only place where weights multiply, masks act and tokens are summed.
+anchor. Here alone weights multiply, masks act and tokens are summed.
 
     loss = Σ_t c_t (w_t L_t + kl_coef · sg(min(w_t ρ_t, C)) · KL_t)
 
-w_t ρ_t, behaviour weight times policy ratio, is the whole correction of a token: L_t holds its ρ_t
-already, an estimator of the KL does not, and without it would be one under the policies that
-sampled. It is capped like the behaviour weight (C), or one token that has become likely could
+w_t ρ_t, behaviour weight times policy ratio, is the whole correction of a token. L_t holds its ρ_t
+already; an estimator of the KL does not, and without ρ_t would be one under the policies that
+sampled. w_t ρ_t is capped like the behaviour weight (C), or one token that has become likely could
 outweigh a batch. A token that must not act has w_t = 0 in both terms. The coefficients c_t are
 those of the token's sequence, fixed for the whole step before anything is masked or rejected.
 
-Callable on any slice of the action tokens: the head evaluates it chunk by chunk and makes the
-gradient there.
+A `TokenLoss` may be called on any slice of the action tokens: the head evaluates it chunk by chunk
+and makes the gradient there.
 """
 
 import math
@@ -28,10 +28,8 @@ Reduction = Literal["token_mean", "sequence_mean", "constant_length"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """All tensors float[N] over the action tokens, without gradient; `weights` are 0 where a token
-    must not act.
-
-    `reference` None: no KL term.
+    """The loss of N action tokens. Tensors are float[N], without gradient; `weights` are 0 where a
+    token must not act; without a `reference` there is no KL term.
     """
 
     objective: Objective
@@ -45,22 +43,22 @@ class TokenLoss:
     kl_cap: float = math.inf
 
     def __call__(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> Tensor:
-        """Scalar: the chunk's share of the step's loss; `current_logprobs` float[n]."""
+        """Return the chunk's share of the step's loss, a scalar; `current_logprobs` float[n]."""
         return self.tokens(current_logprobs, chunk).sum()
 
     def tokens(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> Tensor:
-        """float[n]: each token's part of that share."""
+        """Return float[n]: each token's part of that share."""
         losses = self.weights[chunk] * self.policy(current_logprobs, chunk).losses
         if self.reference is not None and self.kl_coef:
             losses = losses + self.kl_coef * self.divergence(current_logprobs, chunk)
         return losses * self.coefficients[chunk]
 
     def policy(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> PolicyLoss:
-        """The objective's own losses, unweighted, and where its trust region acted."""
+        """Return the objective's own losses, unweighted, and where its trust region acted."""
         return self.objective(current_logprobs, self.terms.part(chunk), self.bounds)
 
     def divergence(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> Tensor:
-        """float[n]: the weighted estimate of the KL to the anchor, token by token."""
+        """Return float[n]: the weighted estimate of the KL to the anchor, token by token."""
         assert self.reference is not None
         ratio = policy_ratio(current_logprobs.detach(), self.terms.proximal[chunk])
         weights = (self.weights[chunk] * ratio).clamp(max=self.kl_cap)
@@ -70,7 +68,7 @@ class TokenLoss:
 def row_coefficients(
     action_counts: Sequence[int], reduction: Reduction, constant_length_tokens: int
 ) -> list[float]:
-    """The factor of every token loss of each sequence of the step; the loss is the plain sum.
+    """Return the factor of each sequence's token losses; the step's loss is their plain sum.
 
     A denominator local to a micro-batch or a rank, or one that shrinks with rejection, would weigh
     tokens by their company. With n_i action tokens in sequence i, and S sequences that have any:

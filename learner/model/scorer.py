@@ -1,7 +1,7 @@
 """A causal language model that scores tokens: log-probs and entropies at action positions only.
 
-The output head runs on the positions whose *next* token is
-trained: prompts and observations cost a hidden state each, never a row of logits.
+The output head runs on the positions whose *next* token is trained: prompts and observations cost
+a hidden state each, never a row of logits.
 """
 
 from pathlib import Path

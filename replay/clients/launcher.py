@@ -1,4 +1,4 @@
-"""Connections to replay of who trains nothing: the launcher's, and that of an actor about to join.
+"""Connections to replay that train nothing: the launcher's, and that of an actor about to join.
 
 Every wait has a name and ends with ReplayTimeout when replay is silent for `restart_deadline_s`.
 """

@@ -4,9 +4,9 @@ inbox of what has come and is not taken yet. Times are given, in monotonic secon
 All messages of an actor travel in order on one connection, which outlives replay's process. So a
 lease that was given back before a Hello needs no repetition: wherever LeaseFailed got lost, the
 Hello no longer names the lease, and replay returns what is not held. A delivery from before a Hello
-that is still unacknowledged when the Welcome comes was lost, and is sent again; none else is. Of
-several Hellos until a Welcome the first counts, as nobody knows which one it answers; what was lost
-behind that one, the heartbeats tell replay, which asks for another Hello.
+that is still unacknowledged when the Welcome comes was lost, and is sent again; no other is. Of
+several Hellos before a Welcome the first counts, as nobody knows which one the Welcome answers; the
+heartbeats tell replay what was lost after it, and replay asks for another Hello.
 """
 
 import asyncio
@@ -127,7 +127,7 @@ class Inbox:
         self._acknowledgements.pop(key, None)
 
     def take(self, reply: wire.Reply) -> list[wire.Lease]:
-        """File a reply; return the leases that go back, as Stop came before they were begun.
+        """File a reply; return the leases that go back because Stop came before they were begun.
 
         Raises RefusedByReplay on Refused.
         """

@@ -1,4 +1,4 @@
-"""Replay's decisions about actors: each message of theirs becomes facts and direct replies.
+"""Replay's decisions about actors: each of their messages becomes facts and direct replies.
 
 The first durable delivery of a sibling wins, whoever makes it. Leases are pushed apart, by
 `replay.ledger.leasing`.

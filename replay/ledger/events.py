@@ -1,4 +1,4 @@
-"""Events, that go into the ledger, and outcomes, that come out of it.
+"""Events that go into the ledger, and outcomes that come out of it.
 
 A peer is the opaque address of a connection (the server uses the socket's routing id, for actors,
 learner and launcher alike). The ledger itself remembers which peer an actor spoke from in its

@@ -1,7 +1,7 @@
 """A group: the siblings of one question, who rolls each out, and what has been delivered; and the
 failed attempts at each question since it was last answered, which decide when it is given up.
 
-Only `replay.ledger.state` changes a group; decisions are made of its predicates.
+Only `replay.ledger.state` changes a group; decisions are made from its predicates.
 """
 
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from replay.log.summary import Summary
 from replay.trajectory import Kind, Question
 
 EVAL_SIBLINGS = 2  # greedy, then T = 1
-# Given back for a restart of replay's, because no retrieval server was there, or it had too much to
-# do or lets nobody in, or because a user's tool or environment failed: however often that happens,
-# it says nothing about the question. (Where it does, the group's deadline counts it.)
+# Replay was started again; the retrieval server was not there, had too much to do or let nobody in;
+# a user's tool or environment failed. However often a lease comes back for that, it says nothing of
+# the question. (Where it does after all, the group's deadline counts it.)
 NOBODYS_FAULT = (
     "not_held",
     "absent",
@@ -59,7 +59,7 @@ class Group:
 
     @property
     def undelivered(self) -> tuple[int, ...]:
-        """Siblings without a trajectory, leased or not."""
+        """The siblings without a trajectory, leased or not."""
         return tuple(i for i in range(self.size) if i not in self.summaries)
 
     @property
@@ -74,12 +74,12 @@ class Group:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Siblings to be leased."""
+        """The siblings to be leased."""
         return tuple(i for i in range(self.size) if self.misses(i))
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """Rewards of the scorable siblings."""
+        """The rewards of the scorable siblings."""
         found = (summary.reward for summary in self.summaries.values())
         return tuple(reward for reward in found if reward is not None)
 

@@ -1,4 +1,4 @@
-"""Replay's decisions about the learner: each message of its becomes facts and one reply.
+"""Replay's decisions about the learner: each of its messages becomes facts and one reply.
 
 A message of any but the latest incarnation is refused, which fences a stopped learner that wakes
 up. A sampled step is served in the same composition as often as it is asked for, until it is

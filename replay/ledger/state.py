@@ -3,7 +3,7 @@
 Every train group is in one place: open → ready → sampled(step) → committed, or dropped by a counted
 cause; payloads are kept from delivery until it is committed or dropped.
 
-The journal makes decisions facts: taken into the state at once, then appended to the log.
+The journal makes decisions facts, taken into the state at once and then appended to the log.
 """
 
 from collections import deque

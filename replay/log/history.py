@@ -85,7 +85,7 @@ class Searched(msgspec.Struct, frozen=True):
 
 
 class SearchLog:
-    """The searches of one run. `compacted`: rollouts that the last fold found without theirs."""
+    """The searches of one run; `compacted` counts rollouts that the last fold lacked."""
 
     def __init__(self, run_dir: str | Path) -> None:
         self.path = Path(run_dir) / FILE_NAME
@@ -102,7 +102,7 @@ class SearchLog:
     def rollouts(self) -> Iterator[Searched]:
         """Yield every delivered rollout, also one without a search, in the order of the deliveries.
 
-        A rollout that came after its sibling had been delivered leaves none. Raises LogError,
+        One that an earlier delivery of its sibling superseded is not among them. Raises LogError,
         CodecError.
         """
         self.compacted = 0
@@ -113,8 +113,8 @@ class SearchLog:
                 yield _searched(delivered, opened.question)
 
     def failed(self) -> Iterator[LeaseReturned]:
-        """Yield every lease that ended without a trajectory; in its `searches`, as far as its actor
-        could tell, passages are best first, whatever order they were shown in. Raises LogError.
+        """Yield every lease that ended without a trajectory. Its `searches`, as far as its actor
+        told them, hold passages best first, in whatever order they were shown. Raises LogError.
         """
         return (record for record in read_whole(self.path) if isinstance(record, LeaseReturned))
 
@@ -138,8 +138,8 @@ class Recording:
 
     @classmethod
     def of(cls, run_dir: str | Path) -> "Recording":
-        """Read a run's log once. Raises LogError without one, without a batch, on a gap, and
-        where payloads of a batch were compacted away.
+        """Read a run's log once. Raises LogError where there is no log or no batch, where a batch
+        is missing between others, and where payloads of one were compacted away.
         """
         recording = cls(Path(run_dir) / FILE_NAME)
         for place, record in enumerate(read_whole(recording.path)):
@@ -156,7 +156,7 @@ class Recording:
         return parse(self.texts[self.in_force(step)], overrides, str(self.path))
 
     def batches(self) -> Iterator[Batch]:
-        """Yield batches from step 1 on; holds payloads until their group is trained or dropped."""
+        """Yield batches from step 1 on; payloads stay until their group is trained or dropped."""
         groups = GroupHistory()
         for place, record in enumerate(read_whole(self.path)):
             groups.take(record)
