@@ -2,7 +2,8 @@
 
 Each reads only the policy's own tokens and the actions taken on them: a tag in the prompt, in a
 passage or in the corrective text, or one begun in a turn and closed in the next, is worth nothing
-and costs nothing. Without an answer every part of the answer is 0. Penalties are 0 or less.
+and costs nothing. Without an answer, as where the last turn is malformed, every part of the answer
+is 0. Penalties are 0 or less.
 """
 
 import re

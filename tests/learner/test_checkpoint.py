@@ -1,6 +1,4 @@
-"""Checkpoints are whole or absent, the best is kept, another run's are refused; no two starts of a
-learner share a number.
-"""
+"""Checkpoints are whole or absent, the best is kept, another run's refused; starts are numbered."""
 
 import json
 import os
