@@ -1,5 +1,6 @@
-"""The start of every long-lived process: its own packages, death with its parent, named logs."""
+"""Processes of ours: how one begins and ends, the children it starts, the folder of its sockets."""
 
+import contextlib
 import ctypes
 import enum
 import hashlib
@@ -7,8 +8,9 @@ import importlib.util
 import logging
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,6 +33,9 @@ class Exit(enum.IntEnum):
     # A worker: another one has gone or fallen silent, and the cause is looked for there.
     CONSEQUENCE = 3
     INTERRUPTED = 130
+
+
+# ---- this process
 
 
 def begin(name: str, threads: int | None = None) -> None:
@@ -119,6 +124,56 @@ def on_stop(callback: Callable[[str], None]) -> None:
     """Call `callback(cause)` on SIGTERM and SIGINT instead of dying."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda n, _frame: callback(signal.Signals(n).name))
+
+
+# ---- its children
+
+
+def start_child(
+    command: Sequence[str],
+    *,
+    log: Path | None = None,
+    ready: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    stdin: int = subprocess.DEVNULL,
+    own_group: bool = False,
+    own_session: bool = False,
+    outlives_us: bool = False,
+    passed_files: Sequence[int] = (),
+) -> "subprocess.Popen[bytes]":
+    """Start `python COMMAND`, which ends with the thread that calls if it calls `begin`.
+
+    Its output goes to the end of `log`, else to ours; it makes the file `ready` once its work
+    begins. In a group or session of its own it does not get a terminal's Ctrl-C. `outlives_us`: it
+    does not end with this process.
+    """
+    told = {} if outlives_us else {"FORAGE_PARENT": str(os.getpid())}
+    if ready is not None:
+        told["FORAGE_READY"] = str(ready)
+    with contextlib.ExitStack() as stack:
+        output = None if log is None else stack.enter_context(log.open("ab", buffering=0))
+        return subprocess.Popen(
+            [sys.executable, *command],
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **(environment or {}), **told},
+            start_new_session=own_session,
+            process_group=0 if own_group else None,
+            pass_fds=passed_files,
+        )
+
+
+def end_child(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
+    """Wait for a process's end; kill it when that takes longer."""
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+# ---- its sockets
 
 
 def socket_dir(run_dir: str) -> Path:

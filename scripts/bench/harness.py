@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.runtime.files import write_durably
+from configs.runtime.process import end_child, start_child
 from scripts.options import Options, option
 
 START_S, LEAVE_S, POLL_S = 120.0, 30.0, 0.2
@@ -59,18 +60,6 @@ class BenchOptions(Options):
 # ---- child processes
 
 
-def start_child(
-    command: Sequence[str], env: Mapping[str, str] | None = None, **settings: Any
-) -> "subprocess.Popen[bytes]":
-    """Start `python COMMAND`, which ends with this process if it calls `process.begin`."""
-    return subprocess.Popen(
-        [sys.executable, *command],
-        stdin=subprocess.DEVNULL,
-        env=os.environ | {"FORAGE_PARENT": str(os.getpid())} | dict(env or {}),
-        **settings,
-    )
-
-
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """A folder that is gone afterwards."""
@@ -92,14 +81,13 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         for process in self._running.values():
-            if process.poll() is None:
-                process.kill()
-            process.wait(LEAVE_S)
+            end_child(process, patience_s=0.0)
 
     def start(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
         """Start `python COMMAND`; its output goes to `NAME.log`."""
-        with (self._folder / f"{name}.log").open("wb") as file:
-            self._running[name] = start_child(command, env, stdout=file, stderr=file)
+        log = self._folder / f"{name}.log"
+        log.unlink(missing_ok=True)
+        self._running[name] = start_child(command, log=log, environment=env)
 
     def run(self, name: str, *command: str, limit_s: float) -> None:
         """Start `python COMMAND` and wait for its end. Raises RunFailed."""

@@ -11,7 +11,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -26,6 +25,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 import psutil
 import ray
 
+from configs.runtime.process import start_child
 from scripts.fleet import guardian
 
 RAY_STARTS = 3  # on a machine that is busy
@@ -47,8 +47,7 @@ class Host:
         self, command: list[str], environment: dict[str, str], log_path: str, ready_path: str
     ) -> None:
         self._command, self._log_path, self._ready_path = command, log_path, ready_path
-        parent = {"FORAGE_PARENT": str(os.getpid()), "FORAGE_READY": ready_path}
-        self._environment = {**os.environ, **environment, **parent}
+        self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, command: list[str] | None = None) -> tuple[int, float, int]:
@@ -96,20 +95,19 @@ class Host:
 
     def _run(self, started: threading.Event) -> None:
         self._started_at = time.time()
-        with Path(self._log_path).open("ab", buffering=0) as log_file:
-            self._log_from = log_file.tell()
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log_file,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C at the terminal is the launcher's alone. No session of its own: Linux
-                # shares the CPU out by session first, and only within one by niceness.
-                process_group=0,
-            )
-            started.set()
-            self._process.wait()
+        log_path = Path(self._log_path)
+        self._log_from = log_path.stat().st_size if log_path.exists() else 0
+        self._process = start_child(
+            self._command,
+            log=log_path,
+            ready=Path(self._ready_path),
+            environment=self._environment,
+            # Ctrl-C at the terminal is the launcher's alone. No session of its own: Linux
+            # shares the CPU out by session first, and only within one by niceness.
+            own_group=True,
+        )
+        started.set()
+        self._process.wait()
 
 
 def _answer(method: Any, *arguments: object) -> Any:
@@ -236,13 +234,12 @@ class Fleet:
 
     def _place(self, name: str, command: list[str]) -> tuple[Any, Any]:
         """The host of a process, its last one if that lives, and what its start will return."""
-        line = [sys.executable, *command]
         if name in self.members and self.members[name].host_lives():
             host = self.members[name].host
-            return host, host.start.remote(line)
+            return host, host.start.remote(command)
         ready = str(self.directory / f"{name}.ready")
         remote = ray.remote(num_cpus=0, max_restarts=0)(Host)
-        host = remote.remote(line, self._environment, str(self._log_path(name)), ready)
+        host = remote.remote(command, self._environment, str(self._log_path(name)), ready)
         return host, host.start.remote()
 
     def _log_path(self, name: str) -> Path:

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from configs.runtime.process import PID_FILE as PID_FILE
+from configs.runtime.process import start_child
 
 TOKEN = "FORAGE_RUN"
 SWEEPS = 100  # in at least ten seconds: on a busy machine even the killed need time to end
@@ -25,11 +26,12 @@ SWEEPS = 100  # in at least ten seconds: on a busy machine even the killed need 
 
 def start(token: str, directory: Path) -> subprocess.Popen[bytes]:
     """Start the guardian of the run `token`; it lives until our end of its pipe closes."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "scripts.fleet.guardian", token, str(directory)],
+    return start_child(
+        ["-m", "scripts.fleet.guardian", token, str(directory)],
+        environment={TOKEN: ""},  # a launcher that runs inside another run hands that one's on
         stdin=subprocess.PIPE,
-        start_new_session=True,
-        env={key: value for key, value in os.environ.items() if key != TOKEN},
+        own_session=True,
+        outlives_us=True,
     )
 
 

@@ -5,9 +5,7 @@ by the kernel if the command is killed.
 """
 
 import asyncio
-import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Coroutine, Iterator
@@ -19,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from configs.load import retrieval_url, save
+from configs.runtime.process import end_child, start_child
 from configs.schema import Config
 from retrieval_server.auth import read_token
 from retrieval_server.client import RetrievalClient
@@ -117,7 +116,9 @@ def serving(
         save(config, path)
         said.unlink(missing_ok=True)
         begun = log.stat().st_size if log.exists() else 0
-        process = _started(path, said, log)
+        # In a session of its own: Ctrl-C is ours alone.
+        command = ["-m", "retrieval_server.worker", str(path)]
+        process = start_child(command, log=log, ready=said, own_session=True)
         try:
             yield OwnServer(
                 process=process,
@@ -129,30 +130,8 @@ def serving(
             )
         finally:
             process.terminate()
-            leave(process, leave_s)
+            end_child(process, leave_s)
             said.unlink(missing_ok=True)
-
-
-def _started(config: Path, said: Path, log: Path) -> "subprocess.Popen[bytes]":
-    environment = {"FORAGE_PARENT": str(os.getpid()), "FORAGE_READY": str(said)}
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            [sys.executable, "-m", "retrieval_server.worker", str(config)],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env=os.environ | environment,
-            start_new_session=True,  # Ctrl-C is ours alone
-        )
-
-
-def leave(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
-    """Wait for a process's end; kill it when that takes longer."""
-    try:
-        process.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 async def probe(config: Config, deadline_s: float = PROBE_S, retries: int = 0) -> None:

@@ -1,21 +1,18 @@
 """The processes of a warm start's ranks above 0: started, watched, and never left behind."""
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
 
-from configs.runtime.process import socket_dir
+from configs.runtime.process import end_child, socket_dir, start_child
 from configs.schema import Config
 from learner.errors import RankLost
-from scripts.setup.retrieval import leave
 
 LEAVE_S = 30.0  # for a rank that has been dismissed; its work is done, and saved
 FAIL_S = 2.0  # for the last words of one that fails
@@ -31,18 +28,19 @@ def other_ranks(config: Config, console: Console) -> Iterator[Ranks]:
     try:
         for rank in range(1, config.learner.ranks):
             path = str(Path(config.run_dir) / "config.yaml")
-            words = [sys.executable, "-m", "learner.worker", path, "--rank", str(rank)]
+            words = ["-m", "learner.worker", path, "--rank", str(rank)]
             if config.learner.rendezvous:
-                console.print(f"start on its machine: {' '.join(words[1:])}", soft_wrap=True)
+                console.print(f"start on its machine: {' '.join(words)}", soft_wrap=True)
             else:
-                started[rank] = _start(words)
+                # In a session of its own: Ctrl-C is rank 0's alone, which says when to leave.
+                started[rank] = start_child(words, own_session=True)
         yield started
     except BaseException as error:
         patience_s = 0.0 if isinstance(error, KeyboardInterrupt) else FAIL_S
         raise
     finally:
         for process in started.values():
-            leave(process, patience_s)
+            end_child(process, patience_s)
         if config.learner.ranks > 1:
             shutil.rmtree(socket_dir(config.run_dir), ignore_errors=True)
 
@@ -68,11 +66,3 @@ def joining(ranks: Ranks) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGCHLD, before)
-
-
-def _start(words: list[str]) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        words,
-        env=os.environ | {"FORAGE_PARENT": str(os.getpid())},
-        start_new_session=True,  # Ctrl-C is rank 0's alone: it says when to leave
-    )

@@ -20,9 +20,8 @@ from typing import Any
 
 import msgspec
 
-from configs.runtime.process import begin
+from configs.runtime.process import begin, end_child, start_child
 from configs.schema import RetrievalConfig
-from scripts.bench.harness import start_child
 
 END_S = 10.0
 _BACKLOG = 1024
@@ -98,12 +97,12 @@ def serving(corpus: Path, seed: int) -> Iterator[tuple[str, int]]:
         port, number = listener.getsockname()[1], listener.fileno()
         words = ["-m", "scripts.bench.overlap.server", str(corpus), str(number), str(seed)]
         # A session of its own: Ctrl-C is its starter's affair.
-        process = start_child(words, pass_fds=[number], start_new_session=True)
+        process = start_child(words, own_session=True, passed_files=[number])
     try:
         yield f"http://127.0.0.1:{port}", process.pid
     finally:
         process.terminate()
-        process.wait(END_S)
+        end_child(process, END_S)
 
 
 def main(words: list[str]) -> None:

@@ -1,10 +1,14 @@
-"""Death with the parent, on real processes."""
+"""Death with the parent, and children, on real processes."""
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from configs.runtime.process import end_child, start_child
 
 SAYS = """
 import ctypes, configs.runtime.process
@@ -35,3 +39,41 @@ def test_only_those_whose_starter_says_so(parent: dict[str, str], code: int, sai
         check=False,
     )
     assert (done.returncode, done.stdout.strip()) == (code, said)
+
+
+def test_a_child_is_told_its_parent_its_sign_and_its_log(tmp_path: Path) -> None:
+    code = "import os; print({k: v for k, v in os.environ.items() if k.startswith('FORAGE_')})"
+    log, ready = tmp_path / "log", tmp_path / "ready"
+    child = start_child(["-c", code], log=log, ready=ready, environment={"FORAGE_RUN": "x"})
+    assert child.wait(60) == 0
+    child = start_child(["-c", code], log=log, outlives_us=True)
+    assert child.wait(60) == 0
+    first, second = (ast.literal_eval(line) for line in log.read_text().splitlines())
+    assert first["FORAGE_PARENT"] == str(os.getpid()) and first["FORAGE_RUN"] == "x"
+    assert first["FORAGE_READY"] == str(ready) and "FORAGE_READY" not in second
+    assert second.get("FORAGE_PARENT") == os.environ.get("FORAGE_PARENT")
+
+
+@pytest.mark.parametrize(
+    ("own_group", "own_session"), [(False, False), (True, False), (False, True)]
+)
+def test_a_child_stands_where_the_terminal_does_not_reach(
+    own_group: bool, own_session: bool
+) -> None:
+    child = start_child(
+        ["-c", "input()"], stdin=subprocess.PIPE, own_group=own_group, own_session=own_session
+    )
+    try:
+        assert (os.getpgid(child.pid) == child.pid) is (own_group or own_session)
+        assert (os.getsid(child.pid) == child.pid) is own_session
+    finally:
+        assert child.stdin is not None
+        child.stdin.close()
+        end_child(child, 60)
+    assert child.returncode == 1  # EOFError: it was not killed
+
+
+def test_a_child_that_stays_is_killed() -> None:
+    child = start_child(["-c", "import time; time.sleep(600)"])
+    end_child(child, 0.05)
+    assert child.returncode == -9

@@ -1,7 +1,6 @@
 """What is started again, when, how often, and what is said of it."""
 
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -157,7 +156,7 @@ def test_a_stopped_process_is_named_and_in_the_end_replaced(keep, clock, tmp_pat
 
 def test_a_stopped_child_is_seen(tmp_path: Path) -> None:
     child = "import os, subprocess; subprocess.run(['sleep', '60'], start_new_session=True)"
-    host = Host([sys.executable, "-c", child], {}, str(tmp_path / "log"), str(tmp_path / "ready"))
+    host = Host(["-c", child], {}, str(tmp_path / "log"), str(tmp_path / "ready"))
     pid, *_ = host.start()
     try:
         import psutil
@@ -173,7 +172,7 @@ def test_a_stopped_child_is_seen(tmp_path: Path) -> None:
         children[0].kill()
         host.kill(signal.SIGKILL)
         host._thread.join(10)
-        again, *_ = host.start([sys.executable, "-c", "raise SystemExit(5)"])
+        again, *_ = host.start(["-c", "raise SystemExit(5)"])
         host._thread.join(10)
         assert again != pid and host.poll() == 5
     finally:
