@@ -42,6 +42,7 @@ from actors.token_audit import TokenAudit
 from configs.keys import Address, Addresses
 from configs.load import ConfigError, load
 from configs.runtime.process import Exit, announce_ready, begin, die_with_parent, leave
+from configs.runtime.signals import on_stop
 from configs.schema import Config
 from replay.clients.actor import TrajectoryWriter
 from replay.protocol import Hello, Lease, ReplayError, ReplayTimeout
@@ -171,8 +172,7 @@ def _tokenizer(config: Config) -> Any:
 def main(arguments: Sequence[str]) -> int:
     """Run one actor; return the exit code."""
     given = _parsed(arguments)
-    # Until there is a loop, which drains.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(Exit.DONE))
+    on_stop(lambda _cause: sys.exit(Exit.DONE))  # until there is a loop, which drains
     code = Exit.DONE
     try:
         begin(given.actor_id)

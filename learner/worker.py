@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from configs.keys import Address, Addresses
 from configs.load import ConfigError, load
-from configs.runtime.process import Exit, announce_ready, begin, make_socket_dir, on_stop
-from configs.runtime.signals import StopRequested, StopSwitch
+from configs.runtime.process import Exit, announce_ready, begin, make_socket_dir
+from configs.runtime.signals import StopRequested, StopSwitch, on_stop
 from configs.runtime.watchdog import phase
 from configs.schema import Config
 from learner import checkpoint

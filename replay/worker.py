@@ -22,7 +22,8 @@ import msgspec
 import yaml
 
 from configs.load import ConfigError, dump, leaves, load
-from configs.runtime.process import Exit, announce_ready, begin, on_stop, socket_dir
+from configs.runtime.process import Exit, announce_ready, begin, socket_dir
+from configs.runtime.signals import on_stop
 from configs.schema import Config
 from replay.ledger.ledger import Ledger
 from replay.log.event_log import FILE_NAME, EventLog, read_whole

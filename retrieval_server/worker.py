@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from configs import load
 from configs.runtime import process
+from configs.runtime.signals import on_stop
 from configs.schema import Config, RetrievalConfig
 from retrieval_server.auth import is_loopback, read_token
 from retrieval_server.protocol import DEFAULT_TOP_K, MAX_TOP_K, BadIndex, CorpusError
@@ -110,7 +111,7 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
     from retrieval_server.app import Limits, create_app
     from retrieval_server.index.open_index import open_index
 
-    process.on_stop(_leave)
+    on_stop(_leave)
     try:
         documents, index = open_index(config.retrieval)
     except (CorpusError, BadIndex) as error:
@@ -125,7 +126,7 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
     app = create_app(documents, index, asked.top_k or DEFAULT_TOP_K, token, limits)
     server = _server(app, asked)
     # While it serves, uvicorn handles the signals: it drains, restores ours and raises them again.
-    process.on_stop(partial(_drain, app, server))
+    on_stop(partial(_drain, app, server))
     logger.info("serving %d passages on http://%s:%d by %s", len(documents), host, port, index.name)
     process.announce_ready()
     server.run(sockets=[listener])

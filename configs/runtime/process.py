@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -118,12 +118,6 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def on_stop(callback: Callable[[str], None]) -> None:
-    """Call `callback(cause)` on SIGTERM and SIGINT instead of dying."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda n, _frame: callback(signal.Signals(n).name))
 
 
 # ---- its children

@@ -1,6 +1,13 @@
-"""Signals that ask a process to stop: one for loops and tasks, one for long waits."""
+"""Signals that ask a process to stop: for workers, for their long waits, and for commands.
 
-import asyncio
+    on_stop       a worker: calls back instead of dying
+    StopSwitch    such a callback, which ends a wait at once and computation at its end
+    Interrupt     a command: Ctrl-C once in order, twice at once; the handlers before come back
+
+Python runs handlers on the main thread, between two instructions. A worker that waits in an event
+loop has that loop take its signals instead (`add_signal_handler`), which wakes it.
+"""
+
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +21,14 @@ class StopRequested(Exception):
     """Somebody asked this process to stop; the message says who or how."""
 
 
+def on_stop(callback: Callable[[str], None]) -> None:
+    """Call `callback(cause)` on SIGTERM and SIGINT instead of dying."""
+    for number in _SIGNALS:
+        signal.signal(number, lambda n, _frame: callback(signal.Signals(n).name))
+
+
 class StopSwitch:
-    """A handler for `configs.runtime.process.on_stop`; waits are wrapped in `interruptible`."""
+    """A callback for `on_stop`; waits are wrapped in `interruptible`."""
 
     def __init__(self) -> None:
         self._cause = ""
@@ -43,13 +56,13 @@ class StopSwitch:
 class Interrupt:
     """Ctrl-C or SIGTERM; `cause` is the signal's name, '' before. Use as a context manager.
 
-    The first one cancels the task that asked for it, or raises KeyboardInterrupt where none has;
-    where it is `polled`, whoever looks at `cause` ends in order. The second one always raises.
+    The first one raises KeyboardInterrupt; where it is `polled`, whoever looks at `cause` ends in
+    order instead. The second one always raises.
     """
 
     def __init__(self, polled: bool = False) -> None:
         self.cause = ""
-        self._cancel: Callable[[], object] | None = (lambda: None) if polled else None
+        self._polled = polled
 
     def __enter__(self) -> Self:
         self._before = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -65,14 +78,7 @@ class Interrupt:
         for number in _SIGNALS:
             signal.signal(number, self._take)
 
-    def cancels_this_task(self) -> None:
-        """Have a signal cancel the task that calls."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-
     def _take(self, number: int, _frame: FrameType | None) -> None:
         again, self.cause = bool(self.cause), signal.Signals(number).name
-        if again or self._cancel is None:
+        if again or not self._polled:
             raise KeyboardInterrupt
-        self._cancel()

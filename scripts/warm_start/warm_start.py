@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.progress import track
 
 from configs.load import ConfigError, load
-from configs.runtime.process import Exit, begin, on_stop
+from configs.runtime.process import Exit, begin
+from configs.runtime.signals import on_stop
 from configs.runtime.watchdog import phase
 from configs.schema import Config
 from learner import checkpoint

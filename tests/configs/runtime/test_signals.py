@@ -1,11 +1,31 @@
 """A stop ends a wait at once and computation at its end; a stalled phase is named."""
 
+import os
+import signal
 import threading
 
 import pytest
 
-from configs.runtime.signals import StopRequested, StopSwitch
+from configs.runtime.signals import Interrupt, StopRequested, StopSwitch, on_stop
 from configs.runtime.watchdog import phase
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_is_called_back_instead_of_dying(number: signal.Signals) -> None:
+    causes: list[str] = []
+    with Interrupt():  # puts the handlers back that were there before
+        on_stop(causes.append)
+        for _ in range(2):
+            os.kill(os.getpid(), number)
+    assert causes == [number.name] * 2
+
+
+def test_a_command_s_first_signal_raises_unless_it_is_polled() -> None:
+    with pytest.raises(KeyboardInterrupt), Interrupt():
+        os.kill(os.getpid(), signal.SIGTERM)
+    with Interrupt(polled=True) as interrupt:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupt.cause == "SIGTERM"
 
 
 def test_a_wait_ends_at_once() -> None:
