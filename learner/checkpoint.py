@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from configs.load import differences, recorded_config
-from configs.runtime.files import replacing, sync, sync_tree, write_durably
+from configs.runtime.files import (
+    DRAFT_SUFFIX,
+    OLD_SUFFIX,
+    making,
+    remove_folder,
+    replacing,
+    sync,
+    write_durably,
+)
 from configs.schema import Config
 from learner.errors import BadCheckpoint
 
@@ -93,19 +101,16 @@ def save(
     """Write the checkpoint of `step` durably and return its folder."""
     parent = _parent(config.run_dir)
     parent.mkdir(parents=True, exist_ok=True)
-    for leftover in (*parent.glob(".writing-*"), *parent.glob(".removing-*")):
-        shutil.rmtree(leftover)
-    writing, final = parent / f".writing-step-{step}", parent / f"step-{step}"
-    trainer.export(writing)
-    for model in writing.glob("*/config.json"):
-        tokenizer.save_pretrained(model.parent)
-    manifest = msgspec.json.encode(Manifest.of(config, step, incarnation))
-    (writing / MANIFEST).write_bytes(msgspec.json.format(manifest))
-    sync_tree(writing)
-    if final.exists():
-        _remove(final)
-    writing.rename(final)
-    sync(parent)
+    for suffix in (DRAFT_SUFFIX, OLD_SUFFIX):
+        for leftover in parent.glob(f"step-*{suffix}"):
+            shutil.rmtree(leftover)
+    final = parent / f"step-{step}"
+    with making(final, replaces=True) as draft:
+        trainer.export(draft)
+        for model in draft.glob("*/config.json"):
+            tokenizer.save_pretrained(model.parent)
+        manifest = msgspec.json.encode(Manifest.of(config, step, incarnation))
+        (draft / MANIFEST).write_bytes(msgspec.json.format(manifest))
     sync(parent.parent)
     return final
 
@@ -130,7 +135,7 @@ def retain(
             draft.symlink_to(f"step-{best}")
     for old in saved[:-keep]:
         if old != best and old not in unfinished:
-            _remove(parent / f"step-{old}")
+            remove_folder(parent / f"step-{old}")
 
 
 def steps(run_dir: str | Path) -> list[int]:
@@ -226,9 +231,3 @@ def read_architecture(model_path: str | Path) -> dict[str, Any]:
 
 def _parent(run_dir: str | Path) -> Path:
     return Path(run_dir) / "checkpoints"
-
-
-def _remove(folder: Path) -> None:
-    removing = folder.with_name(f".removing-{folder.name}")
-    folder.rename(removing)
-    shutil.rmtree(removing)

@@ -7,10 +7,10 @@
     locked           a file or folder that one process at a time works in
     own_folder       the same for a folder that is made, and removed again where it stays empty
 
-A draft lies beside what it replaces and is called `NAME.draft`; a process that is killed may leave
-one, which the next writer removes. A lock belongs to the open file, so it ends with the process,
-however that ends, and leaves nothing in the folder. On file systems that several machines share it
-may keep out the processes of one machine only.
+A draft lies beside what it replaces and is called `NAME.draft`, and a folder that is on its way out
+`NAME.old`; a process that is killed may leave one, which the next writer removes. A lock belongs to
+the open file, so it ends with the process, however that ends, and leaves nothing in the folder. On
+file systems that several machines share it may keep out the processes of one machine only.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-DRAFT_SUFFIX = ".draft"
+DRAFT_SUFFIX, OLD_SUFFIX = ".draft", ".old"
 
 
 class Locked(OSError):
@@ -55,6 +55,11 @@ def draft_of(path: Path) -> Path:
     return path.with_name(path.name + DRAFT_SUFFIX)
 
 
+def remove_folder(folder: Path) -> None:
+    """Remove a folder so that nobody meets half of it."""
+    shutil.rmtree(_set_aside(folder))
+
+
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = True, contended: bool = False) -> Iterator[Path]:
     """Yield the draft of a file (or link), which takes its name when the block has written it.
@@ -75,18 +80,18 @@ def replacing(path: Path, *, durable: bool = True, contended: bool = False) -> I
 
 
 @contextlib.contextmanager
-def making(folder: Path, *, durable: bool = True) -> Iterator[Path]:
+def making(folder: Path, *, durable: bool = True, replaces: bool = False) -> Iterator[Path]:
     """Yield an empty draft of a folder, which takes its name when the block has filled it.
 
     As `replacing`, for one process at a time. Raises OSError where the folder is there already and
-    not empty.
+    not empty, unless this one `replaces` it: the older one is removed once this has its name.
     """
     draft = draft_of(folder)
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
         yield draft
-        _name(draft, folder, durable)
+        _name(draft, folder, durable, replaces)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -197,9 +202,18 @@ def _opened_and_locked(path: Path, holder: str, flags: int) -> int | None:
     return None
 
 
-def _name(draft: Path, path: Path, durable: bool) -> None:
+def _name(draft: Path, path: Path, durable: bool, replaces: bool = False) -> None:
     if durable:
         sync_tree(draft)
+    old = _set_aside(path) if replaces and path.exists() else None
     draft.rename(path)
     if durable:
         sync(path.parent)
+    if old is not None:
+        shutil.rmtree(old)
+
+
+def _set_aside(folder: Path) -> Path:
+    old = folder.with_name(folder.name + OLD_SUFFIX)
+    shutil.rmtree(old, ignore_errors=True)
+    return folder.rename(old)

@@ -154,16 +154,9 @@ class OutputFolder:
         step, why = last, "the last"
         if (best := self.best(checkpoint.steps(self.path))) is not None:
             step, why = best, f"the best, with a held-out loss of {self.losses[best]:.4f}"
-        draft, old, final = (self.path / f"{way}{MODEL}" for way in (".writing-", ".old-", ""))
-        shutil.rmtree(draft, ignore_errors=True)
-        shutil.copytree(self.path / "checkpoints" / f"step-{step}" / "model", draft)
-        files.sync_tree(draft)
-        if final.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            final.rename(old)
-        draft.rename(final)
-        files.sync(self.path)
-        shutil.rmtree(old, ignore_errors=True)
+        source, final = self.path / "checkpoints" / f"step-{step}" / "model", self.path / MODEL
+        with files.making(final, replaces=True) as draft:
+            shutil.copytree(source, draft, dirs_exist_ok=True)
         return final, f"step {step}, {why}"
 
 

@@ -102,7 +102,7 @@ def disk(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...
 def test_all_of_it_is_on_the_disk_before_it_has_its_name(
     save: Callable[..., Path], disk: list[tuple[str, ...]]
 ) -> None:
-    folder, draft = save(1), "checkpoints/.writing-step-1"
+    folder, draft = save(1), "checkpoints/step-1.draft"
     named = disk.index(("rename", draft, "checkpoints/step-1"))
     inside = {("sync", f"{draft}/{path.relative_to(folder)}") for path in folder.rglob("*")}
     assert len(inside) > 6 and inside | {("sync", draft)} == set(disk[:named])
@@ -132,7 +132,7 @@ def test_a_checkpoint_that_was_cut_short_is_not_one(
 ) -> None:
     class Broken:
         def export(self, folder: Path) -> None:
-            folder.mkdir()
+            (folder / "model").mkdir()
             raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space"):

@@ -171,8 +171,8 @@ MUTANTS = (
     Mutant(
         "checkpoint named before it is on disk",
         "learner/checkpoint.py",
-        "    sync_tree(writing)\n",
-        "",
+        "making(final, replaces=True)",
+        "making(final, replaces=True, durable=False)",
         ("tests/learner/test_checkpoint.py",),
     ),
     Mutant(

@@ -7,7 +7,6 @@ the benchmark must run, and speed does not depend on what was learnt.
 """
 
 import json
-import os
 import random
 import re
 import shutil
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.runtime.files import write_durably
+from configs.runtime.files import making, write_durably
 from retrieval_server.protocol import Document
 from scripts.bench.harness import BenchError
 
@@ -172,17 +171,17 @@ def make_encoder(folder: Path, texts: Iterable[str]) -> Path:
     import torch
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-    new = folder.with_name(f"{folder.name}.{os.getpid()}")
     words = dict(zip(_NAMES, _SPECIAL, strict=True))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=_word_pieces(texts), **words)
     tokenizer.model_max_length = SHAPE["max_position_embeddings"]
-    tokenizer.save_pretrained(new)
     torch.manual_seed(0)
-    BertModel(BertConfig(vocab_size=len(tokenizer), **SHAPE)).eval().save_pretrained(new)
-    for path, contents in _USE.items():
-        (new / path).parent.mkdir(exist_ok=True)
-        (new / path).write_text(json.dumps(contents), encoding="utf-8")
-    new.rename(folder)
+    model = BertModel(BertConfig(vocab_size=len(tokenizer), **SHAPE)).eval()
+    with making(folder, durable=False) as draft:
+        tokenizer.save_pretrained(draft)
+        model.save_pretrained(draft)
+        for path, contents in _USE.items():
+            (draft / path).parent.mkdir(exist_ok=True)
+            (draft / path).write_text(json.dumps(contents), encoding="utf-8")
     return folder
 
 

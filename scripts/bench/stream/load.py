@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from configs.runtime.files import write_durably
+from configs.runtime.files import replacing, write_durably
 from configs.runtime.process import begin
 from replay import protocol as wire
 from replay.clients.learner import BatchReader
@@ -71,9 +71,8 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
                         decode_trajectory(payload)
                 step = batch.step
                 reader.committed(step)
-                draft = file.with_suffix(".new")  # not forced to the disk: the log has it alone
-                draft.write_text(str(step), encoding="ascii")
-                draft.replace(file)
+                with replacing(file, durable=False) as draft:  # the log alone is forced to the disk
+                    draft.write_text(str(step), encoding="ascii")
             reader.finish()
 
 

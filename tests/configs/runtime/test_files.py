@@ -14,6 +14,7 @@ from configs.runtime.files import (
     locked,
     making,
     own_folder,
+    remove_folder,
     replacing,
     write_durably,
     write_json,
@@ -72,6 +73,18 @@ def test_a_folder_is_made_whole_and_replaces_none(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not empty"), making(folder) as draft:
         (draft / "other").touch()
     assert list(tmp_path.rglob("*")) == [folder, folder / "file"]
+
+
+def test_a_folder_may_replace_an_older_one_once_it_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    for content in ("one", "two"):
+        with making(folder, replaces=True) as draft:
+            (draft / content).touch()
+    with pytest.raises(RuntimeError), making(folder, replaces=True) as draft:
+        raise RuntimeError
+    assert list(tmp_path.rglob("*")) == [folder, folder / "two"]
+    remove_folder(folder)
+    assert not list(tmp_path.iterdir())
 
 
 def test_json_is_indented_and_ends_with_a_newline(tmp_path: Path) -> None:

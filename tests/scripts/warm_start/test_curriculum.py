@@ -270,7 +270,7 @@ def test_the_best_measured_checkpoint_is_delivered_in_place_of_an_earlier_one(
     model, which = place.deliver(3)
     assert which == "step 2, the best, with a held-out loss of 1.0000"
     assert (model / "step").read_text() == "2"
-    assert not [path.name for path in place.path.glob(".*model")]
+    assert not [path.name for path in place.path.glob("model.*")]
 
 
 def test_what_is_there_stays_until_another_model_is_whole(
