@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.runtime.files import write_durably
-from configs.runtime.process import end_child, start_child
+from configs.runtime.process import Exit, end_child, start_child
 from scripts.options import Options, option
 
 START_S, LEAVE_S, POLL_S = 120.0, 30.0, 0.2
@@ -100,7 +100,7 @@ class Processes:
         while not until() and not (names and all(self._ended(name) for name in names)):
             for name in self._running:
                 if self._ended(name) and name not in names:
-                    raise RunFailed(f"{name} ended too early: {self._last_words(name)}", 0)
+                    raise RunFailed(f"{name} ended too early: {self._last_words(name)}", Exit.DONE)
             if time.monotonic() > end_s:
                 words = "; ".join(f"{name}: {self._last_words(name)}" for name in self._running)
                 raise RunFailed(f"waited {limit_s:g} s for {names or 'the server'}: {words}")

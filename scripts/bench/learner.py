@@ -19,6 +19,7 @@ from rich.table import Table
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from configs.runtime.process import Exit
 from configs.schema import Config, LearnerConfig, ModelConfig
 from learner.batch import TrainingBatch, build
 from learner.model.ema import Averages
@@ -239,8 +240,9 @@ def tables(found: dict[str, Any]) -> tuple[Table, Table]:
 
 
 def bench(options: BenchLearnerOptions) -> int:
-    """Measure, print the tables, write the JSON; 1 where values differ from the plain ones."""
+    """Measure, print the tables, write the JSON; failed where values differ from the plain ones."""
     logging.disable_progress_bar()
     found = measure(options, harness.reporter())
     harness.finish(options, found, tables(found))
-    return int(not all(goal.met(found[name]) for name, goal in EXACT.items()))
+    exact = all(goal.met(found[name]) for name, goal in EXACT.items())
+    return Exit.DONE if exact else Exit.FAILED

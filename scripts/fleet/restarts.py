@@ -195,7 +195,7 @@ class Restarts:
 
     def _actors(self) -> list[str]:
         members = self._fleet.members
-        there = [n for n in members if n.startswith("actor-") and members[n].exit_code != 0]
+        there = [n for n in members if n.startswith("actor-") and members[n].exit_code != Exit.DONE]
         return [name for name in there if not self.unwanted(name)]
 
     def _note_started(self, names: list[str]) -> None:
@@ -226,4 +226,5 @@ def first_cause(fleet: Fleet, broken: Mapping[str, int]) -> str:
 
 def _blame(ended: tuple[str, int]) -> tuple[int, str]:
     name, code = ended
-    return {Exit.CONSEQUENCE: 3, 0: 2}.get(code, code >= 0), name
+    last: dict[int, int] = {Exit.DONE: 2, Exit.CONSEQUENCE: 3}
+    return last.get(code, code >= 0), name

@@ -257,7 +257,7 @@ def run(plan: Plan, console: Console, listen: Callable[[], Sequence[str]]) -> in
         model, which = out.deliver(learning.saved)
     console.print(f"the model of {which}", soft_wrap=True, highlight=False)
     console.print(f"model.path={model}", soft_wrap=True)
-    return 0
+    return Exit.DONE
 
 
 def start(

@@ -28,7 +28,7 @@ import msgspec
 import ray
 from ray.util.queue import Queue
 
-from configs.runtime.process import begin
+from configs.runtime.process import Exit, begin
 from replay.trajectory import Sampling
 from scripts.bench.stream.rollouts import rollout
 
@@ -37,7 +37,6 @@ QUEUE_SIZE = 2048
 IDLE_S = 0.005  # where little is there: asking costs the queue its time
 CALL_S = 60.0
 ROWS = ((1, 1), (4, 1), (2, 16))  # producers, puts under way
-CANNOT_START = 3  # exit code
 
 
 class RayRun(msgspec.Struct, frozen=True):
@@ -105,19 +104,19 @@ def stream(producers: int, under_way: int, warm_up_s: float, seconds: float) -> 
 
 
 def main(run: RayRun) -> int:
-    """Measure, write the figures to the file; exit code 3 when Ray cannot start."""
+    """Measure, write the figures to the file; `Exit.CONSEQUENCE` when Ray cannot start."""
     with ExitStack() as stack:
         try:
             stack.enter_context(session())
         except (RuntimeError, OSError, ValueError) as error:
             print(f"Ray cannot start here: {error}", file=sys.stderr)
-            return CANNOT_START
+            return Exit.CONSEQUENCE
         rows = [
             stream(producers, under_way, run.warm_up_s, run.seconds)
             for producers, under_way in ROWS
         ]
     Path(run.file).write_text(json.dumps(rows), encoding="utf-8")
-    return 0
+    return Exit.DONE
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
+from configs.runtime.process import Exit
 from scripts.bench import harness
 from scripts.bench.stream.rollouts import TOKENS
 from scripts.bench.stream.run import Row, run_row
@@ -25,7 +26,6 @@ PACED = 1000  # peers, one trajectory a second each
 RAY_WAIT_S = 180.0  # for another session to end
 RAY_AGAIN_S = 15.0
 RAY_DEADLINE_S = 300.0
-RAY_CANNOT_START = 3  # exit code of scripts.bench.stream.baseline
 GOALS = {"over_ray_queue": harness.at_least(5.0), "ack_p99_s_at_1000": harness.at_most(0.25)}
 
 
@@ -55,7 +55,7 @@ def ray_queue(seconds: float, report: harness.Report) -> list[dict[str, float]]:
                 return msgspec.json.decode(file.read_bytes(), type=list[dict[str, float]])
             except harness.RunFailed as failed:
                 again = time.monotonic() + RAY_AGAIN_S <= give_up_s
-                if failed.code != RAY_CANNOT_START or not again:
+                if failed.code != Exit.CONSEQUENCE or not again:
                     raise NoRay(
                         f"the Ray baseline: {failed}\n"
                         "end other Ray sessions on this machine, or leave it out: --no-ray"
