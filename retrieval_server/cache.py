@@ -1,6 +1,8 @@
 """Cache of a client's results, with one request for any number of callers of the same query.
 
-Results are of one version of the index: when another answers, the cache is emptied.
+Results are of one version of the index: when another answers, the cache is emptied. It is not
+`actors.rewards.single_flight`, which asks for one key at a time: here many queries go in one call,
+each of which may be known, on its way for another caller, or new.
 """
 
 import asyncio
