@@ -6,6 +6,7 @@ failed, 2 bad input, 3 stopped by rule, 130 interrupted; a command may return on
 """
 
 import difflib
+import errno
 import importlib
 import importlib.util
 import inspect
@@ -21,6 +22,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 
 from configs.load import ConfigError
+from configs.runtime.files import Locked, LockUnsupported
 from configs.runtime.process import Exit, assert_packages, die_with_parent
 from scripts.options import flag
 from scripts.setup.overrides import is_override
@@ -116,6 +118,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print("forage: interrupted", file=sys.stderr)
         return Exit.INTERRUPTED
     except _failures() as error:
+        if isinstance(error, OSError) and not _is_the_user_s(error):
+            raise
         print(f"forage: {error}", file=sys.stderr)
         return Exit.FAILED
 
@@ -133,6 +137,13 @@ def _failures() -> tuple[type[Exception], ...]:
 
     of_packages = (ActorError, LearnerError, ReplayError, RetrievalError, WeightSyncError)
     return (OSError, ServerFailed, BenchError, DemoFailed, *of_packages)
+
+
+def _is_the_user_s(error: OSError) -> bool:
+    """True for a file or disk that the user can mend; any other is ours, as its traceback shows."""
+    kinds = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+    of_a_file = isinstance(error, (*kinds, Locked, LockUnsupported)) and error.filename is not None
+    return of_a_file or error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _choices(group: str = "") -> str:

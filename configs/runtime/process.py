@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import enum
+import errno
 import hashlib
 import importlib.util
 import logging
@@ -181,6 +182,6 @@ def make_socket_dir(run_dir: str) -> Path:
     path = socket_dir(run_dir)
     path.mkdir(mode=0o700, exist_ok=True)
     if path.stat().st_uid != os.getuid() or path.is_symlink():
-        raise PermissionError(f"socket directory {str(path)!r} belongs to another user: remove it")
+        raise PermissionError(errno.EPERM, "it belongs to another user: remove it", str(path))
     path.chmod(0o700)
     return path

@@ -9,7 +9,8 @@ from typing import Literal
 
 import pytest
 
-from configs.runtime.process import REPOSITORY
+from configs.runtime.files import Locked
+from configs.runtime.process import REPOSITORY, Exit
 from scripts import cli
 from scripts.options import argument, option, overrides
 
@@ -99,6 +100,37 @@ def test_a_wrong_place_is_named(
     assert cli.main(words.split()) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1 and error.startswith("forage: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "a.json"), True),
+        (PermissionError(13, "Permission denied", "a.json"), True),
+        (OSError(28, "No space left on device"), True),
+        (Locked(11, "another run has locked it", "runs/a"), True),
+        (FileNotFoundError("no such thing"), False),
+        (OSError(22, "Invalid argument"), False),
+        (ConnectionResetError(104, "Connection reset by peer"), False),
+    ],
+)
+def test_of_the_system_s_errors_only_the_user_s_are_one_line(
+    error: OSError,
+    told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails(options: AskedOptions) -> int:
+        raise error
+
+    monkeypatch.setattr(cli.Command, "function", lambda self: fails)
+    if told:
+        assert cli.main(["asked", "m"]) == Exit.FAILED
+        assert capsys.readouterr().err == f"forage: {error}\n"
+    else:
+        with pytest.raises(OSError) as raised:
+            cli.main(["asked", "m"])
+        assert raised.value is error
 
 
 def test_every_command_has_a_theme_and_its_function() -> None:
