@@ -94,6 +94,7 @@ class TransformersPolicy:
     def _batch(self, requests: Sequence[_Request], stops: tuple[str, ...]) -> list[Completion]:
         rows = _Rows.begin(requests, self._prefixes, self.model.device)
         sampled = _Sampled(len(requests), rows.most)
+        end_ids, end_texts = self._stops(stops)
         blocks: list[Block] = []
         logits = rows.prefill(self.model)
         first = rows.cache.used
@@ -103,7 +104,8 @@ class TransformersPolicy:
             if self._heard:
                 for who, token in zip(*rows.at_work(chosen), strict=True):
                     self._heard(who, token)
-            ended = self._ended(chosen, sampled.tokens[rows.who, : step + 1], *self._stops(stops))
+            so_far = sampled.tokens[rows.who, : step + 1]
+            ended = self._ended(chosen, so_far, end_ids, end_texts)
             sampled.stopped[rows.who] |= ended & rows.active
             rows.active &= ~ended & (rows.budget > step + 1)
             if not rows.active.any():

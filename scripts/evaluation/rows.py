@@ -103,7 +103,10 @@ def row_of(asked: Asked, question: Question, rollout: Trajectory, attempts: int)
     if answer is not None:
         scores = exact_match(answer, gold), token_f1(answer, gold), substring_match(answer, gold)
     return Row(
-        **msgspec.structs.asdict(asked),
+        set=asked.set,
+        id=asked.id,
+        environment=asked.environment,
+        sample=asked.sample,
         question=question.text,
         gold=gold,
         hops=question.hops,
@@ -126,7 +129,10 @@ def row_of(asked: Asked, question: Question, rollout: Trajectory, attempts: int)
 def failed_row(asked: Asked, question: Question, failure: str, attempts: int) -> Row:
     """The row of a rollout that was given up."""
     return Row(
-        **msgspec.structs.asdict(asked),
+        set=asked.set,
+        id=asked.id,
+        environment=asked.environment,
+        sample=asked.sample,
         question=question.text,
         gold=question.answers,
         hops=question.hops,

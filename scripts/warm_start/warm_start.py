@@ -243,7 +243,7 @@ def run(plan: Plan, console: Console, listen: Callable[[], Sequence[str]]) -> in
     total = plan.config.learner.total_steps
     with OutputFolder.held(plan.config, plan.curriculum) as out:
         with contextlib.ExitStack() as stack:
-            learning = Learning(plan, out, *start(plan, out, stack, console), console)
+            learning = start(plan, out, stack, console)
             learning.begin()
             stops, left = listen(), max(total - out.done, 0)
             for step in track(learning.steps(), "learning", left, console=Console(stderr=True)):
@@ -260,9 +260,7 @@ def run(plan: Plan, console: Console, listen: Callable[[], Sequence[str]]) -> in
     return Exit.DONE
 
 
-def start(
-    plan: Plan, out: OutputFolder, stack: contextlib.ExitStack, console: Console
-) -> tuple["Trainer", "Metrics"]:
+def start(plan: Plan, out: OutputFolder, stack: contextlib.ExitStack, console: Console) -> Learning:
     """Start the other ranks, and load the model on all of them."""
     import torch
     from transformers.utils import logging as transformers_logging
@@ -283,7 +281,7 @@ def start(
     stack.callback(trainer.close)
     if out.found:
         trainer.restore(out.found.folder)
-    return trainer, metrics
+    return Learning(plan=plan, out=out, trainer=trainer, metrics=metrics, console=console)
 
 
 def _leave(cause: str) -> NoReturn:
