@@ -101,17 +101,17 @@ def dump(config: Config) -> str:
     return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, width=1000)
 
 
-def _marked(mark: msgspec.Meta, section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
+def marked(mark: msgspec.Meta, section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
     """The dotted names of the fields that carry a mark of the schema, in its order."""
     for field in msgspec.structs.fields(section):
         if isinstance(field.type, type) and issubclass(field.type, Section):
-            yield from _marked(mark, field.type, f"{prefix}{field.name}.")
+            yield from marked(mark, field.type, f"{prefix}{field.name}.")
         elif mark in typing.get_args(field.type):
             yield f"{prefix}{field.name}"
 
 
-CHANGEABLE_FIELDS = tuple(_marked(CHANGEABLE))
-MAY_DIFFER = frozenset((*CHANGEABLE_FIELDS, *_marked(OF_THE_MACHINE)))
+CHANGEABLE_FIELDS = tuple(marked(CHANGEABLE))
+MAY_DIFFER = frozenset((*CHANGEABLE_FIELDS, *marked(OF_THE_MACHINE)))
 
 
 def recorded_config(tree: object) -> Config:

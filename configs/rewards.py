@@ -14,6 +14,7 @@ import msgspec
 from configs.prompts import JUDGE_PROMPT
 from configs.section import (
     OF_THE_MACHINE,
+    InputPath,
     NonNegative,
     NonNegativeFloat,
     Positive,
@@ -74,7 +75,7 @@ class JudgeConfig(Section, frozen=True):
 
     url: Annotated[str, OF_THE_MACHINE] = ""  # http://host:8000/v1, or that of its chat/completions
     model: str = ""
-    key_file: Annotated[str, OF_THE_MACHINE] = ""  # 0600; holds the key to show, if any
+    key_file: Annotated[InputPath, OF_THE_MACHINE] = ""  # 0600; holds the key to show, if any
     prompt: str = JUDGE_PROMPT
     temperature: NonNegativeFloat | None = 0.0  # null: not sent
     max_tokens: NonNegative = 256  # of a verdict; 0: not sent
@@ -98,7 +99,7 @@ class JudgeConfig(Section, frozen=True):
 class SimilarityConfig(Section, frozen=True):
     """The encoder whose sentence embeddings are compared, on the CPU."""
 
-    model: str = ""  # a folder that transformers loads
+    model: InputPath = ""  # a folder that transformers loads
     threads: Positive = 1
     timeout_s: Seconds = 30.0  # of one comparison, waiting for the batch before included
 

@@ -14,6 +14,7 @@ from configs.rewards import RewardsConfig
 from configs.section import (
     CHANGEABLE,
     OF_THE_MACHINE,
+    InputPath,
     NonNegative,
     NonNegativeFloat,
     Positive,
@@ -26,7 +27,7 @@ from configs.section import (
 class ModelConfig(Section, frozen=True):
     """The model that is trained: a Hugging Face folder."""
 
-    path: str = ""
+    path: InputPath = ""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     max_model_len: Positive = 4096
     trust_remote_code: bool = False
@@ -35,8 +36,8 @@ class ModelConfig(Section, frozen=True):
 class QuestionsConfig(Section, frozen=True):
     """The files of questions (docs/environments.md), and the prompt made of a question."""
 
-    train: str = ""
-    eval: str = ""
+    train: InputPath = ""
+    eval: InputPath = ""
     eval_limit: NonNegative = 0  # 0 = every row
     prompt: str = ""  # with {question}; empty: the environment's own
     chat_template: bool = True  # applied when the tokenizer has one
@@ -45,9 +46,9 @@ class QuestionsConfig(Section, frozen=True):
 class RetrievalConfig(Section, frozen=True):
     """The retrieval server and its client, or the recorded run that answers in its place."""
 
-    corpus: str = ""  # JSONL, plain or .gz, or parquet
-    index: str = ""  # of `forage index`, or a FAISS file; empty: BM25, made at the start
-    encoder: str = ""  # of a dense index; empty: where it was when the index was built
+    corpus: InputPath = ""  # JSONL, plain or .gz, or parquet
+    index: InputPath = ""  # of `forage index`, or a FAISS file; empty: BM25, made at the start
+    encoder: InputPath = ""  # of a dense index; empty: where it was when the index was built
     encoder_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"  # of the encoder
     index_device: Literal["cpu", "cuda"] = "cpu"  # of the vectors; cuda: over all GPUs, in halves
@@ -56,12 +57,12 @@ class RetrievalConfig(Section, frozen=True):
     nprobe: NonNegative = 0  # IVF: lists looked into; 0: five times the root of their number
     threads: Positive = 1  # of the encoder and of FAISS
     url: str = ""  # non-empty: an external server; none is started
-    recorded: str = ""  # non-empty: a run's directory, whose log answers; no server is started
+    recorded: InputPath = ""  # non-empty: a run's directory, whose log answers; none is started
     host: str = "127.0.0.1"
     # 0 = a free one, chosen by the launcher
     port: Annotated[int, Meta(ge=0, le=65535), OF_THE_MACHINE] = 0
     # 0600; holds what clients must show; empty: everybody is let in
-    token_file: Annotated[str, OF_THE_MACHINE] = ""
+    token_file: Annotated[InputPath, OF_THE_MACHINE] = ""
     top_k: Annotated[int, Meta(ge=0, le=100)] = 3  # 0: nothing is asked, every observation is empty
     timeout_s: Seconds = 30.0
     retries: NonNegative = 3  # of what a server met; until timeout_s while none listens
@@ -266,7 +267,7 @@ class Config(Section, frozen=True):
 
     seed: NonNegative = 0
     run_dir: Annotated[str, OF_THE_MACHINE] = ""  # empty: runs/<config name>-<time>
-    keys: str = ""  # folder of the run's keys for tcp:// endpoints; empty: <run_dir>/keys
+    keys: InputPath = ""  # folder of the run's keys for tcp:// endpoints; empty: <run_dir>/keys
     model: ModelConfig = ModelConfig()
     questions: QuestionsConfig = QuestionsConfig()
     environment: EnvironmentConfig = EnvironmentConfig()

@@ -1,4 +1,4 @@
-"""The base of the configuration's sections, their number types and marks. A leaf module."""
+"""The base of the configuration's sections, their types and marks. A leaf module."""
 
 from typing import Annotated
 
@@ -15,6 +15,9 @@ NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
 # machine.
 CHANGEABLE = Meta(extra={"resume": "changeable"})
 OF_THE_MACHINE = Meta(extra={"resume": "of the machine"})
+# A file or folder that a run reads: the launcher makes the path absolute.
+INPUT_PATH = Meta(extra={"path": "input"})
+InputPath = Annotated[str, INPUT_PATH]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -7,24 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from configs.load import ConfigError
+from configs.load import ConfigError, marked
 from configs.schema import Config, RetrievalConfig
+from configs.section import INPUT_PATH
 from scripts.setup.overrides import get_field, with_field
 
 _RECORDS = ("config.yaml", "events.log")
-_FILES = (
-    "keys",
-    "model.path",
-    "questions.train",
-    "questions.eval",
-    "retrieval.corpus",
-    "retrieval.index",
-    "retrieval.encoder",
-    "retrieval.recorded",
-    "retrieval.token_file",
-    "rewards.judge.key_file",
-    "rewards.similarity.model",
-)
 
 
 def resolve(config: Config, name: str) -> Config:
@@ -56,8 +44,8 @@ def _is_run(path: Path) -> bool:
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """The configuration with every input file named absolutely."""
-    for field in _FILES:
+    """The configuration with every input path absolute."""
+    for field in marked(INPUT_PATH):
         if path := get_field(config, field):
             config = with_field(config, field, str(Path(path).resolve()))
     return config

@@ -9,10 +9,12 @@ from configs.load import (
     MAY_DIFFER,
     ConfigError,
     load,
+    marked,
     retrieval_url,
     save,
 )
 from configs.runtime.process import REPOSITORY
+from configs.section import INPUT_PATH
 
 
 @pytest.fixture
@@ -110,3 +112,19 @@ def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
     of_the_machine = {"run_dir", "actors.count", "retrieval.port", "retrieval.token_file"}
     of_the_machine |= {"rewards.judge.url", "rewards.judge.key_file"}
     assert {*CHANGEABLE_FIELDS} | of_the_machine == MAY_DIFFER
+
+
+def test_the_schema_marks_what_a_run_reads() -> None:
+    assert {*marked(INPUT_PATH)} == {
+        "keys",
+        "model.path",
+        "questions.train",
+        "questions.eval",
+        "retrieval.corpus",
+        "retrieval.index",
+        "retrieval.encoder",
+        "retrieval.recorded",
+        "retrieval.token_file",
+        "rewards.judge.key_file",
+        "rewards.similarity.model",
+    }

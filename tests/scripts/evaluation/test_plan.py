@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from configs.load import ConfigError, parse
+from configs.load import ConfigError, leaves, parse
+from configs.schema import Config
+from scripts.evaluation import plan
 from scripts.evaluation.plan import SETTINGS, Settings, agree, configured, digest, load_sets
 from scripts.setup.model_source import find
 from tests.scripts.conftest import Folder
@@ -81,6 +83,11 @@ def test_every_row_counts(tmp_path: Path) -> None:
     said = r"1 of 2 rows cannot be used: .*:2: question is empty.*: forage data prepare lists"
     with pytest.raises(ConfigError, match=said):
         load_sets([str(path)])
+
+
+def test_every_field_that_is_named_exists() -> None:
+    known = {name for name, _ in leaves(msgspec.to_builtins(Config()))}
+    assert {*plan._WITHOUT_EFFECT, *plan._SET_BY} <= known
 
 
 def test_a_runs_port_is_not_taken_from_it(folder: Folder, checkpointed: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.schema import LearnerConfig
 from replay.log.history import Recording
 from scripts import cli
 from scripts.runs import relearn
@@ -38,6 +39,10 @@ def test_what_cannot_be_changed_is_refused_by_name(
     recorded_run.train(0)
     assert words in refusal(capsys, str(recorded_run.path), override)
     assert not list(recorded_run.path.glob("relearn-*"))
+
+
+def test_every_field_that_is_named_exists() -> None:
+    assert {*relearn.HOW_IT_RAN, *relearn.WITHOUT_EFFECT} <= {*LearnerConfig.__struct_fields__}
 
 
 def test_a_directory_without_a_log_is_refused(
