@@ -1,7 +1,7 @@
 """A check of this machine: what a run needs, what is there, and a remedy for each shortcoming.
 
-Every check is a function that returns one `Finding`. Libraries that take seconds to import, and may
-end the process that imports them, are tried in processes of their own, side by side.
+Every check is a function that returns one `Finding`. Libraries may end the process that loads them,
+and are tried in processes of their own: their compiled parts, as a whole import takes seconds.
 """
 
 import os
@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -37,12 +38,16 @@ LEAST_CORES = 2
 LEAST_MEMORY_BYTES = 6 * GIB  # of the demo
 LEAST_DISK_BYTES, LEAST_SHARED_BYTES = 2 * GIB, GIB // 4
 LEAST_FILES = 4096  # open at once: Ray's and vLLM's sockets
-IMPORT_S = 180.0
+LOAD_S = 180.0
 LIBRARIES = {
     "vllm": "actors generate with it",
     "ray": "places processes",
     "faiss": "dense search",
     "deepspeed": "the learner's engine",
+}
+PARTS = {  # to load, of what takes seconds to import: vLLM's kernels; DeepSpeed is plain Python
+    "vllm": "import torch; torch.ops.load_library(min(folder.glob('_C*.so')))",
+    "deepspeed": "",
 }
 COMPILERS = ("cc", "gcc", "clang")
 INSTALL = "run `make .venv` (with GPU=1 on a machine with GPUs)"
@@ -71,7 +76,7 @@ def doctor(options: DoctorOptions) -> int:
     """Check, show, and fail where something needed is missing. Raises ConfigError."""
     config = load(options.config, options.overrides) if options.config else None
     console = Console()
-    with console.status("looking at this machine, importing its libraries"):
+    with console.status("looking at this machine, loading its libraries"):
         found = list(findings(config))
     if config is not None and options.config:
         found.append(configuration(resolve(config, Path(options.config).stem)))
@@ -222,20 +227,30 @@ def compiler(found: str | None, needed: bool) -> Finding:
     return Finding("C compiler", found or "none", "one", bool(found), remedy, required=needed)
 
 
-def library(name: str, deadline_s: float = IMPORT_S) -> Finding:
-    """The import of a library in a process of its own."""
-    code = f"import {name}; print('version', getattr({name}, '__version__', '?'))"
+def library(name: str, deadline_s: float = LOAD_S) -> Finding:
+    """The load of a library's compiled part in a process of its own."""
+    version, needs = _version(name), LIBRARIES.get(name, "to load")
+    if not version:
+        return Finding(name, "missing", needs, False, INSTALL)
+    find = "import importlib.util, pathlib"
+    folder = f"folder = pathlib.Path(importlib.util.find_spec({name!r}).origin).parent"
+    code = "\n".join((find, folder, PARTS.get(name, f"import {name}")))
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=deadline_s
-        )
-        said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-        last = said[-1] if said else f"exit code {done.returncode}"
-        ok = done.returncode == 0
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s)
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        why = said[-1] if done.returncode else ""
     except subprocess.TimeoutExpired:
-        ok, last = False, f"takes more than {deadline_s:g} s"
-    has = last.removeprefix("version ") if ok else "does not import"
-    return Finding(name, has, LIBRARIES.get(name, "to import"), ok, f"{INSTALL}: {last}")
+        why = f"takes more than {deadline_s:g} s"
+    return Finding(name, "does not load" if why else version, needs, not why, f"{INSTALL}: {why}")
+
+
+def _version(name: str) -> str:
+    """The version of a distribution, or of its build for CPUs; '' where there is neither."""
+    for each in (name, f"{name}-cpu"):
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(each)
+    return ""
 
 
 def configuration(config: Config) -> Finding:

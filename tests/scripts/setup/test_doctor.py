@@ -78,11 +78,16 @@ def test_folders_sockets_and_compilers(tmp_path: Path) -> None:
     assert not doctor.compiler(None, needed=True).ok
 
 
-def test_a_library_is_imported_elsewhere() -> None:
-    assert doctor.library("yaml").ok
-    broken = doctor.library("no_such_library")
-    assert not broken.ok and "ModuleNotFoundError" in broken.remedy
-    assert "takes more than" in doctor.library("yaml", deadline_s=0.001).remedy
+def test_a_library_is_loaded_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.library("vllm").ok
+    assert doctor.library("msgspec").has == metadata.version("msgspec")
+    assert doctor.library("no_such_library").has == "missing"
+    assert "takes more than" in doctor.library("msgspec", deadline_s=0.001).remedy
+    monkeypatch.setitem(doctor.PARTS, "msgspec", "import os; os.abort()")
+    broken = doctor.library("msgspec")
+    assert not broken.ok and broken.has == "does not load" and "exit code -6" in broken.remedy
+    monkeypatch.setitem(doctor.PARTS, "msgspec", "import no_such_library")
+    assert "ModuleNotFoundError" in doctor.library("msgspec").remedy
 
 
 def test_it_fits_80_columns_and_every_shortcoming_has_its_remedy() -> None:
@@ -96,13 +101,13 @@ def test_it_fits_80_columns_and_every_shortcoming_has_its_remedy() -> None:
 def test_the_command_fails_where_something_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "LIBRARIES", {"yaml": "to import"})
+    monkeypatch.setattr(doctor, "LIBRARIES", {"msgspec": "to load"})
     file = tmp_path / "findings.json"
     config = str(REPOSITORY / "configs" / "base.yaml")
     code = cli.main(["doctor", config, f"run_dir={tmp_path / 'run'}", "--json", str(file)])
     assert code == 1 and "model.path is empty" in capsys.readouterr().out
     found = {each["what"]: each for each in json.loads(file.read_text())}
-    assert found["yaml"]["ok"] and not found["configuration"]["ok"]
+    assert found["msgspec"]["ok"] and not found["configuration"]["ok"]
 
 
 def test_an_unknown_configuration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
