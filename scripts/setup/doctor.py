@@ -14,13 +14,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
 import psutil
 from packaging.requirements import Requirement
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from actors.policies.engine import on_cpu
@@ -35,7 +36,7 @@ from scripts.setup.resolve import resolve
 
 PYTHONS = (3, 11), (3, 15)  # from, and before
 LEAST_CORES = 2
-LEAST_MEMORY_BYTES = 6 * GIB  # of the demo
+DEMO = REPOSITORY / "configs" / "demo.yaml"
 LEAST_DISK_BYTES, LEAST_SHARED_BYTES = 2 * GIB, GIB // 4
 LEAST_FILES = 4096  # open at once: Ray's and vLLM's sockets
 LOAD_S = 180.0
@@ -71,6 +72,11 @@ class Finding:
     remedy: str = ""
     required: bool = True
 
+    @property
+    def problems(self) -> int:
+        """How many keep a run from starting, with a line of the remedy for each."""
+        return len(self.remedy.splitlines()) if self.required and not self.ok else 0
+
 
 def doctor(options: DoctorOptions) -> int:
     """Check, show, and fail where something needed is missing. Raises ConfigError."""
@@ -83,7 +89,7 @@ def doctor(options: DoctorOptions) -> int:
     show(found, console)
     if options.json:
         write_json(options.json, [asdict(each) for each in found])
-    return Exit.FAILED if any(each.required and not each.ok for each in found) else Exit.DONE
+    return Exit.FAILED if any(each.problems for each in found) else Exit.DONE
 
 
 def findings(config: Config | None = None) -> Iterator[Finding]:
@@ -95,7 +101,7 @@ def findings(config: Config | None = None) -> Iterator[Finding]:
     yield python(sys.version_info[:2])
     yield packages(lock)
     yield cores(len(os.sched_getaffinity(0)))
-    needed = preflight.memory_needed(config)[0] if config else LEAST_MEMORY_BYTES
+    needed, _ = preflight.memory_needed(config or load(DEMO))
     yield memory(psutil.virtual_memory().available, needed)
     yield gpus()
     # A checkpoint holds the weights, two averages and Adam's two moments in 32 bits.
@@ -223,8 +229,8 @@ def listening(what: str, listen: Callable[[], None]) -> Finding:
 
 def compiler(found: str | None, needed: bool) -> Finding:
     """A C compiler, for the kernels that GPU libraries build when they start."""
-    remedy = "install one, for example `apt install build-essential`"
-    return Finding("C compiler", found or "none", "one", bool(found), remedy, required=needed)
+    remedy, ok = "install one, for example `apt install build-essential`", bool(found) or not needed
+    return Finding("C compiler", found or "none", "one" if needed else "none", ok, remedy)
 
 
 def library(name: str, deadline_s: float = LOAD_S) -> Finding:
@@ -258,10 +264,9 @@ def configuration(config: Config) -> Finding:
     try:
         preflight.check(config)
     except ConfigError as error:
-        problems = str(error).splitlines()
-        has = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
-        return Finding("configuration", has, "none", False, "\n".join(problems))
-    return Finding("configuration", "no problem", "none", True)
+        found = Finding("configuration", "", "no problem", False, str(error))
+        return replace(found, has=_problems(found.problems))
+    return Finding("configuration", "no problem", "no problem", True)
 
 
 def show(found: Sequence[Finding], console: Console) -> None:
@@ -272,14 +277,17 @@ def show(found: Sequence[Finding], console: Console) -> None:
     for each in found:
         table.add_row(_mark(each), each.what, each.has, each.needs)
     console.print(table)
-    short = [each for each in found if not each.ok]
-    for each in short:
-        console.print(f"\n{_mark(each)} [bold]{each.what}[/]: ", end="")
-        console.print(each.remedy, markup=False, highlight=False)
-    needed = sum(each.required for each in short)
-    verdict = f"{needed} missing" if needed else "a run can start"
-    style = "bold red" if needed else "bold green"
-    console.print(f"\n{verdict}" + ("" if needed else " here"), style=style)
+    for each in found:
+        for line in () if each.ok else each.remedy.splitlines():
+            text = f"\n{_mark(each)} [bold]{each.what}[/]: {escape(line)}"
+            console.print(text, highlight=False)
+    count = sum(each.problems for each in found)
+    verdict = f"{_problems(count)}: a run cannot start" if count else "a run can start"
+    console.print(f"\n{verdict} here", style="bold red" if count else "bold green")
+
+
+def _problems(count: int) -> str:
+    return f"{count} problem{'s' * (count > 1)}"
 
 
 def _mark(finding: Finding) -> str:

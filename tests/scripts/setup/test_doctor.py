@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from configs.load import load
 from configs.runtime.process import REPOSITORY
 from scripts import cli
-from scripts.setup import doctor
+from scripts.setup import doctor, preflight
 from scripts.setup.doctor import GIB, Finding
 
 
@@ -42,6 +43,11 @@ def test_another_version_than_the_locked_one_may_do(tmp_path: Path) -> None:
     found = doctor.packages(lock, lambda name: "2.1")
     assert not found.ok and not found.required
     assert doctor.packages(lock, lambda name: "2.0").ok
+
+
+def test_the_readme_names_the_demo_s_memory() -> None:
+    needed, _ = preflight.memory_needed(load(doctor.DEMO))
+    assert f"{needed / GIB:.1f} GiB of free memory" in (REPOSITORY / "README.md").read_text()
 
 
 def test_what_there_is_too_little_of() -> None:
@@ -75,7 +81,7 @@ def test_folders_sockets_and_compilers(tmp_path: Path) -> None:
         raise PermissionError(1, "not allowed")
 
     assert "not allowed" in doctor.listening("TCP", refused).remedy
-    assert not doctor.compiler(None, needed=True).ok
+    assert not doctor.compiler(None, needed=True).ok and doctor.compiler(None, needed=False).ok
 
 
 def test_a_library_is_loaded_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +100,7 @@ def test_it_fits_80_columns_and_every_shortcoming_has_its_remedy() -> None:
     console = Console(width=80, record=True, file=StringIO())
     doctor.show([Finding("cores", "1", ">= 2", False, "buy one"), doctor.cores(2)], console)
     said = console.export_text()
-    assert "no cores: buy one" in said and "1 missing" in said
+    assert "no cores: buy one" in said and "1 problem: a run cannot start here" in said
     assert max(map(len, said.splitlines())) <= 80
 
 
@@ -105,7 +111,9 @@ def test_the_command_fails_where_something_is_missing(
     file = tmp_path / "findings.json"
     config = str(REPOSITORY / "configs" / "base.yaml")
     code = cli.main(["doctor", config, f"run_dir={tmp_path / 'run'}", "--json", str(file)])
-    assert code == 1 and "model.path is empty" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert code == 1 and "no configuration: model.path is empty" in said
+    assert "configuration 4 problems no problem" in said and "4 problems: a run cannot" in said
     found = {each["what"]: each for each in json.loads(file.read_text())}
     assert found["msgspec"]["ok"] and not found["configuration"]["ok"]
 
