@@ -6,6 +6,7 @@ Each problem is one line that names the field, the value and the remedy.
 import importlib.metadata
 import importlib.util
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,13 +91,23 @@ def has_tokenizer(folder: Path) -> bool:
 def _questions(config: Config) -> Iterator[str]:
     for field in ("train", "eval"):
         path = getattr(config.questions, field)
+        wanted = 'name a JSONL or parquet file of {"question", "answers"}'
         if not path:
-            yield f'questions.{field} is empty: name a JSONL file of {{"question", "answers"}}'
-            continue
-        try:
-            read_questions(Path(path))
-        except (ReplayError, ValueError, OSError) as error:
-            yield f"questions.{field} = {path!r}: {error}"
+            yield f"questions.{field} is empty: {wanted}"
+        elif not Path(path).is_file():
+            yield f"questions.{field} = {path!r}: no file there: {wanted}"
+        else:
+            try:
+                read_questions(Path(path))
+            except (ReplayError, ValueError, OSError) as error:
+                yield _fault(f"questions.{field}", path, error)
+
+
+def _fault(field: str, path: str, error: Exception) -> str:
+    """`field = path: …`, from an error that names the path, or a line of it, once more."""
+    text = re.sub(rf"{re.escape(path)}:(?=\d)", "line ", str(error))
+    text = re.sub(rf"^'?{re.escape(path)}'?:? ", "", text)
+    return f"{field} = {path!r}: {text}"
 
 
 def _environment(config: Config) -> Iterator[str]:
@@ -131,14 +142,14 @@ def _retrieval(config: Config) -> Iterator[str]:
         return
     path, index = config.retrieval.corpus, config.retrieval.index
     if not (path or index):
-        yield 'retrieval.corpus is empty: name a JSONL file of {"id", "contents"}'
+        yield 'retrieval.corpus is empty: name a JSONL or parquet file of {"id", "contents"}'
     else:
         try:
             look(config.retrieval)
         except BadIndex as error:
-            yield f"retrieval.index = {index!r}: {error}"
+            yield _fault("retrieval.index", index, error)
         except (RetrievalError, ValueError, OSError) as error:
-            yield f"retrieval.corpus = {path!r}: {error}"
+            yield _fault("retrieval.corpus", path, error)
     if config.retrieval.port and (why := can_listen(config.retrieval)):
         yield (
             f"retrieval.port = {config.retrieval.port!r}: cannot listen on "
@@ -158,7 +169,7 @@ def _rewards(config: Config) -> Iterator[str]:
         try:
             require_encoder(Path(asked.similarity.model))
         except BadIndex as error:
-            yield f"rewards.similarity.model = {asked.similarity.model!r}: {error}"
+            yield _fault("rewards.similarity.model", asked.similarity.model, error)
     for field, used, timeout_s in (
         ("judge.timeout_s", asked.judge.url, asked.judge.timeout_s),
         ("similarity.timeout_s", asked.similarity.model, asked.similarity.timeout_s),
