@@ -4,8 +4,10 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from configs.load import load
 from configs.runtime.process import REPOSITORY
-from scripts.options import option, overrides
+from scripts.options import Options, option, overrides
+from scripts.setup.resolve import resolve
 
 
 class DemoFailed(Exception):
@@ -13,26 +15,30 @@ class DemoFailed(Exception):
 
 
 @dataclass(frozen=True)
-class DemoOptions:
+class DemoOptions(Options):
     overrides: tuple[str, ...] = overrides()
-    seed: int = option("of the world, the cold start and the run", default=0)
+    seed: int = option("of the world, the cold start and the run", default=0, least=0)
     retrieval: Literal["bm25", "dense"] = option(
         "by words, or by the vectors of an encoder that is trained first", default="bm25"
     )
 
 
 def demo(options: DemoOptions) -> int:
-    """Prepare, launch, and print where everything is; the run's exit code. Raises DemoFailed."""
-    begun = time.monotonic()
+    """Prepare, launch, and print where everything is; the run's exit code. Raises ConfigError
+    before anything is prepared, and DemoFailed.
+    """
+    from scripts.setup.preflight import check_machine  # late: it takes seconds
+
+    begun, config = time.monotonic(), str(REPOSITORY / "configs" / "demo.yaml")
+    seeded = (f"seed={options.seed}", *options.overrides)
+    check_machine(resolve(load(config, seeded), "demo"))
     print(f"preparing the demo task (seed {options.seed}) ...", flush=True)
     settings = _prepare(options.seed, options.retrieval == "dense")
     print(f"  demo task ready: {time.monotonic() - begun:.1f} s", flush=True)
 
-    from scripts.fleet.launch import TrainOptions, train  # late: it takes seconds
+    from scripts.fleet.launch import TrainOptions, train
 
-    config = str(REPOSITORY / "configs" / "demo.yaml")
-    given = (f"seed={options.seed}", *settings, *options.overrides)
-    code = train(TrainOptions(config=config, overrides=given))
+    code = train(TrainOptions(config=config, overrides=(*settings, *seeded)))
     print(f"make demo took {time.monotonic() - begun:.0f} s (installation not included)")
     return code
 

@@ -51,6 +51,11 @@ def check(config: Config, resumed: bool = False) -> None:
     _refuse(config, _CHECKS if resumed else (*_CHECKS, _run_dir))
 
 
+def check_machine(config: Config) -> None:
+    """The same of this machine alone, for a task whose files are yet to be made."""
+    _refuse(config, (_vllm, _memory, _transport, _run_dir))
+
+
 def check_model(config: Config) -> None:
     """The same of the model alone, for what neither rolls out nor asks questions."""
     _refuse(config, (_model, _lengths))

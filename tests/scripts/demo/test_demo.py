@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from configs.runtime.process import Exit
+from configs.runtime.process import REPOSITORY, Exit
 from scripts import cli
 from scripts.demo import encoder, task
 from scripts.demo.start import ColdStartFailed
@@ -34,11 +34,11 @@ def test_the_run_is_launched_on_the_task_and_its_exit_code_kept(launched: list[l
     ((config, *settings),) = launched
     assert config.endswith("configs/demo.yaml")
     assert settings == [
-        "seed=2",
         "model.path=model",
         "questions.train=train",
         "questions.eval=eval",
         "retrieval.corpus=corpus",
+        "seed=2",
         "learner.total_steps=4",
     ]
 
@@ -46,6 +46,25 @@ def test_the_run_is_launched_on_the_task_and_its_exit_code_kept(launched: list[l
 def test_a_dense_index_is_searched_where_it_is_asked_for(launched: list[list[str]]) -> None:
     cli.main(["demo", "--retrieval", "dense"])
     assert "retrieval.index=dense" in launched[0]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("learner.stepz=3", "unknown key 'learner.stepz'"),
+        ("learner.lr=-1", "learner.lr = -1: "),
+        ("run_dir=configs", "configs': in use by another run"),
+        ("actors.count=1000", "too little memory"),
+        ("--seed=-1", "--seed -1: at least 0"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_prepared(
+    word: str, said: str, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    assert cli.main(["demo", word]) == Exit.BAD_INPUT
+    out, error = capsys.readouterr()
+    assert said in error and error.count("\n") == 1 and not out
 
 
 def test_a_task_that_cannot_be_made_is_one_line(monkeypatch: Any, capsys: Any) -> None:
