@@ -8,6 +8,7 @@ failed, 2 bad input, 3 stopped by rule, 130 interrupted; a command may return on
 import difflib
 import errno
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import os
@@ -52,30 +53,30 @@ class Command:
 
 
 COMMANDS = {
+    "demo": Command("demo.demo:demo", "Train on a small made-up task, on two cores."),
     "train": Command("fleet.launch:train", "Train, or only evaluate, a model."),
     "resume": Command("fleet.launch:resume", "Go on with a run."),
+    "scale": Command("fleet.scale:scale", "Change the number of a running run's actors."),
     "sync": Command("train_sync:sync", "Train in one process, synchronously."),
+    "warm-start": Command("warm_start.warm_start:warm_start", "Learn from demonstrations first."),
     "evaluate": Command("evaluation.evaluate:evaluate", "Ask a model every question of test sets."),
     "ask": Command("ask.ask:ask", "Ask a trained model questions in the terminal."),
-    "warm-start": Command("warm_start.warm_start:warm_start", "Learn from demonstrations first."),
-    "relearn": Command("runs.relearn:relearn", "Learn again, offline, from a run's log."),
     "show": Command("runs.show:show", "Print a run's rollouts in colour."),
+    "plot": Command("runs.plot:plot", "Draw a run's learning curve."),
     "audit": Command("runs.audit:audit", "Close a run's books."),
     "compact": Command("runs.compact:compact", "Make a finished run's log smaller."),
-    "plot": Command("runs.plot:plot", "Draw a run's learning curve."),
-    "scale": Command("fleet.scale:scale", "Change the number of a running run's actors."),
+    "relearn": Command("runs.relearn:relearn", "Learn again, offline, from a run's log."),
     "data prepare": Command("data.prepare:prepare", "Put data sets into one schema."),
     "data audit": Command("data.corpus_audit:audit", "Count the questions a corpus answers."),
     "index": Command("data.build_index:index", "Build an index of a corpus."),
-    "demo": Command("demo.demo:demo", "Train on a small made-up task, on two cores."),
+    "memory": Command("setup.gpu_memory:memory", "Reckon what each GPU has to hold."),
+    "doctor": Command("setup.doctor:doctor", "Check this machine for what a run needs."),
     "bench learner": Command("bench.learner:bench", "The cost of the learner's step."),
     "bench staleness": Command("bench.staleness.bench:bench", "Corrections by staleness."),
     "bench stream": Command("bench.stream.bench:bench", "Trajectories into the durable log."),
     "bench weight-sync": Command("bench.weight_sync.bench:bench", "New weights to the actors."),
     "bench retrieval": Command("bench.retrieval.bench:bench", "Searches, and their latency."),
     "bench overlap": Command("bench.overlap.bench:bench", "Waiting for searches, hidden."),
-    "memory": Command("setup.gpu_memory:memory", "Reckon what each GPU has to hold."),
-    "doctor": Command("setup.doctor:doctor", "Check this machine for what a run needs."),
 }
 COMPLETING = "_FORAGE_COMPLETE"  # set by the shell's completion
 GROUPS = {
@@ -84,8 +85,8 @@ GROUPS = {
 }
 THEMES = {
     "Train": ("demo", "train", "resume", "scale", "sync", "warm-start"),
-    "Look into a run": ("show", "plot", "audit", "relearn", "compact"),
     "Use a model": ("evaluate", "ask"),
+    "Look into a run": ("show", "plot", "audit", "compact", "relearn"),
     "Prepare": ("data", "index", "memory", "doctor"),
     "Measure": ("bench",),
 }
@@ -106,7 +107,10 @@ def main(words: Sequence[str] | None = None) -> int:
         return _refuse(_choices(*words))
     name = _named(words)
     try:
-        command = typer.main.get_command(application(name))
+        command: Any = typer.main.get_command(application(name))
+        first = dict.fromkeys(path.split()[0] for path in COMMANDS)
+        command.commands = {word: command.commands[word] for word in first}  # groups were last
+        _bare(command)
         listed = _options_of(COMMANDS[name]) if name else []
         spread = list(_one_each(words, listed))
         return command.main(spread, prog_name="forage", standalone_mode=False) or Exit.DONE
@@ -159,6 +163,7 @@ def _refuse(text: str) -> int:
 def application(name: str) -> typer.Typer:
     """All commands by name and help; the options of the one that is called."""
     app = typer.Typer(no_args_is_help=False, help="Train language models to search.")
+    app.callback()(_unread_but_version)
     groups = {group: typer.Typer(help=help) for group, help in GROUPS.items()}
     for group, inner in groups.items():
         app.add_typer(inner, name=group, rich_help_panel=_theme(group))
@@ -170,12 +175,35 @@ def application(name: str) -> typer.Typer:
     return app
 
 
+def _bare(command: Any) -> None:
+    """Have the help of a command, and of those in it, call no flag a <bool>."""
+    for each in (*command.params, command.get_help_option(typer.Context(command))):
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    for inner in getattr(command, "commands", {}).values():
+        _bare(inner)
+
+
 def _theme(word: str) -> str | None:
     return next((theme for theme, words in THEMES.items() if word in words), None)
 
 
 def _unread() -> None:
     """The stand-in of a command that is not called."""
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"forage {importlib.metadata.version('forage')}")
+        raise typer.Exit
+
+
+_VERSION = typer.Option(
+    "--version", help="Show the version.", callback=_print_version, is_eager=True
+)
+
+
+def _unread_but_version(version: Annotated[bool, _VERSION] = False) -> None: ...
 
 
 def _named(words: Sequence[str]) -> str:
@@ -215,7 +243,8 @@ def _parameter(of: Field[Any]) -> inspect.Parameter:
     default = list(of.default) if several and of.default is not MISSING else of.default
     positional = of.metadata["positional"]
     shown = of.metadata["metavar"] or (of.name.upper() if positional else None)
-    words = {"help": of.metadata["help"], "metavar": shown}
+    told = bool(default) and "default" not in of.metadata["help"]  # once
+    words = {"help": of.metadata["help"], "metavar": shown, "show_default": told}
     info = typer.Argument(**words) if positional else typer.Option(flag(of.name), **words)
     return inspect.Parameter(
         of.name,

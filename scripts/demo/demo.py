@@ -17,7 +17,7 @@ class DemoFailed(Exception):
 @dataclass(frozen=True)
 class DemoOptions(Options):
     overrides: tuple[str, ...] = overrides()
-    seed: int = option("of the world, the cold start and the run", default=0, least=0)
+    seed: int = option("of the world, the cold start and the run (default 0)", default=0, least=0)
     retrieval: Literal["bm25", "dense"] = option(
         "by words, or by the vectors of an encoder that is trained first", default="bm25"
     )

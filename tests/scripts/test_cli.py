@@ -1,6 +1,8 @@
 """The command line: words to options, and one line for what is not understood."""
 
+import importlib.metadata
 import importlib.util
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ class AskedOptions:
     rest: tuple[str, ...] = overrides()
     sets: tuple[Path, ...] = option("files", default=())
     weights: Literal["model", "ema"] = option("which", default="model")
-    eval_every: int = option("steps", default=2)
+    eval_every: int = option("steps (default 2)", default=2, least=1)
     exact: bool = option("to the bit", default=False)
 
 
@@ -138,6 +140,30 @@ def test_every_command_has_a_theme_and_its_function() -> None:
     for path, command in cli.COMMANDS.items():
         assert path.split()[0] in themed | {"asked"}
         assert importlib.util.find_spec(command.module) or path == "asked"
+
+
+def test_the_readme_s_table_has_the_order_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["--help"])
+    shown = re.findall(r"^│ ([a-z][a-z-]*) ", capsys.readouterr().out, re.M)
+    themed = [word for words in cli.THEMES.values() for word in words]
+    assert [word for word in shown if word != "asked"] == themed
+    table = re.findall(r"^\| (`.+?) \|", (REPOSITORY / "README.md").read_text(), re.M)
+    named = re.findall(r"(?:`|forage |, )([a-z][a-z-]+)", " ".join(table).replace("`forage ", "`"))
+    assert list(dict.fromkeys(word for word in named if word in themed)) == themed
+
+
+def test_help_says_a_default_once_and_no_flag_takes_a_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cli.main(["asked", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "<bool>" not in said and "--exact to the bit" in said
+    assert "(default 2)" in said and "[default: 2]" not in said and "[default: model]" in said
+
+
+def test_the_version_is_the_distribution_s(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"forage {importlib.metadata.version('forage')}\n"
 
 
 def test_help_imports_nothing_heavy() -> None:
