@@ -260,7 +260,7 @@ def _one_each(words: Sequence[str], listed: Sequence[Field[Any]]) -> Iterator[st
     several = {flag(each.name) for each in options if get_origin(each.type) is tuple}
     current, first = "", False
     for word in words:
-        if word.startswith("-") or is_override(word):
+        if re.match("-+[a-z]", word) or is_override(word):  # -1 is a value
             current, first = (word if word in several else ""), True
         elif current:
             if not first:

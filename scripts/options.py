@@ -25,9 +25,10 @@ class Options:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, least = getattr(self, each.name), each.metadata["least"]
-            if value is not None and least is not None and value < least:
-                raise ConfigError(f"{flag(each.name)} {value}: at least {least}")
+            given, least = getattr(self, each.name), each.metadata["least"]
+            for value in given if isinstance(given, tuple) else (given,):
+                if value is not None and least is not None and value < least:
+                    raise ConfigError(f"{flag(each.name)} {value}: at least {least}")
             if each.name == "json" and value and not value.resolve().parent.is_dir():
                 raise ConfigError(f"--json {str(value)!r}: there is no such folder to write it in")
 
@@ -45,7 +46,7 @@ def argument(help: str, *, default: Any = MISSING, metavar: str = "") -> Any:
 
 def option(help: str, *, default: Any = None, metavar: str = "", least: float | None = None) -> Any:
     """`--name VALUE`, or a flag `--name`; `default=MISSING` (of dataclasses) makes it required.
-    `least`: the least value, checked by `Options`; None passes.
+    `least`: the least value, or that of each, checked by `Options`; None passes.
     """
     told = {"help": help, "metavar": metavar, "positional": False, "least": least}
     return field(default=default, metadata=told)

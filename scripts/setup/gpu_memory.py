@@ -31,7 +31,7 @@ class MemoryOptions(Options):
     config: str = argument("a YAML file, for example configs/one_gpu.yaml")
     overrides: tuple[str, ...] = overrides()
     gpus: int | None = option("for so many GPUs, instead of this machine's", metavar="N", least=1)
-    gib: float = option("the memory of each of them", default=80.0)
+    gib: float = option("the memory of each of them", default=80.0, least=1)
 
 
 def memory(options: MemoryOptions) -> int:

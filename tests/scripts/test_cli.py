@@ -14,17 +14,18 @@ import pytest
 from configs.runtime.files import Locked
 from configs.runtime.process import REPOSITORY, Exit
 from scripts import cli
-from scripts.options import argument, option, overrides
+from scripts.options import Options, argument, option, overrides
 
 
 @dataclass(frozen=True)
-class AskedOptions:
+class AskedOptions(Options):
     model: str = argument("a folder")
     rest: tuple[str, ...] = overrides()
     sets: tuple[Path, ...] = option("files", default=())
     weights: Literal["model", "ema"] = option("which", default="model")
     eval_every: int = option("steps (default 2)", default=2, least=1)
     exact: bool = option("to the bit", default=False)
+    peers: tuple[int, ...] = option("actors", default=(), least=0)
 
 
 seen: list[AskedOptions] = []
@@ -62,6 +63,8 @@ def test_defaults_are_the_dataclass_s() -> None:
         ("askd m", "Did you mean 'asked'"),
         ("asked m --eval-evry 2", "did you mean --eval-every?"),
         ("asked m --judge 2", "it takes --sets, --weights, --eval-every, --exact"),
+        ("asked m --eval-every 0", "--eval-every 0: at least 1"),
+        ("asked m --peers 1 -1", "--peers -1: at least 0"),
         ("asked m --weights emma", "emma"),
         ("asked", "MODEL"),
         (

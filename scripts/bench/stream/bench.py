@@ -34,8 +34,10 @@ class BenchStreamOptions(harness.BenchOptions):
     """Options of `forage bench stream`; `quick` takes at most three minutes."""
 
     no_ray: bool = option("without the baseline", default=False)
-    peers: tuple[int, ...] = option("actors, saturated; 0: none", default=PEERS, metavar="N")
-    paced: int = option("actors at one trajectory a second; 0: leave out", default=PACED, least=0)
+    peers: tuple[int, ...] = option(
+        "actors, saturated; 0: none", default=PEERS, metavar="N", least=0
+    )
+    paced: int = option("actors at one trajectory a second; 0: none", default=PACED, least=0)
 
 
 class NoRay(harness.BenchError):
@@ -93,7 +95,7 @@ def summary(rows: list[dict[str, Any]], baseline: list[dict[str, float]]) -> dic
         "trajectories_per_s": best,
         "over_ray_queue": best / ray if best and ray else None,
         "ack_p99_s_at_1000": next((r["ack_p99_s"] for r in rows if r["every_s"]), None),
-        "peak_rss_bytes": max(row["peak_rss_bytes"] for row in rows),
+        "peak_rss_bytes": max((row["peak_rss_bytes"] for row in rows), default=0),
         "rows": rows,
         "ray_queue": baseline,
         "method": {
