@@ -6,8 +6,9 @@ rule.
 
 import difflib
 import re
+import textwrap
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +176,7 @@ def _check_keys(tree: dict[str, Any], section: type[Section], prefix: str) -> No
     known = {field.name: field.type for field in msgspec.structs.fields(section)}
     for key, value in tree.items():
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-            hint = f"did you mean {prefix + near[0]!r}?" if near else f"known: {', '.join(known)}"
+            hint = _hint(str(key), known, prefix)
             raise ConfigError(f"unknown key {prefix + str(key)!r} (value {value!r}): {hint}")
         inner = known[key]
         if isinstance(inner, type) and issubclass(inner, Section):
@@ -188,6 +188,20 @@ def _check_keys(tree: dict[str, Any], section: type[Section], prefix: str) -> No
                 )
             else:
                 _check_keys(value, inner, f"{prefix}{key}.")
+
+
+def _hint(key: str, known: Iterable[str], prefix: str) -> str:
+    """One to three fields that may be meant: of this name elsewhere, then of one like it here."""
+    named = [
+        field for field, _ in leaves(msgspec.to_builtins(Config())) if field.endswith(f".{key}")
+    ]
+    like = difflib.get_close_matches(key, known, n=3) or difflib.get_close_matches(
+        key, known, 1, 0.5
+    )
+    if meant := [*named, *(prefix + each for each in like)][:3]:
+        shown = meant if len("".join(meant)) < 50 else meant[:2]  # one line of a terminal
+        return f"did you mean {' or '.join(map(repr, shown))}?"
+    return textwrap.shorten(f"known: {', '.join(known)}", 80, placeholder=" …")
 
 
 def _explain(message: str, tree: dict[str, Any]) -> str:

@@ -65,6 +65,25 @@ def test_bad_values_are_named(yaml_file: Path, override: str, words: list[str]) 
     assert all(word in str(raised.value) for word in words), str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("learner.steps=3", "did you mean 'learner.total_steps'?"),
+        ("lr=3", "did you mean 'learner.lr'?"),
+        ("lerner.lr=3", "did you mean 'learner'?"),
+        ("actors.group_size=3", "did you mean 'replay.group_size'?"),
+        ("learner.checkpoint_evry=3", "did you mean 'learner.checkpoint_every'"),
+        ("learner.timeout_s=3", "'retrieval.timeout_s' or 'rewards.judge.timeout_s'?"),
+        ("learner.qqq=3", "known: total_steps, eval_every, "),
+    ],
+)
+def test_an_unknown_key_is_told_the_nearest(yaml_file: Path, override: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(yaml_file, [override])
+    said = str(raised.value)
+    assert hint in said and len(said.partition("): ")[2]) <= 80, said
+
+
 def test_missing_file_invalid_yaml_and_duplicate_keys(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load(tmp_path / "none.yaml")
