@@ -271,7 +271,7 @@ def _one_each(words: Sequence[str], listed: Sequence[Field[Any]]) -> Iterator[st
 
 def _explained(error: typer.TyperException, name: str, words: Sequence[str]) -> str:
     text = " ".join(error.format_message().split())
-    option = getattr(error, "option_name", "")
+    option, lacks = getattr(error, "option_name", ""), getattr(error, "param", None)
     if option and name and hasattr(error, "possibilities"):  # it is no option of this command
         listed = _options_of(COMMANDS[name])
         own = [flag(each.name) for each in listed if not each.metadata["positional"]]
@@ -282,10 +282,13 @@ def _explained(error: typer.TyperException, name: str, words: Sequence[str]) -> 
             text += f": did you mean {near[0]}?"
         else:
             text += f"; it takes {', '.join(own) or 'none'}"
+    elif lacks and hasattr(error, "param_type"):  # an argument, or an option that must be given
+        text = f"{name}: name {lacks.get_error_hint()}, {lacks.help}"
     elif not name and len(words) < 3:
         meant = [path for path in COMMANDS if path.endswith(f" {words[0]}")]
         text += f" Did you mean {' or '.join(repr(each) for each in meant)}?" if meant else ""
-    return f"{text} (forage {name or ''}{' ' if name else ''}--help)"
+    place = name or (words[0] if words[0] in GROUPS else "")
+    return f"{text} ({' '.join(('forage', *place.split(), '--help'))})"
 
 
 def _written_flags(name: str) -> set[str]:

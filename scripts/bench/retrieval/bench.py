@@ -16,11 +16,12 @@ from rich.table import Table
 
 from configs.runtime.process import REPOSITORY, limit_threads
 from retrieval_server.corpus import load_corpus
+from retrieval_server.protocol import RetrievalError
 from scripts.bench import harness
 from scripts.bench.retrieval.corpus import debian, draw_queries, siblings
 from scripts.bench.retrieval.recall import build, recalls
 from scripts.bench.retrieval.run import FEW, GOALS, Bench, over_naive, rows, summary
-from scripts.options import option
+from scripts.options import option, refusing
 
 CACHE = REPOSITORY / ".cache" / "retrieval"
 PASSAGES, QUICK_DENSE = 50_000, 5_000
@@ -57,9 +58,10 @@ class BenchRetrievalOptions(harness.BenchOptions):
     fresh: bool = option("measure and build all anew", default=False)
 
     def corpora(self) -> dict[str, Path]:
-        """The corpus of each kind of index. Raises NoCorpus, RetrievalError."""
+        """The corpus of each kind of index. Raises NoCorpus, ConfigError."""
         if self.corpus:
-            load_corpus(self.corpus)  # a fault of it is told first
+            with refusing(RetrievalError):
+                load_corpus(self.corpus)
             return {"bm25": self.corpus, "dense": self.corpus}
         dense = min(self.passages, QUICK_DENSE) if self.quick else self.passages
         return {"bm25": debian(CACHE, self.passages), "dense": debian(CACHE, dense)}

@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.load import ConfigError
+from configs.load import ConfigError, load
 from configs.runtime.process import REPOSITORY, Exit, die_with_parent
 from scripts.bench.harness import BenchOptions, finish
 from scripts.bench.staleness.report import draw, make_row, make_table, summarise
@@ -74,24 +74,23 @@ class BenchStalenessOptions(BenchOptions):
         default=(),
         metavar="NAME=OVERRIDES",
     )
-    staleness: tuple[int, ...] = option("k, in updates", default=(), metavar="K")
-    seeds: tuple[int, ...] = option("of world, start and sampling", default=(), metavar="N")
+    staleness: tuple[int, ...] = option("k, in updates", default=(), metavar="K", least=0)
+    seeds: tuple[int, ...] = option("of world, start, sampling", default=(), metavar="N", least=0)
     updates: int | None = option(f"per run ({UPDATES}; quick: {QUICK_UPDATES})", least=1)
     eval_every: int = option("updates between evaluations", default=EVAL_EVERY, least=1)
     schedule: Literal["constant", "linear", "cosine"] | None = option("default: the demo's own")
-    minutes: float | None = option("stop after so long (30; quick: 12); call again to go on")
+    minutes: float | None = option("stop after so long (30; quick: 12), to go on later", least=0)
     workers: int = option("processes", default=2, least=1)
     out: Path = option("finished runs", default=REPOSITORY / "runs" / "bench_staleness")
     plot: Path | None = option("where to write the plot", metavar="FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.ages) < 0:
-            raise ConfigError(f"--staleness {min(self.ages)}: at least 0")
         known = self.known
         for name in self.names:
             if name not in known:
                 raise ConfigError(f"--variants {name!r}: one of {', '.join(known)}")
+            load(REPOSITORY / "configs" / "demo.yaml", (*known[name], *self.overrides))
 
     @property
     def known(self) -> dict[str, tuple[str, ...]]:

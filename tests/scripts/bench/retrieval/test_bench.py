@@ -258,5 +258,5 @@ def test_the_encoder_has_the_shape_and_a_vocabulary_of_words(tmp_path: Path) -> 
 def test_nothing_to_search_is_said(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(bench_retrieval, "limit_threads", lambda _: None)  # of this process
     given_words = ["--corpus", str(tmp_path / "none.jsonl"), "--out", str(tmp_path)]
-    assert cli.main(["bench", "retrieval", *given_words]) == 1
+    assert cli.main(["bench", "retrieval", *given_words]) == 2
     assert "none.jsonl' does not exist" in capsys.readouterr().err
