@@ -105,6 +105,9 @@ def main(words: Sequence[str] | None = None) -> int:
         words = shlex.split(os.environ.get("COMP_WORDS", ""))[1:]
     elif not words or (words == words[:1] and words[0] in GROUPS):
         return _refuse(_choices(*words))
+    elif words[0] == "--version":
+        print(f"forage {importlib.metadata.version('forage')}")
+        return Exit.DONE
     name = _named(words)
     try:
         command: Any = typer.main.get_command(application(name))
@@ -163,7 +166,7 @@ def _refuse(text: str) -> int:
 def application(name: str) -> typer.Typer:
     """All commands by name and help; the options of the one that is called."""
     app = typer.Typer(no_args_is_help=False, help="Train language models to search.")
-    app.callback()(_unread_but_version)
+    app.callback()(_root)
     groups = {group: typer.Typer(help=help) for group, help in GROUPS.items()}
     for group, inner in groups.items():
         app.add_typer(inner, name=group, rich_help_panel=_theme(group))
@@ -192,18 +195,10 @@ def _unread() -> None:
     """The stand-in of a command that is not called."""
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
-        print(f"forage {importlib.metadata.version('forage')}")
-        raise typer.Exit
-
-
-_VERSION = typer.Option(
-    "--version", help="Show the version.", callback=_print_version, is_eager=True
-)
-
-
-def _unread_but_version(version: Annotated[bool, _VERSION] = False) -> None: ...
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    """The options of `forage` alone, for its help; `main` answers them."""
 
 
 def _named(words: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -261,12 +261,12 @@ def _version(name: str) -> str:
 
 def configuration(config: Config) -> Finding:
     """The checks that a run makes before it starts: files, ports, memory, GPUs."""
+    said = ""
     try:
         preflight.check(config)
     except ConfigError as error:
-        found = Finding("configuration", "", "no problem", False, str(error))
-        return replace(found, has=_problems(found.problems))
-    return Finding("configuration", "no problem", "no problem", True)
+        said = str(error)
+    return Finding("configuration", _problems(len(said.splitlines())), "no problem", not said, said)
 
 
 def show(found: Sequence[Finding], console: Console) -> None:
@@ -287,7 +287,7 @@ def show(found: Sequence[Finding], console: Console) -> None:
 
 
 def _problems(count: int) -> str:
-    return f"{count} problem{'s' * (count > 1)}"
+    return f"{count or 'no'} problem{'s' * (count > 1)}"
 
 
 def _mark(finding: Finding) -> str:
