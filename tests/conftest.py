@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a file to one worker, and all that start whole runs to the same."""
+    """Give a file to one worker, and all that start whole runs, or share an engine, to the same."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -70,6 +70,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _scope(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
+    if Path(file).name == "test_vllm.py":
+        return "engine"  # these share the session's one
     return "runs" if Path(file).name in RUNS and "integration" in Path(file).parts else file
 
 
@@ -196,7 +198,7 @@ async def vllm_policy(spoken_model_path: Path) -> AsyncIterator[Any]:
     policy = await VllmPolicy.start(
         Config(
             model=ModelConfig(path=str(spoken_model_path), dtype="float32", max_model_len=256),
-            actors=ActorsConfig(max_num_seqs=32, kv_cache_bytes=256 << 20),
+            actors=ActorsConfig(max_num_seqs=48, kv_cache_bytes=256 << 20),
         )
     )
     await policy.set_policy_version(0)

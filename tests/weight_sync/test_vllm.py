@@ -12,44 +12,39 @@ import pytest_asyncio
 import torch
 from safetensors.torch import save_file
 
-from configs.schema import ActorsConfig, Config, ModelConfig, WeightSyncConfig
+from configs.schema import WeightSyncConfig
 from weight_sync.publisher import Publisher
 from weight_sync.subscriber import Subscriber
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.vllm,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.timeout(300),
 ]
 TOLERANCE = 1e-4
 SYNC = WeightSyncConfig(probe_tolerance=TOLERANCE, bucket_bytes=200_000)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def policy(tiny_model_path: Path) -> AsyncIterator[Any]:
-    """One engine for this file; its completions do not stop before `max_tokens`."""
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def policy(vllm_policy: Any, spoken_model_path: Path) -> AsyncIterator[Any]:
+    """The session's engine; its completions do not stop before `max_tokens`."""
     from actors.policies.vllm import VllmPolicy
 
-    config = Config(
-        model=ModelConfig(path=str(tiny_model_path), dtype="float32", max_model_len=256),
-        actors=ActorsConfig(kv_cache_bytes=256 << 20),
-    )
-    engine = (await VllmPolicy.start(config)).engine
-    endless = VllmPolicy(engine, lambda _: {"ignore_eos": True, "detokenize": False})
-    await endless.set_policy_version(0)
-    del engine  # or its finaliser complains when the interpreter ends
-    yield endless
-    endless.close()
+    endless = {"ignore_eos": True, "detokenize": False}
+    policy = VllmPolicy(vllm_policy.engine, lambda _: endless)
+    yield policy
+    await load_file(policy, spoken_model_path / "model.safetensors", version=0)
+    await policy.set_policy_version(0)
 
 
 @pytest.fixture(scope="module")
-def make_model(tiny_model_path: Path) -> Any:
+def make_model(spoken_model_path: Path) -> Any:
     """make_model(seed): the same architecture with other weights, as the learner would hold it."""
     from transformers import AutoModelForCausalLM
 
     def make(seed: int) -> torch.nn.Module:
-        model = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(spoken_model_path, dtype=torch.float32).eval()
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in model.parameters():
@@ -76,9 +71,13 @@ def some_tokens(model: torch.nn.Module, count: int, seed: int) -> list[int]:
 async def load_snapshot(policy: Any, folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     path = folder / "weights.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    await load_file(policy, path, version=1)
+
+
+async def load_file(policy: Any, path: Path, version: int) -> None:
     await policy.pause()
     try:
-        await policy.call_workers("load_snapshot", str(path), 1)
+        await policy.call_workers("load_snapshot", str(path), version)
     finally:
         await policy.resume()
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,12 @@ from actors.policies.base import Completion
 from actors.policies.engine import stop_arguments
 from actors.policies.vllm import VllmPolicy, own_logprobs, token_versions
 
-engine = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+engine = [
+    pytest.mark.slow,
+    pytest.mark.vllm,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(300),
+]
 
 
 def with_engine(test: Any) -> Any:
@@ -211,18 +217,42 @@ def test_each_positions_first_logprob_is_the_tokens_own() -> None:
         own_logprobs(flat, ids[:1])
 
 
+async def watch(ask: Callable[[], Awaitable[object]], errored: bool = False) -> None:
+    """As VllmPolicy watches an engine that is asked thus."""
+    engine = SimpleNamespace(errored=errored)
+    await VllmPolicy.watch(SimpleNamespace(engine=engine, _deadline_s=0.05, _ask=ask))
+
+
+async def test_an_engine_is_dead_when_it_says_so_or_says_nothing(monkeypatch: Any) -> None:
+    monkeypatch.setattr("actors.policies.vllm.WATCH_EVERY_S", 0.01)
+    with pytest.raises(EngineDead, match=r"has not answered for 0.05 s"):
+        await watch(asyncio.Event().wait)
+    with pytest.raises(EngineDead, match="the engine's process is gone"):
+        await watch(asyncio.Event().wait, errored=True)
+
+
+async def test_an_engine_that_answers_is_watched_on(monkeypatch: Any) -> None:
+    monkeypatch.setattr("actors.policies.vllm.WATCH_EVERY_S", 0.01)
+    answered: list[None] = []
+
+    async def answer() -> None:
+        answered.append(None)
+
+    watching = asyncio.ensure_future(watch(answer))
+    while len(answered) < 20 and not watching.done():  # many times the deadline
+        await asyncio.sleep(0.01)
+    assert watching.cancel()
+
+
 @with_engine
 async def test_an_engine_that_hangs_is_named(vllm_policy: Any) -> None:
     """It lives, but works no more; nothing else would ever tell."""
     (child,) = vllm_policy.engine.engine_core.resources.engine_manager.processes
-    patient = VllmPolicy(vllm_policy.engine, lambda _: {}, deadline_s=4.0)
-    watching = asyncio.ensure_future(patient.watch())
-    await asyncio.sleep(6.0)
-    assert not watching.done()
-    watching.cancel()
+    patient = VllmPolicy(vllm_policy.engine, lambda _: {}, deadline_s=2.0)
+    await patient._ask()
     os.kill(child.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(EngineDead, match=r"has not answered for 4 s \(actors.engine_deadline"):
+        with pytest.raises(EngineDead, match=r"has not answered for 2 s \(actors.engine_deadline"):
             await asyncio.wait_for(patient.watch(), 60.0)
     finally:
         os.kill(child.pid, signal.SIGCONT)
