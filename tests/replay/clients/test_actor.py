@@ -157,13 +157,13 @@ async def test_silent_replay_is_named_by_deliver(silence: str, rollout, serve, l
 
 async def test_blocked_event_loop_is_not_taken_for_a_silent_replay(serve) -> None:
     running = serve()
-    async with writer(running.endpoint, dead_after_s=2.0) as actor:
+    async with writer(running.endpoint, dead_after_s=1.0) as actor:
         with Observer(running.endpoint) as console:
             while not console.status().fleet:  # its Hello is on the disk, however slow that is
                 await asyncio.sleep(0.02)
-        threading.Event().wait(2.4)
+        threading.Event().wait(1.4)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(actor.next(), 1.0)
+            await asyncio.wait_for(actor.next(), 0.5)
 
 
 async def test_error_in_gauges_is_raised_where_the_actor_waits(serve) -> None:

@@ -73,9 +73,11 @@ async def test_strangers_are_refused_by_name_and_the_run_goes_on(
     server = run.running.keys.folder / "server.key"
     (mixed.folder / "server.key").write_bytes(server.read_bytes())
     timed_out = f"for the answer to a heartbeat from replay at {run.running.endpoint}"
-    for keys in (None, others, mixed):  # no key, a wrong server key, a wrong key of its own
-        assert timed_out in await left_alone(run, keys)
-        await run.train(rollout)
+    # No key, a wrong server key, a wrong key of its own.
+    alone = asyncio.gather(*(left_alone(run, keys) for keys in (None, others, mixed)))
+    await run.train(rollout)
+    assert [timed_out in said for said in await alone] == [True] * 3
+    await run.train(rollout)
     told = {
         "protocol": Hello("actor-9", "digest", protocol=PROTOCOL - 1),
         "tokenizer": Hello("actor-9", "another"),

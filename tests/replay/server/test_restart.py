@@ -45,7 +45,7 @@ replay:
   group_size: 2
   max_staleness: 1
   heartbeat_s: 0.05
-  dead_after_s: 5
+  dead_after_s: {dead_after_s}
   endpoint: ipc://{folder}/replay
 """
 STEPS = 12
@@ -54,11 +54,12 @@ STEPS = 12
 class Replay:
     """`python -m replay.worker` on a log of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dead_after_s: float) -> None:
         self.folder, self.config = folder, folder / "run.yaml"
         lines = [f'{{"question": "who is {i}?", "answers": ["{i}"]}}\n' for i in range(50)]
         (folder / "train.jsonl").write_text("".join(lines))
-        self.config.write_text(SETTINGS.format(folder=folder, steps=STEPS))
+        settings = {"folder": folder, "steps": STEPS, "dead_after_s": dead_after_s}
+        self.config.write_text(SETTINGS.format(**settings))
         self.endpoint = Addresses.of(load(self.config)).replay.endpoint
         self.process = self._start()
 
@@ -107,9 +108,9 @@ class Replay:
 
 
 @pytest.fixture
-def replay() -> Iterator[Replay]:
+def replay(request: pytest.FixtureRequest) -> Iterator[Replay]:
     folder = Path(tempfile.mkdtemp(prefix="forage-test-"))
-    found = Replay(folder)
+    found = Replay(folder, dead_after_s=getattr(request, "param", 5.0))
     yield found
     found.kill()
     shutil.rmtree(folder)
@@ -323,13 +324,13 @@ async def test_a_genuine_refusal_ends_an_actor(replay, learner) -> None:
 
 async def test_a_replay_that_stays_away_is_named(replay, learner, caplog) -> None:
     learner.resume(0)
-    limits = {"restart_deadline_s": 3.0}
+    limits = {"restart_deadline_s": 1.5}
     hello = Hello("actor-0", "digest")
     async with TrajectoryWriter(replay.endpoint, hello, 0.05, 0.3, **limits) as actor:
         await actor.ready(4, 1, 0)
         await take(actor, 4)
         replay.kill()
-        with pytest.raises(ReplayTimeout, match=rf"actor-0 waited 3 s .* at {replay.endpoint}"):
+        with pytest.raises(ReplayTimeout, match=rf"actor-0 waited 1\.5 s .* at {replay.endpoint}"):
             await asyncio.wait_for(actor.next(), 30.0)
     assert (
         f"actor-0 waited 0.3 s for the answer to a heartbeat from replay at {replay.endpoint}"
@@ -349,6 +350,7 @@ def test_an_observer_does_not_wait_for_a_process_that_has_ended(replay, learner)
         assert time.monotonic() - begun < 10.0
 
 
+@pytest.mark.parametrize("replay", [1.5], indirect=True, ids=["soon"])
 async def test_an_actor_that_was_taken_for_lost_comes_back(replay, learner, rollout) -> None:
     learner.resume(0)
     async with writer(replay) as actor:
