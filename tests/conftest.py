@@ -28,10 +28,18 @@ RUNS = {  # files whose tests start whole runs, in tests/integration
     "test_run.py",
     "test_survivors.py",
 }
+LONGEST = {"test_elastic.py", "test_faults.py", "test_restart.py", "test_trainer.py"}
+# DeepSpeed calls what torch has given another name.
+OTHERS_WARNINGS = r"ignore:.torch.distributed.\w+_tensor. is deprecated:FutureWarning"
 TEXT = (
     "what is the mayor of bore ? <search> mayor of bore </search> <information> the mayor of bore "
     "is kelu . </information> <answer> kelu </answer> My previous action is invalid , try again ."
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Warnings are of what can be mended here."""
+    config.addinivalue_line("filterwarnings", OTHERS_WARNINGS)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -49,11 +57,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Beside each other, whole runs come first, then real engines: they take longest."""
+    """Beside each other, what takes longest comes first, so that no worker ends long after the
+    other: whole runs, real engines, long files.
+    """
+
+    def late(item: pytest.Item) -> tuple[bool, ...]:
+        quick = not item.get_closest_marker("vllm")
+        return _scope(item.nodeid) != "runs", quick, item.path.name not in LONGEST
+
     if hasattr(config, "workerinput"):
-        items.sort(
-            key=lambda item: (_scope(item.nodeid) != "runs", not item.get_closest_marker("vllm"))
-        )
+        items.sort(key=late)
 
 
 @pytest.hookimpl(optionalhook=True)
