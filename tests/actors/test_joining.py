@@ -4,9 +4,8 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -19,11 +18,9 @@ from actors.worker import main
 from configs.keys import Keys
 from configs.load import ConfigError
 from configs.schema import Config
-from replay.log.event_log import EventLog
-from replay.server.server import ReplayServer
 from tests.children import ends_with_us
 from tests.lived import lived
-from tests.replay.conftest import new_ledger
+from tests.replay.conftest import served
 from tests.retrieval_server.conftest import serving
 
 Start = Callable[..., Config]
@@ -42,7 +39,6 @@ def run(tmp_path: Path) -> Iterator[Start]:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    served: list[tuple[ReplayServer, threading.Thread, EventLog]] = []
 
     def start(tcp: bool = False, **sections: dict[str, Any]) -> Config:
         endpoint = f"tcp://127.0.0.1:{free_port()}" if tcp else f"ipc://{tmp_path}/replay"
@@ -54,20 +50,11 @@ def run(tmp_path: Path) -> Iterator[Start]:
             "retrieval": {"port": 1, "top_k": 0},
         }
         config = msgspec.convert(tree | sections, Config)
-        log = EventLog.create(tmp_path / "events.log")
-        server = ReplayServer(config, new_ledger(config), log)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        served.append((server, thread, log))
+        runs.enter_context(served(config, tmp_path / "events.log"))
         return config
 
-    yield start
-    for server, thread, log in served:
-        server.stop("test")
-        server.stop("test")
-        thread.join(30.0)
-        log.close()
-        assert not thread.is_alive()
+    with ExitStack() as runs:
+        yield start
 
 
 def test_the_run_s_configuration_with_this_host_s_overrides(run: Start, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ the faults met, the leases that failed by them, the verdicts of the books and of
 has RUN_S; nothing is left running.
 """
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -25,7 +24,7 @@ from replay.log.event_log import FILE_NAME, read
 from replay.log.records import Delivered, LeaseReturned, Sampled
 from scripts.demo.task import DemoFiles, prepare
 from scripts.runs.books import Audit
-from tests.faults.retrieval_proxy import Manner
+from tests.faults.retrieval_proxy import Manner, manner_of, manner_parser
 from tests.faults.texts_audit import Find, audit_texts, finds_of
 
 RUN_S = 1500.0
@@ -175,22 +174,12 @@ def measure(manner: Manner, steps: int, out: Path) -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print, judge: exit code 1 unless both runs are whole and the gap is allowed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = manner_parser(__doc__)
     add = parser.add_argument
-    add("--rate", type=float, default=Manner.rate, help="of searches that meet a fault")
-    add("--seed", type=int, default=Manner.seed)
-    add("--slow-s", type=float, default=Manner.slow_s, help="how late a slow answer is at most")
-    add("--away-s", type=float, default=Manner.away_s, help="how long a restart takes")
     add("--steps", type=int, default=80, help="of the demo task")
     add("--out", type=Path, default=REPOSITORY / "runs" / "faulty", help="where runs are kept")
     add("--json", type=Path, help="where to write the figures")
-    given = parser.parse_args(words)
-    try:
-        manner = Manner(given.rate, given.seed, given.slow_s, given.away_s)
-    except ValueError as error:
-        parser.error(str(error))
+    given, manner = manner_of(parser, words)
     try:
         found = measure(manner, given.steps, given.out)
     except DemoFailed as error:

@@ -6,7 +6,6 @@ does so both ways. In tests `to_replay` and `to_client` are set from any thread.
 only. It works on a thread of its own, and ends on SIGINT, SIGTERM or `close`.
 """
 
-import argparse
 import random
 import signal
 import threading
@@ -18,7 +17,7 @@ from typing import Self
 
 import zmq
 
-from tests.faults.tcp_proxy import fault
+from tests.faults.tcp_proxy import between
 
 HOLD_S = 0.05  # a message that waits for a later one to overtake it goes then at the latest
 LOOK_S = 0.01
@@ -143,12 +142,7 @@ class ChaosShim:
 
 def main() -> None:
     """Serve until a signal."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("listen")
-    parser.add_argument("target")
-    parser.add_argument("--fault", type=fault, action="append", default=[])
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = between(__doc__)
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: over.set())

@@ -254,24 +254,38 @@ async def serve(upstream: str, manner: Manner, host: str, port: int) -> None:
         print(json.dumps(proxy.counts()), flush=True)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Serve until a signal; exit code 2 where that cannot be."""
+def manner_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of how faulty retrieval is to be."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--upstream", required=True, help="base URL of the real server")
-    add("--host", default="127.0.0.1")
-    add("--port", type=int, default=0, help="0: any free one")
     add("--rate", type=float, default=Manner.rate, help="of searches that meet a fault")
     add("--seed", type=int, default=Manner.seed)
     add("--slow-s", type=float, default=Manner.slow_s, help="how late a slow answer is at most")
     add("--away-s", type=float, default=Manner.away_s, help="how long a restart takes")
+    return parser
+
+
+def manner_of(
+    parser: argparse.ArgumentParser, words: Sequence[str] | None
+) -> tuple[argparse.Namespace, Manner]:
+    """Return what is given. Exits where it makes no sense."""
     given = parser.parse_args(words)
     try:
-        manner = Manner(given.rate, given.seed, given.slow_s, given.away_s)
+        return given, Manner(given.rate, given.seed, given.slow_s, given.away_s)
     except ValueError as error:
         parser.error(str(error))
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Serve until a signal; exit code 2 where that cannot be."""
+    parser = manner_parser(__doc__)
+    add = parser.add_argument
+    add("--upstream", required=True, help="base URL of the real server")
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, default=0, help="0: any free one")
+    given, manner = manner_of(parser, words)
     try:
         asyncio.run(serve(given.upstream, manner, given.host, given.port))
     except OSError as error:

@@ -181,14 +181,19 @@ def fault(text: str) -> tuple[str, float]:
     return name.replace("-", "_"), float(number)
 
 
-def main() -> None:
-    """Serve until a signal."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def between(description: str | None) -> argparse.Namespace:
+    """Read from where to where, and with which faults."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("listen")
     parser.add_argument("target")
     parser.add_argument("--fault", type=fault, action="append", default=[])
     parser.add_argument("--seed", type=int, default=0)
-    asyncio.run(_run(parser.parse_args()))
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Serve until a signal."""
+    asyncio.run(_run(between(__doc__)))
 
 
 if __name__ == "__main__":

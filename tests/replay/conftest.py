@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,6 +98,22 @@ def new_ledger(config: Config, eval_questions: tuple[Question, ...] = EVAL_QUEST
         Sampling(1.0, config.seed),
         lambda payload: summarise(decode_trajectory(payload)),
     )
+
+
+@contextmanager
+def served(config: Config, log_path: Path) -> Iterator[None]:
+    """Replay serves this in a thread meanwhile."""
+    with EventLog.create(log_path) as log:
+        server = ReplayServer(config, new_ledger(config), log)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.stop("test")
+            server.stop("test")
+            thread.join(30.0)
+        assert not thread.is_alive()
 
 
 @dataclass

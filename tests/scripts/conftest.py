@@ -34,8 +34,9 @@ from replay.protocol import (
     Sample,
 )
 from replay.questions import Questions
-from replay.trajectory import Question, Sampling, StopReason, Trajectory, Turn
+from replay.trajectory import Question, Sampling, Trajectory, Turn
 from scripts.fleet import resume
+from tests.replay.conftest import trajectory_for
 
 QUESTIONS = tuple(Question(f"q-{i}", f"question {i} ?", (str(i),), 1) for i in range(20))
 
@@ -57,19 +58,9 @@ def rollout_of(lease: Lease, version: int, reward: float) -> Trajectory:
         )
         for turn in range(2)
     )
-    return Trajectory(
-        group_id=lease.group_id,
-        sibling=lease.sibling,
-        question_id=lease.question.id,
-        kind=lease.kind,
-        actor_id="actor",
-        sampling=lease.sampling,
-        prompt_tokens=random.integers(3, 20, 5, np.int32),
-        turns=turns,
-        stop_reason=StopReason.ANSWERED,
-        answer="an answer",
-        reward=reward,
-    )
+    prompt = random.integers(3, 20, 5, np.int32)
+    made = trajectory_for(lease, "actor", reward)
+    return msgspec.structs.replace(made, prompt_tokens=prompt, turns=turns)
 
 
 class RecordedRun:

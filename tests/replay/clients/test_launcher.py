@@ -2,11 +2,8 @@
 goes on record.
 """
 
-import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,7 @@ from replay.clients.launcher import ConfigReader, Observer
 from replay.log.event_log import EventLog, LogFull, read
 from replay.log.records import RunStarted
 from replay.protocol import Describe, ReplayTimeout
-from replay.server.server import ReplayServer
+from tests.replay.conftest import free_port, served
 
 
 def described(endpoint: str, keys: Keys | None = None, deadline_s: float = 30.0) -> Config:
@@ -62,22 +59,11 @@ def test_an_actor_may_ask_and_work_on(serve) -> None:
 
 
 @pytest.fixture
-def guarded(tmp_path: Path, fresh_ledger) -> Iterator[Config]:
+def guarded(tmp_path: Path) -> Iterator[Config]:
     """A run served over TCP, with keys of its own."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    config = Config(run_dir=str(tmp_path / "run"), replay=ReplayConfig(endpoint=endpoint))
-    log = EventLog.create(tmp_path / "events.log")
-    server = ReplayServer(config, fresh_ledger(config), log)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    yield config
-    server.stop("test")
-    server.stop("test")
-    thread.join(30.0)
-    log.close()
-    assert not thread.is_alive()
+    config = Config(run_dir=str(tmp_path / "run"), replay=ReplayConfig(endpoint=free_port()))
+    with served(config, tmp_path / "events.log"):
+        yield config
 
 
 def test_over_tcp_a_copy_of_the_keys_is_needed(guarded: Config, tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling, Search, StopReason, Trajectory, Turn
 from scripts.evaluation.rows import Asked, QuestionSet, Row, row_of
+from tests.replay.conftest import trajectory_for
 
 NQ = tuple(Question(f"nq-{n}", f"question {n} ?", (f"answer {n}", "x"), 1) for n in range(4))
 HOTPOT = tuple(Question(f"h-{n}", f"and {n} ?", (f"answer {n}",), 2) for n in range(2))
@@ -28,18 +30,12 @@ def rollout_of(lease: Lease, answer: str | None) -> Trajectory:
         )
         for turn in range(2)
     )
-    return Trajectory(
-        group_id=lease.group_id,
-        sibling=lease.sibling,
-        question_id=lease.question.id,
-        kind=lease.kind,
-        actor_id="evaluation",
-        sampling=lease.sampling,
+    return msgspec.structs.replace(
+        trajectory_for(lease, "evaluation", reward=0.0),  # what training would give is not asked
         prompt_tokens=np.arange(5, dtype=np.int32),
         turns=turns,
         stop_reason=StopReason.TURN_LIMIT if answer is None else StopReason.ANSWERED,
         answer=answer,
-        reward=0.0,  # what training would have given is not asked
         timings={"total_s": 0.5},
     )
 

@@ -1,6 +1,5 @@
 """Bad input is refused before any process starts: field, value and remedy."""
 
-import json
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -25,23 +24,9 @@ BOTH = {"model": True, "retrieval": True}
 
 
 @pytest.fixture
-def good(tmp_path: Path) -> dict[str, str]:
+def good(tmp_path: Path, inputs: dict[str, str]) -> dict[str, str]:
     """Overrides of a configuration without a problem."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
-    (model / "model.safetensors").write_bytes(b"0" * 8)
-    (model / "tokenizer.json").write_text("{}")
-    (tmp_path / "q.jsonl").write_text('{"question": "who?", "answers": ["me"]}\n')
-    (tmp_path / "c.jsonl").write_text('{"id": "1", "contents": "Title\\ntext"}\n')
-    return {
-        "model.path": str(model),
-        "questions.train": str(tmp_path / "q.jsonl"),
-        "questions.eval": str(tmp_path / "q.jsonl"),
-        "retrieval.corpus": str(tmp_path / "c.jsonl"),
-        "actors.kv_cache_bytes": "1000000",
-        "run_dir": str(tmp_path / "run"),
-    }
+    return inputs | {"run_dir": str(tmp_path / "run")}
 
 
 def config(overrides: dict[str, str]) -> Config:
