@@ -181,8 +181,9 @@ async def test_nobody_listening_is_unreachable_at_the_deadline(free_port: int) -
     assert client.gauges()["retrieval/retried"] > 1  # until the next pause would pass the deadline
 
 
-async def until_retried(client: RetrievalClient, times: int) -> None:
+async def until_retried(client: RetrievalClient, times: int, asked: asyncio.Task[Any]) -> None:
     while client.gauges()["retrieval/retried"] < times:
+        assert not asked.done()
         await asyncio.sleep(0.01)
 
 
@@ -193,7 +194,7 @@ async def test_a_server_that_is_started_again_is_waited_for(
     url = f"http://127.0.0.1:{free_port}"
     async with RetrievalClient(url, timeout_s=30.0, retries=retries) as client:
         asked = asyncio.create_task(client.retrieve(["q"], 1))
-        await until_retried(client, 3)
+        await until_retried(client, 3, asked)
         server = await faulty(reply(200, GOOD), port=free_port)
         assert (await asked)[0][0].id == "5"
     assert len(server.bodies) == 1
@@ -205,7 +206,7 @@ async def test_being_away_uses_up_no_retry(
 ) -> None:
     async with RetrievalClient(f"http://127.0.0.1:{free_port}", 30.0, retries=1) as client:
         asked = asyncio.create_task(client.retrieve(["q"], 1))
-        await until_retried(client, 2)
+        await until_retried(client, 2, asked)
         server = await faulty(reply(503, b""), reply(200, GOOD), port=free_port)
         assert (await asked)[0][0].id == "5"
     assert len(server.bodies) == 2
