@@ -102,14 +102,8 @@ def row_of(asked: Asked, question: Question, rollout: Trajectory, attempts: int)
     scores = (0.0, 0.0, 0.0)
     if answer is not None:
         scores = exact_match(answer, gold), token_f1(answer, gold), substring_match(answer, gold)
-    return Row(
-        set=asked.set,
-        id=asked.id,
-        environment=asked.environment,
-        sample=asked.sample,
-        question=question.text,
-        gold=gold,
-        hops=question.hops,
+    return msgspec.structs.replace(
+        failed_row(asked, question, "", attempts),
         answer=answer,
         em=scores[0],
         f1=scores[1],
@@ -122,17 +116,13 @@ def row_of(asked: Asked, question: Question, rollout: Trajectory, attempts: int)
         observation_tokens=sum(len(turn.observation_tokens) for turn in rollout.turns),
         seconds=round(rollout.timings.get("total_s", 0.0), 6),
         stop=rollout.stop_reason.value,
-        attempts=attempts,
     )
 
 
 def failed_row(asked: Asked, question: Question, failure: str, attempts: int) -> Row:
     """The row of a rollout that was given up."""
     return Row(
-        set=asked.set,
-        id=asked.id,
-        environment=asked.environment,
-        sample=asked.sample,
+        **msgspec.structs.asdict(asked),
         question=question.text,
         gold=question.answers,
         hops=question.hops,
