@@ -7,6 +7,7 @@ checkpointing 2, and 34 of one layer. It is an estimate: leave some room.
 
 import importlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,10 +70,7 @@ def read_model(path: Path) -> Model:
     for file in path.glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - it is no dict
-                size = 1
-                for length in tensors.get_slice(name).get_shape():
-                    size *= length
-                parameters += size
+                parameters += math.prod(tensors.get_slice(name).get_shape())
     return Model(parameters, config["hidden_size"], config["num_hidden_layers"])
 
 
@@ -126,15 +124,14 @@ def engine_needs(config: Config, model: Model) -> dict[str, int]:
 def plan(config: Config, model: Model, gpus: list[int]) -> Iterator[tuple[str, bool]]:
     """Yield, for each GPU in use, a line on what it must hold, and True where that fits."""
     ranks, actors = config.learner.ranks, config.actors.count
-    homes = [gpu_of_actor(index, ranks, len(gpus)) for index in range(actors)]
+    homes = {f"learner rank {rank}": rank % len(gpus) for rank in range(ranks)}
+    homes |= {f"actor-{index}": gpu_of_actor(index, ranks, len(gpus)) for index in range(actors)}
     for gpu, total in enumerate(gpus):
-        tenants = {}
-        for rank in range(ranks):
-            if rank % len(gpus) == gpu:
-                tenants[f"learner rank {rank}"] = learner_needs(config, model)
-        for index in range(actors):
-            if homes[index] == gpu:
-                tenants[f"actor-{index}"] = engine_needs(config, model)
+        tenants = {
+            who: (engine_needs if who.startswith("actor") else learner_needs)(config, model)
+            for who, home in homes.items()
+            if home == gpu
+        }
         if tenants:
             yield _line(gpu, total, tenants)
 
