@@ -36,7 +36,7 @@ from replay.worker import make_ledger
 from scripts.fleet import guardian
 from scripts.options import refusing
 from scripts.setup import preflight
-from scripts.setup.overrides import get_field, with_field
+from scripts.setup.overrides import fields_of, get_field, with_field
 from scripts.setup.resolve import can_listen, run_directory, with_absolute_paths, with_port
 
 SWEEP_DEADLINE_S = 15.0
@@ -97,9 +97,7 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
 def _given_fields(path: str | None, overrides: Sequence[str]) -> Iterator[str]:
     if path is not None:
         yield from (name for name, _ in leaves(yaml.safe_load(Path(path).read_text()) or {}))
-    for override in overrides:
-        name, _, text = override.partition("=")
-        yield from (field for field, _ in leaves({name.strip(): yaml.safe_load(text)}))
+    yield from fields_of(overrides)
 
 
 def _refuse_living(folder: Path, recorded: Path) -> None:

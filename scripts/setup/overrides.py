@@ -34,14 +34,14 @@ def with_field(section: Any, field: str, value: Any) -> Any:
     return msgspec.structs.replace(section, **{name: new})
 
 
-def fields_of(overrides: Sequence[str]) -> set[str]:
+def fields_of(overrides: Sequence[str]) -> list[str]:
     """The dotted names of the fields that they set, `a={b: c}` taken apart."""
-    found: set[str] = set()
+    found: list[str] = []
     for override in overrides:
         name, _, text = override.partition("=")
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:  # who applies it says so
             value = text
-        found |= {field for field, _ in leaves({name.strip(): value})}
+        found += [field for field, _ in leaves({name.strip(): value})]
     return found

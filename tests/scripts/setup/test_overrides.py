@@ -21,5 +21,5 @@ def test_an_override_begins_with_a_field(word: str, is_one: bool) -> None:
 
 def test_fields_are_named_however_they_are_set() -> None:
     given = ["questions={prompt: x, train: y}", "model.path=z", "seed=1", "questions.eval=[:"]
-    fields = {"questions.prompt", "questions.train", "model.path", "seed", "questions.eval"}
+    fields = ["questions.prompt", "questions.train", "model.path", "seed", "questions.eval"]
     assert fields_of(given) == fields
