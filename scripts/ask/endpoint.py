@@ -159,7 +159,10 @@ class EndpointPolicy:
         ids = reply.ids
         if not ids:
             raise EndpointFailed(f"{self.url}: the server completed nothing: name another --model")
-        self._compare(self._decode(ids), reply.text)
+        text = self._tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        self._compare(text, reply.text)
         reason: FinishReason = "stop" if reply.finish_reason == "stop" else "length"
         nothing, zeros = np.full(len(ids), np.nan, np.float32), np.zeros(len(ids), np.int32)
         return Completion(np.asarray(ids, np.int32), nothing, zeros, reason)
@@ -174,23 +177,20 @@ class EndpointPolicy:
             )
 
     async def _only_model(self) -> str:
-        names = await self._models()
-        if len(names) != 1:
-            raise EndpointFailed(f"{self.url}: name one of its models, --model NAME: {names}")
-        return names[0]
-
-    async def _models(self) -> list[str]:
         try:
             answer = await self._client.get(f"{self.url}/models")
             if answer.status_code != httpx.codes.OK:
                 raise await self._refusal(answer)
-            return [str(each["id"]) for each in answer.json()["data"]]
+            names = [str(each["id"]) for each in answer.json()["data"]]
         except httpx.RequestError as error:
             raise self._named(error, "when asked for its models") from error
         except (ValueError, KeyError, TypeError) as error:
             raise EndpointFailed(
                 f"{self.url}/models does not list models: name one, --model NAME"
             ) from error
+        if len(names) != 1:
+            raise EndpointFailed(f"{self.url}: name one of its models, --model NAME: {names}")
+        return names[0]
 
     async def _refusal(self, answer: httpx.Response) -> EndpointFailed:
         status, said = answer.status_code, _words(await answer.aread())
@@ -223,12 +223,6 @@ class EndpointPolicy:
         return EndpointFailed(
             f"{self.url}: {what} {when} ({type(error).__name__}: {error}): ask again"
         )
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(
-            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text
 
 
 async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
