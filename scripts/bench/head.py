@@ -111,24 +111,23 @@ def _run(run: HeadRun, device: torch.device) -> dict[str, float]:
     targets = torch.randint(VOCABULARY, (TOKENS,), device=device)
     slopes = torch.randn(TOKENS, device=device) / TOKENS
     step = (_ours if run.variant == "ours" else _naive)(layer)
-    cuda = device.type == "cuda"
     few = slice(WARM_UP_TOKENS)
     step(hidden[few], targets[few], slopes[few])[1].backward()  # makes both gradients' buffers
     for weight in (layer.weight, hidden):
         weight.grad.zero_()
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated() if cuda else status_bytes("VmRSS")
-    wall, cpu = time.perf_counter(), time.process_time()
-    logprobs, loss = step(hidden, targets, slopes)
-    loss.backward()
-    if cuda:
-        torch.cuda.synchronize()
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    peak = torch.cuda.max_memory_allocated() if cuda else status_bytes("VmHWM")
+
+    def work() -> tuple[Tensor, float, float]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        logprobs, loss = step(hidden, targets, slopes)
+        loss.backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return logprobs, time.perf_counter() - wall, time.process_time() - cpu
+
+    (logprobs, wall, cpu), peak = peak_of(work)
     kept = layer.weight.grad[targets[:KEPT_ROWS]].clone()
     save_file({"logprobs": logprobs.clone(), "hidden": hidden.grad, "weight": kept}, run.file)
-    return {"peak_bytes": peak - before, "wall_s": wall, "cpu_s": cpu}
+    return {"peak_bytes": peak, "wall_s": wall, "cpu_s": cpu}
 
 
 def peak_of(act: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
