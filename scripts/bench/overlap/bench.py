@@ -187,10 +187,7 @@ def summary(units: Units, plan: Plan) -> dict[str, Any]:
 def _row(name: str, units: Units) -> dict[str, Any]:
     repeats = units.of(name)
     ratios = [unit.ratio for unit in repeats]
-
-    def middle(figure: str) -> float:
-        return float(statistics.median(unit.figures[figure] for unit in repeats))
-
+    middle = ("tokens_per_s", "seats_filled", "waited_p50_s", "waited_p99_s")
     searches = sum(unit.figures["searches"] for unit in repeats)
     return {
         "name": name,
@@ -198,16 +195,10 @@ def _row(name: str, units: Units) -> dict[str, Any]:
         "ratio": statistics.median(ratios),
         "ratio_min": min(ratios),
         "ratio_max": max(ratios),
-        "tokens_per_s": middle("tokens_per_s"),
-        "seats_filled": middle("seats_filled"),
-        "waited_p50_s": middle("waited_p50_s"),
-        "waited_p99_s": middle("waited_p99_s"),
+        **harness.medians([{each: unit.figures[each] for each in middle} for unit in repeats]),
         "searches_per_rollout": searches / max(1, sum(u.figures["rollouts"] for u in repeats)),
         "shared": sum(unit.figures["shared"] for unit in repeats) / max(1, searches),
-        "cpu": {
-            who: statistics.median(unit.figures["cpu"][who] for unit in repeats)
-            for who in repeats[0].figures["cpu"]
-        },
+        "cpu": harness.medians([unit.figures["cpu"] for unit in repeats]),
     }
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from actors.policies.transformers import TransformersPolicy
@@ -108,19 +109,17 @@ class Rollouts:
         return [done[start : start + size] for start in range(0, len(done), size)]
 
     def _roll(self, leases: Sequence[Lease]) -> list[Trajectory]:
-        async def one(lease: Lease, rewards: Rewards) -> Trajectory:
-            return await rollout(
-                lease,
-                policy=self.policy,
-                retriever=self._retriever,
-                prompter=self._prompter,
-                rewards=rewards,
-                config=self.config,
-                actor_id="bench",
-            )
-
         async def together() -> list[Trajectory]:
             async with Rewards.open(self.config) as rewards:
-                return await asyncio.gather(*(one(lease, rewards) for lease in leases))
+                one = partial(
+                    rollout,
+                    policy=self.policy,
+                    retriever=self._retriever,
+                    prompter=self._prompter,
+                    rewards=rewards,
+                    config=self.config,
+                    actor_id="bench",
+                )
+                return await asyncio.gather(*map(one, leases))
 
         return asyncio.run(together())

@@ -14,7 +14,7 @@ import select
 import sys
 import time
 from array import array
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 
 import msgspec
@@ -94,7 +94,7 @@ class Load:
     def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
         self._at_s, self._took_s = array("d"), array("d")
-        self._statuses: dict[str, int] = {}
+        self._statuses = Counter[str]()
         self._version = 0
         self._template: Template | None = None
         self._to_come = plan.peers  # that have not had their first round
@@ -201,7 +201,7 @@ class Load:
                 case wire.Acknowledged(group_id, sibling, status):
                     self._at_s.append(now_s)
                     self._took_s.append(now_s - peer.sent.pop((group_id, sibling)))
-                    self._statuses[status] = self._statuses.get(status, 0) + 1
+                    self._statuses[status] += 1
                     self._count(peer, now_s)
                 case wire.Leases(leases):
                     peer.leases.extend(leases)

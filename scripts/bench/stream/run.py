@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +123,9 @@ def _figures(row: Row, plans: list[LoadPlan], processes: Processes, folder: Path
     took_s = took_s[(at_s >= begin_s) & (at_s < end_s)]
     if end_s <= begin_s or not len(took_s):
         raise RunFailed(f"nothing was acknowledged in the window of {row}: measure for longer")
-    statuses: dict[str, int] = {}
+    statuses = Counter[str]()
     for part in found:
-        for status, count in part["statuses"].items():
-            statuses[status] = statuses.get(status, 0) + count
+        statuses.update(part["statuses"])
     per_s = len(took_s) / (end_s - begin_s)
     server = processes.cpu_share("server", begin_s, end_s)
     log_bytes = sum(each.path.stat().st_size for each in segments(folder / FILE_NAME))
