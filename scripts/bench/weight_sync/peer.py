@@ -1,7 +1,7 @@
 """A receiving process of `forage bench weight-sync`.
 
 `python -m scripts.bench.weight_sync.peer forage NAME ENDPOINT DEVICE TENSORS BYTES` follows a
-publisher with a bare model; `raw RANK WORLD PORT TENSORS BYTES` takes part in plain collectives, as
+publisher with a bare model; `raw RANK WORLD FILE TENSORS BYTES` takes part in plain collectives, as
 rank 0 says. It ends with its parent.
 """
 
@@ -44,11 +44,10 @@ def probe(weights: dict[str, torch.Tensor], tokens: Sequence[int]) -> list[float
     return [float(v[t % len(v)]) for v, t in zip(chosen, tokens[1:], strict=True)]
 
 
-def join(rank: int, world: int, port: int) -> None:
-    """Enter the plain group on the loopback."""
-    where = f"tcp://127.0.0.1:{port}"
+def join(rank: int, world: int, file: str) -> None:
+    """Enter the plain group on the loopback, whose processes find each other by a new file."""
     limit = timedelta(seconds=DEADLINE_S)
-    dist.init_process_group("gloo", where, limit, rank=rank, world_size=world)
+    dist.init_process_group("gloo", f"file://{file}", limit, rank=rank, world_size=world)
 
 
 class BareEngine:
@@ -109,7 +108,8 @@ def main(words: Sequence[str]) -> None:
     torch.set_num_threads(1)
     size = (int(tensors), int(nbytes))
     if kind == "raw":
-        join(*map(int, where))
+        rank, world, file = where
+        join(int(rank), int(world), file)
         obey(model(*size))
         dist.destroy_process_group()
     else:

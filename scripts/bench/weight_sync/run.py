@@ -5,7 +5,6 @@ The receivers are processes of their own (`peer`). Every wait has a deadline.
 """
 
 import os
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,14 +33,14 @@ def run_row(row: Row, rounds: int, folder: Path) -> dict[str, Any]:
     weights = peer.model(row.tensors, row.nbytes)
     flat = torch.zeros(sum(w.numel() for w in weights.values()))
     source, places = torch.ones_like(flat), [torch.zeros_like(w) for w in weights.values()]
-    endpoint, port = f"ipc://{folder}/sync", _free_port()
+    endpoint, meeting = f"ipc://{folder}/sync", str(folder / "group")
     world = row.receivers + 1
     words = [["forage", f"actor-{i}", endpoint, "cpu"] for i in range(row.receivers)]
-    words += [["raw", str(rank), str(world), str(port)] for rank in range(1, world)]
+    words += [["raw", str(rank), str(world), meeting] for rank in range(1, world)]
     with (
         peers(words, row, folder),
         Publisher(peer.CONFIG, row.receivers, 1, endpoint) as publisher,
-        _plain_group(world, port),
+        _plain_group(world, meeting),
     ):
         publisher.wait_for_actors(START_S)
         seen = []
@@ -115,16 +114,10 @@ def peers(words: Sequence[Sequence[str]], row: Row, folder: Path) -> Iterator[No
 
 
 @contextmanager
-def _plain_group(world: int, port: int) -> Iterator[None]:
+def _plain_group(world: int, meeting: str) -> Iterator[None]:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    peer.join(0, world, port)
+    peer.join(0, world, meeting)
     try:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
