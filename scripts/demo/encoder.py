@@ -7,7 +7,6 @@ the held-out facts among all the world's passages.
 """
 
 import hashlib
-import json
 import random
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 from transformers import BatchEncoding, BertConfig, BertModel, BertTokenizer
 
-from configs.runtime.files import making
+from configs.runtime.files import making, write_json
 from retrieval_server.encoder import Encoder
 from retrieval_server.encoder_settings import digest_of
 from retrieval_server.index import manifest
@@ -111,30 +110,30 @@ class SyllableEncoder:
         """Write a model folder, with the files of sentence-transformers beside the weights."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-        modules = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
-        kinds = [
-            {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for n, (path, kind) in enumerate(modules)
-        ]
-        pooling = {
-            "word_embedding_dimension": self.recipe.hidden,
-            "pooling_mode_cls_token": False,
-            "pooling_mode_mean_tokens": True,
-        }
         prompts = {"query": QUERY, "passage": PASSAGE, "document": PASSAGE}
         limit = {"max_seq_length": self.recipe.max_tokens, "do_lower_case": False}
-        _write(folder / "modules.json", kinds)
-        _write(folder / "1_Pooling" / "config.json", pooling)
-        _write(folder / "sentence_bert_config.json", limit)
-        _write(
+        write_use(folder, self.recipe.hidden)
+        write_json(folder / "sentence_bert_config.json", limit)
+        write_json(
             folder / "config_sentence_transformers.json",
             {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
         )
 
 
-def _write(path: Path, content: object) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content, indent=2) + "\n")
+def write_use(folder: Path, dimension: int) -> None:
+    """Say beside a model, as sentence-transformers does: the mean over tokens, of length 1."""
+    modules = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    kinds = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for n, (path, kind) in enumerate(modules)
+    ]
+    pooling = {
+        "word_embedding_dimension": dimension,
+        "pooling_mode_cls_token": False,
+        "pooling_mode_mean_tokens": True,
+    }
+    write_json(folder / "modules.json", kinds)
+    write_json(folder / "1_Pooling" / "config.json", pooling)
 
 
 def ask(fact: Fact, rng: random.Random) -> str:

@@ -12,15 +12,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
+from email import message_from_string
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from configs.runtime.files import making, write_durably
 from retrieval_server.protocol import Document
 from scripts.bench.harness import BenchError
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 SHORTEST, LONGEST = 2, 8  # words of a query
 HEAD = 12  # words of a passage, at most, that a query is taken from: title and first sentence
@@ -38,20 +35,7 @@ SHAPE = {
     "intermediate_size": 1536,
     "max_position_embeddings": 512,
 }
-_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_USE = {  # as sentence-transformers says it
-    "modules.json": [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (path, kind) in enumerate(
-            {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}.items()
-        )
-    ],
-    "1_Pooling/config.json": {
-        "word_embedding_dimension": SHAPE["hidden_size"],
-        "pooling_mode_mean_tokens": True,
-    },
-}
 
 
 class NoCorpus(BenchError):
@@ -84,23 +68,12 @@ def packages(told: str) -> Iterator[tuple[str, str]]:
     """(name, contents) of every package that is described, each name once."""
     seen: set[str] = set()
     for stanza in told.split("\n\n"):
-        fields = _fields(stanza)
+        lines = message_from_string(stanza).items()  # continued ones in one value
+        fields = {name: " ".join(map(str.strip, told.splitlines())) for name, told in lines}
         name = fields.get("Package", "")
         if name and "Description" in fields and name not in seen:
             seen.add(name)
             yield name, f'"{name}"\n{_text(fields)}'
-
-
-def _fields(stanza: str) -> dict[str, str]:
-    fields: dict[str, str] = {}
-    last = ""
-    for line in stanza.splitlines():
-        if line.startswith((" ", "\t")) and last:
-            fields[last] += " " + line.strip()
-        else:
-            last, _, value = line.partition(":")
-            fields[last] = value.strip()
-    return fields
 
 
 def _text(fields: dict[str, str]) -> str:
@@ -169,36 +142,17 @@ def make_encoder(folder: Path, texts: Iterable[str]) -> Path:
     if folder.exists():
         return folder
     import torch
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+    from transformers import BertConfig, BertModel, BertTokenizer
 
-    words = dict(zip(_NAMES, _SPECIAL, strict=True))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=_word_pieces(texts), **words)
-    tokenizer.model_max_length = SHAPE["max_position_embeddings"]
+    from scripts.demo.encoder import write_use
+
+    ids = {token: number for number, token in enumerate(_SPECIAL)}
+    blank = BertTokenizer(vocab=ids, model_max_length=SHAPE["max_position_embeddings"])
+    tokenizer = blank.train_new_from_iterator(texts, VOCABULARY, show_progress=False)
     torch.manual_seed(0)
     model = BertModel(BertConfig(vocab_size=len(tokenizer), **SHAPE)).eval()
     with making(folder, durable=False) as draft:
         tokenizer.save_pretrained(draft)
         model.save_pretrained(draft)
-        for path, contents in _USE.items():
-            (draft / path).parent.mkdir(exist_ok=True)
-            (draft / path).write_text(json.dumps(contents), encoding="utf-8")
+        write_use(draft, SHAPE["hidden_size"])
     return folder
-
-
-def _word_pieces(texts: Iterable[str]) -> "Tokenizer":
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-    from tokenizers.trainers import WordPieceTrainer
-
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    trainer = WordPieceTrainer(
-        vocab_size=VOCABULARY, special_tokens=list(_SPECIAL), show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    ends = [(word, tokenizer.token_to_id(word)) for word in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=ends
-    )
-    return tokenizer

@@ -42,6 +42,7 @@ MAKERS = (
     "retrieval_server.corpus_files",
     "retrieval_server.encoder_settings",
     "scripts.bench.retrieval.corpus",
+    "scripts.demo.encoder",
 )
 DENSE = ("--factory", "HNSW32", "--max-passage-tokens", "32", "--threads", "2")
 DIMENSION = 384
