@@ -110,6 +110,18 @@ class Host:
         self._process.wait()
 
 
+def start_ray(cores: int | None, folder: Path) -> None:
+    """Start Ray on so many cores, its session in a folder of the caller's; it says nothing."""
+    ray.init(
+        num_cpus=cores,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        object_store_memory=100 << 20,
+        _temp_dir=str(folder),
+    )
+
+
 def _answer(method: Any, *arguments: object) -> Any:
     return ray.get(method.remote(*arguments), timeout=CALL_DEADLINE_S)
 
@@ -197,23 +209,13 @@ class Fleet:
         )
         for left in reversed(range(RAY_STARTS)):
             try:
-                self._start_ray()
+                start_ray(os.cpu_count(), self.directory / "ray")
                 break
             except Exception as error:  # Ray raises it bare
                 ray.shutdown()
                 if not left or "timed out during startup" not in str(error):  # it waits for 30 s
                     raise
         return self
-
-    def _start_ray(self) -> None:
-        ray.init(
-            num_cpus=os.cpu_count(),
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            object_store_memory=100 << 20,
-            _temp_dir=str(self.directory / "ray"),
-        )
 
     def __exit__(self, *_: object) -> None:
         self.end(list(self.members), deadline_s=5.0)

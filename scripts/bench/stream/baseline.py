@@ -17,14 +17,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ.setdefault("RAY_AUTH_MODE", "token")
-os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # of producers that are cut off at the end
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 import msgspec
+
+from scripts.fleet.fleet import start_ray  # isort: skip - it sets the environment that Ray reads
+
 import ray
 from ray.util.queue import Queue
 
@@ -49,16 +48,9 @@ class RayRun(msgspec.Struct, frozen=True):
 
 @contextmanager
 def session() -> Iterator[None]:
-    """Ray on two cores, in a directory of its own, as `scripts.fleet.fleet` starts it."""
+    """Ray on two cores, in a directory of its own, started as for a run."""
     with tempfile.TemporaryDirectory(prefix="forage-ray-", ignore_cleanup_errors=True) as folder:
-        ray.init(
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            object_store_memory=100 << 20,
-            _temp_dir=folder,
-        )
+        start_ray(2, Path(folder))
         try:
             yield
         finally:
