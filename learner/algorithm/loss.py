@@ -21,7 +21,7 @@ from typing import Literal
 from torch import Tensor
 
 from learner.algorithm import kl
-from learner.algorithm.objectives import Bounds, Objective, PolicyLoss, Terms, policy_ratio
+from learner.algorithm.objectives import ClipBounds, Objective, PolicyLoss, Terms, policy_ratio
 
 Reduction = Literal["token_mean", "sequence_mean", "constant_length"]
 
@@ -33,7 +33,7 @@ class TokenLoss:
     """
 
     objective: Objective
-    bounds: Bounds
+    bounds: ClipBounds
     terms: Terms
     weights: Tensor
     coefficients: Tensor

@@ -35,7 +35,7 @@ class Terms(NamedTuple):
         return Terms(*(values[chunk] for values in self))
 
 
-class Bounds(NamedTuple):
+class ClipBounds(NamedTuple):
     """The ends of a trust region; `cap` None: without one."""
 
     low: float
@@ -50,7 +50,7 @@ class PolicyLoss(NamedTuple):
     clipped: Tensor
 
 
-Objective = Callable[[Tensor, Terms, Bounds], PolicyLoss]
+Objective = Callable[[Tensor, Terms, ClipBounds], PolicyLoss]
 
 
 def policy_ratio(current_logprobs: Tensor, proximal_logprobs: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def policy_ratio(current_logprobs: Tensor, proximal_logprobs: Tensor) -> Tensor:
     return torch.exp(difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
 
 
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PolicyLoss:
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, bounds: ClipBounds) -> PolicyLoss:
     """PPO's max(−A ρ, −A clip(ρ, 1 − low, 1 + high)) of a ratio with gradient (arXiv 1707.06347).
 
     With a cap c, the loss of a negative advantage is at most −A c (dual clip, arXiv 1912.09729). A
@@ -76,7 +76,7 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, bounds: Bounds) -> Poli
     return PolicyLoss(losses, clipped.detach())
 
 
-def grpo(current_logprobs: Tensor, terms: Terms, bounds: Bounds) -> PolicyLoss:
+def grpo(current_logprobs: Tensor, terms: Terms, bounds: ClipBounds) -> PolicyLoss:
     """GRPO's clipped loss (arXiv 2402.03300), with clip-higher (DAPO, arXiv 2503.14476).
 
         L = max(−A ρ, −A clip(ρ, 1 − low, 1 + high))
@@ -87,7 +87,7 @@ def grpo(current_logprobs: Tensor, terms: Terms, bounds: Bounds) -> PolicyLoss:
     return clipped_surrogate(ratio, terms.advantages, bounds)
 
 
-def cispo(current_logprobs: Tensor, terms: Terms, bounds: Bounds) -> PolicyLoss:
+def cispo(current_logprobs: Tensor, terms: Terms, bounds: ClipBounds) -> PolicyLoss:
     """CISPO (MiniMax-M1, arXiv 2506.13585; ScaleRL, arXiv 2510.13786): no token is ever silenced.
 
         L = −sg(clip(ρ, 1 − low, 1 + high)) A log π
@@ -100,7 +100,7 @@ def cispo(current_logprobs: Tensor, terms: Terms, bounds: Bounds) -> PolicyLoss:
     return PolicyLoss(-bounded * terms.advantages * current_logprobs, bounded != ratio)
 
 
-def gspo(current_logprobs: Tensor, terms: Terms, bounds: Bounds) -> PolicyLoss:
+def gspo(current_logprobs: Tensor, terms: Terms, bounds: ClipBounds) -> PolicyLoss:
     """GSPO (arXiv 2507.18071): the clip acts on a sequence's geometric-mean ratio, on all its
     tokens at once.
 
@@ -118,7 +118,7 @@ def gspo(current_logprobs: Tensor, terms: Terms, bounds: Bounds) -> PolicyLoss:
     return clipped_surrogate(ratio, terms.advantages, bounds)
 
 
-def dppo_tv(current_logprobs: Tensor, terms: Terms, bounds: Bounds) -> PolicyLoss:
+def dppo_tv(current_logprobs: Tensor, terms: Terms, bounds: ClipBounds) -> PolicyLoss:
     """DPPO with the binary total variation (arXiv 2602.04879): a trust region in probabilities.
 
         L = −A sg(min(ρ, cap)) log π · keep
@@ -138,7 +138,7 @@ def dppo_tv(current_logprobs: Tensor, terms: Terms, bounds: Bounds) -> PolicyLos
     return PolicyLoss(losses, ~keep)
 
 
-def reinforce(current_logprobs: Tensor, terms: Terms, bounds: Bounds) -> PolicyLoss:
+def reinforce(current_logprobs: Tensor, terms: Terms, bounds: ClipBounds) -> PolicyLoss:
     """REINFORCE (Williams 1992): L = −A log π.
 
     It has no policy ratio and no trust region: off-policy, its whole correction is the behaviour
@@ -150,16 +150,16 @@ def reinforce(current_logprobs: Tensor, terms: Terms, bounds: Bounds) -> PolicyL
 
 
 # By the name that `learner.objective` gives them, each with its own bounds.
-OBJECTIVES: dict[str, tuple[Objective, Bounds]] = {
-    "grpo": (grpo, Bounds(0.2, 0.28)),
-    "cispo": (cispo, Bounds(1.0, 4.0)),
-    "gspo": (gspo, Bounds(3e-4, 4e-4)),
-    "dppo_tv": (dppo_tv, Bounds(0.2, 0.2, cap=5.0)),
-    "reinforce": (reinforce, Bounds(0.0, 0.0)),  # nothing to bound
+OBJECTIVES: dict[str, tuple[Objective, ClipBounds]] = {
+    "grpo": (grpo, ClipBounds(0.2, 0.28)),
+    "cispo": (cispo, ClipBounds(1.0, 4.0)),
+    "gspo": (gspo, ClipBounds(3e-4, 4e-4)),
+    "dppo_tv": (dppo_tv, ClipBounds(0.2, 0.2, cap=5.0)),
+    "reinforce": (reinforce, ClipBounds(0.0, 0.0)),  # nothing to bound
 }
 
 
-def choose(config: LearnerConfig) -> tuple[Objective, Bounds]:
+def choose(config: LearnerConfig) -> tuple[Objective, ClipBounds]:
     """The configured objective with its bounds: the configured ones, else its own.
 
     Raises ValueError on an unknown name.
@@ -168,7 +168,7 @@ def choose(config: LearnerConfig) -> tuple[Objective, Bounds]:
         known = ", ".join(repr(name) for name in OBJECTIVES)
         raise ValueError(f"learner.objective = {config.objective!r}: one of {known}")
     objective, own = OBJECTIVES[config.objective]
-    return objective, Bounds(
+    return objective, ClipBounds(
         own.low if config.clip_low is None else config.clip_low,
         own.high if config.clip_high is None else config.clip_high,
         own.cap if config.ratio_cap is None else config.ratio_cap,

@@ -1,11 +1,11 @@
 """Admission: which groups may be opened, which may be trained; the two rules bound staleness.
 
-Staleness is the learner's step s (steps completed) less the version under which a group was
-opened. With G groups per step, a group is opened only while fewer than (max_staleness + v + 1)·G
-groups stand before it, v being the version that the requesting actor has applied; and a batch may
-pass an unfinished older group only if every group left behind can still be trained within its
-bound. Nothing is dropped for its age: an unfinished group that must come first is waited for, until
-its deadline.
+They bound the learner's step s (steps completed) less the version under which a group was opened,
+which is never less than its staleness. With G groups per step, a group is opened only while fewer
+than (max_staleness + v + 1)·G groups stand before it, v being the version that the requesting actor
+has applied; and a batch may pass an unfinished older group only if every group left behind can
+still be trained within its bound. Nothing is dropped for its age: an unfinished group that must
+come first is waited for, until its deadline.
 """
 
 from collections.abc import Collection, Sequence

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from learner.algorithm.loss import TokenLoss, row_coefficients
-from learner.algorithm.objectives import Bounds, Terms, grpo
+from learner.algorithm.objectives import ClipBounds, Terms, grpo
 
 N = 12
 
@@ -26,7 +26,7 @@ CURRENT = -draw(0).abs()
 WEIGHTS = draw(1).abs() * (draw(2) > -0.5)
 LOSS = TokenLoss(
     objective=grpo,
-    bounds=Bounds(0.2, 0.28),
+    bounds=ClipBounds(0.2, 0.28),
     terms=Terms(CURRENT + 0.3 * draw(3), CURRENT + 0.3 * draw(4), draw(5), torch.zeros(N)),
     weights=WEIGHTS,
     coefficients=draw(6).abs(),

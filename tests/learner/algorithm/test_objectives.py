@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.schema import LearnerConfig
-from learner.algorithm.objectives import OBJECTIVES, Bounds, PolicyLoss, Terms, choose
+from learner.algorithm.objectives import OBJECTIVES, ClipBounds, PolicyLoss, Terms, choose
 
 Naive = tuple[float, float, bool]  # value, slope, clipped
 
@@ -94,7 +94,7 @@ def test_an_unknown_objective_is_refused() -> None:
 GRPO, BOUNDS = OBJECTIVES["grpo"]
 
 
-def at(ratio: float, advantage: float, bounds: Bounds) -> tuple[PolicyLoss, float]:
+def at(ratio: float, advantage: float, bounds: ClipBounds) -> tuple[PolicyLoss, float]:
     current = torch.tensor([math.log(ratio)], requires_grad=True)
     zero = torch.zeros(1)
     result = GRPO(current, Terms(zero, zero, torch.tensor([advantage]), zero), bounds)
@@ -125,11 +125,11 @@ def test_the_clip_stops_only_what_has_gone_far_enough(
 
 @pytest.mark.parametrize(("ratio", "moves"), [(2.9, True), (3.1, False)])
 def test_the_dual_clip_bounds_a_negative_advantage_from_above(ratio: float, moves: bool) -> None:
-    result, slope = at(ratio, -2.0, Bounds(0.2, 0.28, cap=3.0))
+    result, slope = at(ratio, -2.0, ClipBounds(0.2, 0.28, cap=3.0))
     assert float(result.losses.detach()) == pytest.approx(2.0 * min(ratio, 3.0))
     assert bool(slope) is moves and bool(result.clipped) is not moves
 
 
 def test_the_dual_clip_leaves_a_positive_advantage_alone() -> None:
-    result, slope = at(1.1, 2.0, Bounds(0.2, 0.28, cap=1.05))
+    result, slope = at(1.1, 2.0, ClipBounds(0.2, 0.28, cap=1.05))
     assert slope == pytest.approx(-2.2) and not result.clipped
