@@ -267,12 +267,13 @@ def _one_each(words: Sequence[str], listed: Sequence[Field[Any]]) -> Iterator[st
 def _explained(error: typer.TyperException, name: str, words: Sequence[str]) -> str:
     text = " ".join(error.format_message().split())
     option, lacks = getattr(error, "option_name", ""), getattr(error, "param", None)
-    if option and name and hasattr(error, "possibilities"):  # it is no option of this command
-        listed = _options_of(COMMANDS[name])
+    if option and hasattr(error, "possibilities"):  # it is no option of this command
+        listed = _options_of(COMMANDS[name]) if name else ()
         own = [flag(each.name) for each in listed if not each.metadata["positional"]]
-        text = f"{name}: no option {option}"
-        if others := [f"forage {other}" for other in COMMANDS if option in _written_flags(other)]:
-            text += f": {' and '.join(others)} {'take' if others[1:] else 'takes'} it"
+        text = f"{name}: no option {option}" if name else f"no option {option}"
+        if others := [other for other in COMMANDS if option in _written_flags(other)]:
+            told = " and ".join(filter(None, (", ".join(others[:-1]), others[-1])))
+            text += f": forage {told} {'take' if others[1:] else 'takes'} it"
         elif near := difflib.get_close_matches(option, own):
             text += f": did you mean {near[0]}?"
         else:
@@ -291,14 +292,17 @@ def _written_flags(name: str) -> set[str]:
     spec = importlib.util.find_spec(COMMANDS[name].module)
     if spec is None or spec.origin is None:
         return set()
-    function, found = COMMANDS[name].target.partition(":")[2], set()
-    taken = re.search(rf"^def {function}\(options: (\w+)\)", Path(spec.origin).read_text(), re.M)
-    for file in Path(spec.origin).parent.glob("*.py") if taken else ():
-        _, _, written = file.read_text().partition(f"\nclass {taken[1]}" if taken else "")
-        fields_only = written.partition("\n\n\n")[0]
-        found |= {
-            flag(each) for each in re.findall(r"^    (\w+): .+ = option\(", fields_only, re.M)
-        }
+    function, home = COMMANDS[name].target.partition(":")[2], Path(spec.origin)
+    taken = re.search(rf"^def {function}\(options: (\w+)\)", home.read_text(), re.M)
+    files = [*home.parent.glob("*.py"), *home.parent.parent.glob("*.py")]
+    source = "\n\n\n".join(file.read_text() for file in files)
+    found, classes = set[str](), [taken[1]] if taken else []
+    while classes:
+        head = rf"^class {classes.pop()}(?:\((?:\w+\.)?(\w+)\))?:"
+        if written := re.search(head + r"(.*?)(?:\n\n\n|\Z)", source, re.M | re.S):
+            names = re.findall(r"^    (\w+): .+ = option\(", written[2], re.M)
+            found |= {flag(each) for each in names}
+            classes += [written[1]] if written[1] else []
     return found
 
 

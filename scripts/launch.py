@@ -5,6 +5,6 @@ import sys
 from scripts.cli import run
 
 if __name__ == "__main__":
-    given, at = sys.argv[1:], sys.argv.index("--resume") if "--resume" in sys.argv else 0
-    sys.argv[1:] = ["resume", *sys.argv[at + 1 :], *given[: at - 1]] if at else ["train", *given]
+    head, on, tail = "\0".join(sys.argv[1:]).partition("--resume")
+    sys.argv[1:] = ["resume" if on else "train", *filter(None, f"{tail[1:]}\0{head}".split("\0"))]
     run()

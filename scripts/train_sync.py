@@ -16,14 +16,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import save_file
+from typing import TYPE_CHECKING, Any
 
 from actors.environments.base import Retriever
 from actors.policies.base import Policy
-from actors.policies.vllm import VllmPolicy
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
 from actors.rewards.scorer import Rewards
@@ -32,9 +28,7 @@ from configs.load import ConfigError, save
 from configs.runtime.process import begin
 from configs.schema import Config
 from learner import checkpoint
-from learner.batch import build
 from learner.errors import BadModel
-from learner.trainer import Trainer
 from replay.codec import encode_trajectory
 from replay.log.history import recorded_batches
 from replay.log.records import EVAL_GROUPS
@@ -44,6 +38,10 @@ from replay.trajectory import Question, Sampling, Trajectory
 from scripts.options import argument, option, overrides, refusing
 from scripts.setup import preflight
 from scripts.setup.retrieval import OwnServer, serving
+
+if TYPE_CHECKING:  # seconds, that bad input need not wait for
+    from actors.policies.vllm import VllmPolicy
+    from learner.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -132,8 +130,10 @@ def _mean(rewards: Sequence[float | None]) -> float:
     return sum(found) / len(found) if found else 0.0
 
 
-async def push(trainer: Trainer, policy: VllmPolicy, version: int, folder: Path) -> None:
+async def push(trainer: "Trainer", policy: "VllmPolicy", version: int, folder: Path) -> None:
     """Put the learner's weights into the engine through a file in shared memory."""
+    from safetensors.torch import save_file
+
     path = folder / "weights.safetensors"
     save_file({name: weight.contiguous() for name, weight in trainer.named_weights()}, path)
     await policy.pause()
@@ -142,8 +142,10 @@ async def push(trainer: Trainer, policy: VllmPolicy, version: int, folder: Path)
     await policy.resume()
 
 
-def learn(trainer: Trainer, batch: Batch) -> float:
+def learn(trainer: "Trainer", batch: Batch) -> float:
     """Take one step; return its loss."""
+    from learner.batch import build
+
     begun, learner = time.monotonic(), trainer.config.learner
     loss = trainer.learn([build(batch, learner)])["learner/loss"]
     seconds = f"update {time.monotonic() - begun:.2f} s"
@@ -152,7 +154,7 @@ def learn(trainer: Trainer, batch: Batch) -> float:
 
 
 async def take_steps(
-    trainer: Trainer, rollouts: Rollouts, policy: VllmPolicy, folder: Path
+    trainer: "Trainer", rollouts: Rollouts, policy: "VllmPolicy", folder: Path
 ) -> dict[str, Any]:
     """Push, evaluate, roll out, update; `learner.total_steps` times."""
     learner, losses = trainer.config.learner, []
@@ -167,9 +169,11 @@ async def take_steps(
 
 
 async def train(
-    trainer: Trainer, tokenizer: Any, folder: Path, server: OwnServer | None
+    trainer: "Trainer", tokenizer: Any, folder: Path, server: OwnServer | None
 ) -> dict[str, Any]:
     """Take every step on an engine; the last evaluation and the losses. Raises ServerFailed."""
+    from actors.policies.vllm import VllmPolicy
+
     config = trainer.config
     prompter = Prompter(tokenizer, config.questions, config.actors)
     retrieval, scoring = open_retrieval(config), Rewards.open(config)
@@ -187,7 +191,7 @@ async def train(
         policy.close()
 
 
-def roll_out_and_train(trainer: Trainer, tokenizer: Any) -> dict[str, Any]:
+def roll_out_and_train(trainer: "Trainer", tokenizer: Any) -> dict[str, Any]:
     """`train`, beside a retrieval server of its own unless something else answers searches."""
     config = trainer.config
     with ExitStack() as stack:
@@ -206,6 +210,10 @@ def sync(options: SyncOptions) -> None:
             raise ConfigError(f"learner.ranks = {config.learner.ranks!r}: one process has one rank")
         recorded = recorded_batches(options.recorded) if options.recorded else None
         begin("sync")
+        import torch
+
+        from learner.trainer import Trainer
+
         torch.set_num_threads(config.learner.threads)
         trainer = Trainer(config)
     for line in left_out(config.questions):

@@ -14,7 +14,7 @@ PAGES = {"README.md": 120, "docs/architecture.md": 150}
 def functions(file: Path) -> dict[str, int]:
     found = (ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, found)]
-    return {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in nodes}
+    return {f"{n.name}:{n.lineno}": (n.end_lineno or 0) - n.lineno + 1 for n in nodes}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -39,8 +39,13 @@ class DemoFiles:
 def prepare(cache: Path, seed: int, report: Callable[[str], None]) -> DemoFiles:
     """Return the files of `seed`, making them if they are not cached. Raises ColdStartFailed."""
     folder = cache / f"demo-{seed}-{digest_with(str(seed), _SOURCES)}"
-    names = ("model", "train.jsonl", "eval.jsonl", "corpus.jsonl", "held_out.jsonl")
-    files = DemoFiles(*(folder / name for name in names))
+    files = DemoFiles(
+        model=folder / "model",
+        train=folder / "train.jsonl",
+        eval=folder / "eval.jsonl",
+        corpus=folder / "corpus.jsonl",
+        held_out=folder / "held_out.jsonl",
+    )
     cache.mkdir(parents=True, exist_ok=True)
     with locked(cache, "another demo", patience_s=PATIENCE_S):  # it may make the same
         if folder.is_dir():

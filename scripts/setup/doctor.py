@@ -36,6 +36,7 @@ from scripts.setup.resolve import resolve
 
 PYTHONS = (3, 11), (3, 15)  # from, and before
 LEAST_CORES = 2
+DRIVER = 580  # the first of CUDA 13
 DEMO = REPOSITORY / "configs" / "demo.yaml"
 LEAST_DISK_BYTES, LEAST_SHARED_BYTES = 2 * GIB, GIB // 4
 LEAST_FILES = 4096  # open at once: Ray's and vLLM's sockets
@@ -184,8 +185,9 @@ def judge_gpus(found: Sequence[str], for_cpu: bool) -> Finding:
     if for_cpu:
         remedy = "this installation is for the CPU: run `make GPU=1 .venv` to use them"
         return Finding("GPUs", has, "none", not found, remedy, required=False)
-    remedy = "install NVIDIA's driver, or install for the CPU: `make .venv`"
-    return Finding("GPUs", has, ">= 1", bool(found), remedy)
+    remedy = f"install NVIDIA's driver {DRIVER} or newer, or install for the CPU: `make .venv`"
+    fits = bool(found) and int(driver.partition(".")[0] or 0) >= DRIVER
+    return Finding("GPUs", has, f">= 1, driver {DRIVER}", fits, remedy)
 
 
 def disk(what: str, folder: Path, needed: int) -> Finding:

@@ -69,7 +69,7 @@ def test_defaults_are_the_dataclass_s() -> None:
         ("asked", "MODEL"),
         (
             "asked m --prepare-only",
-            "asked: no option --prepare-only: forage train and forage resume",
+            "asked: no option --prepare-only: forage train and resume",
         ),
     ],
 )

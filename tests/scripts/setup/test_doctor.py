@@ -1,6 +1,7 @@
 """The check of this machine: each finding, and the command."""
 
 import json
+import re
 import resource
 from importlib import metadata
 from io import StringIO
@@ -65,8 +66,11 @@ def test_files_may_be_raised_to_the_hard_limit() -> None:
 
 
 def test_gpus_are_for_the_installation_that_uses_them() -> None:
-    here = ["NVIDIA H200, 570.1"] * 2
-    assert doctor.judge_gpus(here, for_cpu=False).has == "2 x NVIDIA H200, driver 570.1"
+    here = ["NVIDIA H200, 580.65.06"] * 2
+    found = doctor.judge_gpus(here, for_cpu=False)
+    assert found.has == "2 x NVIDIA H200, driver 580.65.06" and found.ok
+    old = doctor.judge_gpus(["NVIDIA H200, 570.1"], for_cpu=False)
+    assert not old.ok and "driver 580 or newer" in old.remedy
     assert not doctor.judge_gpus([], for_cpu=False).ok and doctor.judge_gpus([], for_cpu=True).ok
     unused = doctor.judge_gpus(here, for_cpu=True)
     assert not unused.ok and not unused.required and "GPU=1" in unused.remedy
@@ -113,7 +117,8 @@ def test_the_command_fails_where_something_is_missing(
     code = cli.main(["doctor", config, f"run_dir={tmp_path / 'run'}", "--json", str(file)])
     said = " ".join(capsys.readouterr().out.split())
     assert code == 1 and "no configuration: model.path is empty" in said
-    assert "configuration 4 problems no problem" in said and "4 problems: a run cannot" in said
+    assert re.search(r"configuration \d problems no problem", said)  # one more where memory lacks
+    assert re.search(r"\d problems: a run cannot", said)
     found = {each["what"]: each for each in json.loads(file.read_text())}
     assert found["msgspec"]["ok"] and not found["configuration"]["ok"]
 
