@@ -8,9 +8,12 @@ goes on; the number of such calls is bounded.
 import asyncio
 import importlib
 import inspect
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from configs.load import ConfigError
@@ -90,6 +93,17 @@ def raise_if_cancelled(error: BaseException) -> None:
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
         raise error
+
+
+def raised_at(entry_point: str, error: BaseException) -> str:
+    """Where in the file of `package.module:name` an error came from, ' (file.py:LINE)'; '' where it
+    never passed through there.
+    """
+    module = sys.modules.get(entry_point.partition(":")[0])
+    own = getattr(module, "__file__", None)
+    passed = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in passed if own and frame.filename == own]
+    return f" ({Path(str(own)).name}:{lines[-1]})" if lines else ""
 
 
 def _called(function: Callable[[Any], Any], argument: Any) -> Ended:

@@ -281,8 +281,13 @@ class Config(Section, frozen=True):
 
     @property
     def starts_retrieval_server(self) -> bool:
-        """True where training starts a retrieval server of its own: not without searches."""
-        return self.retrieval.has_own_server and self.environment.name != "no_search"
+        """True where training starts a retrieval server of its own: not without searches, and for a
+        user's environment where it has something to search.
+        """
+        searches = self.environment.name != "no_search"
+        if ":" in self.environment.name:
+            searches = bool(self.retrieval.corpus or self.retrieval.index)
+        return self.retrieval.has_own_server and searches
 
     @property
     def engine_dtype(self) -> str:

@@ -61,6 +61,7 @@ COMMANDS = {
     "warm-start": Command("warm_start.warm_start:warm_start", "Learn from demonstrations first."),
     "evaluate": Command("evaluation.evaluate:evaluate", "Ask a model every question of test sets."),
     "ask": Command("ask.ask:ask", "Ask a trained model questions in the terminal."),
+    "try": Command("ask.dry_run:try_question", "Play one question, without training."),
     "show": Command("runs.show:show", "Print a run's rollouts in colour."),
     "plot": Command("runs.plot:plot", "Draw a run's learning curve."),
     "audit": Command("runs.audit:audit", "Close a run's books."),
@@ -85,7 +86,7 @@ GROUPS = {
 }
 THEMES = {
     "Train": ("demo", "train", "resume", "scale", "sync", "warm-start"),
-    "Use a model": ("evaluate", "ask"),
+    "Use a model": ("evaluate", "ask", "try"),
     "Look into a run": ("show", "plot", "audit", "compact", "relearn"),
     "Prepare": ("data", "index", "memory", "doctor"),
     "Measure": ("bench",),

@@ -21,7 +21,7 @@ from actors.environments.tool_call import ToolCallEnvironment, calling_of
 from actors.environments.tools import load_tools
 from actors.errors import ActorError, EnvironmentFailed
 from actors.prompt import Prompter
-from actors.user_code import FAULTS, load_entry_point, raise_if_cancelled
+from actors.user_code import FAULTS, load_entry_point, raise_if_cancelled, raised_at
 from configs.environment import EnvironmentConfig
 from configs.load import ConfigError
 from configs.schema import Config
@@ -71,8 +71,9 @@ def stops_of(config: Config) -> tuple[str, ...]:
 
 
 def searches(config: Config) -> bool:
-    """True where rollouts ask a retriever."""
-    return config.environment.name != "no_search" and bool(config.retrieval.top_k)
+    """True where rollouts ask a retriever: their own server, or what answers in its place."""
+    answered = config.starts_retrieval_server or not config.retrieval.has_own_server
+    return bool(config.environment.name != "no_search" and config.retrieval.top_k and answered)
 
 
 def needs_chat_template(config: Config) -> bool:
@@ -144,6 +145,7 @@ class _NamingFaults:
             raise_if_cancelled(error)
             raise EnvironmentFailed(
                 f"environment.name = {self._name!r}: {type(error).__name__}: {error}"
+                f"{raised_at(self._name, error)}"
             ) from error
 
 

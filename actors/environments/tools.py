@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from actors.errors import ToolFailed
-from actors.user_code import FAULTS, Threads, load_entry_point, raise_if_cancelled
+from actors.user_code import FAULTS, Threads, load_entry_point, raise_if_cancelled, raised_at
 from configs.load import ConfigError
 
 RESERVED = ("search", "answer", "think", "information", "tool_call", "tool_response")
@@ -54,7 +54,8 @@ class Tool:
                 return await use
         except FAULTS as error:
             raise_if_cancelled(error)
-            what = f"tool {self.name!r}: {type(error).__name__}: {error}"
+            at = raised_at(getattr(self.function, "__module__", ""), error)
+            what = f"tool {self.name!r}: {type(error).__name__}: {error}{at}"
             if isinstance(error, TimeoutError) and deadline.expired():
                 what = (
                     f"tool {self.name!r} took over {deadline_s:g} s (environment.tool_deadline_s)"

@@ -18,7 +18,7 @@ import numpy as np
 
 from actors.errors import Unscorable
 from actors.rewards.transcript import Transcript
-from actors.user_code import FAULTS, StillRunning, Threads, raise_if_cancelled
+from actors.user_code import FAULTS, StillRunning, Threads, raise_if_cancelled, raised_at
 
 
 class UserReward:
@@ -42,7 +42,8 @@ class UserReward:
             except FAULTS as error:
                 raise_if_cancelled(error)
                 late = isinstance(error, TimeoutError) and deadline.expired()
-                raised = f"raised {type(error).__name__}: {error}"
+                at = raised_at(self._name, error)
+                raised = f"raised {type(error).__name__}: {error}{at}"
                 what = f"took over {self._timeout_s:g} s" if late else raised
                 raise self._fault(transcript, what) from error
         if (number := _finite(value)) is None:

@@ -37,7 +37,7 @@ from scripts.options import argument, option
 from scripts.setup import preflight
 from scripts.setup.model_source import MODEL, Found, configured, find
 from scripts.setup.overrides import fields_of, is_override
-from scripts.setup.retrieval import ServerFailed, own_address, probe, serving
+from scripts.setup.retrieval import OwnServer, ServerFailed, own_address, probe, serving
 
 if TYPE_CHECKING:  # it imports torch
     from actors.policies.transformers import Heard, TransformersPolicy
@@ -137,15 +137,23 @@ def configure(options: AskOptions) -> Config:
         config = msgspec.structs.replace(config, model=model)
     if options.is_url:
         check_tokenizer(config.model.path)
-    if config.retrieval.has_own_server:
-        if searches(config) and not (config.retrieval.corpus or config.retrieval.index):
-            raise ConfigError(
-                "retrieval.corpus and retrieval.url are empty, so nothing can be searched: name "
-                "passages, retrieval.corpus=FILE, or a server, --retrieval URL"
-            )
-        config = own_address(config)
+    config = searchable(config)
     preflight.check_parts(config, model=not options.is_url, retrieval=searches(config))
     return config
+
+
+def searchable(config: Config) -> Config:
+    """The configuration with the address of a server of its own, where it has one. Raises
+    ConfigError where it searches and has nothing to search.
+    """
+    if not config.retrieval.has_own_server:
+        return config
+    if searches(config) and not (config.retrieval.corpus or config.retrieval.index):
+        raise ConfigError(
+            "retrieval.corpus and retrieval.url are empty, so nothing can be searched: name "
+            "passages, retrieval.corpus=FILE, or a server, retrieval.url=URL"
+        )
+    return own_address(config)
 
 
 def read_key(path: str | None) -> str:
@@ -206,17 +214,9 @@ async def converse(options: AskOptions, config: Config, notices: Console) -> int
 
 
 async def _ready(options: AskOptions, config: Config, stack: AsyncExitStack) -> Asker:
-    server = None
-    if searches(config) and config.retrieval.has_own_server:
-        # It starts while the model is loaded.
-        server = stack.enter_context(serving(config, leave_s=SERVER_LEAVES_S))
-    elif searches(config) and config.retrieval.url:
-        await probe(config)
+    server = await retrieval_server(config, stack)
     retriever: Retriever = await stack.enter_async_context(open_retrieval(config))
-    try:
-        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"no tokenizer in {config.model.path!r}: {error}") from error
+    tokenizer = tokenizer_of(config)
     prompter = Prompter(tokenizer, config.questions, config.actors)
     view: View = Lines(sys.stdout, prompter.decode)
     if not options.json:
@@ -226,6 +226,25 @@ async def _ready(options: AskOptions, config: Config, stack: AsyncExitStack) -> 
     if server:
         await server.ready()
     return Asker(config, policy, retriever, prompter, words, view, options.temperature)
+
+
+async def retrieval_server(config: Config, stack: AsyncExitStack) -> OwnServer | None:
+    """The server of its own that the configuration asks for, still starting while the model is
+    loaded; another one is probed. Raises ServerFailed.
+    """
+    if searches(config) and config.retrieval.has_own_server:
+        return stack.enter_context(serving(config, leave_s=SERVER_LEAVES_S))
+    if searches(config) and config.retrieval.url:
+        await probe(config)
+    return None
+
+
+def tokenizer_of(config: Config) -> Any:
+    """The tokenizer of `model.path`. Raises ConfigError."""
+    try:
+        return load_tokenizer(config.model.path, config.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no tokenizer in {config.model.path!r}: {error}") from error
 
 
 async def _policy(

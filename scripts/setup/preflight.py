@@ -315,8 +315,8 @@ _CHECKS = (
 )
 
 
-def check_parts(config: Config, model: bool, retrieval: bool) -> None:
-    """`check` of the environment and, where asked, model and retrieval. Raises ConfigError."""
+def check_parts(config: Config, model: bool, retrieval: bool, rewards: bool = False) -> None:
+    """`check` of the environment and, where asked, of the other parts. Raises ConfigError."""
     checks = [_model, _lengths] if model else []
-    checks.append(_environment)
+    checks += [_environment, _rewards] if rewards else [_environment]
     _refuse(config, [*checks, _retrieval] if retrieval else checks)
