@@ -4,10 +4,13 @@ import logging
 import random
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from transformers import PreTrainedTokenizerBase
 
+from configs.runtime.files import write_json
 from configs.runtime.signals import StopRequested, StopSwitch
 from configs.runtime.watchdog import phase
 from configs.schema import Config
@@ -28,6 +31,7 @@ log = logging.getLogger(__name__)
 # One version may be under way when the awaited one is published; each has five phases with the
 # deadline (connecting, forming, receiving, applying, checksum) and may be sent anew.
 PHASES_TO_APPLY = 15
+START_PROBE = "start_probe.json"  # in the run's directory: a restarted learner calibrates by it
 
 
 @dataclass
@@ -58,11 +62,15 @@ class Run:
 
         Raises StopRequested, like `resume`, when replay has been told to stop meanwhile.
         """
+        start = self.trainer.probe(self.probe)
+        write_json(Path(self.config.run_dir) / START_PROBE, start)
+        self.publisher.calibrate(start)
         self._serve()
         self._resume_replay()
 
     def resume(self) -> None:
         """Go on with a run: replay serves again what it has recorded since this step."""
+        self.publisher.calibrate(_start_probe(self.config.run_dir, len(self.probe)))
         recorded = self._resume_replay()
         self.again_until = self.step + recorded
         log.info("resumed after step %d; %d batches are trained again", self.step, recorded)
@@ -219,6 +227,18 @@ class Run:
             # At stage 3 each weight is whole only in its turn.
             named = InTurn(weights) if self.config.learner.zero_stage == 3 else weights()
             self.publisher.publish(self.step, named, self.probe, logprobs)
+
+
+def _start_probe(run_dir: str, tokens: int) -> list[float]:
+    """The learner's log-probs of the probe under `model.path`, as the run's start wrote them; empty
+    where it had not come so far, or with another `probe_tokens`.
+    """
+    try:
+        found = msgspec.json.decode((Path(run_dir) / START_PROBE).read_bytes(), type=list[float])
+    except (OSError, msgspec.MsgspecError) as error:
+        log.warning("the probe is not calibrated: %s", error)
+        return []
+    return found if len(found) == tokens - 1 else []
 
 
 def draw_probe(tokenizer: PreTrainedTokenizerBase, seed: int, count: int) -> tuple[int, ...]:

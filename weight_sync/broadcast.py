@@ -213,7 +213,7 @@ class Broadcast:
         self._verification.compare(applied, version)
         self._again(names)
         gauges["sync/refits"] = float(self._verification.refits)
-        for each in ("generation_pause_s", "receive_s", "apply_s", "probe_error"):
+        for each in ("generation_pause_s", "receive_s", "apply_s", "probe_error", "probe_mean"):
             gauges[f"sync/{each}"] = max(getattr(answer, each) for answer in applied)
         return gauges
 
@@ -227,6 +227,7 @@ class Broadcast:
             parcel.probe_tokens,
             parcel.probe_logprobs,
             self._config.probe_tolerance,
+            parcel.start_logprobs,
         )
 
     def _tell(self, name: str, message: FromLearner) -> None:
@@ -268,10 +269,7 @@ class Broadcast:
         if isinstance(answer, Connecting):
             text = f"{answer.error} ({name})"
         else:
-            text = (
-                f"{answer.error} ({name}, version {answer.policy_version}, probe error "
-                f"{answer.probe_error:.3g}, tolerance {self._config.probe_tolerance:g})"
-            )
+            text = f"{answer.error} ({name}, version {answer.policy_version})"
         error = as_error(text)
         if isinstance(error, VerificationFailed):
             if answer.epoch == self._epoch:  # else it gets the version anew anyway

@@ -11,7 +11,7 @@ an answer to one that was given up means nothing.
 
 import msgspec
 
-PROTOCOL = 3
+PROTOCOL = 4
 # vLLM's `worker_extension_cls`; a name, so that nobody has to import vLLM to say it
 WORKER_EXTENSION = "weight_sync.vllm_worker.WeightSyncWorker"
 
@@ -21,6 +21,7 @@ class WeightSyncError(Exception):
 
     WeightSyncError
     ├── ManifestMismatch   the actor's model has other tensors, shapes or dtypes than the manifest
+    ├── EngineDiffers      the engine computes another model than the learner from the same weights
     ├── VerificationFailed digest or probe did not agree, or a load was not complete
     ├── PeerFailed         the other side has left, or failed by a fault of its own
     ├── TransportUnusable  the transport that was asked for cannot join these devices
@@ -31,6 +32,10 @@ class WeightSyncError(Exception):
 
 class ManifestMismatch(WeightSyncError):
     """The receiving model has other tensors, shapes or dtypes than the manifest."""
+
+
+class EngineDiffers(WeightSyncError):
+    """From the same weights the engine computes another model than the learner."""
 
 
 class VerificationFailed(WeightSyncError):
@@ -112,7 +117,8 @@ class WeightManifest(msgspec.Struct, frozen=True, tag=True):
     """Learner → actors, before the bytes: what is coming, and what must be true of it afterwards.
 
     `bytes_digest` is blake3 over the buckets in order; `probe_logprobs[i]` is the learner's
-    log-prob of `probe_tokens[i + 1]` after `probe_tokens[: i + 1]` under these weights.
+    log-prob of `probe_tokens[i + 1]` after `probe_tokens[: i + 1]` under these weights, and
+    `start_logprobs[i]` the same under those of `model.path` (empty: not known).
     """
 
     incarnation: int
@@ -123,6 +129,7 @@ class WeightManifest(msgspec.Struct, frozen=True, tag=True):
     probe_tokens: tuple[int, ...]
     probe_logprobs: tuple[float, ...]
     probe_tolerance: float
+    start_logprobs: tuple[float, ...] = ()
 
 
 class Receiving(msgspec.Struct, frozen=True, tag=True):
@@ -148,7 +155,7 @@ class Applied(msgspec.Struct, frozen=True, tag=True):
     """Actor → learner: this version serves here, verified (or, with `error`, does not).
 
     `weights_checksum` is of the model's own parameters after the load; `probe_error` is the largest
-    absolute log-prob difference; times are seconds.
+    absolute log-prob difference, `probe_mean` their mean; times are seconds.
     """
 
     actor_id: str
@@ -158,6 +165,7 @@ class Applied(msgspec.Struct, frozen=True, tag=True):
     bytes_digest: str
     weights_checksum: str
     probe_error: float
+    probe_mean: float
     generation_pause_s: float
     receive_s: float
     apply_s: float
@@ -200,8 +208,9 @@ decode_rendezvous = msgspec.msgpack.Decoder(Rendezvous).decode
 
 def as_error(text: str) -> WeightSyncError:
     """The exception that a message's `error` text describes, by its leading type name."""
-    known = (ManifestMismatch, VerificationFailed, TransportUnusable, TransportFailed, SyncTimeout)
-    kinds: dict[str, type[WeightSyncError]] = {kind.__name__: kind for kind in known}
+    known: list[type[WeightSyncError]] = [ManifestMismatch, EngineDiffers, VerificationFailed]
+    known += [TransportUnusable, TransportFailed, SyncTimeout]
+    kinds = {kind.__name__: kind for kind in known}
     return kinds.get(text.partition(":")[0], PeerFailed)(text)
 
 

@@ -71,6 +71,12 @@ class Publisher:
         """Wait until `actors` actors have joined. Raises SyncTimeout, naming the missing."""
         self._wait(lambda: self._joined >= self._actors, deadline_s, "all actors to join")
 
+    def calibrate(self, start_logprobs: Sequence[float]) -> None:
+        """Have engines that still hold `model.path`'s weights measure how far they compute from the
+        learner: its log-probs of the probe under those weights. Before the first `publish`.
+        """
+        self._staging.start_logprobs = tuple(map(float, start_logprobs))
+
     def publish(
         self,
         version: int,

@@ -24,6 +24,7 @@ class Parcel:
     views: BucketViews = field(repr=False)
     probe_tokens: tuple[int, ...]
     probe_logprobs: tuple[float, ...]
+    start_logprobs: tuple[float, ...]
 
     @property
     def buckets(self) -> list[torch.Tensor]:
@@ -37,6 +38,7 @@ class Staging:
     def __init__(self, bucket_bytes: int, dtype: torch.dtype | None = None) -> None:
         """`dtype`: what floating tensors travel as; None: as they are."""
         self.overtaken = 0
+        self.start_logprobs: tuple[float, ...] = ()  # of the probe under model.path's weights
         self._bucket_bytes, self._dtype = bucket_bytes, dtype
         self._lock = threading.Lock()
         self._specs: tuple[TensorSpec, ...] = ()
@@ -78,6 +80,7 @@ class Staging:
             target,
             probe_tokens=tuple(map(int, probe_tokens)),
             probe_logprobs=tuple(map(float, probe_logprobs)),
+            start_logprobs=self.start_logprobs,
         )
         with self._lock:
             self._ready = parcel

@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 
 from configs.keys import Keys
 from configs.schema import WeightSyncConfig
+from weight_sync import probe
 from weight_sync.control import Link
 from weight_sync.protocol import (
     Applied,
     Connecting,
+    EngineDiffers,
     FromLearner,
     Join,
     Receiving,
@@ -98,6 +100,7 @@ class Subscriber:
         self._epoch = -1  # of the group joined last
         self._loaded: tuple[int, int] | None = None  # what the engine holds, verified or not
         self._manifest: WeightManifest | None = None  # announced, not yet sent
+        self._start: probe.Distance | None = None  # of the weights that the engine loaded itself
         self._gauges: dict[str, float] = {"sync/updates": 0.0}
 
     async def run(self) -> None:
@@ -189,6 +192,9 @@ class Subscriber:
         if report.error:
             log.error("version %d not applied: %s", manifest.policy_version, report.error)
             return self._applied(manifest, report)
+        if problem := await self._calibrate(manifest, deadline_s):
+            log.error("version %d not applied: %s", manifest.policy_version, problem)
+            return self._applied(manifest, WorkerReport(error=problem))
         self.serving.clear()
         begun = time.perf_counter()
         await self._engine.pause()
@@ -198,15 +204,15 @@ class Subscriber:
             return self._applied(manifest, report)
         self._note_load(manifest)
         await self._engine.set_policy_version(manifest.policy_version)
-        probe = asyncio.create_task(self._probe(manifest, deadline_s))
+        probing = asyncio.create_task(self._probe(manifest, deadline_s))
         # Lets the probe reach the engine's queue before anything is scheduled.
         await asyncio.sleep(0)
         await self._engine.resume()
         pause_s = time.perf_counter() - begun
-        probe_error, problem = await probe
-        applied = self._applied(manifest, report, probe_error, pause_s, problem)
+        distance, problem = await probing
+        applied = self._applied(manifest, report, distance, pause_s, problem)
         if problem:
-            log.error("version %d: %s (%g)", manifest.policy_version, problem, probe_error)
+            log.error("version %d: %s", manifest.policy_version, problem)
             return applied
         self._serve(manifest, applied)
         made = await self._made("weight_sync_checksum", deadline_s)
@@ -229,7 +235,7 @@ class Subscriber:
         self.serving.set()
         self._gauges = {
             f"sync/{name}": getattr(applied, name)
-            for name in ("generation_pause_s", "receive_s", "apply_s", "probe_error")
+            for name in ("generation_pause_s", "receive_s", "apply_s", "probe_error", "probe_mean")
         } | {
             "sync/updates": self._gauges["sync/updates"] + 1.0,
             "sync/policy_version": float(manifest.policy_version),
@@ -237,28 +243,56 @@ class Subscriber:
         if self.on_verified is not None:
             self.on_verified(*self.verified)
 
-    async def _probe(self, manifest: WeightManifest, deadline_s: float) -> tuple[float, str]:
-        """Largest log-prob difference (infinite: no answer in time), and what is wrong, or ''."""
+    async def _calibrate(self, manifest: WeightManifest, deadline_s: float) -> str:
+        """Before the first load, measure the engine's own against the learner's `model.path`;
+        return what is wrong, or ''.
+        """
+        if self._loaded is not None or not manifest.start_logprobs:
+            return ""
+        try:
+            async with asyncio.timeout(deadline_s):
+                scores, _ = await self._engine.score(manifest.probe_tokens)
+        except TimeoutError:
+            return describe(SyncTimeout(f"the first probe got no answer within {deadline_s:g} s"))
+        self._start = probe.distance(scores, manifest.start_logprobs)
+        log.info("probe of model.path as loaded here: %s", self._start)
+        if self._start.mean <= probe.START_LIMIT:
+            return ""
+        return describe(
+            EngineDiffers(
+                "engine and learner compute different log-probs from model.path, before any "
+                f"weights were sent: {self._start} nats over {len(scores)} tokens (a mean of at "
+                f"most {probe.START_LIMIT:g} is rounding): set model.dtype and actors.dtype to "
+                "float32, or name a model that vLLM and transformers compute alike"
+            )
+        )
+
+    async def _probe(
+        self, manifest: WeightManifest, deadline_s: float
+    ) -> tuple[probe.Distance, str]:
+        """The distance from the learner (infinite: no answer in time), and what is wrong, or ''."""
         try:
             async with asyncio.timeout(deadline_s):
                 scores, version = await self._engine.score(manifest.probe_tokens)
         except TimeoutError:
             late = SyncTimeout(f"the probe got no answer within {deadline_s:g} s")
-            return float("inf"), describe(late)
-        expected = np.asarray(manifest.probe_logprobs, dtype=np.float32)
-        error = float(np.max(np.abs(scores - expected), initial=0.0))
+            return probe.NEVER, describe(late)
+        found = probe.distance(scores, manifest.probe_logprobs)
+        allowed = probe.bound(
+            manifest.probe_tolerance, self._start, manifest.start_logprobs, manifest.probe_logprobs
+        )
         wrong = ""
-        if not error <= manifest.probe_tolerance:  # also when it is NaN
-            wrong = "the probe's log-probs are not the learner's"
+        if not allowed.admits(found):
+            wrong = f"the probe's log-probs are not the learner's: {found}; allowed {allowed}"
         elif version != manifest.policy_version:
             wrong = f"the engine calls it version {version}"
-        return error, describe(VerificationFailed(wrong)) if wrong else ""
+        return found, describe(VerificationFailed(wrong)) if wrong else ""
 
     def _applied(
         self,
         manifest: WeightManifest,
         report: WorkerReport,
-        probe_error: float = float("nan"),
+        distance: probe.Distance = probe.UNKNOWN,
         pause_s: float = 0.0,
         problem: str = "",
     ) -> Applied:
@@ -269,7 +303,8 @@ class Subscriber:
             manifest.policy_version,
             report.bytes_digest,
             report.weights_checksum,
-            probe_error,
+            distance.largest,
+            distance.mean,
             pause_s,
             report.receive_s,
             report.apply_s,

@@ -1,6 +1,6 @@
 """The loop and a run's cadence, with a scripted replay and publisher around a real update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,9 @@ class Publisher:
 
     def __init__(self, script: Script):
         self.script = script
+
+    def calibrate(self, start_logprobs: Sequence[float]) -> None:
+        self.start_logprobs = list(start_logprobs)
 
     def publish(self, version: int, weights: Any, probe: Any, logprobs: Any) -> None:
         assert len(logprobs) == len(probe) - 1 and dict(weights)
@@ -246,6 +249,18 @@ def test_a_stop_while_actors_join_again_keeps_the_step_s_numbers(run: Run) -> No
 def test_without_recorded_batches_a_resumed_run_publishes_at_once(run: Run) -> None:
     resumed(changed(run, total_steps=5), step=3, recorded=0)
     assert run.reader.script == [("resume", 3), ("joined",), ("publish", 3), ("applied", 3)]
+
+
+def test_a_resumed_run_calibrates_the_probe_by_its_start(run: Run) -> None:
+    run.start()
+    start = run.publisher.start_logprobs
+    assert start == run.trainer.probe(run.probe)
+    run.publisher.start_logprobs = []
+    embedding = next(run.trainer.engine.model.parameters()).data
+    embedding.copy_(embedding.flip(0))  # other weights, as training makes them
+    assert run.trainer.probe(run.probe) != start
+    resumed(run, step=2, recorded=0)
+    assert run.publisher.start_logprobs == pytest.approx(start)
 
 
 @pytest.mark.parametrize("begin", [Run.start, Run.resume])

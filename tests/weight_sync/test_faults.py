@@ -194,7 +194,7 @@ async def test_what_is_sent_again_is_in_doubt_until_it_verifies(fleet, monkeypat
 
 
 def said(name: str, version: int = 4, checksum: str = "a") -> Applied:
-    return Applied(name, 1, 7, version, "", checksum, 0.0, 0.0, 0.0, 0.0)
+    return Applied(name, 1, 7, version, "", checksum, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_an_actor_that_applied_another_version_than_was_sent() -> None:

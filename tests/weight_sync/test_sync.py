@@ -11,7 +11,9 @@ import zmq
 
 from configs.keys import Keys
 from configs.schema import WeightSyncConfig
+from tests.weight_sync.conftest import PROBE, score
 from weight_sync.protocol import (
+    EngineDiffers,
     ManifestMismatch,
     SyncTimeout,
     VerificationFailed,
@@ -61,7 +63,7 @@ async def test_a_wrong_probe_names_actor_and_version(fleet) -> None:
         await wait_applied(publisher, 0)
         broken.scored = lambda values: [value + 0.01 for value in values]
         fleet.publish(publisher, 1)
-        with pytest.raises(VerificationFailed, match=r"actor-1, version 1, probe error 0\.01"):
+        with pytest.raises(VerificationFailed, match=r"largest 0\.01; .*actor-1, version 1"):
             await wait_applied(publisher, 1)
         with pytest.raises(VerificationFailed):
             fleet.publish(publisher, 2)
@@ -73,8 +75,51 @@ async def test_a_probe_that_is_not_a_number_fails(fleet) -> None:
     fleet.add("actor-0").scored = lambda values: [float("nan")] * len(values)
     with fleet.publisher(1) as publisher:
         fleet.publish(publisher, 0)
-        with pytest.raises(VerificationFailed, match="probe error nan"):
+        with pytest.raises(VerificationFailed, match="mean nan, p90 nan, largest nan"):
             await wait_applied(publisher, 0)
+
+
+def rounded(values: list[float]) -> list[float]:
+    """What kernels of bf16 make of log-probs: here .02 nats off, and one of them .3."""
+    return [value + (0.3 if k == 0 else 0.02 * (-1) ** k) for k, value in enumerate(values)]
+
+
+async def test_an_engine_that_rounds_otherwise_is_judged_by_its_own_start(fleet) -> None:
+    engine = fleet.add("actor-0")
+    engine.scored = rounded
+    with fleet.publisher(1) as publisher:
+        publisher.calibrate(score(engine.weights, PROBE))  # both have loaded the same file
+        for version in range(3):
+            fleet.publish(publisher, version)
+            await wait_applied(publisher, version)
+        gauges = fleet.subscribers[0].gauges()
+        assert gauges["sync/probe_error"] == pytest.approx(0.3, abs=1e-3)
+        assert gauges["sync/probe_mean"] == pytest.approx(0.09, abs=1e-3)
+
+
+async def test_a_tensor_that_stays_old_is_seen_where_rounding_is_let_pass(fleet) -> None:
+    engine = fleet.add("actor-0")
+    engine.scored = rounded
+    stale = engine.weights["head"].clone()
+    with fleet.publisher(1) as publisher:
+        publisher.calibrate(score(engine.weights, PROBE))
+        engine.scored = lambda values: rounded(
+            score({**engine.weights, "head": stale}, PROBE) if engine.version >= 0 else values
+        )
+        fleet.publish(publisher, 0)
+        with pytest.raises(VerificationFailed, match=r"not the learner.s: .*; allowed "):
+            await wait_applied(publisher, 0)
+
+
+async def test_an_engine_that_computes_another_model_ends_the_run_before_any_load(fleet) -> None:
+    engine = fleet.add("actor-0")
+    engine.scored = lambda values: [value - 1.0 for value in values]
+    with fleet.publisher(1) as publisher:
+        publisher.calibrate(score(engine.weights, PROBE))
+        fleet.publish(publisher, 0)
+        with pytest.raises(EngineDiffers, match=r"mean 1, .*model\.dtype.*actor-0, version 0"):
+            await wait_applied(publisher, 0)
+    assert "apply" not in engine.calls
 
 
 async def test_another_model_is_refused_before_any_byte(fleet) -> None:
