@@ -24,7 +24,13 @@ from learner.checkpoint import next_incarnation
 from learner.errors import BadCheckpoint, BadModel, LearnerError, RankLost
 from replay.clients.learner import BatchReader
 from replay.protocol import ReplayError, ReplayTimeout
-from weight_sync.protocol import PeerFailed, SyncTimeout, TransportFailed, WeightSyncError
+from weight_sync.protocol import (
+    EngineDiffers,
+    PeerFailed,
+    SyncTimeout,
+    TransportFailed,
+    WeightSyncError,
+)
 
 if TYPE_CHECKING:  # heavy imports wait until the number of threads is set
     from transformers import PreTrainedTokenizerBase
@@ -61,6 +67,9 @@ def main(arguments: Sequence[str]) -> int:
     except (ConfigError, BadCheckpoint, BadModel) as error:
         print(f"learner: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
+    except EngineDiffers as error:
+        print(f"learner: {error}", file=sys.stderr)
+        return Exit.FINAL
     except (LearnerError, ReplayError, WeightSyncError) as error:
         print(f"learner: {type(error).__name__}: {error}", file=sys.stderr)
         return Exit.CONSEQUENCE if isinstance(error, FAULTS_OF_OTHERS) else Exit.FAILED

@@ -33,6 +33,8 @@ class Exit(enum.IntEnum):
     STOPPED = 3
     # A worker: another one has gone or fallen silent, and the cause is looked for there.
     CONSEQUENCE = 3
+    # A worker: started again, it would end the same way, whatever it did before.
+    FINAL = 4
     INTERRUPTED = 130
 
 

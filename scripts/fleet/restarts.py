@@ -157,7 +157,7 @@ class Restarts:
         cause = cause_of(self._fleet.members[name], code)
         first_line = cause.splitlines()[0]
         self._log.write("ended", name, code=code, cause=first_line)
-        if code == Exit.BAD_INPUT and name not in self._worked:
+        if code == Exit.FINAL or (code == Exit.BAD_INPUT and name not in self._worked):
             raise BudgetSpent(cause)
         # Who ends because another stands still, or is about to be back, costs nothing.
         free = code == Exit.CONSEQUENCE and bool(self._stopped or self._due)

@@ -28,6 +28,7 @@ from configs.schema import (
     ReplayConfig,
     WeightSyncConfig,
 )
+from learner import worker
 from learner.worker import main
 from replay.clients.actor import TrajectoryWriter
 from replay.log.event_log import read
@@ -36,6 +37,7 @@ from replay.protocol import Hello, Lease
 from replay.trajectory import StopReason, Trajectory, Turn
 from tests.children import ends_with_us
 from weight_sync.buckets import Layout, NamedTensors, digest, dtype_name
+from weight_sync.protocol import EngineDiffers
 from weight_sync.receiver import Receiver
 from weight_sync.subscriber import Subscriber
 
@@ -294,3 +296,20 @@ def test_bad_input_is_exit_code_2(capsys: pytest.CaptureFixture[str], tmp_path: 
         main([])
     assert main([str(tmp_path / "absent.yaml")]) == 2
     assert "absent.yaml' does not exist" in capsys.readouterr().err
+
+
+def test_an_engine_that_computes_another_model_ends_the_run_for_good(
+    whole: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def work(*_: object) -> None:
+        raise EngineDiffers("mean 1.3: set model.dtype")
+
+    for name in ("begin", "make_socket_dir", "on_stop"):
+        monkeypatch.setattr(worker, name, lambda *_, **__: None)
+    monkeypatch.setattr(worker, "work", work)
+    save(whole, tmp_path / "config.yaml")
+    assert main([str(tmp_path / "config.yaml")]) == Exit.FINAL
+    assert capsys.readouterr().err == "learner: mean 1.3: set model.dtype\n"

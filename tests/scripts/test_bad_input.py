@@ -21,8 +21,14 @@ CASES = [
     ("bench --quick", "no option --quick: forage bench learner, "),
     ("--steps 3", "no option --steps: "),
     ("train", "train: name 'CONFIG', a YAML file"),
-    *((f"{each} none", NO_CONFIG) for each in ("train", "sync", "data audit", "memory", "doctor")),
-    *((f"{each} .", "'.' is a folder") for each in ("train", "sync", "data audit", "doctor")),
+    *(
+        (f"{each} none", NO_CONFIG)
+        for each in ("train", "sync", "try", "data audit", "memory", "doctor")
+    ),
+    *(
+        (f"{each} .", "'.' is a folder")
+        for each in ("train", "sync", "try", "data audit", "doctor")
+    ),
     ("memory none.yaml --gpus 1", "'none.yaml' does not exist"),
     ("warm-start none --from-run none", NO_CONFIG),
     *((f"{each} none", NO_RUN) for each in ("resume", "relearn", "show", "audit", "compact")),

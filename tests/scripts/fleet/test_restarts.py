@@ -135,6 +135,14 @@ def test_bad_input_is_not_tried_again(keep) -> None:
         kept.tend(fleet.end("actor-0", 2))
 
 
+def test_what_would_end_the_same_way_again_is_not_tried_again(keep, clock) -> None:
+    fleet, kept, _ = keep()
+    fleet.members["learner"].ready_at = lambda: 2.0
+    kept.look()  # it has worked
+    with pytest.raises(BudgetSpent, match=r"(?s)learner ended with code 4.*its last words"):
+        kept.tend(fleet.end("learner", Exit.FINAL))
+
+
 def test_a_stopped_process_is_named_and_in_the_end_replaced(keep, clock, tmp_path) -> None:
     fleet, kept, said = keep(stopped_deadline_s=10.0)
     learner = fleet.members["learner"]
