@@ -30,6 +30,11 @@ log = logging.getLogger(__name__)
 # vLLM's own switch, per layer, for "do not pack on a CPU"; read when the model has been loaded.
 LinearBase._cpu_skip_gemm_dispatch = True
 
+# A process must ask Linux for AMX's tiles before it uses them. vLLM's attention leaves that to
+# oneDNN, which `avoid_amx` keeps from them: the engine would die in its first batch in bf16.
+if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
+    torch.cpu._is_amx_tile_supported = lambda: False
+
 
 class WeightSyncWorker:
     """Mixed into vLLM's worker; every method returns one encoded WorkerReport."""
