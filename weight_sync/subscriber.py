@@ -249,6 +249,7 @@ class Subscriber:
         """
         if self._loaded is not None or not manifest.start_logprobs:
             return ""
+        await self._engine.set_policy_version(manifest.policy_version)  # nothing is sampled yet
         try:
             async with asyncio.timeout(deadline_s):
                 scores, _ = await self._engine.score(manifest.probe_tokens)
