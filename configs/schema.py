@@ -5,6 +5,7 @@ where a value came from. Suffixes carry units (`_s`, `_bytes`, `_tokens`).
 """
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta
 
@@ -73,10 +74,26 @@ class RetrievalConfig(Section, frozen=True):
     drain_notice_s: Annotated[float, Meta(ge=0.0)] = 0.0  # /ready says so, then the port closes
 
     def __post_init__(self) -> None:
+        if self.url:
+            self._require_url()
         if self.url and self.recorded:
             raise ValueError(
                 f"retrieval.recorded = {self.recorded!r} and retrieval.url = {self.url!r}: a "
                 "recorded run answers searches, or a server does: leave one of them empty"
+            )
+
+    def _require_url(self) -> None:
+        whole = self.url.startswith(("http://", "https://"))
+        meant = self.url if whole else f"http://{self.url.rpartition('://')[2]}"
+        try:
+            parts = urlsplit(meant)
+            found = bool(parts.hostname) and parts.port != 0  # a port that is none raises
+        except ValueError:
+            found = False
+        if not (whole and found):
+            remedy = f"did you mean {meant}?" if found else "give one such as http://127.0.0.1:8000"
+            raise ValueError(
+                f"retrieval.url = {self.url!r} is no http:// or https:// address: {remedy}"
             )
 
     @property

@@ -205,7 +205,8 @@ def roll_out_and_train(trainer: "Trainer", tokenizer: Any) -> dict[str, Any]:
 def sync(options: SyncOptions) -> None:
     """Check, train, leave a checkpoint. Raises ConfigError, ServerFailed."""
     with refusing(BadModel, ReplayError):
-        config = preflight.checked(options.config, options.overrides)
+        here = options.recorded is None  # else nothing is rolled out
+        config = preflight.checked(options.config, options.overrides, here)
         if config.learner.ranks > 1:
             raise ConfigError(f"learner.ranks = {config.learner.ranks!r}: one process has one rank")
         recorded = recorded_batches(options.recorded) if options.recorded else None

@@ -69,7 +69,9 @@ class ResumeOptions:
 
 def train(options: TrainOptions) -> int:
     """Train from the start. Raises ConfigError before anything is started."""
-    return _launch(preflight.checked(options.config, options.overrides), None, options.prepare_only)
+    here = not options.prepare_only
+    config = preflight.checked(options.config, options.overrides, here)
+    return _launch(config, None, options.prepare_only)
 
 
 def resume(options: ResumeOptions) -> int:

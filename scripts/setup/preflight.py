@@ -29,6 +29,7 @@ from retrieval_server.index.open_index import look
 from retrieval_server.protocol import BadIndex, RetrievalError
 from scripts.setup import gpu_memory
 from scripts.setup.resolve import can_listen, resolve
+from scripts.setup.retrieval import ServerFailed, try_search
 from weight_sync.protocol import TransportUnusable
 from weight_sync.transports.selection import CPU, choose
 
@@ -39,16 +40,19 @@ PROCESS_BYTES = 450 << 20
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
-def checked(path: str, overrides: Sequence[str]) -> Config:
+def checked(path: str, overrides: Sequence[str], here: bool = True) -> Config:
     """Load, resolve and check a configuration. Raises ConfigError before anything is started."""
     config = resolve(load(path, overrides), Path(path).stem)
-    check(config)
+    check(config, here=here)
     return config
 
 
-def check(config: Config, resumed: bool = False) -> None:
-    """Raise ConfigError listing every problem found; a resumed run has a directory already."""
-    _refuse(config, _CHECKS if resumed else (*_CHECKS, _run_dir))
+def check(config: Config, resumed: bool = False, here: bool = True) -> None:
+    """Raise ConfigError listing every problem found; a resumed run has a directory already. Without
+    `here`, what this machine has and reaches now is left out: nothing is started on it.
+    """
+    checks = (*_CHECKS, *(_OF_HERE if here else ()), *(() if resumed else (_run_dir,)))
+    _refuse(config, checks)
 
 
 def check_machine(config: Config) -> None:
@@ -131,7 +135,7 @@ def _environment(config: Config) -> Iterator[str]:
 def _told(check: Callable[..., object], *arguments: Any) -> Iterator[str]:
     try:
         check(*arguments)
-    except (ConfigError, TransportUnusable) as error:
+    except (ConfigError, ServerFailed, TransportUnusable) as error:
         yield str(error)
 
 
@@ -160,6 +164,11 @@ def _retrieval(config: Config) -> Iterator[str]:
             f"retrieval.port = {config.retrieval.port!r}: cannot listen on "
             f"{config.retrieval.host} ({why}); stop what uses it, or set it to 0"
         )
+
+
+def _search(config: Config) -> Iterator[str]:
+    if config.retrieval.url and registry.searches(config):
+        yield from _told(try_search, config)
 
 
 def _rewards(config: Config) -> Iterator[str]:
@@ -309,10 +318,8 @@ _CHECKS = (
     _retrieval,
     _rewards,
     _vllm,
-    _memory,
-    _gpu_memory,
-    _transport,
 )
+_OF_HERE = (_search, _memory, _gpu_memory, _transport)
 
 
 def check_parts(config: Config, model: bool, retrieval: bool, rewards: bool = False) -> None:

@@ -5,6 +5,7 @@ by the kernel if the command is killed.
 """
 
 import asyncio
+import socket
 import subprocess
 import tempfile
 import time
@@ -13,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -26,6 +28,7 @@ from scripts.setup.resolve import with_port
 
 LEAVE_S = 10.0  # for requests in flight; then it is killed
 PROBE_S = 5.0
+RETRIES = 3  # at least: one lost reply must keep no run from starting
 LOG = "retrieval_server.log"
 _READY = "retrieval_server.ready"
 _READY_EVERY_S, _ALIVE_EVERY_S = 0.02, 0.1
@@ -148,3 +151,20 @@ async def probe(config: Config, deadline_s: float = PROBE_S, retries: int = 0) -
             f"a search at retrieval.url = {url!r} failed: {error}: say where the retrieval server "
             "is, retrieval.url=URL"
         ) from error
+
+
+def try_search(config: Config) -> None:
+    """`probe` before a run, with a rollout's patience for a server that does listen; where none
+    does, that is told at once. Raises ServerFailed.
+    """
+    asked = config.retrieval
+    parts = urlsplit(asked.url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((str(parts.hostname), port), PROBE_S).close()
+    except OSError as error:
+        raise ServerFailed(
+            f"retrieval.url = {asked.url!r}: no retrieval server can be reached there ({error}): "
+            "start it first, or leave retrieval.url empty for one of the run's own"
+        ) from error
+    asyncio.run(probe(config, asked.timeout_s, max(asked.retries, RETRIES)))

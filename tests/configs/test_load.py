@@ -107,6 +107,22 @@ def test_a_port_that_is_still_open_has_no_url(yaml_file: Path) -> None:
         retrieval_url(load(yaml_file))
 
 
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("localhost:8000", "did you mean http://localhost:8000?"),
+        ("ftp://host:1/retrieve", "did you mean http://host:1/retrieve?"),
+        ("http://", "give one such as http://127.0.0.1:8000"),
+        ("http://host:port", "give one such as http://127.0.0.1:8000"),
+    ],
+)
+def test_a_retrieval_url_says_how_it_is_reached(yaml_file: Path, url: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(yaml_file, [f"retrieval.url={url}"])
+    said = f"retrieval.url = {url!r} is no http:// or https:// address: {remedy}"
+    assert str(raised.value) == said
+
+
 def test_searches_are_answered_by_one(yaml_file: Path) -> None:
     both = ["retrieval.url=http://x", "retrieval.recorded=runs/a"]
     assert [load(yaml_file, [each]).retrieval.has_own_server for each in both] == [False, False]

@@ -1,14 +1,16 @@
 """Bad input is refused before any process starts: field, value and remedy."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
-from configs.load import ConfigError, load
+from configs.load import ConfigError, load, save
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
 from replay.log.history import Searched
@@ -137,6 +139,41 @@ def test_a_port_in_use_is_refused(good: dict[str, str]) -> None:
         port = str(taken.getsockname()[1])
         with pytest.raises(ConfigError, match=f"retrieval.port = {port}"):
             preflight.check(config(good | {"retrieval.port": port}))
+
+
+@pytest.fixture
+def web_server() -> Iterator[str]:
+    """The URL of a server that is no retrieval server."""
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        serving = Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        serving.join()
+
+
+def test_a_retrieval_server_that_nobody_listens_for_is_refused_at_once(
+    good: dict[str, str], tmp_path: Path
+) -> None:
+    dead = good | {"retrieval.url": "http://127.0.0.1:1"}
+    words = r"retrieval\.url = 'http://127\.0\.0\.1:1': no retrieval server can be reached"
+    with pytest.raises(ConfigError, match=words):
+        preflight.check(config(dead))
+    preflight.check(config(dead), here=False)
+    preflight.check(config(dead | {"retrieval.top_k": "0"}))
+    saved = tmp_path / "saved.yaml"
+    save(config(dead), saved)
+    assert cli.main(["train", str(saved), "--prepare-only"]) == 0
+    assert cli.main(["sync", str(saved), f"run_dir={tmp_path / 'sync'}"]) == 2
+
+
+def test_a_server_that_is_no_retrieval_server_is_refused(
+    good: dict[str, str], web_server: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=f"search at retrieval.url = '{web_server}' failed: .*501"
+    ):
+        preflight.check(config(good | {"retrieval.url": web_server}), resumed=True)
 
 
 def test_a_run_directory_in_use_is_kept(good: dict[str, str]) -> None:
