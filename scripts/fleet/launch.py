@@ -31,7 +31,7 @@ from scripts.fleet.resume import Progress
 from scripts.fleet.supervisor import RunFailed, Supervisor
 from scripts.options import argument, option, overrides
 from scripts.runs import plot, summary
-from scripts.setup import preflight
+from scripts.setup import machine, preflight
 
 ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
@@ -89,9 +89,9 @@ def _launch(config: Config, progress: Progress | None, prepare_only: bool) -> in
         for command in commands(config, progress).values():
             print(f"{sys.executable} {' '.join(command)}")
         return Exit.DONE
-    for line, _ in preflight.gpu_plan(config):
+    for line, _ in machine.gpu_plan(config):
         console.say(line)
-    console.say(f"weights will travel by {preflight.transport(config)}")
+    console.say(f"weights will travel by {machine.transport(config)}")
     return run(config, console, progress)
 
 

@@ -30,7 +30,7 @@ from configs.runtime.files import write_json
 from configs.runtime.process import REPOSITORY, Exit
 from configs.schema import Config
 from scripts.options import Options, argument, option, overrides
-from scripts.setup import preflight
+from scripts.setup import machine, preflight
 from scripts.setup.gpu_memory import GIB
 from scripts.setup.resolve import resolve
 
@@ -96,13 +96,13 @@ def doctor(options: DoctorOptions) -> int:
 def findings(config: Config | None = None) -> Iterator[Finding]:
     """Everything about the machine; with a configuration, what that one needs of it."""
     run_dir = Path(config.run_dir if config and config.run_dir else "runs").resolve()
-    weights = preflight.weights_bytes(config) if config else 0
+    weights = machine.weights_bytes(config) if config else 0
     kept = config.learner.keep_checkpoints + 1 if config else 0
     lock = REPOSITORY / "requirements" / ("cpu.lock" if on_cpu() else "gpu.lock")
     yield python(sys.version_info[:2])
     yield packages(lock)
     yield cores(len(os.sched_getaffinity(0)))
-    needed, _ = preflight.memory_needed(config or load(DEMO))
+    needed, _ = machine.memory_needed(config or load(DEMO))
     yield memory(psutil.virtual_memory().available, needed)
     yield gpus()
     # A checkpoint holds the weights, two averages and Adam's two moments in 32 bits.

@@ -11,10 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from actors.environments import registry
-from actors.policies.engine import gpu_of_actor
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import RecordedRetriever
 from actors.rewards.judge import KEY_FIELD, KEY_REMEDY
@@ -27,16 +24,11 @@ from retrieval_server.auth import read_token
 from retrieval_server.encoder_settings import require_encoder
 from retrieval_server.index.open_index import look
 from retrieval_server.protocol import BadIndex, RetrievalError
-from scripts.setup import gpu_memory
+from scripts.setup.machine import lacks
 from scripts.setup.resolve import can_listen, resolve
 from scripts.setup.retrieval import ServerFailed, try_search
-from weight_sync.protocol import TransportUnusable
-from weight_sync.transports.selection import CPU, choose
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-# Imports, buffers and stacks of one process, so that the demo asks for its measured peak: its
-# processes' RSS comes to 5.3 GiB, which counts shared pages again (PSS: 3.9 GiB).
-PROCESS_BYTES = 450 << 20
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -57,7 +49,7 @@ def check(config: Config, resumed: bool = False, here: bool = True) -> None:
 
 def check_machine(config: Config) -> None:
     """The same of this machine alone, for a task whose files are yet to be made."""
-    _refuse(config, (_vllm, _memory, _transport, _run_dir))
+    _refuse(config, (_vllm, lacks, _run_dir))
 
 
 def check_model(config: Config) -> None:
@@ -135,7 +127,7 @@ def _environment(config: Config) -> Iterator[str]:
 def _told(check: Callable[..., object], *arguments: Any) -> Iterator[str]:
     try:
         check(*arguments)
-    except (ConfigError, ServerFailed, TransportUnusable) as error:
+    except (ConfigError, ServerFailed) as error:
         yield str(error)
 
 
@@ -217,73 +209,6 @@ def _vllm(config: Config) -> Iterator[str]:
             )
 
 
-def weights_bytes(config: Config) -> int:
-    """The size of the model's safetensors files; 0 where there is no such folder."""
-    path = Path(config.model.path)
-    return sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
-
-
-def memory_needed(config: Config) -> tuple[int, int]:
-    """About how many bytes a run takes of this machine's memory, and the learner alone."""
-    weights = weights_bytes(config)
-    actors = config.actors.count * (3 * PROCESS_BYTES + weights + config.actors.kv_cache_bytes)
-    copies = 1 if config.learner.zero_stage else config.learner.ranks
-    # Weights on every rank; gradients, two Adam moments, EMA and staging, which ZeRO shares out.
-    learner = config.learner.ranks * (2 * PROCESS_BYTES + weights) + copies * 5 * weights
-    return actors + learner + 3 * PROCESS_BYTES, learner
-
-
-def _memory(config: Config) -> Iterator[str]:
-    needed, learner = memory_needed(config)
-    free = psutil.virtual_memory().available
-    if needed > free:
-        gib = gpu_memory.GIB
-        yield (
-            f"too little memory: about {needed / gib:.1f} GiB are needed (actors.count = "
-            f"{config.actors.count!r} x (engine + actors.kv_cache_bytes = "
-            f"{config.actors.kv_cache_bytes / gib:.1f} GiB), learner.ranks = "
-            f"{config.learner.ranks!r}: {learner / gib:.1f} GiB) and "
-            f"{free / gib:.1f} GiB are free: lower actors.count, actors.kv_cache_bytes or "
-            "learner.ranks"
-        )
-
-
-def _gpu_memory(config: Config) -> Iterator[str]:
-    for line, fits in gpu_plan(config):
-        if not fits:
-            yield (
-                f"too little memory on a GPU: {line}; lower actors.kv_cache_bytes, "
-                "learner.micro_batch_tokens or actors.count, set learner.gradient_checkpointing, "
-                "or name a smaller model.path"
-            )
-
-
-def gpu_plan(config: Config) -> list[tuple[str, bool]]:
-    """A line on what each GPU has to hold, and True where it can; empty on a CPU."""
-    if not (gpus := gpu_memory.totals()):
-        return []
-    try:
-        model = gpu_memory.read_model(Path(config.model.path))
-    except (OSError, ValueError, KeyError):
-        return []  # what is wrong with the folder is said elsewhere
-    return list(gpu_memory.plan(config, model, gpus))
-
-
-def _transport(config: Config) -> Iterator[str]:
-    return _told(transport, config)
-
-
-def transport(config: Config) -> str:
-    """How the weights will travel, by the GPUs of this machine. Raises TransportUnusable."""
-    gpus, ranks = len(gpu_memory.totals()), config.learner.ranks
-
-    def place(index: int) -> str:
-        return f"GPU {gpu_of_actor(index, ranks, gpus)}" if gpus else CPU
-
-    actors = {f"actor-{index}": place(index) for index in range(config.actors.count)}
-    return choose(config.weight_sync.transport, "GPU 0" if gpus else CPU, actors)
-
-
 def _run_dir(config: Config) -> Iterator[str]:
     path = Path(config.run_dir)
     if path.exists() and any(path.iterdir()):
@@ -319,7 +244,7 @@ _CHECKS = (
     _rewards,
     _vllm,
 )
-_OF_HERE = (_search, _memory, _gpu_memory, _transport)
+_OF_HERE = (_search, lacks)
 
 
 def check_parts(config: Config, model: bool, retrieval: bool, rewards: bool = False) -> None:

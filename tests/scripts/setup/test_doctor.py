@@ -13,7 +13,7 @@ from rich.console import Console
 from configs.load import load
 from configs.runtime.process import REPOSITORY
 from scripts import cli
-from scripts.setup import doctor, preflight
+from scripts.setup import doctor, machine
 from scripts.setup.doctor import GIB, Finding
 
 
@@ -47,7 +47,7 @@ def test_another_version_than_the_locked_one_may_do(tmp_path: Path) -> None:
 
 
 def test_the_readme_names_the_demo_s_memory() -> None:
-    needed, _ = preflight.memory_needed(load(doctor.DEMO))
+    needed, _ = machine.memory_needed(load(doctor.DEMO))
     assert f"{needed / GIB:.1f} GiB of free memory" in (REPOSITORY / "README.md").read_text()
 
 

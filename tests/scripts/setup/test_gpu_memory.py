@@ -3,13 +3,14 @@
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from actors.policies.engine import gpu_of_actor
 from configs.load import load
 from configs.runtime.process import REPOSITORY
-from configs.schema import Config
-from scripts.setup import gpu_memory, preflight
+from configs.schema import ActorsConfig, Config
+from scripts.setup import gpu_memory, machine
 from scripts.setup.gpu_memory import GIB, Model, engine_needs, learner_needs, plan, read_model
 
 QWEN_HALF_B = Model(494_032_768, 896, 24)
@@ -77,16 +78,36 @@ def test_actors_take_the_gpus_that_the_learner_leaves(
     assert [gpu_of_actor(index, ranks, gpus) for index in range(3)] == homes
 
 
-def test_a_transport_between_gpus_is_refused_where_there_are_none() -> None:
-    config = load(REPOSITORY / "configs" / "base.yaml", ["weight_sync.transport=nccl"])
-    (problem,) = preflight._transport(config)
-    assert problem.startswith(
-        "weight_sync.transport = 'nccl' needs a GPU for each model: the learn"
-    )
+@pytest.mark.parametrize(
+    ("name", "overrides", "said"),
+    [
+        ("one_gpu", [], "for 1: weight_sync.transport = 'cuda_ipc': on a machine"),
+        ("base", ["weight_sync.transport=nccl"], "for 3 (learner.ranks = 1, actors.count = 2): we"),
+        ("asearcher_7b", [], "for 8 (learner.ranks = 4, actors.count = 4): retrieval.device = 'cu"),
+    ],
+)
+def test_what_is_for_gpus_asks_for_them_first_and_for_no_memory(
+    name: str, overrides: list[str], said: str
+) -> None:
+    config = load(REPOSITORY / "configs" / f"{name}.yaml", overrides)
+    (problem,) = machine.lacks(config)
+    assert problem.startswith(f"no GPU is visible, and this configuration is {said}")
+    assert problem.endswith("on this one begin with configs/base.yaml")
+
+
+def test_what_is_for_gpus_is_told_nothing_where_they_are(
+    one_gpu: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_memory, "totals", lambda: [24 * GIB])
+    assert machine.missing_gpus(one_gpu) == ""
+    two = msgspec.structs.replace(one_gpu, actors=ActorsConfig(count=2))
+    monkeypatch.setattr(gpu_memory, "totals", lambda: [24 * GIB] * 3)
+    (problem,) = [each for each in machine.lacks(two) if "transport" in each]
+    assert problem.startswith("weight_sync.transport = 'cuda_ipc' needs every model on one GPU")
 
 
 @pytest.mark.parametrize(("gpus", "way"), [(0, "gloo"), (1, "cuda_ipc"), (2, "gloo"), (3, "nccl")])
 def test_how_weights_will_travel_is_said_before(gpus: int, way: str, monkeypatch) -> None:
     monkeypatch.setattr(gpu_memory, "totals", lambda: [GIB] * gpus)
     config = load(REPOSITORY / "configs" / "base.yaml", ["actors.count=2"])
-    assert preflight.transport(config) == way
+    assert machine.transport(config) == way

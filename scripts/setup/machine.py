@@ -1,0 +1,113 @@
+"""What a run takes of this machine: its memory, its GPUs, the transport between them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from actors.policies.engine import gpu_of_actor, on_cpu
+from configs.schema import Config
+from scripts.setup import gpu_memory
+from weight_sync.protocol import TransportUnusable
+from weight_sync.transports.selection import CPU, choose
+
+# Imports, buffers and stacks of one process, so that the demo asks for its measured peak: its
+# processes' RSS comes to 5.3 GiB, which counts shared pages again (PSS: 3.9 GiB).
+PROCESS_BYTES = 450 << 20
+
+
+def lacks(config: Config) -> Iterator[str]:
+    """Yield what this machine lacks for the run."""
+    if without := missing_gpus(config):
+        yield without  # memory would be told of a machine that it is not meant for
+        return
+    yield from _memory(config)
+    yield from _gpu_memory(config)
+    try:
+        transport(config)
+    except TransportUnusable as error:
+        yield str(error)
+
+
+def missing_gpus(config: Config) -> str:
+    """Say that there is no GPU where the configuration names what only a GPU can do."""
+    asked, kind = [], config.weight_sync.transport
+    if kind in ("nccl", "cuda_ipc"):
+        asked.append(f"weight_sync.transport = {kind!r}")
+    for name in ("device", "index_device") if config.starts_retrieval_server else ():
+        if (device := getattr(config.retrieval, name)) == "cuda":
+            asked.append(f"retrieval.{name} = {device!r}")
+    if not asked or gpu_memory.totals():
+        return ""
+    ranks, actors = config.learner.ranks, config.actors.count
+    count = ranks + actors if kind == "nccl" or ranks > 1 else 1
+    shared = f" (learner.ranks = {ranks!r}, actors.count = {actors!r})" if count > 1 else ""
+    remedy = "install for GPUs, make .venv GPU=1" if on_cpu() else "see CUDA_VISIBLE_DEVICES"
+    return (
+        f"no GPU is visible, and this configuration is for {count}{shared}: "
+        f"{', '.join(asked)}: on a machine with GPUs {remedy}; on this one begin with "
+        "configs/base.yaml"
+    )
+
+
+def weights_bytes(config: Config) -> int:
+    """The size of the model's safetensors files; 0 where there is no such folder."""
+    path = Path(config.model.path)
+    return sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
+
+
+def memory_needed(config: Config) -> tuple[int, int]:
+    """About how many bytes a run takes of this machine's memory, and the learner alone."""
+    weights = weights_bytes(config)
+    actors = config.actors.count * (3 * PROCESS_BYTES + weights + config.actors.kv_cache_bytes)
+    copies = 1 if config.learner.zero_stage else config.learner.ranks
+    # Weights on every rank; gradients, two Adam moments, EMA and staging, which ZeRO shares out.
+    learner = config.learner.ranks * (2 * PROCESS_BYTES + weights) + copies * 5 * weights
+    return actors + learner + 3 * PROCESS_BYTES, learner
+
+
+def _memory(config: Config) -> Iterator[str]:
+    needed, learner = memory_needed(config)
+    free = psutil.virtual_memory().available
+    if needed > free:
+        gib = gpu_memory.GIB
+        yield (
+            f"too little memory: about {needed / gib:.1f} GiB are needed (actors.count = "
+            f"{config.actors.count!r} x (engine + actors.kv_cache_bytes = "
+            f"{config.actors.kv_cache_bytes / gib:.1f} GiB), learner.ranks = "
+            f"{config.learner.ranks!r}: {learner / gib:.1f} GiB) and "
+            f"{free / gib:.1f} GiB are free: lower actors.count, actors.kv_cache_bytes or "
+            "learner.ranks"
+        )
+
+
+def _gpu_memory(config: Config) -> Iterator[str]:
+    for line, fits in gpu_plan(config):
+        if not fits:
+            yield (
+                f"too little memory on a GPU: {line}; lower actors.kv_cache_bytes, "
+                "learner.micro_batch_tokens or actors.count, set learner.gradient_checkpointing, "
+                "or name a smaller model.path"
+            )
+
+
+def gpu_plan(config: Config) -> list[tuple[str, bool]]:
+    """A line on what each GPU has to hold, and True where it can; empty on a CPU."""
+    if not (gpus := gpu_memory.totals()):
+        return []
+    try:
+        model = gpu_memory.read_model(Path(config.model.path))
+    except (OSError, ValueError, KeyError):
+        return []  # what is wrong with the folder is said elsewhere
+    return list(gpu_memory.plan(config, model, gpus))
+
+
+def transport(config: Config) -> str:
+    """How the weights will travel, by the GPUs of this machine. Raises TransportUnusable."""
+    gpus, ranks = len(gpu_memory.totals()), config.learner.ranks
+
+    def place(index: int) -> str:
+        return f"GPU {gpu_of_actor(index, ranks, gpus)}" if gpus else CPU
+
+    actors = {f"actor-{index}": place(index) for index in range(config.actors.count)}
+    return choose(config.weight_sync.transport, "GPU 0" if gpus else CPU, actors)
