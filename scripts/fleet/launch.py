@@ -76,7 +76,8 @@ def train(options: TrainOptions) -> int:
 
 def resume(options: ResumeOptions) -> int:
     """Go on with a run. Raises ConfigError before anything is started."""
-    config, progress = resuming.checked(str(options.run), options.config, options.overrides)
+    here = not options.prepare_only
+    config, progress = resuming.checked(str(options.run), options.config, options.overrides, here)
     return _launch(config, progress, options.prepare_only)
 
 

@@ -50,14 +50,16 @@ class Progress(msgspec.Struct, frozen=True):
     evaluations: int = 0
 
 
-def checked(run_dir: str, path: str | None, overrides: Sequence[str]) -> tuple[Config, Progress]:
+def checked(
+    run_dir: str, path: str | None, overrides: Sequence[str], here: bool = True
+) -> tuple[Config, Progress]:
     """The configuration to go on with, and what was shown already. Raises ConfigError."""
     folder = run_directory(Path(run_dir)).resolve()
     recorded = load(folder / "config.yaml")
     _refuse_living(folder, Path(recorded.run_dir))
     _check_record(folder, recorded)
     config = merged(recorded, path, overrides, folder)
-    preflight.check(config, resumed=True)
+    preflight.check(config, resumed=True, here=here)
     return config, _progress(config)
 
 

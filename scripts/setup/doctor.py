@@ -102,7 +102,7 @@ def findings(config: Config | None = None) -> Iterator[Finding]:
     yield python(sys.version_info[:2])
     yield packages(lock)
     yield cores(len(os.sched_getaffinity(0)))
-    needed, _ = machine.memory_needed(config or load(DEMO))
+    needed = sum(machine.memory_needed(config or load(DEMO)).values())
     yield memory(psutil.virtual_memory().available, needed)
     yield gpus()
     # A checkpoint holds the weights, two averages and Adam's two moments in 32 bits.

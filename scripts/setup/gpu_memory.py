@@ -23,6 +23,7 @@ from scripts.options import Options, argument, option, overrides
 GIB = 1 << 30
 CONTEXT_BYTES = GIB // 2  # of CUDA, in each process
 ENGINE_BYTES = 2 * GIB  # activations, logits and CUDA graphs of an engine, roughly
+LOGITS = 3  # pieces of learner.logprob_chunk_bytes at once
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,27 @@ def totals() -> list[int]:
     ]
 
 
+def read_shape(path: Path) -> tuple[int, int]:
+    """Hidden size and layers of a model folder; zeros where they are not said."""
+    try:
+        tree = json.loads((path / "config.json").read_text())
+        return tree["hidden_size"], tree["num_hidden_layers"]
+    except (OSError, ValueError, KeyError):
+        return 0, 0
+
+
+def activation_bytes(config: Config, hidden: int, layers: int) -> int:
+    """Bytes of the activations of one rank's micro-batch."""
+    learner, width = config.learner, 2 if config.model.dtype == "bfloat16" else 4
+    token_bytes = 34 * width // 2 * hidden
+    if learner.gradient_checkpointing:
+        token_bytes += 2 * width // 2 * hidden * layers
+    else:
+        token_bytes *= layers
+    step = config.replay.groups_per_step * config.replay.group_size * config.model.max_model_len
+    return min(learner.micro_batch_tokens, step) * token_bytes
+
+
 def learner_needs(config: Config, model: Model) -> dict[str, int]:
     """Bytes of one rank, by what they are for."""
     learner, count = config.learner, model.parameters
@@ -92,18 +114,13 @@ def learner_needs(config: Config, model: Model) -> dict[str, int]:
     # ZeRO shares out the optimiser's state from stage 1, gradients from 2, weights from 3.
     shared = {stage: learner.ranks if learner.zero_stage >= stage else 1 for stage in (1, 2, 3)}
     averages = 1 + (learner.anchor != "none")  # the proximal one is kept, and saved, in every mode
-    token_bytes = 34 * width // 2 * model.hidden
-    if learner.gradient_checkpointing:
-        token_bytes += 2 * width // 2 * model.hidden * model.layers
-    else:
-        token_bytes *= model.layers
     return {
         "weights": width * count // shared[3],
         "gradients": 4 * count // shared[2],
         "optimiser, with fp32 weights": (8 + (4 if width == 2 else 0)) * count // shared[1],
         "EMA": 4 * averages * count // shared[1],
-        "activations": learner.micro_batch_tokens * token_bytes,
-        "log-probs": 3 * learner.logprob_chunk_bytes,
+        "activations": activation_bytes(config, model.hidden, model.layers),
+        "log-probs": LOGITS * learner.logprob_chunk_bytes,
         "weights shown to actors": width * count,
         "CUDA": CONTEXT_BYTES,
     }

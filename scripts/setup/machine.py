@@ -13,7 +13,8 @@ from weight_sync.transports.selection import CPU, choose
 
 # Imports, buffers and stacks of one process, so that the demo asks for its measured peak: its
 # processes' RSS comes to 5.3 GiB, which counts shared pages again (PSS: 3.9 GiB).
-PROCESS_BYTES = 450 << 20
+PROCESS_BYTES = 430 << 20
+_SIZES = ("actors.kv_cache_bytes", "learner.micro_batch_tokens", "learner.logprob_chunk_bytes")
 
 
 def lacks(config: Config) -> Iterator[str]:
@@ -56,29 +57,48 @@ def weights_bytes(config: Config) -> int:
     return sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
 
 
-def memory_needed(config: Config) -> tuple[int, int]:
-    """About how many bytes a run takes of this machine's memory, and the learner alone."""
-    weights = weights_bytes(config)
-    actors = config.actors.count * (3 * PROCESS_BYTES + weights + config.actors.kv_cache_bytes)
-    copies = 1 if config.learner.zero_stage else config.learner.ranks
-    # Weights on every rank; gradients, two Adam moments, EMA and staging, which ZeRO shares out.
-    learner = config.learner.ranks * (2 * PROCESS_BYTES + weights) + copies * 5 * weights
-    return actors + learner + 3 * PROCESS_BYTES, learner
+def memory_needed(config: Config) -> dict[str, int]:
+    """About how many bytes of this machine's memory a run takes, by what they are for."""
+    weights, on_host = weights_bytes(config), not gpu_memory.totals()
+    actors, learner = config.actors, config.learner
+    copies = 1 if learner.zero_stage else learner.ranks
+    shape = gpu_memory.read_shape(Path(config.model.path))
+    return {
+        f"engines (actors.count = {actors.count!r})": actors.count * (3 * PROCESS_BYTES + weights),
+        "their keys and values (actors.kv_cache_bytes)": (
+            on_host * actors.count * actors.kv_cache_bytes
+        ),
+        f"learner (learner.ranks = {learner.ranks!r})": (
+            learner.ranks * (2 * PROCESS_BYTES + weights)
+        ),
+        # Gradients, two Adam moments, EMA and staging, which ZeRO shares out.
+        "its gradients, optimiser and averages": on_host * copies * 5 * weights,
+        f"its activations (learner.micro_batch_tokens = {learner.micro_batch_tokens!r})": (
+            on_host * learner.ranks * gpu_memory.activation_bytes(config, *shape)
+        ),
+        "its logits (learner.logprob_chunk_bytes)": (
+            on_host * learner.ranks * gpu_memory.LOGITS * learner.logprob_chunk_bytes
+        ),
+        "replay, retrieval server and launcher": 3 * PROCESS_BYTES,
+    }
 
 
 def _memory(config: Config) -> Iterator[str]:
-    needed, learner = memory_needed(config)
-    free = psutil.virtual_memory().available
-    if needed > free:
-        gib = gpu_memory.GIB
-        yield (
-            f"too little memory: about {needed / gib:.1f} GiB are needed (actors.count = "
-            f"{config.actors.count!r} x (engine + actors.kv_cache_bytes = "
-            f"{config.actors.kv_cache_bytes / gib:.1f} GiB), learner.ranks = "
-            f"{config.learner.ranks!r}: {learner / gib:.1f} GiB) and "
-            f"{free / gib:.1f} GiB are free: lower actors.count, actors.kv_cache_bytes or "
-            "learner.ranks"
-        )
+    needed, free = memory_needed(config), psutil.virtual_memory().available
+    if sum(needed.values()) <= free:
+        return
+    rounded = {what: round(size / gpu_memory.GIB, 2) for what, size in needed.items()}
+    shown = {what: size for what, size in rounded.items() if size}
+    counts = {"actors.count": config.actors.count, "learner.ranks": config.learner.ranks}
+    lower = [field for field, count in counts.items() if count > 1]
+    lower += [field for field in _SIZES if any(field in what for what in shown)]
+    remedies = [f"lower {', '.join(lower)}"] if lower else []
+    yield (
+        f"too little memory: about {sum(shown.values()):.2f} GiB are needed and "
+        f"{free / gpu_memory.GIB:.2f} GiB are free: "
+        f"{', '.join(f'{what} {size:.2f}' for what, size in shown.items())}: "
+        f"{' or '.join([*remedies, 'name a smaller model.path'])}"
+    )
 
 
 def _gpu_memory(config: Config) -> Iterator[str]:

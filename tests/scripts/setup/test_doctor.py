@@ -47,7 +47,7 @@ def test_another_version_than_the_locked_one_may_do(tmp_path: Path) -> None:
 
 
 def test_the_readme_names_the_demo_s_memory() -> None:
-    needed, _ = machine.memory_needed(load(doctor.DEMO))
+    needed = sum(machine.memory_needed(load(doctor.DEMO)).values())
     assert f"{needed / GIB:.1f} GiB of free memory" in (REPOSITORY / "README.md").read_text()
 
 

@@ -1,13 +1,17 @@
 """Bad input is refused before any process starts: field, value and remedy."""
 
+import json
+import re
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from configs.load import ConfigError, load, save
@@ -99,9 +103,41 @@ def test_without_searches_no_corpus_is_needed(good: dict[str, str]) -> None:
         preflight.check_rollouts(without)
 
 
-def test_each_rank_of_the_learner_needs_memory(good: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"learner\.ranks = 100000: .* lower .*learner\.ranks"):
-        preflight.check(config(good | {"learner.ranks": "100000"}))
+@pytest.fixture
+def short_of_memory(good: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """short_of_memory(**fields): what is said of the good configuration where none is free."""
+
+    def said(fields: dict[str, str]) -> str:
+        tree = {"hidden_size": 576, "num_hidden_layers": 30, "max_position_embeddings": 4096}
+        (Path(good["model.path"]) / "config.json").write_text(json.dumps(tree))
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 30))
+        with pytest.raises(ConfigError) as raised:
+            preflight.check(config(good | fields))
+        return str(raised.value)
+
+    return said
+
+
+def test_the_terms_of_the_memory_add_up(short_of_memory: Callable[..., str]) -> None:
+    said = short_of_memory({"actors.kv_cache_bytes": str(1 << 30)})
+    total, free, *terms = map(float, re.findall(r"(\d+\.\d\d)\b", said))
+    assert free == 1.0 and total == pytest.approx(sum(terms)) and len(terms) == 6
+    assert "its activations (learner.micro_batch_tokens = 16384) 8.96, " in said  # 34 bytes each
+
+
+def test_only_what_can_be_lowered_is_advised(short_of_memory: Callable[..., str]) -> None:
+    sizes = "actors.kv_cache_bytes, learner.micro_batch_tokens, learner.logprob_chunk_bytes"
+    least = short_of_memory({"actors.kv_cache_bytes": str(1 << 30), "actors.count": "1"})
+    assert least.endswith(f"lower {sizes} or name a smaller model.path")
+    most = short_of_memory({"actors.kv_cache_bytes": str(1 << 30), "learner.ranks": "3"})
+    assert most.endswith(f"lower actors.count, learner.ranks, {sizes} or name a smaller model.path")
+
+
+def test_memory_keeps_nobody_from_printing_the_commands(
+    good: dict[str, str], tmp_path: Path
+) -> None:
+    save(config(good | {"actors.kv_cache_bytes": str(1 << 50)}), tmp_path / "big.yaml")
+    assert cli.main(["train", str(tmp_path / "big.yaml"), "--prepare-only"]) == 0
 
 
 @pytest.mark.parametrize(
