@@ -5,7 +5,6 @@ Each problem is one line that names the field, the value and the remedy.
 
 import importlib.metadata
 import importlib.util
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from retrieval_server.encoder_settings import require_encoder
 from retrieval_server.index.open_index import look
 from retrieval_server.protocol import BadIndex, RetrievalError
 from scripts.setup.machine import lacks
+from scripts.setup.model_checks import limits, prompts
 from scripts.setup.resolve import can_listen, resolve
 from scripts.setup.retrieval import ServerFailed, try_search
 
@@ -54,7 +54,7 @@ def check_machine(config: Config) -> None:
 
 def check_model(config: Config) -> None:
     """The same of the model alone, for what neither rolls out nor asks questions."""
-    _refuse(config, (_model, _lengths))
+    _refuse(config, (_model, limits))
 
 
 def _refuse(config: Config, checks: Iterable[Callable[[Config], Iterator[str]]]) -> None:
@@ -65,7 +65,7 @@ def _refuse(config: Config, checks: Iterable[Callable[[Config], Iterator[str]]])
 
 def check_rollouts(config: Config, searches: bool = True) -> None:
     """`check` of model, engine and, where it `searches`, retrieval. Raises ConfigError."""
-    checks = [_model, _lengths, _environment, _vllm]
+    checks = [_model, limits, _environment, _vllm]
     _refuse(config, [*checks, _retrieval] if searches else checks)
 
 
@@ -218,26 +218,20 @@ def _run_dir(config: Config) -> Iterator[str]:
         )
 
 
-def _lengths(config: Config) -> Iterator[str]:
-    path = Path(config.model.path) / "config.json"
-    if not path.is_file():
-        return
-    try:
-        limit = json.loads(path.read_text()).get("max_position_embeddings")
-    except ValueError as error:
-        yield f"model.path = {config.model.path!r}: config.json is not JSON ({error})"
-        return
-    if limit and config.model.max_model_len > limit:
+def _signal(config: Config) -> Iterator[str]:
+    if config.replay.group_size == 1 and config.learner.total_steps:
         yield (
-            f"model.max_model_len = {config.model.max_model_len!r}: the model has "
-            f"max_position_embeddings {limit}; lower model.max_model_len to at most that"
+            "replay.group_size = 1: an advantage is a reward less the mean of its group's, which "
+            "is always 0 in a group of one, and nothing would be learned: give 2 or more"
         )
 
 
 _CHECKS = (
     _model,
-    _lengths,
+    limits,
     _questions,
+    prompts,
+    _signal,
     _environment,
     _acting,
     _retrieval,
@@ -249,6 +243,6 @@ _OF_HERE = (_search, lacks)
 
 def check_parts(config: Config, model: bool, retrieval: bool, rewards: bool = False) -> None:
     """`check` of the environment and, where asked, of the other parts. Raises ConfigError."""
-    checks = [_model, _lengths] if model else []
+    checks = [_model, limits] if model else []
     checks += [_environment, _rewards] if rewards else [_environment]
     _refuse(config, [*checks, _retrieval] if retrieval else checks)

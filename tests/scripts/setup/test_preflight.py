@@ -140,6 +140,63 @@ def test_memory_keeps_nobody_from_printing_the_commands(
     assert cli.main(["train", str(tmp_path / "big.yaml"), "--prepare-only"]) == 0
 
 
+SMALL = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 896,
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "sliding_window": 32768,
+    "use_sliding_window": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({}, "actors.kv_cache_bytes = 1000000: one context of model.max_model_len = 4096 tokens "),
+        ({}, "tokens takes 50331648 (12288 a token): raise the former to at least that"),
+        ({"head_dim": 128}, "takes 100663296 (24576 a token)"),
+        ({"architectures": ["BertForMaskedLM"]}, "its architectures ['BertForMaskedLM'] generate"),
+        ({"use_sliding_window": True}, ""),
+        ({"layer_types": ["linear_attention", "full_attention"]}, ""),
+        ({"kv_lora_rank": 512}, ""),
+        ({"num_key_value_heads": None}, ""),
+    ],
+)
+def test_a_model_that_could_not_be_served_is_refused(
+    good: dict[str, str], tree: dict[str, Any], words: str
+) -> None:
+    (Path(good["model.path"]) / "config.json").write_text(json.dumps(SMALL | tree))
+    if not words:
+        preflight.check(config(good))
+        return
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(config(good))
+    assert words in str(raised.value)
+
+
+def test_a_context_without_room_for_any_question_is_refused(
+    good: dict[str, str], word_tokenizer: Any
+) -> None:
+    word_tokenizer.save_pretrained(good["model.path"])
+    asked = {"questions.prompt": "'what is the {question}'", "actors.max_action_tokens": "20"}
+    preflight.check(config(good | asked | {"model.max_model_len": "5"}))
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(config(good | asked | {"model.max_model_len": "4"}))
+    assert str(raised.value).startswith(
+        "model.max_model_len = 4: the prompt of the shortest question takes 4 tokens: give at "
+        "least 24, for an action of actors.max_action_tokens = 20 too"
+    )
+
+
+def test_a_group_of_one_is_refused_where_it_would_be_trained(good: dict[str, str]) -> None:
+    alone = good | {"replay.group_size": "1"}
+    with pytest.raises(ConfigError, match=r"replay\.group_size = 1: .*: give 2 or more"):
+        preflight.check(config(alone))
+    preflight.check(config(alone | {"learner.total_steps": "0"}))
+
+
 @pytest.mark.parametrize(
     ("outcome", "logged", "said"),
     [

@@ -1,0 +1,93 @@
+"""What a model folder's config.json says against a configuration, before an engine loads it."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from actors.environments import registry
+from actors.prompt import Prompter, load_tokenizer
+from configs.load import ConfigError
+from configs.prompts import SEARCH_R1_PROMPT
+from configs.schema import Config
+from replay.protocol import Lease, ReplayError
+from replay.questions import read_questions
+from replay.trajectory import Sampling
+
+_CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_PROMPTED = ("search_r1", "tool_call", "no_search")  # whose prompt needs a question alone
+_LONG = 128  # characters; some question of a file is shorter
+
+
+def limits(config: Config) -> Iterator[str]:
+    """Yield what the model folder's config.json does not allow."""
+    path, context = Path(config.model.path) / "config.json", config.model.max_model_len
+    if not path.is_file():
+        return
+    try:
+        tree = json.loads(path.read_text())
+    except ValueError as error:
+        yield f"model.path = {config.model.path!r}: config.json is not JSON ({error})"
+        return
+    named = tree.get("architectures") or []
+    if named and not config.model.trust_remote_code and not any(n.endswith(_CAUSAL) for n in named):
+        yield (
+            f"model.path = {config.model.path!r}: its architectures {named!r} generate no text: "
+            "name a causal language model, such as one of Qwen2ForCausalLM"
+        )
+    tree = tree.get("text_config") or tree
+    if (limit := tree.get("max_position_embeddings")) and context > limit:
+        yield (
+            f"model.max_model_len = {context!r}: the model has max_position_embeddings {limit}; "
+            "lower model.max_model_len to at most that"
+        )
+    of_token = _token_bytes(tree, 2 if config.engine_dtype == "bfloat16" else 4)
+    if (has := config.actors.kv_cache_bytes) < (needed := of_token * context):
+        yield (
+            f"actors.kv_cache_bytes = {has!r}: one context of model.max_model_len = {context!r} "
+            f"tokens takes {needed} ({of_token} a token): raise the former to at least that, or "
+            "lower the latter"
+        )
+
+
+def prompts(config: Config) -> Iterator[str]:
+    """Yield that not even the shortest question leaves room for an action."""
+    template = config.questions.prompt or SEARCH_R1_PROMPT
+    limit, action = config.model.max_model_len, config.actors.max_action_tokens
+    if config.environment.name not in _PROMPTED or limit > len(template) + _LONG:
+        return  # no tokenizer, which takes seconds to load, makes more tokens than characters
+    try:
+        prompt = _shortest_prompt(config)
+    except (ConfigError, ReplayError, ValueError, OSError):
+        return  # what is wrong with the tokenizer or the questions is said elsewhere
+    if prompt >= limit:
+        yield (
+            f"model.max_model_len = {limit!r}: the prompt of the shortest question takes {prompt} "
+            f"tokens: give at least {prompt + action}, for an action of "
+            f"actors.max_action_tokens = {action!r} too, or shorten questions.prompt"
+        )
+
+
+def _shortest_prompt(config: Config) -> int:
+    asked = read_questions(Path(config.questions.train)).questions
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    prompter = Prompter(tokenizer, config.questions, config.actors)
+    question = min(asked, key=lambda each: len(each.text))
+    lease = Lease(0, 0, "train", question, Sampling(1.0, 0))
+    nobody: Any = None  # none of these searches for its prompt
+    made = registry.make(lease, retriever=nobody, prompter=prompter, config=config)
+    return len(asyncio.run(made).prompt)
+
+
+def _token_bytes(tree: dict[str, Any], width: int) -> int:
+    """Bytes of keys and values of a token; 0 where layers keep less than all of them."""
+    kinds = set(tree.get("layer_types") or ()) - {"full_attention"}
+    window = tree.get("sliding_window") and tree.get("use_sliding_window", True)
+    if kinds or window or tree.get("kv_lora_rank") or tree.get("num_kv_shared_layers"):
+        return 0
+    try:
+        head = tree.get("head_dim") or tree["hidden_size"] // tree["num_attention_heads"]
+        return int(2 * width * tree["num_hidden_layers"] * tree["num_key_value_heads"] * head)
+    except (KeyError, TypeError):
+        return 0
