@@ -25,7 +25,7 @@ from retrieval_server.index.open_index import look
 from retrieval_server.protocol import BadIndex, RetrievalError
 from scripts.setup.machine import lacks
 from scripts.setup.model_checks import limits, prompts
-from scripts.setup.resolve import can_listen, resolve
+from scripts.setup.resolve import can_listen, is_run, resolve
 from scripts.setup.retrieval import ServerFailed, try_search
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -211,10 +211,19 @@ def _vllm(config: Config) -> Iterator[str]:
 
 def _run_dir(config: Config) -> Iterator[str]:
     path = Path(config.run_dir)
-    if path.exists() and any(path.iterdir()):
+    there = sorted(each.name for each in path.iterdir()) if path.is_dir() else []
+    if path.exists() and not path.is_dir():
+        yield f"run_dir = {config.run_dir!r}: a file, no directory: name another"
+    elif is_run(path):
         yield (
             f"run_dir = {config.run_dir!r}: in use by another run, which is kept: name a new one, "
             f"or go on with that one: forage resume {config.run_dir}"
+        )
+    elif there:
+        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
+        yield (
+            f"run_dir = {config.run_dir!r}: it holds {', '.join(map(repr, there[:3]))}{more}, "
+            "which are no run's: name a new or empty directory, or move them away"
         )
 
 

@@ -27,11 +27,11 @@ def resolve(config: Config, name: str) -> Config:
 def run_directory(path: Path) -> Path:
     """`path`, a run's directory. Raises ConfigError for any other."""
     if not path.is_dir():
-        there = [each.name for each in path.parent.glob("*") if _is_run(each)]
+        there = [each.name for each in path.parent.glob("*") if is_run(each)]
         meant = difflib.get_close_matches(path.name, there, n=1)
         near = f"did you mean {path.parent / meant[0]}?" if meant else "name a run's directory"
         raise ConfigError(f"RUN = {str(path)!r}: there is no such directory: {near}")
-    if not _is_run(path):
+    if not is_run(path):
         raise ConfigError(
             f"RUN = {str(path)!r}: no {' or '.join(_RECORDS)} there: name a run's directory, for "
             "example runs/latest"
@@ -39,7 +39,8 @@ def run_directory(path: Path) -> Path:
     return path
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
+    """True for a directory that holds a run's records."""
     return any((path / name).is_file() for name in _RECORDS)
 
 

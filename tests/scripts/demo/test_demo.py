@@ -53,7 +53,7 @@ def test_a_dense_index_is_searched_where_it_is_asked_for(launched: list[list[str
     [
         ("learner.stepz=3", "unknown key 'learner.stepz'"),
         ("learner.lr=-1", "learner.lr = -1: "),
-        ("run_dir=configs", "configs': in use by another run"),
+        ("run_dir=configs", "configs': it holds '"),
         ("actors.count=1000", "too little memory"),
         ("--seed=-1", "--seed -1: at least 0"),
     ],

@@ -278,6 +278,19 @@ def test_a_run_directory_in_use_is_kept(good: dict[str, str]) -> None:
     assert kept.read_text() == "precious"
 
 
+def test_a_run_directory_with_something_else_in_it_is_kept(good: dict[str, str]) -> None:
+    folder = Path(good["run_dir"])
+    folder.mkdir()
+    for name in ("a.csv", "b.csv", "notes.txt", "old"):
+        (folder / name).touch()
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(config(good))
+    assert str(raised.value) == (
+        f"run_dir = {str(folder)!r}: it holds 'a.csv', 'b.csv', 'notes.txt' and 1 more, which are "
+        "no run's: name a new or empty directory, or move them away"
+    )
+
+
 def test_the_command_exits_2_with_the_message(
     good: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
