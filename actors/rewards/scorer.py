@@ -19,11 +19,12 @@ from actors.rewards.custom import UserReward
 from actors.rewards.judge import Judge
 from actors.rewards.parts import OF_ANSWER, OF_TRANSCRIPT, em, f1, substring
 from actors.rewards.similarity import Similarity
-from actors.rewards.transcript import Transcript
+from actors.rewards.transcript import Transcript, made_up
 from actors.user_code import load_entry_point
 from configs.rewards import RewardsConfig, SearchR1Config
 from configs.schema import Config
 from replay.protocol import Lease
+from replay.trajectory import Question
 
 _WINDOW = 256  # train rollouts that the parts' means look back on
 _NEED_GOLD = ("em", "substring", "f1", "retrieval_hit", "similarity", "judge")
@@ -61,15 +62,11 @@ class Rewards:
     def open(cls, config: Config) -> Self:
         """Make it with the configured judge, encoder and function. Raises ConfigError."""
         asked = config.rewards
-        custom = None
-        if asked.custom:
-            function = load_entry_point("rewards.custom", asked.custom)
-            custom = UserReward(asked.custom, function, asked.custom_timeout_s)
         return cls(
             asked,
             judge=Judge(asked.judge) if asked.judge.url else None,
             similarity=Similarity.open(asked.similarity) if asked.similarity.model else None,
-            custom=custom,
+            custom=_own(asked) if asked.custom else None,
         )
 
     async def __aenter__(self) -> Self:
@@ -161,6 +158,16 @@ class Rewards:
         if (count := self._unscorable[error.whose]).bit_count() == 1:
             logger.warning("unscorable (%d so far), %r: %s", count, lease.question.id, cause)
         return cause
+
+
+async def try_own(asked: RewardsConfig, question: Question) -> None:
+    """Score a made-up rollout by `rewards.custom`. Raises ConfigError, or Unscorable."""
+    await _own(asked).of(made_up(question))
+
+
+def _own(asked: RewardsConfig) -> UserReward:
+    function = load_entry_point("rewards.custom", asked.custom)
+    return UserReward(asked.custom, function, asked.custom_timeout_s)
 
 
 def search_r1_score(transcript: Transcript, asked: SearchR1Config) -> float:

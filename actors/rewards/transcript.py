@@ -1,6 +1,7 @@
 """A finished rollout in words, for the parts of the reward, a user's own among them."""
 
 import msgspec
+import numpy as np
 
 from replay.trajectory import Question, Search, StopReason, Turn
 from retrieval_server.protocol import Passage
@@ -30,3 +31,24 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     def searches(self) -> tuple[Search, ...]:
         """Every search of the rollout, in order."""
         return tuple(search for turn in self.turns for search in turn.searches)
+
+
+def made_up(question: Question) -> Transcript:
+    """A rollout that searches once, finds a right answer and gives it; its tokens mean nothing."""
+    answer = question.answers[0]
+    passage = Passage("made-up", f"Title\n{answer}", 1.0)
+    search = Search(question.text, (passage.id,), 0.0, "ok")
+    ids, numbers = np.ones(1, np.int32), np.zeros(1, np.float32)
+    return Transcript(
+        question=question,
+        answer=answer,
+        stop_reason=StopReason.ANSWERED,
+        prompt=question.text,
+        texts=(
+            f"<think>I search.</think><search>{question.text}</search>",
+            f"<think>I know.</think><answer>{answer}</answer>",
+        ),
+        observations=(f"<information>{passage.contents}</information>", ""),
+        passages=(passage,),
+        turns=(Turn(ids, numbers, ids, ids, (search,)), Turn(ids, numbers, ids, ids[:0])),
+    )

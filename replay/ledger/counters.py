@@ -77,7 +77,8 @@ class Recent:
 class Counters:
     """Counts of train groups by how they ended, of deliveries not needed and of leases returned.
 
-    `zero_streak` is how many train groups closed in a row with nothing but reward 0.
+    `zero_streak` is how many train groups closed in a row with nothing but reward 0; `unscored`,
+    how many closed without any reward before the first that had one (`scored`).
     """
 
     opened: int = 0
@@ -86,6 +87,8 @@ class Counters:
     superseded: int = 0
     returned: int = 0
     zero_streak: int = 0
+    unscored: int = 0
+    scored: bool = False
     recent: Recent = field(default_factory=Recent)
     by_searches: BySearches = field(default_factory=BySearches)
 
@@ -104,6 +107,8 @@ class Counters:
         """Count a train group whose last sibling has come."""
         self.recent.closed += 1
         self.recent.no_signal += not group.has_signal
+        self.scored |= bool(group.rewards)
+        self.unscored += not self.scored
         self.zero_streak = self.zero_streak + 1 if group.all_zero else 0
 
     def gauges(self) -> dict[str, float]:

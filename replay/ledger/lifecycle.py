@@ -9,6 +9,7 @@ from replay.ledger.state import Journal, LedgerState
 from replay.log import records
 
 ZERO_STREAK_STEPS = 10
+UNSCORED_STEPS = 4
 
 
 def drop(journal: Journal, group: Group, cause: str) -> None:
@@ -53,7 +54,7 @@ def settle_closed(journal: Journal, group: Group) -> None:
     any.
 
     After 10 steps' worth of closed train groups with nothing but reward 0 there is no gradient left
-    and no way back.
+    and no way back; after 4 that nobody could score, and none before them, the scoring is broken.
     """
     state = journal.state
     if group.kind == "train" and not group.rewards:
@@ -63,6 +64,10 @@ def settle_closed(journal: Journal, group: Group) -> None:
     limit = ZERO_STREAK_STEPS * state.config.groups_per_step
     if state.counters.zero_streak >= limit and not state.stop_cause:
         end_run(journal, f"the last {limit} closed train groups all had reward 0: no gradient")
+    limit = UNSCORED_STEPS * state.config.groups_per_step
+    if not state.counters.scored and state.counters.unscored >= limit:
+        cause = next(summary.reward_cause for summary in group.summaries.values())
+        end_run(journal, f"none of the first {limit} closed train groups could be scored: {cause}")
 
 
 def finish_evaluations(journal: Journal) -> None:

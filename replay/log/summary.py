@@ -15,11 +15,11 @@ from replay.trajectory import Kind, Trajectory
 _VERSION = np.dtype("<i4")
 
 
-class Summary(msgspec.Struct, frozen=True):
+class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that replay needs to know of a trajectory without decoding it again.
 
-    `reward` None means unscorable; `malformed` of `turns` actions were malformed; versions are
-    those of the sampled tokens.
+    `reward` None means unscorable, by `reward_cause`; `malformed` of `turns` actions were
+    malformed; versions are those of the sampled tokens.
     """
 
     group_id: int
@@ -33,6 +33,7 @@ class Summary(msgspec.Struct, frozen=True):
     action_tokens: int
     oldest_version: int
     newest_version: int
+    reward_cause: str = ""
 
 
 def summarise(trajectory: Trajectory) -> Summary:
@@ -50,6 +51,7 @@ def summarise(trajectory: Trajectory) -> Summary:
         action_tokens=trajectory.action_count,
         oldest_version=oldest_version,
         newest_version=newest_version,
+        reward_cause=trajectory.reward_cause,
     )
 
 

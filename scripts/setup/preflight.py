@@ -3,6 +3,7 @@
 Each problem is one line that names the field, the value and the remedy.
 """
 
+import asyncio
 import importlib.metadata
 import importlib.util
 import re
@@ -11,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from actors.environments import registry
+from actors.errors import Unscorable
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import RecordedRetriever
 from actors.rewards.judge import KEY_FIELD, KEY_REMEDY
+from actors.rewards.scorer import try_own
 from actors.user_code import load_entry_point
+from configs.environment import BUILT_IN
 from configs.load import ConfigError, load
 from configs.schema import Config
 from replay.protocol import ReplayError
@@ -190,6 +194,22 @@ def _rewards(config: Config) -> Iterator[str]:
             )
 
 
+def _own_reward(config: Config) -> Iterator[str]:
+    name = config.rewards.custom
+    if not name or config.environment.name not in BUILT_IN:
+        return  # of what another environment's rollouts look like nothing is known
+    try:
+        question = read_questions(Path(config.questions.train), limit=1).questions[0]
+        asyncio.run(try_own(config.rewards, question))
+    except Unscorable as error:
+        yield (
+            f"rewards.custom = {name!r}: tried on a made-up rollout, {error}: mend it, and see it "
+            "score a rollout of yours: forage try CONFIG"
+        )
+    except (ConfigError, ReplayError, ValueError, OSError):
+        return  # said elsewhere
+
+
 def _vllm(config: Config) -> Iterator[str]:
     if importlib.util.find_spec("vllm") is None:
         yield (
@@ -245,6 +265,7 @@ _CHECKS = (
     _acting,
     _retrieval,
     _rewards,
+    _own_reward,
     _vllm,
 )
 _OF_HERE = (_search, lacks)

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from replay.protocol import (
     Committed,
+    Deliver,
     Done,
     Evaluate,
     Finish,
@@ -91,6 +93,41 @@ def test_ten_steps_of_zero_rewards_stop_the_run(scene: Any, drop_no_signal: bool
     assert not s.ledger.stop_cause
     s.deliver_all("a", reward=0.0)
     assert "the last 10 closed train groups all had reward 0" in s.sample(0).cause
+
+
+def deliver_unscorable(s: Any, tools: Any) -> None:
+    for lease in list(s.leased["a"]):
+        summary = tools.summary_for(lease)
+        summary = msgspec.structs.replace(summary, reward=None, reward_cause="custom: KeyError")
+        payload = msgspec.msgpack.encode(summary)
+        s.send("a", Deliver("a", lease.group_id, lease.sibling, payload))
+        s.leased["a"].remove(lease)
+
+
+def test_a_run_that_nothing_was_ever_scored_in_ends_by_that_cause(scene: Any, tools: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=20)
+    s.learner()
+    s.actor("a", 2)
+    for _ in range(3):
+        deliver_unscorable(s, tools)
+    assert not s.ledger.stop_cause
+    s.restart()
+    assert s.ledger.state.counters.unscored == 3
+    s.learner()
+    s.actor("a", 2)
+    deliver_unscorable(s, tools)
+    said = "none of the first 4 closed train groups could be scored: custom: KeyError"
+    assert s.sample(0) == Stop(said)
+
+
+def test_a_judge_that_falls_silent_later_does_not_end_it(scene: Any, tools: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=20)
+    s.learner()
+    s.actor("a", 2)
+    s.deliver_all("a", reward=0.0)
+    for _ in range(8):
+        deliver_unscorable(s, tools)
+    assert not s.ledger.stop_cause and s.dropped == {"unscorable": 8}
 
 
 def test_a_single_reward_keeps_it_running(scene: Any) -> None:

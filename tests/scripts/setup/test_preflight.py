@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -391,6 +392,33 @@ def test_rewards_that_cannot_be_given_are_named(
     with pytest.raises(ConfigError) as raised:
         preflight.check(config(good | asked))
     assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return t.answers", r"raised AttributeError: .*answers.* \(my_reward\.py:2\)"),
+        ("return 'much'", "returned 'much', which is no finite number"),
+        ("return float(t.answer in t.question.answers and t.searches[0].query == 'who?')", ""),
+    ],
+)
+def test_a_reward_of_one_s_own_is_tried_before_the_start(
+    good: dict[str, str],
+    body: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "my_reward.py").write_text(f"def reward(t):\n    {body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_reward", raising=False)
+    asked = config(good | {"rewards.weights.custom": "1", "rewards.custom": "my_reward:reward"})
+    if not words:
+        preflight.check(asked)
+        return
+    said = rf"rewards\.custom = 'my_reward:reward': tried on a made-up rollout, .*{words}"
+    with pytest.raises(ConfigError, match=said):
+        preflight.check(asked)
 
 
 def test_what_rewards_need_is_named_absolutely(
