@@ -192,7 +192,8 @@ def test_a_users_reward_that_raises_leaves_the_rollout_unscorable_and_sound(
     trajectory = stage.play(SEARCH, ANSWER, rewards=custom("broken"), **ROOMY)
     assert trajectory.reward is None and trajectory.reward_parts == {"em": 1.0}
     assert trajectory.reward_cause == (
-        "custom: tests.actors.judges:broken raised KeyError: 'no such answer' (question 'q-1')"
+        "custom: tests.actors.judges:broken raised KeyError: 'no such answer' "
+        "(judges.py:88) (question 'q-1')"
     )
 
 
