@@ -150,11 +150,31 @@ def retrieval_url(config: Config) -> str:
     return f"http://{config.retrieval.host}:{config.retrieval.port}"
 
 
-def _override(tree: dict[str, Any], override: str) -> None:
+def read_override(override: str) -> tuple[str, Any]:
+    """The dotted key and the value of `a.b=value`: YAML, but a field of text takes plain text as it
+    stands, and one of several texts a single one. Raises ConfigError.
+    """
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ConfigError(f"override {override!r} is not of the form a.b=value")
-    *parents, leaf = key.strip().split(".")
+    key, text = key.strip(), text.strip()
+    kind = _kind(key)
+    if text and kind is str and text[0] not in "'\"" and text not in ("null", "~"):
+        return key, text
+    try:
+        value = yaml.load(text, _Loader) if text else ""
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"override {override!r}: {text!r} is not a YAML value: quote it"
+        ) from error
+    if kind == tuple[str, ...] and isinstance(value, str):
+        value = [value] if value else []
+    return key, value
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    key, value = read_override(override)
+    *parents, leaf = key.split(".")
     node = tree
     for parent in parents:
         child = node.setdefault(parent, {})
@@ -163,12 +183,6 @@ def _override(tree: dict[str, Any], override: str) -> None:
         if not isinstance(child, dict):
             raise ConfigError(f"override {override!r}: {parent!r} is not a section")
         node = child
-    try:
-        value = yaml.load(text, _Loader) if text.strip() else ""
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"override {override!r}: {text!r} is not a YAML value: quote it"
-        ) from error
     node[leaf] = value
 
 
@@ -216,6 +230,8 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     choices = ""
     if typing.get_origin(kind) is typing.Literal:
         choices = f"; choose one of {', '.join(map(repr, typing.get_args(kind)))}"
+    if typing.get_origin(kind) is tuple and not isinstance(value, list):
+        choices = f"; write a list, {field}=[{value!r}]"
     return f"{field} = {value!r}: {what[:1].lower() + what[1:]}{choices}"
 
 

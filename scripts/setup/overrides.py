@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import yaml
 
-from configs.load import leaves
+from configs.load import ConfigError, leaves, read_override
 from configs.schema import Config
 
 SCALARS = ("seed", "run_dir", "keys")  # fields of no section
@@ -38,10 +37,9 @@ def fields_of(overrides: Sequence[str]) -> list[str]:
     """The dotted names of the fields that they set, `a={b: c}` taken apart."""
     found: list[str] = []
     for override in overrides:
-        name, _, text = override.partition("=")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:  # who applies it says so
-            value = text
-        found += [field for field, _ in leaves({name.strip(): value})]
+            key, value = read_override(override)
+        except ConfigError:  # who applies it says so
+            key, value = override.partition("=")[0].strip(), ""
+        found += [field for field, _ in leaves({key: value})]
     return found

@@ -10,6 +10,7 @@ from configs.load import (
     ConfigError,
     load,
     marked,
+    parse,
     retrieval_url,
     save,
 )
@@ -105,6 +106,41 @@ def test_saved_configuration_loads_equal(yaml_file: Path, tmp_path: Path) -> Non
 def test_a_port_that_is_still_open_has_no_url(yaml_file: Path) -> None:
     with pytest.raises(ConfigError, match=r"retrieval\.port"):
         retrieval_url(load(yaml_file))
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("questions.prompt={question}", "{question}"),
+        ("questions.prompt=Answer: {question} # now", "Answer: {question} # now"),
+        ("questions.prompt=[{question}", "[{question}"),
+        ('questions.prompt="a\\n {question} "', "a\n {question} "),
+        ("run_dir=2024", "2024"),
+        ("run_dir=on", "on"),
+        ("environment.tools=my:tool", ("my:tool",)),
+        ("environment.tools=['my:tool', 'my:other']", ("my:tool", "my:other")),
+        ("environment.tools=", ()),
+    ],
+)
+def test_a_field_of_text_takes_it_as_it_stands(override: str, value: object) -> None:
+    found: object = parse("", [override], "test")
+    for name in override.partition("=")[0].split("."):
+        found = getattr(found, name)
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("environment: {tools: my:tool}", "got `str`; write a list, environment.tools=['my:tool']"),
+        ("learner: {betas: 0.9}", "got `float`; write a list, learner.betas=[0.9]"),
+        ("run_dir: null", "expected `str`, got `null`"),
+    ],
+)
+def test_what_is_no_list_is_shown_as_one(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse(text, [], "test")
+    assert str(raised.value).endswith(said)
 
 
 @pytest.mark.parametrize(
