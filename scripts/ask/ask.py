@@ -38,6 +38,7 @@ from scripts.setup import preflight
 from scripts.setup.model_source import MODEL, Found, configured, find
 from scripts.setup.overrides import fields_of, is_override
 from scripts.setup.retrieval import OwnServer, ServerFailed, own_address, probe, serving
+from scripts.terminal import status
 
 if TYPE_CHECKING:  # it imports torch
     from actors.policies.transformers import Heard, TransformersPolicy
@@ -104,7 +105,7 @@ def ask(options: AskOptions) -> int:
             read_key(options.key_file)
         config = configure(options)
         try:
-            return asyncio.run(converse(options, config, Console(stderr=True)))
+            return asyncio.run(converse(options, config))
         except BrokenPipeError:  # whoever read the answers has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return Exit.FAILED
@@ -192,11 +193,11 @@ def _prompted() -> Iterator[str]:
             return
 
 
-async def converse(options: AskOptions, config: Config, notices: Console) -> int:
+async def converse(options: AskOptions, config: Config) -> int:
     """Prepare, ask, answer; the exit code. Raises ConfigError, and `_FAILURES` unless typed."""
     code = Exit.DONE
     async with AsyncExitStack() as stack:
-        with notices.status("making ready ..."):
+        with status("making ready"):
             asker = await _ready(options, config, stack)
         for question in questions(options):  # the loop may stand still: nobody else is served by it
             if isinstance(asker.view, Terminal) and not options.is_typed:

@@ -43,6 +43,7 @@ from scripts.ask.view import ACTION, READ, clean
 from scripts.options import Options, argument, option
 from scripts.setup import preflight
 from scripts.setup.overrides import is_override
+from scripts.terminal import status
 
 _HEAD = "bold"
 
@@ -128,8 +129,7 @@ def _listed(config: Config) -> Iterator[Question]:
 async def _played(options: TryOptions, config: Config, question: Question) -> None:
     console = Console(highlight=False, soft_wrap=True)
     async with AsyncExitStack() as stack:
-        notices = Console(stderr=True)
-        with notices.status("making ready ...") if options.by_model else nullcontext():
+        with status("making ready") if options.by_model else nullcontext():
             server = await retrieval_server(config, stack)
             retriever: Retriever = await stack.enter_async_context(open_retrieval(config))
             rewards = await stack.enter_async_context(Rewards.open(config))

@@ -1,0 +1,79 @@
+"""What a terminal of any width shows, on standard error where it is progress: a spinner, bars,
+tables. Without a terminal, progress is a line every so often.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import IO, Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import Progress
+from rich.spinner import Spinner
+
+FIRST_S, EVERY_S = 5.0, 15.0  # of lines without a terminal
+
+
+@contextmanager
+def status(text: str) -> Iterator[None]:
+    """Show that `text` is under way."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        # Redirected, `sys.stdout` would be the terminal too, wherever standard output goes.
+        with Live(Spinner("dots", text), console=console, transient=True, redirect_stdout=False):
+            yield
+    else:
+        with _lines(lambda: text, sys.stderr):
+            yield
+
+
+class Bars(Progress):
+    """rich's progress bars; standard output is left as it is."""
+
+    def __init__(self, *columns: Any, file: IO[str] | None = None) -> None:
+        console = Console(stderr=True, file=file)
+        super().__init__(*columns, console=console, redirect_stdout=False)
+        self._running = ExitStack()
+
+    def start(self) -> None:
+        """Begin to show them."""
+        super().start()
+        if not self.console.is_terminal:
+            self._running.enter_context(_lines(self._line, self.console.file))
+
+    def stop(self) -> None:
+        """Show their end."""
+        self._running.close()
+        super().stop()
+
+    def _line(self) -> str:
+        going = (task for task in self.tasks if not task.finished)
+        shown = (
+            f"{task.description.strip()}: {task.completed:,.0f} of {task.total:,.0f}"
+            if task.total
+            else task.description.strip()
+            for task in going
+        )
+        return ", ".join(shown)
+
+
+@contextmanager
+def _lines(line: Callable[[], str], file: IO[str]) -> Iterator[None]:
+    """Write what `line` returns after FIRST_S, then after every further EVERY_S."""
+    ended = threading.Event()
+
+    def write() -> None:
+        seconds = 0.0
+        while not ended.wait(EVERY_S if seconds else FIRST_S):
+            seconds += EVERY_S if seconds else FIRST_S
+            print(f"{line()} ({seconds:.0f} s)", file=file, flush=True)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        writer.join()
