@@ -4,14 +4,18 @@ tables. Without a terminal, progress is a line every so often.
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
+from dataclasses import replace
 from typing import IO, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress import Progress
 from rich.spinner import Spinner
+from rich.table import Column, Table
 
 FIRST_S, EVERY_S = 5.0, 15.0  # of lines without a terminal
 
@@ -57,6 +61,38 @@ class Bars(Progress):
             for task in going
         )
         return ", ".join(shown)
+
+
+class Split:
+    """A table; where the terminal is too narrow for it, several, each with its first `keys` columns
+    and some of the others. Nothing is cut.
+    """
+
+    def __init__(self, table: Table, keys: int = 1) -> None:
+        self._table, self._keys = table, keys
+        for column in table.columns:
+            column.overflow = "fold"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        left = self._table.columns[self._keys :]
+        while left:
+            counts = range(len(left), 0, -1)
+            part = next(
+                part for n in counts if self._fits(part := self._of(left[:n]), console, options)
+            )
+            yield part
+            left = left[len(part.columns) - self._keys :]
+
+    def _of(self, columns: Sequence[Column]) -> Table:
+        part, shown = copy(self._table), [*self._table.columns[: self._keys], *columns]
+        part.columns = [replace(column, _index=n) for n, column in enumerate(shown)]
+        return part
+
+    def _fits(self, part: Table, console: Console, options: ConsoleOptions) -> bool:
+        if len(part.columns) == self._keys + 1:
+            return True
+        unlimited = options.update(max_width=sys.maxsize)
+        return Measurement.get(console, unlimited, part).maximum <= options.max_width
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from scripts.evaluation.report import Figures
 from scripts.evaluation.rows import Row
+from scripts.terminal import Split
 
 Report = Callable[[Row], None]
 Methods = Mapping[str, Mapping[str, Figures]]  # environment → set → figures
@@ -64,7 +65,7 @@ def scores_table(report: Mapping[str, Any], metric: str = "em") -> Group:
         table.add_row(method, *cells)
     title = f"{_name(metric, report['samples'])} of {report['name']}, {_sampling(report)}"
     caption = f"± half of the 95 % bootstrap interval over questions{_failed(methods)}"
-    return Group(Text(title, style="bold"), table, Text(caption, style="dim"))
+    return Group(Text(title, style="bold"), Split(table), Text(caption, style="dim"))
 
 
 def details_table(report: Mapping[str, Any]) -> Group:
@@ -81,9 +82,8 @@ def details_table(report: Mapping[str, Any]) -> Group:
         for number, (name, each) in enumerate(figures.items()):
             table.add_row("" if number else method, name, *_details(each, metrics))
         table.add_section()
-    return Group(
-        Text("Details", style="bold"), table, Text("\n".join(_endings(methods)), style="dim")
-    )
+    endings = Text("\n".join(_endings(methods)), style="dim")
+    return Group(Text("Details", style="bold"), Split(table, keys=2), endings)
 
 
 def _details(figures: Figures, metrics: Sequence[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """Figures against counting by hand and naive transcriptions, and the tables that show them."""
 
+import re
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -99,7 +100,7 @@ def test_one_set_has_no_averages() -> None:
     assert list(figures_of(SETS[:1], ["rag"], 1, rows_of("rag", 1))["rag"]) == ["nq"]
 
 
-def printed(samples: int) -> str:
+def printed(samples: int, width: int = 180) -> str:
     rows = rows_of("search_r1", samples) | rows_of("rag", samples)
     report = {
         "name": "run-step-80",
@@ -107,7 +108,7 @@ def printed(samples: int) -> str:
         "samples": samples,
         "methods": figures_of(SETS, ["search_r1", "rag"], samples, rows),
     }
-    console = Console(width=180)
+    console = Console(width=width)
     with console.capture() as captured:
         console.print(scores_table(report), details_table(report), sep="\n")
     return captured.get()
@@ -120,6 +121,16 @@ def test_a_table_shows_methods_by_sets() -> None:
     assert MACRO in heads and MICRO in heads
     scores = next(line for line in lines if "search_r1" in line)
     assert ".250 ±.375" in scores and ".500 ±.500" in scores and ".333 ±" in scores
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_nothing_is_cut_in_80_columns(samples: int) -> None:
+    text, wide = printed(samples, 80), printed(samples)
+    words = {"method", "answered", "malformed", "p99 s", MACRO, MICRO, "[.000, .750]"}
+    assert "…" not in text and not [word for word in words if word not in text]
+    assert max(map(len, text.splitlines())) <= 80
+    values = [set(re.findall(r"[\w.]+", each)) for each in (text, wide)]
+    assert values[0] == values[1]
 
 
 def test_a_table_says_what_failed_and_how_rollouts_ended() -> None:
