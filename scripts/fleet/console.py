@@ -1,6 +1,7 @@
 """The console of a run: phases with their seconds, a line a step, two rollouts an evaluation."""
 
 import time
+from collections import defaultdict
 from pathlib import Path
 
 from rich.console import Console as RichConsole
@@ -11,12 +12,28 @@ from scripts.runs.show import last_evaluated, load_tokenizer, render
 
 REMIND_S = 15.0  # never a silent minute: say what is waited for at least this often
 
+LEGEND = {  # of the line of a step, in its order
+    "tok/s": "tokens that all actors together sample in a second",
+    "ready": "finished groups that wait for the learner",
+    "staleness": "how many steps old the batch's tokens are",
+    "no signal": "groups without a gradient: their rewards are all alike",
+    "ess": "how much the correction leaves of the batch; 1 is all of it",
+    "wait": "how long the learner waited for this batch",
+    "update": "how long the learner's step took",
+    "pause": "how long new weights held an engine up",
+}
+# Parts of the line, as they are left out where there is no room.
+LEAST_FIRST = (
+    "pause", "update", "wait", "ess", "ready", "searches", "loss", "tok/s", "no signal",
+)  # fmt: skip
+
 
 class Console:
     """Prints a run. `phases_s` collects how long each named phase took."""
 
-    def __init__(self) -> None:
-        self._rich = RichConsole(highlight=False, soft_wrap=True)
+    def __init__(self, rich: RichConsole | None = None) -> None:
+        self._rich = rich or RichConsole(highlight=False, soft_wrap=True)
+        self._explained = False
         self.phases_s: dict[str, float] = {}
         self._phase, self._since = "", time.monotonic()
         self._last_line = time.monotonic()
@@ -42,24 +59,18 @@ class Console:
             self.say(f"  ... {what} ({time.monotonic() - self._since:.0f} s in this phase)", "dim")
 
     def step(self, report: StepReport, total_steps: int) -> None:
-        """One informative line per step."""
-        g = report.gauges
-        mismatches = g.get("actor/token_mismatch", 0)
-        self.say(
-            f"step {report.step:>4}/{total_steps}  reward {g.get('actor/reward', 0):.2f}  "
-            f"loss {g.get('learner/loss', 0):+.3f}  searches "
-            f"{g.get('actor/searches_per_rollout', 0):.2f}  "
-            f"{g.get('actor/tokens_per_s', 0):>6.0f} tok/s  ready "
-            f"{g.get('replay/ready_groups', 0):>3.0f}  "
-            f"staleness {g.get('replay/staleness', 0):.2f} (max "
-            f"{g.get('replay/staleness_max', 0):.0f})  "
-            f"no signal {g.get('replay/no_signal_fraction', 0):.0%}  ess "
-            f"{g.get('learner/ess', 0):.2f}  "
-            f"wait {g.get('learner/wait_for_batch_s', 0):.2f} s  update "
-            f"{g.get('learner/update_s', 0):.2f} s  "
-            f"pause {1000 * g.get('sync/generation_pause_s', 0):.0f} ms"
-            + (f"  TOKEN MISMATCHES {mismatches:.0f}" if mismatches else "")
-        )
+        """One line; in a terminal, as much of it as there is room for."""
+        parts = _parts(report, total_steps)
+        if self._rich.is_terminal:
+            for word in LEAST_FIRST:
+                if sum(map(len, parts.values())) > self._rich.width:
+                    parts.pop(word)
+        if not self._explained:
+            for word, meaning in LEGEND.items():
+                if word in parts:
+                    self.say(f"  {word}: {meaning}", "dim")
+            self._explained = True
+        self.say("".join(parts.values()))
 
     def evaluation(self, result: EvalResult, run_dir: Path, model_path: str) -> None:
         """An evaluation's line, and two of its rollouts."""
@@ -82,3 +93,25 @@ class Console:
             return
         for shown in last_evaluated(run_dir, 2):
             self._rich.print(render(shown, tokenizer))
+
+
+def _parts(report: StepReport, total_steps: int) -> dict[str, str]:
+    """The line of a step, by word."""
+    g = defaultdict(float, report.gauges)
+    staleness = f"{g['replay/staleness']:.2f} (max {g['replay/staleness_max']:.0f})"
+    mismatches = g["actor/token_mismatch"]
+    return {
+        "step": f"step {report.step:>4}/{total_steps}",
+        "reward": f"  reward {g['actor/reward']:.2f}",
+        "loss": f"  loss {g['learner/loss']:+.3f}",
+        "searches": f"  searches {g['actor/searches_per_rollout']:.2f}",
+        "tok/s": f"  {g['actor/tokens_per_s']:>5.0f} tok/s",
+        "ready": f"  ready {g['replay/ready_groups']:>3.0f}",
+        "staleness": f"  staleness {staleness}",
+        "no signal": f"  no signal {g['replay/no_signal_fraction']:.0%}",
+        "ess": f"  ess {g['learner/ess']:.2f}",
+        "wait": f"  wait {g['learner/wait_for_batch_s']:.2f} s",
+        "update": f"  update {g['learner/update_s']:.2f} s",
+        "pause": f"  pause {1000 * g['sync/generation_pause_s']:.0f} ms",
+        "mismatches": f"  TOKEN MISMATCHES {mismatches:.0f}" if mismatches else "",
+    }

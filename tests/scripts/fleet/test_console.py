@@ -1,9 +1,30 @@
 """What a person is told while a run goes on."""
 
+import io
+
 import pytest
+from rich.console import Console as RichConsole
 
 from replay.protocol import StepReport
-from scripts.fleet.console import Console
+from scripts.fleet.console import LEGEND, Console
+
+GAUGES = {
+    "actor/reward": 0.78, "learner/loss": 0.061, "actor/tokens_per_s": 2495.0,
+    "replay/ready_groups": 32.0, "replay/staleness": 2.0, "replay/staleness_max": 2.0,
+    "replay/no_signal_fraction": 0.11, "learner/ess": 0.98, "actor/searches_per_rollout": 1.55,
+}  # fmt: skip
+
+
+def told(width: int, *, terminal: bool = True, total: int = 80, **gauges: float) -> list[str]:
+    """The lines of two steps."""
+    file = io.StringIO()
+    rich = RichConsole(
+        file=file, width=width, force_terminal=terminal, color_system=None, soft_wrap=True
+    )
+    console = Console(rich)
+    for step in (21, 22):
+        console.step(StepReport(step, GAUGES | gauges), total)
+    return file.getvalue().splitlines()
 
 
 @pytest.mark.parametrize(("count", "said"), [(2.0, "TOKEN MISMATCHES 2\n"), (0.0, "pause 0 ms\n")])
@@ -12,3 +33,32 @@ def test_a_token_mismatch_stands_in_the_line_of_its_step(
 ) -> None:
     Console().step(StepReport(7, {"actor/token_mismatch": count}), 20)
     assert capsys.readouterr().out.endswith(said)
+
+
+@pytest.mark.parametrize("total", [80, 1000, 100_000])
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_a_step_is_one_line_of_a_terminal(width: int, total: int) -> None:
+    lines = told(width, total=total)
+    assert max(map(len, lines)) <= width
+    assert [line.split()[0] for line in lines if line.startswith("step")] == ["step"] * 2
+    assert "reward 0.78" in lines[-1] and "staleness 2.00" in lines[-1]
+
+
+def test_80_columns_hold_what_matters_most() -> None:
+    line = "step   22/80  reward 0.78   2495 tok/s  staleness 2.00 (max 2)  no signal 11%"
+    assert told(80)[-1] == line
+    (*_, line) = told(80, **{"actor/token_mismatch": 3.0})
+    assert line.endswith("TOKEN MISMATCHES 3") and len(line) <= 80
+
+
+@pytest.mark.parametrize(("width", "terminal"), [(200, True), (80, False)])
+def test_with_room_or_in_a_file_a_step_tells_everything(width: int, terminal: bool) -> None:
+    line = told(width, terminal=terminal)[-1]
+    assert all(f" {word}" in line for word in LEGEND) and line.endswith("pause 0 ms")
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_words_of_the_line_are_explained_once(width: int) -> None:
+    lines = told(width)
+    for word, meaning in LEGEND.items():
+        assert lines.count(f"  {word}: {meaning}") == (f" {word}" in lines[-1])
