@@ -2,12 +2,14 @@
 tables. Without a terminal, progress is a line every so often.
 """
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -34,11 +36,11 @@ def status(text: str) -> Iterator[None]:
 
 
 class Bars(Progress):
-    """rich's progress bars; standard output is left as it is."""
+    """rich's progress bars, on standard error or `file`; standard output is left as it is."""
 
     def __init__(self, *columns: Any, file: IO[str] | None = None) -> None:
-        console = Console(stderr=True, file=file)
-        super().__init__(*columns, console=console, redirect_stdout=False)
+        console, ours = Console(stderr=True, file=file), file is None
+        super().__init__(*columns, console=console, redirect_stdout=False, redirect_stderr=ours)
         self._running = ExitStack()
 
     def start(self) -> None:
@@ -61,6 +63,29 @@ class Bars(Progress):
             for task in going
         )
         return ", ".join(shown)
+
+
+@contextmanager
+def chatter_to(log: Path) -> Iterator[IO[str]]:
+    """Have this process and its children write to a new file what they would write to standard
+    output and error; yield what standard error was.
+    """
+    kept = os.dup(1), os.dup(2)
+    with log.open("wb") as file, os.fdopen(os.dup(2), "w", buffering=1) as terminal:
+        _point(file.fileno(), file.fileno())
+        try:
+            yield terminal
+        finally:
+            _point(*kept)
+            for each in kept:
+                os.close(each)
+
+
+def _point(out: int, error: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(out, 1)
+    os.dup2(error, 2)
 
 
 class Split:

@@ -38,6 +38,7 @@ from replay.trajectory import Question, Sampling, Trajectory
 from scripts.options import argument, option, overrides, refusing
 from scripts.setup import preflight
 from scripts.setup.retrieval import OwnServer, serving
+from scripts.terminal import chatter_to
 
 if TYPE_CHECKING:  # seconds, that bad input need not wait for
     from actors.policies.vllm import VllmPolicy
@@ -177,7 +178,10 @@ async def train(
     config = trainer.config
     prompter = Prompter(tokenizer, config.questions, config.actors)
     retrieval, scoring = open_retrieval(config), Rewards.open(config)
-    policy = await VllmPolicy.start(config)
+    log = Path(config.run_dir) / "engine.log"
+    print(f"starting the engine: what it says goes to {log}", file=sys.stderr, flush=True)
+    with chatter_to(log):
+        policy = await VllmPolicy.start(config)
     try:
         if server:
             await server.ready()
@@ -212,9 +216,11 @@ def sync(options: SyncOptions) -> None:
         recorded = recorded_batches(options.recorded) if options.recorded else None
         begin("sync")
         import torch
+        from transformers.utils import logging as transformers_logging
 
         from learner.trainer import Trainer
 
+        transformers_logging.disable_progress_bar()
         torch.set_num_threads(config.learner.threads)
         trainer = Trainer(config)
     for line in left_out(config.questions):

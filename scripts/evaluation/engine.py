@@ -9,6 +9,7 @@ ends.
 import asyncio
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,7 @@ from retrieval_server import protocol
 from scripts.evaluation.rows import FINAL, Asked, Row, Rows, failed_row, row_of
 from scripts.setup.retrieval import ServerFailed, probe, serving
 
+LOG = "engine.log"
 ATTEMPTS = 3
 IN_A_ROW = 10
 POLL_S = 0.02  # between looks at the interrupt: rollouts of a small model are quick
@@ -166,11 +168,21 @@ async def run(
     try:
         await unless(interrupt, _run(configs, todo, ask, folder))
     except (EngineUnusable, ServerFailed, *NOBODYS_FAULT) as error:
-        raise Stopped(str(error)) from error
+        raise Stopped(_told(error, folder)) from error
     except ExceptionGroup as group:
         if cause := _ending(group):
-            raise Stopped(f"{type(cause).__name__}: {cause}") from group
+            raise Stopped(f"{type(cause).__name__}: {_told(cause, folder)}") from group
         raise
+
+
+def _told(error: BaseException, folder: Path) -> str:
+    """The message of an error; of an engine's, with the cause that its process has logged."""
+    if not isinstance(error, (EngineUnusable, EngineDead)):
+        return str(error)
+    log = folder / LOG
+    said = log.read_text(errors="replace") if log.exists() else ""
+    causes = re.findall(r"\b\w+(?:Error|Exception): .+", said)
+    return f"{error}{f': {causes[-1]}' if causes else ''}; see {log}"
 
 
 async def _run(

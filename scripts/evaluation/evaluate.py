@@ -22,6 +22,7 @@ from scripts.evaluation.plan import EvaluateOptions, Plan, agree, check_rows, pl
 from scripts.evaluation.report import figures_of
 from scripts.evaluation.rows import FILE_NAME, Asked, Rows
 from scripts.evaluation.tables import Bars, details_table, scores_table
+from scripts.terminal import chatter_to
 
 REPORT = "report.json"
 _WIDTH = 180  # of tables that go into a file
@@ -45,7 +46,7 @@ def evaluate(options: EvaluateOptions) -> None:
     console = Console()
     wide = console if console.is_terminal else Console(width=_WIDTH)
     wide.print(scores_table(report), "", details_table(report), sep="\n")
-    console.print(f"rows and report: {plan.folder}", soft_wrap=True)
+    console.print(f"rows, report, {engine.LOG}: {plan.folder}", soft_wrap=True)
 
 
 def make(plan: Plan, rows: Rows) -> None:
@@ -56,7 +57,8 @@ def make(plan: Plan, rows: Rows) -> None:
     }
     if not any(todo.values()):
         return
-    with Interrupt(polled=True) as interrupt, Bars() as bars:
+    log = plan.folder / engine.LOG
+    with Interrupt(polled=True) as interrupt, chatter_to(log) as terminal, Bars(terminal) as bars:
         try:
             ask = asking(plan, rows, todo, bars)
             asyncio.run(engine.run(plan.configs, todo, ask, plan.folder, interrupt))

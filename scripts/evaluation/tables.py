@@ -1,13 +1,14 @@
 """An evaluation as it is shown: progress bars, a table of methods by sets, and one of details."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import IO, Any
 
-from rich.console import Console, Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Group
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from scripts import terminal
 from scripts.evaluation.report import Figures
 from scripts.evaluation.rows import Row
 from scripts.terminal import Split
@@ -16,37 +17,27 @@ Report = Callable[[Row], None]
 Methods = Mapping[str, Mapping[str, Figures]]  # environment → set → figures
 
 
-class Bars:
-    """A progress bar for each environment, on standard error; a context manager."""
+class Bars(terminal.Bars):
+    """A progress bar for each environment, after one for the engine that starts."""
 
-    def __init__(self) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("EM {task.fields[em]:.3f}, {task.fields[failed]} failed"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+    def __init__(self, file: IO[str] | None = None) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        figures = TextColumn("{task.fields[figures]}")
+        super().__init__(*columns, figures, TimeRemainingColumn(), file=file)
+        self._starting = self.add_task("starting the engine", total=None, figures="")
 
     def begin(self, name: str, total: int, done: Sequence[Row]) -> Report:
         """Begin a bar of `total` rows, some of them done; call the result with each further row."""
         count, right = len(done), sum(row.em for row in done)
         failed = sum(bool(row.failure) for row in done)
-        em = right / max(count, 1)
-        bar = self._progress.add_task(name, total=total, completed=count, em=em, failed=failed)
+        self.update(self._starting, visible=False, total=1, completed=1)
+        bar = self.add_task(name, total=total, completed=count, figures="")
 
         def report(row: Row) -> None:
             nonlocal count, right, failed
             count, right, failed = count + 1, right + row.em, failed + bool(row.failure)
-            self._progress.update(bar, completed=count, em=right / count, failed=failed)
+            figures = f"EM {right / count:.3f}, {failed} failed"
+            self.update(bar, completed=count, figures=figures)
 
         return report
 

@@ -174,6 +174,7 @@ def test_samples_of_an_average_are_counted_question_by_question(
     options = ("--weights", "ema", "--temperature", "1", "--samples", "4", "--json", str(report))
     printed = ended(start(out, *options))
     assert "Exact match (Avg@4) of run-step-3-ema, T = 1" in printed
+    assert "WARNING" not in printed and "WARNING" in (out / "engine.log").read_text()
     found = json.loads(report.read_text())
     assert found["model"] == str(run / "checkpoints" / "step-3" / "ema")
     (figures,) = found["methods"]["search_r1"].values()

@@ -56,6 +56,8 @@ def test_a_few_steps_learn_and_leave_a_checkpoint(
     run_dir, process = tmp_path / "run", start("learner.total_steps=12", "questions.eval_limit=80")
     said, errors = process.communicate(timeout=400)
     assert process.returncode == 0, said[-3000:] + errors[-3000:]
+    log = run_dir / "engine.log"
+    assert errors == f"starting the engine: what it says goes to {log}\n" and log.stat().st_size
     first, last = (line for line in said.splitlines() if line.startswith("evaluation"))
     start = json.loads(first.partition(": ")[2].replace("'", '"'))
     final = json.loads((run_dir / "summary.json").read_text())

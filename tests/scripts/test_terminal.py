@@ -1,5 +1,6 @@
 """What is shown in a terminal, and instead of it where there is none."""
 
+import re
 import time
 from pathlib import Path
 
@@ -25,6 +26,26 @@ def test_what_is_printed_meanwhile_goes_where_it_is_meant_to(tmp_path: Path) -> 
     code, told = run_in_terminal(["-c", STATUS], out=tmp_path / "out")
     assert (code, (tmp_path / "out").read_text()) == (0, "first\nthen\nthen\nlast\n")
     assert "making ready" in told and "asking" in told and "first" not in told
+
+
+CHATTER = """
+import os, pathlib, sys
+from scripts.terminal import Bars, chatter_to
+with chatter_to(pathlib.Path(sys.argv[1])) as terminal, Bars(file=terminal):
+    os.system("echo a child; echo its warning >&2")
+    print("a library", file=sys.stderr)
+    print("progress", file=terminal)
+print("done")
+raise SystemExit("an error")
+"""
+
+
+def test_what_libraries_say_goes_to_a_file_and_errors_do_not(tmp_path: Path) -> None:
+    code, told = run_in_terminal(["-c", CHATTER, str(tmp_path / "log")])
+    lines = re.sub(r"\x1b\[[\d?]*\w", "", told).replace("\r", "").split("\n")
+    assert (code, [*filter(None, lines)]) == (1, ["progress", "done", "an error"])
+    said = (tmp_path / "log").read_text().splitlines()
+    assert sorted(said) == ["a child", "a library", "its warning"]
 
 
 @pytest.mark.parametrize("text", ["making ready", "reading: 2 of 7"])

@@ -8,11 +8,13 @@ from typing import NoReturn
 
 import pytest
 
-from actors.errors import EngineDead, GenerationFailed, PromptTooLong
+from actors.errors import EngineDead, EngineUnusable, GenerationFailed, PromptTooLong
 from actors.policies.engine import Scratch
+from actors.policies.vllm import VllmPolicy
 from configs.load import parse
 from configs.runtime.process import make_socket_dir, socket_dir
 from configs.runtime.signals import Interrupt
+from configs.schema import Config
 from replay.protocol import Lease
 from replay.trajectory import Sampling, Trajectory
 from retrieval_server.protocol import (
@@ -98,10 +100,11 @@ def test_an_error_of_ours_is_not_taken_for_theirs() -> None:
     assert str(_ending(ExceptionGroup("", [mixed.exceptions[0]]))) == "gone"
 
 
-async def test_searches_that_are_refused_end_it_before_an_engine_starts(tmp_path: Path) -> None:
-    async def ask(name: str, roll_out: RollOut) -> None:
-        raise AssertionError
+async def ask(name: str, roll_out: RollOut) -> None:
+    raise AssertionError
 
+
+async def test_searches_that_are_refused_end_it_before_an_engine_starts(tmp_path: Path) -> None:
     todo = {"rag": [Asked("rag", "nq", "nq-0", 0)]}
     async with endpoint(refuse(401, "who?")) as other:
         config = parse("", [f"retrieval.url={other.url}", f"run_dir={tmp_path}"], "test")
@@ -109,6 +112,22 @@ async def test_searches_that_are_refused_end_it_before_an_engine_starts(tmp_path
             await run({"rag": config}, todo, ask, tmp_path, Interrupt(polled=True))
     assert [body["topk"] for body in other.bodies] == [3]
     assert not socket_dir(str(tmp_path)).exists()
+
+
+async def test_the_cause_of_a_failed_engine_is_read_from_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(_: Config) -> NoReturn:
+        raise EngineUnusable("see root cause above")
+
+    monkeypatch.setattr(VllmPolicy, "start", start)
+    log = tmp_path / "engine.log"
+    log.write_text("WARNING\n(EngineCore pid=1) ERROR ValueError: too long\nbye\n")
+    todo = {"no_search": [Asked("no_search", "nq", "nq-0", 0)]}
+    config = parse("", ["environment.name=no_search", f"run_dir={tmp_path}"], "test")
+    with pytest.raises(Stopped) as stopped:
+        await run({"no_search": config}, todo, ask, tmp_path, Interrupt(polled=True))
+    assert str(stopped.value) == f"see root cause above: ValueError: too long; see {log}"
 
 
 def test_what_a_killed_engine_left_goes_with_the_next_start(tmp_path: Path) -> None:
