@@ -36,11 +36,16 @@ def status(text: str) -> Iterator[None]:
 
 
 class Bars(Progress):
-    """rich's progress bars, on standard error or `file`; standard output is left as it is."""
+    """rich's progress bars, on standard error or `file`."""
 
     def __init__(self, *columns: Any, file: IO[str] | None = None) -> None:
-        console, ours = Console(stderr=True, file=file), file is None
-        super().__init__(*columns, console=console, redirect_stdout=False, redirect_stderr=ours)
+        ours = file is None
+        super().__init__(
+            *columns,
+            console=Console(stderr=True, file=file),
+            redirect_stdout=ours and sys.stdout.isatty(),  # above the bars; never out of a file
+            redirect_stderr=ours,
+        )
         self._running = ExitStack()
 
     def start(self) -> None:

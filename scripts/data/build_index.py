@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from configs.load import ConfigError
 from configs.runtime.process import limit_threads
@@ -19,6 +19,7 @@ from retrieval_server.index.build import build_bm25, build_dense
 from retrieval_server.index.manifest import Manifest
 from retrieval_server.protocol import RetrievalError
 from scripts.options import Options, argument, flag, option, refusing
+from scripts.terminal import Bars
 
 if TYPE_CHECKING:
     from retrieval_server.encoder import Encoder
@@ -95,7 +96,7 @@ def _encoder(options: IndexOptions, folder: Path) -> "Encoder":
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
     columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(elapsed_when_finished=True)) as bar:
+    with Bars(*columns, TimeRemainingColumn(elapsed_when_finished=True)) as bar:
         tasks = {}
 
         def progress(step: str, done: int, total: int) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from configs.load import ConfigError, load
@@ -25,6 +24,7 @@ from retrieval_server.index.open_index import open_index
 from retrieval_server.protocol import RetrievalError
 from scripts.data.reach import Asked, Figures, Reach, RecordedSearches, questions_of
 from scripts.options import Options, argument, option, overrides, refusing
+from scripts.terminal import Bars
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def measured(
     questions = questions_of(config)
     for line in left_out(config.questions):
         print(f"forage: {line}", file=sys.stderr)
-    with Progress(console=Console(stderr=True)) as progress:
+    with Bars() as progress:
         searches = RecordedSearches(options.searches, questions) if options.searches else None
         opening = progress.add_task("opening the index", total=None)
         passages, index = open_index(config.retrieval)

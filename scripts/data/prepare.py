@@ -17,13 +17,13 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from actors.answers import normalize_answer
 from replay.questions import QuestionsError, question_of, question_rows
 from scripts.data.data_sets import EVAL, HOPS, TRAIN, Source, find, hops_of
 from scripts.options import argument, option, refusing
+from scripts.terminal import Bars
 
 SCHEMA = pyarrow.schema(
     [
@@ -62,7 +62,8 @@ def prepared(options: PrepareOptions) -> dict[str, Any]:
         "eval": find(_names(options.eval), EVAL, options.from_),
     }
     refused: list[Row] = []
-    rows = {kind: _read(each, refused) for kind, each in sources.items()}
+    with Bars() as bars:
+        rows = {kind: _read(each, refused, bars) for kind, each in sources.items()}
     both = _asked(rows["train"]) & _asked(rows["eval"])
     overlap = {
         kind: dict(_by_set(row for row in each if _key(row) in both)) for kind, each in rows.items()
@@ -88,7 +89,7 @@ def _names(given: str) -> list[str]:
     return [name for name in given.split(",") if name]
 
 
-def _read(sources: Sequence[Source], refused: list[Row]) -> list[Row]:
+def _read(sources: Sequence[Source], refused: list[Row], bars: Bars) -> list[Row]:
     rows: dict[str, Row] = {}
     for source in sources:
         before = len(rows)
@@ -97,7 +98,7 @@ def _read(sources: Sequence[Source], refused: list[Row]) -> list[Row]:
             refused.append({"file": file, "row": number, "why": str(fault)})
 
         numbered = question_rows(source.path, refuse)
-        for number, raw in track(numbered, f"{source.data_source} {source.split}"):
+        for number, raw in bars.track(numbered, description=f"{source.data_source} {source.split}"):
             try:
                 row = _row(raw, source, number)
                 if row["id"] in rows:

@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 from matplotlib import pyplot
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from configs.load import ConfigError, save
@@ -30,6 +29,7 @@ from replay.protocol import ReplayError
 from scripts.options import Options, argument, option, refusing
 from scripts.runs.plot import save as save_plot
 from scripts.setup.resolve import run_directory
+from scripts.terminal import Bars
 
 HOW_IT_RAN = ("ranks", "threads", "rendezvous")
 WITHOUT_EFFECT = (
@@ -198,10 +198,9 @@ def learn_and_report(
     rows: list[Row] = []
     try:
         steps = learn(recording, options.overrides, total)
-        for row in track(steps, "learning", total, console=Console(stderr=True)):
-            rows.append(row)
-            if not console.is_terminal and row["step"] % every == 0:
-                console.print(f"step {row['step']}/{total}  loss {row['loss']:+.4f}")
+        with Bars() as bars:
+            for row in bars.track(steps, total, description="learning"):
+                rows.append(row)
     except BadModel as error:
         raise ConfigError(f"BadModel: {error}") from error
     finally:

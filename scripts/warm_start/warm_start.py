@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from rich.console import Console
-from rich.progress import track
 
 from configs.load import ConfigError, load
 from configs.runtime.process import Exit, begin
@@ -30,6 +29,7 @@ from replay.protocol import LogError
 from scripts.options import Options, argument, option, overrides
 from scripts.setup import preflight
 from scripts.setup.resolve import with_absolute_paths
+from scripts.terminal import Bars
 from scripts.warm_start.curriculum import Curriculum, OutputFolder
 from scripts.warm_start.demonstrations import Demonstration, read_files, read_run
 from scripts.warm_start.ranks import joining, other_ranks
@@ -246,10 +246,11 @@ def run(plan: Plan, console: Console, listen: Callable[[], Sequence[str]]) -> in
             learning = start(plan, out, stack, console)
             learning.begin()
             stops, left = listen(), max(total - out.done, 0)
-            for step in track(learning.steps(), "learning", left, console=Console(stderr=True)):
-                if stops:
-                    learning.save(step)
-                    break
+            with Bars() as bars:
+                for step in bars.track(learning.steps(), left, description="learning"):
+                    if stops:
+                        learning.save(step)
+                        break
         if learning.saved < total:
             again = f"the same command, with --out {out.path}, goes on from there"
             console.print(f"{stops[0]}: saved after step {learning.saved}; {again}", soft_wrap=True)
