@@ -60,13 +60,12 @@ class Bars(Progress):
         super().stop()
 
     def _line(self) -> str:
-        going = (task for task in self.tasks if not task.finished)
-        shown = (
-            f"{task.description.strip()}: {task.completed:,.0f} of {task.total:,.0f}"
-            if task.total
-            else task.description.strip()
-            for task in going
-        )
+        shown = []
+        for task in self.tasks:
+            of = f" of {task.total:,.0f}" if task.total else ""
+            done = f": {task.completed:,.0f}{of}" if of or task.completed else ""
+            if not task.finished:
+                shown.append(task.description.strip() + done)
         return ", ".join(shown)
 
 
@@ -104,12 +103,13 @@ class Split:
             column.overflow = "fold"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        left = self._table.columns[self._keys :]
+        left, title = self._table.columns[self._keys :], self._table.title
         while left:
             counts = range(len(left), 0, -1)
             part = next(
                 part for n in counts if self._fits(part := self._of(left[:n]), console, options)
             )
+            part.title, title = title, None  # of the first alone
             yield part
             left = left[len(part.columns) - self._keys :]
 

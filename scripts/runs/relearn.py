@@ -28,8 +28,9 @@ from replay.log.history import Recording
 from replay.protocol import ReplayError
 from scripts.options import Options, argument, option, refusing
 from scripts.runs.plot import save as save_plot
+from scripts.setup.overrides import fields_of, get_field
 from scripts.setup.resolve import run_directory
-from scripts.terminal import Bars
+from scripts.terminal import Bars, Split
 
 HOW_IT_RAN = ("ranks", "threads", "rendezvous")
 WITHOUT_EFFECT = (
@@ -96,9 +97,12 @@ def learn(recording: Recording, overrides: Sequence[str], steps: int) -> Iterato
     """Train `steps` recorded batches, yielding a row each. Raises BadModel, LearnerError."""
     # Heavy imports come after `begin` has set the number of threads.
     import torch
+    from transformers.utils import logging as transformers_logging
 
     from learner.batch import build
     from learner.trainer import Trainer
+
+    transformers_logging.disable_progress_bar()
 
     @lru_cache(maxsize=1)
     def learner_config(first: int) -> Config:
@@ -123,7 +127,7 @@ def learn(recording: Recording, overrides: Sequence[str], steps: int) -> Iterato
 
 def table(rows: Sequence[Row], every: int, title: str) -> Table:
     """Every `every`-th row, the first and the last."""
-    made = Table(title=title)
+    made = Table(title=title, title_justify="left")
     for name in rows[0]:
         made.add_column(name.replace("_", " "), justify="right")
     for number, row in enumerate(rows):
@@ -132,18 +136,34 @@ def table(rows: Sequence[Row], every: int, title: str) -> Table:
     return made
 
 
-def report(rows: list[Row], out: Path, name: str, every: int, console: Console) -> None:
+def changed(recording: Recording, overrides: Sequence[str]) -> list[str]:
+    """The overridden fields whose values are not the run's."""
+    recorded, config = recording.config(1, ()), recording.config(1, overrides)
+    fields = sorted(fields_of(overrides))
+    return [field for field in fields if get_field(config, field) != get_field(recorded, field)]
+
+
+def report(
+    rows: list[Row], out: Path, name: str, changed: Sequence[str], every: int, console: Console
+) -> None:
     """Print the table, say how the losses compare with the run's, and draw the plot."""
-    console.print(table(rows, every, name))
+    console.print(Split(table(rows, every, name)))
+    console.print(_comparison(rows, changed))
+    plot = draw(rows, out / "relearn.png", name)
+    console.print(f"plot: {plot}\nsteps: {out / 'steps.json'}", soft_wrap=True)
+
+
+def _comparison(rows: Sequence[Row], changed: Sequence[str]) -> str:
+    if changed:
+        verb = "is" if len(changed) == 1 else "are"
+        return f"losses are not compared: {', '.join(changed)} {verb} not the run's"
     known = [row for row in rows if row["recorded_loss"] is not None]
     equal = sum(row["loss"] == row["recorded_loss"] for row in known)
     apart = max((abs(row["loss"] - row["recorded_loss"]) for row in known), default=0.0)
-    console.print(
+    return (
         f"{equal} of {len(known)} losses are those that the run reported, bit for bit; "
         f"the largest difference is {apart:.2g}"
     )
-    plot = draw(rows, out / "relearn.png", name)
-    console.print(f"plot: {plot}\nsteps: {out / 'steps.json'}", soft_wrap=True)
 
 
 def folder_name(overrides: Sequence[str]) -> str:
@@ -209,4 +229,6 @@ def learn_and_report(
             summary = {"run": str(options.run), "overrides": options.overrides, "steps": rows}
             for path in filter(None, (out / "steps.json", options.json)):
                 path.write_text(json.dumps(summary, indent=2) + "\n")
-            report(rows, out, f"{options.run.resolve().name}: {name}", every, console)
+            title = f"{options.run.resolve().name}: {name}"
+            others = changed(recording, options.overrides)
+            report(rows, out, title, others, every, console)

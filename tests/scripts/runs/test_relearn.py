@@ -1,15 +1,19 @@
 """Relearning: what is refused, what is left, and what another objective changes."""
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from configs.schema import LearnerConfig
 from replay.log.history import Recording
 from scripts import cli
 from scripts.runs import relearn
 from tests.scripts.conftest import RecordedRun
+from tests.scripts.parsing import parsed
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -88,6 +92,46 @@ def test_the_table_has_every_nth_row_and_the_last() -> None:
     table = relearn.table(rows, 3, "title")
     assert list(table.columns[0].cells) == ["1", "4", "5"]
     assert list(table.columns[2].cells) == ["-"] * 3
+
+
+ROW = {"step": 1, "recorded_loss": 0.5, **dict.fromkeys(relearn.GAUGES, -1.0609e-05), "loss": 0.5}
+
+
+def reported(rows: list[dict[str, Any]], out: Path, changed: Sequence[str] = ()) -> str:
+    """What is printed in 80 columns."""
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        relearn.report(rows, out, "run: relearn-x", changed, 1, console)
+    return captured.get()
+
+
+def test_no_number_is_cut_in_80_columns(tmp_path: Path) -> None:
+    text = reported([ROW], tmp_path)
+    assert "…" not in text and text.count("-1.0609e-05") == len(relearn.GAUGES) - 1
+    assert text.count("run: relearn-x") == 1
+    assert "1 of 1 losses are those that the run reported" in text
+
+
+def test_losses_of_another_objective_are_compared_with_nothing(tmp_path: Path) -> None:
+    text = reported([ROW], tmp_path, ["learner.objective", "learner.lr"])
+    assert "losses are those" not in text
+    assert "not compared: learner.objective, learner.lr are not the run's" in text
+
+
+def test_only_what_is_different_is_changed(recorded_run: RecordedRun) -> None:
+    recorded_run.train(0)
+    recording = Recording.of(recorded_run.path)
+    same = recording.config(1, ()).learner
+    overrides = ["learner.objective=cispo", f"learner.lr={same.lr}"]
+    assert relearn.changed(recording, overrides) == ["learner.objective"]
+
+
+def test_options_and_overrides_stand_in_any_order() -> None:
+    words = ("run", "learner.lr=1e-4", "--steps", "3", "learner.objective=cispo")
+    for turned in (words, (words[2], words[3], *words[:2], words[4])):
+        options = parsed("relearn", *turned)
+        assert (options.run, options.steps) == (Path("run"), 3)
+        assert options.overrides == ("learner.lr=1e-4", "learner.objective=cispo")
 
 
 @pytest.mark.slow
