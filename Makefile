@@ -1,6 +1,8 @@
 # make demo, make test, make test-slow, make test-soak, make mutants: each makes .venv first when it is missing.
+# `make help` lists all of them.
 # With GPU=1, .venv is made for NVIDIA GPUs, and so is what runs in it.
 SHELL := /bin/bash
+.DEFAULT_GOAL := .venv
 PYTHON ?= python3
 SEED ?= 0
 RETRIEVAL ?= bm25
@@ -10,17 +12,20 @@ LOCKS := $(wildcard requirements/*)
 GPU ?=
 COMPLETE := .venv/.complete$(if $(GPU),-gpu)
 
-.PHONY: .venv demo test lint test-slow test-soak test-gpu mutants clean
+.PHONY: help .venv demo test lint test-slow test-soak test-gpu mutants clean
 
-.venv: $(COMPLETE)
+help:  ## this list
+	@awk -F ':.*  ## ' '/^[.a-z-]+:.*  ## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv: $(COMPLETE)  ## install everything into .venv (GPU=1: for NVIDIA GPUs)
 
 $(COMPLETE): $(LOCKS)
 	@rm -rf .venv && requirements/install.sh .venv $(if $(GPU),gpu,cpu)
 
-demo: .venv
+demo: .venv  ## train and evaluate the demo (SEED=1, RETRIEVAL=dense)
 	@$(BIN)/forage demo --seed $(SEED) --retrieval $(RETRIEVAL)
 
-lint: .venv
+lint: .venv  ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
 # A file of tests is one worker's; what waits in one leaves the machine to the other.
@@ -28,25 +33,25 @@ PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
 BESIDE := -n $(WORKERS) --no-loadscope-reorder
 
-test: lint
+test: lint  ## lint, and the fast tests
 	@$(PYTEST) $(BESIDE) -m "not slow and not soak and not gpu" --durations=5
 
-test-slow: .venv
+test-slow: .venv  ## the end-to-end tests
 	@mkdir -p .cache && $(PYTEST) $(BESIDE) -m "slow and not soak and not gpu" --durations=10 --timeout=1500
 
 # What takes long, in parts that go on where they were interrupted: make test-soak [PART=name] [FRESH=1]
 PART ?= all
 FRESH ?=
 export CHAOS ?= -m tests.faults.chaos
-test-soak: .venv
+test-soak: .venv  ## what takes hours, in parts (PART=name, FRESH=1)
 	@$(PYTEST) -p tests.soak --soak $(PART) $(if $(FRESH),--fresh) -v --durations=10 --timeout=1800
 
-test-gpu:
+test-gpu:  ## all that needs a GPU, in one call
 	@$(MAKE) --no-print-directory GPU=1 .venv
 	@$(BIN)/python -m tests.gpu.checks
 
-mutants: .venv
+mutants: .venv  ## plant known faults; each must turn a test red
 	@$(BIN)/python -m tests.mutants.mutants
 
-clean:
+clean:  ## remove .venv and all caches
 	@rm -rf .venv .cache .mutants

@@ -1,6 +1,8 @@
 """The shape of the tree: few rooms, short files and functions, pages of bounded length."""
 
 import ast
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,12 @@ def test_the_training_loop_is_read_on_one_page() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_first_pages_are_short(page: str) -> None:
     assert len((REPOSITORY / page).read_text().splitlines()) <= PAGES[page]
+
+
+def test_make_help_lists_every_target_with_a_line() -> None:
+    text = (REPOSITORY / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", text, re.M)
+    said = subprocess.run(["make", "help"], cwd=REPOSITORY, capture_output=True, text=True)
+    lines = said.stdout.splitlines()
+    assert {line.split()[1] for line in lines if line.startswith("make ")} == {*phony.split()}
+    assert all(len(line.split()) > 3 for line in lines) and max(map(len, lines)) <= 80

@@ -12,6 +12,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from configs.load import ConfigError
 from replay.log.event_log import FILE_NAME, read
 from replay.log.records import EvaluationFinished, Reported
 from replay.protocol import EvalResult, ReplayError
@@ -27,12 +28,16 @@ class PlotOptions:
 
 
 def plot(options: PlotOptions) -> None:
-    """Draw one run's curve. Raises ConfigError, and ReplayError where its log cannot be read."""
+    """Draw one run's curve. Raises ConfigError without one, ReplayError for an unreadable log."""
     run_dir = run_directory(options.run)
     written = draw(run_dir)
     if not written:  # of no evaluation, or of no log
         next(read(run_dir / FILE_NAME), None)
-    print(written or "no evaluation in this run yet")
+        raise ConfigError(
+            f"RUN = {str(options.run)!r}: no evaluation has ended in it yet, so there is no curve; "
+            f"forage show {options.run} prints its rollouts"
+        )
+    print(written)
 
 
 def draw(run_dir: Path) -> Path | None:

@@ -27,7 +27,9 @@ from replay.log.records import (
 from replay.log.summary import summarise
 from replay.protocol import EvalResult
 from replay.trajectory import Kind, Question, Sampling, StopReason, Trajectory, Turn
+from scripts import cli
 from scripts.runs import plot, show, summary
+from tests.scripts.conftest import RecordedRun
 
 QUESTION = Question("q", "who ?", ("me",), 1)
 
@@ -165,6 +167,16 @@ def test_show_filters_and_colours(config: Config) -> None:
     text = show.render(next(iter(show.rollouts(run, step=3))), backend)
     assert "trained step 3" in text.plain and "version 0-1" in text.plain
     assert any("green" in str(span.style) for span in text.spans)
+
+
+def test_a_run_without_an_evaluation_has_no_curve(
+    recorded_run: RecordedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded_run.train(0)
+    assert cli.main(["plot", str(recorded_run.path)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"RUN = '{recorded_run.path}': no evaluation has ended in it yet" in err
 
 
 def test_the_curve_is_drawn(config: Config, tmp_path: Path) -> None:
