@@ -8,6 +8,7 @@ any layout that runs read.
 """
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from rich.table import Table
 
 from actors.answers import normalize_answer
 from replay.questions import QuestionsError, question_of, question_rows
-from scripts.data.data_sets import EVAL, HOPS, TRAIN, Source, find, hops_of
+from scripts.data.data_sets import EVAL, HOPS, REPOSITORY, TRAIN, Source, find, hops_of
 from scripts.options import argument, option, refusing
 from scripts.terminal import Bars
 
@@ -50,9 +51,22 @@ class PrepareOptions:
 
 def prepare(options: PrepareOptions) -> None:
     """Read, check, write, and print what was found. Raises ConfigError, OSError."""
+    announce(options)
     with refusing(QuestionsError, OSError):
         report = prepared(options)
     Console().print(_table(report))
+
+
+def announce(options: PrepareOptions) -> None:
+    """Say which sets will be fetched, and how to do without."""
+    named = dict.fromkeys(_names(options.train) + _names(options.eval))
+    fetched = [name for name in named if name in HOPS and not options.from_]
+    if fetched:
+        print(
+            f"forage: fetching from the Hub ({REPOSITORY}): {', '.join(fetched)}; to do without, "
+            'name your own, --train FILE --eval FILE, or no set, --eval ""',
+            file=sys.stderr,
+        )
 
 
 def prepared(options: PrepareOptions) -> dict[str, Any]:

@@ -6,17 +6,19 @@ ends it with the first cause when a process dies, and leaves `summary.json` what
 """
 
 import os
+import shlex
 import shutil
 import sys
 import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from configs.keys import Address, Addresses
 from configs.load import save
 from configs.runtime.files import replacing
-from configs.runtime.process import Exit, make_socket_dir
+from configs.runtime.process import REPOSITORY, Exit, make_socket_dir
 from configs.runtime.signals import Interrupt
 from configs.schema import Config
 from replay.clients.launcher import Observer
@@ -87,13 +89,21 @@ def _launch(config: Config, progress: Progress | None, prepare_only: bool) -> in
         console.say(line, "yellow")
     if prepare_only:
         save(config, Path(config.run_dir) / "config.yaml")
-        for command in commands(config, progress).values():
-            print(f"{sys.executable} {' '.join(command)}")
+        _print_commands(commands(config, progress))
         return Exit.DONE
     for line, _ in machine.gpu_plan(config):
         console.say(line)
     console.say(f"weights will travel by {machine.transport(config)}")
     return run(config, console, progress)
+
+
+def _print_commands(commands: dict[str, list[str]]) -> None:
+    variables = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
+    print("# Run these in this order, each in a terminal of its own. In every terminal, first:")
+    print(f"cd {shlex.quote(str(REPOSITORY))}\nexport {variables}")
+    for number, (name, command) in enumerate(commands.items(), 1):
+        print(f"# terminal {number}: {name}\n{shlex.join([sys.executable, *command])}")
+    print("# Once the learner and the actors have ended, end the others with Ctrl-C.")
 
 
 def commands(config: Config, progress: Progress | None = None) -> dict[str, list[str]]:
@@ -184,11 +194,19 @@ def _leave(
     path, curve = summary.write(run_dir, report), plot.draw(run_dir)
     style = "bold green" if outcome == "completed" else "bold red"
     console.say(outcome if cause == outcome else f"{outcome}: {cause}", style)
-    console.say(f"EM {report['em_start']} -> {report['em_final']}, {report['steps']} steps; {path}")
+    console.say(f"{outcome_of(report)}; {path}")
     if curve:
         console.say(f"learning curve: {curve}")
     if command := how_to_go_on(run_dir, outcome):
         console.say(f"to go on with it: {command}")
+
+
+def outcome_of(report: dict[str, Any]) -> str:
+    """What a summary tells of exact match, and the steps."""
+    found = [report[name] for name in ("em_start", "em_final")]
+    start, final = ("not evaluated" if em is None else str(em) for em in found)
+    em = "nothing was evaluated" if start == final == "not evaluated" else f"EM {start} -> {final}"
+    return f"{em}, {report['steps']} steps"
 
 
 def _prepare(config: Config, addresses: Addresses, resumed: bool) -> Path:

@@ -7,8 +7,9 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from replay.questions import load_questions
+from replay.questions import QuestionsError, load_questions
 from scripts import cli
+from scripts.data import data_sets
 from scripts.data.data_sets import HOPS, hops_of
 
 # The splits that FlashRAG has of each set, and the ids that its rows have.
@@ -126,6 +127,25 @@ def test_what_is_not_there_is_named(
     assert cli.main(["data", "prepare", *given]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_sets_that_are_fetched_are_named_first_and_how_to_do_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def download(name: str, *_: object) -> None:
+        raise QuestionsError(f"{name}: no network")
+
+    monkeypatch.setattr(data_sets, "_download", download)
+    own = flashrag(tmp_path) / "nq" / "train.jsonl"
+    assert cli.main(["data", "prepare", str(tmp_path / "out"), "--train", str(own)]) == 2
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == (
+        f"forage: fetching from the Hub ({data_sets.REPOSITORY}): {', '.join(HOPS)}; to do "
+        'without, name your own, --train FILE --eval FILE, or no set, --eval ""'
+    )
+    assert last == "forage: nq: no network"
+    assert cli.main(["data", "prepare", str(tmp_path / "out"), "--train", "nq", "--eval", ""]) == 2
+    assert ": nq; to do without" in capsys.readouterr().err
 
 
 def test_a_file_without_a_usable_row_is_refused(

@@ -313,6 +313,30 @@ def test_prepare_only_prints_commands_that_name_the_run(
     printed = capsys.readouterr().out
     assert printed.count(f"{good['run_dir']}/config.yaml") == 5
     assert "actors.worker" in printed and "--actor-id actor-1" in printed
+    comments, commands = (
+        [line for line in printed.splitlines() if line.startswith("#") == each]
+        for each in (True, False)
+    )
+    assert "in this order, each in a terminal of its own" in comments[0]
+    assert commands[0] == f"cd {REPOSITORY}"
+    assert commands[1].startswith("export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false")
+    workers = [line.split("-m ")[1].split(".")[0] for line in commands[2:]]
+    assert workers == ["retrieval_server", "replay", "learner", "actors", "actors"]
+
+
+@pytest.mark.parametrize(
+    ("start", "final", "said"),
+    [
+        (None, None, "nothing was evaluated, 3 steps"),
+        (0.0, None, "EM 0.0 -> not evaluated, 3 steps"),
+        (None, 0.5, "EM not evaluated -> 0.5, 3 steps"),
+        (0.0, 0.5, "EM 0.0 -> 0.5, 3 steps"),
+    ],
+)
+def test_what_was_not_evaluated_is_said(
+    start: float | None, final: float | None, said: str
+) -> None:
+    assert launch.outcome_of({"em_start": start, "em_final": final, "steps": 3}) == said
 
 
 def test_every_rank_of_the_learner_has_its_own_process(good: dict[str, str]) -> None:
