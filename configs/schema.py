@@ -34,12 +34,21 @@ class ModelConfig(Section, frozen=True):
     trust_remote_code: bool = False
 
 
+class QuestionColumns(Section, frozen=True):
+    """The columns of a question file, `a.b` one within a column; empty: a known layout's."""
+
+    question: str = ""
+    answers: str = ""  # a text, or a list of texts
+    id: str = ""
+
+
 class QuestionsConfig(Section, frozen=True):
     """The files of questions (docs/environments.md), and the prompt made of a question."""
 
     train: InputPath = ""
     eval: InputPath = ""
     eval_limit: NonNegative = 0  # 0 = every row
+    columns: QuestionColumns = QuestionColumns()  # of both
     prompt: str = ""  # with {question}; empty: the environment's own
     chat_template: bool = True  # applied when the tokenizer has one
 

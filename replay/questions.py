@@ -3,7 +3,8 @@ epoch by the seed.
 
 The supply's state is the number of draws, the questions put back and those retired, so a fold over
 the log restores it. Files are JSONL or parquet of ours, FlashRAG's and ASearcher's JSONL,
-Search-R1's and verl's parquet, as they are.
+Search-R1's and verl's parquet, as they are; `questions.columns` names the columns of others. A
+`*` in a file's name stands for several, read as one.
 """
 
 import random
@@ -15,11 +16,15 @@ from typing import Any
 
 import msgspec
 
-from configs.schema import QuestionsConfig
+from configs.schema import QuestionColumns, QuestionsConfig
 from replay.trajectory import Question
 
 NAMED_ROWS = 20  # of those that cannot be used
-_WANTED = 'write {"question": text, "answers": [text, …]}, optional "id" and "hops"'
+_WANTED = (
+    'write {"question": text, "answers": [text, …]}, optional "id" and "hops", or name the '
+    "columns: questions.columns.question=…"
+)
+_KNOWN = QuestionColumns()  # none is named
 _BATCH = 1024
 
 
@@ -129,11 +134,13 @@ class _Row(msgspec.Struct):
     hops: int = 0
 
 
-def load_questions(path: str | Path, limit: int = 0) -> tuple[Question, ...]:
+def load_questions(
+    path: str | Path, limit: int = 0, columns: QuestionColumns = _KNOWN
+) -> tuple[Question, ...]:
     """Return the questions of every row, or of the first `limit`; 0 reads all. Raises
     QuestionsError, for a single row that cannot be used too.
     """
-    file = read_questions(path, limit)
+    file = read_questions(path, limit, columns)
     if file.unusable:
         raise QuestionsError(
             f"{file.told()}: forage data prepare lists such rows and keeps the others"
@@ -141,7 +148,9 @@ def load_questions(path: str | Path, limit: int = 0) -> tuple[Question, ...]:
     return file.questions
 
 
-def read_questions(path: str | Path, limit: int = 0) -> QuestionFile:
+def read_questions(
+    path: str | Path, limit: int = 0, columns: QuestionColumns = _KNOWN
+) -> QuestionFile:
     """Read and check every row, or up to the first `limit` sound ones; 0 reads all.
 
     A row without an id is called `<file stem>-<row number>`, from 1. Raises QuestionsError where
@@ -157,7 +166,7 @@ def read_questions(path: str | Path, limit: int = 0) -> QuestionFile:
 
     for number, raw in question_rows(path, refuse):
         try:
-            question = question_of(raw, f"{path}:{number}", f"{path.stem}-{number}")
+            question = question_of(raw, f"{path}:{number}", f"{path.stem}-{number}", columns)
         except QuestionsError as fault:
             refuse(number, fault)
             continue
@@ -181,7 +190,8 @@ def read_questions(path: str | Path, limit: int = 0) -> QuestionFile:
 def left_out(files: QuestionsConfig) -> Iterator[str]:
     """Say of each file of a run whose rows cannot all be used how many, and why not the first."""
     for field, limit in (("train", 0), ("eval", files.eval_limit)):
-        if (path := getattr(files, field)) and (told := read_questions(path, limit).told()):
+        path = getattr(files, field)
+        if path and (told := read_questions(path, limit, files.columns).told()):
             yield (
                 f"questions.{field}: left out, {told}; leave the file as it is while this run may "
                 "be resumed"
@@ -191,10 +201,25 @@ def left_out(files: QuestionsConfig) -> Iterator[str]:
 def question_rows(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, Any]]:
     """Yield line or row number, from 1, and content of every row as it stands. A line that is no
     JSON is left to `refuse`, where that is given. Raises QuestionsError.
+
+    Numbers go on from one file of several to the next.
     """
-    if path.suffix == ".parquet":
-        yield from _parquet(path)
-        return
+    before = last = 0
+    for file in question_files(path):
+        for number, raw in _parquet(file) if file.suffix == ".parquet" else _jsonl(file, refuse):
+            last = before + number
+            yield last, raw
+        before = last
+
+
+def question_files(path: Path) -> list[Path]:
+    """Return the files that `path` names, in order; itself where there is no `*` in its name."""
+    if "*" not in path.name or path.exists():
+        return [path]
+    return sorted(path.parent.glob(path.name))
+
+
+def _jsonl(path: Path, refuse: Refuse | None) -> Iterator[tuple[int, Any]]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -211,16 +236,17 @@ def question_rows(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[in
                 refuse(number, fault)
 
 
-def question_of(raw: Any, where: str, name: str) -> Question:
+def question_of(raw: Any, where: str, name: str, columns: QuestionColumns = _KNOWN) -> Question:
     """Return the question of a row; `name` is its id where it has none.
 
     Its text is `question` or `extra_info.question`; its answers are `answers`, `golden_answers`,
     `reward_model.ground_truth.target` or `answer`; its id is `id`, `qid` or `extra_info.index`,
-    behind `data_source` where that is named, for ids of different data sets collide. Raises
-    QuestionsError naming `where`.
+    behind `data_source` where that is named, for ids of different data sets collide; or what
+    `columns` names. Raises QuestionsError naming `where`.
     """
+    fields = _plain(raw) | _named(raw, where, columns) if isinstance(raw, dict) else raw
     try:
-        row = msgspec.convert(_plain(raw) if isinstance(raw, dict) else raw, _Row)
+        row = msgspec.convert(fields, _Row)
     except msgspec.ValidationError as error:
         shown = msgspec.json.encode(raw, enc_hook=str).decode()[:80]
         raise QuestionsError(f"{where}: {error}, got {shown!r}; {_WANTED}") from error
@@ -250,6 +276,37 @@ def _plain(raw: Mapping[str, Any]) -> dict[str, Any]:
         "hops": raw.get("hops"),
     }
     return {field: value for field, value in found.items() if value is not None}
+
+
+def _named(raw: Mapping[str, Any], where: str, columns: QuestionColumns) -> dict[str, Any]:
+    """Return what the columns hold that are named."""
+    found: dict[str, Any] = {}
+    for field, column in msgspec.structs.asdict(columns).items():
+        if not column:
+            continue
+        try:
+            value = _reach(raw, column)
+        except KeyError:
+            inner = (
+                [f"{name}.{each}" for each in value] if isinstance(value, dict) else [name]
+                for name, value in raw.items()
+            )
+            raise QuestionsError(
+                f"{where}: there is no column {column!r} (questions.columns.{field}), only "
+                f"{', '.join(name for names in inner for name in names)}: name one of them"
+            ) from None
+        found[field] = [value] if field == "answers" and isinstance(value, str) else value
+    return found
+
+
+def _reach(raw: Any, column: str) -> Any:
+    """Return the value of a column, `a.b` within a struct or each of a list. Raises KeyError."""
+    if isinstance(raw, list):
+        return [_reach(each, column) for each in raw]
+    head, dot, rest = column.partition(".")
+    if not isinstance(raw, dict) or (column not in raw and not dot):
+        raise KeyError(column)
+    return raw[column] if column in raw else _reach(raw[head], rest)
 
 
 def _id(raw: Mapping[str, Any], extra: Mapping[str, Any]) -> Any:

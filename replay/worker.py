@@ -73,8 +73,10 @@ def make_ledger(config: Config, tell: Callable[[str], None] | None = None) -> Le
     files = config.questions
     if not files.train:
         raise ConfigError(f"questions.train = {files.train!r}: name a JSONL file of questions")
-    train = read_questions(files.train)
-    evaluation = read_questions(files.eval, files.eval_limit) if files.eval else QuestionFile(())
+    columns, evaluation = files.columns, QuestionFile(())
+    train = read_questions(files.train, columns=columns)
+    if files.eval:
+        evaluation = read_questions(files.eval, files.eval_limit, columns)
     for field, file in ("train", train), ("eval", evaluation):
         if tell and file.unusable:
             for line in file.told(), *file.faults[1:]:

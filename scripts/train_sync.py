@@ -72,8 +72,11 @@ class Rollouts:
         self.opened, self.evaluated = 1, EVAL_GROUPS
         self.audit = TokenAudit(prompter, config)
         files = config.questions
-        self.questions = Questions(read_questions(files.train).questions, config.seed)
-        self.eval_questions = read_questions(files.eval, files.eval_limit).questions
+        self.questions = Questions(
+            read_questions(files.train, columns=files.columns).questions, config.seed
+        )
+        evaluation = read_questions(files.eval, files.eval_limit, files.columns)
+        self.eval_questions = evaluation.questions
         self.slots = asyncio.Semaphore(config.actors.rollouts_in_flight * config.actors.count)
 
     async def one(self, lease: Lease) -> Trajectory:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -121,7 +120,7 @@ def _listed(config: Config) -> Iterator[Question]:
     for field in ("train", "eval"):
         if path := getattr(config.questions, field):
             try:
-                yield from read_questions(Path(path)).questions
+                yield from read_questions(path, columns=config.questions.columns).questions
             except (ReplayError, ValueError, OSError) as error:
                 raise ConfigError(f"questions.{field} = {path!r}: {error}") from error
 

@@ -222,7 +222,7 @@ def questions_of(config: Config) -> list[Asked]:
     for kind in KINDS:
         path = getattr(files, kind)
         try:
-            found = read_questions(path, limits[kind]).questions if path else ()
+            found = read_questions(path, limits[kind], files.columns).questions if path else ()
         except QuestionsError as error:
             raise ConfigError(f"questions.{kind} = {path!r}: {error}") from error
         made += ((kind, each) for each in found)

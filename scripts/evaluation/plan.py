@@ -17,8 +17,8 @@ import msgspec
 from actors.environments.registry import searches
 from configs.load import ConfigError, leaves
 from configs.runtime.files import write_json
-from configs.schema import Config
-from replay.questions import QuestionsError, load_questions, question_rows
+from configs.schema import Config, QuestionColumns
+from replay.questions import QuestionsError, load_questions, question_files, question_rows
 from replay.trajectory import Question
 from scripts.evaluation.rows import Asked, QuestionSet, Rows, asked_of
 from scripts.options import Options, argument, option, overrides
@@ -35,6 +35,7 @@ _WITHOUT_EFFECT = {
     "questions.train",
     "questions.eval",
     "questions.eval_limit",
+    *(f"questions.columns.{name}" for name in QuestionColumns.__struct_fields__),  # rows show it
     "retrieval.host",
     "retrieval.port",
     "retrieval.token_file",
@@ -168,8 +169,8 @@ class Plan:
 def planned(options: EvaluateOptions) -> Plan:
     """Make the plan, with every check that needs no engine. Raises ConfigError."""
     found = find(options.model, options.weights)
-    sets = load_sets(options.sets, options.limit)
     base = configured(found, options.config, options.overrides)
+    sets = load_sets(options.sets, options.limit, base.questions.columns)
     configs = _by_environment(found, options, base)
     searching = next((name for name, config in configs.items() if searches(config)), "")
     for name, config in configs.items():  # the source of passages is checked once
@@ -267,11 +268,13 @@ def _size(given: str) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def load_sets(given: Sequence[str], limit: int = 0) -> tuple[QuestionSet, ...]:
+def load_sets(
+    given: Sequence[str], limit: int = 0, columns: QuestionColumns | None = None
+) -> tuple[QuestionSet, ...]:
     """Read every set, or its first `limit` questions (0: all). Raises ConfigError."""
     sets: dict[str, QuestionSet] = {}
     for each in given:
-        for found in _sets_of(each):
+        for found in _sets_of(each, columns or QuestionColumns()):
             if found.name in sets:
                 raise ConfigError(
                     f"--sets {each}: a set named {found.name!r} is in {sets[found.name].path} too: "
@@ -283,9 +286,9 @@ def load_sets(given: Sequence[str], limit: int = 0) -> tuple[QuestionSet, ...]:
     )
 
 
-def _sets_of(given: str) -> Iterator[QuestionSet]:
+def _sets_of(given: str, columns: QuestionColumns) -> Iterator[QuestionSet]:
     name, path = _named(given)
-    if not path.is_file():
+    if not all(file.is_file() for file in question_files(path) or [path]):
         raise ConfigError(
             f"--sets {given}: there is no file {str(path)!r}: name questions, JSONL or parquet, as "
             "FILE or NAME=FILE"
@@ -293,7 +296,7 @@ def _sets_of(given: str) -> Iterator[QuestionSet]:
     sets: dict[str, list[Question]] = {}
     try:
         rows = (raw for _, raw in question_rows(path))
-        for question, raw in zip(load_questions(path), rows, strict=True):
+        for question, raw in zip(load_questions(path, columns=columns), rows, strict=True):
             sets.setdefault(name or _source(raw) or path.stem, []).append(question)
     except QuestionsError as error:
         raise ConfigError(f"--sets {given}: {error}") from error

@@ -22,7 +22,7 @@ from configs.environment import BUILT_IN
 from configs.load import ConfigError, load
 from configs.schema import Config
 from replay.protocol import ReplayError
-from replay.questions import read_questions
+from replay.questions import question_files, read_questions
 from retrieval_server.auth import read_token
 from retrieval_server.encoder_settings import require_encoder
 from retrieval_server.index.open_index import look
@@ -99,11 +99,11 @@ def _questions(config: Config) -> Iterator[str]:
         wanted = 'name a JSONL or parquet file of {"question", "answers"}'
         if not path:
             yield f"questions.{field} is empty: {wanted}"
-        elif not Path(path).is_file():
+        elif not all(file.is_file() for file in question_files(Path(path)) or [Path(path)]):
             yield f"questions.{field} = {path!r}: no file there: {wanted}"
         else:
             try:
-                read_questions(Path(path))
+                read_questions(path, columns=config.questions.columns)
             except (ReplayError, ValueError, OSError) as error:
                 yield _fault(f"questions.{field}", path, error)
 

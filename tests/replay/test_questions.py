@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from configs.schema import QuestionColumns
 from replay.questions import NAMED_ROWS, Questions, QuestionsError, load_questions, read_questions
 from replay.trajectory import Question
 
@@ -286,3 +287,53 @@ def test_what_is_no_parquet_is_named(tmp_path: Path) -> None:
         load_questions(tmp_path / "t.parquet")
     with pytest.raises(QuestionsError, match="cannot be read as parquet"):
         load_questions(tmp_path / "none.parquet")
+
+
+OTHERS = {"problem": "who ?", "truth": {"value": "A", "aliases": ["A", "B"]}, "key": 7}
+MAPPED = QuestionColumns(question="problem", answers="truth.aliases", id="key")
+
+
+def test_columns_of_other_names_are_read_alike_from_both_kinds_of_file(tmp_path: Path) -> None:
+    wanted = (Question("7", "who ?", ("A", "B")),)
+    lines = written(tmp_path, json.dumps(OTHERS))
+    assert load_questions(lines, columns=MAPPED) == wanted
+    assert load_questions(parquet(tmp_path / "t.parquet", [OTHERS]), columns=MAPPED) == wanted
+
+
+def test_a_named_column_wins_over_a_known_one(tmp_path: Path) -> None:
+    path = written(tmp_path, row(answer_list="theirs", id="1"), row(answer_list=["a"], id="2"))
+    found = load_questions(path, columns=QuestionColumns(answers="answer_list"))
+    assert [question.answers for question in found] == [("theirs",), ("a",)]
+
+
+def test_a_column_reaches_into_each_struct_of_a_list(tmp_path: Path) -> None:
+    path = written(tmp_path, row(refs=[{"text": "a"}, {"text": "b"}]))
+    columns = QuestionColumns(answers="refs.text")
+    assert load_questions(path, columns=columns)[0].answers == ("a", "b")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("column", ["prompt", "truth.text", "problem.text"])
+def test_an_absent_column_is_refused_with_those_that_are_there(
+    tmp_path: Path, kind: str, column: str
+) -> None:
+    path = tmp_path / f"t.{kind}"
+    parquet(path, [OTHERS]) if kind == "parquet" else path.write_text(json.dumps(OTHERS))
+    columns = QuestionColumns(question=column, answers="truth.value")
+    with pytest.raises(QuestionsError) as refused:
+        read_questions(path, columns=columns)
+    said = f"{path}:1: there is no column {column!r} (questions.columns.question), only "
+    _, _, listed = str(refused.value).partition(said)
+    there = listed.partition(": name one of them")[0].split(", ")
+    assert {*there} == {"problem", "truth.value", "truth.aliases", "key"}
+
+
+def test_a_star_stands_for_several_files_read_as_one(tmp_path: Path) -> None:
+    for part in range(2):
+        rows = [{"question": f"{part}{n}", "answers": ["a"]} for n in range(2)]
+        parquet(tmp_path / f"train-{part}.parquet", rows)
+    found = load_questions(tmp_path / "train-*.parquet")
+    assert [question.text for question in found] == ["00", "01", "10", "11"]
+    assert len({question.id for question in found}) == 4
+    with pytest.raises(QuestionsError, match="no questions"):
+        load_questions(tmp_path / "none-*.parquet")

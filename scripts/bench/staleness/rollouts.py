@@ -49,8 +49,10 @@ class Rollouts:
         self.config, self.policy = config, policy
         self._retriever = LocalRetriever(config.retrieval.corpus)
         self._prompter = Prompter(tokenizer, config.questions, config.actors)
-        self._questions = Questions(load_questions(config.questions.train), config.seed)
-        self._eval = load_questions(config.questions.eval, config.questions.eval_limit)
+        files = config.questions
+        train = load_questions(files.train, columns=files.columns)
+        self._questions = Questions(train, config.seed)
+        self._eval = load_questions(files.eval, files.eval_limit, files.columns)
         self._opened, self._signal_rate = 0, 1.0
 
     def batch(self, step: int) -> tuple[Batch | None, float]:
