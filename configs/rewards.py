@@ -15,6 +15,7 @@ from configs.prompts import JUDGE_PROMPT
 from configs.section import (
     OF_THE_MACHINE,
     InputPath,
+    ModelPath,
     NonNegative,
     NonNegativeFloat,
     Positive,
@@ -99,7 +100,7 @@ class JudgeConfig(Section, frozen=True):
 class SimilarityConfig(Section, frozen=True):
     """The encoder whose sentence embeddings are compared, on the CPU."""
 
-    model: InputPath = ""  # a folder that transformers loads
+    model: ModelPath = ""  # a folder that transformers loads
     threads: Positive = 1
     timeout_s: Seconds = 30.0  # of one comparison, waiting for the batch before included
 

@@ -16,10 +16,12 @@ from configs.section import (
     CHANGEABLE,
     OF_THE_MACHINE,
     InputPath,
+    ModelPath,
     NonNegative,
     NonNegativeFloat,
     Positive,
     PositiveFloat,
+    QuestionsPath,
     Seconds,
     Section,
 )
@@ -28,7 +30,7 @@ from configs.section import (
 class ModelConfig(Section, frozen=True):
     """The model that is trained: a Hugging Face folder."""
 
-    path: InputPath = ""
+    path: ModelPath = ""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     max_model_len: Positive = 4096
     trust_remote_code: bool = False
@@ -45,8 +47,8 @@ class QuestionColumns(Section, frozen=True):
 class QuestionsConfig(Section, frozen=True):
     """The files of questions (docs/environments.md), and the prompt made of a question."""
 
-    train: InputPath = ""
-    eval: InputPath = ""
+    train: QuestionsPath = ""
+    eval: QuestionsPath = ""
     eval_limit: NonNegative = 0  # 0 = every row
     columns: QuestionColumns = QuestionColumns()  # of both
     prompt: str = ""  # with {question}; empty: the environment's own
@@ -58,7 +60,7 @@ class RetrievalConfig(Section, frozen=True):
 
     corpus: InputPath = ""  # JSONL, plain or .gz, or parquet
     index: InputPath = ""  # of `forage index`, or a FAISS file; empty: BM25, made at the start
-    encoder: InputPath = ""  # of a dense index; empty: where it was when the index was built
+    encoder: ModelPath = ""  # of a dense index; empty: where it was when the index was built
     encoder_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"  # of the encoder
     index_device: Literal["cpu", "cuda"] = "cpu"  # of the vectors; cuda: over all GPUs, in halves

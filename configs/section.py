@@ -18,6 +18,11 @@ OF_THE_MACHINE = Meta(extra={"resume": "of the machine"})
 # A file or folder that a run reads: the launcher makes the path absolute.
 INPUT_PATH = Meta(extra={"path": "input"})
 InputPath = Annotated[str, INPUT_PATH]
+# One that may be a name on the Hugging Face Hub instead: the launcher puts a path in its place.
+HUB_MODEL = Meta(extra={"hub": "model"})
+HUB_DATA = Meta(extra={"hub": "dataset"})
+ModelPath = Annotated[InputPath, HUB_MODEL]
+QuestionsPath = Annotated[InputPath, HUB_DATA]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -34,7 +34,7 @@ from scripts.ask.endpoint import EndpointPolicy, base_url
 from scripts.ask.stream import Asker, StreamDecoder, View
 from scripts.ask.view import Lines, Terminal
 from scripts.options import argument, option
-from scripts.setup import preflight
+from scripts.setup import hub, preflight
 from scripts.setup.model_source import MODEL, Found, configured, find
 from scripts.setup.overrides import fields_of, is_override
 from scripts.setup.retrieval import OwnServer, ServerFailed, own_address, probe, serving
@@ -136,6 +136,7 @@ def configure(options: AskOptions) -> Config:
     if path:
         model = msgspec.structs.replace(config.model, path=path)
         config = msgspec.structs.replace(config, model=model)
+    config = hub.with_hub_paths(config, ("model.path", "retrieval.encoder"))
     if options.is_url:
         check_tokenizer(config.model.path)
     config = searchable(config)
@@ -275,10 +276,10 @@ async def _policy(
 
 def find_model(given: str, weights: str = MODEL) -> Found:
     """Find the model that MODEL and `--weights` name. Raises ConfigError."""
-    if not Path(given).is_dir():
+    if not Path(hub.model("MODEL", given)).is_dir():
         raise ConfigError(
-            f"{given!r}: no such folder: name a run, a checkpoint, a Hugging Face folder or the "
-            "URL of a server"
+            f"{given!r}: no such folder: name a run, a checkpoint, a Hugging Face folder, a model "
+            "on the Hub or the URL of a server"
         )
     return find(given, weights)
 

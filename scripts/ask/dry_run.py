@@ -41,6 +41,7 @@ from scripts.ask.ask import (
 from scripts.ask.view import ACTION, READ, clean
 from scripts.options import Options, argument, option
 from scripts.setup import preflight
+from scripts.setup.hub import with_hub_paths
 from scripts.setup.overrides import is_override
 from scripts.terminal import status
 
@@ -91,7 +92,7 @@ def try_question(options: TryOptions) -> None:
     """Check, play, print. Raises ConfigError, ActorError, RetrievalError, ServerFailed."""
     prepare_environment()
     with Interrupt():
-        config = searchable(load(options.config, options.overrides))
+        config = searchable(with_hub_paths(load(options.config, options.overrides)))
         if not options.by_model:
             check_tokenizer(config.model.path)
         asked = chosen(config, options)

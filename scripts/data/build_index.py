@@ -19,6 +19,7 @@ from retrieval_server.index.build import build_bm25, build_dense
 from retrieval_server.index.manifest import Manifest
 from retrieval_server.protocol import RetrievalError
 from scripts.options import Options, argument, flag, option, refusing
+from scripts.setup import hub
 from scripts.terminal import Bars
 
 if TYPE_CHECKING:
@@ -72,9 +73,10 @@ def _build(options: IndexOptions, progress: Callable[[str, int, int], None]) -> 
     corpus, out = options.corpus, options.out
     if options.encoder is None:
         return build_bm25(corpus, out, progress)
-    require_encoder(options.encoder)
+    folder = Path(hub.model("--encoder", str(options.encoder)))
+    require_encoder(folder)
     progress("loading the encoder", 0, 0)
-    encoder, factory = _encoder(options, options.encoder), options.factory or "Flat"
+    encoder, factory = _encoder(options, folder), options.factory or "Flat"
     return build_dense(corpus, out, encoder, factory, options.threads, progress)
 
 

@@ -24,6 +24,7 @@ from retrieval_server.index.open_index import open_index
 from retrieval_server.protocol import RetrievalError
 from scripts.data.reach import Asked, Figures, Reach, RecordedSearches, questions_of
 from scripts.options import Options, argument, option, overrides, refusing
+from scripts.setup.hub import with_hub_paths
 from scripts.terminal import Bars
 
 
@@ -113,7 +114,8 @@ def measured(
     options: AuditOptions,
 ) -> tuple[dict[str, Any], list[Asked], RecordedSearches | None]:
     """The figures, the questions they are of, and the recorded searches. Raises ConfigError."""
-    config = load(options.config, options.overrides)
+    read = ("questions.train", "questions.eval", "retrieval.encoder")
+    config = with_hub_paths(load(options.config, options.overrides), read)
     corpus = config.retrieval.corpus or config.retrieval.index
     if not corpus:
         raise ConfigError("retrieval.corpus is empty: name the passages to look in")

@@ -7,6 +7,7 @@ set of that name; others, and all rows of NAME=FILE, are one set.
 """
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from replay.questions import QuestionsError, load_questions, question_files, que
 from replay.trajectory import Question
 from scripts.evaluation.rows import Asked, QuestionSet, Rows, asked_of
 from scripts.options import Options, argument, option, overrides
-from scripts.setup import model_source, preflight
+from scripts.setup import hub, model_source, preflight
 from scripts.setup.model_source import Found, find
 from scripts.setup.overrides import fields_of
 from scripts.setup.resolve import with_absolute_paths, with_port
@@ -230,7 +231,7 @@ def _prepared(config: Config, model: Path, exact: bool) -> Config:
         questions=replace(config.questions, train="", eval=""),
         actors=actors,
     )
-    return with_absolute_paths(prepared)
+    return with_absolute_paths(hub.with_hub_paths(prepared, ("retrieval.encoder",)))
 
 
 def agree(folder: Path, settings: Settings) -> None:
@@ -287,7 +288,7 @@ def load_sets(
 
 
 def _sets_of(given: str, columns: QuestionColumns) -> Iterator[QuestionSet]:
-    name, path = _named(given)
+    name, path, otherwise = _named(given)
     if not all(file.is_file() for file in question_files(path) or [path]):
         raise ConfigError(
             f"--sets {given}: there is no file {str(path)!r}: name questions, JSONL or parquet, as "
@@ -297,18 +298,21 @@ def _sets_of(given: str, columns: QuestionColumns) -> Iterator[QuestionSet]:
     try:
         rows = (raw for _, raw in question_rows(path))
         for question, raw in zip(load_questions(path, columns=columns), rows, strict=True):
-            sets.setdefault(name or _source(raw) or path.stem, []).append(question)
+            sets.setdefault(name or _source(raw) or otherwise, []).append(question)
     except QuestionsError as error:
         raise ConfigError(f"--sets {given}: {error}") from error
     for found, questions in sets.items():
         yield QuestionSet(found, path, tuple(questions))
 
 
-def _named(given: str) -> tuple[str, Path]:
-    name, separator, path = given.partition("=")
+def _named(given: str) -> tuple[str, Path, str]:
+    """The name that it gives, the path, and the name of rows that say no `data_source`."""
+    name, separator, value = given.partition("=")
     if not separator or Path(given).exists():
-        return "", Path(given)
-    return name, Path(path)
+        name, value = "", given
+    local = hub.questions("--sets", value)
+    otherwise = Path(local).stem if local == value else re.split("[/:@]", value)[1]
+    return name, Path(local), otherwise
 
 
 def _source(raw: Any) -> str:

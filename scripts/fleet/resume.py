@@ -36,6 +36,7 @@ from replay.worker import make_ledger
 from scripts.fleet import guardian
 from scripts.options import refusing
 from scripts.setup import preflight
+from scripts.setup.hub import with_hub_paths
 from scripts.setup.overrides import fields_of, get_field, with_field
 from scripts.setup.resolve import can_listen, run_directory, with_absolute_paths, with_port
 
@@ -65,7 +66,7 @@ def checked(
 
 def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder: Path) -> Config:
     """The recorded configuration with the changes that may be made. Raises ConfigError."""
-    given = with_absolute_paths(load(path or folder / "config.yaml", overrides))
+    given = with_absolute_paths(with_hub_paths(load(path or folder / "config.yaml", overrides)))
     named = _given_fields(path, overrides)  # a section without a line in it sets nothing
     fields = [field for field in named if not isinstance(get_field(given, field), Section)]
     problems = [

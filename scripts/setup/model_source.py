@@ -13,6 +13,7 @@ from configs.load import ConfigError, dump, load, parse, recorded_config
 from configs.schema import Config
 from learner import checkpoint
 from learner.errors import BadCheckpoint
+from scripts.setup import hub
 
 MODEL, EMA = WEIGHTS = ("model", "ema")  # folders of a checkpoint
 _RUNS = "config.yaml"
@@ -32,14 +33,17 @@ class Found:
 
 def find(given: str, weights: str = MODEL) -> Found:
     """The model, its weights, or those of a run's best or newest checkpoint. Raises ConfigError."""
-    path = Path(given).resolve()
+    local = hub.model("MODEL", given)
+    path = Path(local).resolve()
     if (path / "config.json").is_file():
         if weights != MODEL:
             raise ConfigError(
                 f"--weights {weights}: {given!r} is a model folder and has no average beside it: "
                 "name the checkpoint (or run) that it is of, or leave --weights out"
             )
-        return Found(given, path, path.name, _record_beside(path))
+        return Found(
+            given, path, Path(given if local != given else path).name, _record_beside(path)
+        )
     if not (path / checkpoint.MANIFEST).is_file():
         if (path / weights / "config.json").is_file():  # a warm start's, or what was copied
             return Found(given, path / weights, _named(path, weights), _record_of(path))

@@ -10,6 +10,7 @@ import msgspec
 from configs.load import ConfigError, marked
 from configs.schema import Config, RetrievalConfig
 from configs.section import INPUT_PATH
+from scripts.setup.hub import with_hub_paths
 from scripts.setup.overrides import get_field, with_field
 
 _RECORDS = ("config.yaml", "events.log")
@@ -18,7 +19,7 @@ _RECORDS = ("config.yaml", "events.log")
 def resolve(config: Config, name: str) -> Config:
     """The configuration with nothing left open; a run without a directory is named after `name`."""
     run_dir = config.run_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    config = with_absolute_paths(config)
+    config = with_absolute_paths(with_hub_paths(config))
     return msgspec.structs.replace(
         config, run_dir=str(Path(run_dir).resolve()), retrieval=with_port(config.retrieval)
     )
@@ -48,8 +49,14 @@ def with_absolute_paths(config: Config) -> Config:
     """The configuration with every input path absolute."""
     for field in marked(INPUT_PATH):
         if path := get_field(config, field):
-            config = with_field(config, field, str(Path(path).resolve()))
+            config = with_field(config, field, str(_absolute(Path(path))))
     return config
+
+
+def _absolute(path: Path) -> Path:
+    """Where it leads; a link itself where it has another suffix, which says what the file is."""
+    target = path.resolve()
+    return target if target.suffix == path.suffix else path.parent.resolve() / path.name
 
 
 def with_port(retrieval: RetrievalConfig) -> RetrievalConfig:
