@@ -213,10 +213,10 @@ def question_rows(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[in
 
 
 def question_files(path: Path) -> list[Path]:
-    """Return the files that `path` names, in order; itself where there is no `*` in its name."""
+    """Return the files that `path` names, in order: itself, but for a `*` in its name."""
     if "*" not in path.name or path.exists():
         return [path]
-    return sorted(path.parent.glob(path.name))
+    return sorted(path.parent.glob(path.name)) or [path]
 
 
 def _jsonl(path: Path, refuse: Refuse | None) -> Iterator[tuple[int, Any]]:

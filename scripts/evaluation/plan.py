@@ -289,7 +289,7 @@ def load_sets(
 
 def _sets_of(given: str, columns: QuestionColumns) -> Iterator[QuestionSet]:
     name, path, otherwise = _named(given)
-    if not all(file.is_file() for file in question_files(path) or [path]):
+    if not all(file.is_file() for file in question_files(path)):
         raise ConfigError(
             f"--sets {given}: there is no file {str(path)!r}: name questions, JSONL or parquet, as "
             "FILE or NAME=FILE"

@@ -25,9 +25,9 @@ _OFFLINE = any(
     os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 )
-_NAME = r"[A-Za-z0-9][\w.-]*/\w[\w.-]*"
+_NAME = r"(?!.*(?:--|\.\.))\w(?:[\w.-]*\w)?/\w(?:[\w.-]*\w)?"
 _DATA = re.compile(rf"({_NAME})(?::([\w./-]+))?(?:@([\w.-]+))?")
-_FILES = {".jsonl", ".json", ".parquet", ".gz", ".csv", ".txt", ".yaml", ".safetensors"}
+_FILES = {".jsonl", ".json", ".parquet", ".gz", ".csv", ".txt", ".yaml", ".git", ".safetensors"}
 _OF_A_MODEL = {".safetensors", ".json", ".model", ".txt", ".jinja", ".py"}  # and no pickles
 _SPLITS = {
     "train": "train", "training": "train",
@@ -169,6 +169,7 @@ def _fetched(
         CachedRepoTreeNotFoundError,
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
+        XetDownloadError,
     )
     from huggingface_hub.utils import disable_progress_bars, httpx  # type: ignore[attr-defined]
 
@@ -180,6 +181,7 @@ def _fetched(
     with suppress(CachedRepoTreeNotFoundError, LocalEntryNotFoundError):
         tree = get_cached_repo_tree(name, repo_type=kind)
         return snapshot(choose([file.path for file in tree]), local=True)
+    failed = (httpx.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError, XetDownloadError)
     try:
         with _network():
             hub = HfApi()
@@ -192,7 +194,7 @@ def _fetched(
             print(f"forage: {field}: fetching {name} from the Hub ({told})", file=sys.stderr)
             with nullcontext() if sys.stderr.isatty() else disable_progress_bars():
                 return snapshot(files, local=False)
-    except (httpx.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError) as error:
+    except failed as error:
         with suppress(LocalEntryNotFoundError, ConfigError):  # an older library lists no files
             folder = Path(snapshot_download(name, repo_type=kind, local_files_only=True))
             here = [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]

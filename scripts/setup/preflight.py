@@ -76,7 +76,7 @@ def check_rollouts(config: Config, searches: bool = True) -> None:
 def _model(config: Config) -> Iterator[str]:
     path = Path(config.model.path)
     if not config.model.path:
-        yield "model.path is empty: name a Hugging Face folder (config, safetensors, tokenizer)"
+        yield "model.path is empty: name a Hugging Face folder, or a model on the Hub"
     elif not (path / "config.json").is_file():
         yield f"model.path = {config.model.path!r}: no config.json; name a Hugging Face folder"
     elif not any(path.glob("*.safetensors")):
@@ -99,7 +99,7 @@ def _questions(config: Config) -> Iterator[str]:
         wanted = 'name a JSONL or parquet file of {"question", "answers"}'
         if not path:
             yield f"questions.{field} is empty: {wanted}"
-        elif not all(file.is_file() for file in question_files(Path(path)) or [Path(path)]):
+        elif not all(file.is_file() for file in question_files(Path(path))):
             yield f"questions.{field} = {path!r}: no file there: {wanted}"
         else:
             try:
