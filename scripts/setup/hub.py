@@ -53,7 +53,7 @@ def model(field: str, value: str) -> str:
     """The folder of the model `value`, which `field` names; other values as they are."""
     if not re.fullmatch(_NAME, value) or _is_path(value):
         return value
-    where = f"{field} = {value!r}"
+    where = _where(field, value)
 
     def choose(files: Iterable[str]) -> list[str]:
         wanted = [
@@ -77,7 +77,7 @@ def questions(field: str, value: str) -> str:
     named = _DATA.fullmatch(value)
     if not named or _is_path(value):
         return value
-    name, where = named[1], f"{field} = {value!r}"
+    name, where = named[1], _where(field, value)
     splits = TRAIN if field == "questions.train" else EVAL
     if named[3]:
         splits = (_SPLITS.get(named[3], named[3]),)
@@ -93,6 +93,10 @@ def _is_path(value: str) -> bool:
     """True for what is here, or is meant to be: a file's name, something in a folder of ours."""
     path = Path(value)
     return path.exists() or path.suffix in _FILES or Path(path.parts[0]).is_dir()
+
+
+def _where(field: str, value: str) -> str:
+    return f"{field} {value!r}" if field.startswith("--") else f"{field} = {value!r}"
 
 
 def _place(file: str) -> tuple[str, str] | None:

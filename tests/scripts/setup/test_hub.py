@@ -176,6 +176,8 @@ def test_a_set_to_evaluate_is_named_after_its_repository(served: FakeHub) -> Non
     asked, mine = load_sets(["lab/asked", "mine=lab/asked@train"], columns=columns)
     assert (asked.name, asked.path.name, asked.questions[0].text) == ("asked", "dev.jsonl", "who?")
     assert (mine.name, mine.path.name) == ("mine", "train.jsonl")
+    with pytest.raises(ConfigError, match=r"^--sets 'lab/asked@x': no split x in it"):
+        load_sets(["lab/asked@x"])
 
 
 def test_a_resumed_run_may_be_given_the_names_again(served: FakeHub, folder: Folder) -> None:
