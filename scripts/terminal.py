@@ -39,10 +39,11 @@ class Bars(Progress):
     """rich's progress bars, on standard error or `file`."""
 
     def __init__(self, *columns: Any, file: IO[str] | None = None) -> None:
-        ours = file is None
+        console, ours = Console(stderr=True, file=file), file is None
         super().__init__(
             *columns,
-            console=Console(stderr=True, file=file),
+            console=console,
+            disable=not console.is_terminal,
             redirect_stdout=ours and sys.stdout.isatty(),  # above the bars; never out of a file
             redirect_stderr=ours,
         )
@@ -51,13 +52,14 @@ class Bars(Progress):
     def start(self) -> None:
         """Begin to show them."""
         super().start()
-        if not self.console.is_terminal:
+        if self.disable:
             self._running.enter_context(_lines(self._line, self.console.file))
 
     def stop(self) -> None:
         """Show their end."""
         self._running.close()
-        super().stop()
+        if not self.disable:
+            super().stop()
 
     def _line(self) -> str:
         shown = []
@@ -66,7 +68,7 @@ class Bars(Progress):
             done = f": {task.completed:,.0f}{of}" if of or task.completed else ""
             if not task.finished:
                 shown.append(task.description.strip() + done)
-        return ", ".join(shown)
+        return ", ".join(shown) or "ending"
 
 
 @contextmanager

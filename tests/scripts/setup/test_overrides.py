@@ -23,5 +23,5 @@ def test_fields_are_named_however_they_are_set() -> None:
     given = ["questions={prompt: x, train: y}", "model.path=z", "seed=1", "questions.eval=[:"]
     fields = ["questions.prompt", "questions.train", "model.path", "seed", "questions.eval"]
     assert fields_of(given) == fields
-    assert fields_of(["questions.prompt={question}"]) == {"questions.prompt"}
-    assert fields_of(["learner=[:", "learner"]) == {"learner"}
+    assert fields_of(["questions.prompt={question}"]) == ["questions.prompt"]
+    assert fields_of(["learner=[:", "learner"]) == ["learner", "learner"]
