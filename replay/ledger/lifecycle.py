@@ -65,7 +65,8 @@ def settle_closed(journal: Journal, group: Group) -> None:
     if state.counters.zero_streak >= limit and not state.stop_cause:
         end_run(journal, f"the last {limit} closed train groups all had reward 0: no gradient")
     limit = UNSCORED_STEPS * state.config.groups_per_step
-    if not state.counters.scored and state.counters.unscored >= limit:
+    counters = state.counters
+    if not counters.scored and counters.unscored >= limit and not state.stop_cause:
         cause = next(summary.reward_cause for summary in group.summaries.values())
         end_run(journal, f"none of the first {limit} closed train groups could be scored: {cause}")
 
