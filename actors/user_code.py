@@ -96,8 +96,8 @@ def raise_if_cancelled(error: BaseException) -> None:
 
 
 def raised_at(entry_point: str, error: BaseException) -> str:
-    """Where in the file of `package.module:name` an error came from, ' (file.py:LINE)'; '' where it
-    never passed through there.
+    """Return the line in the file of `package.module:name` that an error came from, as
+    ' (file.py:LINE)'; '' where it never passed through there.
     """
     module = sys.modules.get(entry_point.partition(":")[0])
     own = getattr(module, "__file__", None)

@@ -1,4 +1,4 @@
-"""What a terminal of any width shows, on standard error where it is progress: a spinner, bars,
+"""The view of a terminal of any width, on standard error where it is progress: a spinner, bars,
 tables. Without a terminal, progress is a line every so often.
 """
 

@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Exit(enum.IntEnum):
-    """How a process of ours ended, as its exit code."""
+    """The end of a process of ours, as its exit code."""
 
     DONE = 0
     FAILED = 1

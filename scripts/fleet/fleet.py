@@ -65,7 +65,7 @@ class Host:
         return process.pid, self._started_at, self._log_from
 
     def ready_at(self) -> float | None:
-        """When the worker said that it does its work (seconds since the epoch); None before."""
+        """The time, since the epoch, at which the worker said that it works; None before."""
         try:
             return Path(self._ready_path).stat().st_mtime
         except FileNotFoundError:
@@ -142,7 +142,7 @@ class Member:
         self.exit_code: int | None = None
 
     def ready_at(self) -> float | None:
-        """When the process said that it does its work (seconds since the epoch); None before."""
+        """The time, since the epoch, at which the process said that it works; None before."""
         with contextlib.suppress(*_GONE):  # `poll` says what has become of it
             found: float | None = _answer(self.host.ready_at)
             return found

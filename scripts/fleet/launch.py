@@ -202,7 +202,7 @@ def _leave(
 
 
 def outcome_of(report: dict[str, Any]) -> str:
-    """What a summary tells of exact match, and the steps."""
+    """The exact match and the steps of a summary, in words."""
     found = [report[name] for name in ("em_start", "em_final")]
     start, final = ("not evaluated" if em is None else str(em) for em in found)
     em = "nothing was evaluated" if start == final == "not evaluated" else f"EM {start} -> {final}"

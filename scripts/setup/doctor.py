@@ -75,7 +75,7 @@ class Finding:
 
     @property
     def problems(self) -> int:
-        """How many keep a run from starting, with a line of the remedy for each."""
+        """The number of lines in the remedy where a run cannot start; else 0."""
         return len(self.remedy.splitlines()) if self.required and not self.ok else 0
 
 

@@ -207,7 +207,7 @@ def _fetched(
 
 
 def _why(error: Exception, kind: str, name: str, field: str) -> str:
-    """What the Hub, or the way there, has against it, and what to do."""
+    """The objection of the Hub, or of the way there, and what to do."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled
 

@@ -1,4 +1,4 @@
-"""What a run takes of this machine: its memory, its GPUs, the transport between them."""
+"""The needs of a run of this machine: its memory, its GPUs, the transport between them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,7 +123,7 @@ def gpu_plan(config: Config) -> list[tuple[str, bool]]:
 
 
 def transport(config: Config) -> str:
-    """How the weights will travel, by the GPUs of this machine. Raises TransportUnusable."""
+    """The way the weights will travel, by the GPUs of this machine. Raises TransportUnusable."""
     gpus, ranks = len(gpu_memory.totals()), config.learner.ranks
 
     def place(index: int) -> str:

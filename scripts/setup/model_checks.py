@@ -1,4 +1,4 @@
-"""What a model folder's config.json says against a configuration, before an engine loads it."""
+"""Checks of a configuration against a model folder's config.json, before an engine loads it."""
 
 import asyncio
 import json

@@ -54,7 +54,7 @@ def with_absolute_paths(config: Config) -> Config:
 
 
 def _absolute(path: Path) -> Path:
-    """Where it leads; a link itself where it has another suffix, which says what the file is."""
+    """Its target; a link itself where it has another suffix, which says what the file is."""
     target = path.resolve()
     return target if target.suffix == path.suffix else path.parent.resolve() / path.name
 
