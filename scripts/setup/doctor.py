@@ -102,7 +102,8 @@ def findings(config: Config | None = None) -> Iterator[Finding]:
     yield python(sys.version_info[:2])
     yield packages(lock)
     yield cores(len(os.sched_getaffinity(0)))
-    needed = sum(machine.memory_needed(config or load(DEMO)).values())
+    demo = sum(machine.memory_needed(load(DEMO)).values())  # measured: README has it
+    needed = machine.least_memory(config) if config else demo
     yield memory(psutil.virtual_memory().available, needed)
     yield gpus()
     # A checkpoint holds the weights, two averages and Adam's two moments in 32 bits.

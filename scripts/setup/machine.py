@@ -14,7 +14,8 @@ from weight_sync.transports.selection import CPU, choose
 # Imports, buffers and stacks of one process, so that the demo asks for its measured peak: its
 # processes' RSS comes to 5.3 GiB, which counts shared pages again (PSS: 3.9 GiB).
 PROCESS_BYTES = 430 << 20
-_SIZES = ("actors.kv_cache_bytes", "learner.micro_batch_tokens", "learner.logprob_chunk_bytes")
+_FILLING = ("actors.kv_cache_bytes", "learner.micro_batch_tokens")
+_SIZES = (*_FILLING, "learner.logprob_chunk_bytes")
 
 
 def lacks(config: Config) -> Iterator[str]:
@@ -83,9 +84,18 @@ def memory_needed(config: Config) -> dict[str, int]:
     }
 
 
+def least_memory(config: Config) -> int:
+    """The bytes without which a run is refused: caches and activations, which only the longest
+    rollouts fill, count by half.
+    """
+    needed = memory_needed(config)
+    filling = (size for what, size in needed.items() if any(name in what for name in _FILLING))
+    return sum(needed.values()) - sum(filling) // 2
+
+
 def _memory(config: Config) -> Iterator[str]:
     needed, free = memory_needed(config), psutil.virtual_memory().available
-    if sum(needed.values()) <= free:
+    if least_memory(config) <= free:
         return
     rounded = {what: round(size / gpu_memory.GIB, 2) for what, size in needed.items()}
     shown = {what: size for what, size in rounded.items() if size}
