@@ -1,6 +1,7 @@
 """A configuration with nothing left open: run directory, retrieval port, absolute paths."""
 
 import difflib
+import random
 import socket
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from configs.section import INPUT_PATH
 from scripts.setup.hub import with_hub_paths
 from scripts.setup.overrides import get_field, with_field
 
+PORTS = range(20_000, 32_000)  # below those of Linux's outgoing connections
 _RECORDS = ("config.yaml", "events.log")
 
 
@@ -64,8 +66,15 @@ def with_port(retrieval: RetrievalConfig) -> RetrievalConfig:
     if retrieval.port or not retrieval.has_own_server:
         return retrieval
     with socket.socket() as probe:
-        probe.bind((retrieval.host, 0))
-        return msgspec.structs.replace(retrieval, port=probe.getsockname()[1])
+        probe.bind((retrieval.host, 0))  # raises for a host that is not here
+        chosen = msgspec.structs.replace(retrieval, port=probe.getsockname()[1])
+    # Better none that the system gives away: a run takes its port seconds later, and Ray, which
+    # starts meanwhile, opens many connections.
+    for port in random.SystemRandom().sample(PORTS, 100):
+        other = msgspec.structs.replace(retrieval, port=port)
+        if not can_listen(other):
+            return other
+    return chosen
 
 
 def can_listen(retrieval: RetrievalConfig) -> str:
