@@ -97,6 +97,7 @@ class _Reply(msgspec.Struct, frozen=True):
     result: list[list[_Hit]]
 
 
+LEAST_S = 0.02  # of an attempt: with less it would be late, and hide what was met before
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Reply)
 
@@ -187,6 +188,7 @@ class RetrievalClient:
         body = _encoder.encode(RetrieveRequest(queries, top_k, return_scores=True))
         self._calls += 1
         deadline = time.monotonic() + self._timeout_s
+        last = deadline - min(LEAST_S, self._timeout_s / 2)
         left, attempt = self._retries, 0
         while True:
             remaining = deadline - time.monotonic()
@@ -199,10 +201,10 @@ class RetrievalClient:
                 met = not isinstance(error, RetrievalUnreachable | RetrievalOverloaded)
                 if isinstance(error, RetrievalOverloaded):
                     pause += error.retry_after_s
-                if (met and not left) or time.monotonic() + pause >= deadline:
+                if (met and not left) or time.monotonic() + pause >= last:
                     raise
                 await asyncio.sleep(pause)
-                if time.monotonic() >= deadline:  # it was a long sleep
+                if time.monotonic() >= last:  # it was a long sleep
                     raise
             left, attempt = left - met, attempt + 1
             self._retried += 1
