@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from configs.runtime.process import PACKAGES, REPOSITORY
+from configs.runtime.process import PACKAGES, REPOSITORY, Exit
 
 SOURCES = sorted(file for package in PACKAGES for file in (REPOSITORY / package).rglob("*.py"))
 PAGES = {"README.md": 120, "docs/architecture.md": 150}
+DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
+A_URL = re.compile(r"\s*(- )?<?https?://\S+")
 
 
 def functions(file: Path) -> dict[str, int]:
@@ -43,6 +45,17 @@ def test_the_training_loop_is_read_on_one_page() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_first_pages_are_short(page: str) -> None:
     assert len((REPOSITORY / page).read_text().splitlines()) <= PAGES[page]
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
+def test_no_line_of_a_page_is_wider_than_120_characters(page: Path) -> None:
+    lines = enumerate(page.read_text().splitlines(), start=1)
+    assert [n for n, line in lines if len(line) > 120 and not A_URL.fullmatch(line)] == []
+
+
+def test_every_exit_code_is_explained() -> None:
+    manual = (REPOSITORY / "docs" / "running.md").read_text()
+    assert set(map(int, re.findall(r"^\| (\d+) \|", manual, re.M))) == {*map(int, Exit)}
 
 
 def test_make_help_lists_every_target_with_a_line() -> None:
