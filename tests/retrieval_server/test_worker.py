@@ -1,6 +1,8 @@
 """The process by hand: it serves, leaves on SIGTERM with 0, and with 2 when it cannot serve."""
 
+import json
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -11,12 +13,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from configs.load import ConfigError
+from configs.load import ConfigError, load
+from configs.runtime.process import REPOSITORY
 from configs.schema import Config, RetrievalConfig
+from retrieval_server.app import create_app
 from retrieval_server.encoder import Encoder
 from retrieval_server.index.build import build_dense
+from retrieval_server.index.open_index import open_index
 from retrieval_server.worker import _warn_of_strangers, bind, check
 from tests.children import ends_with_us
+from tests.retrieval_server.conftest import running
 from tests.retrieval_server.encoders import make_encoder
 
 Run = Callable[..., subprocess.Popen[str]]
@@ -63,6 +69,21 @@ def test_it_serves_on_a_free_port_and_ends_on_sigterm(run: Run) -> None:
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "Traceback" not in said
+
+
+def test_the_documented_search_is_answered_as_documented(tmp_path: Path) -> None:
+    section = (REPOSITORY / "docs" / "retrieval.md").read_text().split("## A search by hand")[1]
+    blocks = re.findall(r"^```(?:json)?\n(.+?)^```$", section, re.M | re.S)
+    corpus, answer, (start, search) = blocks[0], blocks[3], map(shlex.split, blocks[1:3])
+    (tmp_path / "corpus.jsonl").write_text(corpus.split("<<'END'\n")[1].removesuffix("END\n"))
+    assert start[:3] == ["python", "-m", "retrieval_server.worker"]
+    here = f"retrieval.corpus={tmp_path / 'corpus.jsonl'}"
+    config = load(str(REPOSITORY / start[3]), [*start[4:], here])
+    assert f":{config.retrieval.port}/" in search[2]
+    with running(create_app(*open_index(config.retrieval))) as url:
+        path, body = httpx.URL(search[2]).path, search[search.index("-d") + 1]
+        reply = httpx.post(f"{url}{path}", content=body, trust_env=False).json()
+    assert reply == json.loads(answer)
 
 
 def test_it_ends_on_sigterm_with_a_client_connected(run: Run) -> None:
