@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from configs.devices import BY_DEVICE, DEVICES, defaults_of, device_here
 from configs.runtime.files import write_durably
 from configs.schema import Config
 from configs.section import CHANGEABLE, OF_THE_MACHINE, Section
@@ -83,6 +84,7 @@ def parse(text: str, overrides: Sequence[str], source: str) -> Config:
         raise ConfigError(f"{source}: expected sections such as `model:`, got {tree!r}")
     for override in overrides:
         _override(tree, override)
+    tree = _with_defaults(tree)
     _check_keys(tree, Config, "")
     try:
         config = msgspec.convert(tree, Config)
@@ -184,6 +186,27 @@ def _override(tree: dict[str, Any], override: str) -> None:
             raise ConfigError(f"override {override!r}: {parent!r} is not a section")
         node = child
     node[leaf] = value
+
+
+def _with_defaults(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree on top of the defaults that its key `defaults` names."""
+    if "defaults" not in tree:
+        return tree
+    given = {key: value for key, value in tree.items() if key != "defaults"}
+    known, device = (BY_DEVICE, *DEVICES), tree["defaults"]
+    if device not in known:
+        raise ConfigError(f"defaults = {device!r}: choose one of {', '.join(known)}")
+    return _merged(defaults_of(device_here() if device == BY_DEVICE else device), given)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    tree = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(below.get(key), Mapping)
+        tree[key] = _merged(below[key], value) if both else value
+        if value is None and isinstance(below.get(key), Mapping):  # an empty section
+            tree[key] = below[key]
+    return tree
 
 
 def _check_keys(tree: dict[str, Any], section: type[Section], prefix: str) -> None:

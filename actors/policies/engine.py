@@ -17,6 +17,7 @@ import psutil
 
 from actors.errors import EngineUnusable
 from actors.prompt import single_token_ids
+from configs.devices import on_cpu
 from configs.runtime.process import avoid_amx, socket_dir
 from configs.schema import Config
 
@@ -40,14 +41,6 @@ def check_installation() -> None:
             f"torchvision is installed but broken ({error}), and vLLM would fail on it: "
             "run `pip uninstall -y torchvision torchaudio torchcodec`"
         ) from error
-
-
-def on_cpu() -> bool:
-    """True where this installation's vLLM runs on the CPU; imports nothing heavy."""
-    try:
-        return "+cpu" in importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 def prepare_environment(config: Config) -> None:

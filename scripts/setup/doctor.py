@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from actors.policies.engine import on_cpu
+from configs.devices import on_cpu
 from configs.load import ConfigError, load
 from configs.runtime.files import write_json
 from configs.runtime.process import REPOSITORY, Exit

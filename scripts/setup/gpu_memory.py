@@ -14,7 +14,8 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from actors.policies.engine import gpu_of_actor, on_cpu
+from actors.policies.engine import gpu_of_actor
+from configs.devices import on_cpu
 from configs.load import ConfigError, load
 from configs.runtime.process import Exit
 from configs.schema import Config

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import psutil
 
-from actors.policies.engine import gpu_of_actor, on_cpu
+from actors.policies.engine import gpu_of_actor
+from configs.devices import on_cpu
 from configs.schema import Config
 from scripts.setup import gpu_memory
 from weight_sync.protocol import TransportUnusable

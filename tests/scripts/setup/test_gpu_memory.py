@@ -82,7 +82,11 @@ def test_actors_take_the_gpus_that_the_learner_leaves(
     ("name", "overrides", "said"),
     [
         ("one_gpu", [], "for 1: weight_sync.transport = 'cuda_ipc': on a machine"),
-        ("base", ["weight_sync.transport=nccl"], "for 3 (learner.ranks = 1, actors.count = 2): we"),
+        (
+            "base",
+            ["weight_sync.transport=nccl", "actors.count=2"],
+            "for 3 (learner.ranks = 1, actors.count = 2): we",
+        ),
         ("asearcher_7b", [], "for 8 (learner.ranks = 4, actors.count = 4): retrieval.device = 'cu"),
     ],
 )
