@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from configs.load import ConfigError, load, save
-from configs.runtime.process import REPOSITORY
+from configs.load import ConfigError, parse, save
 from configs.schema import Config, LearnerConfig, ModelConfig, ReplayConfig
 from learner import checkpoint
 from replay.codec import decode_trajectory, encode_trajectory
@@ -151,10 +150,8 @@ class Folder:
         self.path = path
         path.mkdir()
         overrides = [f"{k}={v}" for k, v in inputs.items()]
-        self.config = load(
-            REPOSITORY / "configs" / "base.yaml",
-            [*overrides, f"run_dir={path}", "learner.total_steps=40", "seed=3"],
-        )
+        given = [*overrides, f"run_dir={path}", "learner.total_steps=40", "seed=3"]
+        self.config = parse("", given, "the schema's defaults")
         save(self.config, path / "config.yaml")
 
     def log(self, *records: Record) -> "Folder":

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from configs.load import ConfigError, load, save
+from configs.load import ConfigError, parse, save
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
 from replay.log.history import Searched
@@ -37,8 +37,8 @@ def good(tmp_path: Path, inputs: dict[str, str]) -> dict[str, str]:
 
 
 def config(overrides: dict[str, str]) -> Config:
-    """The base configuration with these overrides."""
-    return load(REPOSITORY / "configs" / "base.yaml", [f"{k}={v}" for k, v in overrides.items()])
+    """The schema's defaults with these overrides."""
+    return parse("", [f"{k}={v}" for k, v in overrides.items()], "the schema's defaults")
 
 
 def test_a_good_configuration_passes(good: dict[str, str]) -> None:
@@ -305,7 +305,7 @@ def test_the_command_exits_2_with_the_message(
 def test_prepare_only_prints_commands_that_name_the_run(
     good: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    overrides = [f"{k}={v}" for k, v in good.items()]
+    overrides = [f"{k}={v}" for k, v in {**good, "actors.count": "2"}.items()]
     assert (
         cli.main(["train", str(REPOSITORY / "configs" / "base.yaml"), *overrides, "--prepare-only"])
         == 0
