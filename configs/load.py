@@ -4,11 +4,9 @@ PyYAML reads `1e-6` as a string (YAML 1.1 wants a dot), so numbers are resolved 
 rule.
 """
 
-import difflib
 import re
-import textwrap
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import msgspec
 import yaml
 
 from configs.devices import BY_DEVICE, DEVICES, defaults_of, device_here
+from configs import hints
 from configs.runtime.files import write_durably
 from configs.schema import Config
 from configs.section import CHANGEABLE, OF_THE_MACHINE, Section
@@ -30,15 +29,27 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuse duplicate keys, which plain YAML silently overwrites."""
-        keys = [key.value for key, _ in node.value]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise ConfigError(
-                f"key {twice!r} is given twice (line {node.start_mark.line + 1}): keep one"
-            )
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                raise ConfigError(
+                    f"key {name!r} is given twice (lines {lines[name]} and {line}): keep one"
+                )
+            lines[name] = line
         return super().construct_mapping(node, deep)
 
 
+# The field that a text in place of a whole section is meant for.
+_MAIN = {
+    "model": "path",
+    "questions": "train",
+    "environment": "name",
+    "retrieval": "corpus",
+    "rewards": "mode",
+    "learner": "objective",
+    "weight_sync": "transport",
+}
 _Loader.yaml_implicit_resolvers = {
     k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -57,12 +68,11 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     of range.
     """
     path = Path(path)
-    if not path.is_file():
-        there = [each.name for each in path.parent.glob("*.yaml")]
-        near = difflib.get_close_matches(path.name, there, n=1)
-        meant = f"did you mean {path.with_name(near[0])}?" if near else "name one of configs/*.yaml"
-        wrong = "is a folder" if path.is_dir() else "does not exist"
-        raise ConfigError(f"configuration file {str(path)!r} {wrong}: {meant}")
+    if not path.is_file() or hints.is_of_another_kind(path):
+        wrong = "is no YAML file" if path.is_file() else "does not exist"
+        wrong = "is a folder" if path.is_dir() else wrong
+        remedy = hints.configuration(path)
+        raise ConfigError(f"configuration file {str(path)!r} {wrong}: {remedy}")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -79,7 +89,10 @@ def parse(text: str, overrides: Sequence[str], source: str) -> Config:
         mark = getattr(error, "problem_mark", None)
         place = f" (line {mark.line + 1})" if mark else ""
         cause = getattr(error, "problem", None) or "characters that YAML does not allow"
-        raise ConfigError(f"{source}: not valid YAML{place}: {cause}") from error
+        remedy = "indent with spaces" if "'\\t'" in cause else "see configs/base.yaml for its form"
+        raise ConfigError(f"{source}: not valid YAML{place}: {cause}: {remedy}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: expected sections such as `model:`, got {tree!r}")
     for override in overrides:
@@ -113,6 +126,16 @@ def marked(mark: msgspec.Meta, section: type[Section] = Config, prefix: str = ""
             yield f"{prefix}{field.name}"
 
 
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted names and values in a tree of sections."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+FIELDS = tuple(field for field, _ in leaves(msgspec.to_builtins(Config())))
 CHANGEABLE_FIELDS = tuple(marked(CHANGEABLE))
 MAY_DIFFER = frozenset((*CHANGEABLE_FIELDS, *marked(OF_THE_MACHINE)))
 
@@ -132,15 +155,6 @@ def differences(recorded: Config, given: Config) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted names and values in a tree of sections."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def retrieval_url(config: Config) -> str:
     """The retrieval server's base URL. Raises ConfigError while the port is still open (0)."""
     if config.retrieval.url:
@@ -158,7 +172,7 @@ def read_override(override: str) -> tuple[str, Any]:
     """
     key, separator, text = override.partition("=")
     if not separator or not key:
-        raise ConfigError(f"override {override!r} is not of the form a.b=value")
+        raise ConfigError(f"override {override!r} is not of the form a.b=value: {_form(override)}")
     key, text = key.strip(), text.strip()
     kind = _kind(key)
     if text and kind is str and text[0] not in "'\"" and text not in ("null", "~"):
@@ -172,6 +186,16 @@ def read_override(override: str) -> tuple[str, Any]:
     if kind == tuple[str, ...] and isinstance(value, str):
         value = [value] if value else []
     return key, value
+
+
+def _form(override: str) -> str:
+    """The remedy for a word that is no override."""
+    head = re.match(r"[\w.]*", override)
+    if head and head[0] in FIELDS:
+        return f"write {head[0]}=VALUE, one word without spaces"
+    if override.endswith((".yaml", ".yml")):
+        return "one configuration is read; override its fields instead"
+    return "write it as one word without spaces, such as learner.lr=1e-6"
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
@@ -213,32 +237,19 @@ def _check_keys(tree: dict[str, Any], section: type[Section], prefix: str) -> No
     known = {field.name: field.type for field in msgspec.structs.fields(section)}
     for key, value in tree.items():
         if key not in known:
-            hint = _hint(str(key), known, prefix)
+            hint = hints.field(str(key), value, known, prefix, FIELDS)
             raise ConfigError(f"unknown key {prefix + str(key)!r} (value {value!r}): {hint}")
         inner = known[key]
         if isinstance(inner, type) and issubclass(inner, Section):
             if value is None:
                 tree[key] = {}
             elif not isinstance(value, dict):
+                main = f": did you mean {key}.{_MAIN[key]}={value}?" if key in _MAIN else ""
                 raise ConfigError(
-                    f"{prefix + key} = {value!r}: expected a section of `key: value` lines"
+                    f"{prefix + key} = {value!r}: expected a section of `key: value` lines{main}"
                 )
             else:
                 _check_keys(value, inner, f"{prefix}{key}.")
-
-
-def _hint(key: str, known: Iterable[str], prefix: str) -> str:
-    """One to three fields that may be meant: of this name elsewhere, then of one like it here."""
-    named = [
-        field for field, _ in leaves(msgspec.to_builtins(Config())) if field.endswith(f".{key}")
-    ]
-    like = difflib.get_close_matches(key, known, n=3) or difflib.get_close_matches(
-        key, known, 1, 0.5
-    )
-    if meant := [*named, *(prefix + each for each in like)][:3]:
-        shown = meant if len("".join(meant)) < 50 else meant[:2]  # one line of a terminal
-        return f"did you mean {' or '.join(map(repr, shown))}?"
-    return textwrap.shorten(f"known: {', '.join(known)}", 80, placeholder=" …")
 
 
 def _explain(message: str, tree: dict[str, Any]) -> str:
@@ -255,7 +266,19 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
         choices = f"; choose one of {', '.join(map(repr, typing.get_args(kind)))}"
     if typing.get_origin(kind) is tuple and not isinstance(value, list):
         choices = f"; write a list, {field}=[{value!r}]"
+    if field.endswith("_bytes") and (number := _bytes(str(value))):
+        choices = f"; write {number}"
     return f"{field} = {value!r}: {what[:1].lower() + what[1:]}{choices}"
+
+
+def _bytes(text: str) -> int:
+    """The number that `4GB` or `64 MiB` means; 0 for other texts."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT])(i?)B?", text, re.IGNORECASE)
+    if not found:
+        return 0
+    return int(
+        float(found[1]) * (1024 if found[3] else 1000) ** (1 + "KMGT".index(found[2].upper()))
+    )
 
 
 def _kind(field: str) -> Any:

@@ -22,7 +22,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from configs.load import ConfigError
+from configs import hints
+from configs.load import FIELDS, ConfigError
 from configs.runtime.files import Locked, LockUnsupported
 from configs.runtime.process import Exit, assert_packages, die_with_parent
 from scripts.options import flag
@@ -79,6 +80,25 @@ COMMANDS = {
     "bench retrieval": Command("bench.retrieval.bench:bench", "Searches, and their latency."),
     "bench overlap": Command("bench.overlap.bench:bench", "Waiting for searches, hidden."),
 }
+MEANT = {  # by a word that is no command
+    "help": "--help",
+    "version": "--version",
+    "run": "train",
+    "start": "train",
+    "launch": "train",
+    "test": "evaluate",
+    "chat": "ask",
+    "generate": "ask",
+    "infer": "ask",
+    "predict": "ask",
+    "play": "try",
+    "draw": "plot",
+    "sft": "warm-start",
+    "finetune": "warm-start",
+    "check": "doctor",
+    "continue": "resume",
+}
+_QUOTE = "'"
 COMPLETING = "_FORAGE_COMPLETE"  # set by the shell's completion
 GROUPS = {
     "data": "Prepare questions, audit a corpus.",
@@ -269,23 +289,62 @@ def _explained(error: typer.TyperException, name: str, words: Sequence[str]) -> 
     text = " ".join(error.format_message().split())
     option, lacks = getattr(error, "option_name", ""), getattr(error, "param", None)
     if option and hasattr(error, "possibilities"):  # it is no option of this command
-        listed = _options_of(COMMANDS[name]) if name else ()
-        own = [flag(each.name) for each in listed if not each.metadata["positional"]]
+        option = next((word for word in words if word.startswith(option)), option)
         text = f"{name}: no option {option}" if name else f"no option {option}"
-        if others := [other for other in COMMANDS if option in _written_flags(other)]:
-            told = " and ".join(filter(None, (", ".join(others[:-1]), others[-1])))
-            text += f": forage {told} {'take' if others[1:] else 'takes'} it"
-        elif near := difflib.get_close_matches(option, own):
-            text += f": did you mean {near[0]}?"
-        else:
-            text += f"; it takes {', '.join(own) or 'none'}"
+        text += _meant(option.partition("=")[0], name)
     elif lacks and hasattr(error, "param_type"):  # an argument, or an option that must be given
         text = f"{name}: name {lacks.get_error_hint()}, {lacks.help}"
+    elif not name and words[0] not in GROUPS:
+        text = f"No such command {words[0]!r}{_meant_command(words[0])}"
     elif not name and len(words) < 3:
         meant = [path for path in COMMANDS if path.endswith(f" {words[0]}")]
         text += f" Did you mean {' or '.join(repr(each) for each in meant)}?" if meant else ""
+    elif lacks:  # its value is of another kind
+        errors = getattr(error.__cause__, "errors", None)
+        given = errors()[0].get("input") if errors else None
+        shown = "" if given is None else f" = {given!r}"
+        said = error.message.removeprefix("Value error, ")
+        text = f"{name}: {str(lacks.get_error_hint()).strip(_QUOTE)}{shown}: {said}"
     place = name or (words[0] if words[0] in GROUPS else "")
     return f"{text} ({' '.join(('forage', *place.split(), '--help'))})"
+
+
+def _meant_command(word: str) -> str:
+    """The command that a first word which is none may mean, or those that there are."""
+    if word.endswith((".yaml", ".yml")):
+        return f". Did you mean 'forage train {word}'?"
+    known = word.lower().replace("_", "-")
+    if known in MEANT:
+        return f". Did you mean 'forage {MEANT[known]}'?"
+    last = [path for path in COMMANDS if path == known or path.endswith(f" {known}")]
+    first = list(dict.fromkeys(path.split()[0] for path in COMMANDS))
+    if meant := last or difflib.get_close_matches(known, first):
+        return f". Did you mean {' or '.join(map(repr, meant))}?"
+    return f": it is none of {', '.join(first)}"
+
+
+def _meant(option: str, name: str) -> str:
+    """The rest of the line about an option that the command does not have."""
+    listed, plain = _options_of(COMMANDS[name]) if name else [], option.lstrip("-")
+    own = [flag(each.name) for each in listed if not each.metadata["positional"]]
+    words = {each.name for each in listed if each.metadata["positional"]}
+    if plain in ("h", "help", "hlep"):
+        return ": did you mean --help?"
+    if re.fullmatch(r"-\d.*", option):
+        return ": a number below 0 is no value here"
+    if plain in words and plain != "overrides":
+        return f": {plain.upper()} is written without it, forage {name} {plain.upper()}"
+    if plain in COMMANDS and plain != name:
+        return f": did you mean forage {plain}?"
+    longer = [each for each in own if each.startswith(option)]
+    if near := longer or difflib.get_close_matches(option, own, cutoff=0.7):
+        return f": did you mean {near[0]}?"
+    if "overrides" in words and (field := hints.option(plain, FIELDS)):
+        return f": did you mean {field}?"
+    if others := [other for other in COMMANDS if option in _written_flags(other)]:
+        told = " and ".join(filter(None, (", ".join(others[:-1]), others[-1])))
+        return f": forage {told} {'take' if others[1:] else 'takes'} it"
+    return f"; it takes {', '.join(own) or 'none'}"
 
 
 def _written_flags(name: str) -> set[str]:
