@@ -114,7 +114,16 @@ class RetrievalConfig(Section, frozen=True):
 
 
 def _require_address(field: str, endpoint: str) -> None:
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    if not endpoint or endpoint.startswith("ipc://"):
+        return
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    known = endpoint.startswith("tcp://")
+    if not (known and host and port.isdigit() and 0 < int(port) < 1 << 16):
+        meant = bool(host and port.isdigit() and "/" not in host)
+        remedy = "name this host, as the actors reach it, and a port"
+        if meant and not known:
+            remedy = f"did you mean tcp://{endpoint}?"
+        raise ValueError(f"{field} = {endpoint!r} is no address tcp://HOST:PORT: {remedy}")
     if host in ("*", "0.0.0.0", "[::]"):
         raise ValueError(
             f"{field} = {endpoint!r} is no address that anybody could connect to: name the one by "

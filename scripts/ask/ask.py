@@ -35,6 +35,7 @@ from scripts.ask.stream import Asker, StreamDecoder, View
 from scripts.ask.view import Lines, Terminal
 from scripts.options import argument, option
 from scripts.setup import hub, preflight
+from scripts.setup.model_checks import TOKENIZER_FILES, has_tokenizer
 from scripts.setup.model_source import MODEL, Found, configured, find
 from scripts.setup.overrides import fields_of, is_override
 from scripts.setup.retrieval import OwnServer, ServerFailed, own_address, probe, serving
@@ -276,6 +277,8 @@ async def _policy(
 
 def find_model(given: str, weights: str = MODEL) -> Found:
     """Find the model that MODEL and `--weights` name. Raises ConfigError."""
+    if re.fullmatch(r"[\w.-]+:\d+(/\S*)?", given):
+        raise ConfigError(f"MODEL = {given!r}: no URL, no folder: did you mean http://{given}?")
     if not Path(hub.model("MODEL", given)).is_dir():
         raise ConfigError(
             f"{given!r}: no such folder: name a run, a checkpoint, a Hugging Face folder, a model "
@@ -291,9 +294,9 @@ def check_tokenizer(folder: str) -> None:
             "a server is asked in tokens, and no tokenizer is named: give the folder of the served "
             "model's, --tokenizer FOLDER"
         )
-    if not preflight.has_tokenizer(Path(folder)):
+    if not has_tokenizer(Path(folder)):
         raise ConfigError(
-            f"no tokenizer ({' or '.join(preflight.TOKENIZER_FILES)}) in {folder!r}: name the "
+            f"no tokenizer ({' or '.join(TOKENIZER_FILES)}) in {folder!r}: name the "
             "folder of the served model's, --tokenizer FOLDER"
         )
 

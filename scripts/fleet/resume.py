@@ -92,7 +92,9 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
     retrieval = config.retrieval
     if not ("retrieval.port" in fields and retrieval.port):
         retrieval = msgspec.structs.replace(retrieval, port=recorded.retrieval.port)
-        if retrieval.has_own_server and (not retrieval.port or can_listen(retrieval)):
+        if retrieval.has_own_server and (
+            not retrieval.port or can_listen(retrieval.host, retrieval.port)
+        ):
             retrieval = with_port(msgspec.structs.replace(retrieval, port=0))
     return msgspec.structs.replace(config, run_dir=str(folder), retrieval=retrieval)
 

@@ -24,6 +24,9 @@ def lacks(config: Config) -> Iterator[str]:
     if without := missing_gpus(config):
         yield without  # memory would be told of a machine that it is not meant for
         return
+    if crowded := _crowded(config):
+        yield crowded
+        return
     yield from _memory(config)
     yield from _gpu_memory(config)
     try:
@@ -50,6 +53,17 @@ def missing_gpus(config: Config) -> str:
         f"no GPU is visible, and this configuration is for {count}{shared}: "
         f"{', '.join(asked)}: on a machine with GPUs {remedy}; on this one begin with "
         "configs/base.yaml"
+    )
+
+
+def _crowded(config: Config) -> str:
+    """Say that ranks would share a GPU, which NCCL does not allow."""
+    gpus, ranks = len(gpu_memory.totals()), config.learner.ranks
+    if not gpus or ranks <= gpus or config.learner.rendezvous:
+        return ""
+    return (
+        f"learner.ranks = {ranks!r}: each rank needs a GPU of its own, and {gpus} "
+        f"{'is' if gpus == 1 else 'are'} visible: lower it to at most that"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from actors.environments import registry
 from actors.prompt import Prompter, load_tokenizer
+from configs import hints
 from configs.load import ConfigError
 from configs.prompts import SEARCH_R1_PROMPT
 from configs.schema import Config
@@ -17,7 +18,68 @@ from replay.trajectory import Sampling
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _PROMPTED = ("search_r1", "tool_call", "no_search")  # whose prompt needs a question alone
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+ADAPTER = "adapter_config.json"
+_POINTER = b"version https://git-lfs"
 _LONG = 128  # characters; some question of a file is shorter
+
+
+def has_tokenizer(path: Path) -> bool:
+    """True where a tokenizer's files lie in the folder."""
+    return any((path / name).is_file() for name in TOKENIZER_FILES)
+
+
+def folder(config: Config) -> Iterator[str]:
+    """Yield what the model folder lacks, and which one may be meant instead."""
+    path, field = Path(config.model.path), f"model.path = {config.model.path!r}"
+    if not config.model.path:
+        yield "model.path is empty: name a Hugging Face folder, or a model on the Hub"
+    elif not (path / "config.json").is_file():
+        yield f"{field}: {_no_model(path)}"
+    elif not any(path.glob("*.safetensors")):
+        yield (
+            f"{field}: no *.safetensors there; save the model with "
+            "save_pretrained(..., safe_serialization=True)"
+        )
+    elif missing := _missing_weights(path):
+        yield f"{field}: {missing}: download it again, hf download NAME --local-dir {path}"
+    elif not has_tokenizer(path):
+        yield f"{field}: no tokenizer; save it beside the model"
+
+
+def _no_model(path: Path) -> str:
+    """Say what lies where a model's folder should, and which folder may be meant."""
+    if (path / ADAPTER).is_file():
+        return (
+            "a LoRA adapter, not supported yet: merge it into its model, merge_and_unload() of "
+            "peft, save that and name its folder"
+        )
+    if path.suffix == ".gguf" or (path.is_dir() and any(path.glob("*.gguf"))):
+        return "GGUF, which cannot be trained: name the folder with the model's *.safetensors"
+    inside = ("model", "checkpoints/best/model", "*", "snapshots/*")
+    near = hints.near(path)
+    maybe = [*([near] if near else []), *(path.parents[:1] if path.is_file() else [])]
+    maybe += [each for pattern in inside for each in sorted(path.glob(pattern)) if path.is_dir()]
+    meant = next((each for each in maybe if (each / "config.json").is_file()), None)
+    wrong = "no config.json" if path.exists() else "there is nothing"
+    return f"{wrong}; " + (f"did you mean {meant}?" if meant else "name a Hugging Face folder")
+
+
+def _missing_weights(path: Path) -> str:
+    """Say which weights are not there, or only a pointer to them; '' for none."""
+    for file in sorted(path.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            if opened.read(len(_POINTER)) == _POINTER:
+                return f"{file.name} is a pointer of Git LFS, without the weights"
+    try:
+        index = json.loads((path / "model.safetensors.index.json").read_text())
+        files = sorted({*index["weight_map"].values()})
+    except (OSError, ValueError, KeyError):
+        return ""  # one file holds all
+    absent = [name for name in files if not (path / name).is_file()]
+    return (
+        f"{len(absent)} of {len(files)} files of weights are missing, {absent[0]}" if absent else ""
+    )
 
 
 def limits(config: Config) -> Iterator[str]:
@@ -35,6 +97,11 @@ def limits(config: Config) -> Iterator[str]:
         yield (
             f"model.path = {config.model.path!r}: its architectures {named!r} generate no text: "
             "name a causal language model, such as one of Qwen2ForCausalLM"
+        )
+    if kind := (tree.get("quantization_config") or {}).get("quant_method"):
+        yield (
+            f"model.path = {config.model.path!r}: its weights are quantised ({kind}), which cannot "
+            "be trained: name the model that they were made from"
         )
     tree = tree.get("text_config") or tree
     if (limit := tree.get("max_position_embeddings")) and context > limit:

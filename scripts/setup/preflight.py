@@ -6,10 +6,12 @@ Each problem is one line that names the field, the value and the remedy.
 import asyncio
 import importlib.metadata
 import importlib.util
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from actors.environments import registry
 from actors.errors import Unscorable
@@ -18,7 +20,9 @@ from actors.retrieval import RecordedRetriever
 from actors.rewards.judge import KEY_FIELD, KEY_REMEDY
 from actors.rewards.scorer import try_own
 from actors.user_code import load_entry_point
+from configs import hints
 from configs.environment import BUILT_IN
+from configs.keys import Addresses
 from configs.load import ConfigError, load
 from configs.schema import Config
 from replay.protocol import ReplayError
@@ -28,11 +32,10 @@ from retrieval_server.encoder_settings import require_encoder
 from retrieval_server.index.open_index import look
 from retrieval_server.protocol import BadIndex, RetrievalError
 from scripts.setup.machine import lacks
-from scripts.setup.model_checks import limits, prompts
+from scripts.setup.model_checks import folder, has_tokenizer, limits, prompts
 from scripts.setup.resolve import can_listen, is_run, resolve
 from scripts.setup.retrieval import ServerFailed, try_search
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -58,7 +61,7 @@ def check_machine(config: Config) -> None:
 
 def check_model(config: Config) -> None:
     """The same of the model alone, for what neither rolls out nor asks questions."""
-    _refuse(config, (_model, limits))
+    _refuse(config, (folder, limits))
 
 
 def _refuse(config: Config, checks: Iterable[Callable[[Config], Iterator[str]]]) -> None:
@@ -69,28 +72,8 @@ def _refuse(config: Config, checks: Iterable[Callable[[Config], Iterator[str]]])
 
 def check_rollouts(config: Config, searches: bool = True) -> None:
     """`check` of model, engine and, where it `searches`, retrieval. Raises ConfigError."""
-    checks = [_model, limits, _environment, _vllm]
+    checks = [folder, limits, _environment, _vllm]
     _refuse(config, [*checks, _retrieval] if searches else checks)
-
-
-def _model(config: Config) -> Iterator[str]:
-    path = Path(config.model.path)
-    if not config.model.path:
-        yield "model.path is empty: name a Hugging Face folder, or a model on the Hub"
-    elif not (path / "config.json").is_file():
-        yield f"model.path = {config.model.path!r}: no config.json; name a Hugging Face folder"
-    elif not any(path.glob("*.safetensors")):
-        yield (
-            f"model.path = {config.model.path!r}: no *.safetensors there; save the model with "
-            "save_pretrained(..., safe_serialization=True)"
-        )
-    elif not has_tokenizer(path):
-        yield f"model.path = {config.model.path!r}: no tokenizer; save it beside the model"
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """True where a tokenizer's files lie in the folder."""
-    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def _questions(config: Config) -> Iterator[str]:
@@ -100,12 +83,19 @@ def _questions(config: Config) -> Iterator[str]:
         if not path:
             yield f"questions.{field} is empty: {wanted}"
         elif not all(file.is_file() for file in question_files(Path(path))):
-            yield f"questions.{field} = {path!r}: no file there: {wanted}"
+            wrong = "a folder" if Path(path).is_dir() else "no file there"
+            yield f"questions.{field} = {path!r}: {wrong}: {_near(path) or wanted}"
         else:
             try:
                 read_questions(path, columns=config.questions.columns)
             except (ReplayError, ValueError, OSError) as error:
                 yield _fault(f"questions.{field}", path, error)
+
+
+def _near(path: str) -> str:
+    """The hint at what a path to nothing may mean; '' for none."""
+    meant = None if Path(path).exists() else hints.near(Path(path))
+    return f"did you mean {meant}?" if meant else ""
 
 
 def _fault(field: str, path: str, error: Exception) -> str:
@@ -154,8 +144,9 @@ def _retrieval(config: Config) -> Iterator[str]:
         except BadIndex as error:
             yield _fault("retrieval.index", index, error)
         except (RetrievalError, ValueError, OSError) as error:
-            yield _fault("retrieval.corpus", path, error)
-    if config.retrieval.port and (why := can_listen(config.retrieval)):
+            near = f": {_near(path)}" if path and _near(path) else ""
+            yield f"{_fault('retrieval.corpus', path, error)}{near}"
+    if config.retrieval.port and (why := can_listen(config.retrieval.host, config.retrieval.port)):
         yield (
             f"retrieval.port = {config.retrieval.port!r}: cannot listen on "
             f"{config.retrieval.host} ({why}); stop what uses it, or set it to 0"
@@ -232,8 +223,12 @@ def _vllm(config: Config) -> Iterator[str]:
 def _run_dir(config: Config) -> Iterator[str]:
     path = Path(config.run_dir)
     there = sorted(each.name for each in path.iterdir()) if path.is_dir() else []
+    above = next(each for each in path.resolve().parents if each.exists())
     if path.exists() and not path.is_dir():
         yield f"run_dir = {config.run_dir!r}: a file, no directory: name another"
+    elif not path.exists() and not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        why = "may not be written by you" if above.is_dir() else "is no directory"
+        yield f"run_dir = {config.run_dir!r}: {str(above)!r} {why}: name another"
     elif is_run(path):
         yield (
             f"run_dir = {config.run_dir!r}: in use by another run, which is kept: name a new one, "
@@ -247,6 +242,28 @@ def _run_dir(config: Config) -> Iterator[str]:
         )
 
 
+def _keys(config: Config) -> Iterator[str]:
+    folder, keys = Path(config.keys), Addresses.of(config).keys
+    if config.keys and keys is None:
+        yield (
+            f"keys = {config.keys!r} acts on nothing without a tcp:// endpoint: leave it empty, or "
+            "set replay.endpoint or weight_sync.endpoint to tcp://HOST:PORT"
+        )
+    elif config.keys and keys is not None and folder.exists():
+        yield from _told(keys.check)
+
+
+def _endpoints(config: Config) -> Iterator[str]:
+    """Yield the tcp:// endpoints at which this machine cannot listen."""
+    for section in ("replay", "weight_sync"):
+        parts = urlsplit(endpoint := getattr(config, section).endpoint)
+        if parts.scheme == "tcp" and (why := can_listen(str(parts.hostname), parts.port or 0)):
+            yield (
+                f"{section}.endpoint = {endpoint!r}: this machine cannot listen there ({why}): "
+                "name an address of it, and a free port"
+            )
+
+
 def _signal(config: Config) -> Iterator[str]:
     if config.replay.group_size == 1 and config.learner.total_steps:
         yield (
@@ -256,11 +273,12 @@ def _signal(config: Config) -> Iterator[str]:
 
 
 _CHECKS = (
-    _model,
+    folder,
     limits,
     _questions,
     prompts,
     _signal,
+    _keys,
     _environment,
     _acting,
     _retrieval,
@@ -268,11 +286,11 @@ _CHECKS = (
     _own_reward,
     _vllm,
 )
-_OF_HERE = (_search, lacks)
+_OF_HERE = (_search, lacks, _endpoints)
 
 
 def check_parts(config: Config, model: bool, retrieval: bool, rewards: bool = False) -> None:
     """`check` of the environment and, where asked, of the other parts. Raises ConfigError."""
-    checks = [_model, limits] if model else []
+    checks = [folder, limits] if model else []
     checks += [_environment, _rewards] if rewards else [_environment]
     _refuse(config, [*checks, _retrieval] if retrieval else checks)

@@ -23,18 +23,24 @@ def resolve(config: Config, name: str) -> Config:
     run_dir = config.run_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     config = with_absolute_paths(with_hub_paths(config))
     return msgspec.structs.replace(
-        config, run_dir=str(Path(run_dir).resolve()), retrieval=with_port(config.retrieval)
+        config,
+        run_dir=str(Path(run_dir).expanduser().resolve()),
+        retrieval=with_port(config.retrieval),
     )
 
 
 def run_directory(path: Path) -> Path:
     """`path`, a run's directory. Raises ConfigError for any other."""
     if not path.is_dir():
-        there = [each.name for each in path.parent.glob("*") if is_run(each)]
+        folders = (path.parent, path.parent / "runs")
+        there = {each.name: each for of in folders for each in of.glob("*") if is_run(each)}
         meant = difflib.get_close_matches(path.name, there, n=1)
-        near = f"did you mean {path.parent / meant[0]}?" if meant else "name a run's directory"
-        raise ConfigError(f"RUN = {str(path)!r}: there is no such directory: {near}")
+        near = f"did you mean {there[meant[0]]}?" if meant else "name a run's directory"
+        wrong = "it is a file" if path.is_file() else "there is no such directory"
+        raise ConfigError(f"RUN = {str(path)!r}: {wrong}: {near}")
     if not is_run(path):
+        if around := next(filter(is_run, path.parents), None):
+            raise ConfigError(f"RUN = {str(path)!r}: a folder of a run: did you mean {around}?")
         raise ConfigError(
             f"RUN = {str(path)!r}: no {' or '.join(_RECORDS)} there: name a run's directory, for "
             "example runs/latest"
@@ -48,10 +54,10 @@ def is_run(path: Path) -> bool:
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """The configuration with every input path absolute."""
+    """The configuration with every input path absolute; `~` is the user's home."""
     for field in marked(INPUT_PATH):
         if path := get_field(config, field):
-            config = with_field(config, field, str(_absolute(Path(path))))
+            config = with_field(config, field, str(_absolute(Path(path).expanduser())))
     return config
 
 
@@ -62,27 +68,35 @@ def _absolute(path: Path) -> Path:
 
 
 def with_port(retrieval: RetrievalConfig) -> RetrievalConfig:
-    """The section with a free port where none is chosen and a server of ours is started."""
+    """The section with a free port where none is chosen and a server of ours is started.
+    Raises ConfigError for a host that is not here.
+    """
     if retrieval.port or not retrieval.has_own_server:
         return retrieval
     with socket.socket() as probe:
-        probe.bind((retrieval.host, 0))  # raises for a host that is not here
+        try:
+            probe.bind((retrieval.host, 0))
+        except OSError as error:
+            raise ConfigError(
+                f"retrieval.host = {retrieval.host!r}: no address of this machine "
+                f"({error.strerror}): name one, 127.0.0.1 for this machine alone; a server that "
+                "runs elsewhere is retrieval.url"
+            ) from error
         chosen = msgspec.structs.replace(retrieval, port=probe.getsockname()[1])
     # Better none that the system gives away: a run takes its port seconds later, and Ray, which
     # starts meanwhile, opens many connections.
     for port in random.SystemRandom().sample(PORTS, 100):
-        other = msgspec.structs.replace(retrieval, port=port)
-        if not can_listen(other):
-            return other
+        if not can_listen(retrieval.host, port):
+            return msgspec.structs.replace(retrieval, port=port)
     return chosen
 
 
-def can_listen(retrieval: RetrievalConfig) -> str:
-    """Return why nothing can listen at the section's port; empty when it is free."""
+def can_listen(host: str, port: int) -> str:
+    """Return why nothing can listen at this port; empty when it is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((retrieval.host, retrieval.port))
+            probe.bind((host, port))
         except OSError as error:
             return error.strerror or str(error)
     return ""
