@@ -8,6 +8,7 @@ Search-R1's and verl's parquet, as they are; `questions.columns` names the colum
 """
 
 import random
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ _WANTED = (
     'write {"question": text, "answers": [text, …]}, optional "id" and "hops", or name the '
     "columns: questions.columns.question=…"
 )
+_LACKS = re.compile(r"missing required field `(\w+)`")
 _KNOWN = QuestionColumns()  # none is named
 _BATCH = 1024
 
@@ -181,7 +183,9 @@ def read_questions(
             break
     file = QuestionFile(tuple(questions), unusable, tuple(faults))
     if unusable > len(questions):
-        raise QuestionsError(f"{file.told()}: name a file of questions; {_WANTED}")
+        told = file.told()
+        wanted = "" if _WANTED in told else f"; {_WANTED}"
+        raise QuestionsError(f"{told}: name a file of questions{wanted}")
     if not questions:
         raise QuestionsError(f"{path}: no questions; {_WANTED}")
     return file
@@ -224,6 +228,10 @@ def _jsonl(path: Path, refuse: Refuse | None) -> Iterator[tuple[int, Any]]:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise QuestionsError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+    if lines[0].lstrip().startswith("["):
+        raise QuestionsError(
+            f"{path}: one JSON list: write a row a line, jq -c '.[]' {path} > {path.stem}.jsonl"
+        )
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
@@ -249,7 +257,10 @@ def question_of(raw: Any, where: str, name: str, columns: QuestionColumns = _KNO
         row = msgspec.convert(fields, _Row)
     except msgspec.ValidationError as error:
         shown = msgspec.json.encode(raw, enc_hook=str).decode()[:80]
-        raise QuestionsError(f"{where}: {error}, got {shown!r}; {_WANTED}") from error
+        wrong = str(error)
+        if (lacks := _LACKS.search(wrong)) and isinstance(raw, dict):
+            wrong = f"found no {lacks[1]} in its columns {', '.join(map(str, raw))}"
+        raise QuestionsError(f"{where}: {wrong}, got {shown!r}; {_WANTED}") from error
     if not row.question.strip():
         raise QuestionsError(f"{where}: question is empty, got {row.question!r}; write its text")
     if not row.answers or not all(answer.strip() for answer in row.answers):

@@ -22,6 +22,7 @@ from retrieval_server.index.manifest import Manifest
 from retrieval_server.protocol import BadIndex, Document
 
 logger = logging.getLogger("retrieval_server")
+_FAISS = b"I"  # the first letter of every kind of index in FAISS's files
 # FAISS tells, when it is imported, which instruction sets it looked for.
 logging.getLogger("faiss").setLevel(logging.WARNING)
 
@@ -95,6 +96,12 @@ def _bare(path: Path) -> list[Path]:
         return [] if (path / manifest.NAME).exists() else sorted(path.glob("part_*"))
     if not path.exists():
         raise BadIndex(f"{str(path)!r} does not exist: name an index folder or a FAISS file")
+    with path.open("rb") as file:
+        if file.read(1) != _FAISS:
+            raise BadIndex(
+                f"{str(path)!r} is no FAISS file: name one, or a folder of forage index; passages "
+                "are retrieval.corpus"
+            )
     return [path]
 
 
