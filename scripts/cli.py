@@ -358,11 +358,11 @@ def _written_flags(name: str) -> set[str]:
     source = "\n\n\n".join(file.read_text() for file in files)
     found, classes = set[str](), [taken[1]] if taken else []
     while classes:
-        head = rf"^class {classes.pop()}(?:\((?:\w+\.)?(\w+)\))?:"
+        head = rf"^class {classes.pop()}(?:\(([\w., ]+)\))?:"
         if written := re.search(head + r"(.*?)(?:\n\n\n|\Z)", source, re.M | re.S):
             names = re.findall(r"^    (\w+): .+ = option\(", written[2], re.M)
             found |= {flag(each) for each in names}
-            classes += [written[1]] if written[1] else []
+            classes += re.findall(r"(\w+)(?:,|$)", written[1] or "")
     return found
 
 

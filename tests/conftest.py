@@ -163,6 +163,16 @@ def tiny_model_path(
 
 
 @pytest.fixture(scope="session")
+def spelling_model_path(
+    make_tiny_model: Callable[[Path, Any], Path],
+    bpe_tokenizer: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A random model whose tokenizer can spell any text."""
+    return make_tiny_model(tmp_path_factory.mktemp("spelling") / "model", bpe_tokenizer)
+
+
+@pytest.fixture(scope="session")
 def tagged_tokenizer(bpe_tokenizer: Any) -> Any:
     """The BPE tokenizer with the tags added as single tokens: a policy can spell them both ways."""
     tokenizer = copy.deepcopy(bpe_tokenizer)

@@ -37,7 +37,7 @@ from scripts.options import argument, option
 from scripts.setup import hub, preflight
 from scripts.setup.model_checks import TOKENIZER_FILES, has_tokenizer
 from scripts.setup.model_source import MODEL, Found, configured, find
-from scripts.setup.overrides import fields_of, is_override
+from scripts.setup.overrides import QuestionsOrOverrides, fields_of
 from scripts.setup.retrieval import OwnServer, ServerFailed, own_address, probe, serving
 from scripts.terminal import status
 
@@ -47,12 +47,11 @@ if TYPE_CHECKING:  # it imports torch
 KEY_VARIABLE, MAX_KEY_BYTES = "OPENAI_API_KEY", 4096
 PROMPT = "question> "
 SERVER_LEAVES_S = 2.0  # somebody waits for the prompt
-_MISSPELT = re.compile(r"[A-Za-z_]\w*(\.\w+)+=\S*")  # a section that does not exist
 _FAILURES = (ActorError, RetrievalError, ServerFailed)
 
 
 @dataclass(frozen=True)
-class AskOptions:
+class AskOptions(QuestionsOrOverrides):
     """Options of `forage ask`. Raises ConfigError for options that contradict each other."""
 
     target: str = argument("a folder, or an http(s) URL", metavar="MODEL|RUN|URL")
@@ -83,16 +82,6 @@ class AskOptions:
         return self.target.startswith(("http://", "https://"))
 
     @property
-    def overrides(self) -> list[str]:
-        """The words that override fields, or are meant to."""
-        return list(filter(_is_override, self.words))
-
-    @property
-    def questions(self) -> list[str]:
-        """The words that are questions."""
-        return [word for word in self.words if not _is_override(word)]
-
-    @property
     def is_typed(self) -> bool:
         """True where somebody at the terminal types the questions."""
         return not self.questions and not self.json and sys.stdin.isatty()
@@ -110,10 +99,6 @@ def ask(options: AskOptions) -> int:
         except BrokenPipeError:  # whoever read the answers has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return Exit.FAILED
-
-
-def _is_override(word: str) -> bool:
-    return is_override(word) or bool(_MISSPELT.fullmatch(word))
 
 
 def configure(options: AskOptions) -> Config:

@@ -42,14 +42,14 @@ from scripts.ask.view import ACTION, READ, clean
 from scripts.options import Options, argument, option
 from scripts.setup import preflight
 from scripts.setup.hub import with_hub_paths
-from scripts.setup.overrides import is_override
+from scripts.setup.overrides import QuestionsOrOverrides
 from scripts.terminal import status
 
 _HEAD = "bold"
 
 
 @dataclass(frozen=True)
-class TryOptions(Options):
+class TryOptions(QuestionsOrOverrides, Options):
     config: str = argument("a YAML configuration", metavar="CONFIG")
     words: tuple[str, ...] = argument(
         "a question (its text, or its id in questions.*; the first of questions.train without "
@@ -71,16 +71,6 @@ class TryOptions(Options):
             raise ConfigError(f"{self.questions[1]!r}: one question at a time; quote its words")
         if self.gold and not self.questions:
             raise ConfigError("--gold is for a QUESTION: give its text")
-
-    @property
-    def overrides(self) -> list[str]:
-        """The words that override fields."""
-        return list(filter(is_override, self.words))
-
-    @property
-    def questions(self) -> list[str]:
-        """The words that are questions."""
-        return [word for word in self.words if not is_override(word)]
 
     @property
     def by_model(self) -> bool:

@@ -1,5 +1,6 @@
 """Overrides on a command line, `a.b=c`, and the fields that they set."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import msgspec
 from configs.load import ConfigError, leaves, read_override
 from configs.schema import Config
 
+_MISSPELT = re.compile(r"[A-Za-z_]\w*(\.\w+)+=\S*")  # a section that does not exist
 SCALARS = ("seed", "run_dir", "keys")  # fields of no section
 
 
@@ -17,6 +19,26 @@ def is_override(word: str) -> bool:
     head, dot, _ = name.partition(".")
     known = head in Config.__struct_fields__ if dot else head in SCALARS
     return bool(separator) and known and not any(map(str.isspace, name))
+
+
+class QuestionsOrOverrides:
+    """Words of a command that are questions, and fields to override: `words` is split."""
+
+    words: tuple[str, ...]
+
+    @property
+    def overrides(self) -> list[str]:
+        """The words that override fields, or are meant to."""
+        return list(filter(_is_meant, self.words))
+
+    @property
+    def questions(self) -> list[str]:
+        """The words that are questions."""
+        return [word for word in self.words if not _is_meant(word)]
+
+
+def _is_meant(word: str) -> bool:
+    return is_override(word) or bool(_MISSPELT.fullmatch(word))
 
 
 def get_field(section: Any, field: str) -> Any:

@@ -22,20 +22,10 @@ def code_of(page: str, number: int) -> str:
     return text.split("```python\n")[1 + number].split("```")[0]
 
 
-@pytest.fixture(scope="module")
-def model_path(
-    make_tiny_model: Callable[[Path, Any], Path],
-    bpe_tokenizer: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    """A random model whose tokenizer can spell everything."""
-    return make_tiny_model(tmp_path_factory.mktemp("spelling") / "model", bpe_tokenizer)
-
-
 @pytest.fixture
 def play(
     tmp_path: Path,
-    model_path: Path,
+    spelling_model_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Play:
@@ -48,7 +38,7 @@ def play(
     monkeypatch.syspath_prepend(tmp_path)
 
     def run(*words: str, **options: object) -> str:
-        paths = f"model.path={model_path}", f"questions.train={tmp_path / 'train.jsonl'}"
+        paths = f"model.path={spelling_model_path}", f"questions.train={tmp_path / 'train.jsonl'}"
         given: dict[str, Any] = options
         try_question(TryOptions(str(tmp_path / "try.yaml"), (*paths, *words), **given))
         return capsys.readouterr().out

@@ -26,18 +26,8 @@ THINGS = ("mayor", "information", "answer", "action", "previous", "search")
 BEGUN = "held-out loss before the first step"
 
 
-@pytest.fixture(scope="module")
-def model_path(
-    make_tiny_model: Callable[[Path, Any], Path],
-    bpe_tokenizer: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    """A model whose tokenizer gives back any text, once it is loaded."""
-    return make_tiny_model(tmp_path_factory.mktemp("warm") / "model", bpe_tokenizer)
-
-
 @pytest.fixture
-def given(tmp_path: Path, model_path: Path) -> list[str]:
+def given(tmp_path: Path, spelling_model_path: Path) -> list[str]:
     """A command line: six demonstrations, a small model, four steps of two rows."""
     torch.set_num_threads(1)
     search = {
@@ -53,7 +43,7 @@ def given(tmp_path: Path, model_path: Path) -> list[str]:
     ]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "c.yaml").write_text(
-        f"model: {{path: {model_path}, dtype: float32, max_model_len: 400}}\n"
+        f"model: {{path: {spelling_model_path}, dtype: float32, max_model_len: 400}}\n"
         "questions: {prompt: '{question}', chat_template: false}\n"
         "learner: {lr: 1e-3, warmup_steps: 2, eval_every: 2, checkpoint_every: 2,"
         " micro_batch_tokens: 300}\n"
@@ -93,7 +83,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def test_an_interrupted_warm_start_goes_on_to_the_same_weights(
-    given: list[str], tmp_path: Path, model_path: Path
+    given: list[str], tmp_path: Path, spelling_model_path: Path
 ) -> None:
     whole, parts, warm = tmp_path / "whole", tmp_path / "parts", Warm()
     assert warm(*given, "--out", str(whole)) == 0
@@ -101,7 +91,7 @@ def test_an_interrupted_warm_start_goes_on_to_the_same_weights(
     assert "SIGINT: saved after step 1" in warm.said and not (parts / "model").exists()
     assert warm(*given, "--out", str(parts)) == 0
     assert equal(weights(parts), weights(whole))
-    assert not equal(weights(whole), weights(model_path.parent))
+    assert not equal(weights(whole), weights(spelling_model_path.parent))
     losses = [json.loads((folder / "losses.json").read_text()) for folder in (whole, parts)]
     assert losses[0] == losses[1] and list(losses[0]) == ["0", "2", "4"]
     assert losses[0]["4"] < losses[0]["0"]
@@ -131,13 +121,15 @@ def test_until_there_is_a_step_to_finish_nobody_listens(given: list[str], tmp_pa
 
 
 def test_what_is_left_is_a_model_folder_with_its_tokenizer(
-    given: list[str], tmp_path: Path, model_path: Path
+    given: list[str], tmp_path: Path, spelling_model_path: Path
 ) -> None:
     warm = Warm()
     assert warm(*given, "--out", str(tmp_path / "out"), "--steps", "1", "--held-out", "0") == 0
     folder = tmp_path / "out" / "model"
     assert f"model.path={folder}" in warm.said
-    digests = {tokenizer_digest(load_tokenizer(str(path))) for path in (folder, model_path)}
+    digests = {
+        tokenizer_digest(load_tokenizer(str(path))) for path in (folder, spelling_model_path)
+    }
     assert len(digests) == 1
     assert AutoModelForCausalLM.from_pretrained(folder).config.max_position_embeddings == 512
     assert (tmp_path / "out" / "config.yaml").is_file()
@@ -172,10 +164,10 @@ def test_a_run_s_rewarded_trajectories_are_learnt(
     make_recorded_run: Callable[..., RecordedRun],
     given: list[str],
     tmp_path: Path,
-    model_path: Path,
+    spelling_model_path: Path,
 ) -> None:
-    digest = tokenizer_digest(load_tokenizer(str(model_path)))
-    run = make_recorded_run(str(model_path), digest=digest)
+    digest = tokenizer_digest(load_tokenizer(str(spelling_model_path)))
+    run = make_recorded_run(str(spelling_model_path), digest=digest)
     run.deliver_all()
     words = [given[0], "--from-run", str(run.path), "--out", str(tmp_path / "out")]
     warm = Warm()
