@@ -3,6 +3,7 @@ tables. Without a terminal, progress is a line every so often.
 """
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -85,6 +86,13 @@ def chatter_to(log: Path) -> Iterator[IO[str]]:
             _point(*kept)
             for each in kept:
                 os.close(each)
+
+
+def logged_cause(log: Path) -> str:
+    """`: Cause; see LOG`: the last error that a log names, and where it is."""
+    said = log.read_text(errors="replace") if log.exists() else ""
+    causes = re.findall(r"\b\w+(?:Error|Exception): .+", said)
+    return f"{f': {causes[-1]}' if causes else ''}; see {log}"
 
 
 def _point(out: int, error: int) -> None:

@@ -19,17 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.environments.base import Retriever
+from actors.errors import EngineDead, EngineUnusable
 from actors.policies.base import Policy
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
 from actors.rewards.scorer import Rewards
 from actors.token_audit import TokenAudit
 from configs.load import ConfigError, save
-from configs.runtime.process import begin
+from configs.runtime.process import Exit, begin
 from configs.schema import Config
 from learner import checkpoint
 from learner.errors import BadModel
 from replay.codec import encode_trajectory
+from replay.ledger.streaks import Streaks
 from replay.log.history import recorded_batches
 from replay.log.records import EVAL_GROUPS
 from replay.protocol import Batch, Lease, ReplayError
@@ -38,11 +40,14 @@ from replay.trajectory import Question, Sampling, Trajectory
 from scripts.options import argument, option, overrides, refusing
 from scripts.setup import preflight
 from scripts.setup.retrieval import OwnServer, serving
-from scripts.terminal import chatter_to
+from scripts.terminal import chatter_to, logged_cause
 
 if TYPE_CHECKING:  # seconds, that bad input need not wait for
     from actors.policies.vllm import VllmPolicy
     from learner.trainer import Trainer
+
+
+ENGINE_LOG = "engine.log"
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,10 @@ class SyncOptions:
     config: str = argument("a YAML file, for example configs/demo.yaml")
     overrides: tuple[str, ...] = overrides()
     recorded: Path | None = option("train on this run's recorded batches", metavar="RUN")
+
+
+class NothingToLearn(Exception):
+    """The rewards leave nothing to learn from; the message is the cause."""
 
 
 class Rollouts:
@@ -69,7 +78,7 @@ class Rollouts:
     ) -> None:
         self.config, self.policy, self.retriever = config, policy, retriever
         self.prompter, self.rewards = prompter, rewards
-        self.opened, self.evaluated = 1, EVAL_GROUPS
+        self.opened, self.evaluated, self.streaks = 1, EVAL_GROUPS, Streaks()
         self.audit = TokenAudit(prompter, config)
         files = config.questions
         self.questions = Questions(
@@ -101,18 +110,27 @@ class Rollouts:
         return await asyncio.gather(*map(self.one, leases))
 
     async def batch(self, step: int) -> Batch:
-        """Groups for step + 1; the unscorable, and by configuration the signalless, replaced."""
+        """Groups for step + 1; the unscorable, and by configuration the signalless, replaced.
+        Raises NothingToLearn where the fleet would stop.
+        """
         groups: list[list[Trajectory]] = []
         wanted = self.config.replay.groups_per_step
         while len(groups) < wanted:
             chosen = [self.questions.next() for _ in range(wanted - len(groups))]
             for group in await asyncio.gather(*map(self.group, chosen)):
+                self._close(group)
                 needed = 1 + self.config.replay.drop_no_signal
                 if len({t.reward for t in group} - {None}) >= needed:
                     groups.append(group)
         payloads = tuple(tuple(map(encode_trajectory, group)) for group in groups)
         ids, versions = tuple(group[0].group_id for group in groups), (step,) * wanted
         return Batch(step + 1, ids, versions, payloads, {}, {}, ())
+
+    def _close(self, group: Sequence[Trajectory]) -> None:
+        self.streaks.close([t.reward for t in group if t.reward is not None])
+        why = next((t.reward_cause for t in group if t.reward is None), "")
+        if cause := self.streaks.end(self.config.replay.groups_per_step, why):
+            raise NothingToLearn(cause)
 
     async def evaluate(self) -> dict[str, float]:
         """Exact match over the evaluation questions: greedy, sampled at T = 1, greedy by hops."""
@@ -160,15 +178,20 @@ def learn(trainer: "Trainer", batch: Batch) -> float:
 async def take_steps(
     trainer: "Trainer", rollouts: Rollouts, policy: "VllmPolicy", folder: Path
 ) -> dict[str, Any]:
-    """Push, evaluate, roll out, update; `learner.total_steps` times."""
-    learner, losses = trainer.config.learner, []
+    """Push, evaluate, roll out, update; `learner.total_steps` times, or until there is nothing to
+    learn: then the cause is `stopped`.
+    """
+    learner, losses = trainer.config.learner, list[float]()
     for step in range(learner.total_steps + 1):
         await push(trainer, policy, step, folder)
         if step % learner.eval_every == 0 or step == learner.total_steps:
             scores = await rollouts.evaluate()
             print(f"evaluation at step {step}: {scores}", flush=True)
         if step < learner.total_steps:
-            losses.append(learn(trainer, await rollouts.batch(step)))
+            try:
+                losses.append(learn(trainer, await rollouts.batch(step)))
+            except NothingToLearn as nothing:
+                return {**scores, "losses": losses, "stopped": str(nothing)}
     return {**scores, "losses": losses}
 
 
@@ -181,7 +204,7 @@ async def train(
     config = trainer.config
     prompter = Prompter(tokenizer, config.questions, config.actors)
     retrieval, scoring = open_retrieval(config), Rewards.open(config)
-    log = Path(config.run_dir) / "engine.log"
+    log = Path(config.run_dir) / ENGINE_LOG
     print(f"starting the engine: what it says goes to {log}", file=sys.stderr, flush=True)
     with chatter_to(log):
         policy = await VllmPolicy.start(config)
@@ -206,11 +229,17 @@ def roll_out_and_train(trainer: "Trainer", tokenizer: Any) -> dict[str, Any]:
         server = None
         if config.starts_retrieval_server:
             server = stack.enter_context(serving(config, Path(config.run_dir)))
-        return asyncio.run(train(trainer, tokenizer, Path(folder), server))
+        try:
+            return asyncio.run(train(trainer, tokenizer, Path(folder), server))
+        except (EngineUnusable, EngineDead) as error:
+            log = Path(config.run_dir) / ENGINE_LOG
+            raise type(error)(f"{error}{logged_cause(log)}") from error
 
 
-def sync(options: SyncOptions) -> None:
-    """Check, train, leave a checkpoint. Raises ConfigError, ServerFailed."""
+def sync(options: SyncOptions) -> int:
+    """Check, train, leave a checkpoint; STOPPED where there is nothing to learn. Raises
+    ConfigError, ActorError, ServerFailed.
+    """
     with refusing(BadModel, ReplayError):
         here = options.recorded is None  # else nothing is rolled out
         config = preflight.checked(options.config, options.overrides, here)
@@ -240,3 +269,7 @@ def sync(options: SyncOptions) -> None:
     step = len(summary["losses"])
     checkpoint.save(config, step, trainer, tokenizer)
     path.with_name("summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    if cause := summary.get("stopped"):
+        print(f"stopped: {cause}", file=sys.stderr)
+        return Exit.STOPPED
+    return Exit.DONE

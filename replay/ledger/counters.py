@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from replay.ledger.groups import Group
+from replay.ledger.streaks import Streaks
 from replay.log.summary import Summary
 
 MOST_SEARCHES = 4  # rollouts with this many searches or more are counted together
@@ -75,20 +76,14 @@ class Recent:
 
 @dataclass
 class Counters:
-    """Counts of train groups by how they ended, of deliveries not needed and of leases returned.
-
-    `zero_streak` is how many train groups closed in a row with nothing but reward 0; `unscored`,
-    how many closed without any reward before the first that had one (`scored`).
-    """
+    """Counts of train groups by how they ended, of deliveries not needed and of leases returned."""
 
     opened: int = 0
     committed: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     superseded: int = 0
     returned: int = 0
-    zero_streak: int = 0
-    unscored: int = 0
-    scored: bool = False
+    streaks: Streaks = field(default_factory=Streaks)
     recent: Recent = field(default_factory=Recent)
     by_searches: BySearches = field(default_factory=BySearches)
 
@@ -107,9 +102,7 @@ class Counters:
         """Count a train group whose last sibling has come."""
         self.recent.closed += 1
         self.recent.no_signal += not group.has_signal
-        self.scored |= bool(group.rewards)
-        self.unscored += not self.scored
-        self.zero_streak = self.zero_streak + 1 if group.all_zero else 0
+        self.streaks.close(group.rewards)
 
     def gauges(self) -> dict[str, float]:
         """Return counts and recent means, by metric name."""

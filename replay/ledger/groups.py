@@ -89,11 +89,6 @@ class Group:
         return len(set(self.rewards)) > 1
 
     @property
-    def all_zero(self) -> bool:
-        """True where some sibling is scorable, and every reward is 0."""
-        return bool(self.rewards) and not any(self.rewards)
-
-    @property
     def oldest_version(self) -> int:
         """The oldest version among the sampled tokens; the group's own where nothing has come."""
         return min((s.oldest_version for s in self.summaries.values()), default=self.version)

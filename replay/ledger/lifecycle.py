@@ -8,9 +8,6 @@ from replay.ledger.groups import Group
 from replay.ledger.state import Journal, LedgerState
 from replay.log import records
 
-ZERO_STREAK_STEPS = 10
-UNSCORED_STEPS = 4
-
 
 def drop(journal: Journal, group: Group, cause: str) -> None:
     """Record that this group will never be trained."""
@@ -51,24 +48,17 @@ def drop_expired(journal: Journal, serving_since: float) -> None:
 def settle_closed(journal: Journal, group: Group) -> None:
     """Drop a group that has just closed with nothing to learn from: unscorable as a whole (a judge
     that is down must not use up steps), or without signal, where configured. Stop where none has
-    any.
-
-    After 10 steps' worth of closed train groups with nothing but reward 0 there is no gradient left
-    and no way back; after 4 that nobody could score, and none before them, the scoring is broken.
+    any (`Streaks`).
     """
     state = journal.state
     if group.kind == "train" and not group.rewards:
         drop(journal, group, "unscorable")
     elif group.kind == "train" and state.config.drop_no_signal and not group.has_signal:
         drop(journal, group, "no_signal")
-    limit = ZERO_STREAK_STEPS * state.config.groups_per_step
-    if state.counters.zero_streak >= limit and not state.stop_cause:
-        end_run(journal, f"the last {limit} closed train groups all had reward 0: no gradient")
-    limit = UNSCORED_STEPS * state.config.groups_per_step
-    counters = state.counters
-    if not counters.scored and counters.unscored >= limit and not state.stop_cause:
-        cause = next(summary.reward_cause for summary in group.summaries.values())
-        end_run(journal, f"none of the first {limit} closed train groups could be scored: {cause}")
+    if not state.stop_cause:
+        why = next((s.reward_cause for s in group.summaries.values() if s.reward is None), "")
+        if cause := state.counters.streaks.end(state.config.groups_per_step, why):
+            end_run(journal, cause)
 
 
 def finish_evaluations(journal: Journal) -> None:

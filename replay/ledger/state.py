@@ -106,7 +106,7 @@ class LedgerState:
     def _(self, fact: records.RunResumed) -> None:
         self.stop_cause = self.learner = ""
         self.catching_up = self.incarnation > 0
-        self.counters.zero_streak = self.counters.unscored = 0
+        self.counters.streaks.restart()
         self.held.clear()  # every process of before is gone; what it held is to be leased again
         for group in [*self.opened.values(), *self.evaluating.values()]:
             group.holders.clear()

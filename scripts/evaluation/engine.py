@@ -9,7 +9,6 @@ ends.
 import asyncio
 import hashlib
 import os
-import re
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,6 +32,7 @@ from replay.trajectory import Question, Sampling, Trajectory
 from retrieval_server import protocol
 from scripts.evaluation.rows import FINAL, Asked, Row, Rows, failed_row, row_of
 from scripts.setup.retrieval import ServerFailed, probe, serving
+from scripts.terminal import logged_cause
 
 LOG = "engine.log"
 ATTEMPTS = 3
@@ -179,10 +179,7 @@ def _told(error: BaseException, folder: Path) -> str:
     """The message of an error; of an engine's, with the cause that its process has logged."""
     if not isinstance(error, (EngineUnusable, EngineDead)):
         return str(error)
-    log = folder / LOG
-    said = log.read_text(errors="replace") if log.exists() else ""
-    causes = re.findall(r"\b\w+(?:Error|Exception): .+", said)
-    return f"{error}{f': {causes[-1]}' if causes else ''}; see {log}"
+    return f"{error}{logged_cause(folder / LOG)}"
 
 
 async def _run(

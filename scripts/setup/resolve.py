@@ -93,7 +93,7 @@ def with_port(retrieval: RetrievalConfig) -> RetrievalConfig:
 
 def can_listen(host: str, port: int) -> str:
     """Return why nothing can listen at this port; empty when it is free."""
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

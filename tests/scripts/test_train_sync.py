@@ -1,22 +1,37 @@
 """A run in one process: which groups count."""
 
 import asyncio
+import itertools
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 import pytest
 
+from actors.errors import EngineUnusable
 from actors.policies.base import Completion, Stops
+from actors.policies.vllm import VllmPolicy
 from actors.prompt import Prompter
 from actors.rewards.custom import UserReward
 from actors.rewards.scorer import Rewards
 from actors.rewards.transcript import Transcript
+from configs.environment import EnvironmentConfig
 from configs.rewards import RewardsConfig, RewardWeights
-from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig, ReplayConfig
+from configs.schema import (
+    ActorsConfig,
+    Config,
+    ModelConfig,
+    QuestionsConfig,
+    ReplayConfig,
+    RetrievalConfig,
+)
 from retrieval_server.protocol import Passage
-from scripts.train_sync import Rollouts
+from scripts import train_sync
+from scripts.train_sync import NothingToLearn, Rollouts, roll_out_and_train, take_steps
 
 
 class Silent:
@@ -67,3 +82,58 @@ def test_an_evaluation_is_exact_match(config: Config, word_tokenizer: Any) -> No
     parts = {"policy": silent, "retriever": silent, "prompter": prompter}
     rollouts = Rollouts(config, **parts, rewards=rewarding(iter(())))
     assert asyncio.run(rollouts.evaluate()) == {"em": 0.0, "sampled_em": 0.0, "em_0_hops": 0.0}
+
+
+def rollouts_of(config: Config, word_tokenizer: Any, rewards: Rewards) -> Rollouts:
+    prompter, silent = Prompter(word_tokenizer, config.questions, config.actors), Silent()
+    return Rollouts(config, policy=silent, retriever=silent, prompter=prompter, rewards=rewards)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "none of the first 4 closed train groups could be scored: .*mine:reward returned"),
+        (0.0, "the last 10 closed train groups all had reward 0: no gradient"),
+    ],
+)
+def test_where_nothing_is_to_be_learned_it_ends_as_the_fleet_does(
+    config: Config, word_tokenizer: Any, value: float | None, said: str
+) -> None:
+    rollouts = rollouts_of(config, word_tokenizer, rewarding(itertools.repeat(value)))
+    with pytest.raises(NothingToLearn, match=said):
+        asyncio.run(rollouts.batch(0))
+
+
+def test_a_run_that_ends_early_keeps_what_it_has_learned(
+    config: Config, word_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pushed(*_: object) -> None: ...
+
+    monkeypatch.setattr(train_sync, "push", pushed)
+    monkeypatch.setattr(train_sync, "learn", lambda trainer, batch: 0.5)
+    rewards = itertools.chain((0.0, 1.0), itertools.repeat(0.0))
+    rollouts = rollouts_of(config, word_tokenizer, rewarding(rewards))
+    nobody: Any = None
+    summary = asyncio.run(take_steps(SimpleNamespace(config=config), rollouts, nobody, tmp_path))
+    assert summary["losses"] == [0.5] and summary["em"] == 0.0
+    assert summary["stopped"] == "the last 10 closed train groups all had reward 0: no gradient"
+
+
+def test_the_cause_of_a_failed_engine_is_read_from_its_log(
+    config: Config, word_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(_: Config) -> NoReturn:
+        os.write(1, b"(EngineCore pid=1) ERROR ValueError: too long\nbye\n")
+        raise EngineUnusable("see root cause above")
+
+    monkeypatch.setattr(VllmPolicy, "start", start)
+    config = msgspec.structs.replace(
+        config,
+        run_dir=str(tmp_path),
+        environment=EnvironmentConfig(name="no_search"),
+        retrieval=RetrievalConfig(port=1),
+    )
+    with pytest.raises(EngineUnusable) as raised:
+        roll_out_and_train(SimpleNamespace(config=config), word_tokenizer)
+    log = tmp_path / "engine.log"
+    assert str(raised.value) == f"see root cause above: ValueError: too long; see {log}"

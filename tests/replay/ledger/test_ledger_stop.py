@@ -112,7 +112,7 @@ def test_a_run_that_nothing_was_ever_scored_in_ends_by_that_cause(scene: Any, to
         deliver_unscorable(s, tools)
     assert not s.ledger.stop_cause
     s.restart()
-    assert s.ledger.state.counters.unscored == 3
+    assert s.ledger.state.counters.streaks.unscored == 3
     s.learner()
     s.actor("a", 2)
     deliver_unscorable(s, tools)

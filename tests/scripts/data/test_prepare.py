@@ -157,7 +157,7 @@ def test_a_file_without_a_usable_row_is_refused(
         cli.main(["data", "prepare", str(tmp_path / "out"), "--train", str(own), "--eval", ""]) == 2
     )
     assert "no row can be used: " in (said := capsys.readouterr().err)
-    assert "own.parquet:1: Object missing required field `question`" in said
+    assert "own.parquet:1: found no question in its columns text" in said
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_two_sets_of_one_name_are_told_apart_by_the_user(tmp_path: Path, prepare
         (None, "there is no file"),
         ("", "no questions"),
         ('{"question": "who?", "answers": []}\n', "q.jsonl:1: answers is []"),
-        ('{"question": "who?"}\n', "missing required field `answers`"),
+        ('{"question": "who?"}\n', "found no answers in its columns question"),
         ("{\n", "q.jsonl:1: not JSON"),
     ],
 )
