@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from configs.devices import BY_DEVICE, DEVICES, defaults_of, device_here
 from configs import hints
+from configs.devices import BY_DEVICE, DEVICES, defaults_of, device_here
 from configs.runtime.files import write_durably
 from configs.schema import Config
 from configs.section import CHANGEABLE, OF_THE_MACHINE, Section
