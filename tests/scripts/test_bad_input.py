@@ -239,7 +239,7 @@ SETTINGS = [
     ("actors.kv_cache_bytes=64MiB", "expected `int`, got `str`; write 67108864"),
     ("actors.temperature=0", "expected `float` > 0.0"),
     ("actors.count=0", "expected `int` >= 1"),
-    ("actors.rollouts_in_flight=4", "raise it to 8"),
+    ("actors.rollouts_in_flight=3", "raise it to 4"),
     ("actors.num_actors=3", "did you mean 'actors.count'?"),
     ("actors.gpu_memory_utilization=0.9", "did you mean 'actors.kv_cache_bytes'?"),
     ("actors.tensor_parallel_size=2", "one engine on several GPUs is not supported yet: raise"),
@@ -251,7 +251,7 @@ SETTINGS = [
     ("weight_sync.endpoint=tcp://host", "is no address tcp://HOST:PORT: name this host"),
     (
         "weight_sync.transport=nccl",
-        "no GPU is visible, and this configuration is for 3 (learner.ra",
+        "no GPU is visible, and this configuration is for 2 (learner.ra",
     ),
     ("weight_sync.transport=tcp", "choose one of 'auto', 'gloo', 'nccl', 'cuda_ipc', 'snapshot'"),
     ("weight_sync.publish_every=9", "publish_every may be at most max_staleness + 1 = 3"),
