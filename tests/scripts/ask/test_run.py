@@ -132,10 +132,13 @@ async def asking(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 async def ended(process: asyncio.subprocess.Process, typed: str = "") -> tuple[str, str]:
-    """What it has said, on standard output and error, when it has ended."""
+    """What it has said, on standard output and error, when it has ended; without the progress that
+    it shows where a busy machine makes it start slowly.
+    """
     out, err = await process.communicate(typed.encode())
     assert "Traceback" not in err.decode()
-    return out.decode(), err.decode()
+    lines = err.decode().splitlines(keepends=True)
+    return out.decode(), "".join(line for line in lines if not line.startswith("making ready ("))
 
 
 def at(server: Endpoint, run: Path) -> list[str]:
