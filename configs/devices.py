@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+KEY = "defaults"  # of a file or an override; no field of a configuration
 BY_DEVICE = "by_device"
 DEVICES = ("cpu", "one_gpu", "gpus")
 GPUS = Path("/proc/driver/nvidia/gpus")  # of NVIDIA's driver: one folder each

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from configs import hints
-from configs.devices import BY_DEVICE, DEVICES, defaults_of, device_here
+from configs import devices, hints
 from configs.runtime.files import write_durably
 from configs.schema import Config
 from configs.section import CHANGEABLE, OF_THE_MACHINE, Section
@@ -214,13 +213,14 @@ def _override(tree: dict[str, Any], override: str) -> None:
 
 def _with_defaults(tree: dict[str, Any]) -> dict[str, Any]:
     """The tree on top of the defaults that its key `defaults` names."""
-    if "defaults" not in tree:
+    if devices.KEY not in tree:
         return tree
-    given = {key: value for key, value in tree.items() if key != "defaults"}
-    known, device = (BY_DEVICE, *DEVICES), tree["defaults"]
+    given = {key: value for key, value in tree.items() if key != devices.KEY}
+    known, device = (devices.BY_DEVICE, *devices.DEVICES), tree[devices.KEY]
     if device not in known:
-        raise ConfigError(f"defaults = {device!r}: choose one of {', '.join(known)}")
-    return _merged(defaults_of(device_here() if device == BY_DEVICE else device), given)
+        raise ConfigError(f"{devices.KEY} = {device!r}: choose one of {', '.join(known)}")
+    chosen = devices.device_here() if device == devices.BY_DEVICE else device
+    return _merged(devices.defaults_of(chosen), given)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
+from configs import devices
 from configs.load import (
     CHANGEABLE_FIELDS,
     MAY_DIFFER,
@@ -101,7 +102,8 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
 
 def _given_fields(path: str | None, overrides: Sequence[str]) -> Iterator[str]:
     if path is not None:
-        yield from (name for name, _ in leaves(yaml.safe_load(Path(path).read_text()) or {}))
+        tree = yaml.safe_load(Path(path).read_text()) or {}
+        yield from (field for field, _ in leaves(tree) if field != devices.KEY)
     yield from fields_of(overrides)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from configs import devices
 from configs.load import ConfigError, leaves, read_override
 from configs.schema import Config
 
@@ -63,5 +64,5 @@ def fields_of(overrides: Sequence[str]) -> list[str]:
             key, value = read_override(override)
         except ConfigError:  # who applies it says so
             key, value = override.partition("=")[0].strip(), ""
-        found += [field for field, _ in leaves({key: value})]
+        found += [field for field, _ in leaves({key: value}) if field != devices.KEY]
     return found

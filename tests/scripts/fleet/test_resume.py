@@ -56,6 +56,14 @@ def test_cadence_and_length_may_change(folder: Folder, tmp_path: Path) -> None:
     assert config.learner == learner
 
 
+def test_the_defaults_of_a_device_are_no_differences(folder: Folder, tmp_path: Path) -> None:
+    folder.log(*BEGUN)
+    (tmp_path / "more.yaml").write_text("defaults: cpu\nlearner: {total_steps: 50}\n")
+    config, _ = folder.checked("defaults=cpu", path=str(tmp_path / "more.yaml"))
+    learner = msgspec.structs.replace(folder.config.learner, total_steps=50)
+    assert (config.learner, config.replay) == (learner, folder.config.replay)
+
+
 def test_what_follows_the_machine_is_taken_up(folder: Folder, tmp_path: Path) -> None:
     judge = {"url": "http://old:1/v1", "model": "judge", "key_file": "/gone/key"}
     folder.edited("rewards", {"weights": {"judge": 0.5}, "judge": judge})
