@@ -31,9 +31,12 @@ T = TypeVar("T", bound=np.generic)
 _ends = lru_cache(8)(end_tokens)  # files of the model's folder, read once
 
 
-def turn_seed(seed: int, group_id: int, sibling: int, turn: int) -> int:
-    """Return a turn's sampling seed: 63 bits of blake2b over (seed, group, sibling, turn)."""
-    text = f"{seed} {group_id} {sibling} {turn}".encode()
+def turn_seed(seed: int, group_id: int, sibling: int, turn: int, attempt: int = 0) -> int:
+    """Return a turn's sampling seed: 63 bits of blake2b over (seed, group, sibling, turn), and the
+    attempt from the second on.
+    """
+    again = f" {attempt}" if attempt else ""
+    text = f"{seed} {group_id} {sibling} {turn}{again}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1
 
 
@@ -129,7 +132,7 @@ async def _complete(
             "raise model.max_model_len or shorten it"
         )
     asked = time.perf_counter()
-    seed = turn_seed(lease.sampling.seed, lease.group_id, lease.sibling, turn)
+    seed = turn_seed(lease.sampling.seed, lease.group_id, lease.sibling, turn, lease.attempt)
     completion = await policy.complete(
         context,
         temperature=lease.sampling.temperature,

@@ -140,13 +140,18 @@ class Goodbye(Message, frozen=True):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """Permission to roll out one sibling; siblings of a group are leased together to one actor."""
+    """Permission to roll out one sibling; siblings of a group are leased together to one actor.
+
+    `attempt` counts from 0 the rollouts of this sibling that failed by themselves: the next one has
+    other seeds, for the same ones would lead it to the same time-out.
+    """
 
     group_id: int
     sibling: int
     kind: Kind
     question: Question
     sampling: Sampling
+    attempt: int = 0
 
 
 class Welcome(Message, frozen=True):

@@ -39,7 +39,7 @@ class Sampling(msgspec.Struct, frozen=True):
     """The sampling settings of the actions; temperature 0 is greedy."""
 
     temperature: float = 1.0
-    seed: int = 0  # the run's seed; each turn's own is derived from (seed, group, sibling, turn)
+    seed: int = 0  # the run's seed; each turn's own from (seed, group, sibling, turn, attempt)
 
 
 class Search(msgspec.Struct, frozen=True):

@@ -11,18 +11,27 @@ from replay.log.summary import Summary
 from replay.trajectory import Kind, Question
 
 EVAL_SIBLINGS = 2  # greedy, then T = 1
-# Replay was started again; the retrieval server was not there, had too much to do or let nobody in;
-# a user's tool or environment failed. However often a lease comes back for that, it says nothing of
-# the question. (Where it does after all, the group's deadline counts it.)
-NOBODYS_FAULT = (
+# A rollout was interrupted from outside: replay or its actor went away or was drained, its weights
+# did not verify or were too old, the retrieval server was not there, had too much to do or let
+# nobody in. It is made again as it was, with the same seeds.
+INTERRUPTED = (
     "not_held",
     "absent",
+    "actor_lost",
+    "goodbye",
+    "shutdown",
+    "sampled under version",
+    "UnverifiedWeights",
     "RetrievalUnreachable",
     "RetrievalOverloaded",
     "RetrievalDenied",
-    "ToolFailed",
-    "EnvironmentFailed",
 )
+# A rollout came to nothing by itself, by no fault of its question: it took too long, its engine
+# died, a user's tool or environment failed.
+UNFINISHED = ("rollout took over", "EngineDead", "ToolFailed", "EnvironmentFailed")
+# However often a lease comes back for these, it says nothing of the question. (Where it does after
+# all, the group's deadline counts it.)
+NOBODYS_FAULT = (*INTERRUPTED, *UNFINISHED)
 FailureKey = tuple[int, str]  # evaluation (-1: training), question id
 
 
@@ -31,6 +40,7 @@ class Group:
     """The siblings of one question, numbered from 0.
 
     `holders`: sibling → the actor that rolls it out; a sibling in neither dict is missing.
+    `attempts`: sibling → how many of its rollouts failed by themselves.
     """
 
     group_id: int
@@ -43,6 +53,7 @@ class Group:
     holders: dict[int, str] = field(default_factory=dict)
     summaries: dict[int, Summary] = field(default_factory=dict)
     payloads: dict[int, bytes] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def opened(cls, fact: GroupOpened, group_size: int) -> "Group":
@@ -76,6 +87,11 @@ class Group:
     def missing(self) -> tuple[int, ...]:
         """The siblings to be leased."""
         return tuple(i for i in range(self.size) if self.misses(i))
+
+    def count_attempt(self, sibling: int, cause: str) -> None:
+        """Count a rollout that failed, unless it was interrupted from outside."""
+        if not cause.startswith(INTERRUPTED):
+            self.attempts[sibling] = self.attempts.get(sibling, 0) + 1
 
     @property
     def rewards(self) -> tuple[float, ...]:

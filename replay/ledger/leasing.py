@@ -140,7 +140,14 @@ class Lessor:
         fact = records.Leased(self._journal.now, actor.actor_id, group.group_id, siblings)
         self._journal.write(fact)
         self._granted.setdefault(actor.peer, []).extend(
-            Lease(group.group_id, i, group.kind, group.question, self._sampling_of(group, i))
+            Lease(
+                group.group_id,
+                i,
+                group.kind,
+                group.question,
+                self._sampling_of(group, i),
+                group.attempts.get(i, 0),
+            )
             for i in siblings
         )
 

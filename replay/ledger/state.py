@@ -176,6 +176,7 @@ class LedgerState:
         group = self.unfinished(fact.group_id)
         if group and group.holders.get(fact.sibling) == fact.actor_id:
             self._pass_on(group, fact.sibling)
+            group.count_attempt(fact.sibling, fact.cause)
             self.failures.count(group, fact.sibling, fact.cause)
             self._note_missing(group)
 

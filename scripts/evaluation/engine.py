@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
+
 from actors.environments.base import Retriever
 from actors.environments.registry import searches
 from actors.errors import ActorError, EngineDead, EngineUnusable
@@ -131,6 +133,7 @@ class Evaluation:
             except NOBODYS_FAULT:
                 raise
             except TimeoutError as error:
+                lease = msgspec.structs.replace(lease, attempt=attempt)
                 failure = f"TimeoutError: over {self._deadline_s:g} s (actors.rollout_deadline_s)"
                 cause: Exception = error
             except (ActorError, protocol.RetrievalError) as error:

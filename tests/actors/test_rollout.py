@@ -136,6 +136,15 @@ def test_every_turn_has_its_own_seed(stage: Any, lease_for: Callable[..., Lease]
     assert len(seeds) == 81 and all(0 <= seed < 1 << 63 for seed in seeds)
 
 
+def test_another_attempt_has_other_seeds(stage: Any, lease_for: Callable[..., Lease]) -> None:
+    for attempt in range(3):
+        stage.policy.asked.clear()
+        stage.play(ANSWER, lease=lease_for(3, 2, sampling=Sampling(1.0, 5), attempt=attempt))
+        assert [seed for seed, _ in stage.policy.asked] == [turn_seed(5, 3, 2, 0, attempt)]
+    assert len({turn_seed(5, 3, 2, n, attempt) for n in range(9) for attempt in range(9)}) == 81
+    assert turn_seed(5, 3, 2, 0, 0) == turn_seed(5, 3, 2, 0)
+
+
 def test_timings_and_names_are_recorded(stage: Any) -> None:
     trajectory = stage.play(SEARCH, ANSWER)
     assert set(trajectory.timings) == {"total_s", "generate_s", "retrieve_s"}

@@ -142,7 +142,7 @@ def test_a_failed_rollout_is_leased_again(scene: Any) -> None:
     evaluate(s, 0)
     s.actor("a", 2)
     lease = s.leased["a"][0]
-    s.fail("a", lease)
+    s.fail("a", lease, "shutdown")
     assert s.leased["a"][-1] == lease
 
 

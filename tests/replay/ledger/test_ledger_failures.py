@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from replay.log.records import LeaseReturned
 from replay.protocol import Evaluate, Goodbye, Hello, LeaseFailed, Ready, Welcome
@@ -15,8 +16,62 @@ def test_a_failed_sibling_alone_is_leased_again_at_once(scene: Any) -> None:
     s.actor("a", 3)
     lease = s.leased["a"][1]
     s.fail("a", lease)
-    assert s.leased["a"][-1] == lease
+    assert s.leased["a"][-1] == replace(lease, attempt=1)
     assert len(s.leased["a"]) == 3
+
+
+@pytest.mark.parametrize("cause", ["rollout took over 240 s", "EngineDead: gone", "ToolFailed: x"])
+def test_what_a_rollout_itself_met_is_tried_again_with_other_seeds(scene: Any, cause: str) -> None:
+    s = scene(groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 2)
+    lease = s.leased["a"][0]
+    for attempt in (1, 2):
+        s.fail("a", s.leased["a"][0 if attempt == 1 else -1], cause)
+        assert s.leased["a"][-1] == replace(lease, attempt=attempt)
+    s.restart()  # the log alone tells how often it was tried
+    s.actor("b", 2)
+    s.tick(11)
+    assert [x.attempt for x in s.leased["b"] if x.sibling == lease.sibling] == [2]
+
+
+@pytest.mark.parametrize("cause", ["shutdown", "RetrievalUnreachable: refused", "goodbye"])
+def test_what_was_interrupted_from_outside_is_made_again_as_it_was(scene: Any, cause: str) -> None:
+    s = scene(groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 2)
+    lease = s.leased["a"][0]
+    s.fail("a", lease, cause)
+    assert s.leased["a"][-1] == lease
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "UnverifiedWeights: no verified weights for 30 s",
+        "EngineDead: the engine's process is gone",
+        "shutdown",
+        "rollout took over 240 s",
+        "sampled under version 1 < 2",
+    ],
+)
+def test_no_fault_of_the_infrastructure_retires_a_question(scene: Any, cause: str) -> None:
+    s = scene(groups_per_step=1, max_staleness=0, max_question_failures=2)
+    s.learner()
+    s.actor("a", 9)
+    for _ in range(5):
+        lease = next(x for x in s.leased["a"] if x.sibling == 0)
+        s.fail("a", lease, cause)
+    assert s.dropped == {} and not s.ledger.state.questions.retired
+
+
+def test_no_lost_actor_retires_a_question(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0, max_question_failures=2)
+    s.learner()
+    for _ in range(4):
+        s.actor("a", 2)
+        s.lose("a")
+    assert s.dropped == {} and not s.ledger.state.questions.retired
 
 
 def test_what_a_failed_rollout_searched_for_is_on_record(scene: Any) -> None:
@@ -297,4 +352,5 @@ def test_a_sibling_that_another_still_holds_is_not_leased_a_third_time(scene: An
     s.fail("b", both[0])
     assert (s.leased["b"], "a" in s.leased) == ([both[1]], False)
     s.fail("a", both[0])
-    assert s.leased["b"] == [both[1], both[0]]
+    again = [(lease.group_id, lease.sibling) for lease in s.leased["b"]]
+    assert again == [(1, both[1].sibling), (1, both[0].sibling)]

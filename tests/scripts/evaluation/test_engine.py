@@ -194,10 +194,14 @@ def test_what_fails_is_tried_again_and_then_counts_as_failed(path: Path) -> None
 
 
 def test_a_rollout_that_takes_too_long_fails_by_that(path: Path) -> None:
+    attempts = []
+
     async def never(lease: Lease) -> Trajectory:
+        attempts.append(lease.attempt)
         return await asyncio.get_running_loop().create_future()
 
     (row,) = evaluate(path, never, ASKED[:1], deadline_s=0.01).values()
+    assert attempts == [0, 1, 2]  # the same seeds would take as long again
     assert row.failure == "TimeoutError: over 0.01 s (actors.rollout_deadline_s)"
     assert row.attempts == ATTEMPTS
 
