@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.truncation import Truncation
 from configs.load import ConfigError
 from configs.prompts import SEARCH_R1_PROMPT
 from configs.schema import ActorsConfig, QuestionsConfig
@@ -25,7 +26,10 @@ from retrieval_server.protocol import Passage
 Tokens = NDArray[np.int32]
 Message = dict[str, str]
 Schemas = Sequence[dict[str, Any]]
-_REMEMBERED = 8192  # encoded pieces: siblings ask the same question and see the same passages
+# Encoded pieces are cached: siblings ask the same question and see the same passages.
+_CACHED_CHARS = 32 << 20  # of all pieces at most
+_PIECE_CHARS = 4096  # of one that is cached; more only where passages are cut later
+_CHARS_PER_TOKEN = 8  # as much foreign text is tried first; most languages need less
 _HERE = "\ue000passages\ue000"  # stands in a prompt for what is tokenised apart
 
 
@@ -50,7 +54,9 @@ class Prompter:
         unknown = getattr(tokenizer, "unk_token_id", None)
         self._special = frozenset(getattr(tokenizer, "all_special_ids", ())) - {unknown}
         self._plain = _plain_text_options(tokenizer)
-        self._encode = lru_cache(_REMEMBERED)(self._encode_now)
+        self._truncation = Truncation(getattr(tokenizer, "get_vocab", dict)())
+        self._piece_chars = max(_PIECE_CHARS, 2 * actors.max_passage_tokens * _CHARS_PER_TOKEN)
+        self._cached = lru_cache(_CACHED_CHARS // self._piece_chars)(self._encode_now)
         self._before, self._after = self._encode(before), self._encode(after)
         self._passage_text(Passage("", "", 0.0), 1)
 
@@ -108,8 +114,15 @@ class Prompter:
         return [self.foreign(change(text)) for text in texts]
 
     def foreign(self, text: str) -> Tokens:
-        """Return int32[n]: foreign text, cut to `max_passage_tokens`; no special token in it."""
-        return self._encode(text, False, True)[: self._actors.max_passage_tokens]
+        """Return int32[n]: foreign text, cut to `max_passage_tokens`; no special token in it.
+
+        Only as much of it is tokenised as is kept, and a little more (`actors/truncation.py`).
+        """
+        limit = self._actors.max_passage_tokens
+        end = self._truncation.end(text, limit * _CHARS_PER_TOKEN)
+        while len(tokens := self._encode(text[:end], False, True)) < limit and end < len(text):
+            end = self._truncation.end(text, 2 * end)
+        return tokens[:limit]
 
     def observed(self, text: str) -> Tokens:
         """Return int32[O]: an uncut observation; between the template's ends, foreign text."""
@@ -184,6 +197,10 @@ class Prompter:
             raise ConfigError(
                 f"actors.passage_template = {template!r}: use only {{rank}}, {{title}} and {{text}}"
             ) from error
+
+    def _encode(self, text: str, with_special: bool = False, foreign: bool = False) -> Tokens:
+        short = len(text) <= self._piece_chars
+        return (self._cached if short else self._encode_now)(text, with_special, foreign)
 
     def _encode_now(self, text: str, with_special: bool = False, foreign: bool = False) -> Tokens:
         options = self._plain if foreign else {}

@@ -11,16 +11,21 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 from retrieval_server.protocol import RETRIED, Passage
 
+CHARS = 64 << 20  # of all passages that a cache holds: pages may be long
+
 Found = list[Passage]
 _Key = tuple[str, int]  # query, top_k
 
 
 class QueryCache:
-    """The last `size` results by query, and what is on its way; of one event loop."""
+    """The last `size` results by query, `chars` of text at most, and what is on its way; of one
+    event loop.
+    """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, chars: int = CHARS) -> None:
         self.remembered = self.shared = 0  # queries that were not asked for, and why
         self._size, self._version = size, ""
+        self._most_chars, self._chars = chars, 0
         self._known: OrderedDict[_Key, Found] = OrderedDict()
         self._asked: dict[_Key, asyncio.Future[Found]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -30,6 +35,7 @@ class QueryCache:
         if version != self._version:
             self._version = version
             self._known.clear()
+            self._chars = 0
 
     async def get(
         self,
@@ -121,8 +127,13 @@ class QueryCache:
     def _keep(self, key: _Key, row: Found) -> None:
         if self._size and self._version:
             self._known[key] = row
-            while len(self._known) > self._size:
-                self._known.popitem(last=False)
+            self._chars += _chars(row)
+            while len(self._known) > self._size or self._chars > self._most_chars:
+                self._chars -= _chars(self._known.popitem(last=False)[1])
+
+
+def _chars(row: Found) -> int:
+    return sum(len(passage.contents) for passage in row)
 
 
 def _fail(future: "asyncio.Future[Found]", error: BaseException) -> None:

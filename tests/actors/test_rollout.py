@@ -138,7 +138,6 @@ def test_every_turn_has_its_own_seed(stage: Any, lease_for: Callable[..., Lease]
 
 def test_another_attempt_has_other_seeds(stage: Any, lease_for: Callable[..., Lease]) -> None:
     for attempt in range(3):
-        stage.policy.asked.clear()
         stage.play(ANSWER, lease=lease_for(3, 2, sampling=Sampling(1.0, 5), attempt=attempt))
         assert [seed for seed, _ in stage.policy.asked] == [turn_seed(5, 3, 2, 0, attempt)]
     assert len({turn_seed(5, 3, 2, n, attempt) for n in range(9) for attempt in range(9)}) == 81

@@ -53,6 +53,15 @@ async def test_what_is_known_is_not_asked_again_until_it_is_too_much() -> None:
     assert ask.calls[-1] == ["b"], "another top_k is another question"
 
 
+async def test_long_passages_are_forgotten_before_they_fill_the_memory() -> None:
+    ask, memory = Asked(), QueryCache(100, chars=10)
+    memory.of_version("one")
+    ask.release.set()
+    for query in ("aaaa", "bbbb", "aaaa", "cccc", "bbbb", "d" * 11, "cccc"):
+        await memory.get([query], 3, ask)
+    assert [each for (each,) in ask.calls] == ["aaaa", "bbbb", "cccc", "bbbb", "d" * 11, "cccc"]
+
+
 async def test_another_index_makes_it_forget() -> None:
     ask, memory = Asked(), QueryCache(8)
     ask.release.set()
