@@ -69,21 +69,24 @@ class Prompter:
         tools: Schemas | None = None,
         searches: int = 0,
         passages: Sequence[Passage] | None = None,
+        question_mark: bool = False,
     ) -> Tokens:
         """Return int32[P]: the prompt of a question, through the chat template where there is one.
 
         The template is `questions.prompt`, or the environment's `own` where that is empty or
         Search-R1's (once its default, which configs of earlier runs hold). {question}, {searches}
         and, with `passages`, {passages} are filled in; passages follow a template that lacks their
-        field, as in an observation. The question is stripped and ends with a question mark, as in
-        Search-R1's `make_prefix`.
+        field, as in an observation. The question is stripped. With `question_mark`, Search-R1's
+        own way (`make_prefix`), it ends with one in the environment's own template.
         """
         asked = self._questions.prompt
-        template = own if asked in ("", SEARCH_R1_PROMPT) else asked
+        is_own = asked in ("", SEARCH_R1_PROMPT)
+        template = own if is_own else asked
         if passages is not None and "{passages}" not in template:
             template += self._actors.observation_template
         text = question.text.strip()
-        text = text if text.endswith("?") else f"{text}?"
+        if question_mark and is_own and not text.endswith("?"):
+            text += "?"
         fields = {"question": text, "searches": str(searches)}
         if passages is None:
             return self._prompt(_filled(template, fields), system, tools)

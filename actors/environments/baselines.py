@@ -37,7 +37,9 @@ class SingleCompletion:
     ) -> Self:
         """Make the prompt of the question alone."""
         system = config.environment.system
-        prompt = prompter.question(lease.question, NO_SEARCH_PROMPT, system=system)
+        prompt = prompter.question(
+            lease.question, NO_SEARCH_PROMPT, system=system, question_mark=True
+        )
         return cls(prompt, prompter, config)
 
     @classmethod
@@ -49,7 +51,9 @@ class SingleCompletion:
         searches, groups = await Searching(lease, retriever, config).search([query], 0)
         shown = [each for group in groups for each in group]
         system = config.environment.system
-        prompt = prompter.question(lease.question, RAG_PROMPT, system=system, passages=shown)
+        prompt = prompter.question(
+            lease.question, RAG_PROMPT, system=system, passages=shown, question_mark=True
+        )
         made = cls(prompt, prompter, config)
         made.passages, made.searches = tuple(shown), searches
         return made

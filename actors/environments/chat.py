@@ -29,6 +29,8 @@ _ARGUMENTS = {"hermes": "arguments", "llama3_json": "parameters"}
 _HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _NAMED = re.compile(r'\{\s*"(?:name|type)"\s*:')  # Llama 3 writes a type first, sometimes
 _DECODER = json.JSONDecoder()
+_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_OPENING_TOKENS = 16  # in which a template's `<think>` stands at the end of a context
 _TURN = "FORAGE-TURN"
 _PROBE = 'one "two"\nthree'
 _SEARCH = ("search",)
@@ -149,6 +151,18 @@ def format_of(
         f"environment.tool_format = {asked!r}: the chat template of model.path = {model_path!r} "
         "shows neither format: say hermes or llama3_json, whichever the model was taught"
     )
+
+
+def opens_thought(prompter: Prompter, before: Tokens) -> bool:
+    """True where the context, of which `before` is the end, opens the policy's thought."""
+    return prompter.decode(before[-_OPENING_TOKENS:]).rstrip().endswith("<think>")
+
+
+def without_thoughts(text: str, opened: bool = False) -> str:
+    """Return a turn's own text without what stands in `<think>`, closed or not; `opened`: the
+    template has written the first one.
+    """
+    return _THOUGHT.sub("", f"<think>{text}" if opened else text)
 
 
 def parse_calls(text: str, format: Format) -> list[Call | Malformed]:

@@ -86,6 +86,7 @@ class TagEnvironment:
             instructed(SEARCH_R1_PROMPT, self._settings, _extra(self._settings, tools)),
             system=self._settings.system,
             searches=config.actors.max_turns,
+            question_mark=True,
         )
 
     def budget(self, context_tokens: int) -> int:

@@ -1,6 +1,6 @@
 """`tool_call`: the policy searches and uses tools by the calls that its own chat template teaches.
 
-A turn ends by the model's end token. Its closed calls are executed, at most
+A turn ends by the model's end token. Its closed calls outside of thoughts are executed, at most
 `environment.queries_per_turn` queries and uses of tools altogether, and each is answered by a tool
 message; one that cannot be parsed, names no tool or gives other arguments is answered by a
 correction and costs the turn too. A turn without a call ends the rollout, and its last `<answer>`
@@ -30,9 +30,11 @@ from actors.environments.chat import (
     ToolMessage,
     begins_call,
     format_of,
+    opens_thought,
     parse_calls,
     text_of,
     texts_of,
+    without_thoughts,
 )
 from actors.environments.search_r1 import Answer, Malformed, parse_opened_answer
 from actors.environments.tools import Tool, load_tools
@@ -105,6 +107,7 @@ class ToolCallEnvironment:
             tools=self._calling.schemas,
             searches=config.actors.max_turns,
         )
+        self._thinking = opens_thought(prompter, self.prompt)
 
     def budget(self, context_tokens: int) -> int:
         """Return the most tokens of the next completion; 0 where the model has no room for one."""
@@ -115,27 +118,30 @@ class ToolCallEnvironment:
         text = self._prompter.decode(action_tokens)
         turn, self._turn = self._turn, self._turn + 1
         last = turn >= self._config.actors.max_turns
-        replies = [] if self._opened else self._calling.read(text)
-        if not replies and (outcome := self._ended(text, last)) is not None:
+        said = without_thoughts(text, self._thinking)
+        replies = [] if self._opened else self._calling.read(said)
+        if not replies and (outcome := self._ended(text, said, last)) is not None:
             return outcome
         replies = replies or [prompts.BROKEN_CALL]
         malformed = any(isinstance(each, str) for each in replies)
         if last:
             return Outcome(NOTHING, malformed=malformed, stop=StopReason.TURN_LIMIT)
-        said, searches, passages = await self._replied(replies, turn)
+        messages, searches, passages = await self._replied(replies, turn)
         left = self._config.actors.max_turns - turn - 1
         opened = self._settings.force_answer and not left
         after = self._prompter.text(self._settings.force_template) if opened else NOTHING
         if self._settings.tell_budget:
-            said[-1][1].append(self._own(f"\n{budget_told(self._settings, left).rstrip()}"))
-        observation = self._calling.chat.observation(action_tokens, said, after)
+            messages[-1][1].append(self._own(f"\n{budget_told(self._settings, left).rstrip()}"))
+        observation = self._calling.chat.observation(action_tokens, messages, after)
         if not self.budget(context_tokens + len(observation)):
             return Outcome(NOTHING, searches, malformed, StopReason.CONTEXT_LIMIT)
-        self._opened = opened
+        self._opened, self._thinking = opened, opens_thought(self._prompter, observation)
         return Outcome(observation, searches, malformed, passages=passages)
 
-    def _ended(self, text: str, last: bool) -> Outcome | None:
-        """Return the end by a turn without a closed call; None where a call was begun."""
+    def _ended(self, text: str, said: str, last: bool) -> Outcome | None:
+        """Return the end by a turn without a closed call; None where a call was begun. `said`: the
+        text without its thoughts.
+        """
         if self._opened:
             action = parse_opened_answer(text)
             answer = action.text if isinstance(action, Answer) else None
@@ -144,7 +150,7 @@ class ToolCallEnvironment:
         if answer is not None:
             stop = StopReason.ANSWERED
             return Outcome(NOTHING, stop=stop, answer=answer, opened=self._opened)
-        if not last and begins_call(text, self._calling.format):
+        if not last and begins_call(said, self._calling.format):
             return None
         stop = StopReason.TURN_LIMIT if last else StopReason.UNANSWERED
         return Outcome(NOTHING, malformed=True, stop=stop)

@@ -73,9 +73,10 @@ def in_form(transcript: Transcript) -> float:
     between, on the policy's own text: the environment's blocks need no judgement, and one that the
     policy writes itself is out of form. An action is any pair of tags that the environment has
     acted on. Where the environment has opened the answer, the last turn is an answer without a
-    thought.
+    thought. A `<think>` that a chat template wrote just before a turn opens its thought.
     """
-    *before, last = transcript.texts
+    contexts = (transcript.prompt, *transcript.observations)
+    *before, last = map(_with_opening, contexts, transcript.texts)
     acted = all(
         not turn.malformed and _acts(text)
         for text, turn in zip(before, transcript.turns, strict=False)
@@ -108,6 +109,10 @@ OF_TRANSCRIPT: Mapping[str, Callable[[Transcript], float]] = {
     "retrieval_hit": retrieval_hit,
     "search_cost": search_cost,
 }
+
+
+def _with_opening(context: str, text: str) -> str:
+    return f"<think>{text}" if context.rstrip().endswith("<think>") else text
 
 
 def _acts(text: str) -> bool:

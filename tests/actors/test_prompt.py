@@ -26,9 +26,17 @@ def prompter(tokenizer: Any, **actors: Any) -> Prompter:
 
 
 def test_the_question_stands_in_search_r1s_prompt(bpe_tokenizer: Any) -> None:
-    made = prompter(bpe_tokenizer)
-    text = made.decode(made.question(Question("q", "  who is it", ("x",))))
+    made, asked = prompter(bpe_tokenizer), Question("q", "  who is it", ("x",))
+    text = made.decode(made.question(asked, question_mark=True))
     assert text.endswith("Question: who is it?\n") and text.startswith("Answer the given question.")
+
+
+def test_another_prompt_has_the_question_as_it_is_written(bpe_tokenizer: Any) -> None:
+    asked = Question("q", " Compute 1+1. ", ("2",))
+    made = prompter(bpe_tokenizer)
+    assert made.decode(made.question(asked, "Task: {question}")) == "Task: Compute 1+1."
+    own = Prompter(bpe_tokenizer, QuestionsConfig(prompt="{question}"), ActorsConfig())
+    assert own.decode(own.question(asked, question_mark=True)) == "Compute 1+1."
 
 
 @pytest.mark.parametrize("prompt", ["", SEARCH_R1_PROMPT])

@@ -8,7 +8,7 @@ import pytest
 from actors.environments.registry import make
 from configs.environment import EnvironmentConfig
 from configs.prompts import NO_SEARCH_PROMPT
-from replay.trajectory import StopReason
+from replay.trajectory import Question, StopReason
 from retrieval_server.protocol import Passage, RetrievalTimeout
 from tests.actors.chats import chat_tokenizer
 
@@ -44,6 +44,27 @@ def test_one_completion_holds_an_answer_or_none(
     assert trajectory.stop_reason == expected
     (turn,) = trajectory.turns
     assert not len(turn.observation_tokens) and turn.malformed == (answer is None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("search_r1", "Add 1.?"),
+        ("no_search", "Add 1.?"),
+        ("rag", "Add 1.?"),
+        ("tool_call", "Add 1."),
+    ],
+)
+def test_search_r1s_prompts_alone_end_questions_by_a_mark(
+    bpe: Any, bpe_tokenizer: Any, lease_for: Any, name: str, text: str
+) -> None:
+    if name == "tool_call":
+        bpe.tokenizer = chat_tokenizer(bpe_tokenizer)
+    lease = lease_for(question=Question("q", "Add 1.", ("2",)))
+    settings = OPEN | {"environment": EnvironmentConfig(name=name)}
+    prompt = bpe.play("<answer> 2 </answer>", lease=lease, **settings).prompt_tokens
+    assert f"Question: {text}" in (read := bpe.tokenizer.decode(prompt))
+    assert ("1.?" in read) == text.endswith("?")
 
 
 def test_no_search_asks_nothing(bpe: Any) -> None:

@@ -81,6 +81,40 @@ def test_the_prompt_is_verls_with_its_system_message_and_the_tools(qwen: Any) ->
     assert prompt.startswith("<|im_start|>system\nBe brief.\n\n# Tools")
 
 
+THINKING = CHATML.replace("assistant\n' }}", "assistant\n<think>\n' }}")
+
+
+@pytest.mark.parametrize(
+    ("text", "queries"),
+    [
+        (f"<think> I might {call('a')} </think>{call('b')}{END}", [["b"]]),
+        (f"<think> I might {call('a')} </think>{END}", []),
+        (f"<think> I might {call('a')}{END}", []),
+        (f"{call('b')}<think> then {call('a')}</think>{END}", [["b"]]),
+    ],
+)
+def test_a_call_in_a_thought_is_not_executed(qwen: Any, text: str, queries: list[Any]) -> None:
+    trajectory = qwen.play(text, ANSWER, **CALLS)
+    assert qwen.retriever.calls == queries
+    assert (trajectory.stop_reason == StopReason.UNANSWERED) == (not queries)
+
+
+@pytest.mark.parametrize(
+    ("text", "queries"),
+    [
+        (f"I might {call('a')} </think>{call('b')}{END}", [["b"]]),
+        (f"I might {call('a')}{END}", []),
+    ],
+)
+def test_nor_is_one_in_a_thought_that_the_template_opens(
+    qwen: Any, bpe_tokenizer: Any, text: str, queries: list[Any]
+) -> None:
+    qwen.tokenizer = chat_tokenizer(bpe_tokenizer, THINKING)
+    trajectory = qwen.play(text, f"so {call('c')} </think>{ANSWER}", **CALLS)
+    assert qwen.retriever.calls == queries
+    assert trajectory.answer == ("kelu" if queries else None)
+
+
 def test_a_completion_cut_short_is_closed_for_the_policy(qwen: Any) -> None:
     turn = qwen.play(call("x"), ANSWER, **CALLS).turns[0]
     assert turn.observation_tokens[0] == qwen.tokenizer.eos_token_id

@@ -182,6 +182,17 @@ def test_everything_else_is_out_of_form(texts: tuple[str, ...]) -> None:
     assert in_form(transcript_of(*texts)) == 0.0
 
 
+def test_a_thought_that_the_template_opens_is_one() -> None:
+    asked = "<|im_start|>assistant\n<think>\n"
+    rest = f"t</think>{ANSWER}"
+    assert in_form(transcript_of(rest, prompt=asked)) == 1.0
+    assert in_form(transcript_of(rest)) == in_form(transcript_of(ANSWER, prompt=asked)) == 0.0
+    told = (f"<tool_response>d</tool_response>{asked}", "")
+    both = (f"t</think>{SEARCH}", rest)
+    assert in_form(transcript_of(*both, prompt=asked, observations=told)) == 1.0
+    assert in_form(transcript_of(*both, prompt=asked)) == 0.0
+
+
 def test_an_action_that_was_not_understood_is_out_of_form() -> None:
     turns = (turn_of(malformed=True), turn_of())
     texts = (f"{THINK}<guess>x</guess>", THINK + ANSWER)
@@ -211,7 +222,8 @@ def test_what_the_policy_did_not_write_changes_nothing(
 ) -> None:
     clean = transcript_of(*before, last)
     texts = clean.texts
-    soiled = transcript_of(*texts, prompt=prompt, observations=(observation,) * len(texts))
+    told = (f"{observation}</information>",) * len(texts)
+    soiled = transcript_of(*texts, prompt=f"{prompt}\n:", observations=told)
     assert in_form(clean) == in_form(soiled)
 
 
