@@ -228,6 +228,7 @@ class LearnerConfig(Section, frozen=True):
 
     total_steps: Annotated[NonNegative, CHANGEABLE] = 1000
     eval_every: Annotated[Positive, CHANGEABLE] = 50
+    eval_temperature: PositiveFloat | None = 1.0  # of the sampled half; null: greedy alone
     checkpoint_every: Annotated[Positive, CHANGEABLE] = 50
     keep_checkpoints: Positive = 3  # beside the best and those still evaluated
     objective: Literal["grpo", "cispo", "gspo", "dppo_tv", "reinforce"] = "grpo"
@@ -289,6 +290,11 @@ class LearnerConfig(Section, frozen=True):
                 f"learner.behaviour_floor = {self.behaviour_floor!r} lies above "
                 f"learner.behaviour_cap = {self.behaviour_cap!r}"
             )
+
+    @property
+    def eval_temperatures(self) -> tuple[float, ...]:
+        """The temperatures at which an evaluation asks each question, greedy (0) first."""
+        return (0.0,) if self.eval_temperature is None else (0.0, self.eval_temperature)
 
 
 class FleetConfig(Section, frozen=True):

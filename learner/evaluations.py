@@ -17,14 +17,14 @@ FILE_NAME = "evaluations.json"
 
 
 class Score(msgspec.Struct, frozen=True):
-    """Exact match over all questions, greedy and at T = 1.
+    """Exact match over all questions, greedy and sampled (None: not asked for).
 
     `late`: answered by later weights only, as when a resumed learner asked again; it says nothing
     about this step's checkpoint.
     """
 
     em: float
-    sampled_em: float
+    sampled_em: float | None
     late: bool = False
 
 
@@ -65,7 +65,8 @@ class Evaluations:
         """The step with the highest greedy, then sampled exact match; the earliest of equals."""
         found = [(self.scores.get(step), step) for step in steps]
         scored = [(score, step) for score, step in found if score is not None and not score.late]
-        return max(scored, key=lambda s: (s[0].em, s[0].sampled_em, -s[1]))[1] if scored else None
+        best = max(scored, key=lambda s: (s[0].em, s[0].sampled_em or 0.0, -s[1]), default=None)
+        return best[1] if best else None
 
     def _set(self, step: int, score: Score | None) -> None:
         self.scores[step] = score

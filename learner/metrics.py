@@ -49,9 +49,9 @@ def _combine(name: str, values: list[float]) -> float:
 
 def evaluation_gauges(result: EvalResult) -> dict[str, float]:
     """An evaluation as `eval/*`: greedy and sampled exact match, over all questions and by hops."""
-    return {
+    sampled = {} if result.sampled_em is None else {"eval/sampled_em": result.sampled_em}
+    return sampled | {
         "eval/em": result.em,
-        "eval/sampled_em": result.sampled_em,
         "eval/searches_per_rollout": result.searches,
         "eval/questions": float(result.questions),
         "eval/oldest_version": float(result.oldest_version),

@@ -191,10 +191,10 @@ class Run:
         self.evaluations.record(result)
         self._retain()
         log.info(
-            "evaluation at step %d: exact match %.3f greedy, %.3f sampled, over %d questions",
+            "evaluation at step %d: exact match %.3f greedy%s, over %d questions",
             result.step,
             result.em,
-            result.sampled_em,
+            "" if result.sampled_em is None else f", {result.sampled_em:.3f} sampled",
             result.questions,
         )
 

@@ -54,7 +54,7 @@ class EvalResult(msgspec.Struct, frozen=True):
     step: int
     questions: int
     em: float  # greedy
-    sampled_em: float  # T = 1
+    sampled_em: float | None  # at learner.eval_temperature; None: greedy alone
     em_by_hops: dict[str, float]
     sampled_em_by_hops: dict[str, float]
     searches: float  # mean per greedy rollout

@@ -88,6 +88,7 @@ def make_ledger(config: Config, tell: Callable[[str], None] | None = None) -> Le
         Sampling(config.actors.temperature, config.seed),
         summarise_payload,
         config.learner.total_steps,
+        config.learner.eval_temperatures,
     )
 
 

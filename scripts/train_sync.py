@@ -133,15 +133,19 @@ class Rollouts:
             raise NothingToLearn(cause)
 
     async def evaluate(self) -> dict[str, float]:
-        """Exact match over the evaluation questions: greedy, sampled at T = 1, greedy by hops."""
+        """Exact match over the evaluation questions: greedy, sampled where
+        `learner.eval_temperature` says so, greedy by hops.
+        """
         leases = [
-            Lease(group_id, n, "eval", question, Sampling(float(n), self.config.seed))
-            for n in range(2)
+            Lease(group_id, n, "eval", question, Sampling(temperature, self.config.seed))
+            for n, temperature in enumerate(self.config.learner.eval_temperatures)
             for group_id, question in enumerate(self.eval_questions, self.evaluated)
         ]
         self.evaluated += (count := len(self.eval_questions))
         rewards = [t.reward for t in await asyncio.gather(*map(self.one, leases))]
-        scores = {"em": rewards[:count], "sampled_em": rewards[count:]}
+        scores = {"em": rewards[:count]}
+        if rewards[count:]:
+            scores["sampled_em"] = rewards[count:]
         for question, reward in zip(self.eval_questions, rewards, strict=False):
             scores.setdefault(f"em_{question.hops}_hops", []).append(reward)
         return {name: _mean(found) for name, found in scores.items()}

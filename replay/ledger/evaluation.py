@@ -1,4 +1,5 @@
-"""One evaluation: every question rolled out twice, greedy (sibling 0) and at T = 1 (sibling 1).
+"""One evaluation: every question rolled out greedily (sibling 0) and, where
+`learner.eval_temperature` says so, sampled (sibling 1).
 
 It is finished once every question is answered or given up (it failed
 `replay.max_question_failures` times); nothing of it is ever trained on.
@@ -18,15 +19,16 @@ from replay.trajectory import Question
 class Evaluation:
     """The evaluation of one step.
 
-    `pending`: questions not yet opened; `answered`: question id → its two summaries.
+    `pending`: questions not yet opened; `answered`: question id → its summaries, by sibling.
     """
 
     step: int
     pending: deque[Question]
     total: int
+    siblings: int = 2
     answered: dict[str, tuple[Summary, ...]] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)
-    delivered: int = 0  # rollouts, of 2 · total
+    delivered: int = 0  # rollouts, of siblings · total
     result: EvalResult | None = None
 
     @property
@@ -37,21 +39,24 @@ class Evaluation:
     @property
     def progress(self) -> tuple[int, int]:
         """Rollouts done or given up, and of how many."""
-        return self.delivered + 2 * len(self.given_up), 2 * self.total
+        given_up = self.siblings * len(self.given_up)
+        return self.delivered + given_up, self.siblings * self.total
 
 
 def summarise_evaluation(evaluation: Evaluation, questions: Sequence[Question]) -> EvalResult:
     """Return exact match over the answered questions; the unscorable are left out, never 0."""
     answered = [q for q in questions if q.id in evaluation.answered]
-    greedy, sampled = ([evaluation.answered[q.id][i] for q in answered] for i in (0, 1))
+    greedy = [evaluation.answered[q.id][0] for q in answered]
+    is_sampled = evaluation.siblings > 1
+    sampled = [evaluation.answered[q.id][1] for q in answered] if is_sampled else []
     everything = greedy + sampled
     return EvalResult(
         step=evaluation.step,
         questions=len(answered),
         em=_mean_reward(greedy),
-        sampled_em=_mean_reward(sampled),
+        sampled_em=_mean_reward(sampled) if is_sampled else None,
         em_by_hops=_by_hops(answered, greedy),
-        sampled_em_by_hops=_by_hops(answered, sampled),
+        sampled_em_by_hops=_by_hops(answered, sampled) if is_sampled else {},
         searches=fmean(s.searches for s in greedy) if greedy else 0.0,
         oldest_version=min((s.oldest_version for s in everything), default=0),
         newest_version=max((s.newest_version for s in everything), default=0),

@@ -10,7 +10,6 @@ from replay.log.records import GroupOpened
 from replay.log.summary import Summary
 from replay.trajectory import Kind, Question
 
-EVAL_SIBLINGS = 2  # greedy, then T = 1
 # A rollout was interrupted from outside: replay or its actor went away or was drained, its weights
 # did not verify or were too old, the retrieval server was not there, had too much to do or let
 # nobody in. It is made again as it was, with the same seeds.
@@ -56,9 +55,8 @@ class Group:
     attempts: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def opened(cls, fact: GroupOpened, group_size: int) -> "Group":
-        """Make a group of which nothing is leased yet."""
-        size = group_size if fact.kind == "train" else EVAL_SIBLINGS
+    def opened(cls, fact: GroupOpened, size: int) -> "Group":
+        """Make a group of `size` siblings of which nothing is leased yet."""
         return cls(
             fact.group_id, fact.kind, fact.question, fact.version, fact.now, size, fact.evaluation
         )

@@ -94,8 +94,9 @@ class Lessor:
             while evaluation.pending and (actor := capacity.take(1)):
                 group = self._open(actor, evaluation.step)
                 self._lease(actor, group, (0,))
-                if second := capacity.take(1):
-                    self._lease(second, group, (1,))
+                for sibling in group.missing:
+                    if another := capacity.take(1):
+                        self._lease(another, group, (sibling,))
 
     def _lease_lost_siblings(self, capacity: _Capacity) -> None:
         for group in self._short("train"):
@@ -154,7 +155,7 @@ class Lessor:
     def _sampling_of(self, group: Group, sibling: int) -> Sampling:
         if group.kind == "train":
             return self._sampling
-        return Sampling(temperature=float(sibling), seed=self._sampling.seed)
+        return Sampling(self._state.eval_temperatures[sibling], self._sampling.seed)
 
 
 def _new_enough(group: Group, actor: Actor) -> bool:

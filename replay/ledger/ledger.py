@@ -43,13 +43,15 @@ class Ledger:
         sampling: Sampling,
         summarise: Summarise,
         total_steps: int | None = None,
+        eval_temperatures: tuple[float, ...] = (0.0, 1.0),
     ) -> None:
-        """`sampling` is carried by train leases (`actors.temperature`, the run's seed).
+        """`sampling` is carried by train leases (`actors.temperature`, the run's seed);
+        `eval_temperatures` by those of an evaluation's question, by sibling.
 
         No group is opened beyond what `total_steps` steps will train; None: without end. The
         CodecError of `summarise(payload)` leaves `apply` before anything has changed.
         """
-        self.state = LedgerState(config, questions, eval_questions)
+        self.state = LedgerState(config, questions, eval_questions, eval_temperatures)
         self._journal = Journal(self.state)
         self._roster = Roster()
         self._actors = ActorHandler(self._journal, self._roster, summarise)

@@ -34,9 +34,13 @@ class LedgerState:
     """
 
     def __init__(
-        self, config: ReplayConfig, questions: Questions, eval_questions: Sequence[Question]
+        self,
+        config: ReplayConfig,
+        questions: Questions,
+        eval_questions: Sequence[Question],
+        eval_temperatures: tuple[float, ...],
     ) -> None:
-        self.config = config
+        self.config, self.eval_temperatures = config, eval_temperatures
         self.questions = questions
         self.eval_questions = tuple(eval_questions)
         self.opened: dict[int, Group] = {}
@@ -123,7 +127,8 @@ class LedgerState:
 
     @evolve.register
     def _(self, fact: records.GroupOpened) -> None:
-        group = Group.opened(fact, self.config.group_size)
+        training, asked = self.config.group_size, len(self.eval_temperatures)
+        group = Group.opened(fact, training if fact.kind == "train" else asked)
         if fact.kind == "train":
             expected: Question | None = self.questions.next()
             self.opened[fact.group_id] = group
@@ -238,8 +243,9 @@ class LedgerState:
 
     @evolve.register
     def _(self, fact: records.EvaluationOpened) -> None:
-        total = len(self.eval_questions)
-        self.evaluations[fact.step] = Evaluation(fact.step, deque(self.eval_questions), total)
+        total, siblings = len(self.eval_questions), len(self.eval_temperatures)
+        pending = deque(self.eval_questions)
+        self.evaluations[fact.step] = Evaluation(fact.step, pending, total, siblings)
 
     @evolve.register
     def _(self, fact: records.EvaluationFinished) -> None:
@@ -297,7 +303,7 @@ class LedgerState:
             self.counters.close(group)
         else:
             del self.evaluating[group.group_id]
-            answers = (group.summaries[0], group.summaries[1])
+            answers = tuple(group.summaries[sibling] for sibling in range(group.size))
             self.evaluations[group.evaluation].answered[group.question.id] = answers
 
 

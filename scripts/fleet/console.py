@@ -80,10 +80,10 @@ class Console:
         versions = f"version {result.oldest_version}"
         if result.newest_version != result.oldest_version:
             versions += f"-{result.newest_version}"
+        sampled = "" if result.sampled_em is None else f"sampled EM {result.sampled_em:.3f}, "
         self.say(
             f"evaluation at step {result.step} ({versions}): EM {result.em:.3f} ({hops}), "
-            f"sampled EM {result.sampled_em:.3f}, {result.searches:.2f} searches, "
-            f"{result.questions} questions",
+            f"{sampled}{result.searches:.2f} searches, {result.questions} questions",
             "bold green",
         )
         try:

@@ -12,7 +12,6 @@ import yaml
 
 from actors.errors import TokenMismatch
 from configs.schema import Config
-from replay.ledger.groups import EVAL_SIBLINGS
 from replay.log import records
 from replay.log.event_log import read_past_damage
 from replay.log.format import Damage, TornRecord
@@ -227,7 +226,7 @@ class Audit:
         return [group_id for group_id in found if not self._settled(group_id)]
 
     def _settled(self, group_id: int) -> bool:
-        answered = all((group_id, i) in self._oldest for i in range(EVAL_SIBLINGS))
+        answered = all((group_id, i) in self._oldest for i in range(self._size(group_id)))
         return bool(self._place(group_id)) or (self._kinds[group_id] == "eval" and answered)
 
     def _place(self, group_id: int) -> str:
@@ -238,7 +237,8 @@ class Audit:
 
     def _size(self, group_id: int) -> int:
         trained = self._kinds.get(group_id, "train") == "train"
-        return self._config.replay.group_size if trained else EVAL_SIBLINGS
+        asked = len(self._config.learner.eval_temperatures)
+        return self._config.replay.group_size if trained else asked
 
     def summary(self) -> dict[str, Any]:
         """The books as plain numbers."""

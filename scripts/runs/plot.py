@@ -61,9 +61,11 @@ def draw(run_dir: Path) -> Path | None:
         colour = COLOURS.get(hops, "#555555")
         name = f"{hops} hop{'s' * (hops != '1')}"
         greedy = [result.em_by_hops.get(hops, 0.0) for result in evaluations]
+        if not any(result.sampled_em_by_hops for result in evaluations):
+            continue
         sampled = [result.sampled_em_by_hops.get(hops, 0.0) for result in evaluations]
         top.plot(steps, greedy, "o-", color=colour, label=f"{name}, greedy")
-        top.plot(steps, sampled, "o--", color=colour, alpha=0.6, label=f"{name}, sampled (T = 1)")
+        top.plot(steps, sampled, "o--", color=colour, alpha=0.6, label=f"{name}, sampled")
     top.set(ylim=(-0.02, 1.02), ylabel="exact match (held-out)", title=f"{run_dir.resolve().name}")
     top.legend(loc="lower right", frameon=False)
     _draw_reports(bottom, sorted(reported.items()))

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from actors.errors import EngineUnusable
 from actors.policies.base import Completion, Stops
@@ -24,6 +25,7 @@ from configs.rewards import RewardsConfig, RewardWeights
 from configs.schema import (
     ActorsConfig,
     Config,
+    LearnerConfig,
     ModelConfig,
     QuestionsConfig,
     ReplayConfig,
@@ -37,9 +39,13 @@ from scripts.train_sync import NothingToLearn, Rollouts, roll_out_and_train, tak
 class Silent:
     """A policy that says one word, and a retriever that nobody asks."""
 
+    def __init__(self) -> None:
+        self.temperatures: list[float] = []
+
     async def complete(
         self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
     ) -> Completion:
+        self.temperatures.append(temperature)
         word = np.ones(1, np.int32)
         return Completion(word, np.zeros(1, np.float32), word, "length")
 
@@ -77,11 +83,18 @@ def test_an_unscorable_sibling_is_no_signal(config: Config, word_tokenizer: Any)
     assert batch.group_ids == (3,)
 
 
-def test_an_evaluation_is_exact_match(config: Config, word_tokenizer: Any) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "sampled"), [(1.0, {"sampled_em": 0.0}), (0.5, {"sampled_em": 0.0}), (None, {})]
+)
+def test_an_evaluation_is_exact_match(
+    config: Config, word_tokenizer: Any, temperature: float | None, sampled: dict[str, float]
+) -> None:
+    config = replace(config, learner=LearnerConfig(eval_temperature=temperature))
     prompter, silent = Prompter(word_tokenizer, config.questions, config.actors), Silent()
     parts = {"policy": silent, "retriever": silent, "prompter": prompter}
     rollouts = Rollouts(config, **parts, rewards=rewarding(iter(())))
-    assert asyncio.run(rollouts.evaluate()) == {"em": 0.0, "sampled_em": 0.0, "em_0_hops": 0.0}
+    assert asyncio.run(rollouts.evaluate()) == {"em": 0.0, "em_0_hops": 0.0} | sampled
+    assert silent.temperatures == ([0.0] if temperature is None else [0.0, temperature])
 
 
 def rollouts_of(config: Config, word_tokenizer: Any, rewards: Rewards) -> Rollouts:

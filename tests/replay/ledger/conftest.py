@@ -59,10 +59,16 @@ def decode_summary(payload: bytes) -> Summary:
 class Scene:
     """Two groups of two per step unless told otherwise; actors speak from a peer of their name."""
 
-    def __init__(self, evals: int = 0, questions: int = 50, **config: object) -> None:
+    def __init__(
+        self,
+        evals: int = 0,
+        questions: int = 50,
+        eval_temperatures: tuple[float, ...] = (0.0, 1.0),
+        **config: object,
+    ) -> None:
         defaults = {"groups_per_step": 2, "group_size": 2, "max_staleness": 1}
         self.config = msgspec.convert(defaults | config, ReplayConfig)
-        self.sizes = (questions, evals)
+        self.sizes, self.eval_temperatures = (questions, evals), eval_temperatures
         self.now, self.log = 1000.0, list[Record]()
         self.leased: dict[Peer, list[Lease]] = {}
         self.got: dict[Peer, list[Reply]] = {}
@@ -72,7 +78,14 @@ class Scene:
         """A ledger that has seen nothing."""
         questions, evals = make_questions(self.sizes[0]), make_questions(self.sizes[1], "e")
         supply, sampling = Questions(questions, seed=5), Sampling(temperature=0.9, seed=5)
-        return Ledger(self.config, supply, evals, sampling, decode_summary)
+        return Ledger(
+            self.config,
+            supply,
+            evals,
+            sampling,
+            decode_summary,
+            eval_temperatures=self.eval_temperatures,
+        )
 
     def restart(self, resumed: bool = False) -> None:
         """Replay is killed and started again on its log; `resumed`: all else was killed too."""

@@ -82,6 +82,29 @@ def test_the_result_is_exact_match_overall_and_by_hops(scene: Any) -> None:
     assert result.searches == 1.5
 
 
+def test_evaluations_are_sampled_at_their_own_temperature(scene: Any) -> None:
+    s = scene(evals=2, eval_temperatures=(0.0, 0.6))
+    s.learner()
+    evaluate(s, 0)
+    s.actor("a", 4)
+    found = [(lease.sibling, lease.sampling.temperature) for lease in s.leased["a"]]
+    assert found == [(0, 0.0), (1, 0.6)] * 2
+
+
+def test_an_evaluation_may_be_greedy_alone(scene: Any) -> None:
+    s = scene(evals=3, eval_temperatures=(0.0,))
+    s.learner()
+    evaluate(s, 0)
+    s.actor("a", 9)
+    assert [(lease.sibling, lease.kind) for lease in s.leased["a"][:3]] == [(0, "eval")] * 3
+    for lease in s.leased["a"][:3]:
+        s.deliver("a", lease, reward=1.0)
+    reply = evaluate(s, 0)
+    assert (reply.done, reply.total) == (3, 3)
+    assert (reply.result.em, reply.result.sampled_em) == (1.0, None)
+    assert reply.result.sampled_em_by_hops == {}
+
+
 def test_the_result_spans_the_versions_seen(scene: Any) -> None:
     s = scene(evals=1)
     s.learner()
