@@ -8,7 +8,7 @@ unscorable (reward None, and a cause), never a 0; the run goes on.
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import msgspec
@@ -88,7 +88,11 @@ class Rewards:
         parts: dict[str, float] = {}
         try:
             if lease.kind == "eval":
-                return Score(_evaluated(lease, answer, parts), "", parts)
+                golds = lease.question.answers
+                if not golds:
+                    raise Unscorable("question", _NO_GOLD)
+                parts |= evaluated(answer, golds)
+                return Score(parts["em"], "", parts)
             score = self._search_r1 if self._config.mode == "search_r1" else self._strict
             reward = await score(lease, answer, transcribe, parts)
         except Unscorable as error:
@@ -160,6 +164,11 @@ class Rewards:
         return cause
 
 
+def evaluated(answer: str | None, golds: Sequence[str]) -> dict[str, float]:
+    """Return exact match, F1 and sub-string match of an answer, as training scores them."""
+    return {"em": em(answer, golds), "f1": f1(answer, golds), "substring": substring(answer, golds)}
+
+
 async def try_own(asked: RewardsConfig, question: Question) -> None:
     """Score a made-up rollout by `rewards.custom`. Raises ConfigError, or Unscorable."""
     await _own(asked).of(made_up(question))
@@ -180,12 +189,3 @@ def search_r1_score(transcript: Transcript, asked: SearchR1Config) -> float:
     return search_r1.score_format(
         text, golds, **{name: value for name, value in given.items() if value is not None}
     )
-
-
-def _evaluated(lease: Lease, answer: str | None, parts: dict[str, float]) -> float:
-    golds = lease.question.answers
-    if not golds:
-        raise Unscorable("question", _NO_GOLD)
-    parts |= {"em": em(answer, golds), "f1": f1(answer, golds)}
-    parts["substring"] = substring(answer, golds)
-    return parts["em"]

@@ -20,6 +20,8 @@ from scripts.evaluation.rows import Asked, QuestionSet, Row
 
 MACRO, MICRO = "macro average", "micro average"  # of sets, and of questions
 RESAMPLES = 10_000
+DRAWN_AT_ONCE = 1 << 19  # values
+COUNT_COST = 8  # of a value's count, in draws of one value
 LEVEL = 0.95
 Figures = dict[str, Any]  # of one environment on one set
 Means = NDArray[np.float64]  # [RESAMPLES], of resampled questions
@@ -154,13 +156,27 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
 
 
 def resampled_means(values: Sequence[float], key: str) -> Means:
-    """Means of RESAMPLES resamples, drawn as counts of each distinct value; `key` seeds them."""
+    """Means of RESAMPLES resamples; `key` seeds them.
+
+    Few distinct values are drawn by their counts, many one by one: whichever is fewer draws. What
+    is drawn at once stays within a few MB.
+    """
     seed = hashlib.blake2b(key.encode(), digest_size=8).digest()
     chance = np.random.default_rng(int.from_bytes(seed))
-    distinct, counts = np.unique(np.asarray(values, np.float64), return_counts=True)
-    drawn = chance.multinomial(len(values), counts / len(values), size=RESAMPLES)
-    means: Means = drawn @ distinct / len(values)
-    return means
+    all_values = np.sort(np.asarray(values, np.float64))
+    distinct, counts = np.unique(all_values, return_counts=True)
+    number = len(all_values)
+
+    def drawn(resamples: int) -> Means:
+        if len(distinct) * COUNT_COST <= number or len(distinct) == 1:
+            shares = counts / number
+            return chance.multinomial(number, shares, size=resamples) @ distinct / number
+        which = chance.integers(number, size=(resamples, number), dtype=np.uint32)
+        return all_values[which].mean(axis=1)
+
+    at_once = max(1, DRAWN_AT_ONCE // number)
+    sizes = [min(at_once, RESAMPLES - done) for done in range(0, RESAMPLES, at_once)]
+    return np.concatenate([drawn(size) for size in sizes])
 
 
 def pooled(means: Sequence[Means], weights: Sequence[float]) -> Means:

@@ -12,7 +12,7 @@ from typing import Self
 
 import msgspec
 
-from actors.answers import exact_match, substring_match, token_f1
+from actors.rewards.scorer import evaluated
 from configs.load import ConfigError
 from configs.runtime.files import Locked, open_locked
 from replay.trajectory import Question, Search, Trajectory
@@ -98,16 +98,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 def row_of(asked: Asked, question: Question, rollout: Trajectory, attempts: int) -> Row:
     """The row of a finished rollout, scored by exact match, F1 and sub-EM; not by its reward."""
-    answer, gold = rollout.answer, question.answers
-    scores = (0.0, 0.0, 0.0)
-    if answer is not None:
-        scores = exact_match(answer, gold), token_f1(answer, gold), substring_match(answer, gold)
+    scores = evaluated(rollout.answer, question.answers)
     return msgspec.structs.replace(
         failed_row(asked, question, "", attempts),
-        answer=answer,
-        em=scores[0],
-        f1=scores[1],
-        substring=scores[2],
+        answer=rollout.answer,
+        **scores,
         searches=tuple(search for turn in rollout.turns for search in turn.searches),
         turns=len(rollout.turns),
         malformed=sum(turn.malformed for turn in rollout.turns),

@@ -1,6 +1,8 @@
 """Figures against counting by hand and naive transcriptions, and the tables that show them."""
 
 import re
+import time
+import tracemalloc
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -48,6 +50,19 @@ def figures(samples: int = 2) -> dict[str, Any]:
 
 def mean(figures: dict[str, Any], metric: str) -> float:
     return float(figures["scores"][metric]["mean"])
+
+
+@pytest.mark.parametrize("distinct", [2, 6000])
+def test_resampling_many_distinct_values_takes_little_time_and_memory(distinct: int) -> None:
+    values = np.resize(np.arange(distinct) / distinct, 6000).tolist()
+    tracemalloc.start()
+    begun = time.process_time()
+    means = resampled_means(values, "key")
+    seconds, peak = time.process_time() - begun, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert seconds < 4.0 and peak < 64 << 20
+    assert len(means) == RESAMPLES and means.mean() == pytest.approx(np.mean(values), abs=1e-3)
+    assert means.std() == pytest.approx(np.std(values) / 6000**0.5, rel=0.05)
 
 
 def test_every_row_counts() -> None:

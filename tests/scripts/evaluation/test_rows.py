@@ -1,11 +1,17 @@
 """Rows outlive a kill: what was cut short is made again, what is whole is believed."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
+from actors.rewards.scorer import Rewards
+from actors.rewards.transcript import Transcript
 from configs.load import ConfigError
+from configs.rewards import RewardsConfig
+from replay.protocol import Lease
+from replay.trajectory import Question, Sampling
 from scripts.evaluation.rows import Asked, Rows, failed_row, row_of
 from tests.scripts.evaluation.cases import NQ, lease_of, rollout_of, row
 
@@ -94,3 +100,16 @@ def test_no_answer_scores_nothing_whatever_would_match(tmp_path: Path) -> None:
         rows.add(row(FIRST, None))
     (line,) = (json.loads(line) for line in path.read_text().splitlines())
     assert (line["answer"], line["stop"], line["em"], line["f1"]) == (None, "turn_limit", 0.0, 0.0)
+
+
+def test_an_answer_is_scored_as_training_scores_it() -> None:
+    asked = Question("q", "who?", ("The", "kelu"))  # "The" normalises to nothing
+    lease = Lease(1, 0, "eval", asked, Sampling(0.0))
+    found = row_of(Asked("e", "s", "q", 0), asked, rollout_of(lease, "bore"), 1)
+    assert (found.em, found.f1, found.substring) == (0.0, 0.0, 0.0)
+    parts = asyncio.run(Rewards(RewardsConfig()).score(lease, "bore", made_up_never)).parts
+    assert parts == {"em": found.em, "f1": found.f1, "substring": found.substring}
+
+
+def made_up_never() -> Transcript:
+    raise AssertionError("the answer is enough")
