@@ -111,9 +111,7 @@ def admit_ranks(config: Config, rendezvous: Rendezvous) -> distributed.Store:
             _admit(Link(connection, "a rank that joins"), config, rendezvous)
     if learner.rendezvous:
         host = _address(config)[0]
-        store: distributed.Store = distributed.TCPStore(
-            host, 0, learner.ranks, is_master=True, wait_for_workers=False
-        )
+        store = _host_store(host, learner.ranks)
         rendezvous.send_all("place", {"host": host, "port": store.port})
         return store
     # A new file each time: keys left by ranks that were killed would be taken for live ones.
@@ -121,6 +119,22 @@ def admit_ranks(config: Config, rendezvous: Rendezvous) -> distributed.Store:
     path = f"{rendezvous.resources.enter_context(folder)}/store"
     rendezvous.send_all("place", {"path": path})
     return distributed.FileStore(path, learner.ranks)
+
+
+def _host_store(host: str, ranks: int) -> distributed.TCPStore:
+    """Open a store at `host`, on a free port. It is handed a bound socket: left to itself it listens
+    on every interface.
+    """
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    return distributed.TCPStore(
+        host,
+        port,
+        ranks,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def join_leader(

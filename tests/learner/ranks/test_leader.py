@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import torch
 
@@ -212,8 +213,15 @@ def test_two_that_meet_share_a_store(two_ranks: Config, rendezvous: str) -> None
         _, store = join_leader(config, 1, meetings[1])
         leading.result().set("key", "value")
     assert store.get("key") == b"value"
+    assert all(address == "127.0.0.1" for address in listening())
     for rendezvous in meetings:
         rendezvous.close()
+
+
+def listening() -> set[str]:
+    """The addresses on which this process listens for TCP."""
+    found = psutil.Process().net_connections("tcp")
+    return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN}
 
 
 @pytest.fixture
