@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -78,7 +79,7 @@ class Engine:
             # by one that does not keep weights (in bf16 that rounds before the bias is added).
             self._on_close.enter_context(_environment(_local_rank()))
             self._on_close.callback(setattr, functional, "linear", functional.linear)
-        with _quietly(local=not learner.rendezvous):
+        with _quietly(local=not learner.rendezvous), _words_into(config.run_dir):
             self._engine, self._optimiser, _, _ = deepspeed.initialize(
                 model=scorer,
                 optimizer=_make_optimiser(list(self._trainable.values()), learner),
@@ -266,6 +267,18 @@ def _quietly(local: bool) -> Iterator[None]:
     if local and sys.platform == "linux":
         variables["GLOO_SOCKET_IFNAME"] = "lo"  # gloo opens a listener per group even for one rank
     with _environment(variables), contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+@contextlib.contextmanager
+def _words_into(run_dir: str) -> Iterator[None]:
+    """Have what is printed meanwhile, DeepSpeed's words on memory, in the run's `deepspeed.log`."""
+    if not run_dir:
+        yield
+        return
+    path = Path(run_dir, "deepspeed.log")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
         yield
 
 

@@ -122,9 +122,8 @@ def admit_ranks(config: Config, rendezvous: Rendezvous) -> distributed.Store:
 
 
 def _host_store(host: str, ranks: int) -> distributed.TCPStore:
-    """Open a store at `host`, on a free port. It is handed a bound socket: left to itself it listens
-    on every interface.
-    """
+    """Open a store at `host`, on a free port."""
+    # The store is handed a bound socket: left to itself it listens on every interface.
     listener = socket.create_server((host, 0))
     port = listener.getsockname()[1]
     return distributed.TCPStore(

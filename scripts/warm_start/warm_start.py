@@ -30,7 +30,7 @@ from scripts.options import Options, argument, option, overrides
 from scripts.setup import preflight
 from scripts.setup.hub import with_hub_paths
 from scripts.setup.resolve import with_absolute_paths
-from scripts.terminal import Bars
+from scripts.terminal import Bars, status
 from scripts.warm_start.curriculum import Curriculum, OutputFolder
 from scripts.warm_start.demonstrations import Demonstration, read_files, read_run
 from scripts.warm_start.ranks import joining, other_ranks
@@ -157,7 +157,8 @@ def demonstrations(
             console.print(f"left out: {count} trajectories {cause}", highlight=False)
         return rows
     prompter = Prompter(tokenizer, config.questions, config.actors)
-    rows, bad = read_files(options.demonstrations, prompter, config, options.skip_bad)
+    with status("reading the demonstrations"):
+        rows, bad = read_files(options.demonstrations, prompter, config, options.skip_bad)
     for problem in bad:
         console.print(f"left out: {problem}", highlight=False, soft_wrap=True, markup=False)
     return rows
@@ -186,7 +187,9 @@ class Learning:
             return
         if rows := len(self._plan.curriculum.held_out):
             self._console.print(f"measuring the loss of {rows} held out", highlight=False)
-        if (loss := self._held_out_loss(0)) is not None:
+        with status("measuring the loss"):
+            loss = self._held_out_loss(0)
+        if loss is not None:
             self._console.print(f"held-out loss before the first step: {loss:.4f}")
 
     def steps(self) -> Iterator[int]:
@@ -245,7 +248,8 @@ def run(plan: Plan, console: Console, listen: Callable[[], Sequence[str]]) -> in
     total = plan.config.learner.total_steps
     with OutputFolder.held(plan.config, plan.curriculum) as out:
         with contextlib.ExitStack() as stack:
-            learning = start(plan, out, stack, console)
+            with status("loading the model"):
+                learning = start(plan, out, stack, console)
             learning.begin()
             stops, left = listen(), max(total - out.done, 0)
             with Bars() as bars:

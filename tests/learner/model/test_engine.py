@@ -162,6 +162,15 @@ def test_gradient_checkpointing_recomputes_layers_and_changes_nothing(
     assert calls == [1, 2] and norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
+def test_what_deepspeed_says_of_memory_goes_to_a_log(
+    config: Config, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = msgspec.structs.replace(config.model, dtype="bfloat16")
+    Engine(msgspec.structs.replace(config, model=model)).close()
+    assert "begin bf16_optimizer" not in "".join(capfd.readouterr())
+    assert "begin bf16_optimizer" in (Path(config.run_dir) / "deepspeed.log").read_text()
+
+
 def test_a_closed_engine_leaves_torch_and_the_environment_alone(config: Config) -> None:
     linear = torch.nn.functional.linear
     learner = msgspec.structs.replace(config.learner, zero_stage=3)

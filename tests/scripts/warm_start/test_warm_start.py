@@ -16,7 +16,7 @@ from actors.prompt import load_tokenizer, tokenizer_digest
 from configs.load import ConfigError
 from configs.runtime.process import Exit
 from learner.errors import BadCheckpoint
-from scripts import cli
+from scripts import cli, terminal
 from scripts.warm_start import warm_start
 from scripts.warm_start.demonstrations import BadDemonstrations
 from tests.scripts.conftest import RecordedRun
@@ -118,6 +118,20 @@ def test_until_there_is_a_step_to_finish_nobody_listens(given: list[str], tmp_pa
 
     assert warm.run(warm.prepare(*given, "--out", str(tmp_path / "out")), listen) == 0
     assert measured == [True]
+
+
+def test_without_a_terminal_lines_say_what_is_under_way(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(terminal, "FIRST_S", 0.001)
+    monkeypatch.setattr(terminal, "EVERY_S", 0.01)
+    warm = Warm()
+    plan = warm.prepare(*given, "--out", str(tmp_path / "out"))
+    warm.run(plan)
+    said = capsys.readouterr().err
+    for line in ("reading the demonstrations (", "loading the model (", "measuring the loss ("):
+        assert line in said
+    assert "learning: " in said and " of 4 (" in said
 
 
 def test_what_is_left_is_a_model_folder_with_its_tokenizer(
