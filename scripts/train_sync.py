@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from actors.environments.base import Retriever
-from actors.errors import EngineDead, EngineUnusable
+from actors.errors import ActorError, EngineDead, EngineUnusable
 from actors.policies.base import Policy
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
@@ -37,6 +39,7 @@ from replay.log.records import EVAL_GROUPS
 from replay.protocol import Batch, Lease, ReplayError
 from replay.questions import Questions, left_out, read_questions
 from replay.trajectory import Question, Sampling, Trajectory
+from retrieval_server.protocol import RetrievalError
 from scripts.options import argument, option, overrides, refusing
 from scripts.setup import preflight
 from scripts.setup.retrieval import OwnServer, serving
@@ -57,8 +60,15 @@ class SyncOptions:
     recorded: Path | None = option("train on this run's recorded batches", metavar="RUN")
 
 
+UNFINISHED_STEPS = 4  # as many steps' groups that fail one after the other end the run
+
+
 class NothingToLearn(Exception):
     """The rewards leave nothing to learn from; the message is the cause."""
+
+
+class RolloutsFailed(ActorError):
+    """Rollouts of one group after the other came to nothing; the message names the last cause."""
 
 
 class Rollouts:
@@ -79,6 +89,7 @@ class Rollouts:
         self.config, self.policy, self.retriever = config, policy, retriever
         self.prompter, self.rewards = prompter, rewards
         self.opened, self.evaluated, self.streaks = 1, EVAL_GROUPS, Streaks()
+        self.failed, self.cause = 0, ""  # groups in a row, and why the last rollout did
         self.audit = TokenAudit(prompter, config)
         files = config.questions
         self.questions = Questions(
@@ -88,8 +99,24 @@ class Rollouts:
         self.eval_questions = evaluation.questions
         self.slots = asyncio.Semaphore(config.actors.rollouts_in_flight * config.actors.count)
 
-    async def one(self, lease: Lease) -> Trajectory:
-        """One rollout, when a slot is free."""
+    async def one(self, lease: Lease) -> Trajectory | None:
+        """One rollout, when a slot is free; made again with other seeds where it fails, up to
+        `replay.max_question_failures` times, then None. Raises EngineDead.
+        """
+        for attempt in range(self.config.replay.max_question_failures):
+            try:
+                return await self._roll_out(msgspec.structs.replace(lease, attempt=attempt))
+            except EngineDead:
+                raise
+            except TimeoutError:
+                self.cause = f"rollout took over {self.config.actors.rollout_deadline_s:g} s"
+            except (ActorError, RetrievalError) as error:
+                self.cause = f"{type(error).__name__}: {error}"
+            where = f"group {lease.group_id} sibling {lease.sibling}"
+            print(f"{where}: {self.cause}", file=sys.stderr, flush=True)
+        return None
+
+    async def _roll_out(self, lease: Lease) -> Trajectory:
         async with self.slots, asyncio.timeout(self.config.actors.rollout_deadline_s):
             return await self.audit.rollout(
                 lease,
@@ -102,12 +129,20 @@ class Rollouts:
             )
 
     async def group(self, question: Question) -> list[Trajectory]:
-        """Every sibling of the next group, which asks `question`."""
+        """Every sibling of the next group, which asks `question`; none where one has failed.
+        Raises EngineDead, RolloutsFailed.
+        """
         group_id, how = self.opened, Sampling(self.config.actors.temperature, self.config.seed)
         self.opened += 1
         siblings = range(self.config.replay.group_size)
         leases = (Lease(group_id, n, "train", question, how) for n in siblings)
-        return await asyncio.gather(*map(self.one, leases))
+        rolled_out = await asyncio.gather(*map(self.one, leases))
+        group = [each for each in rolled_out if each is not None]
+        whole = len(group) == len(rolled_out)
+        self.failed = 0 if whole else self.failed + 1
+        if self.failed >= UNFINISHED_STEPS * self.config.replay.groups_per_step:
+            raise RolloutsFailed(f"{self.failed} groups in a row have failed, by {self.cause}")
+        return group if whole else []
 
     async def batch(self, step: int) -> Batch:
         """Groups for step + 1; the unscorable, and by configuration the signalless, replaced.
@@ -118,7 +153,8 @@ class Rollouts:
         while len(groups) < wanted:
             chosen = [self.questions.next() for _ in range(wanted - len(groups))]
             for group in await asyncio.gather(*map(self.group, chosen)):
-                self._close(group)
+                if group:
+                    self._close(group)
                 needed = 1 + self.config.replay.drop_no_signal
                 if len({t.reward for t in group} - {None}) >= needed:
                     groups.append(group)
@@ -142,7 +178,8 @@ class Rollouts:
             for group_id, question in enumerate(self.eval_questions, self.evaluated)
         ]
         self.evaluated += (count := len(self.eval_questions))
-        rewards = [t.reward for t in await asyncio.gather(*map(self.one, leases))]
+        rolled_out = await asyncio.gather(*map(self.one, leases))
+        rewards = [each.reward if each else None for each in rolled_out]
         scores = {"em": rewards[:count]}
         if rewards[count:]:
             scores["sampled_em"] = rewards[count:]

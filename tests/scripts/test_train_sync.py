@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from actors.errors import EngineUnusable
+from actors.errors import EngineDead, EngineUnusable, GenerationFailed
 from actors.policies.base import Completion, Stops
 from actors.policies.vllm import VllmPolicy
 from actors.prompt import Prompter
@@ -33,19 +33,30 @@ from configs.schema import (
 )
 from retrieval_server.protocol import Passage
 from scripts import train_sync
-from scripts.train_sync import NothingToLearn, Rollouts, roll_out_and_train, take_steps
+from scripts.train_sync import (
+    NothingToLearn,
+    Rollouts,
+    RolloutsFailed,
+    roll_out_and_train,
+    take_steps,
+)
 
 
 class Silent:
     """A policy that says one word, and a retriever that nobody asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, failures: Sequence[Exception | None] = ()) -> None:
         self.temperatures: list[float] = []
+        self.seeds: list[int] = []
+        self._failures = iter(failures)
 
     async def complete(
         self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
     ) -> Completion:
         self.temperatures.append(temperature)
+        self.seeds.append(seed)
+        if (error := next(self._failures, None)) is not None:
+            raise error
         word = np.ones(1, np.int32)
         return Completion(word, np.zeros(1, np.float32), word, "length")
 
@@ -150,3 +161,49 @@ def test_the_cause_of_a_failed_engine_is_read_from_its_log(
         roll_out_and_train(SimpleNamespace(config=config), word_tokenizer)
     log = tmp_path / "engine.log"
     assert str(raised.value) == f"see root cause above: ValueError: too long; see {log}"
+
+
+def rolling(config: Config, tokenizer: Any, policy: Silent, rewards: Iterator[float | None]) -> Any:
+    """The rollouts of this policy, rewarded so."""
+    prompter = Prompter(tokenizer, config.questions, config.actors)
+    return Rollouts(
+        config, policy=policy, retriever=policy, prompter=prompter, rewards=rewarding(rewards)
+    )
+
+
+def test_a_failed_rollout_is_made_again(
+    config: Config, word_tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = Silent([TimeoutError(), GenerationFailed("aborted")])
+    rollouts = rolling(config, word_tokenizer, policy, iter((0.0, 1.0)))
+    assert asyncio.run(rollouts.batch(0)).group_ids == (1,)
+    assert len(set(policy.seeds)) == len(policy.seeds) == 4  # another attempt has other seeds
+    said = capsys.readouterr().err
+    assert "rollout took over 240 s" in said and "GenerationFailed: aborted" in said
+
+
+def test_a_group_that_keeps_failing_is_replaced(config: Config, word_tokenizer: Any) -> None:
+    attempts = config.replay.max_question_failures
+    policy = Silent([TimeoutError()] * (2 * attempts - 1))  # one sibling fails as often, at least
+    rollouts = rolling(config, word_tokenizer, policy, iter((1.0, 0.0, 1.0, 0.0)))
+    assert asyncio.run(rollouts.batch(0)).group_ids == (2,)
+
+
+def test_where_everything_fails_the_run_ends_by_name(config: Config, word_tokenizer: Any) -> None:
+    policy = Silent([GenerationFailed("no room")] * 1000)
+    rollouts = rolling(config, word_tokenizer, policy, iter(()))
+    with pytest.raises(RolloutsFailed, match=r"4 groups in a row .* GenerationFailed: no room"):
+        asyncio.run(rollouts.batch(0))
+
+
+def test_a_dead_engine_is_named_at_once(config: Config, word_tokenizer: Any) -> None:
+    policy = Silent([EngineDead("its process is gone")])
+    rollouts = rolling(config, word_tokenizer, policy, iter(()))
+    with pytest.raises(EngineDead):
+        asyncio.run(rollouts.batch(0))
+
+
+def test_an_evaluation_leaves_out_what_fails(config: Config, word_tokenizer: Any) -> None:
+    policy = Silent([GenerationFailed("aborted")] * 1000)
+    rollouts = rolling(config, word_tokenizer, policy, iter(()))
+    assert asyncio.run(rollouts.evaluate())["em"] == 0.0
