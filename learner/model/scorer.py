@@ -5,16 +5,18 @@ a hidden state each, never a row of logits.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from configs.schema import ModelConfig
 from learner.errors import BadModel
 from learner.model.head import CHUNK_BYTES, ChunkLoss, HeadOutput, LogProbHead
+
+if TYPE_CHECKING:  # the scorer needs torch and transformers alone
+    from configs.schema import ModelConfig
 
 
 class TokenScores(NamedTuple):
@@ -64,7 +66,7 @@ def score_logits(logits: Tensor, targets: Tensor, temperature: float) -> TokenSc
     return TokenScores(logprobs, entropy)
 
 
-def load_model(config: ModelConfig) -> PreTrainedModel:
+def load_model(config: "ModelConfig") -> PreTrainedModel:
     """Load the folder's causal LM in the configured dtype, ready to train (without dropout, which
     would make ratios noise).
 

@@ -20,12 +20,17 @@ from learner.errors import BadModel
 from learner.model.ema import Averages, Ema
 from learner.model.engine import Engine
 from learner.model.scorer import load_model
+from learner.packing import MicroBatch
 from learner.update import update
 from replay.protocol import Batch
 
 LEARNER = LearnerConfig(
     lr=1e-2, warmup_steps=2, max_grad_norm=0.5, micro_batch_tokens=60, betas=(0.9, 0.98)
 )
+
+
+def first_micro_batch(batch: Callable[..., Batch], config: Config) -> MicroBatch:
+    return build(batch(), config.learner).micro_batches[0]
 
 
 @contextmanager
@@ -83,7 +88,8 @@ def test_probe_is_the_log_prob_of_each_token_after_its_prefix(
     with torch.no_grad():
         logits = load_model(config.model)(input_ids=torch.tensor([tokens])).logits[0]
     expected = [float(logits[t - 1].log_softmax(-1)[tokens[t]]) for t in range(1, 6)]
-    assert engine.probe(tokens) == pytest.approx(expected, abs=1e-5)
+    rounding = 1e-4 if engine.device.type == "cuda" else 1e-5  # other kernels add up otherwise
+    assert engine.probe(tokens) == pytest.approx(expected, abs=rounding)
 
 
 def test_steps_equal_plain_torch(
@@ -94,7 +100,7 @@ def test_steps_equal_plain_torch(
     config, engine, _ = prepared
     plain = make_plain_engine(config)
     for name, weight in engine.named_weights():
-        assert torch.equal(weight, plain.trainable()[name])
+        assert torch.equal(weight.cpu(), plain.trainable()[name])
     pairs = [(each, Averages(Ema(each, 0.8), None)) for each in (engine, plain)]
     for step in (1, 2, 3):
         training = build(batch(step, step - 1, groups=3), config.learner)
@@ -109,7 +115,7 @@ def test_steps_equal_plain_torch(
 def relative(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
     """All together: the keys' biases have no gradient, and Adam steps on its rounding."""
     one, other = (
-        torch.cat([v.detach().flatten() for v in each.values()]) for each in (found, expected)
+        torch.cat([v.detach().cpu().flatten() for v in each.values()]) for each in (found, expected)
     )
     return float((one[: len(other)] - other).norm() / other.norm())  # a partition is padded
 
@@ -118,7 +124,7 @@ def test_a_swap_reaches_every_element_and_comes_back(
     prepared: tuple[Config, Engine, str], batch: Callable[..., Batch]
 ) -> None:
     config, engine, _ = prepared
-    micro = build(batch(), config.learner).micro_batches[0]
+    micro = first_micro_batch(batch, config).to(engine.device)
     own = {name: weight.clone() for name, weight in engine.named_weights()}
     before = engine.score(micro, 1.0).logprobs
     ema = Ema(engine, 0.8)
@@ -136,7 +142,7 @@ def test_an_infinite_gradient_has_no_finite_norm(
     prepared: tuple[Config, Engine, str], batch: Callable[..., Batch]
 ) -> None:
     config, engine, _ = prepared
-    micro = build(batch(), config.learner).micro_batches[0]
+    micro = first_micro_batch(batch, config).to(engine.device)
     engine.accumulate(micro, 1.0, lambda logprobs, _chunk: float("inf") * logprobs.sum())
     assert not math.isfinite(engine.step(0.0))
 
@@ -145,7 +151,7 @@ def test_an_infinite_gradient_has_no_finite_norm(
 def test_gradient_checkpointing_recomputes_layers_and_changes_nothing(
     config: Config, batch: Callable[..., Batch], stage: int
 ) -> None:
-    micro = build(batch(), config.learner).micro_batches[0]
+    micro = first_micro_batch(batch, config)
     norms, calls = [], []
     for on in (False, True):
         learner = msgspec.structs.replace(
@@ -155,7 +161,8 @@ def test_gradient_checkpointing_recomputes_layers_and_changes_nothing(
         ran: list[int] = []
         mlp = engine.model.model.layers[0].mlp
         mlp.register_forward_pre_hook(lambda *_, ran=ran: ran.append(1))
-        engine.accumulate(micro, 1.0, lambda logprobs, _chunk: logprobs.sum())
+        here = micro.to(engine.device)
+        engine.accumulate(here, 1.0, lambda logprobs, _chunk: logprobs.sum())
         norms.append(engine.step(0.0))
         calls.append(len(ran))
         engine.close()
