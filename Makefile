@@ -46,9 +46,8 @@ export CHAOS ?= -m tests.faults.chaos
 test-soak: .venv  ## what takes hours, in parts (PART=name, FRESH=1)
 	@$(PYTEST) -p tests.soak --soak $(PART) $(if $(FRESH),--fresh) -v --durations=10 --timeout=1800
 
-test-gpu:  ## all that needs a GPU, in one call
-	@$(MAKE) --no-print-directory GPU=1 .venv
-	@$(BIN)/python -m tests.gpu.checks
+test-gpu: .venv  ## all that needs a GPU, in one call (GPU=1; PART=A or B)
+	@$(BIN)/python -m tests.gpu.checks --part $(PART)
 
 mutants: .venv  ## plant known faults; each must turn a test red
 	@$(BIN)/python -m tests.mutants.mutants

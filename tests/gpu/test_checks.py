@@ -1,0 +1,134 @@
+"""The GPU suite where there is none: what it says, and that its first part imports little."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from configs.runtime.process import REPOSITORY
+from tests.gpu import checks
+from tests.gpu.check import Check, Figure, Skipped, at_least, at_most, perform, why_not
+from tests.gpu.learner_speed import Shape, flops, head_pieces, make_model, peak_flops, speed
+from tests.gpu.weights import pinned_staging
+
+TINY = Shape("tiny", 64, 2, 4, 2, 128, vocabulary=512)
+HEAVY = ("vllm", "ray", "deepspeed", "msgspec", "blake3", "zmq")
+BLOCKED = """
+import sys
+for name in {names!r}:
+    sys.modules[name] = None
+from tests.gpu import checks
+from learner.model import head, scorer
+print([check.name for check in checks.checks_of("A")])
+"""
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what lacks a GPU")
+
+
+def test_part_a_is_imported_with_torch_and_transformers_alone() -> None:
+    program = BLOCKED.format(names=HEAVY)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "NCCL group of one" in done.stdout and "learner 3B at 16,384 tokens" in done.stdout
+
+
+@no_gpu
+def test_without_a_gpu_everything_is_skipped_by_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    assert checks.main(["--json", str(report)]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    names = [check.name for check in checks.checks_of("all")]
+    assert last == f"0 passed, 0 failed, {len(names)} skipped"
+    assert [line.split(": ")[0] for line in lines] == [f"SKIPPED {name}" for name in names]
+    assert all(": needs " in line for line in lines)
+    assert list(json.loads(report.read_text())) == names
+
+
+def test_make_runs_it_without_installing_anything_else() -> None:
+    command = ["make", "-n", "test-gpu", "PART=A"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert "python -m tests.gpu.checks --part A" in done.stdout and "GPU=1" not in done.stdout
+
+
+def test_a_missing_module_is_named() -> None:
+    assert why_not(Check("x", list, ("torch", "no_such_module"))) == "needs no_such_module"
+
+
+def test_what_is_found_is_told_beside_what_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def raising(error: Exception) -> Iterator[Figure]:
+        yield Figure("first", "1", "1")
+        raise error
+
+    fast, slow = at_least("speed", 3.0, 2.0, " GB/s"), at_least("speed", 1.0, 2.0)
+    made = [
+        Check("fast", lambda: [fast]),
+        Check("slow", lambda: [slow]),
+        Check("wrong", lambda: [at_most("error", 2.0, 1.0)]),
+        Check("lacking", partial(raising, Skipped("no GPU code"))),
+        Check("large", partial(raising, torch.OutOfMemoryError("40 GiB"))),
+        Check("broken", partial(raising, ValueError("bad"))),
+    ]
+    said: list[str] = []
+    found = perform(made, said.append)
+    outcomes = [each["outcome"] for each in found.values()]
+    assert outcomes == ["passed", "passed", "failed", "skipped", "skipped", "failed"]
+    text = "\n".join(said)
+    assert "        speed: 3 GB/s  (should be: at least 2 GB/s)" in text
+    assert "      ? speed: 1 " in text and "      ! error: 2 " in text
+    assert "FAILED  broken: ValueError: bad (" in text
+    assert "SKIPPED large: needs more memory than this GPU has free" in text
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_learners_speed_is_measured_on_a_cpu_too(
+    recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.gpu.learner_speed.peak_flops", lambda _: 1e12)
+    figures = list(speed(TINY, 2, 32, recompute=recompute, device="cpu"))
+    assert [each.name for each in figures] == ["tokens/s", "MFU, of the measured peak"]
+    assert figures[0].good and peak_flops("cpu", 64) > 0
+
+
+def test_useful_operations_are_counted_as_by_hand() -> None:
+    model = make_model(TINY, "cpu")
+    layer = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128)  # q, o, k, v, MLP
+    found = flops(model, TINY, 1, 32, passes=1) / 32
+    by_hand = 2 * layer + 2 * 2 * 32 * 64 + 2 * 0.5 * 512 * 64
+    assert found == pytest.approx(by_hand, rel=0.02)  # norms and biases beside
+
+
+def test_the_heads_pieces_agree() -> None:
+    figures = {each.name: each for each in head_pieces(16, 8, 300, "cpu")}
+    assert figures["largest difference of log-probs"].good
+    assert {"pieces of 64 MiB", "pieces of 1024 MiB", "whole logits"} <= figures.keys()
+
+
+def test_staging_holds_what_the_device_held() -> None:
+    figures = {each.name: each for each in pinned_staging(4096, "cpu")}
+    assert figures["digest"].good
+    assert figures["buckets"].good == torch.cuda.is_available()
+
+
+def test_wheels_are_imported_without_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(tmp_path / "carried-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("carried_by_test.py", "VALUE = 7\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
+    checks.import_from(tmp_path, str(tmp_path / "unpacked"))
+    carried: Any = __import__("carried_by_test")
+    assert carried.VALUE == 7
+    child = [sys.executable, "-c", "import carried_by_test"]
+    assert subprocess.run(child, check=False).returncode == 0
