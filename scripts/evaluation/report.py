@@ -170,7 +170,8 @@ def resampled_means(values: Sequence[float], key: str) -> Means:
     def drawn(resamples: int) -> Means:
         if len(distinct) * COUNT_COST <= number or len(distinct) == 1:
             shares = counts / number
-            return chance.multinomial(number, shares, size=resamples) @ distinct / number
+            counted: Means = chance.multinomial(number, shares, size=resamples) @ distinct
+            return counted / number
         which = chance.integers(number, size=(resamples, number), dtype=np.uint32)
         return all_values[which].mean(axis=1)
 
