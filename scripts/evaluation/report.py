@@ -170,10 +170,11 @@ def resampled_means(values: Sequence[float], key: str) -> Means:
     def drawn(resamples: int) -> Means:
         if len(distinct) * COUNT_COST <= number or len(distinct) == 1:
             shares = counts / number
-            counted: Means = chance.multinomial(number, shares, size=resamples) @ distinct
-            return counted / number
-        which = chance.integers(number, size=(resamples, number), dtype=np.uint32)
-        return all_values[which].mean(axis=1)
+            means: Means = chance.multinomial(number, shares, size=resamples) @ distinct / number
+        else:
+            which = chance.integers(number, size=(resamples, number), dtype=np.uint32)
+            means = all_values[which].mean(axis=1)
+        return means
 
     at_once = max(1, DRAWN_AT_ONCE // number)
     sizes = [min(at_once, RESAMPLES - done) for done in range(0, RESAMPLES, at_once)]
