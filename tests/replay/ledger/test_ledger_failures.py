@@ -35,6 +35,19 @@ def test_what_a_rollout_itself_met_is_tried_again_with_other_seeds(scene: Any, c
     assert [x.attempt for x in s.leased["b"] if x.sibling == lease.sibling] == [2]
 
 
+def test_a_resumed_run_goes_on_with_the_same_seeds(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 2)
+    failed, other = s.leased["a"]
+    s.fail("a", failed, "rollout took over 240 s")
+    s.restart(resumed=True)
+    s.learner(incarnation=2)
+    s.sample(0, 2)
+    s.actor("b", 2, incarnation=2)
+    assert s.leased["b"] == [replace(failed, attempt=1), other]
+
+
 @pytest.mark.parametrize("cause", ["shutdown", "RetrievalUnreachable: refused", "goodbye"])
 def test_what_was_interrupted_from_outside_is_made_again_as_it_was(scene: Any, cause: str) -> None:
     s = scene(groups_per_step=1, max_staleness=0)
