@@ -9,7 +9,9 @@ import torch
 from scripts.bench.weight_sync.peer import CONFIG, model
 from scripts.bench.weight_sync.run import Row, peers, published
 from weight_sync.buckets import BucketViews, allocate, digest, plan, unpack
+from weight_sync.protocol import TransportFailed
 from weight_sync.publisher import Publisher
+from weight_sync.transports.collective import NcclTransport
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 ROW = Row(4_000_000, 40, 1)
@@ -39,6 +41,20 @@ def test_versions_arrive_verified(transport: str, receiver: str, tmp_path: Path)
             published(publisher, version, weights)
         assert publisher.gauges()["sync/updates"] == 5
         assert publisher.gauges()["sync/refits"] == 0
+
+
+@one
+def test_a_group_of_one_by_nccl_sends_and_ends() -> None:
+    """The only group of NCCL that one GPU can form: buckets of the host and of the GPU."""
+    alone = NcclTransport.host("127.0.0.1", 1, 7, 1, 60.0).form()
+    buckets = [torch.arange(100, dtype=torch.uint8), torch.ones(5, dtype=torch.uint8).cuda()]
+    for _ in range(3):
+        alone.broadcast(buckets, 60.0)
+    assert torch.equal(buckets[0], torch.arange(100, dtype=torch.uint8))
+    assert torch.equal(buckets[1].cpu(), torch.ones(5, dtype=torch.uint8))
+    alone.close()
+    with pytest.raises(TransportFailed, match="the group is not formed"):
+        alone.broadcast(buckets, 60.0)
 
 
 @one
