@@ -5,6 +5,7 @@ typed view onto it is always legal and the bytes between tensors stay zero (they
 digest).
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -13,6 +14,8 @@ from blake3 import blake3
 from weight_sync.protocol import ManifestMismatch, TensorSpec
 
 ALIGNMENT_BYTES = 64
+THREADED_BYTES = 16 << 20  # below, threads take longer to start than they save
+_THREADS = 8
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 Layout = dict[str, tuple[tuple[int, ...], str]]  # name → (shape, dtype name)
@@ -141,9 +144,15 @@ def unpack(
 
 
 def digest(buckets: Iterable[torch.Tensor]) -> str:
-    """blake3 (16 bytes, hexadecimal) over the buckets in order: 7 times as fast as blake2b."""
-    total = blake3()
-    for bucket in buckets:
+    """blake3 (16 bytes, hexadecimal) over the buckets in order: 7 times as fast as blake2b.
+
+    Where they are large, on as many threads as this process has processors, up to 8; the digest is
+    the same.
+    """
+    whole = list(buckets)
+    large = sum(map(len, whole)) >= THREADED_BYTES
+    total = blake3(max_threads=min(_THREADS, len(os.sched_getaffinity(0))) if large else 1)
+    for bucket in whole:
         total.update(memoryview(bucket.cpu().numpy()))
     return total.hexdigest(length=16)
 

@@ -140,3 +140,11 @@ def test_floating_tensors_travel_as_the_actors_hold_them(model) -> None:
         own = model[name]
         assert tensor.dtype == (torch.bfloat16 if own.is_floating_point() else own.dtype)
         assert torch.equal(tensor, own.to(tensor.dtype))
+
+
+def test_threads_change_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    staging = [torch.arange(3 << 20, dtype=torch.int32).view(torch.uint8), torch.ones(7).byte()]
+    alone = buckets.digest(staging)
+    monkeypatch.setattr(buckets, "THREADED_BYTES", 0)
+    assert buckets.digest(staging) == alone
+    assert buckets.digest([torch.cat(staging)]) == alone
