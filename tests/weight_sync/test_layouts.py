@@ -1,0 +1,101 @@
+"""Checkpoint names and loads of architectures whose layout differs, in vLLM's own modules."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weight_sync import buckets
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(300)]
+SHAPE: dict[str, Any] = {
+    "vocab_size": 131,  # not a multiple of vLLM's padding
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+CASES = [("Qwen3", True), ("Qwen3", False), ("Llama", False), ("Qwen2", False)]
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """vLLM's groups of one rank in this process."""
+    from actors.policies.engine import prepare_environment
+    from configs.schema import Config
+
+    prepare_environment(Config())
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import (
+        cleanup_dist_env_and_memory,
+        init_distributed_environment,
+        initialize_model_parallel,
+    )
+
+    store = tmp_path_factory.mktemp("group") / "store"
+    with set_current_vllm_config(VllmConfig()):
+        init_distributed_environment(1, 0, f"file://{store}", 0, "gloo")
+        initialize_model_parallel(1, 1)
+    yield
+    cleanup_dist_env_and_memory()
+
+
+def both(folder: Path, family: str, tied: bool) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """A random model of transformers, and vLLM's own with other weights."""
+    import transformers
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    head = {"head_dim": 32} if family == "Qwen3" else {}
+    config = getattr(transformers, f"{family}Config")(**SHAPE, **head, tie_word_embeddings=tied)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
+    model.save_pretrained(folder)
+    engine = EngineArgs(
+        model=str(folder),
+        dtype="float32",
+        max_model_len=128,
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        kv_cache_memory_bytes=1 << 26,
+    ).create_engine_config()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with set_current_vllm_config(engine):
+            made = initialize_model(vllm_config=engine, model_config=engine.model_config)
+    finally:
+        torch.set_default_dtype(before)
+    return model, made
+
+
+@pytest.mark.parametrize(("family", "tied"), CASES)
+def test_the_checkpoint_of_transformers_fills_the_model_of_vllm(
+    one_rank: None, tmp_path: Path, family: str, tied: bool
+) -> None:
+    from weight_sync import vllm_worker
+
+    model, engine = both(tmp_path, family, tied)
+    weights = dict(model.named_parameters())
+    offered = {n: (tuple(t.shape), buckets.dtype_name(t.dtype)) for n, t in weights.items()}
+    assert ("lm_head.weight" in offered) != tied
+    buckets.require_same(offered, vllm_worker.checkpoint_layout(engine), ("learner", "actor"))
+    named = {name: weight.detach() * 1.5 for name, weight in weights.items()}
+    vllm_worker._load(engine, named.items())
+    held = dict(engine.named_parameters())
+    for layer in range(2):
+        attention = f"model.layers.{layer}.self_attn"
+        parts = [named[f"{attention}.{p}_proj.weight"] for p in "qkv"]
+        assert torch.equal(held[f"{attention}.qkv_proj.weight"], torch.cat(parts))
+    whole = {name: weight for name, weight in named.items() if name in held}
+    assert {"model.embed_tokens.weight", "model.norm.weight"} <= set(whole)
+    for name, weight in whole.items():
+        assert torch.equal(held[name][: len(weight)], weight), name
