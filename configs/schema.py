@@ -32,6 +32,8 @@ class ModelConfig(Section, frozen=True):
 
     path: ModelPath = ""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    # What engines and learner multiply the language-model head in; empty: their dtype.
+    head_dtype: Literal["", "float32"] = ""
     max_model_len: Positive = 4096
     trust_remote_code: bool = False
 

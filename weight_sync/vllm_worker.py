@@ -19,10 +19,17 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from weight_sync import buckets
-from weight_sync.protocol import ManifestMismatch, VerificationFailed, WorkerReport, encode
+from weight_sync.protocol import (
+    EngineDiffers,
+    ManifestMismatch,
+    VerificationFailed,
+    WorkerReport,
+    encode,
+)
 from weight_sync.receiver import Receiver, failure
 
 log = logging.getLogger(__name__)
@@ -40,6 +47,7 @@ class WeightSyncWorker:
     """Mixed into vLLM's worker; every method returns one encoded WorkerReport."""
 
     model_runner: Any
+    model_config: Any
     parallel_config: Any
     _weight_sync_receiver: Receiver
 
@@ -48,8 +56,10 @@ class WeightSyncWorker:
         workers = self.parallel_config.world_size
         if workers != 1:
             return failure(ManifestMismatch(f"the engine has {workers!r} workers, not one"))
+        model = self.model_runner.get_model()
+        if problem := _head_problem(model, self.model_config.hf_config):
+            return failure(EngineDiffers(problem))
         if not hasattr(self, "_weight_sync_receiver"):
-            model = self.model_runner.get_model()
             self._weight_sync_receiver = Receiver(
                 partial(checkpoint_layout, model),
                 partial(_load, model),
@@ -92,6 +102,21 @@ class WeightSyncWorker:
         seconds = time.perf_counter() - begun
         log.info("version %d loaded from %s in %.3f s", version, path, seconds)
         return encode(WorkerReport(apply_s=seconds))
+
+
+def _head_problem(model: torch.nn.Module, hf_config: Any) -> str:
+    """Say that a head that is to multiply in another dtype does not; '' where all is well."""
+    asked = getattr(hf_config, "head_dtype", None) or "model"
+    if asked == "model":
+        return ""
+    heads = [each for each in model.modules() if isinstance(each, LogitsProcessor)]
+    if heads and all(str(each.head_dtype) == f"torch.{asked}" for each in heads):
+        return ""
+    found = sorted({buckets.dtype_name(each.head_dtype) for each in heads}) or "no head of its own"
+    return (
+        f"model.head_dtype = {asked!r}: vLLM's {type(model).__name__} has {found} on this device: "
+        "set it to ''"
+    )
 
 
 def checksum(model: torch.nn.Module) -> str:

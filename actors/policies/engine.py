@@ -59,6 +59,8 @@ def prepare_environment(config: Config) -> None:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines share the cores
             "TORCHDYNAMO_DISABLE": "1",  # compiling costs the first requests many seconds
         }
+    if config.engine_dtype == "float32":
+        settings["TRITON_F32_DEFAULT"] = "ieee"  # its products are in tf32 otherwise
     avoid_amx()
     for name, value in settings.items():
         os.environ.setdefault(name, value)
@@ -137,6 +139,7 @@ def engine_arguments(config: Config, worker_extension: str) -> dict[str, Any]:
         "dtype": config.engine_dtype,
         "max_model_len": model.max_model_len,
         "trust_remote_code": model.trust_remote_code,
+        "hf_overrides": {"head_dtype": model.head_dtype or "model"},
         "max_num_seqs": actors.max_num_seqs,
         "enforce_eager": actors.enforce_eager,
         "enable_prefix_caching": actors.prefix_caching,

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from actors.errors import GenerationFailed
 from actors.policies.base import Completion, Stops
@@ -144,6 +145,21 @@ class TransformersPolicy:
             versions=np.full(length, self.version, np.int32),
             finish_reason="stop" if stopped else "length",
         )
+
+
+def multiply_head(model: Any, dtype: str) -> Any:
+    """Have the model's output layer multiply in `dtype` (`model.head_dtype`; empty: in its own);
+    return the model.
+    """
+    if dtype:
+        head, wider = model.get_output_embeddings(), getattr(torch, dtype)
+
+        def forward(hidden: Tensor) -> Tensor:
+            bias = None if head.bias is None else head.bias.to(wider)
+            return functional.linear(hidden.to(wider), head.weight.to(wider), bias)
+
+        head.forward = forward
+    return model
 
 
 def _stops_of(model: Any, tokenizer: Any, texts: tuple[str, ...]) -> tuple[Tensor, list[str]]:

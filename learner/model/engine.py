@@ -71,7 +71,7 @@ class Engine:
         self.rank, self.ranks = distributed.get_rank(), learner.ranks
         self.model = _load(config, model_path)
         self._stage, self._bf16 = learner.zero_stage, config.model.dtype == "bfloat16"
-        scorer = TokenScorer(self.model, learner.logprob_chunk_bytes)
+        scorer = TokenScorer(self.model, learner.logprob_chunk_bytes, config.model.head_dtype)
         self._trainable = {n: w for n, w in self.model.named_parameters() if w.requires_grad}
         self._on_close = contextlib.ExitStack()
         if self._stage == 3:

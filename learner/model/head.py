@@ -27,25 +27,33 @@ class LogProbHead(nn.Module):  # type: ignore[misc]
     A module of its own, so that sharded parameters are gathered when it is called.
     """
 
-    def __init__(self, output_layer: nn.Linear, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """`chunk_bytes` is the largest piece of logits that ever exists, at least one token's."""
+    def __init__(
+        self,
+        output_layer: nn.Linear,
+        chunk_bytes: int = CHUNK_BYTES,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """`chunk_bytes` is the largest piece of logits that ever exists, at least one token's;
+        `dtype` that of the products which make them, None the weights' own.
+        """
         super().__init__()
         self.weight = output_layer.weight
         self.bias = output_layer.bias
-        self.chunk_bytes = chunk_bytes
+        self.chunk_bytes, self.dtype = chunk_bytes, dtype or output_layer.weight.dtype
 
     def forward(
         self, hidden: Tensor, targets: Tensor, temperature: float, loss: ChunkLoss | None = None
     ) -> HeadOutput:
         """Log-probs and entropies float32[N], detached, and with `loss` the sum of its values.
 
-        hidden [N, H], targets int64[N]; logits (products in the weights' dtype) are divided by
-        `temperature`, and the softmax and all sums are in float32 (float64 where the hidden states
-        are). Only the value has a gradient: `loss` may depend on the log-probs it is given and on
-        nothing else that is trained.
+        hidden [N, H], targets int64[N]; logits (products in `dtype`; those of the gradient in the
+        weights' own) are divided by `temperature`, and the softmax and all sums are in float32
+        (float64 where the hidden states are). Only the value has a gradient: `loss` may depend on
+        the log-probs it is given and on nothing else that is trained.
         """
         makes_gradient = loss is not None and torch.is_grad_enabled()
-        task = _Task(targets, temperature, loss, self.chunk_bytes, makes_gradient)
+        exact = self.dtype != self.weight.dtype
+        task = _Task(targets, temperature, loss, self.chunk_bytes, makes_gradient, exact)
         scored: HeadOutput = _ChunkedScores.apply(hidden, self.weight, self.bias, task)
         return scored
 
@@ -57,6 +65,7 @@ class _Task:
     loss: ChunkLoss | None
     chunk_bytes: int
     makes_gradient: bool
+    exact: bool  # neither operands nor products of the logits are rounded to the weights' dtype
 
 
 class _ChunkedScores(torch.autograd.Function):  # type: ignore[misc]
@@ -71,7 +80,7 @@ class _ChunkedScores(torch.autograd.Function):  # type: ignore[misc]
         logprobs, entropy = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2))
         value = None if task.loss is None else hidden.new_zeros((), dtype=dtype)
         for chunk, logits in _chunks(len(hidden), len(weight), dtype, task.chunk_bytes, hidden):
-            _fill_logits(logits, hidden[chunk], weight, bias, task.temperature)
+            _fill_logits(logits, hidden[chunk], weight, bias, task)
             targets = task.targets[chunk]
             logprobs[chunk], entropy[chunk], total = _score(logits, targets, task.makes_gradient)
             if task.loss is None:
@@ -159,19 +168,30 @@ def _columns(weight: Tensor, dtype: torch.dtype) -> Iterator[slice]:
 
 
 def _fill_logits(
-    logits: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float
+    logits: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task
 ) -> None:
     for columns in _columns(weight, logits.dtype):
         part, rows = logits[:, columns], weight[columns]
         shift = None if bias is None else bias[columns]
-        if weight.dtype != logits.dtype:
+        if task.exact and weight.dtype != logits.dtype:
+            part.copy_(_product(hidden, rows, logits.dtype))
+            if shift is not None:
+                part.add_(shift)
+        elif weight.dtype != logits.dtype:
             part.copy_(functional.linear(hidden, rows, shift))
         elif shift is None:
             torch.mm(hidden, rows.t(), out=part)
         else:
             torch.addmm(shift, hidden, rows.t(), out=part)
-    if temperature != 1.0:
-        logits.div_(temperature)
+    if task.temperature != 1.0:
+        logits.div_(task.temperature)
+
+
+def _product(hidden: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """hidden [n, H] times rows [m, H] transposed: [n, m] in `dtype`, rounded to nothing less."""
+    if hidden.is_cuda:  # no copy of either in `dtype`
+        return torch.mm(hidden, rows.t(), out_dtype=dtype)
+    return hidden.to(dtype) @ rows.to(dtype).t()
 
 
 def _score(logits: Tensor, targets: Tensor, keep_exponents: bool) -> tuple[Tensor, Tensor, Tensor]:

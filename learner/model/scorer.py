@@ -32,11 +32,16 @@ class TokenScores(NamedTuple):
 class TokenScorer(nn.Module):  # type: ignore[misc]
     """A causal LM whose one forward call scores action tokens (DeepSpeed sees one module)."""
 
-    def __init__(self, causal_lm: PreTrainedModel, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """`chunk_bytes` (`learner.logprob_chunk_bytes`) bounds the logits that exist at a time."""
+    def __init__(
+        self, causal_lm: PreTrainedModel, chunk_bytes: int = CHUNK_BYTES, head_dtype: str = ""
+    ) -> None:
+        """`chunk_bytes` (`learner.logprob_chunk_bytes`) bounds the logits that exist at a time;
+        `head_dtype` is `model.head_dtype`.
+        """
         super().__init__()
         self.causal_lm = causal_lm
-        self.head = LogProbHead(causal_lm.get_output_embeddings(), chunk_bytes)
+        dtype = getattr(torch, head_dtype) if head_dtype else None
+        self.head = LogProbHead(causal_lm.get_output_embeddings(), chunk_bytes, dtype)
 
     def forward(
         self, tokens: Tensor, loss_mask: Tensor, temperature: float, loss: ChunkLoss | None = None

@@ -306,7 +306,7 @@ def load_policy(config: Config, tokenizer: Any, heard: "Heard") -> "Transformers
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    from actors.policies.transformers import TransformersPolicy
+    from actors.policies.transformers import TransformersPolicy, multiply_head
 
     logging.disable_progress_bar()
     path = config.model.path
@@ -320,6 +320,7 @@ def load_policy(config: Config, tokenizer: Any, heard: "Heard") -> "Transformers
             use_safetensors=True,
         )
         model.to("cuda" if torch.cuda.is_available() else "cpu")
+        model = multiply_head(model, config.model.head_dtype)
         return TransformersPolicy(model, tokenizer, heard=heard)
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:  # the last: out of memory
         raise ConfigError(f"model.path = {path!r} cannot be loaded: {error}") from error

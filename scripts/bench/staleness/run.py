@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
-from actors.policies.transformers import TransformersPolicy
+from actors.policies.transformers import TransformersPolicy, multiply_head
 from actors.prompt import load_tokenizer
 from configs.load import load
 from configs.runtime.files import write_durably
@@ -105,7 +105,7 @@ class StaleRun:
     def __init__(self, job: Job) -> None:
         self.job, self.config = job, job.config
         tokenizer = load_tokenizer(self.config.model.path)
-        model = load_model(self.config.model)
+        model = multiply_head(load_model(self.config.model), self.config.model.head_dtype)
         policy = TransformersPolicy(model, tokenizer)
         self.rollouts = Rollouts(self.config, policy, tokenizer)
         self.engine = Engine(self.config)

@@ -66,6 +66,21 @@ def test_the_engine_is_started_as_configured() -> None:
         assert arguments["max_num_batched_tokens"] == 9000  # every prompt fits one batch
 
 
+@pytest.mark.parametrize(("dtype", "set_to"), [("float32", "ieee"), ("bfloat16", None)])
+def test_an_engine_in_float32_multiplies_in_float32(monkeypatch, dtype: str, set_to: Any) -> None:
+    monkeypatch.setenv("TRITON_F32_DEFAULT", "tf32")  # put back as it was afterwards
+    monkeypatch.delenv("TRITON_F32_DEFAULT")
+    prepare_environment(Config(model=ModelConfig(dtype=dtype)))
+    assert os.environ.get("TRITON_F32_DEFAULT") == set_to
+
+
+def test_the_head_is_multiplied_as_asked() -> None:
+    """And not as a config.json would have it, which the learner does not read for that."""
+    exact = Config(model=ModelConfig(path="m", head_dtype="float32"))
+    assert engine_arguments(exact, "x.Y")["hf_overrides"] == {"head_dtype": "float32"}
+    assert engine_arguments(Config(), "x.Y")["hf_overrides"] == {"head_dtype": "model"}
+
+
 @pytest.mark.parametrize("of_a_run", [True, False])
 def test_what_an_engine_leaves_goes_with_it(tmp_path, monkeypatch, of_a_run) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

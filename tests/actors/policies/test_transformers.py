@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from actors.environments.search_r1 import STOP_TAGS
 from actors.errors import GenerationFailed
 from actors.policies.base import Completion
-from actors.policies.transformers import TransformersPolicy
+from actors.policies.transformers import TransformersPolicy, multiply_head
 
 PROMPTS = [[5, 6, 7], [5, 6, 7, 8, 9, 10, 11, 12], [20, 21], [9] * 30]
 
@@ -197,6 +197,16 @@ def test_an_interrupt_ends_all_without_waiting_for_the_completion(
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(ask())
     assert (len(told), left) == (1, [True])
+
+
+@torch.no_grad()
+def test_a_head_in_float32_rounds_no_logit(tiny_model_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.bfloat16).eval()
+    tokens = torch.tensor([[5, 6, 7]])
+    hidden = model.base_model(input_ids=tokens).last_hidden_state
+    whole = hidden.float() @ model.get_output_embeddings().weight.float().t()
+    assert not torch.equal(multiply_head(model, "")(tokens).logits.float(), whole)
+    torch.testing.assert_close(multiply_head(model, "float32")(tokens).logits, whole)
 
 
 async def test_other_weights_are_used_and_labelled(policy: TransformersPolicy, model: Any) -> None:

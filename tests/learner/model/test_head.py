@@ -95,6 +95,26 @@ def test_bf16_is_as_near_as_its_own_rounding(vocabulary: int) -> None:
         torch.testing.assert_close(ours, theirs, rtol=2**-6, atol=1e-2)
 
 
+@pytest.mark.parametrize("vocabulary", [30, heads.SLICE_ENTRIES + 5])
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_in_float32_round_neither_operand_nor_logit(vocabulary: int, bias: bool) -> None:
+    case = draw(2, 20, vocabulary, bias, dtype=torch.bfloat16)
+    whole = case.hidden.float() @ case.layer.weight.float().t()
+    whole = whole + case.layer.bias.float() if bias else whole
+    scores = score_logits(whole, case.targets, 0.7)
+    coarse, exact = (
+        LogProbHead(case.layer, 8 * 4 * vocabulary, dtype)(
+            case.hidden, case.targets, 0.7, case.loss
+        )
+        for dtype in (None, torch.float32)
+    )
+    torch.testing.assert_close(exact[0], scores.logprobs.detach(), rtol=1e-5, atol=1e-5)
+    assert (coarse[0] - scores.logprobs).abs().max() > 1e-3
+    expected = gradients(case, case.loss(scores.logprobs, slice(None)))
+    for ours, theirs in zip(gradients(case, exact[2]), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2**-6, atol=1e-2)
+
+
 def test_the_gradient_is_that_of_finite_differences() -> None:
     case = draw(3, 6, 11, dtype=torch.float64)
     head = LogProbHead(case.layer, 2 * 11 * 8)
