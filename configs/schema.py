@@ -246,7 +246,8 @@ class LearnerConfig(Section, frozen=True):
     behaviour_floor: NonNegativeFloat = 0.0
     baseline: Literal["mean", "leave_one_out"] = "mean"
     advantage_std: Literal["none", "group", "batch"] = "group"
-    reduction: Literal["token_mean", "sequence_mean", "constant_length"] = "token_mean"
+    # None: the objective's own too
+    reduction: Literal["token_mean", "sequence_mean", "constant_length"] | None = None
     constant_length_tokens: NonNegative = 0  # the denominator of "constant_length"
     kl_coef: NonNegativeFloat = 0.0
     kl_estimator: Literal["k1", "k2", "k3", "k3++"] = "k3++"
@@ -297,6 +298,14 @@ class LearnerConfig(Section, frozen=True):
     def eval_temperatures(self) -> tuple[float, ...]:
         """The temperatures at which an evaluation asks each question, greedy (0) first."""
         return (0.0,) if self.eval_temperature is None else (0.0, self.eval_temperature)
+
+    @property
+    def centre(self) -> Literal["ema", "start_of_update", "behaviour"]:
+        """The policy at whose log-probs the behaviour weight and the policy ratio meet.
+
+        REINFORCE has no policy ratio: its weight must reach the current policy, in every mode.
+        """
+        return "start_of_update" if self.objective == "reinforce" else self.proximal
 
 
 class FleetConfig(Section, frozen=True):

@@ -14,6 +14,7 @@ import torch
 from configs.schema import LearnerConfig
 from learner.algorithm.advantage import advantages
 from learner.algorithm.loss import row_coefficients
+from learner.algorithm.objectives import choose
 from learner.errors import BadBatch
 from learner.packing import MicroBatch, Row, pack_shares, pad, to_row
 from replay.codec import decode_trajectory
@@ -74,7 +75,7 @@ def _rows(
 ) -> list[Row]:
     coefficients = row_coefficients(
         [trajectory.action_count for trajectory in trajectories],
-        config.reduction,
+        choose(config).reduction,
         config.constant_length_tokens,
     )
     return [

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: `checkpoints/step-N/{model,ema,[anchor],state}`; and the
+"""Checkpoints that are whole or absent: `checkpoints/step-N/{model,[ema],[anchor],state}`; and the
 incarnation, the number of the learner's starts, in `<run_dir>/incarnation`.
 
 A folder is written under another name, fsynced, then renamed: a reader (or a restart) never meets

@@ -78,8 +78,9 @@ class Trainer:
 
     @collective("folder")
     def export(self, folder: Path, /) -> None:
-        """Write `folder/model`, `folder/ema` and, when on, `folder/anchor` as Hugging Face folders
-        without tokenizer, and each rank's `folder/state/rank-R.safetensors`. Nothing is synced.
+        """Write `folder/model` and, where there are such averages, `folder/ema` and
+        `folder/anchor`, Hugging Face folders without tokenizer, and each rank's
+        `folder/state/rank-R.safetensors`. Nothing is synced.
         """
         self._export_weights(folder / "model")
         for name, average in self.averages.all().items():

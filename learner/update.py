@@ -12,7 +12,7 @@ every mode, each factor once:
 """
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,12 +31,11 @@ from learner.batch import TrainingBatch
 from learner.diagnostics import TokenFacts, diagnose
 from learner.errors import Diverged
 from learner.model.ema import Averages, Ema
+from learner.model.head import ChunkLoss
 from learner.packing import MicroBatch
 
 if TYPE_CHECKING:  # importing it imports DeepSpeed
     from learner.model.engine import Engine
-
-Centre = Literal["ema", "start_of_update", "behaviour"]
 
 
 def update(
@@ -47,19 +46,22 @@ def update(
     Raises Diverged on a non-finite loss or gradient.
     """
     step, micro_batches = batch.step, [m.to(engine.device) for m in batch.micro_batches]
-    temperature, centre = batch.temperature, centre_of(config)
+    temperature = batch.temperature
     current: list[Tensor | None] = [None] * len(micro_batches)
     if looks_ahead(config):
         current = [engine.score(micro, temperature).logprobs for micro in micro_batches]
-    proximal = current
-    if centre == "ema":
-        proximal = logprobs_under(engine, averages.proximal, micro_batches, temperature)
+    nears = logprobs_under(engine, averages.proximal, micro_batches, temperature)
     anchors = logprobs_under(engine, averages.anchor, micro_batches, temperature)
     facts = []
-    for micro, near, now, far in zip(micro_batches, proximal, current, anchors, strict=True):
-        loss = token_loss(micro, near, now, far, config)
-        scores = engine.accumulate(micro, temperature, loss)
-        facts.append(TokenFacts.of(micro, loss, scores, centre == "behaviour"))
+    for micro, near, now, far in zip(micro_batches, nears, current, anchors, strict=True):
+        tokens = ActionTokens.of(micro)
+        if near is None and now is None:
+            scores = engine.accumulate(micro, temperature, loss_as_scored(tokens, far, config))
+            loss = token_loss(tokens, None, scores.logprobs, far, config)
+        else:
+            loss = token_loss(tokens, near, now, far, config)
+            scores = engine.accumulate(micro, temperature, loss)
+        facts.append(TokenFacts.of(micro, loss, scores, config.centre == "behaviour"))
     gauges = diagnose(engine.gather(facts), config)
     if not math.isfinite(gauges["learner/loss"]):
         raise Diverged(f"step {step}: the loss is {gauges['learner/loss']}")
@@ -72,55 +74,88 @@ def update(
     return {"learner/grad_norm": grad_norm, "learner/lr": lr} | batch.gauges | gauges
 
 
-def centre_of(config: LearnerConfig) -> Centre:
-    """The policy at whose log-probs the behaviour weight and the policy ratio meet.
-
-    REINFORCE has no policy ratio: its weight must reach the current policy, in every mode.
-    """
-    return "start_of_update" if config.objective == "reinforce" else config.proximal
-
-
 def looks_ahead(config: LearnerConfig) -> bool:
-    """Return True if the loss needs the current log-probs before it is made: one more pass."""
-    centre = centre_of(config)
-    rejects = centre == "behaviour" and config.behaviour_weight == "mask"
-    return centre == "start_of_update" or rejects or config.objective == "gspo"
+    """True where the loss of a token needs the current log-probs of its whole sequence: one pass
+    more.
+    """
+    if config.objective == "gspo" and config.centre != "start_of_update":
+        return True  # at the start of the update its sequence's ratio is 1
+    if config.behaviour_level == "token" or config.centre == "ema":
+        return False
+    rules = ("mask",) if config.centre == "behaviour" else ("mask", "truncate")
+    return config.behaviour_weight in rules
+
+
+class ActionTokens(NamedTuple):
+    """A micro-batch's N action tokens, or some of them; all float[n] but `rows`, int64[n]."""
+
+    rows: Tensor  # each token's sequence
+    recorded: Tensor  # behaviour log-probs, finite or not
+    advantages: Tensor
+    coefficients: Tensor
+
+    @classmethod
+    def of(cls, micro: MicroBatch) -> "ActionTokens":
+        """All that a micro-batch has, in the order in which the mask lists them."""
+        mask, rows = micro.loss_mask, micro.rows
+        return cls(
+            rows, micro.behaviour_logprobs[mask], micro.advantages[mask], micro.coefficients[rows]
+        )
+
+    def part(self, chunk: slice) -> "ActionTokens":
+        """These tokens alone."""
+        return ActionTokens(*(values[chunk] for values in self))
+
+
+def loss_as_scored(
+    tokens: ActionTokens, reference: Tensor | None, config: LearnerConfig
+) -> ChunkLoss:
+    """The loss of tokens whose weights are elementwise in their current log-probs: made chunk by
+    chunk, from those of the very pass that makes the gradient.
+    """
+
+    def loss(logprobs: Tensor, chunk: slice) -> Tensor:
+        far = None if reference is None else reference[chunk]
+        return token_loss(tokens.part(chunk), None, logprobs.detach(), far, config)(logprobs)
+
+    return loss
 
 
 def token_loss(
-    micro: MicroBatch,
+    tokens: ActionTokens,
     proximal: Tensor | None,
     current: Tensor | None,
     reference: Tensor | None,
     config: LearnerConfig,
 ) -> TokenLoss:
-    """The micro-batch's loss, from log-probs float[N]: proximal (not used with two policies),
-    current where `looks_ahead`, and the anchor's where there is one.
+    """The loss of these tokens, from log-probs float[n] without gradient: the average's where that
+    is the centre, current where it is not or `looks_ahead`, and the anchor's where there is one.
 
     Tokens without a finite behaviour log-prob get weight 0 and finite terms; coefficients are the
     batch's and stay.
     """
-    objective, bounds = choose(config)
-    mask, rows = micro.loss_mask, micro.rows
-    recorded = micro.behaviour_logprobs[mask]
+    objective, bounds, _ = choose(config)
+    rows, recorded = tokens.rows, tokens.recorded
     usable = recorded.isfinite()
     behaviour = torch.where(usable, recorded, 0.0)
-    if centre_of(config) == "behaviour":
+    if config.centre == "behaviour":
         proximal = behaviour
         weights = _accepted(current, behaviour, rows, usable, config)
     else:
+        proximal = current if proximal is None else proximal
         assert proximal is not None
         weights = _weights(log_ratio(proximal, recorded, usable), rows, usable, config)
     sequence = torch.zeros_like(behaviour)
-    if current is not None:
+    if config.objective == "gspo" and current is not proximal:
+        assert current is not None
         drift = log_ratio(current, proximal, usable)
         sequence = sequence_means(drift, rows, usable)[rows]
     return TokenLoss(
         objective=objective,
         bounds=bounds,
-        terms=Terms(proximal, behaviour, micro.advantages[mask], sequence),
+        terms=Terms(proximal, behaviour, tokens.advantages, sequence),
         weights=weights,
-        coefficients=micro.coefficients[rows],
+        coefficients=tokens.coefficients,
         reference=reference,
         kl_estimator=config.kl_estimator,
         kl_coef=config.kl_coef,

@@ -16,14 +16,18 @@ and makes the gradient there.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from learner.algorithm import kl
-from learner.algorithm.objectives import ClipBounds, Objective, PolicyLoss, Terms, policy_ratio
-
-Reduction = Literal["token_mean", "sequence_mean", "constant_length"]
+from learner.algorithm.objectives import (
+    ClipBounds,
+    Objective,
+    PolicyLoss,
+    Reduction,
+    Terms,
+    policy_ratio,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ advantage, π and μ are the probabilities under the current and the behaviour p
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,15 @@ class PolicyLoss(NamedTuple):
 
 
 Objective = Callable[[Tensor, Terms, ClipBounds], PolicyLoss]
+Reduction = Literal["token_mean", "sequence_mean", "constant_length"]
+
+
+class Defaults(NamedTuple):
+    """An objective with what it is published with: its bounds, and how its tokens are summed."""
+
+    objective: Objective
+    bounds: ClipBounds
+    reduction: Reduction = "token_mean"
 
 
 def policy_ratio(current_logprobs: Tensor, proximal_logprobs: Tensor) -> Tensor:
@@ -149,27 +158,28 @@ def reinforce(current_logprobs: Tensor, terms: Terms, bounds: ClipBounds) -> Pol
     return PolicyLoss(losses, torch.zeros_like(losses, dtype=torch.bool))
 
 
-# By the name that `learner.objective` gives them, each with its own bounds.
-OBJECTIVES: dict[str, tuple[Objective, ClipBounds]] = {
-    "grpo": (grpo, ClipBounds(0.2, 0.28)),
-    "cispo": (cispo, ClipBounds(1.0, 4.0)),
-    "gspo": (gspo, ClipBounds(3e-4, 4e-4)),
-    "dppo_tv": (dppo_tv, ClipBounds(0.2, 0.2, cap=5.0)),
-    "reinforce": (reinforce, ClipBounds(0.0, 0.0)),  # nothing to bound
+# By the name that `learner.objective` gives them.
+OBJECTIVES: dict[str, Defaults] = {
+    "grpo": Defaults(grpo, ClipBounds(0.2, 0.28)),
+    "cispo": Defaults(cispo, ClipBounds(1.0, 4.0)),
+    "gspo": Defaults(gspo, ClipBounds(3e-4, 4e-4), "sequence_mean"),  # its equation 5
+    "dppo_tv": Defaults(dppo_tv, ClipBounds(0.2, 0.2, cap=5.0)),
+    "reinforce": Defaults(reinforce, ClipBounds(0.0, 0.0)),  # nothing to bound
 }
 
 
-def choose(config: LearnerConfig) -> tuple[Objective, ClipBounds]:
-    """The configured objective with its bounds: the configured ones, else its own.
+def choose(config: LearnerConfig) -> Defaults:
+    """The configured objective, its bounds and reduction: the configured ones, else its own.
 
     Raises ValueError on an unknown name.
     """
     if config.objective not in OBJECTIVES:
         known = ", ".join(repr(name) for name in OBJECTIVES)
         raise ValueError(f"learner.objective = {config.objective!r}: one of {known}")
-    objective, own = OBJECTIVES[config.objective]
-    return objective, ClipBounds(
+    objective, own, reduction = OBJECTIVES[config.objective]
+    bounds = ClipBounds(
         own.low if config.clip_low is None else config.clip_low,
         own.high if config.clip_high is None else config.clip_high,
         own.cap if config.ratio_cap is None else config.ratio_cap,
     )
+    return Defaults(objective, bounds, config.reduction or reduction)

@@ -1,6 +1,6 @@
-"""The proximal policy: a lagged average of the learner's weights, the centre of the trust region.
+"""Lagged averages of the learner's weights: the centre of the trust region, and the KL anchor.
 
-It takes in the engine's fp32 masters after each step, element by element on each rank's own
+Each takes in the engine's fp32 masters after each step, element by element on each rank's own
 partition. Its master is fp32 whatever the training dtype: in bf16, (1 − decay)·Δ is mostly below
 half a unit in the last place.
 """
@@ -79,19 +79,21 @@ class Ema:
 
 @dataclass(frozen=True)
 class Averages:
-    """The proximal policy, and the KL anchor where one is configured."""
+    """The proximal policy where it is an average, and the KL anchor where one is configured."""
 
-    proximal: Ema
+    proximal: Ema | None
     anchor: Ema | None
 
     @classmethod
     def begin(cls, engine: Sharded, config: LearnerConfig) -> "Averages":
-        """Both start from the weights that the engine has now."""
-        anchor = None
+        """Those that the configuration uses; they start from the weights that the engine has."""
+        proximal = anchor = None
+        if config.centre == "ema":
+            proximal = Ema(engine, config.proximal_decay)
         if config.anchor != "none":
             period = config.anchor_period if config.anchor == "ema" else 0
             anchor = Ema(engine, config.anchor_tau, period)
-        return cls(Ema(engine, config.proximal_decay), anchor)
+        return cls(proximal, anchor)
 
     def update(self, engine: Sharded) -> None:
         """Take in the weights of the step just made."""
@@ -100,7 +102,8 @@ class Averages:
 
     def all(self) -> dict[str, Ema]:
         """The averages there are, by the name of their checkpoint folder."""
-        return {"ema": self.proximal} | ({} if self.anchor is None else {"anchor": self.anchor})
+        known = {"ema": self.proximal, "anchor": self.anchor}
+        return {name: average for name, average in known.items() if average is not None}
 
     def gauges(self, staleness: float = 0.0) -> dict[str, float]:
         """Half-lives in steps and, with the tokens' mean `staleness` above 0, in units of it."""

@@ -41,11 +41,13 @@ def save_state(path: Path, config: Config, engine: Engine, averages: Averages) -
 def load_state(path: Path, config: Config, engine: Engine, averages: Averages) -> None:
     """Take the state back, also into the weights that compute. Collective.
 
-    Raises BadModel naming the field that differs, before anything is changed.
+    It must hold every average that the configuration uses; others are left in it. Raises BadModel
+    naming the field that differs, before anything is changed.
     """
     try:
         with safe_open(path, "pt") as file:
             _check(path, file.metadata() or {}, _provenance(config, engine))
+            _check_averages(path, set(file.keys()), averages, config)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise BadModel(f"state {str(path)!r} cannot be read: {error}; use another one") from error
@@ -104,4 +106,15 @@ def _check(path: Path, found: dict[str, str], expected: dict[str, str]) -> None:
                 f"state {str(path)!r} was made with {what}: {field} = {found.get(field)!r} there, "
                 f"{value!r} here; resume with the run's own {field}, or start a new run from the "
                 "checkpoint's model/ folder"
+            )
+
+
+def _check_averages(path: Path, found: set[str], averages: Averages, config: Config) -> None:
+    for kind in averages.all():
+        if f"{kind}_updates" not in found:
+            field = "proximal" if kind == "ema" else "anchor"
+            raise BadModel(
+                f"state {str(path)!r} holds no {kind!r}, the average of learner.{field} = "
+                f"{getattr(config.learner, field)!r}: resume with the run's own learner.{field}, "
+                "or start a new run from the checkpoint's model/ folder"
             )

@@ -121,6 +121,40 @@ def test_state_of_another_setting_is_refused_by_name(
         trainer.restore(folder)
 
 
+def test_an_average_that_the_mode_does_not_use_is_not_kept_nor_saved(
+    config: Config, batches: list[TrainingBatch], tmp_path: Path
+) -> None:
+    for fields in ({"proximal": "behaviour"}, {"objective": "reinforce"}):
+        with training(with_learner(config, **fields)) as trainer:
+            assert trainer.averages.all() == {}
+            gauges = trainer.learn([batches[0]])
+            trainer.export(tmp_path / "saved")
+        assert not any("half_life" in name for name in gauges)
+        assert {each.name for each in (tmp_path / "saved").iterdir()} == {"model", "state"}
+        saved = load_file(tmp_path / "saved" / "state" / "rank-0.safetensors")
+        assert not any(name.startswith("ema") for name in saved)
+
+
+def test_averages_that_are_missing_are_refused_and_those_too_many_left_out(
+    config: Config, batches: list[TrainingBatch], tmp_path: Path
+) -> None:
+    two_policies = with_learner(config, proximal="behaviour")
+    with training(config) as trainer:
+        trainer.learn([batches[0]])
+        trainer.export(tmp_path / "with")
+    with training(two_policies) as trainer:
+        trainer.restore(tmp_path / "with")
+        expected = trainer.learn([batches[1]])
+        trainer.restore(tmp_path / "with")
+        trainer.export(tmp_path / "without")
+        assert trainer.learn([batches[1]]) == expected
+    with training(config) as trainer:
+        before = weights(trainer)
+        with pytest.raises(BadModel, match=r"holds no 'ema', the average of learner.proximal = 'e"):
+            trainer.restore(tmp_path / "without")
+        assert equal(weights(trainer), before)
+
+
 def test_state_of_another_architecture_is_refused(
     exported: tuple[Config, Path, dict[str, torch.Tensor]],
     make_tiny_model: Callable[[Path, Any], Path],

@@ -15,7 +15,7 @@ from configs.schema import Config
 from learner.batch import TrainingBatch, build
 from learner.errors import Diverged
 from learner.model.ema import Averages, Ema
-from learner.update import logprobs_under, update
+from learner.update import ActionTokens, logprobs_under, token_loss, update
 from replay.codec import decode_trajectory, encode_trajectory
 from replay.protocol import Batch
 
@@ -236,6 +236,74 @@ def test_every_mode_takes_a_step_and_reports_finite_numbers(
     assert gauges["learner/anchor_kl"] > 0.0
     assert gauges["learner/masked_tokens"] == 1.0
     assert gauges["learner/ess"] < 1.0, "the recorded log-probs are another policy's"
+
+
+class Counting:
+    """An engine whose passes are counted."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.passes = engine, {"score": 0, "accumulate": 0}
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.passes:
+            self.passes[name] += 1
+        return getattr(self.engine, name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "passes"),
+    [
+        ({"proximal": "start_of_update"}, 0),
+        ({"proximal": "start_of_update", "objective": "gspo"}, 0),
+        ({"objective": "reinforce"}, 0),
+        ({"proximal": "behaviour"}, 0),
+        ({"proximal": "behaviour", "behaviour_weight": "mask"}, 0),
+        ({"proximal": "start_of_update", "behaviour_level": "sequence"}, 1),
+        ({"proximal": "behaviour", "anchor": "frozen"}, 1),
+        ({}, 1),
+    ],
+)
+def test_a_mode_pays_for_the_passes_that_it_needs(
+    config: Config,
+    make_plain_engine: Engines,
+    batch: Callable[..., Batch],
+    fields: dict[str, str],
+    passes: int,
+) -> None:
+    learner = with_learner(config, **fields).learner
+    engine, training = Counting(make_plain_engine(config)), build(batch(), learner)
+    update(engine, Averages.begin(engine, learner), training, learner)
+    count = len(training.micro_batches)
+    assert engine.passes == {"score": passes * count, "accumulate": count}
+
+
+@pytest.mark.parametrize("rule", ["truncate", "mask", "none"])
+@pytest.mark.parametrize("objective", ["grpo", "cispo", "gspo", "dppo_tv", "reinforce"])
+def test_without_the_pass_loss_and_gradient_are_the_same_to_the_bit(
+    config: Config,
+    make_plain_engine: Engines,
+    batch: Callable[..., Batch],
+    objective: str,
+    rule: str,
+) -> None:
+    learner = with_learner(
+        config, objective=objective, proximal="start_of_update", behaviour_weight=rule,
+        anchor="frozen", kl_coef=0.1,
+    ).learner  # fmt: skip
+    engine, twin = make_plain_engine(config), make_plain_engine(config)
+    averages, training = Averages.begin(engine, learner), build(batch(groups=4), learner)
+    anchors = logprobs_under(twin, averages.anchor, training.micro_batches, 0.7)
+    expected = 0.0
+    for micro, far in zip(training.micro_batches, anchors, strict=True):
+        now = twin.score(micro, training.temperature).logprobs
+        loss = token_loss(ActionTokens.of(micro), now, now, far, learner)
+        scores = twin.accumulate(micro, training.temperature, loss)
+        expected += float(loss.tokens(scores.logprobs).double().sum())
+    twin.step(learner.lr)
+    gauges = update(engine, averages, training, learner)
+    assert gauges["learner/loss"] == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    for name, gradient in engine.gradients.items():
+        assert torch.equal(gradient, twin.gradients[name]), name
 
 
 def test_untruncated_modes_without_a_clip_share_one_gradient(

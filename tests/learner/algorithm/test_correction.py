@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from torch import Tensor
 
 from configs.schema import LearnerConfig
 from learner.algorithm.loss import row_coefficients
+from learner.algorithm.objectives import choose
+from learner.model.head import ChunkLoss
 from learner.packing import MicroBatch
-from learner.update import centre_of, looks_ahead, token_loss
+from learner.update import ActionTokens, looks_ahead, loss_as_scored, token_loss
 
 OBJECTIVES = ("grpo", "cispo", "gspo", "dppo_tv", "reinforce")
 PROXIMALS = ("ema", "start_of_update", "behaviour")
@@ -36,7 +39,7 @@ class Case:
         self.config, self.mask = config, draw() > -0.5
         self.current = -1 - draw().abs()
         self.proximal = self.current + 0.05 * draw()
-        if centre_of(config) == "start_of_update":
+        if config.centre == "start_of_update":
             self.proximal = self.current.clone()
         self.behaviour = self.proximal + 0.05 * draw()
         self.behaviour[draw() > 1.5] = (math.nan, math.inf, -math.inf)[seed % 3]
@@ -44,10 +47,14 @@ class Case:
         for values in (self.behaviour, self.advantages, self.proximal):
             values[~self.mask] = math.nan
 
-    def gradient(self) -> Tensor:
-        """By each current log-prob [B, T], through `token_loss`."""
+    def gradient(self, ahead: bool | None = None, cuts: Sequence[int] = (0, 45)) -> Tensor:
+        """By each current log-prob [B, T], through the loss as `update` makes it, slice by slice;
+        `ahead`: with the current log-probs known before.
+        """
         counts, mask = self.mask.sum(1).tolist(), self.mask
-        coefficients = torch.tensor(row_coefficients(counts, self.config.reduction, 0)).double()
+        coefficients = torch.tensor(
+            row_coefficients(counts, choose(self.config).reduction, 0)
+        ).double()
         zeros = torch.zeros(SHAPE, dtype=torch.int64)
         micro = MicroBatch(
             *(
@@ -61,9 +68,16 @@ class Case:
             )
         )
         leaf = self.current.clone().requires_grad_()
-        ahead = self.current[mask] if looks_ahead(self.config) else None
-        proximal = self.proximal[mask] if centre_of(self.config) != "behaviour" else None
-        token_loss(micro, proximal, ahead, None, self.config)(leaf[mask]).backward()
+        ahead = looks_ahead(self.config) if ahead is None else ahead
+        known = self.current[mask] if ahead else None
+        proximal = self.proximal[mask] if self.config.centre == "ema" else None
+        tokens = ActionTokens.of(micro)
+        if known is None and proximal is None:
+            loss: ChunkLoss = loss_as_scored(tokens, None, self.config)
+        else:
+            loss = token_loss(tokens, proximal, known, None, self.config)
+        pieces = [slice(*ends) for ends in pairwise(cuts)]
+        torch.stack([loss(leaf[mask][piece], piece) for piece in pieces]).sum().backward()
         assert leaf.grad is not None
         return leaf.grad
 
@@ -110,7 +124,7 @@ def naive(case: Case) -> list[list[float]]:
 def test_the_gradient_is_the_formulas(objective: str, proximal: str, level: str, rule: str) -> None:
     config = LearnerConfig(
         objective=objective, proximal=proximal, behaviour_level=level, behaviour_weight=rule,
-        **wide(objective),
+        reduction="token_mean", **wide(objective),
     )  # fmt: skip
     for seed in range(6):
         case = Case(seed, config)
@@ -144,16 +158,44 @@ def test_rejection_leaves_every_other_token_its_share(reduction: str) -> None:
     assert torch.equal(some[kept], every[kept])
 
 
-def test_the_current_policy_is_looked_at_ahead_only_where_needed() -> None:
-    ahead = {
-        (objective, proximal, rule)
-        for objective in ("grpo", "gspo", "reinforce")
+def ahead(objective: str, level: str) -> set[tuple[str, str]]:
+    """The centres and rules with which the current policy is looked at before the loss is made."""
+    return {
+        (proximal, rule)
         for proximal in PROXIMALS
-        for rule in ("truncate", "mask")
-        if looks_ahead(LearnerConfig(objective=objective, proximal=proximal, behaviour_weight=rule))
-    }
-    grpo = {(p, r) for objective, p, r in ahead if objective == "grpo"}
-    assert grpo == {
-        ("start_of_update", "truncate"), ("start_of_update", "mask"), ("behaviour", "mask"),
+        for rule in RULES
+        if looks_ahead(LearnerConfig(objective=objective, proximal=proximal, behaviour_level=level,
+                                     behaviour_weight=rule))
     }  # fmt: skip
-    assert len(ahead) == len(grpo) + 12
+
+
+@pytest.mark.parametrize("level", ["sequence", "geometric"])
+def test_a_sequences_weight_is_looked_at_ahead(level: str) -> None:
+    own = {("start_of_update", "truncate"), ("start_of_update", "mask"), ("behaviour", "mask")}
+    for objective in ("grpo", "cispo", "dppo_tv"):
+        assert ahead(objective, level) == own
+    every = {(proximal, rule) for proximal in PROXIMALS for rule in ("truncate", "mask")}
+    assert ahead("reinforce", level) == every
+
+
+def test_a_tokens_weight_is_not() -> None:
+    for objective in ("grpo", "cispo", "dppo_tv", "reinforce"):
+        assert ahead(objective, "token") == set()
+    drifts = {(proximal, rule) for proximal in ("ema", "behaviour") for rule in RULES}
+    assert ahead("gspo", "token") == drifts, "a sequence's own ratio"
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("proximal", ["start_of_update", "behaviour"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_weight_made_with_the_gradient_is_that_known_before(
+    objective: str, proximal: str, rule: str
+) -> None:
+    config = LearnerConfig(
+        objective=objective, proximal=proximal, behaviour_weight=rule, **wide(objective)
+    )
+    if looks_ahead(config):
+        return
+    for seed in range(6):
+        case = Case(seed, config)
+        assert torch.equal(case.gradient(cuts=(0, 3, 4, 11, 45)), case.gradient(ahead=True))

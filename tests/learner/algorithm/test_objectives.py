@@ -58,7 +58,7 @@ def test_equals_the_formula(name: str, seed: int) -> None:
     current = -draw().abs()
     terms = Terms(current + draw(), -draw().abs(), draw(), 5e-4 * draw())
     current.requires_grad_()
-    objective, bounds = choose(LearnerConfig(objective=name))
+    objective, bounds, _ = choose(LearnerConfig(objective=name))
     result = objective(current, terms, bounds)
     result.losses.sum().backward()
     rows = zip(current.tolist(), *(values.tolist() for values in terms), strict=True)
@@ -70,7 +70,7 @@ def test_equals_the_formula(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_may_be_evaluated_slice_by_slice(name: str) -> None:
-    objective, bounds = OBJECTIVES[name]
+    objective, bounds, _ = OBJECTIVES[name]
     current = -torch.rand(9)
     terms = Terms(-torch.rand(9), -torch.rand(9), torch.randn(9), torch.zeros(9))
     whole = objective(current, terms, bounds).losses
@@ -86,12 +86,19 @@ def test_all_are_registered_with_bounds_that_configuration_overrides() -> None:
     assert choose(LearnerConfig(objective="cispo"))[1] == (1.0, 4.0, None)
 
 
+def test_gspo_is_summed_as_in_its_paper_unless_told_otherwise() -> None:
+    reductions = {name: choose(LearnerConfig(objective=name)).reduction for name in OBJECTIVES}
+    assert reductions.pop("gspo") == "sequence_mean" and {*reductions.values()} == {"token_mean"}
+    given = LearnerConfig(objective="gspo", reduction="token_mean")
+    assert choose(given).reduction == "token_mean"
+
+
 def test_an_unknown_objective_is_refused() -> None:
     with pytest.raises(ValueError, match=r"learner.objective = 'ppo': one of 'grpo', 'cispo'"):
         choose(LearnerConfig(objective="ppo"))
 
 
-GRPO, BOUNDS = OBJECTIVES["grpo"]
+GRPO, BOUNDS, _ = OBJECTIVES["grpo"]
 
 
 def at(ratio: float, advantage: float, bounds: ClipBounds) -> tuple[PolicyLoss, float]:

@@ -17,11 +17,12 @@ from learner.algorithm import kl
 from learner.algorithm.advantage import advantages
 from learner.algorithm.importance import effective_sample_size
 from learner.algorithm.loss import TokenLoss, row_coefficients
+from learner.algorithm.objectives import choose
 from learner.model.ema import Ema
 from learner.model.scorer import score_logits
 from learner.model.shards import Whole
 from learner.packing import MicroBatch
-from learner.update import token_loss
+from learner.update import ActionTokens, token_loss
 
 FILE = json.loads((REPOSITORY / "tests" / "vectors" / "losses.json").read_text())
 VECTORS = {vector["name"]: vector for vector in FILE["vectors"]}
@@ -149,12 +150,14 @@ def composed(inputs: dict[str, Any], current: Tensor, mask: Tensor, **fields: An
     credit = credit if credit.ndim == 2 else credit[:, None].expand_as(current)
     config = LearnerConfig(**fields)
     counts = mask.sum(1).tolist()
-    coefficients = row_coefficients(counts, config.reduction, config.constant_length_tokens)
+    reduction = choose(config).reduction
+    coefficients = row_coefficients(counts, reduction, config.constant_length_tokens)
     coefficients = torch.tensor(coefficients, dtype=torch.float64)
     zeros = torch.zeros_like(mask, dtype=torch.int64)
     micro = MicroBatch(zeros[:, 0], zeros, mask, behaviour, credit, zeros, coefficients)
     reference = tensor(inputs["ref_logprob"])[mask] if "ref_logprob" in inputs else None
-    return token_loss(micro, proximal[mask], current.detach()[mask], reference, config)
+    tokens = ActionTokens.of(micro)
+    return token_loss(tokens, proximal[mask], current.detach()[mask], reference, config)
 
 
 @pytest.mark.parametrize("name", LOSSES)
