@@ -265,8 +265,9 @@ class LearnerConfig(Section, frozen=True):
     rendezvous: str = ""  # empty: a socket in the run's own directory; else tcp://host:port
     zero_stage: Annotated[int, Meta(ge=0, le=3)] = 1
     gradient_checkpointing: bool = False
+    offload: Literal["none", "cpu"] = "none"  # cpu: optimiser and averages in the host's memory
     micro_batch_tokens: Positive = 16384  # padded, per forward pass of a rank
-    logprob_chunk_bytes: Positive = 64 << 20  # the largest piece of logits that ever exists
+    logprob_chunk_bytes: NonNegative = 0  # the largest piece of logits; 0: by device, `chunk_bytes`
     threads: Positive = 1
     batch_deadline_s: Seconds = 600.0
     eval_deadline_s: Seconds = 600.0
@@ -293,6 +294,12 @@ class LearnerConfig(Section, frozen=True):
                 f"learner.behaviour_floor = {self.behaviour_floor!r} lies above "
                 f"learner.behaviour_cap = {self.behaviour_cap!r}"
             )
+
+    def chunk_bytes(self, device: str) -> int:
+        """The largest piece of logits that ever exists: of many launches each costs a GPU more than
+        its memory, and a CPU's caches hold no large one.
+        """
+        return self.logprob_chunk_bytes or (1 << 30 if device == "cuda" else 64 << 20)
 
     @property
     def eval_temperatures(self) -> tuple[float, ...]:

@@ -21,6 +21,7 @@ PACKAGES = (
 REPOSITORY = Path(__file__).resolve().parents[2]
 PID_FILE = "launcher.pid"  # in a run's socket directory: whose it is
 _PR_SET_PDEATHSIG = 1
+_M_MMAP_THRESHOLD = -3
 
 
 class Exit(enum.IntEnum):
@@ -78,6 +79,17 @@ def avoid_amx() -> None:
     machines that announce it and cannot run it, its kernels end the process (SIGILL).
     """
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+
+def free_large_blocks_at_once() -> None:
+    """Have the C library give blocks of 1 MiB and more back to the kernel once they are freed
+    (glibc only).
+
+    It would keep ever larger ones, up to 32 MiB, in its heap, where tensors of changing sizes leave
+    gaps: up to half of what is held. Each new block costs page faults.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def announce_ready() -> None:

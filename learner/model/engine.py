@@ -21,6 +21,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from configs.runtime.process import free_large_blocks_at_once
 from configs.schema import Config, LearnerConfig
 from learner.errors import BadModel
 from learner.model.collectives import Facts, gather_facts, sums
@@ -28,6 +29,8 @@ from learner.model.head import ChunkLoss
 from learner.model.scorer import TokenScorer, TokenScores, load_model
 from learner.model.shards import Partitioned, Scattered, Shards, Whole
 from learner.packing import MicroBatch
+
+LARGE_MODEL_BYTES = 16 << 20  # below it a heap with gaps is small, and page faults are not
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -71,7 +74,9 @@ class Engine:
         self.rank, self.ranks = distributed.get_rank(), learner.ranks
         self.model = _load(config, model_path)
         self._stage, self._bf16 = learner.zero_stage, config.model.dtype == "bfloat16"
-        scorer = TokenScorer(self.model, learner.logprob_chunk_bytes, config.model.head_dtype)
+        self.scorer = TokenScorer(
+            self.model, learner.chunk_bytes(_place()), config.model.head_dtype
+        )
         self._trainable = {n: w for n, w in self.model.named_parameters() if w.requires_grad}
         self._on_close = contextlib.ExitStack()
         if self._stage == 3:
@@ -81,7 +86,7 @@ class Engine:
             self._on_close.callback(setattr, functional, "linear", functional.linear)
         with _quietly(local=not learner.rendezvous), _words_into(config.run_dir):
             self._engine, self._optimiser, _, _ = deepspeed.initialize(
-                model=scorer,
+                model=self.scorer,
                 optimizer=_make_optimiser(list(self._trainable.values()), learner),
                 config=_deepspeed_config(config),
                 dist_init_required=False,
@@ -209,6 +214,8 @@ def _load(config: Config, model_path: str | None) -> PreTrainedModel:
     if model_path is not None:
         model_config = msgspec.structs.replace(model_config, path=model_path)
     model = load_model(model_config)
+    if sum(weight.nbytes for weight in model.parameters()) >= LARGE_MODEL_BYTES:
+        free_large_blocks_at_once()
     if config.learner.gradient_checkpointing:
         _checkpoint_gradients(model)
     return model
@@ -244,7 +251,8 @@ def _deepspeed_config(config: Config) -> dict[str, Any]:
             "stage3_param_persistence_threshold": 0,
         },
         "zero_allow_untested_optimizer": True,
-        "bf16": {"enabled": bf16, "check_grad_overflow": True},
+        # A gradient joins the fp32 sum as soon as it is whole: else all are held twice.
+        "bf16": {"enabled": bf16, "check_grad_overflow": True, "immediate_grad_update": bf16},
         "steps_per_print": None,
     }
     if learner.zero_stage < 3:
@@ -254,6 +262,10 @@ def _deepspeed_config(config: Config) -> dict[str, Any]:
     if learner.zero_stage and bf16:
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
+
+
+def _place() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @contextlib.contextmanager

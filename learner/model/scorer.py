@@ -35,7 +35,7 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
     def __init__(
         self, causal_lm: PreTrainedModel, chunk_bytes: int = CHUNK_BYTES, head_dtype: str = ""
     ) -> None:
-        """`chunk_bytes` (`learner.logprob_chunk_bytes`) bounds the logits that exist at a time;
+        """`chunk_bytes` (`learner.chunk_bytes`) bounds the logits that exist at a time;
         `head_dtype` is `model.head_dtype`.
         """
         super().__init__()

@@ -1,18 +1,14 @@
 """The memory that each GPU has to hold, before anything is started on it.
 
-Activations after Korthikanti et al. 2022 (arXiv 2205.05198): about 34 bytes for each token, hidden
-unit and layer in 16-bit training whose attention scores are never stored; with gradient
-checkpointing 2, and 34 of one layer. It is an estimate: leave some room.
+It counts what stays (weights, gradients, optimiser, averages) and the most that comes on top of it:
+while a gradient is made, activations and the head's sums; while the optimiser steps, its
+temporaries. A test compares it with what a learner on a CPU holds at its peak.
 """
 
 import importlib
-import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from safetensors import safe_open
 
 from actors.policies.engine import gpu_of_actor
 from configs.devices import on_cpu
@@ -20,11 +16,19 @@ from configs.load import ConfigError, load
 from configs.runtime.process import Exit
 from configs.schema import Config
 from scripts.options import Options, argument, option, overrides
+from scripts.setup.model_size import (
+    Model,
+    activation_bytes,
+    head_bytes,
+    read_model,
+    width_of,
+)
 
 GIB = 1 << 30
 CONTEXT_BYTES = GIB // 2  # of CUDA, in each process
 ENGINE_BYTES = 2 * GIB  # activations, logits and CUDA graphs of an engine, roughly
-LOGITS = 3  # pieces of learner.logprob_chunk_bytes at once
+BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's: of a reduction, half of what it keeps gathered
+STEP_COPIES = {"cuda": 1, "cpu": 2}  # in fp32, while torch's Adam steps
 
 
 @dataclass(frozen=True)
@@ -56,26 +60,6 @@ def memory(options: MemoryOptions) -> int:
     return Exit.DONE if all(fits for _, fits in found) else Exit.FAILED
 
 
-@dataclass(frozen=True)
-class Model:
-    """A model's size, as far as its memory depends on it."""
-
-    parameters: int
-    hidden: int
-    layers: int
-
-
-def read_model(path: Path) -> Model:
-    """From a Hugging Face folder. Raises OSError, ValueError, KeyError where there is none."""
-    config = json.loads((path / "config.json").read_text())
-    parameters = 0
-    for file in path.glob("*.safetensors"):
-        with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - it is no dict
-                parameters += math.prod(tensors.get_slice(name).get_shape())
-    return Model(parameters, config["hidden_size"], config["num_hidden_layers"])
-
-
 def totals() -> list[int]:
     """Bytes of each GPU that this process may use; none on an installation for the CPU."""
     if on_cpu():
@@ -87,49 +71,61 @@ def totals() -> list[int]:
     ]
 
 
-def read_shape(path: Path) -> tuple[int, int]:
-    """Hidden size and layers of a model folder; zeros where they are not said."""
-    try:
-        tree = json.loads((path / "config.json").read_text())
-        return tree["hidden_size"], tree["num_hidden_layers"]
-    except (OSError, ValueError, KeyError):
-        return 0, 0
-
-
-def activation_bytes(config: Config, hidden: int, layers: int) -> int:
-    """Bytes of the activations of one rank's micro-batch."""
-    learner, width = config.learner, 2 if config.model.dtype == "bfloat16" else 4
-    token_bytes = 34 * width // 2 * hidden
-    if learner.gradient_checkpointing:
-        token_bytes += 2 * width // 2 * hidden * layers
-    else:
-        token_bytes *= layers
-    step = config.replay.groups_per_step * config.replay.group_size * config.model.max_model_len
-    return min(learner.micro_batch_tokens, step) * token_bytes
-
-
-def learner_needs(config: Config, model: Model) -> dict[str, int]:
-    """Bytes of one rank, by what they are for."""
+def state_bytes(config: Config, model: Model) -> dict[str, int]:
+    """Bytes of what ZeRO shares out among the ranks and `learner.offload` may move to the host: of
+    one rank, by what they are for.
+    """
     learner, count = config.learner, model.parameters
-    width = 2 if config.model.dtype == "bfloat16" else 4
-    # ZeRO shares out the optimiser's state from stage 1, gradients from 2, weights from 3.
-    shared = {stage: learner.ranks if learner.zero_stage >= stage else 1 for stage in (1, 2, 3)}
-    averages = 1 + (learner.anchor != "none")  # the proximal one is kept, and saved, in every mode
+    masters = 4 if config.model.dtype == "bfloat16" else 0
+    moments = 8 if learner.optimiser == "adamw" else 0
+    averages = (learner.centre == "ema") + (learner.anchor != "none")
+    ranks = learner.ranks if learner.zero_stage else 1
     return {
+        "optimiser, with fp32 weights": (moments + masters) * count // ranks,
+        "averages": 4 * averages * count // ranks,
+    }
+
+
+def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[str, int]:
+    """Bytes of one rank on its device, by what they are for."""
+    learner, count = config.learner, model.parameters
+    width, on_gpu = width_of(config.model.dtype), device == "cuda"
+    # ZeRO shares out gradients from stage 2, weights from 3.
+    shared = {stage: learner.ranks if learner.zero_stage >= stage else 1 for stage in (2, 3)}
+    activations, head = activation_bytes(config, model), head_bytes(config, model, device)
+    offloads = learner.offload == "cpu" and on_gpu
+    state = {} if offloads else state_bytes(config, model)
+    ranks = learner.ranks if learner.zero_stage else 1
+    stepping = 0 if offloads else 4 * STEP_COPIES[device] * count // ranks
+    needs = {
         "weights": width * count // shared[3],
         "gradients": 4 * count // shared[2],
-        "optimiser, with fp32 weights": (8 + (4 if width == 2 else 0)) * count // shared[1],
-        "EMA": 4 * averages * count // shared[1],
-        "activations": activation_bytes(config, model.hidden, model.layers),
-        "log-probs": LOGITS * learner.logprob_chunk_bytes,
-        "weights shown to actors": width * count,
-        "CUDA": CONTEXT_BYTES,
+        **state,
+        "activations": activations,
+        "head, with its gradient": head,
+        "optimiser's temporaries": max(0, stepping - activations - head),
+        "reductions": _reduced(config, model),
+        "weights shown to actors": on_gpu * width * count,
+        "CUDA": on_gpu * CONTEXT_BYTES,
     }
+    return {what: size for what, size in needs.items() if size}
+
+
+def _reduced(config: Config, model: Model) -> int:
+    """Bytes of the buffers in which DeepSpeed sums gradients and, at stage 3, gathers weights."""
+    learner, width = config.learner, width_of(config.model.dtype)
+    bucket = min(BUCKET_ELEMENTS, model.parameters)
+    if learner.zero_stage == 3:
+        return width * (bucket + min(2 * BUCKET_ELEMENTS, model.parameters))
+    if learner.zero_stage == 2:
+        return width * bucket
+    alone = learner.ranks == 1 and (learner.zero_stage == 0 or width == 2)
+    return 0 if alone else 4 * bucket
 
 
 def engine_needs(config: Config, model: Model) -> dict[str, int]:
     """Bytes of one actor, by what they are for."""
-    width = 2 if config.engine_dtype == "bfloat16" else 4
+    width = width_of(config.engine_dtype)
     return {
         "weights": width * model.parameters,
         "keys and values": config.actors.kv_cache_bytes,

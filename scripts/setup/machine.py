@@ -9,23 +9,21 @@ from actors.policies.engine import gpu_of_actor
 from configs.devices import on_cpu
 from configs.schema import Config
 from scripts.setup import gpu_memory
+from scripts.setup.model_size import Model, known_model, read_model, width_of
 from weight_sync.protocol import TransportUnusable
 from weight_sync.transports.selection import CPU, choose
 
 # Imports, buffers and stacks of one process, so that the demo asks for its measured peak: its
 # processes' RSS comes to 5.3 GiB, which counts shared pages again (PSS: 3.9 GiB).
-PROCESS_BYTES = 430 << 20
+PROCESS_BYTES = 440 << 20
 _FILLING = ("actors.kv_cache_bytes", "learner.micro_batch_tokens")
 _SIZES = (*_FILLING, "learner.logprob_chunk_bytes")
 
 
 def lacks(config: Config) -> Iterator[str]:
     """Yield what this machine lacks for the run."""
-    if without := missing_gpus(config):
+    if without := missing_gpus(config) or too_few_gpus(config):
         yield without  # memory would be told of a machine that it is not meant for
-        return
-    if crowded := _crowded(config):
-        yield crowded
         return
     yield from _memory(config)
     yield from _gpu_memory(config)
@@ -56,14 +54,16 @@ def missing_gpus(config: Config) -> str:
     )
 
 
-def _crowded(config: Config) -> str:
-    """Say that ranks would share a GPU, which NCCL does not allow."""
-    gpus, ranks = len(gpu_memory.totals()), config.learner.ranks
+def too_few_gpus(config: Config) -> str:
+    """Say that ranks of the learner would have to share a GPU, which their collectives cannot."""
+    gpus, ranks, actors = len(gpu_memory.totals()), config.learner.ranks, config.actors.count
     if not gpus or ranks <= gpus or config.learner.rendezvous:
         return ""
     return (
-        f"learner.ranks = {ranks!r}: each rank needs a GPU of its own, and {gpus} "
-        f"{'is' if gpus == 1 else 'are'} visible: lower it to at most that"
+        f"learner.ranks = {ranks!r} on {gpus} GPU{'s' * (gpus > 1)}: each rank needs one of its "
+        f"own, so that with actors.count = {actors!r} this run takes {ranks + 1} (its actors share "
+        f"one) to {ranks + actors} (each has its own): lower learner.ranks to at most {gpus}, or "
+        "see CUDA_VISIBLE_DEVICES"
     )
 
 
@@ -74,29 +74,61 @@ def weights_bytes(config: Config) -> int:
 
 
 def memory_needed(config: Config) -> dict[str, int]:
-    """About how many bytes of this machine's memory a run takes, by what they are for."""
-    weights, on_host = weights_bytes(config), not gpu_memory.totals()
-    actors, learner = config.actors, config.learner
-    copies = 1 if learner.zero_stage else learner.ranks
-    shape = gpu_memory.read_shape(Path(config.model.path))
-    return {
-        f"engines (actors.count = {actors.count!r})": actors.count * (3 * PROCESS_BYTES + weights),
-        "their keys and values (actors.kv_cache_bytes)": (
-            on_host * actors.count * actors.kv_cache_bytes
-        ),
-        f"learner (learner.ranks = {learner.ranks!r})": (
-            learner.ranks * (2 * PROCESS_BYTES + weights)
-        ),
-        # Gradients, two Adam moments, EMA and staging, which ZeRO shares out.
-        "its gradients, optimiser and averages": on_host * copies * 5 * weights,
-        f"its activations (learner.micro_batch_tokens = {learner.micro_batch_tokens!r})": (
-            on_host * learner.ranks * gpu_memory.activation_bytes(config, *shape)
-        ),
-        "its logits (learner.logprob_chunk_bytes)": (
-            on_host * learner.ranks * gpu_memory.LOGITS * learner.logprob_chunk_bytes
-        ),
+    """About how many bytes of this machine's memory a run takes, by what they are for: on GPUs
+    without what lies there.
+    """
+    model, actors, learner = known_model(Path(config.model.path)), config.actors, config.learner
+    needs = {
+        f"engines (actors.count = {actors.count!r})": 3 * actors.count * PROCESS_BYTES,
+        f"learner (learner.ranks = {learner.ranks!r})": 2 * learner.ranks * PROCESS_BYTES,
+        **(_beside_gpus if gpu_memory.totals() else _on_host)(config, model),
+        "weights on their way to actors": (2 + actors.count) * _buckets(config, model),
         "replay, retrieval server and launcher": 3 * PROCESS_BYTES,
     }
+    return {what: size for what, size in needs.items() if size}
+
+
+def _on_host(config: Config, model: Model) -> dict[str, int]:
+    """Of engines and learner without GPUs."""
+    actors, learner = config.actors, config.learner
+    needs = gpu_memory.learner_needs(config, model, "cpu")
+    tokens = f"its activations (learner.micro_batch_tokens = {learner.micro_batch_tokens!r})"
+    activations, head = needs.pop("activations", 0), needs.pop("head, with its gradient", 0)
+    return {
+        "their weights": actors.count * width_of(config.engine_dtype) * model.parameters,
+        "their keys and values (actors.kv_cache_bytes)": actors.count * actors.kv_cache_bytes,
+        "its weights, gradients, optimiser and averages": learner.ranks * sum(needs.values()),
+        tokens: learner.ranks * activations,
+        "its logits (learner.logprob_chunk_bytes)": learner.ranks * head,
+    }
+
+
+def _beside_gpus(config: Config, model: Model) -> dict[str, int]:
+    """Of what the host holds besides: what is offloaded, and the copy that a checkpoint is written
+    from; it is the weights' too, while they are loaded.
+    """
+    learner, width = config.learner, width_of(config.model.dtype)
+    copies = learner.ranks if learner.zero_stage else 1
+    state = copies * sum(gpu_memory.state_bytes(config, model).values())
+    written = state + width * model.parameters
+    loaded = learner.ranks * width * model.parameters
+    return {
+        "its optimiser and averages (learner.offload)": (learner.offload == "cpu") * state,
+        "a checkpoint before it is written": max(written, loaded),
+    }
+
+
+def _buckets(config: Config, model: Model) -> int:
+    """Bytes of one set of buckets; on a host with a GPU they are pinned, and a pinned one takes a
+    power of two.
+    """
+    width, pinned = width_of(config.engine_dtype), bool(gpu_memory.totals())
+    sizes = [0]
+    for elements in model.weights:
+        if sizes[-1] and sizes[-1] + width * elements > config.weight_sync.bucket_bytes:
+            sizes.append(0)
+        sizes[-1] += width * elements
+    return sum(1 << (size - 1).bit_length() if pinned and size else size for size in sizes)
 
 
 def least_memory(config: Config) -> int:
@@ -141,7 +173,7 @@ def gpu_plan(config: Config) -> list[tuple[str, bool]]:
     if not (gpus := gpu_memory.totals()):
         return []
     try:
-        model = gpu_memory.read_model(Path(config.model.path))
+        model = read_model(Path(config.model.path))
     except (OSError, ValueError, KeyError):
         return []  # what is wrong with the folder is said elsewhere
     return list(gpu_memory.plan(config, model, gpus))

@@ -15,6 +15,7 @@ from configs.schema import Config
 from replay.protocol import Lease, ReplayError
 from replay.questions import read_questions
 from replay.trajectory import Sampling
+from scripts.setup.model_size import experts
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _PROMPTED = ("search_r1", "tool_call", "no_search")  # whose prompt needs a question alone
@@ -104,6 +105,12 @@ def limits(config: Config) -> Iterator[str]:
             "be trained: name the model that they were made from"
         )
     tree = tree.get("text_config") or tree
+    if (count := experts(tree)) > 1:
+        yield (
+            f"model.path = {config.model.path!r}: a mixture of {count} experts in each layer: "
+            "weights reach a running engine layer by layer as in a dense model only: name a dense "
+            "model, such as one of Qwen3ForCausalLM"
+        )
     if (limit := tree.get("max_position_embeddings")) and context > limit:
         yield (
             f"model.max_model_len = {context!r}: the model has max_position_embeddings {limit}; "

@@ -10,7 +10,8 @@ from configs.load import load
 from configs.rewards import RewardWeights
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
-from scripts.setup.gpu_memory import GIB, Model, plan
+from scripts.setup.gpu_memory import GIB, plan
+from scripts.setup.model_size import Model
 
 INDEX_BYTES = 7_000_000_000  # e5_Flat.index in halves over 8 GPUs, with FAISS's own room
 PER_BATCH = 10  # optimiser steps on each of Search-R1's batches: 512 x 5 rollouts in parts of 256
@@ -86,7 +87,14 @@ ASEARCHER = {  # ASearcher/configs/asearcher_local.yaml
     "learner.weight_decay": 0.01,
     "learner.max_grad_norm": 1.0,
 }
-QWEN_3B, QWEN_7B = Model(3_085_938_688, 2048, 36), Model(7_615_616_512, 3584, 28)
+QWEN_3B = Model(
+    hidden=2048, layers=36, intermediate=11_008, queries=2048, keys=256, vocabulary=151_936,
+    weights=(311_164_928, 2_774_773_760),
+)  # fmt: skip
+QWEN_7B = Model(
+    hidden=3584, layers=28, intermediate=18_944, queries=3584, keys=512, vocabulary=152_064,
+    weights=(544_997_376, 544_997_376, 6_525_621_760),
+)  # fmt: skip
 RECIPES: dict[str, tuple[dict[str, Any], Model]] = {
     "search_r1_3b_grpo": (SEARCH_R1, QWEN_3B),
     "search_r1_7b_grpo": (SEARCH_R1, QWEN_7B),

@@ -185,6 +185,36 @@ def test_a_closed_engine_leaves_torch_and_the_environment_alone(config: Config) 
     assert torch.nn.functional.linear is linear and "LOCAL_RANK" not in os.environ
 
 
+def test_pieces_of_logits_are_as_large_as_the_device_likes(config: Config) -> None:
+    assert LearnerConfig().chunk_bytes("cpu") == 64 << 20
+    assert LearnerConfig().chunk_bytes("cuda") == 1 << 30
+    for given, found in ((0, 64 << 20), (1000, 1000)):
+        learner = msgspec.structs.replace(config.learner, logprob_chunk_bytes=given)
+        assert learner.chunk_bytes("cuda") in (1 << 30, 1000)
+        engine = Engine(msgspec.structs.replace(config, learner=learner))
+        assert engine.scorer.head.chunk_bytes == found
+        engine.close()
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_bf16_gradient_is_held_once_in_fp32(
+    config: Config, batch: Callable[..., Batch], stage: int
+) -> None:
+    micro = build(batch(), config.learner).micro_batches[0]
+    learner = msgspec.structs.replace(config.learner, zero_stage=stage)
+    model = msgspec.structs.replace(config.model, dtype="bfloat16")
+    engine = Engine(msgspec.structs.replace(config, learner=learner, model=model))
+    norms = []
+    for passes in (1, 2):
+        for _ in range(passes):
+            engine.accumulate(micro, 1.0, lambda logprobs, _chunk: logprobs.sum())
+        if stage == 1:
+            assert all(weight.grad is None for weight in engine.trainable().values())
+        norms.append(engine.step(0.0))
+    engine.close()
+    assert norms[1] == pytest.approx(2 * norms[0], rel=1e-3)
+
+
 def test_a_rank_by_itself_is_refused_where_several_are_configured(config: Config) -> None:
     learner = msgspec.structs.replace(config.learner, ranks=2)
     with pytest.raises(BadModel, match=r"learner.ranks = 2, but this process is one of 1"):
