@@ -16,6 +16,7 @@ from typing import Protocol
 from actors.environments.base import Retriever, search_records
 from actors.errors import ActorError, EngineDead, PolicyError, UnverifiedWeights, recordable
 from actors.policies.base import Completion, Policy, Stops
+from configs.runtime.files import weights_bytes
 from configs.schema import Config
 from replay.protocol import CodecError, Lease, Stop
 from replay.trajectory import Search, Trajectory
@@ -144,7 +145,8 @@ class Runner:
         self._rollout, self._retriever = rollout, retriever
         self._writer, self._versions = writer, versions
         self._meter, self._actors = meter, config.actors
-        self._verify_s = config.weight_sync.publish_deadline_s
+        size = 2 * weights_bytes(config.model.path)  # an engine may hold fp32
+        self._verify_s = config.weight_sync.deadline_s(size)
         self._rollouts: dict[asyncio.Task[None], Lease] = {}
         self._stopping = asyncio.Event()
         self._cause = ""

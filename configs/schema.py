@@ -26,6 +26,10 @@ from configs.section import (
     Section,
 )
 
+# What a slow installation still does: a disk in the network, and a link, a digest and a load.
+SLOW_DISK_BYTES_PER_S = 100e6
+SLOW_SYNC_BYTES_PER_S = 200e6
+
 
 class ModelConfig(Section, frozen=True):
     """The model that is trained: a Hugging Face folder."""
@@ -204,7 +208,7 @@ class WeightSyncConfig(Section, frozen=True):
     # the weights it loaded itself, differs by more (weight_sync/probe.py).
     probe_tolerance: Annotated[float, Meta(gt=0.0)] = 1e-3
     join_deadline_s: Seconds = 300.0
-    publish_deadline_s: Seconds = 30.0
+    publish_deadline_s: Seconds = 30.0  # of a phase, beside the time of its bytes (`deadline_s`)
 
     def __post_init__(self) -> None:
         _require_address("weight_sync.endpoint", self.endpoint)
@@ -217,6 +221,13 @@ class WeightSyncConfig(Section, frozen=True):
                 "weight_sync.transport = 'snapshot' with a tcp:// endpoint needs "
                 "weight_sync.snapshot_dir: name a folder that all hosts see"
             )
+
+    def deadline_s(self, nbytes: int, first: bool = False) -> float:
+        """Seconds of a phase that sends, digests or applies so many bytes; the `first` version may
+        be an engine's first request, and gets as long as joining.
+        """
+        floor = self.join_deadline_s if first else self.publish_deadline_s
+        return floor + nbytes / SLOW_SYNC_BYTES_PER_S
 
 
 _UNUSED = {"reinforce": ("clip_low", "clip_high", "ratio_cap"), "cispo": ("ratio_cap",)}
@@ -271,7 +282,7 @@ class LearnerConfig(Section, frozen=True):
     threads: Positive = 1
     batch_deadline_s: Seconds = 600.0
     eval_deadline_s: Seconds = 600.0
-    step_deadline_s: Seconds = 300.0
+    step_deadline_s: Seconds = 300.0  # of a step, a checkpoint beside its bytes (`saving_s`)
 
     def __post_init__(self) -> None:
         for name in _UNUSED.get(self.objective, ()):
@@ -294,6 +305,17 @@ class LearnerConfig(Section, frozen=True):
                 f"learner.behaviour_floor = {self.behaviour_floor!r} lies above "
                 f"learner.behaviour_cap = {self.behaviour_cap!r}"
             )
+
+    def saved_bytes(self, weights: int) -> int:
+        """About the bytes of a checkpoint of a model whose files have `weights` bytes in bf16: it
+        and each average as such files, in fp32 the masters, Adam's moments and each average.
+        """
+        averages = (self.centre == "ema") + (self.anchor != "none")
+        return (1 + averages + 2 * (3 + averages)) * weights
+
+    def saving_s(self, weights: int) -> float:
+        """Seconds in which that checkpoint is written or read."""
+        return self.step_deadline_s + self.saved_bytes(weights) / SLOW_DISK_BYTES_PER_S
 
     def chunk_bytes(self, device: str) -> int:
         """The largest piece of logits that ever exists: of many launches each costs a GPU more than

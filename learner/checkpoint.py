@@ -11,7 +11,8 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,8 +26,10 @@ from configs.runtime.files import (
     remove_folder,
     replacing,
     sync,
+    weights_bytes,
     write_durably,
 )
+from configs.runtime.watchdog import phase
 from configs.schema import Config
 from learner.errors import BadCheckpoint
 
@@ -113,6 +116,15 @@ def save(
         (draft / MANIFEST).write_bytes(msgspec.json.format(manifest))
     sync(parent.parent)
     return final
+
+
+@contextmanager
+def saving(config: Config, name: str) -> Iterator[None]:
+    """The phase in which a checkpoint is written or read: as long as its bytes may take."""
+    weights = weights_bytes(config.model.path)
+    shown = f"{config.learner.saved_bytes(weights) / 1e9:.1f} GB"
+    with phase(f"{name} ({shown})", config.learner.saving_s(weights)):
+        yield
 
 
 def retain(

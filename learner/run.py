@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
-from configs.runtime.files import write_json
+from configs.runtime.files import weights_bytes, write_json
 from configs.runtime.signals import StopRequested, StopSwitch
 from configs.runtime.watchdog import phase
 from configs.schema import Config
@@ -110,9 +110,9 @@ class Run:
     def wait_applied(self) -> None:
         """Wait until every actor serves this version, verified."""
         with self.stop.interruptible():
-            sync = self.config.weight_sync
-            # Engines are still starting when the first version goes out.
-            phase_s = sync.publish_deadline_s if self.serving else sync.join_deadline_s
+            # Engines are still starting when the first version goes out; they may hold fp32.
+            size = 2 * weights_bytes(self.config.model.path)
+            phase_s = self.config.weight_sync.deadline_s(size, first=not self.serving)
             self.publisher.wait_applied(self.step, PHASES_TO_APPLY * phase_s)
 
     def checkpoint(self) -> None:
@@ -126,7 +126,7 @@ class Run:
         """Write a durable checkpoint of this version, unless there is one."""
         if self.saved == self.step:
             return
-        with phase(f"checkpoint of step {self.step}", self.config.learner.step_deadline_s):
+        with checkpoint.saving(self.config, f"checkpoint of step {self.step}"):
             self.metrics.flush()  # the steps up to this checkpoint are not written again
             checkpoint.save(self.config, self.step, self.trainer, self.tokenizer, self.incarnation)
         self.saved = self.step

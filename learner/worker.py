@@ -17,7 +17,6 @@ from configs.keys import Address, Addresses
 from configs.load import ConfigError, load
 from configs.runtime.process import Exit, announce_ready, begin, make_socket_dir
 from configs.runtime.signals import StopRequested, StopSwitch, on_stop
-from configs.runtime.watchdog import phase
 from configs.schema import Config
 from learner import checkpoint
 from learner.checkpoint import next_incarnation
@@ -165,7 +164,7 @@ def _load(
 
     # It has phases of its own: ranks that do not join are named, not taken for a stall here.
     trainer = lead(config)
-    with phase("restoring the checkpoint", config.learner.step_deadline_s):
+    with checkpoint.saving(config, "restoring the checkpoint"):
         if found:
             trainer.restore(found.folder)
         tokenizer = AutoTokenizer.from_pretrained(

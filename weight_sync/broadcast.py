@@ -196,8 +196,9 @@ class Broadcast:
         version, config = parcel.version, self._config
         # The first version of all may be an engine's first request, as slow as its start.
         first = max(self._has.values()) < 0
-        deadline_s = config.join_deadline_s if first else config.publish_deadline_s
-        of = f" of version {version}"
+        size = sum(bucket.numel() for bucket in parcel.buckets)
+        deadline_s = config.deadline_s(size, first)
+        of = f" of version {version} ({size / 1e9:.2g} GB)"
         manifest = self._manifest(parcel)
         for name in names:
             self._tell(name, manifest)

@@ -129,11 +129,8 @@ class Subscriber:
         """Seconds and errors of the last version applied here, and how many there were."""
         return dict(self._gauges)
 
-    @property
-    def _deadline_s(self) -> float:
-        """The first version may be the engine's first request: it gets as long as joining."""
-        config = self._config
-        return config.publish_deadline_s if self.verified else config.join_deadline_s
+    def _deadline_s(self, manifest: WeightManifest) -> float:
+        return self._config.deadline_s(sum(manifest.bucket_bytes), first=not self.verified)
 
     async def _join(self, link: Link) -> None:
         serves = self.serving.is_set() and self.verified
@@ -163,7 +160,8 @@ class Subscriber:
         """Have the bytes of what is announced received while generation goes on."""
         refusal = self._refusal(manifest)
         if not refusal:
-            report = await self._call("weight_sync_receive", encode(manifest), self._deadline_s)
+            limit_s = self._deadline_s(manifest)
+            report = await self._call("weight_sync_receive", encode(manifest), limit_s)
             refusal = report.error
         if refusal:
             log.error("version %d refused: %s", manifest.policy_version, refusal)
@@ -187,7 +185,7 @@ class Subscriber:
         Where nothing was written, what served before serves on; else `serving` stays cleared until
         the probe has passed.
         """
-        deadline_s = self._deadline_s
+        deadline_s = self._deadline_s(manifest)
         report = await self._made("weight_sync_arrived", deadline_s)
         if report.error:
             log.error("version %d not applied: %s", manifest.policy_version, report.error)

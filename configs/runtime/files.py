@@ -35,6 +35,12 @@ class LockUnsupported(OSError):
     """The file system offers no locks; `strerror` says why."""
 
 
+def weights_bytes(folder: str) -> int:
+    """Bytes of a model folder's safetensors; 0 where there is no such folder."""
+    files = Path(folder).glob("*.safetensors") if folder else ()
+    return sum(file.stat().st_size for file in files)
+
+
 def sync(path: Path) -> None:
     """Force a file, or the names in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

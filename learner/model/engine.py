@@ -43,9 +43,12 @@ _ds_logger.propagate = True
 _ds_logger.setLevel(logging.ERROR)
 
 
-def join_process_group(store: distributed.Store, rank: int, config: LearnerConfig) -> None:
+def join_process_group(
+    store: distributed.Store, rank: int, config: LearnerConfig, deadline_s: float = 0.0
+) -> None:
     """Make this process a rank of `learner.ranks`; a collective of all that takes more than
-    `step_deadline_s` raises. DeepSpeed's own groups have no such bound: the caller's phases do.
+    `deadline_s` (default `step_deadline_s`) raises. DeepSpeed's own groups have no such bound: the
+    caller's phases do.
     """
     with _quietly(local=not config.rendezvous):
         distributed.init_process_group(
@@ -53,7 +56,7 @@ def join_process_group(store: distributed.Store, rank: int, config: LearnerConfi
             store=store,
             rank=rank,
             world_size=config.ranks,
-            timeout=timedelta(seconds=config.step_deadline_s),
+            timeout=timedelta(seconds=deadline_s or config.step_deadline_s),
         )
 
 

@@ -1,8 +1,8 @@
 """Several ranks of one learner: rank 0 leads, the others make its trainer's calls with it.
 
 A follower waits for its next call for as long as rank 0 lives (batches and evaluations have their
-own deadlines there); joining, a call, and every collective in it have `learner.step_deadline_s`. A
-lost rank is named.
+own deadlines there); joining, a call, and every collective in it have `learner.step_deadline_s`,
+and for a checkpoint the time of its bytes. A lost rank is named.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from configs.runtime.files import weights_bytes
 from configs.runtime.process import announce_ready
 from configs.runtime.watchdog import die, phase
 from configs.schema import Config
@@ -110,6 +111,11 @@ def _decode(argument: Argument, value: Any) -> tuple[Any, ...]:
             return ()
 
 
+def _longest_s(config: Config) -> float:
+    """Seconds of the longest call: ranks wait for each other's part of a checkpoint."""
+    return config.learner.saving_s(weights_bytes(config.model.path))
+
+
 def lead(
     config: Config, model_path: str | None = None, on_stall: Callable[[str], None] = die
 ) -> Trainer:
@@ -125,7 +131,7 @@ def lead(
     rendezvous = Rendezvous(on_stall)
     try:
         with rendezvous.naming_lost_rank():
-            join_process_group(admit_ranks(config, rendezvous), 0, learner)
+            join_process_group(admit_ranks(config, rendezvous), 0, learner, _longest_s(config))
             with phase("loading the model", learner.step_deadline_s, on_stall):
                 return Leader(config, model_path, rendezvous)
     except BaseException:
@@ -149,13 +155,15 @@ def follow(
     try:
         with rendezvous.naming_lost_rank():
             link, store = join_leader(config, rank, rendezvous)
-            join_process_group(store, rank, learner)
+            join_process_group(store, rank, learner, _longest_s(config))
             with phase(f"loading the model on rank {rank}", learner.step_deadline_s, on_stall):
                 trainer = Trainer(config, model_path)
             announce_ready()
             while (call := link.receive())[0] != CLOSE:
                 name = f"{call[0]} on rank {rank}"
-                with phase(name, learner.step_deadline_s, on_stall):
+                saves = COLLECTIVES.get(call[0]) == "folder"
+                limit_s = _longest_s(config) if saves else learner.step_deadline_s
+                with phase(name, limit_s, on_stall):
                     make_call(trainer, *call)
             rendezvous.dismiss()
             trainer.close()

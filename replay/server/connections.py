@@ -11,6 +11,7 @@ import zmq
 
 import replay.protocol as wire
 from configs.keys import Addresses, Guard
+from configs.runtime.files import weights_bytes
 from configs.runtime.process import make_socket_dir
 from configs.schema import Config
 from replay.codec import MAX_REQUEST_BYTES, encode
@@ -125,7 +126,7 @@ class Connections:
         self._refused = self._unroutable = 0
         self._dead_after_s = config.replay.dead_after_s
         self._drain_s = config.actors.drain_deadline_s + GRACE_S
-        self._step_s = config.learner.step_deadline_s
+        self._step_s = config.learner.saving_s(weights_bytes(config.model.path))
         self._learning = learning
         self._spoken_s = float("-inf")
         self._stopped_s = float("inf")

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from configs.devices import on_cpu
 from configs.load import ConfigError, load
-from configs.runtime.files import write_json
+from configs.runtime.files import weights_bytes, write_json
 from configs.runtime.process import REPOSITORY, Exit
 from configs.schema import Config
 from scripts.options import Options, argument, option, overrides
@@ -96,7 +96,7 @@ def doctor(options: DoctorOptions) -> int:
 def findings(config: Config | None = None) -> Iterator[Finding]:
     """Everything about the machine; with a configuration, what that one needs of it."""
     run_dir = Path(config.run_dir if config and config.run_dir else "runs").resolve()
-    weights = machine.weights_bytes(config) if config else 0
+    weights = weights_bytes(config.model.path) if config else 0
     kept = config.learner.keep_checkpoints + 1 if config else 0
     lock = REPOSITORY / "requirements" / ("cpu.lock" if on_cpu() else "gpu.lock")
     yield python(sys.version_info[:2])

@@ -67,12 +67,6 @@ def too_few_gpus(config: Config) -> str:
     )
 
 
-def weights_bytes(config: Config) -> int:
-    """The size of the model's safetensors files; 0 where there is no such folder."""
-    path = Path(config.model.path)
-    return sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
-
-
 def memory_needed(config: Config) -> dict[str, int]:
     """About how many bytes of this machine's memory a run takes, by what they are for: on GPUs
     without what lies there.

@@ -209,7 +209,7 @@ class Learning:
         if step == self.saved:
             return
         config = self._plan.config
-        with phase(f"checkpoint of step {step}", config.learner.step_deadline_s):
+        with checkpoint.saving(config, f"checkpoint of step {step}"):
             self._metrics.flush()
             checkpoint.save(config, step, self._trainer, self._plan.tokenizer)
         self.saved = step

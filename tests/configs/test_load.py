@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from configs.load import (
@@ -15,6 +16,7 @@ from configs.load import (
     save,
 )
 from configs.runtime.process import REPOSITORY
+from configs.schema import LearnerConfig, WeightSyncConfig
 from configs.section import INPUT_PATH
 
 
@@ -199,3 +201,14 @@ def test_the_schema_marks_what_a_run_reads() -> None:
         "rewards.judge.key_file",
         "rewards.similarity.model",
     }
+
+
+def test_deadlines_are_a_floor_and_the_time_of_the_bytes() -> None:
+    learner, sync = LearnerConfig(step_deadline_s=300.0), WeightSyncConfig(publish_deadline_s=30.0)
+    assert learner.saving_s(0) == 300.0 and learner.saving_s(1_000_000_000) == 400.0
+    anchored = msgspec.structs.replace(learner, anchor="frozen")
+    assert anchored.saved_bytes(15_231_233_024) == 198_006_029_312  # 7.6e9 parameters
+    alone = msgspec.structs.replace(learner, proximal="behaviour")
+    assert alone.saved_bytes(1) == 7
+    assert sync.deadline_s(0) == 30.0 and sync.deadline_s(64_000_000_000) == 350.0
+    assert sync.deadline_s(2_000_000_000, first=True) == sync.join_deadline_s + 10.0

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,16 @@ def test_a_spoilt_counter_is_named(tmp_path: Path) -> None:
     (tmp_path / "incarnation").write_text("two")
     with pytest.raises(BadCheckpoint, match=r"incarnation: 'two' is not a number"):
         next_incarnation(tmp_path)
+
+
+def test_a_checkpoint_gets_the_time_of_its_bytes_and_says_how_many(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, float]] = []
+    monkeypatch.setattr(checkpoint, "phase", lambda *given: nullcontext(asked.append(given)))
+    monkeypatch.setattr(checkpoint, "weights_bytes", lambda _path: 15_231_233_024)
+    with checkpoint.saving(config, "checkpoint of step 3"):
+        pass
+    ((name, limit_s),) = asked
+    assert name == "checkpoint of step 3 (152.3 GB)"
+    assert limit_s == pytest.approx(300 + 1523.1, abs=0.1)
