@@ -1,26 +1,27 @@
 # make demo, make test, make test-slow, make test-soak, make mutants: each makes .venv first when it is missing.
 # `make help` lists all of them.
-# With GPU=1, .venv is made for NVIDIA GPUs, and so is what runs in it.
+# GPU=1: for NVIDIA GPUs, in an environment of its own, .venv-gpu; neither touches the other's.
 SHELL := /bin/bash
 .DEFAULT_GOAL := .venv
 PYTHON ?= python3
 SEED ?= 0
 RETRIEVAL ?= bm25
 export PYTHON
-BIN := .venv/bin
 LOCKS := $(wildcard requirements/*)
 GPU ?=
-COMPLETE := .venv/.complete$(if $(GPU),-gpu)
+VENV := .venv$(if $(GPU),-gpu)
+BIN := $(VENV)/bin
+COMPLETE := $(VENV)/.complete
 
 .PHONY: help .venv demo test lint test-slow test-soak test-gpu mutants clean
 
 help:  ## this list
 	@awk -F ':.*  ## ' '/^[.a-z-]+:.*  ## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.venv: $(COMPLETE)  ## install everything into .venv (GPU=1: for NVIDIA GPUs)
+.venv: $(COMPLETE)  ## install into .venv (GPU=1: for GPUs, into .venv-gpu)
 
 $(COMPLETE): $(LOCKS)
-	@rm -rf .venv && requirements/install.sh .venv $(if $(GPU),gpu,cpu)
+	@rm -rf $(VENV) && requirements/install.sh $(VENV) $(if $(GPU),gpu,cpu)
 
 demo: .venv  ## train and evaluate the demo (SEED=1, RETRIEVAL=dense)
 	@$(BIN)/forage demo --seed $(SEED) --retrieval $(RETRIEVAL)
@@ -52,5 +53,5 @@ test-gpu: .venv  ## all that needs a GPU, in one call (GPU=1; PART=A or B)
 mutants: .venv  ## plant known faults; each must turn a test red
 	@$(BIN)/python -m tests.mutants.mutants
 
-clean:  ## remove .venv and all caches
-	@rm -rf .venv .cache .mutants
+clean:  ## remove .venv (GPU=1: .venv-gpu) and all caches
+	@rm -rf $(VENV) .cache .mutants
