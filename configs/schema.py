@@ -300,6 +300,11 @@ class LearnerConfig(Section, frozen=True):
             raise ValueError(
                 "learner.reduction = 'constant_length' needs learner.constant_length_tokens above 0"
             )
+        if self.offload == "cpu" and not self.zero_stage:
+            raise ValueError(
+                "learner.offload = 'cpu' moves what ZeRO keeps, which learner.zero_stage = 0 is "
+                "without: set learner.zero_stage to 1, 2 or 3"
+            )
         if self.behaviour_floor > self.behaviour_cap:
             raise ValueError(
                 f"learner.behaviour_floor = {self.behaviour_floor!r} lies above "

@@ -76,10 +76,10 @@ class Engine:
             )
         self.rank, self.ranks = distributed.get_rank(), learner.ranks
         self.model = _load(config, model_path)
-        self._stage, self._bf16 = learner.zero_stage, config.model.dtype == "bfloat16"
-        self.scorer = TokenScorer(
-            self.model, learner.chunk_bytes(_place()), config.model.head_dtype
-        )
+        self._stage, self._offload = learner.zero_stage, learner.offload
+        self._bf16 = config.model.dtype == "bfloat16"
+        chunk_bytes = learner.chunk_bytes(_place())
+        self.scorer = TokenScorer(self.model, chunk_bytes, config.model.head_dtype)
         self._trainable = {n: w for n, w in self.model.named_parameters() if w.requires_grad}
         self._on_close = contextlib.ExitStack()
         if self._stage == 3:
@@ -198,7 +198,7 @@ class Engine:
                 optimiser.fp16_partitioned_groups_flat,
                 optimiser.parameter_offload.partition_all_parameters,
             )
-        if self._stage == 1 and self._bf16:
+        if self._stage == 1 and self._bf16 and self._offload == "none":
             masters, flats = optimiser.fp32_groups_flat_partition, optimiser.bf16_groups_flat
             parts = optimiser.bf16_partitioned_groups
         else:
@@ -228,7 +228,12 @@ def _make_optimiser(weights: list[Tensor], config: LearnerConfig) -> torch.optim
     if config.optimiser == "sgd":
         return torch.optim.SGD(weights, lr=config.lr, weight_decay=config.weight_decay)
     return torch.optim.AdamW(
-        weights, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+        weights,
+        lr=config.lr,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+        # On the host: one pass over the state without temporaries, which needs nothing compiled.
+        fused=True if config.offload == "cpu" else None,
     )
 
 
@@ -258,6 +263,11 @@ def _deepspeed_config(config: Config) -> dict[str, Any]:
         "bf16": {"enabled": bf16, "check_grad_overflow": True, "immediate_grad_update": bf16},
         "steps_per_print": None,
     }
+    if learner.offload == "cpu":
+        pinned = torch.cuda.is_available()
+        place = {"device": "cpu", "pin_memory": pinned}
+        settings["zero_optimization"]["offload_optimizer"] = place
+        settings["zero_force_ds_cpu_optimizer"] = False  # DeepSpeed's own would be compiled
     if learner.zero_stage < 3:
         settings["gradient_allreduce_op"] = "sum"
     if learner.zero_stage == 0 and not bf16:

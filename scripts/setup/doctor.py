@@ -184,7 +184,7 @@ def judge_gpus(found: Sequence[str], for_cpu: bool) -> Finding:
     name, _, driver = found[0].partition(", ") if found else ("none", "", "")
     has = f"{len(found)} x {name}, driver {driver}" if found else "none"
     if for_cpu:
-        remedy = "this installation is for the CPU: run `make GPU=1 .venv` to use them"
+        remedy = "this one is for the CPU: `make GPU=1 .venv` makes .venv-gpu, to use them"
         return Finding("GPUs", has, "none", not found, remedy, required=False)
     remedy = f"install NVIDIA's driver {DRIVER} or newer, or install for the CPU: `make .venv`"
     fits = bool(found) and int(driver.partition(".")[0] or 0) >= DRIVER

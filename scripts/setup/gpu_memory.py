@@ -6,6 +6,7 @@ temporaries. A test compares it with what a learner on a CPU holds at its peak.
 """
 
 import importlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,15 @@ def totals() -> list[int]:
     ]
 
 
+def why_none() -> str:
+    """The cause for which torch can use no GPU, in its own words where it has any."""
+    try:
+        importlib.import_module("torch").cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).strip().partition("\n")[0].rstrip(".")
+    return f"CUDA_VISIBLE_DEVICES = {os.environ.get('CUDA_VISIBLE_DEVICES', '')!r} hides them"
+
+
 def state_bytes(config: Config, model: Model) -> dict[str, int]:
     """Bytes of what ZeRO shares out among the ranks and `learner.offload` may move to the host: of
     one rank, by what they are for.
@@ -99,7 +109,7 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
     stepping = 0 if offloads else 4 * STEP_COPIES[device] * count // ranks
     needs = {
         "weights": width * count // shared[3],
-        "gradients": 4 * count // shared[2],
+        "gradients": (width if offloads else 4) * count // shared[2],
         **state,
         "activations": activations,
         "head, with its gradient": head,
@@ -119,7 +129,8 @@ def _reduced(config: Config, model: Model) -> int:
         return width * (bucket + min(2 * BUCKET_ELEMENTS, model.parameters))
     if learner.zero_stage == 2:
         return width * bucket
-    alone = learner.ranks == 1 and (learner.zero_stage == 0 or width == 2)
+    summed = width == 2 and learner.offload == "none"  # by DeepSpeed's BF16_Optimizer
+    alone = learner.ranks == 1 and (learner.zero_stage == 0 or summed)
     return 0 if alone else 4 * bucket
 
 

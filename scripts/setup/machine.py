@@ -34,7 +34,13 @@ def lacks(config: Config) -> Iterator[str]:
 
 
 def missing_gpus(config: Config) -> str:
-    """Say that there is no GPU where the configuration names what only a GPU can do."""
+    """Say that no GPU can be used where the installation, or the configuration, is for GPUs."""
+    if not on_cpu() and not gpu_memory.totals():
+        return (
+            f"this installation is for GPUs, and none can be used: {gpu_memory.why_none()}: see "
+            "forage doctor for the driver that it needs, or install for the CPU, make .venv, and "
+            "use .venv/bin/forage"
+        )
     asked, kind = [], config.weight_sync.transport
     if kind in ("nccl", "cuda_ipc"):
         asked.append(f"weight_sync.transport = {kind!r}")
@@ -46,11 +52,10 @@ def missing_gpus(config: Config) -> str:
     ranks, actors = config.learner.ranks, config.actors.count
     count = ranks + actors if kind == "nccl" or ranks > 1 else 1
     shared = f" (learner.ranks = {ranks!r}, actors.count = {actors!r})" if count > 1 else ""
-    remedy = "install for GPUs, make .venv GPU=1" if on_cpu() else "see CUDA_VISIBLE_DEVICES"
     return (
         f"no GPU is visible, and this configuration is for {count}{shared}: "
-        f"{', '.join(asked)}: on a machine with GPUs {remedy}; on this one begin with "
-        "configs/base.yaml"
+        f"{', '.join(asked)}: on a machine with GPUs install for them, make .venv GPU=1, and use "
+        ".venv-gpu/bin/forage; on this one begin with configs/base.yaml"
     )
 
 
@@ -104,10 +109,13 @@ def _beside_gpus(config: Config, model: Model) -> dict[str, int]:
     learner, width = config.learner, width_of(config.model.dtype)
     copies = learner.ranks if learner.zero_stage else 1
     state = copies * sum(gpu_memory.state_bytes(config, model).values())
-    written = state + width * model.parameters
+    offloaded = learner.offload == "cpu"
+    written = (0 if offloaded else state) + width * model.parameters
     loaded = learner.ranks * width * model.parameters
+    # Of gradients the host has what is summed and what the optimiser reads.
+    held = state + 8 * model.parameters
     return {
-        "its optimiser and averages (learner.offload)": (learner.offload == "cpu") * state,
+        "its optimiser, averages and gradients (learner.offload)": offloaded * held,
         "a checkpoint before it is written": max(written, loaded),
     }
 

@@ -204,8 +204,8 @@ def _own_reward(config: Config) -> Iterator[str]:
 def _vllm(config: Config) -> Iterator[str]:
     if importlib.util.find_spec("vllm") is None:
         yield (
-            "vllm is not installed: run `make .venv` (with GPU=1 on a machine with GPUs) and use "
-            ".venv/bin/python"
+            "vllm is not installed: run `make .venv` and use .venv/bin/python (on a machine with "
+            "GPUs `make .venv GPU=1`, and .venv-gpu/bin/python)"
         )
         return
     torch_version = importlib.metadata.version("torch")

@@ -49,6 +49,7 @@ def test_overrides_win_and_types_are_kept(yaml_file: Path) -> None:
         ("learner.kl_estimator=k9", ["learner.kl_estimator", "k9", "'k3++'"]),
         ("learner.kl_coef=0.1", ["learner.kl_coef", "0.1", "learner.anchor"]),
         ("learner.reduction=constant_length", ["learner.constant_length_tokens"]),
+        ("learner.offload=disk", ["learner.offload = 'disk'", "'none', 'cpu'"]),
         ("learner.behaviour_floor=3", ["learner.behaviour_floor", "3", "behaviour_cap", "2"]),
         ("learner={objective: reinforce, clip_low: 0.1}", ["clip_low", "0.1", "'reinforce'"]),
         ("learner.betas=[0.9]", ["learner.betas", "0.9"]),
@@ -212,3 +213,8 @@ def test_deadlines_are_a_floor_and_the_time_of_the_bytes() -> None:
     assert alone.saved_bytes(1) == 7
     assert sync.deadline_s(0) == 30.0 and sync.deadline_s(64_000_000_000) == 350.0
     assert sync.deadline_s(2_000_000_000, first=True) == sync.join_deadline_s + 10.0
+
+
+def test_offload_needs_what_zero_keeps() -> None:
+    with pytest.raises(ValueError, match=r"learner.zero_stage = 0 is without: set learner.zero_st"):
+        LearnerConfig(offload="cpu", zero_stage=0)

@@ -67,6 +67,29 @@ def test_resumed_steps_equal_the_undisturbed_ones_bit_for_bit(
         assert trainer.learn([batches[2]]) == expected[0]
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_offloaded_steps_equal_those_on_the_device_and_resume_bit_for_bit(
+    config: Config, batches: list[TrainingBatch], tmp_path: Path, stage: int
+) -> None:
+    here = with_learner(config, "bfloat16", zero_stage=stage, anchor="ema", kl_coef=0.1)
+    with training(here) as trainer:
+        device = [trainer.learn([each]) for each in batches[:3]]
+    there = with_learner(here, "bfloat16", offload="cpu")
+    with training(there) as trainer:
+        host = [trainer.learn([each]) for each in batches[:3]]
+        masters = trainer.engine.shards.masters()
+        held = [*masters.values(), *trainer.averages.proximal.master.values()]
+        assert {value.device.type for value in held} == {"cpu"}
+        trainer.export(tmp_path)
+        expected = trainer.learn([batches[3]])
+    for ours, theirs in zip(host, device, strict=True):
+        for name in ("learner/loss", "learner/grad_norm", "learner/entropy"):
+            assert ours[name] == pytest.approx(theirs[name], rel=0.02, abs=1e-3), name
+    with training(there) as trainer:
+        trainer.restore(tmp_path)
+        assert trainer.learn([batches[3]]) == expected
+
+
 @pytest.fixture(scope="module")
 def exported(
     tiny_model_path: Path, batch: Callable[..., Batch], tmp_path_factory: pytest.TempPathFactory

@@ -48,14 +48,20 @@ def stdout_into(path: Path) -> Iterator[None]:
         os.close(saved)
 
 
-@pytest.fixture(scope="module", params=[1, 0, 3, 2], ids="zero{}".format)
+@pytest.fixture(
+    scope="module",
+    params=[(1, "none"), (0, "none"), (3, "none"), (2, "none"), (1, "cpu"), (2, "cpu"), (3, "cpu")],
+    ids="zero{0[0]}-offload-{0[1]}".format,
+)
 def prepared(
     request: pytest.FixtureRequest, tiny_model_path: Path
 ) -> Iterator[tuple[Config, Engine, str]]:
     """The config, its engine, and what making it wrote to stdout."""
     config = Config(
         model=ModelConfig(path=str(tiny_model_path), dtype="float32"),
-        learner=msgspec.structs.replace(LEARNER, zero_stage=request.param),
+        learner=msgspec.structs.replace(
+            LEARNER, zero_stage=request.param[0], offload=request.param[1]
+        ),
     )
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "stdout"

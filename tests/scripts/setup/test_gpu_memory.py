@@ -5,9 +5,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import torch
 import transformers
@@ -114,6 +116,7 @@ def test_what_autograd_keeps_of_a_layer_is_what_is_reckoned(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("dtype", "stage"), [("float32", 1), ("float32", 3), ("bfloat16", 1)])
 def test_a_learner_s_peak_is_what_is_reckoned(dtype: str, stage: int, tmp_path: Path) -> None:
     shape = {
@@ -139,6 +142,22 @@ def test_an_average_that_is_not_kept_takes_nothing(one_gpu: Config) -> None:
     assert averages() == 4 and averages(anchor="ema") == 8
     assert averages(proximal="behaviour") == averages(objective="reinforce") == 0
     assert averages(proximal="behaviour", anchor="frozen") == 4
+
+
+def test_what_is_offloaded_is_the_host_s(
+    one_gpu: Config, monkeypatch: pytest.MonkeyPatch, tiny_model_path: Path
+) -> None:
+    monkeypatch.setattr(gpu_memory, "totals", lambda: [22 * GIB])
+    model = msgspec.structs.replace(one_gpu.model, path=str(tiny_model_path))
+    learner = msgspec.structs.replace(one_gpu.learner, offload="cpu")
+    config = msgspec.structs.replace(one_gpu, model=model, learner=learner)
+    assert (
+        not {"optimiser, with fp32 weights", "averages"} & learner_needs(config, QWEN_HALF_B).keys()
+    )
+    needed, count = machine.memory_needed(config), read_model(tiny_model_path).parameters
+    assert needed["its optimiser, averages and gradients (learner.offload)"] == 24 * count
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=GIB))
+    assert any("(learner.offload)" in problem for problem in machine.lacks(config))
 
 
 def test_ranks_without_a_gpu_of_their_own_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +212,22 @@ def test_what_is_for_gpus_asks_for_them_first_and_for_no_memory(
     (problem,) = machine.lacks(config)
     assert problem.startswith(f"no GPU is visible, and this configuration is {said}")
     assert problem.endswith("on this one begin with configs/base.yaml")
+
+
+def test_an_installation_for_gpus_whose_driver_cannot_be_used_is_refused_with_the_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "on_cpu", lambda: False)
+    monkeypatch.setattr(gpu_memory, "totals", list)
+    said = "The NVIDIA driver on your system is too old (found version 12020).\nPlease update it"
+
+    def init() -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    (problem,) = machine.lacks(load(REPOSITORY / "configs" / "base.yaml"))
+    cause = "none can be used: The NVIDIA driver on your system is too old (found version 12020): "
+    assert cause in problem and problem.endswith("make .venv, and use .venv/bin/forage")
 
 
 def test_what_is_for_gpus_is_told_nothing_where_they_are(
