@@ -77,3 +77,30 @@ def test_a_child_that_stays_is_killed() -> None:
     child = start_child(["-c", "import time; time.sleep(600)"])
     end_child(child, 0.05)
     assert child.returncode == -9
+
+
+KEEPS = """
+import ctypes, re, sys
+from pathlib import Path
+from configs.runtime.process import free_large_blocks_at_once
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+if sys.argv[1:]:
+    free_large_blocks_at_once()
+libc.free(libc.malloc(30 << 20))  # the bound follows the largest block freed
+blocks = [libc.malloc(1 << 20) for _ in range(64)]
+for block in blocks:
+    ctypes.memset(block, 1, 1 << 20)
+for block in blocks[:-1]:
+    libc.free(block)
+print(int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap, and Linux's /proc")
+def test_freed_blocks_go_back_although_a_later_one_is_held() -> None:
+    kept, given_back = (
+        int(subprocess.run([sys.executable, "-c", KEEPS, *words], capture_output=True).stdout)
+        for words in ([], ["now"])
+    )
+    assert kept - given_back > 50, "MiB"
