@@ -8,20 +8,14 @@ temporaries. A test compares it with what a learner on a CPU holds at its peak.
 import importlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 from actors.policies.engine import gpu_of_actor
 from configs.devices import on_cpu
-from configs.load import ConfigError, load
-from configs.runtime.process import Exit
 from configs.schema import Config
-from scripts.options import Options, argument, option, overrides
 from scripts.setup.model_size import (
     Model,
     activation_bytes,
     head_bytes,
-    read_model,
     width_of,
 )
 
@@ -30,35 +24,6 @@ CONTEXT_BYTES = GIB // 2  # of CUDA, in each process
 ENGINE_BYTES = 2 * GIB  # activations, logits and CUDA graphs of an engine, roughly
 BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's: of a reduction, half of what it keeps gathered
 STEP_COPIES = {"cuda": 1, "cpu": 2}  # in fp32, while torch's Adam steps
-
-
-@dataclass(frozen=True)
-class MemoryOptions(Options):
-    """The options of `forage memory`; `gpus` and `gib` describe a machine other than this one."""
-
-    config: str = argument("a YAML file, for example configs/one_gpu.yaml")
-    overrides: tuple[str, ...] = overrides()
-    gpus: int | None = option("for so many GPUs, instead of this machine's", metavar="N", least=1)
-    gib: float = option("the memory of each of them", default=80.0, least=1)
-
-
-def memory(options: MemoryOptions) -> int:
-    """Print what each GPU has to hold; failed where that does not fit. Raises ConfigError."""
-    config = load(options.config, options.overrides)
-    gpus = [int(options.gib * GIB)] * options.gpus if options.gpus else totals()
-    if not gpus:
-        raise ConfigError("no GPU here: reckon for another machine, --gpus N --gib SIZE")
-    try:
-        model = read_model(Path(config.model.path))
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"model.path = {config.model.path!r}: its size cannot be read ({error}): name a "
-            "Hugging Face folder"
-        ) from error
-    found = list(plan(config, model, gpus))
-    for line, fits in found:
-        print(line if fits else f"{line}: TOO MUCH")
-    return Exit.DONE if all(fits for _, fits in found) else Exit.FAILED
 
 
 def totals() -> list[int]:

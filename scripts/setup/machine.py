@@ -1,13 +1,17 @@
 """The needs of a run of this machine: its memory, its GPUs, the transport between them."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from actors.policies.engine import gpu_of_actor
 from configs.devices import on_cpu
+from configs.load import ConfigError, load
+from configs.runtime.process import Exit
 from configs.schema import Config
+from scripts.options import Options, argument, option, overrides
 from scripts.setup import gpu_memory
 from scripts.setup.model_size import Model, known_model, read_model, width_of
 from weight_sync.protocol import TransportUnusable
@@ -18,6 +22,42 @@ from weight_sync.transports.selection import CPU, choose
 PROCESS_BYTES = 440 << 20
 _FILLING = ("actors.kv_cache_bytes", "learner.micro_batch_tokens")
 _SIZES = (*_FILLING, "learner.logprob_chunk_bytes")
+
+
+@dataclass(frozen=True)
+class MemoryOptions(Options):
+    """The options of `forage memory`; `gpus` and `gib` describe a machine other than this one."""
+
+    config: str = argument("a YAML file, for example configs/one_gpu.yaml")
+    overrides: tuple[str, ...] = overrides()
+    gpus: int | None = option("for so many GPUs, instead of this machine's", metavar="N", least=1)
+    gib: float = option("the memory of each of them", default=80.0, least=1)
+
+
+def memory(options: MemoryOptions) -> int:
+    """Print what each GPU and their host have to hold; failed where a GPU cannot. Raises
+    ConfigError.
+    """
+    config = load(options.config, options.overrides)
+    gpus = (
+        [int(options.gib * gpu_memory.GIB)] * options.gpus if options.gpus else gpu_memory.totals()
+    )
+    if not gpus:
+        raise ConfigError("no GPU here: reckon for another machine, --gpus N --gib SIZE")
+    try:
+        model = read_model(Path(config.model.path))
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"model.path = {config.model.path!r}: its size cannot be read ({error}): name a "
+            "Hugging Face folder"
+        ) from error
+    found = list(gpu_memory.plan(config, model, gpus))
+    for line, fits in found:
+        print(line if fits else f"{line}: TOO MUCH")
+    host = memory_needed(config, beside_gpus=True)
+    terms = ", ".join(f"{what} {size / gpu_memory.GIB:.2f}" for what, size in host.items())
+    print(f"host: about {sum(host.values()) / gpu_memory.GIB:.1f} GiB: {terms}")
+    return Exit.DONE if all(fits for _, fits in found) else Exit.FAILED
 
 
 def lacks(config: Config) -> Iterator[str]:
@@ -72,16 +112,17 @@ def too_few_gpus(config: Config) -> str:
     )
 
 
-def memory_needed(config: Config) -> dict[str, int]:
-    """About how many bytes of this machine's memory a run takes, by what they are for: on GPUs
-    without what lies there.
+def memory_needed(config: Config, beside_gpus: bool | None = None) -> dict[str, int]:
+    """About how many bytes of the machine's memory a run takes, by what they are for: with GPUs
+    (default: as here) without what lies there.
     """
+    on_gpus = bool(gpu_memory.totals()) if beside_gpus is None else beside_gpus
     model, actors, learner = known_model(Path(config.model.path)), config.actors, config.learner
     needs = {
         f"engines (actors.count = {actors.count!r})": 3 * actors.count * PROCESS_BYTES,
         f"learner (learner.ranks = {learner.ranks!r})": 2 * learner.ranks * PROCESS_BYTES,
-        **(_beside_gpus if gpu_memory.totals() else _on_host)(config, model),
-        "weights on their way to actors": (2 + actors.count) * _buckets(config, model),
+        **(_beside_gpus if on_gpus else _on_host)(config, model),
+        "weights on their way to actors": (2 + actors.count) * _buckets(config, model, on_gpus),
         "replay, retrieval server and launcher": 3 * PROCESS_BYTES,
     }
     return {what: size for what, size in needs.items() if size}
@@ -120,12 +161,11 @@ def _beside_gpus(config: Config, model: Model) -> dict[str, int]:
     }
 
 
-def _buckets(config: Config, model: Model) -> int:
+def _buckets(config: Config, model: Model, pinned: bool) -> int:
     """Bytes of one set of buckets; on a host with a GPU they are pinned, and a pinned one takes a
     power of two.
     """
-    width, pinned = width_of(config.engine_dtype), bool(gpu_memory.totals())
-    sizes = [0]
+    width, sizes = width_of(config.engine_dtype), [0]
     for elements in model.weights:
         if sizes[-1] and sizes[-1] + width * elements > config.weight_sync.bucket_bytes:
             sizes.append(0)

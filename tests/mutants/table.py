@@ -106,8 +106,8 @@ MUTANTS = (
     Mutant(
         "denominator after rejection",
         "learner/update.py",
-        "coefficients=micro.coefficients[rows],",
-        "coefficients=micro.coefficients[rows] * len(rows) / weights.ne(0.0).sum(),",
+        "coefficients=tokens.coefficients,",
+        "coefficients=tokens.coefficients * len(rows) / weights.ne(0.0).sum(),",
         ("tests/learner/algorithm/test_correction.py",),
     ),
     Mutant(
