@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from actors.environments.base import Environment, Outcome, Retriever
 from actors.environments.registry import make
 from actors.errors import PromptTooLong
-from actors.policies.base import Completion, Policy
+from actors.policies.base import Completion, Policy, priority_of
 from actors.prompt import Prompter, Tokens, end_tokens
 from actors.rewards.scorer import Rewards
 from actors.rewards.transcript import Transcript
@@ -139,6 +139,7 @@ async def _complete(
         seed=seed,
         max_tokens=budget,
         stops=environment.stops,
+        priority=priority_of(lease),
     )
     clock.generate_s += time.perf_counter() - asked
     return completion

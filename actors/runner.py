@@ -70,12 +70,24 @@ class MeteredPolicy:
         self.lost = 0
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
         """Complete and count. Raises PolicyError."""
         try:
             completion = await self._policy.complete(
-                tokens, temperature=temperature, seed=seed, max_tokens=max_tokens, stops=stops
+                tokens,
+                temperature=temperature,
+                seed=seed,
+                max_tokens=max_tokens,
+                stops=stops,
+                priority=priority,
             )
         except PolicyError:
             self.lost += 1
@@ -130,7 +142,10 @@ class VerifiedVersions:
 
 
 class Runner:
-    """Turns leases into trajectories. `await run()` until Stop or `stop()`, then drain."""
+    """Turns leases into trajectories. `await run()` until Stop or `stop()`, then drain.
+
+    `delivered`: rollouts on record.
+    """
 
     def __init__(
         self,
@@ -152,7 +167,13 @@ class Runner:
         self._cause = ""
         self._draining = False
         self._failed = 0
+        self.delivered = 0
         self._polled = time.monotonic(), 0
+
+    @property
+    def in_flight(self) -> int:
+        """Rollouts under way."""
+        return len(self._rollouts)
 
     def stop(self, cause: str) -> None:
         """Take no more leases and drain. Call on the event loop."""
@@ -185,7 +206,7 @@ class Runner:
         return {
             "actor/tokens_per_s": (tokens - before) / max(now - then, 1e-6),
             "actor/action_tokens": float(tokens),
-            "actor/rollouts_in_flight": float(len(self._rollouts)),
+            "actor/rollouts_in_flight": float(self.in_flight),
             "actor/failed_leases": float(self._failed),
             "actor/lost_requests": float(self._meter.lost),
         }
@@ -237,6 +258,8 @@ class Runner:
                 await self._writer.deliver(trajectory)
             except CodecError as error:  # before anything was sent: no record could hold it
                 await fail(f"{type(error).__name__}: {error}")
+            else:
+                self.delivered += 1
 
     async def _fail(self, lease: Lease, noted: NotedSearches, cause: str) -> None:
         self._failed += 1

@@ -52,14 +52,26 @@ class AuditedPolicy:
         self._said: list[slice] = []  # where among them each completion stands
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
         """Complete what continues all before it. Raises TokenMismatch, PolicyError."""
         turn, asked = len(self._said), np.array(tokens, np.int32)
         before = asked[: len(self._ids)]
         _require_same(f"turn {turn}: prompt and what went before", before, self._ids)
         completion = await self._policy.complete(
-            tokens, temperature=temperature, seed=seed, max_tokens=max_tokens, stops=stops
+            tokens,
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_tokens,
+            stops=stops,
+            priority=priority,
         )
         stopped = completion.finish_reason == "stop"
         if stopped and not self._stop_check.end(completion.tokens, stops):

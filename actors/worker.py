@@ -27,6 +27,7 @@ from actors import joining
 from actors.environments import registry
 from actors.environments.base import Retriever
 from actors.errors import ActorError, EngineUnusable
+from actors.policies.capacity import Capacity
 from actors.policies.engine import (
     check_installation,
     choose_gpu,
@@ -38,6 +39,7 @@ from actors.prompt import Prompter, load_tokenizer, tokenizer_digest
 from actors.retrieval import Retrieval, open_retrieval
 from actors.rewards.scorer import Rewards
 from actors.runner import MeteredPolicy, Runner, VerifiedVersions
+from actors.statement import Statement
 from actors.token_audit import TokenAudit
 from configs.keys import Address, Addresses
 from configs.load import ConfigError, load
@@ -46,7 +48,7 @@ from configs.runtime.signals import on_stop
 from configs.schema import Config
 from replay.clients.actor import TrajectoryWriter
 from replay.protocol import Hello, Lease, ReplayError, ReplayTimeout
-from replay.trajectory import Trajectory
+from replay.trajectory import Question, Trajectory
 from weight_sync.protocol import PeerFailed, SyncTimeout, TransportFailed, WeightSyncError
 from weight_sync.subscriber import Subscriber
 
@@ -122,12 +124,14 @@ async def _serve(
     runner = Runner(
         roll, retriever=retriever, writer=writer, versions=versions, meter=meter, config=config
     )
-    sources = (runner, retriever, rewards, subscriber, policy, audit)
+    capacity = _capacity(config, prompter, policy.statistics.kv_tokens)
+    statement = Statement(writer, versions.announcements, capacity, policy.statistics, runner)
+    statement.on_first = _first_served
+    sources = (runner, retriever, rewards, subscriber, policy, audit, statement)
     writer.gauges = lambda: {k: v for each in sources for k, v in each.gauges().items()}
     _stop_on_signals(runner)
     logger.info("waiting for the first weights from %s", learner.endpoint)
-    announcing = _announce(versions, writer, config.actors.rollouts_in_flight)
-    cause = await _run_beside(runner, subscriber.run(), policy.watch(), announcing)
+    cause = await _run_beside(runner, subscriber.run(), policy.watch(), statement.run())
     logger.info("drained: %s", cause)
 
 
@@ -140,17 +144,21 @@ async def _run_beside(runner: Runner, *helpers: Coroutine[Any, Any, None]) -> st
     return cause
 
 
-async def _announce(versions: VerifiedVersions, writer: TrajectoryWriter, capacity: int) -> None:
-    """Announce to replay every version that serves here."""
-    started = False
-    while True:
-        incarnation, version = await versions.announcements.get()
-        if not started:
-            lower_priority()
-            started = True
-        logger.info("serving version %d of incarnation %d", version, incarnation)
-        announce_ready()
-        await writer.ready(capacity, incarnation, version)
+def _capacity(config: Config, prompter: Prompter, kv_tokens: int) -> Capacity:
+    """Reckon the first capacity: a context is on average half way from its prompt to its limit."""
+    prompt = len(prompter.question(Question("", "", ())))  # its words are few beside the template
+    return Capacity.of(
+        kv_tokens,
+        (prompt + config.model.max_model_len) // 2,
+        config.actors.max_num_seqs,
+        config.replay.group_size,
+        config.actors.rollouts_in_flight,
+    )
+
+
+def _first_served() -> None:
+    lower_priority()
+    announce_ready()
 
 
 def _stop_on_signals(runner: Runner) -> None:

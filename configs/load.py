@@ -298,11 +298,11 @@ def _check_relations(config: Config) -> None:
             f"publish_every may be at most max_staleness + 1 = {replay.max_staleness + 1}"
         )
     slots = config.actors.rollouts_in_flight
-    if slots < replay.group_size:
+    if 0 < slots < replay.group_size:
         raise ConfigError(
             f"actors.rollouts_in_flight = {slots!r} is less than replay.group_size = "
             f"{replay.group_size!r}: siblings are leased together to one actor; raise it to "
-            f"{replay.group_size}"
+            f"{replay.group_size}, or leave it out"
         )
     if config.questions.prompt and "{question}" not in config.questions.prompt:
         raise ConfigError(

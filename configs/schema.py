@@ -141,7 +141,8 @@ class ActorsConfig(Section, frozen=True):
     """The rollout fleet: engines, turns, limits and sampling."""
 
     count: Annotated[Positive, OF_THE_MACHINE] = 2  # the fleet may grow
-    rollouts_in_flight: Positive = 64  # per actor
+    # Per actor, at most; 0: as many as its engine's keys and values hold (actors/policies/capacity)
+    rollouts_in_flight: NonNegative = 0
     max_num_seqs: Positive = 64
     max_turns: NonNegative = 4  # searches or malformed actions; then one completion without search
     max_action_tokens: Positive = 500  # per completion
@@ -162,6 +163,13 @@ class ActorsConfig(Section, frozen=True):
     engine_deadline_s: Seconds = 300.0  # an engine that says nothing for so long is replaced
     rollout_deadline_s: Seconds = 240.0
     drain_deadline_s: Seconds = 20.0
+
+    @property
+    def slots(self) -> int:
+        """Rollouts in flight where nothing measures what the engine holds: those set, or one a
+        seat.
+        """
+        return self.rollouts_in_flight or self.max_num_seqs
 
 
 class ReplayConfig(Section, frozen=True):

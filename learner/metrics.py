@@ -19,6 +19,8 @@ COUNTERS = {
     "failed_leases",
     "token_mismatch",
     "rollouts_in_flight",
+    "queued_requests",
+    "capacity",
     "action_tokens",
 }
 

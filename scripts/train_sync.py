@@ -97,7 +97,7 @@ class Rollouts:
         )
         evaluation = read_questions(files.eval, files.eval_limit, files.columns)
         self.eval_questions = evaluation.questions
-        self.slots = asyncio.Semaphore(config.actors.rollouts_in_flight * config.actors.count)
+        self.slots = asyncio.Semaphore(config.actors.slots * config.actors.count)
 
     async def one(self, lease: Lease) -> Trajectory | None:
         """One rollout, when a slot is free; made again with other seeds where it fails, up to

@@ -1,4 +1,9 @@
-"""A policy: one async function from tokens to sampled tokens."""
+"""A policy: one async function from tokens to sampled tokens; and whose turn comes first.
+
+Priorities are whole numbers of 64 bits, the smallest first: the probe of new weights, which all
+deliveries wait for; evaluation, which the learner waits for; then the rollouts of training, the
+oldest first. So a rollout that has begun ends before a younger one takes the cache of its context.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.errors import BadCompletion
+from replay.protocol import Lease
 
 FinishReason = Literal["stop", "length"]
 Stops = tuple[str, ...]  # texts at which a completion ends
+
+PROBE = -(1 << 62)
+_EVALUATION = -(1 << 61)
+_SIBLINGS = 1 << 20
+
+
+def priority_of(lease: Lease) -> int:
+    """Return the priority of all turns of a lease's rollout: its ordinal in the run."""
+    first = _EVALUATION if lease.kind == "eval" else 0
+    return first + lease.group_id * _SIBLINGS + lease.sibling
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +52,17 @@ class Policy(Protocol):
     """Samples until one of `stops`, the end token or `max_tokens`. Raises PolicyError."""
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
-        """Complete exactly `tokens`, keeping the stop; temperature 0 is greedy."""
+        """Complete exactly `tokens`, keeping the stop; temperature 0 is greedy.
+
+        Of those that wait, the one of the lowest `priority` is begun first.
+        """
         ...

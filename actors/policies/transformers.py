@@ -67,7 +67,14 @@ class TransformersPolicy:
         self.version, self._prefixes = version, PrefixCache()
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
         """Complete exactly `tokens`, keeping the stop. Raises GenerationFailed."""
         loop = asyncio.get_running_loop()

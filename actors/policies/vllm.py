@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.errors import BadCompletion, EngineDead, EngineUnusable, GenerationFailed
-from actors.policies.base import Completion, Stops
+from actors.policies.base import PROBE, Completion, Stops
 from actors.policies.engine import (
     Scratch,
     check_installation,
@@ -26,6 +26,7 @@ from actors.policies.engine import (
     prepare_environment,
     stop_arguments,
 )
+from actors.policies.statistics import EngineStatistics
 from actors.prompt import load_tokenizer
 from configs.schema import ActorsConfig, Config
 from weight_sync.protocol import WORKER_EXTENSION
@@ -49,13 +50,17 @@ class VllmPolicy:
         scratch: Scratch | None = None,
         deadline_s: float = ActorsConfig.engine_deadline_s,
         keep: bool = False,
+        statistics: EngineStatistics | None = None,
     ) -> None:
-        """`keep`: an update leaves the caches of requests in flight as they are."""
+        """`keep`: an update leaves the caches of requests in flight as they are. `statistics`: what
+        the engine tells of its steps, where it was started to tell.
+        """
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         self._parameters = SamplingParams
         self._engine: AsyncLLM | None = engine
         self._scratch, self._deadline_s, self._keep = scratch, deadline_s, keep
+        self.statistics = statistics or EngineStatistics()
         self._version = self._loads = 0
         self._begun: dict[str, int] = {}  # requests in flight: the version at their begin
         self._numbers = itertools.count()
@@ -74,19 +79,23 @@ class VllmPolicy:
         check_installation()
         prepare_environment(config)
         path, scratch = config.model.path, Scratch(config.run_dir)
+        statistics = EngineStatistics()
         try:
             # Not in a thread: the child dies with the thread that started it.
             with scratch.entered():
-                return cls(
-                    _start_engine(engine_arguments(config, worker_extension)),
+                policy = cls(
+                    _start_engine(engine_arguments(config, worker_extension), statistics),
                     _stopping_with(load_tokenizer(path, config.model.trust_remote_code)),
                     scratch,
                     config.actors.engine_deadline_s,
                     keep=config.weight_sync.in_flight == "keep",
+                    statistics=statistics,
                 )
         except (RuntimeError, ValueError, OSError) as error:
             scratch.remove()
             raise EngineUnusable(f"vLLM could not load model.path = {path!r}: {error}") from error
+        policy._listen()
+        return policy
 
     @property
     def engine(self) -> "AsyncLLM":
@@ -96,7 +105,14 @@ class VllmPolicy:
         return self._engine
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
         """Complete exactly `tokens`, keeping the stop. Raises PolicyError."""
         parameters = self._parameters(
@@ -106,7 +122,7 @@ class VllmPolicy:
             **self._stop_arguments(stops),
             **self._arguments,
         )
-        output = await self._generate(tokens, parameters)
+        output = await self._generate(tokens, parameters, priority)
         sampled = output.outputs[0]
         if sampled.finish_reason not in ("stop", "length"):
             raise GenerationFailed(f"the engine ended a completion by {sampled.finish_reason!r}")
@@ -131,7 +147,7 @@ class VllmPolicy:
             flat_logprobs=True,
             output_kind=self._arguments["output_kind"],
         )
-        output = await self._generate(tokens, parameters)
+        output = await self._generate(tokens, parameters, PROBE)
         given = np.asarray(tokens[1:], dtype=np.int32)
         version = int(token_versions(output.outputs[0].weight_versions, 1)[0])
         return own_logprobs(output.prompt_logprobs, given, skip=1), version
@@ -146,6 +162,8 @@ class VllmPolicy:
 
     async def resume(self) -> None:
         """Run frozen and queued requests."""
+        if not self._keep:
+            self.statistics.updated()
         with _naming_death():
             await self.engine.resume_generation()
 
@@ -163,9 +181,12 @@ class VllmPolicy:
         self._loads += 1  # a version may be loaded again, because it had not verified
 
     def gauges(self) -> dict[str, float]:
-        """Return by how many versions the oldest keys and values in use lie behind the weights."""
+        """Return the engine's statistics, and by how many versions the oldest keys and values in
+        use lie behind the weights.
+        """
         oldest = min(self._begun.values(), default=self._version) if self._keep else self._version
-        return {"actor/oldest_kv_versions": float(self._version - oldest)}
+        behind = float(self._version - oldest)
+        return self.statistics.gauges() | {"actor/oldest_kv_versions": behind}
 
     async def watch(self) -> NoReturn:
         """Return never; raise EngineDead when the engine's process is gone, or has not answered a
@@ -201,12 +222,20 @@ class VllmPolicy:
         if self._scratch is not None:
             self._scratch.remove()
 
+    def _listen(self) -> None:
+        """Have the statistics go to ours alone: vLLM counts them for Prometheus too, token by
+        token, which nobody reads here.
+        """
+        manager, cache = self.engine.logger_manager, self.engine.vllm_config.cache_config
+        del manager.stat_loggers[1:]
+        self.statistics.kv_tokens = cache.num_gpu_blocks * cache.block_size
+
     async def _ask(self) -> None:
         """Ask the engine anything; `errored` tells of its death."""
         with contextlib.suppress(EngineDead), _naming_death():
             await self.engine.engine_core.is_sleeping_async()
 
-    async def _generate(self, tokens: Sequence[int], parameters: Any) -> Any:
+    async def _generate(self, tokens: Sequence[int], parameters: Any, priority: int) -> Any:
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineGenerateError
 
@@ -218,7 +247,8 @@ class VllmPolicy:
         self._begun[number] = self._version
         try:
             with _naming_death():
-                outputs = [part async for part in self.engine.generate(prompt, parameters, number)]
+                answer = self.engine.generate(prompt, parameters, number, priority=priority)
+                outputs = [part async for part in answer]
         except (EngineGenerateError, VLLMClientError, ValueError) as error:
             raise GenerationFailed(f"{type(error).__name__}: {error}") from error
         finally:
@@ -243,13 +273,15 @@ def _naming_death() -> Iterator[None]:
         raise EngineDead("the engine's process is gone") from error
 
 
-def _start_engine(arguments: dict[str, Any]) -> "AsyncLLM":
+def _start_engine(arguments: dict[str, Any], statistics: EngineStatistics) -> "AsyncLLM":
     # vLLM keeps tracebacks of optional imports, and with them our frames: no local may hold the
     # engine, or it is never collected and its finaliser complains when the interpreter ends.
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    return AsyncLLM.from_engine_args(
+        AsyncEngineArgs(**arguments), stat_loggers=[lambda config, index: statistics]
+    )
 
 
 def own_logprobs(flat: Any, ids: NDArray[np.int32], skip: int = 0) -> NDArray[np.float32]:

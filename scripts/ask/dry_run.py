@@ -185,7 +185,14 @@ class Said:
     text: Callable[[Stops], str]
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
         """The next text, as the completion of `tokens`. Raises ConfigError where there is none."""
         text = self.text(stops)
@@ -209,12 +216,24 @@ class Printed:
     known: int = 0  # tokens of the context that were printed
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
         """Complete exactly `tokens`."""
         self.page.read(tokens[self.known :], first=not self.known)
         completion = await self.policy.complete(
-            tokens, temperature=temperature, seed=seed, max_tokens=max_tokens, stops=stops
+            tokens,
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_tokens,
+            stops=stops,
+            priority=priority,
         )
         self.known = len(tokens) + len(completion.tokens)
         self.page.said(completion)

@@ -119,7 +119,14 @@ class EndpointPolicy:
         await self._client.aclose()
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
         """Complete `tokens`, keeping the stop. Raises EndpointFailed, BadCompletion."""
         settings = {

@@ -108,7 +108,14 @@ class ObservedPolicy:
     known: int = 0  # tokens of the context after the last turn
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
         """Complete exactly `tokens`."""
         if self.known and not self.retriever.asked:
@@ -116,7 +123,12 @@ class ObservedPolicy:
         self.retriever.asked = False
         try:
             completion = await self.policy.complete(
-                tokens, temperature=temperature, seed=seed, max_tokens=max_tokens, stops=stops
+                tokens,
+                temperature=temperature,
+                seed=seed,
+                max_tokens=max_tokens,
+                stops=stops,
+                priority=priority,
             )
         finally:
             self.words.end()

@@ -81,7 +81,7 @@ def asking(plan: Plan, rows: Rows, todo: Mapping[str, Sequence[Asked]], bars: Ba
             questions,
             rows,
             sampling,
-            in_flight=1 if plan.exact else actors.rollouts_in_flight,
+            in_flight=1 if plan.exact else actors.slots,
             deadline_s=actors.rollout_deadline_s,
         )
         await evaluation.run(todo[name], bars.begin(name, len(asked), done))

@@ -94,7 +94,14 @@ class Babbler:
     reasons: list[str] = field(default_factory=list)
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
         stream = [*self._stream(), min(self.ends)][:max_tokens]
         said = self._until_a_stop(stream)

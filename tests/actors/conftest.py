@@ -38,13 +38,22 @@ class Scripted:
     texts: Sequence[str]
     prompts: list[list[int]] = field(default_factory=list)
     asked: list[tuple[int, int]] = field(default_factory=list)  # seed, max_tokens
+    priorities: list[int] = field(default_factory=list)
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
         ids = self.tokenizer.encode(self.texts[len(self.prompts)], add_special_tokens=False)
         self.prompts.append(list(tokens))
         self.asked.append((seed, max_tokens))
+        self.priorities.append(priority)
         kept = np.asarray(ids[:max_tokens], np.int32)
         numbers = np.arange(len(kept))
         return Completion(kept, -numbers.astype(np.float32), numbers.astype(np.int32) % 3, "stop")

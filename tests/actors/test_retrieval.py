@@ -43,7 +43,14 @@ class Seeded:
         self.tokenizer = tokenizer
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
         words = [*(f"<search> {query} </search>" for query in QUERIES), "<answer> kelu </answer>"]
         text = [*words, "try again"][seed % 7]

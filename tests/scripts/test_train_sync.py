@@ -51,7 +51,14 @@ class Silent:
         self._failures = iter(failures)
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
         self.temperatures.append(temperature)
         self.seeds.append(seed)

@@ -1,1 +1,1 @@
-"""Benchmarks of the engines beside their learner."""
+"""The engine's scheduling, its distance from the learner, and the cost of our rollouts on top of it."""

@@ -85,14 +85,26 @@ class Seats:
         self._wanted, self._since_s, self._filled_s = 0, time.monotonic(), 0.0
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
         """Complete, in a seat or queueing for one."""
         self.filled_s()
         self._wanted += 1
         try:
             return await self._policy.complete(
-                tokens, temperature=temperature, seed=seed, max_tokens=max_tokens, stops=stops
+                tokens,
+                temperature=temperature,
+                seed=seed,
+                max_tokens=max_tokens,
+                stops=stops,
+                priority=priority,
             )
         finally:
             self.filled_s()
@@ -119,12 +131,24 @@ class LockStep:
         self._to_search: list[asyncio.Future[None]] = []
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
         """Complete when all do."""
         await self._together(self._to_complete)
         return await self._policy.complete(
-            tokens, temperature=temperature, seed=seed, max_tokens=max_tokens, stops=stops
+            tokens,
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_tokens,
+            stops=stops,
+            priority=priority,
         )
 
     async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:

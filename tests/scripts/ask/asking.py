@@ -56,7 +56,14 @@ class Saying:
     error: Exception | None = None  # in the middle of a text
 
     async def complete(
-        self, tokens: Sequence[int], *, temperature: float, seed: int, max_tokens: int, stops: Stops
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
     ) -> Completion:
         ids = Bytes().encode(self.texts[len(self.asked)], False)[:max_tokens]
         self.asked.append(list(tokens))

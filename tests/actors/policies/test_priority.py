@@ -1,0 +1,25 @@
+"""Whose turn comes first: the probe, evaluation, then the oldest rollout."""
+
+import random
+from typing import Any
+
+from actors.policies.base import PROBE, priority_of
+
+
+def test_the_probe_comes_first_then_evaluation_then_the_oldest(lease_for: Any) -> None:
+    ordered = [
+        *(lease_for(9000 + n // 2, n % 2, kind="eval") for n in range(4)),
+        *(lease_for(n // 5, n % 5, kind="train") for n in range(20)),
+        lease_for(1 << 40, 65535, kind="train"),
+    ]
+    mixed = random.Random(0).sample(ordered, len(ordered))
+    assert sorted(mixed, key=priority_of) == ordered
+    assert priority_of(ordered[0]) > PROBE >= -(1 << 63)
+    assert priority_of(ordered[-1]) < 1 << 63  # as it travels
+
+
+def test_every_turn_of_a_rollout_has_its_priority(stage: Any, lease_for: Any) -> None:
+    turns = ("<search> bore </search>", "<search> kelu </search>", "<answer> kelu </answer>")
+    lease = lease_for(7, 3)
+    stage.play(*turns, lease=lease)
+    assert stage.policy.priorities == [priority_of(lease)] * 3
