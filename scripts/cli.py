@@ -78,6 +78,7 @@ COMMANDS = {
     "bench stream": Command("bench.stream.bench:bench", "Trajectories into the durable log."),
     "bench weight-sync": Command("bench.weight_sync.bench:bench", "New weights to the actors."),
     "bench retrieval": Command("bench.retrieval.bench:bench", "Searches, and their latency."),
+    "bench engine": Command("bench.engine.bench:bench", "The engine's scheduling, and rollouts."),
     "bench overlap": Command("bench.overlap.bench:bench", "Waiting for searches, hidden."),
 }
 MEANT = {  # by a word that is no command

@@ -8,8 +8,11 @@ may be, a probe follows each update, and capacity is looked at once a second.
 import heapq
 import itertools
 import random
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from actors.policies.base import PROBE
 from actors.policies.capacity import Capacity
@@ -40,6 +43,19 @@ class Plan:
         """The same with another cache."""
         return replace(self, machine=replace(self.machine, kv_tokens=kv_tokens))
 
+    def crowded(self) -> "Plan":
+        """The same with two and a half rollouts in flight a seat, long enough to tell rates."""
+        in_flight = 5 * self.machine.seats // 2
+        return replace(self, in_flight=in_flight, warm_up_s=60.0, seconds=200.0)
+
+    def first_capacity(self) -> Capacity:
+        """The capacity to begin with."""
+        machine, wanted = self.machine, self.in_flight
+        if wanted:
+            return Capacity(wanted, wanted, wanted)
+        context = (sum(PROMPT_TOKENS) // 2 + machine.max_model_len) // 2
+        return Capacity.of(machine.kv_tokens, context, machine.seats, least=1, most=0)
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -49,7 +65,7 @@ class Figures:
     rollouts_per_s: float
     preemptions: int  # without those of updates
     probe_wait_s: float  # the longest
-    capacity: int  # at the end
+    capacity: float  # the mean over time
 
 
 @dataclass
@@ -68,8 +84,9 @@ class Simulation:
         self._numbers = itertools.count()
         self._searching: list[tuple[float, int, _Rollout]] = []
         self._in_flight = self._ended = self._looked = 0
-        self._capacity = self._first_capacity()
+        self._capacity = plan.first_capacity()
         self._probe_waits = [0.0]
+        self._capacities: list[int] = []  # one a look
 
     def run(self) -> Figures:
         """Simulate all of it."""
@@ -87,20 +104,14 @@ class Simulation:
                 self._look()
             if ended < 0 and engine.now_s >= plan.warm_up_s:
                 ended, preemptions = self._ended, engine.statistics.preemptions
+                self._capacities.clear()
         return Figures(
             rollouts=self._ended - ended,
             rollouts_per_s=(self._ended - ended) / plan.seconds,
             preemptions=engine.statistics.preemptions - preemptions,
             probe_wait_s=max(self._probe_waits),
-            capacity=self._capacity.now,
+            capacity=statistics.fmean(self._capacities),
         )
-
-    def _first_capacity(self) -> Capacity:
-        machine, wanted = self._plan.machine, self._plan.in_flight
-        if wanted:
-            return Capacity(wanted, wanted, wanted)
-        context = (sum(PROMPT_TOKENS) // 2 + machine.max_model_len) // 2
-        return Capacity.of(machine.kv_tokens, context, machine.seats, least=1, most=0)
 
     def _begin(self) -> None:
         while self._searching and self._searching[0][0] <= self._engine.now_s:
@@ -140,8 +151,33 @@ class Simulation:
     def _look(self) -> None:
         ended, self._looked = self._ended - self._looked, self._ended
         self._capacity.observe(self._engine.statistics.take_load(), ended, self._in_flight)
+        self._capacities.append(self._capacity.now)
 
 
 def simulate(plan: Plan) -> Figures:
     """Simulate a plan."""
     return Simulation(plan).run()
+
+
+def fixed_beside_found(
+    plan: Plan, fixed: Sequence[float], as_good: float, seconds: float = 250.0
+) -> dict[str, Any]:
+    """The capacity that is found for a plan, and rates of `fixed` ones, multiples of its first.
+
+    `best_fixed`: the lowest whose rate is at least `as_good` of the highest: more rollouts in
+    flight than that are only older.
+    """
+    first = plan.first_capacity().now
+    numbers = sorted({max(1, round(first * each)) for each in fixed})
+    planned = (replace(plan, in_flight=n, warm_up_s=60.0, seconds=seconds) for n in numbers)
+    rates = {each.in_flight: simulate(each).rollouts_per_s for each in planned}
+    enough = as_good * max(rates.values())
+    found = simulate(replace(plan, warm_up_s=200.0, seconds=2 * seconds))
+    return {
+        "capacity": found.capacity,
+        "best_fixed": min(number for number, rate in rates.items() if rate >= enough),
+        "rate_over_best": found.rollouts_per_s / max(rates.values()),
+        "rates": rates,
+        "rollouts": found.rollouts,
+        "preemptions": found.preemptions,
+    }

@@ -185,6 +185,69 @@ async def swap(policy: VllmPolicy, folder: Path, version: int) -> None:
     await policy.resume()
 
 
+class Crowd:
+    """Rollouts of three turns, four times as many in flight as the engine has seats."""
+
+    SEATS, TURNS = 48, 3
+
+    def __init__(self, policy: VllmPolicy) -> None:
+        self.policy = policy
+        self.turns = self.begun = 0  # completions, rollouts with at least one
+        self.begun_at_end: list[int] = []  # how many had begun when each rollout ended
+        self.tasks = [asyncio.create_task(self.roll(n)) for n in range(4 * self.SEATS)]
+
+    async def roll(self, number: int) -> None:
+        context = [number % 50 + 3, number // 50 + 3] * 10
+        for turn in range(self.TURNS):
+            done = await sample(self.policy, context, seed=number, priority=number)
+            self.turns += 1
+            self.begun += not turn
+            context += [*done.tokens.tolist(), *range(20, 40)]
+        self.begun_at_end.append(self.begun)
+
+    async def until(self, turns: int) -> None:
+        while self.turns < turns:
+            await asyncio.sleep(0.002)
+
+
+def crowded(policy: VllmPolicy) -> Crowd:
+    never = {"stop_token_ids": [0], "detokenize": False}
+    own = VllmPolicy(policy.engine, lambda _: never, statistics=policy.statistics)
+    return Crowd(own)
+
+
+@with_engine
+async def test_in_a_crowd_the_oldest_rollouts_end_before_the_youngest_begin(
+    vllm_policy: Any,
+) -> None:
+    vllm_policy.statistics.take_load()
+    crowd = crowded(vllm_policy)
+    await asyncio.gather(*crowd.tasks)
+    assert crowd.begun_at_end[0] <= 2 * crowd.SEATS  # served as they come: nearly all
+    assert vllm_policy.statistics.kv_tokens > 10_000
+    load = vllm_policy.statistics.take_load()
+    assert load.queued_steps > load.steps / 2 and 0.0 < load.peak_use < 1.0
+
+
+@with_engine
+async def test_in_a_crowd_the_probe_is_in_the_first_batch_after_an_update(vllm_policy: Any) -> None:
+    told, before = vllm_policy.statistics, vllm_policy.statistics.preemptions
+    again = told.gauges()["sync/prefilled_again_tokens_total"]
+    crowd = crowded(vllm_policy)
+    for turns in (30, 120, 210):
+        await crowd.until(turns)
+        await crowd.policy.pause()
+        ended = crowd.turns
+        probing = asyncio.create_task(crowd.policy.score(list(range(3, 67))))
+        await asyncio.sleep(0)
+        await crowd.policy.resume()
+        await probing
+        assert crowd.turns - ended < crowd.SEATS / 2  # behind the queue: more than 100
+    await asyncio.gather(*crowd.tasks)
+    assert told.gauges()["sync/prefilled_again_tokens_total"] - again > 3 * crowd.SEATS * 20
+    assert told.preemptions == before  # updates preempted, and nothing else
+
+
 def span(version: str, start: int, end: int) -> Any:
     return SimpleNamespace(version=version, start=start, end=end)
 

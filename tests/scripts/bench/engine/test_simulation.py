@@ -1,0 +1,45 @@
+"""vLLM's own scheduler, too many rollouts in flight: who is served first, and what it saves."""
+
+from dataclasses import replace
+
+import pytest
+
+from scripts.bench.engine.bench import AS_GOOD, CACHES, FIXED, UPDATE_S
+from scripts.bench.engine.simulation import Figures, Plan, fixed_beside_found, simulate
+
+CROWDED = Plan(in_flight=80, warm_up_s=0.0, seconds=8.0, update_every_s=4.0)
+
+
+def test_the_probe_is_answered_in_the_first_batch_after_an_update() -> None:
+    found = simulate(CROWDED)
+    assert 0.0 < found.probe_wait_s <= 0.3
+    one_batch = CROWDED.machine.step_s + CROWDED.machine.batch_tokens * CROWDED.machine.token_s
+    assert found.probe_wait_s <= one_batch + 1e-9
+
+
+def test_what_an_update_preempts_is_none_of_the_preemptions() -> None:
+    assert simulate(CROWDED).preemptions == 0
+    starved = replace(CROWDED, update_every_s=0.0, in_flight=32, seconds=15.0).on(10_000)
+    assert simulate(replace(starved, by_priority=False)).preemptions > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("every_s", "goal"), [(0.0, 1.7), (UPDATE_S, 1.5)])
+def test_the_oldest_first_saves_what_evicted_prefixes_cost(every_s: float, goal: float) -> None:
+    def rate(by_priority: bool) -> Figures:
+        return simulate(replace(Plan(update_every_s=every_s).crowded(), by_priority=by_priority))
+
+    ours, theirs = rate(True), rate(False)
+    assert ours.rollouts_per_s >= goal * theirs.rollouts_per_s
+    assert ours.probe_wait_s <= 0.3
+    assert theirs.probe_wait_s > 30.0 or not every_s  # behind everything that was preempted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_capacity_settles_at_the_best_fixed_number_without_preemptions() -> None:
+    found = fixed_beside_found(Plan().on(CACHES["half"]), FIXED, AS_GOOD)
+    assert found["capacity"] == pytest.approx(found["best_fixed"], rel=0.15)
+    assert found["rate_over_best"] >= 0.9
+    assert found["preemptions"] <= max(1, found["rollouts"] // 1000)
