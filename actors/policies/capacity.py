@@ -2,8 +2,9 @@
 
 Sought are as many as run without one driving another's context out of the cache: a request that is
 preempted is prefilled again, and so is a turn whose prefix was evicted since the turn before.
-Looked at are *windows*: as many rollouts have ended in one as may be in flight, so that each has
-grown to its length, and an update has been survived or has not come.
+Looked at are *windows*: as many rollouts end in one as may be in flight, so that contexts of every
+length were there. An update empties the cache, and what ran fills it again as it was: use of before
+and after counts alike, and what it preempts is no preemption.
 
 - peak use of the cache below `GROW_BELOW`, all leased, and no queue for a seat: more, to `AIM`;
 - up to `HOLD_TO`: as it is; above: less, to `AIM`;

@@ -20,11 +20,12 @@ LEGEND = {  # of the line of a step, in its order
     "ess": "how much the correction leaves of the batch; 1 is all of it",
     "wait": "how long the learner waited for this batch",
     "update": "how long the learner's step took",
+    "kv": "how full the caches of the engines' contexts were at most, and their prefix hits",
     "pause": "how long new weights held an engine up",
 }
 # Parts of the line, as they are left out where there is no room.
 LEAST_FIRST = (
-    "pause", "update", "wait", "ess", "ready", "searches", "loss", "tok/s", "no signal",
+    "kv", "pause", "update", "wait", "ess", "ready", "searches", "loss", "tok/s", "no signal",
 )  # fmt: skip
 
 
@@ -112,6 +113,7 @@ def _parts(report: StepReport, total_steps: int) -> dict[str, str]:
         "ess": f"  ess {g['learner/ess']:.2f}",
         "wait": f"  wait {g['learner/wait_for_batch_s']:.2f} s",
         "update": f"  update {g['learner/update_s']:.2f} s",
+        "kv": f"  kv {g['actor/kv_use_max']:.0%} hits {g['actor/prefix_hit_rate']:.0%}",
         "pause": f"  pause {1000 * g['sync/generation_pause_s']:.0f} ms",
         "mismatches": f"  TOKEN MISMATCHES {mismatches:.0f}" if mismatches else "",
     }

@@ -19,7 +19,7 @@ class BareEngine:
 
     def __init__(self, config: Config) -> None:
         arguments = engine_arguments(config, WORKER_EXTENSION)
-        self._engine: Any = _start({n: v for n, v in arguments.items() if n not in OURS})
+        self.engine: Any = _start({n: v for n, v in arguments.items() if n not in OURS})
         self._numbers = itertools.count()
 
     async def sample(self, prompt: Sequence[int], tokens: int) -> None:
@@ -39,16 +39,16 @@ class BareEngine:
             skip_clone=True,
         )
         given = {"type": "token", "prompt_token_ids": list(prompt)}
-        async for _ in self._engine.generate(given, parameters, str(number)):
+        async for _ in self.engine.generate(given, parameters, str(number)):
             pass
 
     async def forget(self) -> None:
         """Drop all cached prefixes."""
-        await self._engine.reset_prefix_cache()
+        await self.engine.reset_prefix_cache()
 
     def close(self) -> None:
         """End the engine's process."""
-        engine, self._engine = self._engine, None
+        engine, self.engine = self.engine, None
         logging.getLogger("vllm").setLevel(logging.ERROR)
         engine.shutdown(timeout=CLOSE_S)
         del engine

@@ -38,7 +38,9 @@ METHOD = {
     "the lowest whose rollouts/s are within 3 % of the highest",
     "preemptions_per_1000": "rollouts, without those of updates, after 200 s to settle",
     "rollouts_over_bare_vllm": "sampled tokens/s of whole rollouts over those of the same prompts "
-    "and token counts asked of AsyncLLM, as many in flight; windows in turn, the median",
+    "and token counts asked of AsyncLLM, as many in flight; "
+    "each window between two bare ones, the median; _cpu: tokens "
+    "in a second that the engine's process has a core, which others' work changes less",
 }
 
 
@@ -92,7 +94,7 @@ def rollouts(options: BenchEngineOptions, report: harness.Report) -> dict[str, A
     """Whole rollouts beside their bare requests."""
     from scripts.bench.engine.stack import Sizes, measure
 
-    return measure(Sizes(150, 3) if options.quick else Sizes(400, 5), report)
+    return measure(Sizes(120, 4) if options.quick else Sizes(400, 6), report)
 
 
 # Each yields figures by name; those in GOALS are shown.

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import psutil  # type: ignore[import-untyped]
+
 from actors.policies.vllm import VllmPolicy
 from actors.prompt import Prompter, load_tokenizer
 from actors.rewards.scorer import Rewards
@@ -39,10 +41,35 @@ AT_ONCE = Latency(0.0, 0.0).path
 
 
 class Sizes(NamedTuple):
-    """The rollouts of a window, and how many windows of each there are."""
+    """The rollouts of a window, and how many windows of rollouts there are."""
 
     rollouts: int
     repeats: int
+
+
+class Rate(NamedTuple):
+    """Sampled tokens in a second, and in a second of the engine's process on a core."""
+
+    per_s: float
+    per_cpu_s: float
+
+
+class _Meter:
+    """The rate of an engine from now on."""
+
+    def __init__(self, engine: Any, tokens: int) -> None:
+        (child,) = engine.engine_core.resources.engine_manager.processes
+        self._process = psutil.Process(child.pid)
+        self._begun_s, self._begun_cpu_s, self._tokens = time.monotonic(), self._cpu_s(), tokens
+
+    def rate(self, tokens: int) -> Rate:
+        """The rate until now."""
+        more, used_s = tokens - self._tokens, self._cpu_s() - self._begun_cpu_s
+        return Rate(more / (time.monotonic() - self._begun_s), more / max(used_s, 1e-3))
+
+    def _cpu_s(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
 
 
 def measure(sizes: Sizes, report: Report) -> dict[str, Any]:
@@ -59,19 +86,19 @@ def measure(sizes: Sizes, report: Report) -> dict[str, Any]:
     config = load(REPOSITORY / "configs" / "demo.yaml", overrides)
     with serving(files.corpus, SEED) as (url, _):
         pairs = asyncio.run(_pairs(config, f"{url}/{AT_ONCE}", sizes, report))
-    ratios = [ours / bare for ours, bare in pairs]
     return {
-        "rollouts_over_bare_vllm": statistics.median(ratios),
-        "rollouts_over_bare_vllm_all": ratios,
-        "rollouts_tokens_per_s": statistics.median(ours for ours, _ in pairs),
-        "bare_tokens_per_s": statistics.median(bare for _, bare in pairs),
+        "rollouts_over_bare_vllm": statistics.median(a.per_s / b.per_s for a, b in pairs),
+        "rollouts_over_bare_vllm_cpu": statistics.median(
+            a.per_cpu_s / b.per_cpu_s for a, b in pairs
+        ),
+        "rollouts_tokens_per_s": statistics.median(ours.per_s for ours, _ in pairs),
+        "bare_tokens_per_s": statistics.median(bare.per_s for _, bare in pairs),
+        "windows": pairs,
     }
 
 
-async def _pairs(
-    config: Config, url: str, sizes: Sizes, report: Report
-) -> list[tuple[float, float]]:
-    """Tokens/s of the rollouts and of the bare engine, window by window."""
+async def _pairs(config: Config, url: str, sizes: Sizes, report: Report) -> list[tuple[Rate, Rate]]:
+    """The rates of the rollouts' windows, and of the bare ones before and after each."""
     logging.getLogger("actors.runner").setLevel(logging.ERROR)  # it names all that it ends
     report("starting two engines")
     policy = await VllmPolicy.start(config)
@@ -79,13 +106,17 @@ async def _pairs(
         bare = BareEngine(config)
         try:
             await policy.set_policy_version(0)
-            found = []
-            for repeat in range(-1, sizes.repeats):  # the first warms up
+            _, done = await _rollouts(config, policy, url, sizes.rollouts, 0)  # warms up
+            await _requests(bare, done, sizes.rollouts)
+            before, pairs = await _requests(bare, done, sizes.rollouts), list[tuple[Rate, Rate]]()
+            for repeat in range(1, sizes.repeats + 1):
                 ours, done = await _rollouts(config, policy, url, sizes.rollouts, repeat)
-                theirs = await _requests(bare, done, sizes.rollouts)
-                report(f"{ours:,.0f} tokens/s in rollouts, {theirs:,.0f} in bare requests")
-                found.append((ours, theirs))
-            return found[1:]
+                after = await _requests(bare, done, sizes.rollouts)
+                beside = Rate(*(statistics.fmean(both) for both in zip(before, after, strict=True)))
+                report(f"{ours.per_s:,.0f} tokens/s in rollouts, {beside.per_s:,.0f} bare")
+                pairs.append((ours, beside))
+                before = after
+            return pairs
         finally:
             bare.close()
     finally:
@@ -94,11 +125,11 @@ async def _pairs(
 
 async def _rollouts(
     config: Config, policy: VllmPolicy, url: str, count: int, repeat: int
-) -> tuple[float, list[Trajectory]]:
-    """Tokens/s of a window of `count` rollouts, and all that ended until its end."""
+) -> tuple[Rate, list[Trajectory]]:
+    """The rate of a window of `count` rollouts, and all that ended until its end."""
     await _forget(policy)
     in_flight, asked = OVERSUBSCRIBED * SEATS, config.retrieval
-    first = (repeat + 1) * 1_000_000
+    first = repeat * 1_000_000
     lessor = Lessor(leases(questions(SEED), SEED, first), in_flight, whole=False)
     client = RetrievalClient(
         url, asked.timeout_s, asked.retries, asked.max_connections, cache_queries=0
@@ -120,9 +151,9 @@ async def _rollouts(
             )
             group.create_task(runner.run())
             await lessor.settled(0.0, in_flight)
-            begun_s, tokens = time.monotonic(), meter.tokens
+            window = _Meter(policy.engine, meter.tokens)
             await lessor.settled(0.0, count)
-            rate = (meter.tokens - tokens) / (time.monotonic() - begun_s)
+            rate = window.rate(meter.tokens)
             runner.stop("measured")
     except TimeoutError as error:
         raise BenchError(f"{count} rollouts did not end within {DEADLINE_S:g} s") from error
@@ -163,8 +194,8 @@ async def _forget(policy: VllmPolicy) -> None:
     await policy.resume()
 
 
-async def _requests(bare: BareEngine, done: Sequence[Trajectory], count: int) -> float:
-    """Tokens/s of the bare engine at the requests of these rollouts, over as many of them."""
+async def _requests(bare: BareEngine, done: Sequence[Trajectory], count: int) -> Rate:
+    """The rate of the bare engine at the requests of these rollouts, over as many of them."""
     await bare.forget()
     following, ended, tokens = itertools.cycle(done), asyncio.Semaphore(0), 0
     in_flight = OVERSUBSCRIBED * SEATS
@@ -181,9 +212,9 @@ async def _requests(bare: BareEngine, done: Sequence[Trajectory], count: int) ->
     try:
         async with asyncio.timeout(DEADLINE_S):
             await _ends(ended, in_flight, asking)
-            begun_s, before = time.monotonic(), tokens
+            window = _Meter(bare.engine, tokens)
             await _ends(ended, count, asking)
-            return (tokens - before) / (time.monotonic() - begun_s)
+            return window.rate(tokens)
     except TimeoutError as error:
         raise BenchError(f"{count} bare rollouts did not end within {DEADLINE_S:g} s") from error
     finally:

@@ -12,6 +12,7 @@ GAUGES = {
     "actor/reward": 0.78, "learner/loss": 0.061, "actor/tokens_per_s": 2495.0,
     "replay/ready_groups": 32.0, "replay/staleness": 2.0, "replay/staleness_max": 2.0,
     "replay/no_signal_fraction": 0.11, "learner/ess": 0.98, "actor/searches_per_rollout": 1.55,
+    "actor/kv_use_max": 0.93, "actor/prefix_hit_rate": 0.66,
 }  # fmt: skip
 
 
@@ -55,6 +56,7 @@ def test_80_columns_hold_what_matters_most() -> None:
 def test_with_room_or_in_a_file_a_step_tells_everything(width: int, terminal: bool) -> None:
     line = told(width, terminal=terminal)[-1]
     assert all(f" {word}" in line for word in LEGEND) and line.endswith("pause 0 ms")
+    assert "  kv 93% hits 66%  " in line
 
 
 @pytest.mark.parametrize("width", [80, 200])
