@@ -35,6 +35,8 @@ TAGS = {
     *("learner/wait_for_oldest_s", "replay/staleness", "replay/ready_groups"),
     *("sync/generation_pause_s", "sync/publish_s", "actor/tokens_per_s"),
     *("retrieval/latency_p50_s", "retrieval/latency_p99_s"),
+    *("actor/capacity", "actor/kv_use_max", "actor/prefix_hit_rate", "actor/queued_requests"),
+    *("actor/preemptions_total", "sync/prefilled_again_tokens_total"),
 }
 
 

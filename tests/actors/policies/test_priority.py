@@ -8,7 +8,7 @@ from actors.policies.base import PROBE, priority_of
 
 def test_the_probe_comes_first_then_evaluation_then_the_oldest(lease_for: Any) -> None:
     ordered = [
-        *(lease_for(9000 + n // 2, n % 2, kind="eval") for n in range(4)),
+        *(lease_for(10**12 + n // 2, n % 2, kind="eval") for n in range(4)),
         *(lease_for(n // 5, n % 5, kind="train") for n in range(20)),
         lease_for(1 << 40, 65535, kind="train"),
     ]
