@@ -160,23 +160,22 @@ def simulate(plan: Plan) -> Figures:
 
 
 def fixed_beside_found(
-    plan: Plan, fixed: Sequence[float], as_good: float, seconds: float = 250.0
+    plan: Plan, fixed: Sequence[float], seconds: float = 250.0
 ) -> dict[str, Any]:
     """The capacity that is found for a plan, and rates of `fixed` ones, multiples of its first.
 
-    `best_fixed`: the lowest whose rate is at least `as_good` of the highest: more rollouts in
-    flight than that are only older.
+    `best_fixed`: the one of the highest rate.
     """
     first = plan.first_capacity().now
     numbers = sorted({max(1, round(first * each)) for each in fixed})
     planned = (replace(plan, in_flight=n, warm_up_s=60.0, seconds=seconds) for n in numbers)
     rates = {each.in_flight: simulate(each).rollouts_per_s for each in planned}
-    enough = as_good * max(rates.values())
+    best = max(rates, key=rates.__getitem__)
     found = simulate(replace(plan, warm_up_s=200.0, seconds=2 * seconds))
     return {
         "capacity": found.capacity,
-        "best_fixed": min(number for number, rate in rates.items() if rate >= enough),
-        "rate_over_best": found.rollouts_per_s / max(rates.values()),
+        "best_fixed": best,
+        "rate_over_best": found.rollouts_per_s / rates[best],
         "rates": rates,
         "rollouts": found.rollouts,
         "preemptions": found.preemptions,

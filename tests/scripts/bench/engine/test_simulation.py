@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scripts.bench.engine.bench import AS_GOOD, CACHES, FIXED, UPDATE_S
+from scripts.bench.engine.bench import CACHES, FIXED, UPDATE_S
 from scripts.bench.engine.simulation import Figures, Plan, fixed_beside_found, simulate
 
 CROWDED = Plan(in_flight=80, warm_up_s=0.0, seconds=8.0, update_every_s=4.0)
@@ -39,7 +39,7 @@ def test_the_oldest_first_saves_what_evicted_prefixes_cost(every_s: float, goal:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_capacity_settles_at_the_best_fixed_number_without_preemptions() -> None:
-    found = fixed_beside_found(Plan().on(CACHES["half"]), FIXED, AS_GOOD)
+    found = fixed_beside_found(Plan().on(CACHES["half"]), FIXED)
     assert found["capacity"] == pytest.approx(found["best_fixed"], rel=0.15)
     assert found["rate_over_best"] >= 0.9
     assert found["preemptions"] <= max(1, found["rollouts"] // 1000)
