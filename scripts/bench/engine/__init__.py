@@ -1,1 +1,1 @@
-"""The engine's scheduling, its distance from the learner, and the cost of our rollouts on top of it."""
+"""The engine's scheduling, its probe in bf16, and the cost of our rollouts on top of it."""
