@@ -30,7 +30,8 @@ from scripts.fleet import guardian
 
 RAY_STARTS = 3  # on a machine that is busy
 CALL_DEADLINE_S = 30.0
-_GONE = (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError)
+MONITOR = "RAY_memory_monitor_refresh_ms"  # 0: Ray does not look at memory
+_GONE = (ray.exceptions.RayError,)
 log = logging.getLogger(__name__)
 
 
@@ -166,12 +167,12 @@ class Member:
         if self.exit_code is None:
             try:
                 self.exit_code = _answer(self.host.poll)
-            except ray.exceptions.RayActorError:
-                self.exit_code = -signal.SIGKILL
             except ray.exceptions.GetTimeoutError as error:
                 raise FleetError(
                     f"the host of {self.name} did not answer in {CALL_DEADLINE_S} s"
                 ) from error
+            except ray.exceptions.RayError:
+                self.exit_code = -signal.SIGKILL
         return self.exit_code
 
     def signal(self, number: int) -> None:
@@ -207,6 +208,9 @@ class Fleet:
         os.environ.update(
             {guardian.TOKEN: token, "SPT_NOENV": "1", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         )
+        # Ray's monitor would end the hosts, which are small, for what their processes hold; the
+        # kernel ends the process that holds most, and that one is started again.
+        os.environ.setdefault(MONITOR, "0")
         for left in reversed(range(RAY_STARTS)):
             try:
                 start_ray(os.cpu_count(), self.directory / "ray")
