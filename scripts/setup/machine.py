@@ -104,11 +104,12 @@ def too_few_gpus(config: Config) -> str:
     gpus, ranks, actors = len(gpu_memory.totals()), config.learner.ranks, config.actors.count
     if not gpus or ranks <= gpus or config.learner.rendezvous:
         return ""
+    shared = f" (its actors share one) to {ranks + actors} (each has its own)"
     return (
         f"learner.ranks = {ranks!r} on {gpus} GPU{'s' * (gpus > 1)}: each rank needs one of its "
-        f"own, so that with actors.count = {actors!r} this run takes {ranks + 1} (its actors share "
-        f"one) to {ranks + actors} (each has its own): lower learner.ranks to at most {gpus}, or "
-        "see CUDA_VISIBLE_DEVICES"
+        f"own, so that with actors.count = {actors!r} this run takes {ranks + 1}"
+        f"{shared if actors > 1 else ''}: lower learner.ranks to at most {gpus}, or see "
+        "CUDA_VISIBLE_DEVICES"
     )
 
 

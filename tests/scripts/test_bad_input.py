@@ -73,6 +73,7 @@ COMMANDS = [
     ("bench staleness --seeds 0 -1", "--seeds -1: at least 0"),
     ("bench retrieval --corpus none", NO_CORPUS),
     ("bench learner --threads 0", "--threads 0: at least 1"),
+    ("bench engine --quik", "no option --quik: did you mean --quick"),
     ("bench overlap --seats 0", "--seats 0: at least 1"),
     ("bench weight-sync --updates -1", "--updates -1: at least 0"),
     ("-help", "no option -help: did you mean --help?"),
@@ -454,7 +455,8 @@ def test_ranks_do_not_share_a_gpu(
 ) -> None:
     monkeypatch.setattr(gpu_memory, "totals", lambda: [80 * GIB])
     error = refused(f"train {BASE} {GOOD} learner.ranks=2")
-    assert "learner.ranks = 2: each rank needs a GPU of its own, and 1 is visible: lower" in error
+    needed = "each rank needs one of its own, so that with actors.count = 1 this run takes 3: lower"
+    assert f"learner.ranks = 2 on 1 GPU: {needed} learner.ranks to at most 1" in error
 
 
 def test_a_recipe_for_gpus_asks_for_them(refused: Callable[[str], str]) -> None:

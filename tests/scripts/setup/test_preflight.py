@@ -177,13 +177,6 @@ def test_a_model_that_could_not_be_served_is_refused(
     assert words in str(raised.value)
 
 
-def test_a_quantised_head_is_multiplied_in_no_other_dtype(good: dict[str, str]) -> None:
-    tree = SMALL | {"quantization_config": {"quant_method": "awq"}}
-    (Path(good["model.path"]) / "config.json").write_text(json.dumps(tree))
-    with pytest.raises(ConfigError, match=r"model\.head_dtype = 'float32': .* is quantised"):
-        preflight.check(config(good | {"model.head_dtype": "float32"}))
-
-
 def test_a_context_without_room_for_any_question_is_refused(
     good: dict[str, str], word_tokenizer: Any
 ) -> None:
