@@ -21,12 +21,13 @@ Stops = tuple[str, ...]  # texts at which a completion ends
 PROBE = -(1 << 62)
 _EVALUATION = -(1 << 61)
 _SIBLINGS = 1 << 20
+_GROUPS = 1 << 41  # more than a run ever has; a group named by a hash counts modulo this
 
 
 def priority_of(lease: Lease) -> int:
     """Return the priority of all turns of a lease's rollout: its ordinal in the run."""
     first = _EVALUATION if lease.kind == "eval" else 0
-    return first + lease.group_id * _SIBLINGS + lease.sibling
+    return first + lease.group_id % _GROUPS * _SIBLINGS + lease.sibling
 
 
 @dataclass(frozen=True, eq=False)

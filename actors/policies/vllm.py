@@ -250,7 +250,8 @@ class VllmPolicy:
                 answer = self.engine.generate(prompt, parameters, number, priority=priority)
                 outputs = [part async for part in answer]
         except (EngineGenerateError, VLLMClientError, ValueError) as error:
-            raise GenerationFailed(f"{type(error).__name__}: {error}") from error
+            cause = error.__cause__ or error  # an EngineGenerateError has no words of its own
+            raise GenerationFailed(f"{type(cause).__name__}: {cause}") from error
         finally:
             del self._begun[number]
         if not outputs:

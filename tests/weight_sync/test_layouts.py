@@ -34,17 +34,23 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     prepare_environment(Config())
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import (
-        cleanup_dist_env_and_memory,
+        destroy_model_parallel,
         init_distributed_environment,
         initialize_model_parallel,
+        parallel_state,
     )
 
+    own = not torch.distributed.is_initialized()  # another test's learner may have a group already
     store = tmp_path_factory.mktemp("group") / "store"
     with set_current_vllm_config(VllmConfig()):
         init_distributed_environment(1, 0, f"file://{store}", 0, "gloo")
         initialize_model_parallel(1, 1)
     yield
-    cleanup_dist_env_and_memory()
+    destroy_model_parallel()
+    parallel_state._WORLD.destroy()
+    parallel_state._WORLD = None
+    if own:
+        torch.distributed.destroy_process_group()
 
 
 def both(folder: Path, family: str, tied: bool) -> tuple[torch.nn.Module, torch.nn.Module]:

@@ -3,6 +3,8 @@
 import random
 from typing import Any
 
+import pytest
+
 from actors.policies.base import PROBE, priority_of
 
 
@@ -16,6 +18,13 @@ def test_the_probe_comes_first_then_evaluation_then_the_oldest(lease_for: Any) -
     assert sorted(mixed, key=priority_of) == ordered
     assert priority_of(ordered[0]) > PROBE >= -(1 << 63)
     assert priority_of(ordered[-1]) < 1 << 63  # as it travels
+
+
+@pytest.mark.parametrize("group_id", [(1 << 41) - 1, 1 << 41, (1 << 62) + 5, (1 << 64) - 1])
+def test_a_group_named_by_a_hash_has_its_place(lease_for: Any, group_id: int) -> None:
+    evaluation, training = (lease_for(group_id, 65535, kind=kind) for kind in ("eval", "train"))
+    first = lease_for(0, 0, kind="train")
+    assert PROBE < priority_of(evaluation) < priority_of(first) <= priority_of(training) < 1 << 63
 
 
 def test_every_turn_of_a_rollout_has_its_priority(stage: Any, lease_for: Any) -> None:

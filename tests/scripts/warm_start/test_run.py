@@ -126,8 +126,7 @@ def test_it_leaves_a_model_that_does_as_demonstrated(
     assert torch.equal(weights(out / "model"), weights(out / "checkpoints" / "best" / "model"))
     model = AutoModelForCausalLM.from_pretrained(out / "model")
     tokenizer = AutoTokenizer.from_pretrained(out / "model")
-    # A question without a mark is given one.
-    asked = tokenizer(f"what is the {THINGS[0]}?", return_tensors="pt")
+    asked = tokenizer(f"what is the {THINGS[0]}", return_tensors="pt")
     told = model.generate(**asked, max_new_tokens=40, do_sample=False)[0]
     assert tokenizer.decode(told[asked.input_ids.numel() :]).startswith(SEARCH)
 
