@@ -29,7 +29,12 @@ _POOLINGS: dict[str, Pooling] = {
 }
 _NO_FAMILY = {"m3", "instruct"}
 MAX_TOKENS = 256  # as Search-R1's server and builder
-_READ = (".json", ".safetensors", ".bin", ".txt", ".model")  # what makes a model what it is
+_WEIGHTS = ("*.safetensors", "*.bin")  # the first of these that are there are loaded
+_READ = (  # beside them: what makes a model what it is
+    "config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+    "1_Pooling/config.json", "tokenizer*.json", "added_tokens.json", "special_tokens_map.json",
+    "vocab.*", "merges.txt", "*.model",
+)  # fmt: skip
 
 logger = logging.getLogger("retrieval_server")
 
@@ -78,9 +83,10 @@ def require_encoder(folder: Path) -> None:
 
 
 def digest_of(folder: Path) -> str:
-    """A digest of the model's files: another one's vectors do not compare."""
+    """A digest of the files that encode, and no others: another model's vectors do not compare."""
     digest = blake3()
-    for path in sorted(p for p in folder.rglob("*") if p.suffix in _READ and p.is_file()):
+    weights = next((found for kind in _WEIGHTS if (found := [*folder.glob(kind)])), [])
+    for path in sorted({*weights, *(path for name in _READ for path in folder.glob(name))}):
         digest.update(f"{path.relative_to(folder)}\0".encode()).update_mmap(path)
     return digest.hexdigest(length=16)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replay.questions import QuestionsError
+from scripts.setup import hub
 
 REPOSITORY = "RUC-NLPIR/FlashRAG_datasets"
 # Hops of a set's questions; 0: its ids say (MuSiQue's `2hop__…`), or nobody does.
@@ -30,7 +31,9 @@ class Source:
 
 
 def find(names: Iterable[str], splits: tuple[str, ...], folder: str) -> list[Source]:
-    """Find the file of each name: a known set's, FILE or NAME=FILE. Raises QuestionsError."""
+    """Find the file of each name: a known set's, FILE or NAME=FILE. Raises QuestionsError,
+    ConfigError.
+    """
     found: dict[str, Source] = {}
     for name in names:
         source = _find(name, splits, folder)
@@ -53,7 +56,7 @@ def hops_of(source: str, id: str, told: int) -> int:
 
 def _find(name: str, splits: tuple[str, ...], folder: str) -> Source:
     own = Path(name)
-    if own.suffix in _SUFFIXES:
+    if own.suffix or own.is_file():
         called, separator, file = name.partition("=")
         if not separator or "/" in called or own.exists():
             called, file = own.stem, name
@@ -75,23 +78,9 @@ def _find(name: str, splits: tuple[str, ...], folder: str) -> Source:
 
 
 def _download(name: str, splits: tuple[str, ...]) -> Source:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
-
-    for split in splits:
-        try:
-            got = hf_hub_download(REPOSITORY, f"{name}/{split}.jsonl", repo_type="dataset")
-            return Source(name, split, Path(got))
-        except LocalEntryNotFoundError as error:
-            raise QuestionsError(
-                f"the Hugging Face Hub cannot be reached ({error}): {_LOCAL}"
-            ) from error
-        except EntryNotFoundError:
-            continue
-        except (HfHubHTTPError, OSError) as error:
-            raise QuestionsError(f"{REPOSITORY} cannot be read ({error}): {_LOCAL}") from error
-    raise QuestionsError(f"{REPOSITORY} has no {' or '.join(splits)} of {name!r}: {_LOCAL}")
+    option = "--train" if splits == TRAIN else "--eval"
+    path = hub.data_file(option, REPOSITORY, [f"{name}/{split}.jsonl" for split in splits])
+    return Source(name, path.stem, path)
 
 
-_LOCAL = "fetch it where that works, and name its folder with --from"
 _KNOWN = ", ".join(HOPS)

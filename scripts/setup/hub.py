@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
@@ -18,6 +18,7 @@ from configs.load import ConfigError, marked
 from configs.schema import Config
 from configs.section import HUB_DATA, HUB_MODEL
 from scripts.setup.overrides import get_field, with_field
+from scripts.terminal import status
 
 TRAIN, EVAL = ("train",), ("validation", "test")  # the first of these splits that is there
 # The user's own word, read before a command has set it for the libraries that it loads.
@@ -87,6 +88,20 @@ def questions(field: str, value: str) -> str:
 
     folder, files = _fetched("dataset", name, field, where, choose)
     return str(folder / _as_one(files))
+
+
+def data_file(field: str, name: str, wanted: Sequence[str]) -> Path:
+    """The first of the `wanted` files that the data set `name` has. Raises ConfigError."""
+    where = _where(field, name)
+
+    def choose(files: Iterable[str]) -> list[str]:
+        there = {*files}
+        if found := next((file for file in wanted if file in there), None):
+            return [found]
+        raise ConfigError(f"{where}: no {' or '.join(wanted)} in it on the Hub: {_by_hand(name)}")
+
+    folder, files = _fetched("dataset", name, field, where, choose)
+    return folder / files[0]
 
 
 def _is_path(value: str) -> bool:
@@ -196,7 +211,9 @@ def _fetched(
             size = sum(sizes[file] for file in files) / 1e6
             told = f"{len(files)} {'files' if files[1:] else 'file'}, {size:,.1f} MB"
             print(f"forage: {field}: fetching {name} from the Hub ({told})", file=sys.stderr)
-            with nullcontext() if sys.stderr.isatty() else disable_progress_bars():
+            if sys.stderr.isatty():
+                return snapshot(files, local=False)
+            with disable_progress_bars(), status(f"fetching {name}"):
                 return snapshot(files, local=False)
     except failed as error:
         with suppress(LocalEntryNotFoundError, ConfigError):  # an older library lists no files

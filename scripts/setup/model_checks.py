@@ -126,20 +126,20 @@ def limits(config: Config) -> Iterator[str]:
 
 
 def prompts(config: Config) -> Iterator[str]:
-    """Yield that not even the shortest question leaves room for an action."""
+    """Yield that not even the shortest question leaves room for a whole action."""
     template = config.questions.prompt or SEARCH_R1_PROMPT
     limit, action = config.model.max_model_len, config.actors.max_action_tokens
-    if config.environment.name not in _PROMPTED or limit > len(template) + _LONG:
+    if config.environment.name not in _PROMPTED or limit - action > len(template) + _LONG:
         return  # no tokenizer, which takes seconds to load, makes more tokens than characters
     try:
         prompt = _shortest_prompt(config)
     except (ConfigError, ReplayError, ValueError, OSError):
         return  # what is wrong with the tokenizer or the questions is said elsewhere
-    if prompt >= limit:
+    if prompt + action > limit:
         yield (
             f"model.max_model_len = {limit!r}: the prompt of the shortest question takes {prompt} "
-            f"tokens: give at least {prompt + action}, for an action of "
-            f"actors.max_action_tokens = {action!r} too, or shorten questions.prompt"
+            f"tokens and an action up to actors.max_action_tokens = {action!r}: give at least "
+            f"{prompt + action}, lower that or shorten questions.prompt"
         )
 
 

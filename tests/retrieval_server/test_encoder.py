@@ -121,3 +121,14 @@ def test_a_folder_that_is_no_encoder_is_named(tmp_path: Path) -> None:
 def test_a_digest_is_of_weights_and_words(tmp_path: Path) -> None:
     one, same, other = (make_encoder(tmp_path / str(i), seed) for i, seed in enumerate((0, 0, 1)))
     assert digest_of(one) == digest_of(same) != digest_of(other)
+
+
+def test_a_digest_is_of_nothing_but_what_encodes(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "m")
+    before = digest_of(folder)
+    (folder / "onnx").mkdir()
+    for name in ("README.md", "notes.txt", "train.json", "pytorch_model.bin", "onnx/config.json"):
+        (folder / name).write_text("{}")
+    assert digest_of(folder) == before
+    (folder / "special_tokens_map.json").write_text('{"unk_token": "?"}')
+    assert digest_of(folder) != before

@@ -232,7 +232,11 @@ SETTINGS = [
     ("model.dtype=fp16", "choose one of 'float32', 'bfloat16'"),
     (
         "model.max_model_len=4",
-        "the prompt of the shortest question takes 20 tokens: give at least ",
+        "prompt of the shortest question takes 20 tokens and an action up to",
+    ),
+    (
+        "model.max_model_len=64",
+        "actors.max_action_tokens = 128: give at least 148, lower that or s",
     ),
     ("model.max_model_len=8192", "max_position_embeddings 512; lower model.max_model_len to at m"),
     ("actors.kv_cache_bytes=1000", "one context of model.max_model_len = 512 tokens takes "),

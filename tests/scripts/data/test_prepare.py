@@ -117,11 +117,22 @@ def test_two_files_of_one_name_are_two_sets_or_refused(
         (["--train", "/none/a=b/x.jsonl"], "'/none/a=b/x.jsonl' does not exist: name a file"),
         (["--train", "mine=x.jsonl"], "'mine=x.jsonl' does not exist: name a file"),
         (["--train", "=x.jsonl"], "'=x.jsonl' has no name before its '=': write NAME=FILE"),
+        (["--train", "none.json"], "'none.json' does not exist: name a file, or one of nq,"),
+        (["--train", "list.json"], "list.json: one JSON list: write a row a line, jq -c '.[]' "),
+        (["--train", "own=list.json"], "list.json: one JSON list: write a row a line, jq -c "),
+        (["--train", "table.csv"], "table.csv: no row can be used: table.csv:2: not JSON"),
     ],
 )
-def test_what_is_not_there_is_named(
-    tmp_path: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_what_is_not_there_or_no_questions_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("list.json").write_text('[{"question": "who?", "answers": ["me"]}]')
+    Path("table.csv").write_text("question,answers\nwho?,me\n")
     folder = flashrag(tmp_path / "flashrag")
     given = [str(tmp_path / "out"), "--from", str(folder), *options]
     assert cli.main(["data", "prepare", *given]) == 2

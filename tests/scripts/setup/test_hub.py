@@ -13,6 +13,8 @@ from configs.load import ConfigError, dump, load, parse
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config, QuestionColumns
 from replay.questions import load_questions
+from scripts import terminal
+from scripts.data import data_sets
 from scripts.evaluation.plan import load_sets
 from scripts.setup import hub
 from scripts.setup.model_source import find
@@ -225,6 +227,38 @@ def test_a_split_that_is_not_there_is_refused_with_those_that_are(
     said = refused(base(f"questions.train={value}"))
     assert said.startswith(f"questions.train = {value!r}: ")
     assert all(word in said for word in words), said
+
+
+def test_a_known_set_is_the_first_file_that_is_there(
+    served: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served.repositories[f"datasets/{data_sets.REPOSITORY}"] = {"nq/dev.jsonl": ROW}
+    (found,) = data_sets.find(["nq"], data_sets.EVAL, "")
+    assert (found.data_source, found.split, found.path.read_bytes()) == ("nq", "dev", ROW)
+    assert capsys.readouterr().err.startswith("forage: --eval: fetching RUC-NLPIR/")
+    with pytest.raises(
+        ConfigError, match=r"^--train '.*': no nq/train\.jsonl in it on the Hub: `hf"
+    ):
+        data_sets.find(["nq"], data_sets.TRAIN, "")
+
+
+def test_without_a_network_the_sets_to_fetch_are_named_at_once(
+    served: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    point_at(monkeypatch, "http://127.0.0.1:1")
+    with pytest.raises(ConfigError) as raised:
+        data_sets.find(["nq"], data_sets.TRAIN, "")
+    fetch = f"`hf download --repo-type dataset {data_sets.REPOSITORY}`"
+    assert fetch in str(raised.value) and "set --train to a file in it" in str(raised.value)
+    assert capsys.readouterr().err == ""  # of no attempt
+
+
+def test_a_long_download_is_told_of_without_a_terminal(
+    served: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "FIRST_S", 0.001)
+    hub.model("model.path", "lab/small")
+    assert "\nfetching lab/small (0 s)\n" in capsys.readouterr().err
 
 
 def refused(config: Config) -> str:

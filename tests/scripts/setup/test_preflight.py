@@ -177,17 +177,18 @@ def test_a_model_that_could_not_be_served_is_refused(
     assert words in str(raised.value)
 
 
-def test_a_context_without_room_for_any_question_is_refused(
-    good: dict[str, str], word_tokenizer: Any
+@pytest.mark.parametrize("length", [4, 23])
+def test_a_context_without_room_for_a_whole_action_is_refused(
+    good: dict[str, str], word_tokenizer: Any, length: int
 ) -> None:
     word_tokenizer.save_pretrained(good["model.path"])
     asked = {"questions.prompt": "'what is the {question}'", "actors.max_action_tokens": "20"}
-    preflight.check(config(good | asked | {"model.max_model_len": "5"}))
+    preflight.check(config(good | asked | {"model.max_model_len": "24"}))
     with pytest.raises(ConfigError) as raised:
-        preflight.check(config(good | asked | {"model.max_model_len": "4"}))
+        preflight.check(config(good | asked | {"model.max_model_len": str(length)}))
     assert str(raised.value).startswith(
-        "model.max_model_len = 4: the prompt of the shortest question takes 4 tokens: give at "
-        "least 24, for an action of actors.max_action_tokens = 20 too"
+        f"model.max_model_len = {length}: the prompt of the shortest question takes 4 tokens and "
+        "an action up to actors.max_action_tokens = 20: give at least 24, lower"
     )
 
 
