@@ -24,15 +24,22 @@ FIRST_S, EVERY_S = 5.0, 15.0  # of lines without a terminal
 
 
 @contextmanager
-def status(text: str) -> Iterator[None]:
-    """Show that `text` is under way."""
-    console = Console(stderr=True)
+def status(text: str, file: IO[str] | None = None) -> Iterator[None]:
+    """Show that `text` is under way, on standard error or `file`."""
+    console = Console(stderr=True, file=file)
     if console.is_terminal:
-        # Redirected, `sys.stdout` would be the terminal too, wherever standard output goes.
-        with Live(Spinner("dots", text), console=console, transient=True, redirect_stdout=False):
+        # Redirected, `sys.stdout` would be the terminal too, wherever standard output goes; and
+        # standard error, where it is not what is shown on.
+        with Live(
+            Spinner("dots", text),
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=file is None,
+        ):
             yield
     else:
-        with _lines(lambda: text, sys.stderr):
+        with _lines(lambda: text, console.file):
             yield
 
 

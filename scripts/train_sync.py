@@ -43,7 +43,7 @@ from retrieval_server.protocol import RetrievalError
 from scripts.options import argument, option, overrides, refusing
 from scripts.setup import preflight
 from scripts.setup.retrieval import OwnServer, serving
-from scripts.terminal import chatter_to, logged_cause
+from scripts.terminal import chatter_to, logged_cause, status
 
 if TYPE_CHECKING:  # seconds, that bad input need not wait for
     from actors.policies.vllm import VllmPolicy
@@ -210,7 +210,8 @@ def learn(trainer: "Trainer", batch: Batch) -> float:
     from learner.batch import build
 
     begun, learner = time.monotonic(), trainer.config.learner
-    loss = trainer.learn([build(batch, learner)])["learner/loss"]
+    with status(f"learning step {batch.step}"):
+        loss = trainer.learn([build(batch, learner)])["learner/loss"]
     seconds = f"update {time.monotonic() - begun:.2f} s"
     print(f"step {batch.step}/{learner.total_steps}  loss {loss:+.3f}  {seconds}", flush=True)
     return loss
@@ -226,11 +227,14 @@ async def take_steps(
     for step in range(learner.total_steps + 1):
         await push(trainer, policy, step, folder)
         if step % learner.eval_every == 0 or step == learner.total_steps:
-            scores = await rollouts.evaluate()
+            with status(f"evaluating after step {step}"):
+                scores = await rollouts.evaluate()
             print(f"evaluation at step {step}: {scores}", flush=True)
         if step < learner.total_steps:
             try:
-                losses.append(learn(trainer, await rollouts.batch(step)))
+                with status(f"rolling out for step {step + 1}"):
+                    batch = await rollouts.batch(step)
+                losses.append(learn(trainer, batch))
             except NothingToLearn as nothing:
                 return {**scores, "losses": losses, "stopped": str(nothing)}
     return {**scores, "losses": losses}
@@ -247,7 +251,7 @@ async def train(
     retrieval, scoring = open_retrieval(config), Rewards.open(config)
     log = Path(config.run_dir) / ENGINE_LOG
     print(f"starting the engine: what it says goes to {log}", file=sys.stderr, flush=True)
-    with chatter_to(log):
+    with chatter_to(log) as terminal, status("starting the engine", terminal):
         policy = await VllmPolicy.start(config)
     try:
         if server:
@@ -295,7 +299,8 @@ def sync(options: SyncOptions) -> int:
 
         transformers_logging.disable_progress_bar()
         torch.set_num_threads(config.learner.threads)
-        trainer = Trainer(config)
+        with status("loading the model"):
+            trainer = Trainer(config)
     for line in left_out(config.questions):
         print(line, file=sys.stderr)
     path = Path(config.run_dir) / "config.yaml"

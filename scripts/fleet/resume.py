@@ -40,6 +40,7 @@ from scripts.setup import preflight
 from scripts.setup.hub import with_hub_paths
 from scripts.setup.overrides import fields_of, get_field, with_field
 from scripts.setup.resolve import can_listen, run_directory, with_absolute_paths, with_port
+from scripts.terminal import status
 
 SWEEP_DEADLINE_S = 15.0
 
@@ -61,8 +62,9 @@ def checked(
     _refuse_living(folder, Path(recorded.run_dir))
     _check_record(folder, recorded)
     config = merged(recorded, path, overrides, folder)
-    preflight.check(config, resumed=True, here=here)
-    return config, _progress(config)
+    with status("checking what is on record"):
+        preflight.check(config, resumed=True, here=here)
+        return config, _progress(config)
 
 
 def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder: Path) -> Config:

@@ -33,6 +33,7 @@ from scripts.options import Options, argument, option, overrides
 from scripts.setup import machine, preflight
 from scripts.setup.gpu_memory import GIB
 from scripts.setup.resolve import resolve
+from scripts.terminal import status
 
 PYTHONS = (3, 11), (3, 15)  # from, and before
 LEAST_CORES = 2
@@ -83,7 +84,7 @@ def doctor(options: DoctorOptions) -> int:
     """Check, show, and fail where something needed is missing. Raises ConfigError."""
     config = load(options.config, options.overrides) if options.config else None
     console = Console()
-    with console.status("looking at this machine, loading its libraries"):
+    with status("looking at this machine, loading its libraries"):
         found = list(findings(config))
     if config is not None and options.config:
         found.append(configuration(resolve(config, Path(options.config).stem)))

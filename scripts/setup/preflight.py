@@ -35,6 +35,7 @@ from scripts.setup.machine import lacks
 from scripts.setup.model_checks import folder, has_tokenizer, limits, prompts
 from scripts.setup.resolve import can_listen, is_run, resolve
 from scripts.setup.retrieval import ServerFailed, try_search
+from scripts.terminal import status
 
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
@@ -42,7 +43,8 @@ BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 def checked(path: str, overrides: Sequence[str], here: bool = True) -> Config:
     """Load, resolve and check a configuration. Raises ConfigError before anything is started."""
     config = resolve(load(path, overrides), Path(path).stem)
-    check(config, here=here)
+    with status("checking the configuration"):
+        check(config, here=here)
     return config
 
 

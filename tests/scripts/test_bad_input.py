@@ -21,7 +21,7 @@ import pytest
 import zmq
 
 from configs.runtime.process import REPOSITORY, Exit
-from scripts import cli
+from scripts import cli, terminal
 from scripts.setup import gpu_memory
 
 GIB = 1 << 30
@@ -413,6 +413,7 @@ def refused(
         monkeypatch.setattr(owner, name, start)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(terminal, "FIRST_S", 600.0)  # however slow the machine is
     monkeypatch.syspath_prepend(here)
     monkeypatch.chdir(here)
     return refuse

@@ -61,3 +61,17 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
             time.sleep(0.02)
             told = capsys.readouterr().err
     assert told == f"{text} (0 s)\n"
+
+
+BESIDE_CHATTER = """
+import pathlib, sys
+from scripts.terminal import chatter_to, status
+with chatter_to(pathlib.Path(sys.argv[1])) as terminal, status("making ready", terminal):
+    print("a library", file=sys.stderr)
+"""
+
+
+def test_a_status_is_shown_beside_chatter_that_is_not(tmp_path: Path) -> None:
+    code, told = run_in_terminal(["-c", BESIDE_CHATTER, str(tmp_path / "log")])
+    assert (code, (tmp_path / "log").read_text()) == (0, "a library\n")
+    assert "making ready" in told and "a library" not in told
