@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,7 +32,6 @@ from replay.protocol import Lease, ReplayError
 from replay.questions import read_questions
 from replay.trajectory import Question, Sampling, Trajectory
 from scripts.ask.ask import (
-    check_tokenizer,
     load_policy,
     prepare_environment,
     retrieval_server,
@@ -42,6 +42,7 @@ from scripts.ask.view import ACTION, READ, clean
 from scripts.options import Options, argument, option
 from scripts.setup import preflight
 from scripts.setup.hub import with_hub_paths
+from scripts.setup.model_checks import has_tokenizer
 from scripts.setup.overrides import QuestionsOrOverrides
 from scripts.terminal import status
 
@@ -84,7 +85,7 @@ def try_question(options: TryOptions) -> None:
     with Interrupt():
         config = searchable(with_hub_paths(load(options.config, options.overrides)))
         if not options.by_model:
-            check_tokenizer(config.model.path)
+            _require_tokenizer(config.model.path)
         asked = chosen(config, options)
         preflight.check_parts(
             config, model=options.by_model, retrieval=searches(config), rewards=True
@@ -105,6 +106,14 @@ def chosen(config: Config, options: TryOptions) -> Question:
             'no QUESTION is given, and questions.train is empty: forage try CONFIG "…"'
         )
     return Question("asked", wanted, ())
+
+
+def _require_tokenizer(path: str) -> None:
+    if not (path and has_tokenizer(Path(path))):
+        raise ConfigError(
+            f"model.path = {path!r}: no tokenizer there, which --say and --typed need too: name a "
+            "Hugging Face folder, or a model on the Hub"
+        )
 
 
 def _listed(config: Config) -> Iterator[Question]:

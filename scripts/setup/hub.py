@@ -168,14 +168,14 @@ def _as_one(files: Sequence[str]) -> str:
 
 
 def _by_hand(name: str) -> str:
-    return f"`{_download('dataset', name)}`, and name a file in the folder that it prints"
+    return f"`{_command('dataset', name)}`, and name a file in the folder that it prints"
 
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:20]) + (f", … ({len(names)} in all)" if names[20:] else "")
 
 
-def _download(kind: str, name: str) -> str:
+def _command(kind: str, name: str) -> str:
     return f"hf download {'--repo-type dataset ' if kind == 'dataset' else ''}{name}"
 
 
@@ -183,44 +183,55 @@ def _fetched(
     kind: str, name: str, field: str, where: str, choose: _Choose
 ) -> tuple[Path, list[str]]:
     """The snapshot in the cache that holds the chosen files, and these. Raises ConfigError."""
-    from huggingface_hub import HfApi, get_cached_repo_tree, snapshot_download
+    from huggingface_hub import get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import (
         CachedRepoTreeNotFoundError,
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
         XetDownloadError,
     )
-    from huggingface_hub.utils import disable_progress_bars, httpx  # type: ignore[attr-defined]
-
-    def snapshot(files: list[str], local: bool) -> tuple[Path, list[str]]:
-        only = list(map(glob.escape, files))
-        path = snapshot_download(name, repo_type=kind, allow_patterns=only, local_files_only=local)
-        return Path(path), files
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
     with suppress(CachedRepoTreeNotFoundError, LocalEntryNotFoundError):
         tree = get_cached_repo_tree(name, repo_type=kind)
-        return snapshot(choose([file.path for file in tree]), local=True)
+        return _snapshot(kind, name, choose([file.path for file in tree]), local=True)
     failed = (httpx.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError, XetDownloadError)
     try:
         with _network():
-            hub = HfApi()
-            look = hub.model_info if kind == "model" else hub.dataset_info
-            info = look(name, files_metadata=True)
-            sizes = {each.rfilename: each.size or 0 for each in info.siblings or ()}
-            files = choose(sizes)
-            size = sum(sizes[file] for file in files) / 1e6
-            told = f"{len(files)} {'files' if files[1:] else 'file'}, {size:,.1f} MB"
-            print(f"forage: {field}: fetching {name} from the Hub ({told})", file=sys.stderr)
-            if sys.stderr.isatty():
-                return snapshot(files, local=False)
-            with disable_progress_bars(), status(f"fetching {name}"):
-                return snapshot(files, local=False)
+            return _download(kind, name, field, choose)
     except failed as error:
         with suppress(LocalEntryNotFoundError, ConfigError):  # an older library lists no files
             folder = Path(snapshot_download(name, repo_type=kind, local_files_only=True))
             here = [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
             return folder, choose(here)
         raise ConfigError(f"{where}: {_why(error, kind, name, field)}") from error
+
+
+def _download(kind: str, name: str, field: str, choose: _Choose) -> tuple[Path, list[str]]:
+    """The snapshot that the chosen files were just fetched into, and these; with progress."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+    hub = HfApi()
+    look = hub.model_info if kind == "model" else hub.dataset_info
+    info = look(name, files_metadata=True)
+    sizes = {each.rfilename: each.size or 0 for each in info.siblings or ()}
+    files = choose(sizes)
+    size = sum(sizes[file] for file in files) / 1e6
+    told = f"{len(files)} {'files' if files[1:] else 'file'}, {size:,.1f} MB"
+    print(f"forage: {field}: fetching {name} from the Hub ({told})", file=sys.stderr)
+    if sys.stderr.isatty():
+        return _snapshot(kind, name, files, local=False)
+    with disable_progress_bars(), status(f"fetching {name}"):
+        return _snapshot(kind, name, files, local=False)
+
+
+def _snapshot(kind: str, name: str, files: list[str], local: bool) -> tuple[Path, list[str]]:
+    from huggingface_hub import snapshot_download
+
+    only = list(map(glob.escape, files))
+    path = snapshot_download(name, repo_type=kind, allow_patterns=only, local_files_only=local)
+    return Path(path), files
 
 
 def _why(error: Exception, kind: str, name: str, field: str) -> str:
@@ -242,7 +253,7 @@ def _why(error: Exception, kind: str, name: str, field: str) -> str:
     why = "HF_HUB_OFFLINE is set" if isinstance(cause, OfflineModeIsEnabled) else why
     return (
         f"not here, nor in the Hub's cache, and {constants.ENDPOINT} cannot be read ({why}): run "
-        f"`{_download(kind, name)}` where there is a network and this cache; or add `--local-dir "
+        f"`{_command(kind, name)}` where there is a network and this cache; or add `--local-dir "
         f"FOLDER`, copy that here, and set {field} to {'a file in ' * (kind == 'dataset')}it"
     )
 

@@ -466,7 +466,8 @@ def test_ranks_do_not_share_a_gpu(
 
 def test_a_recipe_for_gpus_asks_for_them(refused: Callable[[str], str]) -> None:
     recipe = str(REPOSITORY / "configs" / "asearcher_7b.yaml")
-    kept = "model.dtype=float32 model.max_model_len=512 retrieval.index= retrieval.encoder="
+    kept = "model.dtype=float32 model.max_model_len=512 retrieval.index= retrieval.encoder= "
+    kept += "actors.max_action_tokens=128"
     error = refused(f"train {recipe} {GOOD} {kept} environment.name=search_r1 questions.prompt=")
     assert "no GPU is visible, and this configuration is for 8" in error
 

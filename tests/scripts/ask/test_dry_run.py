@@ -117,6 +117,12 @@ def test_turns_are_typed_until_a_stop(play: Play, monkeypatch: pytest.MonkeyPatc
         ((), {"say": ("x",)}, "nothing can be searched"),
         ((NO_PASSAGES, "questions.train=", "questions.eval="), {"say": ("x",)}, "no QUESTION"),
         ((NO_PASSAGES, "questions.train=nix.jsonl"), {"say": ("x",)}, "questions.train = 'nix"),
+        ((NO_PASSAGES, "model.path="), {"say": ("x",)}, "model.path = '': no tokenizer there"),
+        (
+            (NO_PASSAGES, "model.path=nix"),
+            {"say": ("x",)},
+            "'nix': no tokenizer there, which --say",
+        ),
         (("a", "b"), {"say": ("x",)}, "'b': one question at a time"),
         ((), {"gold": ("x",)}, "--gold is for a QUESTION"),
         ((), {"say": ("x",), "typed": True}, "--say and --typed"),
