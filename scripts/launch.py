@@ -2,7 +2,10 @@
 
 import sys
 
-from scripts.cli import run
+try:
+    from scripts.cli import run
+except ModuleNotFoundError as error:
+    sys.exit(f"forage: {error}: first `. .venv/bin/activate`, which `make .venv` installs")
 
 if __name__ == "__main__":
     head, on, tail = "\0".join(sys.argv[1:]).partition("--resume")

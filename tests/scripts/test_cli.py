@@ -189,3 +189,10 @@ def test_a_shell_completes_commands_and_options(
     with pytest.raises(SystemExit):
         cli.main([])
     assert completed in capsys.readouterr().out.split()
+
+
+def test_another_python_than_the_project_s_is_told_where_that_is() -> None:
+    bare = [sys.executable, "-S", "scripts/launch.py", "configs/base.yaml"]
+    ended = subprocess.run(bare, cwd=REPOSITORY, capture_output=True, text=True)
+    assert ended.returncode == 1 and ended.stderr.count("\n") == 1
+    assert "first `. .venv/bin/activate`, which `make .venv` installs" in ended.stderr
