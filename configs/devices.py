@@ -1,14 +1,15 @@
 """The defaults that depend on what a run runs on, for a file that says `defaults: by_device`."""
 
+import ctypes
 import importlib.metadata
 import os
-from pathlib import Path
 from typing import Any
 
 KEY = "defaults"  # of a file or an override; no field of a configuration
 BY_DEVICE = "by_device"
 DEVICES = ("cpu", "one_gpu", "gpus")
-GPUS = Path("/proc/driver/nvidia/gpus")  # of NVIDIA's driver: one folder each
+DRIVER = "libnvidia-ml.so.1"  # comes with NVIDIA's driver, on WSL too
+_UUID_BYTES = 96
 
 
 def on_cpu() -> bool:
@@ -21,23 +22,55 @@ def on_cpu() -> bool:
 
 def gpus_here() -> int:
     """The number of GPUs that a run of this installation may use; imports nothing heavy."""
-    if on_cpu() or not GPUS.is_dir():
+    if on_cpu():
         return 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = len(list(GPUS.iterdir()))
-    return (
-        found if visible is None else min(found, len([each for each in visible.split(",") if each]))
-    )
+    there, visible = _uuids(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return len(there)
+    for count, name in enumerate(visible.split(",")):
+        if not _is_one(name.strip(), there):
+            return count  # CUDA, too, sees none behind it
+    return min(count + 1, len(there))
 
 
-def device_here() -> str:
-    """What this machine's runs run on, one of `DEVICES`."""
-    return DEVICES[min(gpus_here(), 2)]
+def _is_one(name: str, uuids: list[str]) -> bool:
+    """True where an entry of CUDA_VISIBLE_DEVICES means one of these GPUs, or a part of one."""
+    if name.startswith("GPU-"):
+        return sum(uuid.startswith(name) for uuid in uuids) == 1
+    return name.startswith("MIG-") or (name.isdecimal() and int(name) < len(uuids))
 
 
-def defaults_of(device: str) -> dict[str, Any]:
-    """The tree of fields whose defaults differ on one of `DEVICES`."""
-    return {"cpu": _cpu, "one_gpu": _one_gpu, "gpus": _gpus}[device]()
+def _uuids() -> list[str]:
+    """Of this machine's GPUs, by NVIDIA's driver; none where there is no driver, or a broken one."""
+    try:
+        driver = ctypes.CDLL(DRIVER)
+    except OSError:
+        return []
+    if driver.nvmlInit_v2():
+        return []
+    try:
+        count, device = ctypes.c_uint(), ctypes.c_void_p()
+        if driver.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return []
+        found = []
+        for index in range(count.value):
+            uuid = ctypes.create_string_buffer(_UUID_BYTES)
+            if not driver.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
+                driver.nvmlDeviceGetUUID(device, uuid, _UUID_BYTES)
+                found.append(uuid.value.decode())
+        return found
+    finally:
+        driver.nvmlShutdown()
+
+
+def device_of(gpus: int) -> str:
+    """What runs of a machine with so many GPUs run on, one of `DEVICES`."""
+    return DEVICES[min(gpus, 2)]
+
+
+def defaults_of(device: str, gpus: int) -> dict[str, Any]:
+    """The tree of fields whose defaults differ on one of `DEVICES`, of which there are `gpus`."""
+    return _gpus(gpus) if device == "gpus" else {"cpu": _cpu, "one_gpu": _one_gpu}[device]()
 
 
 def _cpu() -> dict[str, Any]:
@@ -88,7 +121,7 @@ def _one_gpu() -> dict[str, Any]:
     }
 
 
-def _gpus() -> dict[str, Any]:
+def _gpus(gpus: int) -> dict[str, Any]:
     """Half of them for the learner, an engine on each of the others."""
     ranks = max(gpus_here() // 2, 1)
     return {

@@ -59,9 +59,9 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load(path: str | Path, overrides: Sequence[str] = (), gpus: int | None = None) -> Config:
     """Read a YAML file of differences from the defaults, apply overrides, check, and return the
-    run's config.
+    run's config. `gpus`: with the defaults of a machine with so many, not of this one.
 
     Raises ConfigError on an unknown key (naming the nearest known one), a wrong type or a value out
     of range.
@@ -77,10 +77,12 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         cause = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise ConfigError(f"configuration file {str(path)!r} cannot be read: {cause}") from error
-    return parse(text, overrides, str(path))
+    return parse(text, overrides, str(path), gpus)
 
 
-def parse(text: str, overrides: Sequence[str], source: str) -> Config:
+def parse(
+    text: str, overrides: Sequence[str], source: str, gpus: int | None = None
+) -> Config:
     """`load`, of text that came from `source`."""
     try:
         tree = yaml.load(text, _Loader) or {}
@@ -96,7 +98,7 @@ def parse(text: str, overrides: Sequence[str], source: str) -> Config:
         raise ConfigError(f"{source}: expected sections such as `model:`, got {tree!r}")
     for override in overrides:
         _override(tree, override)
-    tree = _with_defaults(tree)
+    tree = _with_defaults(tree, gpus)
     _check_keys(tree, Config, "")
     try:
         config = msgspec.convert(tree, Config)
@@ -211,7 +213,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
     node[leaf] = value
 
 
-def _with_defaults(tree: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults(tree: dict[str, Any], gpus: int | None) -> dict[str, Any]:
     """The tree on top of the defaults that its key `defaults` names."""
     if devices.KEY not in tree:
         return tree
@@ -219,8 +221,9 @@ def _with_defaults(tree: dict[str, Any]) -> dict[str, Any]:
     known, device = (devices.BY_DEVICE, *devices.DEVICES), tree[devices.KEY]
     if device not in known:
         raise ConfigError(f"{devices.KEY} = {device!r}: choose one of {', '.join(known)}")
-    chosen = devices.device_here() if device == devices.BY_DEVICE else device
-    return _merged(devices.defaults_of(chosen), given)
+    here = devices.gpus_here() if gpus is None else gpus
+    chosen = devices.device_of(here) if device == devices.BY_DEVICE else device
+    return _merged(devices.defaults_of(chosen, here), given)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """Defaults by device: chosen by what is here, below whatever a file or the command line says."""
 
+import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,32 +15,87 @@ from configs.schema import Config
 BASE = REPOSITORY / "configs" / "base.yaml"
 
 
+DRIVER = """
+#include <stdio.h>
+static char uuids[8][96]; static int started;
+int nvmlInit_v2(void) { started = 1; return STARTS; }
+int nvmlShutdown(void) { started = 0; return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = GPUS; return started ? 0 : 1; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+    *device = uuids[index]; return started && index < GPUS ? 0 : 2; }
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
+    int index = (char (*)[96])device - uuids;
+    snprintf(uuid, length, "GPU-%d%d-aaaa", index, index); return started ? 0 : 1; }
+"""
+
+
 @pytest.fixture
-def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that stands for the driver's; torch is said to be one for GPUs."""
-    monkeypatch.setattr(devices, "GPUS", tmp_path / "gpus")
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes a library that stands for the driver's, of so many GPUs; torch is said to be one for
+    them.
+    """
     monkeypatch.setattr(devices, "on_cpu", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return tmp_path / "gpus"
+    if shutil.which("cc") is None:
+        pytest.skip("a C compiler makes the library")
+
+    def install(gpus: int, starts: int = 0) -> None:
+        source, made = tmp_path / "driver.c", tmp_path / f"driver-{gpus}.so"
+        source.write_text(DRIVER)
+        of = (f"-DGPUS={gpus}", f"-DSTARTS={starts}")
+        subprocess.run(["cc", "-shared", "-fPIC", *of, source, "-o", made], check=True)
+        monkeypatch.setattr(devices, "DRIVER", str(made))
+
+    return install
 
 
 @pytest.mark.parametrize(
     ("there", "visible", "counted"),
-    [(0, None, 0), (1, None, 1), (8, None, 8), (8, "2,3", 2), (8, "", 0), (1, "0,1", 1)],
+    [
+        (0, None, 0),
+        (1, None, 1),
+        (8, None, 8),
+        (8, "2,3", 2),
+        (8, " 2, 3 ", 2),
+        (8, "", 0),
+        (8, "-1", 0),
+        (8, "0,9,1", 1),  # CUDA sees none behind one that is not there
+        (1, "0,1", 1),
+        (8, "GPU-22-aaaa,GPU-77", 2),
+        (8, "GPU-22-aaaa,GPU-99-aaaa", 1),
+        (8, "GPU-", 0),  # of more than one
+        (8, "MIG-22-aaaa/1/0", 1),
+    ],
 )
 def test_the_gpus_that_a_run_may_use_are_counted(
-    gpus: Path, monkeypatch: pytest.MonkeyPatch, there: int, visible: str | None, counted: int
+    driver: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    there: int,
+    visible: str | None,
+    counted: int,
 ) -> None:
-    for number in range(there):
-        (gpus / f"0000:0{number}:00.0").mkdir(parents=True)
+    driver(there)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert devices.gpus_here() == counted
-    assert devices.device_here() == devices.DEVICES[min(counted, 2)]
+    assert devices.device_of(counted) == devices.DEVICES[min(counted, 2)]
 
 
-def test_an_installation_for_the_cpu_uses_none(gpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (gpus / "0000:01:00.0").mkdir(parents=True)
+def test_a_driver_that_does_not_start_has_no_gpus(driver: Callable[..., None]) -> None:
+    driver(8, starts=9)  # not loaded, as where its version is not the kernel's
+    assert devices.gpus_here() == 0
+
+
+def test_a_machine_without_a_driver_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "on_cpu", lambda: False)
+    monkeypatch.setattr(devices, "DRIVER", "libno-such-driver.so.1")
+    assert devices.gpus_here() == 0
+
+
+def test_an_installation_for_the_cpu_uses_none(
+    driver: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver(1)
     monkeypatch.setattr(devices, "on_cpu", lambda: True)
     assert devices.gpus_here() == 0
 
@@ -54,13 +112,19 @@ def test_a_machine_without_gpus_gets_those_of_a_cpu() -> None:
     assert config.actors.rollouts_in_flight == 16
 
 
+@pytest.mark.parametrize(("gpus", "ranks", "actors"), [(2, 1, 1), (3, 1, 2), (8, 4, 4)])
 def test_several_gpus_are_shared_between_learner_and_actors(
-    gpus: Path,
+    driver: Callable[..., None], gpus: int, ranks: int, actors: int
 ) -> None:
-    for number in range(8):
-        (gpus / f"0000:0{number}:00.0").mkdir(parents=True)
-    config = load(BASE)
-    assert (config.learner.ranks, config.actors.count) == (4, 4)
+    driver(gpus)
+    here = load(BASE)
+    assert (here.learner.ranks, here.actors.count) == (ranks, actors)
+    assert here == load(BASE, gpus=gpus) == load(BASE, ["defaults=gpus"], gpus=gpus)
+
+
+def test_defaults_can_be_those_of_a_machine_that_is_not_here() -> None:
+    assert load(BASE, gpus=1) == load(BASE, ["defaults=one_gpu"])
+    assert load(BASE, gpus=0) == load(BASE, ["defaults=cpu"])
 
 
 def test_a_file_and_the_command_line_stand_above_them(tmp_path: Path) -> None:
