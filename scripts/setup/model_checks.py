@@ -15,7 +15,7 @@ from configs.schema import Config
 from replay.protocol import Lease, ReplayError
 from replay.questions import read_questions
 from replay.trajectory import Sampling
-from scripts.setup.model_size import experts
+from scripts.setup.model_size import experts, kept_elements, width_of
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _PROMPTED = ("search_r1", "tool_call", "no_search")  # whose prompt needs a question alone
@@ -116,8 +116,8 @@ def limits(config: Config) -> Iterator[str]:
             f"model.max_model_len = {context!r}: the model has max_position_embeddings {limit}; "
             "lower model.max_model_len to at most that"
         )
-    of_token = _token_bytes(tree, 2 if config.engine_dtype == "bfloat16" else 4)
-    if (has := config.actors.kv_cache_bytes) < (needed := of_token * context):
+    of_token, has = width_of(config.engine_dtype) * kept_elements(tree), config.actors.kv_cache_bytes
+    if 0 < has < (needed := of_token * context):
         yield (
             f"actors.kv_cache_bytes = {has!r}: one context of model.max_model_len = {context!r} "
             f"tokens takes {needed} ({of_token} a token): raise the former to at least that, or "
@@ -152,16 +152,3 @@ def _shortest_prompt(config: Config) -> int:
     nobody: Any = None  # none of these searches for its prompt
     made = registry.make(lease, retriever=nobody, prompter=prompter, config=config)
     return len(asyncio.run(made).prompt)
-
-
-def _token_bytes(tree: dict[str, Any], width: int) -> int:
-    """Bytes of keys and values of a token; 0 where layers keep less than all of them."""
-    kinds = set(tree.get("layer_types") or ()) - {"full_attention"}
-    window = tree.get("sliding_window") and tree.get("use_sliding_window", True)
-    if kinds or window or tree.get("kv_lora_rank") or tree.get("num_kv_shared_layers"):
-        return 0
-    try:
-        head = tree.get("head_dim") or tree["hidden_size"] // tree["num_attention_heads"]
-        return int(2 * width * tree["num_hidden_layers"] * tree["num_key_value_heads"] * head)
-    except (KeyError, TypeError):
-        return 0

@@ -1,4 +1,5 @@
-"""A model's size, read from its folder, and the bytes of its activations and logits.
+"""A model's size, read from its folder or known by its name, and the bytes of its activations,
+logits, keys and values.
 
 The bytes that autograd keeps of a layer were counted, tensor by tensor, in transformers' Llama,
 Qwen2 and Qwen3 (a test counts them again): of each norm the residual in fp32, what it is scaled to
@@ -9,7 +10,7 @@ activation and their product.
 import contextlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ from configs.schema import Config
 
 SLICE_ENTRIES = 4096  # learner/model/head.py, which imports torch
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_SHAPES = {  # hidden, intermediate, layers, heads, heads of keys, vocabulary
+    "Qwen2.5-0.5B": (896, 4864, 24, 14, 2, 151_936),
+    "Qwen2.5-1.5B": (1536, 8960, 28, 12, 2, 151_936),
+    "Qwen2.5-3B": (2048, 11_008, 36, 16, 2, 151_936),
+    "Qwen2.5-7B": (3584, 18_944, 28, 28, 4, 152_064),
+    "Qwen2.5-14B": (5120, 13_824, 48, 40, 8, 152_064),
+    "Qwen2.5-32B": (5120, 27_648, 64, 40, 8, 152_064),
+}
+_TIED = ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-3B")
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,7 @@ class Model:
     weights: tuple[int, ...] = ()  # elements of each
     normed_heads: bool = False
     experts: int = 0
+    kept: int = 0  # elements of keys and values of a token; 0: some layers keep less of a text
 
     @property
     def parameters(self) -> int:
@@ -53,6 +64,49 @@ def read_model(path: Path) -> Model:
     OSError, ValueError, KeyError where there is none.
     """
     return _model(path, _elements(path))
+
+
+def find_model(path: str) -> Model:
+    """The same, of a folder without weights too, or by the name of a model that need not be here."""
+    folder = Path(path)
+    if (folder / "config.json").is_file():
+        found = read_model(folder)
+        return found if found.weights else model_of_shape(_tree(folder))
+    shape = known_shape(folder.name)
+    return model_of_shape(shape) if shape else read_model(folder)
+
+
+def known_shape(name: str) -> dict[str, Any]:
+    """The config.json of a model whose shape is known by its name; empty for others."""
+    short = name.removesuffix("-Instruct")
+    if short not in _SHAPES:
+        return {}
+    hidden, intermediate, layers, heads, keys, vocabulary = _SHAPES[short]
+    return {
+        "model_type": "qwen2",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": short in _TIED,
+    }
+
+
+def model_of_shape(tree: dict[str, Any]) -> Model:
+    """A model of a config.json, with the weights that a Llama, Qwen2 or Qwen3 of its shape has."""
+    kind, shape = tree.get("model_type", ""), _shaped(tree)
+    hidden, queries, keys = shape.hidden, shape.queries, shape.keys
+    biases = kind == "qwen2" or tree.get("attention_bias")
+    attention = [hidden * queries, *[hidden * keys] * 2, queries * hidden]
+    layer = [*attention, *[hidden * shape.intermediate] * 3, hidden, hidden]
+    layer += [queries, keys, keys] if biases else []
+    normed = kind == "qwen3"
+    layer += [tree.get("head_dim") or hidden // tree["num_attention_heads"]] * 2 * normed
+    outer = [shape.vocabulary * hidden] * (1 if tree.get("tie_word_embeddings") else 2)
+    weights = (*outer, *layer * shape.layers, hidden)
+    return replace(shape, weights=weights, normed_heads=normed)
 
 
 def known_model(path: Path) -> Model:
@@ -79,8 +133,17 @@ def _elements(path: Path) -> dict[str, int]:
 
 
 def _model(path: Path, shapes: dict[str, int]) -> Model:
-    tree = json.loads((path / "config.json").read_text())
-    tree = tree.get("text_config") or tree
+    normed = any(name.endswith("q_norm.weight") for name in shapes)
+    return replace(_shaped(_tree(path)), weights=tuple(shapes.values()), normed_heads=normed)
+
+
+def _tree(path: Path) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads((path / "config.json").read_text())
+    return tree.get("text_config") or tree
+
+
+def _shaped(tree: dict[str, Any]) -> Model:
+    """A model of a config.json, as yet without weights."""
     hidden, heads = tree["hidden_size"], tree.get("num_attention_heads") or 1
     head = tree.get("head_dim") or hidden // heads
     return Model(
@@ -90,10 +153,22 @@ def _model(path: Path, shapes: dict[str, int]) -> Model:
         queries=heads * head,
         keys=(tree.get("num_key_value_heads") or heads) * head,
         vocabulary=tree.get("vocab_size") or 0,
-        weights=tuple(shapes.values()),
-        normed_heads=any(name.endswith("q_norm.weight") for name in shapes),
         experts=experts(tree),
+        kept=kept_elements(tree),
     )
+
+
+def kept_elements(tree: dict[str, Any]) -> int:
+    """Elements of keys and values of a token; 0 where layers keep less than all of them."""
+    kinds = set(tree.get("layer_types") or ()) - {"full_attention"}
+    window = tree.get("sliding_window") and tree.get("use_sliding_window", True)
+    if kinds or window or tree.get("kv_lora_rank") or tree.get("num_kv_shared_layers"):
+        return 0
+    try:
+        head = tree.get("head_dim") or tree["hidden_size"] // tree["num_attention_heads"]
+        return int(2 * tree["num_hidden_layers"] * tree["num_key_value_heads"] * head)
+    except (KeyError, TypeError):
+        return 0
 
 
 def experts(tree: dict[str, Any]) -> int:

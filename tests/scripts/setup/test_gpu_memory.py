@@ -20,16 +20,9 @@ from configs.runtime.process import REPOSITORY
 from configs.schema import ActorsConfig, Config
 from scripts.setup import gpu_memory, machine
 from scripts.setup.gpu_memory import GIB, engine_needs, learner_needs, plan
-from scripts.setup.model_size import Model, read_model
+from scripts.setup.model_size import find_model, known_shape, model_of_shape, read_model
 
-QWEN_HALF_B = Model(
-    hidden=896, layers=24, intermediate=4864, queries=896, keys=128, vocabulary=151_936,
-    weights=(136_134_656, 357_898_112),
-)  # fmt: skip
-QWEN_7B = Model(
-    hidden=3584, layers=28, intermediate=18_944, queries=3584, keys=512, vocabulary=152_064,
-    weights=(544_997_376, 544_997_376, 6_525_621_760),
-)  # fmt: skip
+QWEN_HALF_B, QWEN_7B = find_model("Qwen2.5-0.5B"), find_model("Qwen2.5-7B")
 
 
 @pytest.fixture
@@ -82,6 +75,27 @@ def test_the_model_s_size_is_read_from_its_files(tiny_model_path: Path) -> None:
     assert (found.intermediate, found.vocabulary) == (shape.intermediate_size, shape.vocab_size)
 
 
+@pytest.mark.parametrize(
+    ("name", "elements"),  # as published with the weights
+    [
+        ("Qwen2.5-0.5B", 494_032_768),
+        ("Qwen2.5-1.5B-Instruct", 1_543_714_304),
+        ("Qwen/Qwen2.5-3B", 3_085_938_688),
+        ("Qwen2.5-7B", 7_615_616_512),
+        ("Qwen2.5-14B", 14_770_033_664),
+        ("Qwen2.5-32B", 32_763_876_352),
+    ],
+)
+def test_models_that_are_not_here_are_known_by_name(name: str, elements: int) -> None:
+    assert find_model(name).parameters == elements
+
+
+def test_a_name_that_is_not_known_needs_a_folder() -> None:
+    with pytest.raises(FileNotFoundError):
+        find_model("Qwen2.5-8B")
+    assert known_shape("Qwen2.5-8B") == {}
+
+
 SHAPES = {
     "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4, "head_dim": 32,
     "num_key_value_heads": 2, "vocab_size": 32,
@@ -113,6 +127,21 @@ def test_what_autograd_keeps_of_a_layer_is_what_is_reckoned(
     model.save_pretrained(tmp_path)
     expected = read_model(tmp_path).layer_bytes(2 if dtype == "bfloat16" else 4)
     assert (kept[1] - kept[0]) / 2 / tokens == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
+def test_a_shape_has_the_weights_of_the_model_that_is_made_of_it(
+    kind: str, tied: bool, tmp_path: Path
+) -> None:
+    shape = {**SHAPES, "num_hidden_layers": 3, "tie_word_embeddings": tied}
+    config = getattr(transformers, f"{kind}Config")(**shape)
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path)
+    saved = read_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    assert sorted(find_model(str(tmp_path)).weights) == sorted(saved.weights)
+    assert find_model(str(tmp_path)).normed_heads == saved.normed_heads
+    assert model_of_shape(config.to_dict()).kept == 2 * 3 * 2 * 32
 
 
 @pytest.mark.slow
