@@ -27,7 +27,7 @@ from actors import joining
 from actors.environments import registry
 from actors.environments.base import Retriever
 from actors.errors import ActorError, EngineUnusable
-from actors.policies.capacity import Capacity
+from actors.policies.capacity import Capacity, mean_context
 from actors.policies.engine import (
     check_installation,
     choose_gpu,
@@ -145,11 +145,11 @@ async def _run_beside(runner: Runner, *helpers: Coroutine[Any, Any, None]) -> st
 
 
 def _capacity(config: Config, prompter: Prompter, kv_tokens: int) -> Capacity:
-    """Reckon the first capacity: a context is on average half way from its prompt to its limit."""
+    """Reckon the first capacity."""
     prompt = len(prompter.question(Question("", "", ())))  # its words are few beside the template
     return Capacity.of(
         kv_tokens,
-        (prompt + config.model.max_model_len) // 2,
+        mean_context(prompt, config.model.max_model_len),
         config.actors.max_num_seqs,
         config.replay.group_size,
         config.actors.rollouts_in_flight,
@@ -226,8 +226,15 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _configuration(given: argparse.Namespace) -> Config:
     if given.connect:
-        return joining.configuration(given.connect, given.keys, given.overrides)
-    return load(given.config, given.overrides)
+        config = joining.configuration(given.connect, given.keys, given.overrides)
+    else:
+        config = load(given.config, given.overrides)
+    if not config.actors.kv_cache_bytes:
+        raise ConfigError(
+            "actors.kv_cache_bytes = 0: it is found when a run is prepared (forage train): give "
+            "the bytes of keys and values that this actor's engine may hold"
+        )
+    return config
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -85,7 +85,6 @@ def _cpu() -> dict[str, Any]:
             "max_num_seqs": 16,
             "max_turns": 2,
             "max_action_tokens": 128,
-            "kv_cache_bytes": 1 << 30,
             "threads": cores,
             "rollout_deadline_s": 1200.0,
         },
@@ -104,27 +103,47 @@ def _cpu() -> dict[str, Any]:
 
 
 def _one_gpu() -> dict[str, Any]:
-    """For a model of 0.5B on 24 GiB, of which 22 can be used."""
-    return {
-        "actors": {
-            "count": 1,
-            "rollouts_in_flight": 128,
-            "kv_cache_bytes": 3 << 30,  # of such a model 64 sequences of full length
-            "enforce_eager": False,
-        },
-        "weight_sync": {"transport": "cuda_ipc"},
-        "learner": {
-            "micro_batch_tokens": 8192,
-            "gradient_checkpointing": True,
-            "logprob_chunk_bytes": 256 << 20,
-        },
+    """For a model of 0.5B on 24 GB; larger ones on larger GPUs."""
+    on_gpus = _on_gpus(seats=128)
+    return on_gpus | {
+        "actors": on_gpus["actors"] | {"count": 1},
+        "weight_sync": on_gpus["weight_sync"] | {"transport": "cuda_ipc"},
+        "learner": on_gpus["learner"]
+        | {"micro_batch_tokens": 8192, "logprob_chunk_bytes": 256 << 20},
     }
 
 
 def _gpus(gpus: int) -> dict[str, Any]:
-    """Half of them for the learner, an engine on each of the others."""
-    ranks = max(gpus_here() // 2, 1)
+    """Half of them for the learner, an engine on each of the others: for 3B to 14B on eight of 80
+    GB.
+    """
+    ranks, on_gpus = max(gpus // 2, 1), _on_gpus(seats=256)
+    return on_gpus | {
+        "actors": on_gpus["actors"] | {"count": max(gpus - ranks, 1)},
+        "replay": on_gpus["replay"] | {"groups_per_step": 32},
+        "learner": on_gpus["learner"] | {"ranks": ranks, "zero_stage": 3},
+    }
+
+
+def _on_gpus(seats: int) -> dict[str, Any]:
+    """For any: caches and offload are found for the model (scripts/setup/fit.py). New weights have
+    what is in the caches computed anew, so they come every few steps; rollouts begun in between
+    may be as old as that, and as their own time in steps.
+    """
     return {
-        "actors": {"count": max(gpus_here() - ranks, 1), "enforce_eager": False},
-        "learner": {"ranks": ranks, "gradient_checkpointing": True},
+        "actors": {
+            "max_num_seqs": seats,
+            "enforce_eager": False,
+            "starting_deadline_s": 900.0,  # CUDA graphs are made
+            "rollout_deadline_s": 600.0,
+        },
+        "replay": {"max_staleness": 8, "group_deadline_s": 1200.0},
+        "weight_sync": {"publish_every": 5, "publish_deadline_s": 120.0},
+        "learner": {
+            "gradient_checkpointing": True,
+            "offload": "auto",
+            "batch_deadline_s": 1800.0,
+            "eval_deadline_s": 1800.0,
+            "step_deadline_s": 900.0,
+        },
     }

@@ -155,7 +155,9 @@ class ActorsConfig(Section, frozen=True):
     shuffle_passages: bool = False  # shown in an order seeded by (group, sibling, turn)
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
     dtype: Literal["", "float32", "bfloat16"] = ""  # of the engines; empty: model.dtype
-    kv_cache_bytes: Positive = 4 << 30  # of keys and values, in each engine
+    # Of keys and values, in each engine; 0: found when a run is prepared (scripts/setup/fit.py), on
+    # a GPU what it leaves, else what the seats' contexts fill.
+    kv_cache_bytes: NonNegative = 0
     prefix_caching: bool = True
     enforce_eager: bool = True
     threads: Positive = 1
@@ -284,7 +286,8 @@ class LearnerConfig(Section, frozen=True):
     rendezvous: str = ""  # empty: a socket in the run's own directory; else tcp://host:port
     zero_stage: Annotated[int, Meta(ge=0, le=3)] = 1
     gradient_checkpointing: bool = False
-    offload: Literal["none", "cpu"] = "none"  # cpu: optimiser and averages in the host's memory
+    # cpu: optimiser and averages in the host's memory; auto: where the GPUs would not hold them
+    offload: Literal["none", "cpu", "auto"] = "none"
     micro_batch_tokens: Positive = 16384  # padded, per forward pass of a rank
     logprob_chunk_bytes: NonNegative = 0  # the largest piece of logits; 0: by device, `chunk_bytes`
     threads: Positive = 1

@@ -20,6 +20,11 @@ PATIENCE = 1000  # rollouts
 MOST = 4096  # where nobody has set it
 
 
+def mean_context(prompt_tokens: int, longest: int) -> int:
+    """A context's tokens on average, as far as is known beforehand: half way from prompt to limit."""
+    return (prompt_tokens + longest) // 2
+
+
 class Load(NamedTuple):
     """An engine's load over some of its steps."""
 

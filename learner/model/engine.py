@@ -198,7 +198,7 @@ class Engine:
                 optimiser.fp16_partitioned_groups_flat,
                 optimiser.parameter_offload.partition_all_parameters,
             )
-        if self._stage == 1 and self._bf16 and self._offload == "none":
+        if self._stage == 1 and self._bf16 and self._offload != "cpu":
             masters, flats = optimiser.fp32_groups_flat_partition, optimiser.bf16_groups_flat
             parts = optimiser.bf16_partitioned_groups
         else:

@@ -24,6 +24,7 @@ from replay.trajectory import Question
 from scripts.evaluation.rows import Asked, QuestionSet, Rows, asked_of
 from scripts.options import Options, argument, option, overrides
 from scripts.setup import hub, model_source, preflight
+from scripts.setup.fit import fitted_alone
 from scripts.setup.model_source import Found, find
 from scripts.setup.overrides import fields_of
 from scripts.setup.resolve import with_absolute_paths, with_port
@@ -231,7 +232,8 @@ def _prepared(config: Config, model: Path, exact: bool) -> Config:
         questions=replace(config.questions, train="", eval=""),
         actors=actors,
     )
-    return with_absolute_paths(hub.with_hub_paths(prepared, ("retrieval.encoder",)))
+    prepared = with_absolute_paths(hub.with_hub_paths(prepared, ("retrieval.encoder",)))
+    return fitted_alone(prepared)
 
 
 def agree(folder: Path, settings: Settings) -> None:

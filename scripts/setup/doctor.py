@@ -31,6 +31,7 @@ from configs.runtime.process import REPOSITORY, Exit
 from configs.schema import Config
 from scripts.options import Options, argument, option, overrides
 from scripts.setup import machine, preflight
+from scripts.setup.fit import fitted
 from scripts.setup.gpu_memory import GIB
 from scripts.setup.resolve import resolve
 from scripts.terminal import status
@@ -82,7 +83,7 @@ class Finding:
 
 def doctor(options: DoctorOptions) -> int:
     """Check, show, and fail where something needed is missing. Raises ConfigError."""
-    config = load(options.config, options.overrides) if options.config else None
+    config = fitted(load(options.config, options.overrides)) if options.config else None
     console = Console()
     with status("looking at this machine, loading its libraries"):
         found = list(findings(config))

@@ -8,6 +8,7 @@ temporaries. A test compares it with what a learner on a CPU holds at its peak.
 import importlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from actors.policies.engine import gpu_of_actor
 from configs.devices import on_cpu
@@ -23,6 +24,10 @@ GIB = 1 << 30
 CONTEXT_BYTES = GIB // 2  # of CUDA, in each process
 ENGINE_BYTES = 2 * GIB  # activations, logits and CUDA graphs of an engine, roughly
 BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's: of a reduction, half of what it keeps gathered
+HEADROOM = 0.05  # of a GPU, left for allocators and NCCL by what is found (scripts/setup/fit.py)
+WIKI_18_BYTES = 21_015_324 * 768 * 4  # e5_Flat.index, for a file of vectors that is not here
+FAISS_BYTES = 3 * GIB // 2  # its scratch on each GPU
+ENCODER_BYTES = GIB  # of E5-base's size, with a batch's activations
 STEP_COPIES = {"cuda": 1, "cpu": 2}  # in fp32, while torch's Adam steps
 
 
@@ -94,7 +99,7 @@ def _reduced(config: Config, model: Model) -> int:
         return width * (bucket + min(2 * BUCKET_ELEMENTS, model.parameters))
     if learner.zero_stage == 2:
         return width * bucket
-    summed = width == 2 and learner.offload == "none"  # by DeepSpeed's BF16_Optimizer
+    summed = width == 2 and learner.offload != "cpu"  # by DeepSpeed's BF16_Optimizer
     alone = learner.ranks == 1 and (learner.zero_stage == 0 or summed)
     return 0 if alone else 4 * bucket
 
@@ -111,19 +116,42 @@ def engine_needs(config: Config, model: Model) -> dict[str, int]:
     }
 
 
+def retrieval_needs(config: Config, gpu: int, gpus: int) -> dict[str, int]:
+    """Bytes of the run's own retrieval server on one of `gpus`, by what they are for: vectors over
+    all of them, the encoder on the first.
+    """
+    retrieval, needs = config.retrieval, {}
+    if not config.starts_retrieval_server:
+        return {}
+    if retrieval.device == "cuda" and gpu == 0:
+        needs["encoder"] = ENCODER_BYTES
+    if retrieval.index_device == "cuda":
+        file = Path(retrieval.index)
+        size = file.stat().st_size if file.is_file() else WIKI_18_BYTES
+        needs |= {"vectors in halves": size // 2 // gpus, "FAISS": FAISS_BYTES}
+    return needs | {"CUDA": CONTEXT_BYTES} if needs else {}
+
+
+def tenants(config: Config, model: Model, gpus: int) -> list[dict[str, dict[str, int]]]:
+    """What each of `gpus` holds: who, and its bytes by what they are for."""
+    ranks, actors = config.learner.ranks, config.actors.count
+    found: list[dict[str, dict[str, int]]] = [{} for _ in range(gpus)]
+    for rank in range(ranks):
+        found[rank % gpus][f"learner rank {rank}"] = learner_needs(config, model)
+    for index in range(actors):
+        home = gpu_of_actor(index, ranks, gpus)
+        found[home][f"actor-{index}"] = engine_needs(config, model)
+    for gpu, each in enumerate(found):
+        if needs := retrieval_needs(config, gpu, gpus):
+            each["retrieval server"] = needs
+    return found
+
+
 def plan(config: Config, model: Model, gpus: list[int]) -> Iterator[tuple[str, bool]]:
     """Yield, for each GPU in use, a line on what it must hold, and True where that fits."""
-    ranks, actors = config.learner.ranks, config.actors.count
-    homes = {f"learner rank {rank}": rank % len(gpus) for rank in range(ranks)}
-    homes |= {f"actor-{index}": gpu_of_actor(index, ranks, len(gpus)) for index in range(actors)}
-    for gpu, total in enumerate(gpus):
-        tenants = {
-            who: (engine_needs if who.startswith("actor") else learner_needs)(config, model)
-            for who, home in homes.items()
-            if home == gpu
-        }
-        if tenants:
-            yield _line(gpu, total, tenants)
+    for gpu, each in enumerate(tenants(config, model, len(gpus))):
+        if each:
+            yield _line(gpu, gpus[gpu], each)
 
 
 def _line(gpu: int, total: int, tenants: dict[str, dict[str, int]]) -> tuple[str, bool]:

@@ -1,4 +1,4 @@
-"""A configuration with nothing left open: run directory, retrieval port, absolute paths."""
+"""A configuration with nothing left open: run directory, retrieval port, paths, sizes."""
 
 import difflib
 import random
@@ -11,6 +11,7 @@ import msgspec
 from configs.load import ConfigError, marked
 from configs.schema import Config, RetrievalConfig
 from configs.section import INPUT_PATH
+from scripts.setup.fit import fitted
 from scripts.setup.hub import with_hub_paths
 from scripts.setup.overrides import get_field, with_field
 
@@ -21,7 +22,7 @@ _RECORDS = ("config.yaml", "events.log")
 def resolve(config: Config, name: str) -> Config:
     """The configuration with nothing left open; a run without a directory is named after `name`."""
     run_dir = config.run_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    config = with_absolute_paths(with_hub_paths(config))
+    config = fitted(with_absolute_paths(with_hub_paths(config)))
     return msgspec.structs.replace(
         config,
         run_dir=str(Path(run_dir).expanduser().resolve()),

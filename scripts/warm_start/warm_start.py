@@ -28,6 +28,7 @@ from learner.errors import BadCheckpoint, BadModel
 from replay.protocol import LogError
 from scripts.options import Options, argument, option, overrides
 from scripts.setup import preflight
+from scripts.setup.fit import fitted
 from scripts.setup.hub import with_hub_paths
 from scripts.setup.resolve import with_absolute_paths
 from scripts.terminal import Bars, status
@@ -101,7 +102,7 @@ def warm_start(options: WarmStartOptions) -> int:
 def settings(options: WarmStartOptions) -> Config:
     """The configuration, with OUT as its run directory. Raises ConfigError."""
     config = with_hub_paths(load(options.config, options.overrides), ("model.path",))
-    config = with_absolute_paths(config)
+    config = fitted(with_absolute_paths(config))
     name = f"warm-start-{Path(options.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     out = options.out or Path(config.run_dir or Path("runs") / name)
     config = msgspec.structs.replace(config, run_dir=str(out.resolve()))

@@ -50,6 +50,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     [
         ("model.path=/nowhere", "model.path = '/nowhere': no model there"),
         ("actors.thread=1", "did you mean 'actors.threads'?"),
+        ("actors.kv_cache_bytes=0", "= 0: it is found when a run is prepared (forage train): give"),
     ],
 )
 def test_bad_input_exits_2_with_a_message(start: Start, override: str, message: str) -> None:
