@@ -41,7 +41,7 @@ def _is_one(name: str, uuids: list[str]) -> bool:
 
 
 def _uuids() -> list[str]:
-    """Of this machine's GPUs, by NVIDIA's driver; none where there is no driver, or a broken one."""
+    """Of this machine's GPUs, by NVIDIA's driver; none without one, or with a broken one."""
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError:

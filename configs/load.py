@@ -80,9 +80,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), gpus: int | None = Non
     return parse(text, overrides, str(path), gpus)
 
 
-def parse(
-    text: str, overrides: Sequence[str], source: str, gpus: int | None = None
-) -> Config:
+def parse(text: str, overrides: Sequence[str], source: str, gpus: int | None = None) -> Config:
     """`load`, of text that came from `source`."""
     try:
         tree = yaml.load(text, _Loader) or {}

@@ -71,7 +71,7 @@ COMMANDS = {
     "data prepare": Command("data.prepare:prepare", "Put data sets into one schema."),
     "data audit": Command("data.corpus_audit:audit", "Count the questions a corpus answers."),
     "index": Command("data.build_index:index", "Build an index of a corpus."),
-    "memory": Command("setup.machine:memory", "Reckon what GPUs and their host must hold."),
+    "memory": Command("setup.memory:memory", "Reckon what GPUs must hold, and a run's pace."),
     "doctor": Command("setup.doctor:doctor", "Check this machine for what a run needs."),
     "bench learner": Command("bench.learner:bench", "The cost of the learner's step."),
     "bench staleness": Command("bench.staleness.bench:bench", "Corrections by staleness."),

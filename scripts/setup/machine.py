@@ -1,17 +1,13 @@
 """The needs of a run of this machine: its memory, its GPUs, the transport between them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from actors.policies.engine import gpu_of_actor
 from configs.devices import on_cpu
-from configs.load import ConfigError, load
-from configs.runtime.process import Exit
 from configs.schema import Config
-from scripts.options import Options, argument, option, overrides
 from scripts.setup import gpu_memory
 from scripts.setup.model_size import Model, known_model, read_model, width_of
 from weight_sync.protocol import TransportUnusable
@@ -20,44 +16,13 @@ from weight_sync.transports.selection import CPU, choose
 # Imports, buffers and stacks of one process, so that the demo asks for its measured peak: its
 # processes' RSS comes to 5.3 GiB, which counts shared pages again (PSS: 3.9 GiB).
 PROCESS_BYTES = 440 << 20
+LESS = (
+    "lower actors.kv_cache_bytes, learner.micro_batch_tokens or actors.count, set "
+    "learner.gradient_checkpointing, learner.offload=cpu or learner.zero_stage=3, or name a "
+    "smaller model.path"
+)
 _FILLING = ("actors.kv_cache_bytes", "learner.micro_batch_tokens")
 _SIZES = (*_FILLING, "learner.logprob_chunk_bytes")
-
-
-@dataclass(frozen=True)
-class MemoryOptions(Options):
-    """The options of `forage memory`; `gpus` and `gib` describe a machine other than this one."""
-
-    config: str = argument("a YAML file, for example configs/one_gpu.yaml")
-    overrides: tuple[str, ...] = overrides()
-    gpus: int | None = option("for so many GPUs, instead of this machine's", metavar="N", least=1)
-    gib: float = option("the memory of each of them", default=80.0, least=1)
-
-
-def memory(options: MemoryOptions) -> int:
-    """Print what each GPU and their host have to hold; failed where a GPU cannot. Raises
-    ConfigError.
-    """
-    config = load(options.config, options.overrides)
-    gpus = (
-        [int(options.gib * gpu_memory.GIB)] * options.gpus if options.gpus else gpu_memory.totals()
-    )
-    if not gpus:
-        raise ConfigError("no GPU here: reckon for another machine, --gpus N --gib SIZE")
-    try:
-        model = read_model(Path(config.model.path))
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"model.path = {config.model.path!r}: its size cannot be read ({error}): name a "
-            "Hugging Face folder"
-        ) from error
-    found = list(gpu_memory.plan(config, model, gpus))
-    for line, fits in found:
-        print(line if fits else f"{line}: TOO MUCH")
-    host = memory_needed(config, beside_gpus=True)
-    terms = ", ".join(f"{what} {size / gpu_memory.GIB:.2f}" for what, size in host.items())
-    print(f"host: about {sum(host.values()) / gpu_memory.GIB:.1f} GiB: {terms}")
-    return Exit.DONE if all(fits for _, fits in found) else Exit.FAILED
 
 
 def lacks(config: Config) -> Iterator[str]:
@@ -81,22 +46,34 @@ def missing_gpus(config: Config) -> str:
             "forage doctor for the driver that it needs, or install for the CPU, make .venv, and "
             "use .venv/bin/forage"
         )
-    asked, kind = [], config.weight_sync.transport
-    if kind in ("nccl", "cuda_ipc"):
-        asked.append(f"weight_sync.transport = {kind!r}")
-    for name in ("device", "index_device") if config.starts_retrieval_server else ():
-        if (device := getattr(config.retrieval, name)) == "cuda":
-            asked.append(f"retrieval.{name} = {device!r}")
+    asked, ranks, actors = _asked(config), config.learner.ranks, config.actors.count
     if not asked or gpu_memory.totals():
         return ""
-    ranks, actors = config.learner.ranks, config.actors.count
-    count = ranks + actors if kind == "nccl" or ranks > 1 else 1
+    count = gpus_wanted(config)
     shared = f" (learner.ranks = {ranks!r}, actors.count = {actors!r})" if count > 1 else ""
     return (
         f"no GPU is visible, and this configuration is for {count}{shared}: "
         f"{', '.join(asked)}: on a machine with GPUs install for them, make .venv GPU=1, and use "
         ".venv-gpu/bin/forage; on this one begin with configs/base.yaml"
     )
+
+
+def gpus_wanted(config: Config) -> int:
+    """How many GPUs a configuration is for that asks for some; 0 where it runs without."""
+    ranks, actors = config.learner.ranks, config.actors.count
+    if not _asked(config):
+        return 0
+    return ranks + actors if config.weight_sync.transport == "nccl" or ranks > 1 else 1
+
+
+def _asked(config: Config) -> list[str]:
+    """The fields that need a GPU."""
+    kind = config.weight_sync.transport
+    asked = [f"weight_sync.transport = {kind!r}"] if kind in ("nccl", "cuda_ipc") else []
+    for name in ("device", "index_device") if config.starts_retrieval_server else ():
+        if (device := getattr(config.retrieval, name)) == "cuda":
+            asked.append(f"retrieval.{name} = {device!r}")
+    return asked
 
 
 def too_few_gpus(config: Config) -> str:
@@ -113,17 +90,20 @@ def too_few_gpus(config: Config) -> str:
     )
 
 
-def memory_needed(config: Config, beside_gpus: bool | None = None) -> dict[str, int]:
-    """About how many bytes of the machine's memory a run takes, by what they are for: with GPUs
-    (default: as here) without what lies there.
+def memory_needed(
+    config: Config, gpus: int | None = None, model: Model | None = None
+) -> dict[str, int]:
+    """About how many bytes of the machine's memory a run takes, by what they are for, without what
+    lies on so many GPUs (default: as here). `model`: the one at its path where none is given.
     """
-    on_gpus = bool(gpu_memory.totals()) if beside_gpus is None else beside_gpus
-    model, actors, learner = known_model(Path(config.model.path)), config.actors, config.learner
+    gpus = len(gpu_memory.totals()) if gpus is None else gpus
+    model = known_model(Path(config.model.path)) if model is None else model
+    actors, learner = config.actors, config.learner
     needs = {
         f"engines (actors.count = {actors.count!r})": 3 * actors.count * PROCESS_BYTES,
         f"learner (learner.ranks = {learner.ranks!r})": 2 * learner.ranks * PROCESS_BYTES,
-        **(_beside_gpus if on_gpus else _on_host)(config, model),
-        "weights on their way to actors": (2 + actors.count) * _buckets(config, model, on_gpus),
+        **(_beside_gpus if gpus else _on_host)(config, model),
+        "weights on their way to actors": _sets(config, gpus) * _buckets(config, model, gpus > 0),
         "replay, retrieval server and launcher": 3 * PROCESS_BYTES,
     }
     return {what: size for what, size in needs.items() if size}
@@ -138,7 +118,7 @@ def _on_host(config: Config, model: Model) -> dict[str, int]:
     return {
         "their weights": actors.count * width_of(config.engine_dtype) * model.parameters,
         "their keys and values (actors.kv_cache_bytes)": actors.count * actors.kv_cache_bytes,
-        "its weights, gradients, optimiser and averages": learner.ranks * sum(needs.values()),
+        "its weights, gradients and optimiser": learner.ranks * sum(needs.values()),
         tokens: learner.ranks * activations,
         "its logits (learner.logprob_chunk_bytes)": learner.ranks * head,
     }
@@ -160,6 +140,15 @@ def _beside_gpus(config: Config, model: Model) -> dict[str, int]:
         "its optimiser, averages and gradients (learner.offload)": offloaded * held,
         "a checkpoint before it is written": max(written, loaded),
     }
+
+
+def _sets(config: Config, gpus: int) -> int:
+    """Sets of buckets on the host: the publisher's two, and each actor's that lies on no GPU."""
+    try:
+        there = transport(config, gpus) in ("nccl", "cuda_ipc")
+    except TransportUnusable:  # said elsewhere
+        there = False
+    return 2 + (0 if there else config.actors.count)
 
 
 def _buckets(config: Config, model: Model, pinned: bool) -> int:
@@ -204,11 +193,7 @@ def _memory(config: Config) -> Iterator[str]:
 def _gpu_memory(config: Config) -> Iterator[str]:
     for line, fits in gpu_plan(config):
         if not fits:
-            yield (
-                f"too little memory on a GPU: {line}; lower actors.kv_cache_bytes, "
-                "learner.micro_batch_tokens or actors.count, set learner.gradient_checkpointing, "
-                "or name a smaller model.path"
-            )
+            yield (f"too little memory on a GPU: {line}; {LESS}")
 
 
 def gpu_plan(config: Config) -> list[tuple[str, bool]]:
@@ -222,9 +207,12 @@ def gpu_plan(config: Config) -> list[tuple[str, bool]]:
     return list(gpu_memory.plan(config, model, gpus))
 
 
-def transport(config: Config) -> str:
-    """The way the weights will travel, by the GPUs of this machine. Raises TransportUnusable."""
-    gpus, ranks = len(gpu_memory.totals()), config.learner.ranks
+def transport(config: Config, gpus: int | None = None) -> str:
+    """The way the weights will travel by so many GPUs (default: as here). Raises
+    TransportUnusable.
+    """
+    gpus = len(gpu_memory.totals()) if gpus is None else gpus
+    ranks = config.learner.ranks
 
     def place(index: int) -> str:
         return f"GPU {gpu_of_actor(index, ranks, gpus)}" if gpus else CPU

@@ -116,7 +116,10 @@ def limits(config: Config) -> Iterator[str]:
             f"model.max_model_len = {context!r}: the model has max_position_embeddings {limit}; "
             "lower model.max_model_len to at most that"
         )
-    of_token, has = width_of(config.engine_dtype) * kept_elements(tree), config.actors.kv_cache_bytes
+    of_token, has = (
+        width_of(config.engine_dtype) * kept_elements(tree),
+        config.actors.kv_cache_bytes,
+    )
     if 0 < has < (needed := of_token * context):
         yield (
             f"actors.kv_cache_bytes = {has!r}: one context of model.max_model_len = {context!r} "

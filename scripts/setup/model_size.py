@@ -67,7 +67,7 @@ def read_model(path: Path) -> Model:
 
 
 def find_model(path: str) -> Model:
-    """The same, of a folder without weights too, or by the name of a model that need not be here."""
+    """The same, of a folder without weights too, or of a model known by its name."""
     folder = Path(path)
     if (folder / "config.json").is_file():
         found = read_model(folder)

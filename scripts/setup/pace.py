@@ -28,7 +28,7 @@ def speed_of(total: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Pace:
-    """Of a configuration whose sizes are found. `total`: a GPU's bytes, `gpus` how many there are."""
+    """Of a configuration whose sizes are found, on `gpus` of `total` bytes each."""
 
     config: Config
     model: Model

@@ -10,10 +10,9 @@ from configs.load import load
 from configs.rewards import RewardWeights
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
-from scripts.setup.gpu_memory import GIB, plan
-from scripts.setup.model_size import Model
+from scripts.setup.gpu_memory import GIB, HEADROOM
+from scripts.setup.memory import MemoryOptions, Reckoned, reckon
 
-INDEX_BYTES = 7_000_000_000  # e5_Flat.index in halves over 8 GPUs, with FAISS's own room
 PER_BATCH = 10  # optimiser steps on each of Search-R1's batches: 512 x 5 rollouts in parts of 256
 SEARCH_R1 = {  # scripts/nq_hotpotqa/v0.2/train_grpo.sh
     "model.max_model_len": 4096 + 500,
@@ -87,20 +86,26 @@ ASEARCHER = {  # ASearcher/configs/asearcher_local.yaml
     "learner.weight_decay": 0.01,
     "learner.max_grad_norm": 1.0,
 }
-QWEN_3B = Model(
-    hidden=2048, layers=36, intermediate=11_008, queries=2048, keys=256, vocabulary=151_936,
-    weights=(311_164_928, 2_774_773_760),
-)  # fmt: skip
-QWEN_7B = Model(
-    hidden=3584, layers=28, intermediate=18_944, queries=3584, keys=512, vocabulary=152_064,
-    weights=(544_997_376, 544_997_376, 6_525_621_760),
-)  # fmt: skip
-RECIPES: dict[str, tuple[dict[str, Any], Model]] = {
-    "search_r1_3b_grpo": (SEARCH_R1, QWEN_3B),
-    "search_r1_7b_grpo": (SEARCH_R1, QWEN_7B),
-    "ema_pg_3b": (EMA_PG, QWEN_3B),
-    "asearcher_7b": (ASEARCHER, QWEN_7B),
+RECIPES: dict[str, dict[str, Any]] = {
+    "search_r1_3b_grpo": SEARCH_R1,
+    "search_r1_7b_grpo": SEARCH_R1,
+    "ema_pg_3b": EMA_PG,
+    "asearcher_7b": ASEARCHER,
 }
+FREE_OF_80, FREE_OF_24 = 79.0, 22.0  # GiB that CUDA shows of GPUs of 80 and of 24 GB
+CASES = {  # configuration, model, GPUs, GiB of each
+    "search_r1_3b_grpo": ("search_r1_3b_grpo", "Qwen2.5-3B", 8, FREE_OF_80),
+    "search_r1_7b_grpo": ("search_r1_7b_grpo", "Qwen2.5-7B", 8, FREE_OF_80),
+    "ema_pg_3b": ("ema_pg_3b", "Qwen2.5-3B", 8, FREE_OF_80),
+    "asearcher_7b": ("asearcher_7b", "Qwen2.5-7B", 8, FREE_OF_80),
+    "one_gpu": ("one_gpu", "Qwen2.5-0.5B", 1, FREE_OF_24),
+    "base, 0.5B on one": ("base", "Qwen2.5-0.5B", 1, FREE_OF_24),
+    "base, 3B on one": ("base", "Qwen2.5-3B", 1, FREE_OF_80),
+    "base, 3B on eight": ("base", "Qwen2.5-3B", 8, FREE_OF_80),
+    "base, 7B on eight": ("base", "Qwen2.5-7B", 8, FREE_OF_80),
+    "base, 14B on eight": ("base", "Qwen2.5-14B", 8, FREE_OF_80),
+}
+MOST_ANEW = 0.2  # of an engine's time, for what new weights took from its cache
 
 
 def recipe(name: str) -> Config:
@@ -113,18 +118,95 @@ def value(config: Config, field: str) -> Any:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_numbers_are_those_published(name: str) -> None:
-    config, published = recipe(name), RECIPES[name][0]
+    config, published = recipe(name), RECIPES[name]
     assert {field: value(config, field) for field in published} == published
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_gpu_holds_what_the_comment_says(name: str) -> None:
-    config, model = recipe(name), RECIPES[name][1]
-    text = " ".join((REPOSITORY / "configs" / f"{name}.yaml").read_text().replace("#", " ").split())
-    lines = list(plan(config, model, [80 * GIB - INDEX_BYTES] * 8))
-    assert len(lines) == 8 and all(fits for _, fits in lines)
-    needed = [line.split("about ")[1].split(" of ")[0] for line, _ in (lines[0], lines[-1])]
-    assert f"a learner's GPU about {needed[0]} GiB, an actor's {needed[1]}" in text
+def reckoned(case: str, *overrides: str) -> Reckoned:
+    name, model, gpus, gib = CASES[case]
+    path = str(REPOSITORY / "configs" / f"{name}.yaml")
+    return reckon(MemoryOptions(path, (f"model.path={model}", *overrides), gpus, gib))
+
+
+def unfit(found: Reckoned) -> dict[str, tuple[float, float]]:
+    """Each number that does not follow from the model and the GPUs: what it is, and its bound."""
+    config, pace = found.config, found.pace
+    actors, replay, learner = config.actors, config.replay, config.learner
+    group = replay.group_size * config.model.max_model_len
+    fullest = max(sum(map(sum, (n.values() for n in each.values()))) for each in found.gpus)
+    at_most = {
+        "bytes of a GPU": (fullest, found.total * (1 - HEADROOM)),
+        "first contexts": (pace.in_flight * pace.context_tokens, pace.kv_tokens),
+        "contexts made anew": (pace.anew_share, MOST_ANEW),
+        "publish_every": (config.weight_sync.publish_every, replay.max_staleness + 1),
+    }
+    at_least = {
+        "a group's context": (pace.kv_tokens, group),
+        "a group in flight": (pace.in_flight, replay.group_size),
+        "rollout_deadline_s": (actors.rollout_deadline_s, 2 * pace.rollout_s),
+        "group_deadline_s": (replay.group_deadline_s, 2 * actors.rollout_deadline_s),
+        "batch_deadline_s": (learner.batch_deadline_s, pace.first_batch_s),
+        "step_deadline_s": (learner.step_deadline_s, pace.longest_step_s),
+    }
+    wrong = {name: pair for name, pair in at_most.items() if pair[0] > pair[1]}
+    return wrong | {name: pair for name, pair in at_least.items() if pair[0] < pair[1]}
+
+
+def sizes(found: Reckoned) -> str:
+    """What a recipe says of its sizes."""
+    used = [sum(map(sum, (n.values() for n in each.values()))) for each in found.gpus]
+    whose = [f"the GPU {used[0] / GIB:.1f}"]
+    if len(used) > 1:
+        whose = [f"a learner's GPU {max(used[:4]) / GIB:.1f}", f"an actor's {used[-1] / GIB:.1f}"]
+    pace, count = found.pace, found.config.actors.count
+    return (
+        f"{whose[0]} of {found.total / GIB:.0f} GiB, {', '.join([*whose[1:], 'of which'])} "
+        f"{found.config.actors.kv_cache_bytes / GIB:.1f} for {pace.kv_tokens:,} tokens of keys and "
+        f"values; {count} x {pace.in_flight} rollouts in flight, each of at most "
+        f"{pace.rollout_s:.0f} s; a step {pace.step_s:.0f} s; new weights every "
+        f"{pace.publish_s:.0f} s, which cost {100 * pace.anew_share:.0f} % of an engine's time"
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_its_numbers_follow_from_the_model_and_the_gpus(case: str) -> None:
+    assert unfit(reckoned(case)) == {}
+
+
+@pytest.mark.parametrize(
+    ("case", "override", "said"),
+    [
+        ("search_r1_7b_grpo", "learner.micro_batch_tokens=16384", "bytes of a GPU"),
+        ("search_r1_7b_grpo", "learner.zero_stage=1", "bytes of a GPU"),
+        ("search_r1_3b_grpo", f"actors.kv_cache_bytes={57 << 30}", "bytes of a GPU"),
+        ("one_gpu", f"actors.kv_cache_bytes={12 << 30}", "bytes of a GPU"),
+        ("base, 14B on eight", "learner.offload=none", "bytes of a GPU"),
+        ("search_r1_7b_grpo", f"actors.kv_cache_bytes={1 << 30}", "a group's context"),
+        ("asearcher_7b", f"actors.kv_cache_bytes={5 << 30}", "a group's context"),
+        ("search_r1_7b_grpo", f"actors.kv_cache_bytes={400 << 20}", "first contexts"),
+        ("search_r1_3b_grpo", "weight_sync.publish_every=4", "contexts made anew"),
+        ("search_r1_7b_grpo", "weight_sync.publish_every=1", "contexts made anew"),
+        ("search_r1_3b_grpo", "actors.max_num_seqs=512", "contexts made anew"),
+        ("base, 7B on eight", "weight_sync.publish_every=3", "contexts made anew"),
+        ("search_r1_7b_grpo", "actors.rollout_deadline_s=240", "rollout_deadline_s"),
+        ("asearcher_7b", "actors.rollout_deadline_s=1200", "rollout_deadline_s"),
+        ("base, 7B on eight", "actors.rollout_deadline_s=300", "rollout_deadline_s"),
+        ("ema_pg_3b", "replay.group_deadline_s=900", "group_deadline_s"),
+        ("asearcher_7b", "learner.batch_deadline_s=2000", "batch_deadline_s"),
+        ("asearcher_7b", "learner.step_deadline_s=1800", "step_deadline_s"),
+        ("search_r1_7b_grpo", "replay.groups_per_step=102", "step_deadline_s"),
+    ],
+)
+def test_a_number_that_does_not_is_found(case: str, override: str, said: str) -> None:
+    assert said in unfit(reckoned(case, override))
+
+
+@pytest.mark.parametrize("name", [*RECIPES, "one_gpu"])
+def test_the_comment_says_what_is_reckoned(name: str) -> None:
+    text = (REPOSITORY / "configs" / f"{name}.yaml").read_text()
+    said = " ".join(text.replace("\n#", " ").split())
+    command = f"Sizes by `forage memory configs/{name}.yaml model.path={CASES[name][1]}` ("
+    assert command in said and f": {sizes(reckoned(name))}." in said
 
 
 @pytest.mark.parametrize(

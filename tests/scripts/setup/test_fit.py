@@ -34,9 +34,7 @@ def held(config: Config, gpus: list[int], name: str) -> list[int]:
         ("Qwen2.5-14B", [FREE_OF_80] * 8, "cpu"),
     ],
 )
-def test_the_defaults_fill_the_gpus_and_no_more(
-    name: str, gpus: list[int], offload: str
-) -> None:
+def test_the_defaults_fill_the_gpus_and_no_more(name: str, gpus: list[int], offload: str) -> None:
     config, model = load(BASE, gpus=len(gpus)), find_model(name)
     found = fitted(config, gpus, model)
     assert found.learner.offload == offload

@@ -27,7 +27,8 @@ QWEN_HALF_B, QWEN_7B = find_model("Qwen2.5-0.5B"), find_model("Qwen2.5-7B")
 
 @pytest.fixture
 def one_gpu() -> Config:
-    return load(REPOSITORY / "configs" / "one_gpu.yaml")
+    cache = f"actors.kv_cache_bytes={5 * GIB // 2}"
+    return load(REPOSITORY / "configs" / "one_gpu.yaml", [cache, "learner.offload=none"])
 
 
 def test_a_half_billion_parameters_fit_the_22_gib_of_an_a10g(one_gpu: Config) -> None:
@@ -35,7 +36,7 @@ def test_a_half_billion_parameters_fit_the_22_gib_of_an_a10g(one_gpu: Config) ->
     assert fits and re.match(r"GPU 0: about \d+\.\d of 22\.0 GiB: learner rank 0 13\.8", line)
     assert (
         "optimiser, with fp32 weights 5.52" in line
-        and "; actor-0 7.3 (weights 0.92, keys and values 3.00" in line
+        and "; actor-0 6.8 (weights 0.92, keys and values 2.50" in line
     )
 
 
@@ -209,7 +210,10 @@ def test_on_gpus_the_host_holds_no_caches_but_pinned_weights(
     caches, sent = "their keys and values (actors.kv_cache_bytes)", "weights on their way to actors"
     assert on_host[caches] == config.actors.kv_cache_bytes and caches not in beside
     assert on_host[sent] == 3 * 2 * read_model(tiny_model_path).parameters
-    assert beside[sent] // 3 == 1 << (on_host[sent] // 3 - 1).bit_length()
+    assert beside[sent] // 2 == 1 << (on_host[sent] // 3 - 1).bit_length()  # the publisher's alone
+    gloo = msgspec.structs.replace(config.weight_sync, transport="gloo")
+    apart = machine.memory_needed(msgspec.structs.replace(config, weight_sync=gloo))
+    assert apart[sent] // 3 == beside[sent] // 2
 
 
 @pytest.mark.parametrize(
