@@ -121,7 +121,7 @@ def _gpus(gpus: int) -> dict[str, Any]:
     return on_gpus | {
         "actors": on_gpus["actors"] | {"count": max(gpus - ranks, 1)},
         "replay": on_gpus["replay"] | {"groups_per_step": 32},
-        "learner": on_gpus["learner"] | {"ranks": ranks, "zero_stage": 3},
+        "learner": on_gpus["learner"] | {"ranks": ranks, "zero_stage": 3 if ranks > 1 else 1},
     }
 
 

@@ -21,7 +21,7 @@ MOST = 4096  # where nobody has set it
 
 
 def mean_context(prompt_tokens: int, longest: int) -> int:
-    """A context's tokens on average, as far as is known beforehand: half way from prompt to limit."""
+    """A context's tokens on average, as far as is known before: half way from prompt to limit."""
     return (prompt_tokens + longest) // 2
 
 

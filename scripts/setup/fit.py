@@ -14,6 +14,7 @@ from scripts.setup.gpu_memory import GIB, HEADROOM, engine_needs, tenants, total
 from scripts.setup.model_size import Model, known_model, width_of
 
 HOST_BYTES = 4 * GIB  # of keys and values, at most, where no GPU holds them
+CACHE = "keys and values"  # of an engine's needs
 UNKNOWN_BYTES = GIB  # where config.json does not tell how large they are
 
 
@@ -63,11 +64,10 @@ def _left(config: Config, gpus: list[int], model: Model) -> int:
 
 def _rooms(config: Config, gpus: list[int], model: Model) -> Iterator[tuple[int, int]]:
     """Yield what each GPU leaves for keys and values, in bytes, and for how many actors."""
-    given = config.actors.kv_cache_bytes
     for total, there in zip(gpus, tenants(config, model, len(gpus)), strict=True):
-        actors = sum(name.startswith("actor") for name in there)
+        caches = [needs[CACHE] for needs in there.values() if CACHE in needs]
         needed = sum(sum(needs.values()) for needs in there.values())
-        yield _free(total) - needed + actors * given, actors
+        yield _free(total) - needed + sum(caches), len(caches)
 
 
 def _free(total: int) -> int:

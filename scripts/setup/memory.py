@@ -223,7 +223,7 @@ def _kinds(gpus: list[dict[str, dict[str, int]]]) -> list[list[int]]:
 
 
 def _role(who: str) -> str:
-    return re.sub(r"( rank \d+|-\d+)$", "", who)
+    return re.sub(r"( rank \d+|-\d+.*)$", "", who)
 
 
 def _span(gpus: list[int]) -> str:

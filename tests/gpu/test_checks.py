@@ -1,6 +1,7 @@
 """The GPU suite where there is none: what it says, and that its first part imports little."""
 
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -57,6 +58,24 @@ def test_make_runs_it_without_installing_anything_else() -> None:
     command = ["make", "-n", "test-gpu", "PART=A"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert "python -m tests.gpu.checks --part A" in done.stdout and "GPU=1" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "folder", "kind"), [((), ".venv", "cpu"), (("GPU=1",), ".venv-gpu", "gpu")]
+)
+def test_an_installation_leaves_the_other_alone(
+    words: tuple[str, ...], folder: str, kind: str
+) -> None:
+    command = ["make", "--always-make", "-n", ".venv", *words]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert f"rm -rf {folder} && requirements/install.sh {folder} {kind}\n" in done.stdout
+    assert done.stdout.count("rm -rf") == 1
+
+
+def test_on_gpus_vectors_are_searched_by_faiss_for_gpus() -> None:
+    locks = (REPOSITORY / "requirements").glob("*.lock")
+    text = {lock.stem: re.findall(r"^faiss-\w+", lock.read_text(), re.M) for lock in locks}
+    assert text["gpu"] == ["faiss-gpu"] and text["cpu"] == ["faiss-cpu"]
 
 
 def test_a_missing_module_is_named() -> None:

@@ -27,6 +27,7 @@ def held(config: Config, gpus: list[int], name: str) -> list[int]:
     ("name", "gpus", "offload"),
     [
         ("Qwen2.5-0.5B", [FREE_OF_24], "none"),
+        ("Qwen2.5-0.5B", [FREE_OF_24] * 2, "none"),
         ("Qwen2.5-1.5B", [FREE_OF_80], "none"),
         ("Qwen2.5-3B", [FREE_OF_80], "cpu"),
         ("Qwen2.5-3B", [FREE_OF_80] * 8, "none"),

@@ -187,7 +187,10 @@ def test_what_is_offloaded_is_the_host_s(
     needed, count = machine.memory_needed(config), read_model(tiny_model_path).parameters
     assert needed["its optimiser, averages and gradients (learner.offload)"] == 24 * count
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=GIB))
-    assert any("(learner.offload)" in problem for problem in machine.lacks(config))
+    (problem,) = (each for each in machine.lacks(config) if "(learner.offload)" in each)
+    assert (
+        f"about {sum(needed.values()) / GIB:.2f} GiB" in problem and "1.00 GiB are free" in problem
+    )
 
 
 def test_ranks_without_a_gpu_of_their_own_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,11 @@ SMALL = {
         ({}, "tokens takes 50331648 (12288 a token): raise the former to at least that"),
         ({"head_dim": 128}, "takes 100663296 (24576 a token)"),
         ({"architectures": ["BertForMaskedLM"]}, "its architectures ['BertForMaskedLM'] generate"),
+        (
+            {"num_experts": 8},
+            "a mixture of 8 experts in each layer: weights reach a running engine",
+        ),
+        ({"text_config": SMALL | {"n_routed_experts": 64}}, "a mixture of 64 experts"),
         ({"use_sliding_window": True}, ""),
         ({"layer_types": ["linear_attention", "full_attention"]}, ""),
         ({"kv_lora_rank": 512}, ""),
