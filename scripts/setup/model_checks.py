@@ -116,10 +116,13 @@ def limits(config: Config) -> Iterator[str]:
             f"model.max_model_len = {context!r}: the model has max_position_embeddings {limit}; "
             "lower model.max_model_len to at most that"
         )
-    of_token, has = (
-        width_of(config.engine_dtype) * kept_elements(tree),
-        config.actors.kv_cache_bytes,
-    )
+    yield from _cache(config, tree)
+
+
+def _cache(config: Config, tree: dict[str, Any]) -> Iterator[str]:
+    """Yield that an engine's keys and values hold less than one context."""
+    of_token = width_of(config.engine_dtype) * kept_elements(tree)
+    has, context = config.actors.kv_cache_bytes, config.model.max_model_len
     if 0 < has < (needed := of_token * context):
         yield (
             f"actors.kv_cache_bytes = {has!r}: one context of model.max_model_len = {context!r} "
