@@ -20,7 +20,7 @@ from scripts.setup.fit import fitted
 from scripts.setup.gpu_memory import GIB, state_bytes, tenants, totals
 from scripts.setup.machine import LESS, gpus_wanted, memory_needed
 from scripts.setup.model_size import Model, find_model, tokens_at_once, width_of
-from scripts.setup.pace import Pace
+from scripts.setup.pace import Pace, speed_of
 
 _REASONS = {  # of a part of who lies on a GPU
     "weights": "{width} x {elements}{over3}",
@@ -41,8 +41,8 @@ _REASONS = {  # of a part of who lies on a GPU
     "CUDA": "a process",
 }
 NOTE = (
-    "Times are reckoned for a weaker GPU of this memory, none is measured. Rollouts end half way "
-    "to the context's limit; at most is at the limit."
+    "Times are reckoned for {moved:g} TB/s and {done:g} TFLOP/s a GPU; none is measured. Rollouts "
+    'are taken to end half way to the context\'s limit, "at most" at it.'
 )
 _ENGINE_WEIGHTS = "{engine} x {elements}"
 
@@ -86,7 +86,8 @@ def memory(options: MemoryOptions) -> int:
     if not found.fits:
         console.print(f"\nToo much for a GPU: {LESS}.", style="bold red", highlight=False)
     elif found.gpus:
-        console.print(f"\n{NOTE}", highlight=False)
+        moved, done = (each / 1e12 for each in speed_of(found.total))
+        console.print(f"\n{NOTE.format(moved=moved, done=done)}", highlight=False)
     if options.json:
         write_json(options.json, figures(found))
     return Exit.DONE if found.fits else Exit.FAILED

@@ -201,6 +201,31 @@ def test_a_number_that_does_not_is_found(case: str, override: str, said: str) ->
     assert said in unfit(reckoned(case, override))
 
 
+def row(case: str) -> str:
+    """A row of the manual's table."""
+    name, model, gpus, gib = CASES[case]
+    found, used = reckoned(case), []
+    for each in found.gpus:
+        used.append(f"{sum(map(sum, (needs.values() for needs in each.values()))) / GIB:.1f}")
+    pace = found.pace
+    cells = (
+        f"`{name}`, {model.removeprefix('Qwen2.5-')}",
+        f"{gpus} x {gib:.0f}",
+        max(used[: found.config.learner.ranks]),
+        used[-1],
+        f"{sum(found.host.values()) / GIB:.0f}",
+        f"{found.config.actors.count} x {pace.in_flight}",
+        *(f"{seconds:.0f} s" for seconds in (pace.rollout_s, pace.step_s, pace.publish_s)),
+        f"{100 * pace.anew_share:.0f} %",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "base, 0.5B on one"])
+def test_the_manual_s_table_is_what_is_reckoned(case: str) -> None:
+    assert row(case) in (REPOSITORY / "docs" / "running.md").read_text().splitlines()
+
+
 @pytest.mark.parametrize("name", [*RECIPES, "one_gpu"])
 def test_the_comment_says_what_is_reckoned(name: str) -> None:
     text = (REPOSITORY / "configs" / f"{name}.yaml").read_text()

@@ -61,6 +61,16 @@ def test_a_part_says_how_it_is_reckoned(capsys: pytest.CaptureFixture[str]) -> N
     assert "weight_sync.publish_every = 5" in text
 
 
+def test_the_manual_shows_what_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    text = (REPOSITORY / "docs" / "running.md").read_text()
+    command, _, shown = text.partition("$ forage memory ")[2].partition("\n")
+    _, lines = said(capsys, *command.split())
+    assert shown.startswith("\n".join(lines) + "\n```\n")
+
+
 def test_what_does_not_fit_fails_with_remedies(capsys: pytest.CaptureFixture[str]) -> None:
     words = (str(CONFIGS / "base.yaml"), "model.path=Qwen2.5-32B", "--gpus", "8")
     code, lines = said(capsys, *words)
