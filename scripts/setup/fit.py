@@ -47,7 +47,7 @@ def _offloaded(config: Config, gpus: list[int], model: Model) -> Config:
     for kind in ("none", "cpu") if gpus and config.learner.zero_stage else ("none",):
         learner = msgspec.structs.replace(config.learner, offload=kind)
         config = msgspec.structs.replace(config, learner=learner)
-        if all(room >= actors * wanted for room, actors in _rooms(config, gpus, model)):
+        if not gpus or all(room >= n * wanted for room, n in _rooms(config, gpus, model)):
             break
     return config
 

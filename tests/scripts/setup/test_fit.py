@@ -7,6 +7,7 @@ import pytest
 from configs.load import load
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
+from scripts import cli
 from scripts.setup import fit, gpu_memory
 from scripts.setup.fit import fitted
 from scripts.setup.gpu_memory import GIB, HEADROOM, plan, tenants
@@ -66,8 +67,11 @@ def test_a_given_cache_is_made_room_for() -> None:
 
 @pytest.mark.parametrize("most", [True, False])
 def test_without_gpus_the_seats_contexts_are_held(most: bool) -> None:
-    config, model = load(BASE, gpus=0), find_model("Qwen2.5-7B" if most else "Qwen2.5-0.5B")
-    found = fitted(config, [], model).actors.kv_cache_bytes
+    config = load(BASE, ["learner.offload=auto"], gpus=0)
+    model = find_model("Qwen2.5-7B" if most else "Qwen2.5-0.5B")
+    fitting = fitted(config, [], model)
+    found = fitting.actors.kv_cache_bytes
+    assert fitting.learner.offload == "none"
     filled = config.actors.max_num_seqs * config.model.max_model_len * 2 * model.kept
     assert found == min(filled, 4 * GIB) and (filled > 4 * GIB) == (most and filled > found)
 
@@ -112,3 +116,27 @@ def test_a_prepared_run_has_numbers(tiny_model_path: Path, tmp_path: Path, monke
     monkeypatch.setattr(gpu_memory, "totals", list)
     config = checked(str(BASE), [f"{field}={value}" for field, value in words.items()], here=False)
     assert config.actors.kv_cache_bytes > 0 and config.learner.offload == "none"
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_an_engine_starts_with_what_was_found(spelling_model_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"question": "who?", "answers": ["me"]}\n' * 2)
+    words = {
+        "model.path": spelling_model_path,
+        "model.max_model_len": 512,
+        "questions.train": tmp_path / "q.jsonl",
+        "questions.eval": tmp_path / "q.jsonl",
+        "questions.prompt": "{question}",
+        "environment.name": "no_search",
+        "learner.total_steps": 0,
+        "learner.offload": "auto",
+        "run_dir": tmp_path / "run",
+    }
+    overrides = [f"{field}={value}" for field, value in words.items()]
+    assert cli.main(["sync", str(BASE), *overrides]) == 0
+    recorded = load(tmp_path / "run" / "config.yaml")
+    filled = fit.fitted(load(BASE, overrides)).actors.kv_cache_bytes
+    assert recorded.actors.kv_cache_bytes == filled > 0
+    assert recorded.learner.offload == "none"
