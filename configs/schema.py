@@ -157,7 +157,7 @@ class ActorsConfig(Section, frozen=True):
     dtype: Literal["", "float32", "bfloat16"] = ""  # of the engines; empty: model.dtype
     # Of keys and values, in each engine; 0: found when a run is prepared (scripts/setup/fit.py), on
     # a GPU what it leaves, else what the seats' contexts fill.
-    kv_cache_bytes: NonNegative = 0
+    kv_cache_bytes: Annotated[NonNegative, OF_THE_MACHINE] = 0
     prefix_caching: bool = True
     enforce_eager: bool = True
     threads: Positive = 1

@@ -37,6 +37,7 @@ from replay.worker import make_ledger
 from scripts.fleet import guardian
 from scripts.options import refusing
 from scripts.setup import preflight
+from scripts.setup.fit import fitted
 from scripts.setup.hub import with_hub_paths
 from scripts.setup.overrides import fields_of, get_field, with_field
 from scripts.setup.resolve import can_listen, run_directory, with_absolute_paths, with_port
@@ -61,7 +62,7 @@ def checked(
     recorded = load(folder / "config.yaml")
     _refuse_living(folder, Path(recorded.run_dir))
     _check_record(folder, recorded)
-    config = merged(recorded, path, overrides, folder)
+    config = fitted(merged(recorded, path, overrides, folder))
     with status("checking what is on record"):
         preflight.check(config, resumed=True, here=here)
         return config, _progress(config)

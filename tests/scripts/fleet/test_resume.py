@@ -18,6 +18,7 @@ from replay.log.records import LearnerResumed, Reported, RunResumed, StepsCommit
 from scripts import cli
 from scripts.fleet import resume
 from scripts.fleet.guardian import PID_FILE
+from scripts.setup.fit import fitted
 from scripts.setup.resolve import with_port
 from tests.replay.conftest import record_searches
 from tests.scripts.conftest import Folder, as_text
@@ -84,6 +85,15 @@ def test_what_follows_the_machine_is_taken_up(folder: Folder, tmp_path: Path) ->
     assert config.rewards.judge.key_file == str(key)
     assert config.retrieval.token_file == str(token) and config.retrieval.port > 0
     assert config.actors == msgspec.structs.replace(folder.config.actors, count=3)
+
+
+def test_keys_and_values_are_found_anew_for_another_machine(folder: Folder) -> None:
+    folder.log(*BEGUN)
+    assert folder.checked()[0].actors == folder.config.actors
+    given, _ = folder.checked("actors.kv_cache_bytes=2000000")
+    found, _ = folder.checked("actors.kv_cache_bytes=0")
+    assert given.actors.kv_cache_bytes == 2_000_000 and found == fitted(found)
+    assert found.actors.kv_cache_bytes not in (0, folder.config.actors.kv_cache_bytes)
 
 
 @pytest.mark.parametrize(
