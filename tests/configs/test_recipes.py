@@ -230,7 +230,9 @@ def test_the_manual_s_table_is_what_is_reckoned(case: str) -> None:
 def test_the_comment_says_what_is_reckoned(name: str) -> None:
     text = (REPOSITORY / "configs" / f"{name}.yaml").read_text()
     said = " ".join(text.replace("\n#", " ").split())
-    command = f"Sizes by `forage memory configs/{name}.yaml model.path={CASES[name][1]}` ("
+    _, model, _, gib = CASES[name]
+    size = f" --gib {gib:.0f}" if gib != MemoryOptions("").gib else ""
+    command = f"Sizes by `forage memory configs/{name}.yaml model.path={model}{size}` ("
     assert command in said and f": {sizes(reckoned(name))}." in said
 
 
