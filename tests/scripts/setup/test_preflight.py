@@ -171,8 +171,9 @@ SMALL = {
     ],
 )
 def test_a_model_that_could_not_be_served_is_refused(
-    good: dict[str, str], tree: dict[str, Any], words: str
+    good: dict[str, str], tree: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 << 30))
     (Path(good["model.path"]) / "config.json").write_text(json.dumps(SMALL | tree))
     if not words:
         preflight.check(config(good))
