@@ -28,6 +28,7 @@ from configs.runtime.files import Locked, LockUnsupported
 from configs.runtime.process import Exit, assert_packages, die_with_parent
 from scripts.options import flag
 from scripts.setup.overrides import is_override
+from scripts.terminal import complain
 
 if "__mp_main__" in sys.modules:
     # vLLM's engine child runs the main file of its parent by this name: `forage`, which imports us.
@@ -149,7 +150,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except _failures() as error:
         if isinstance(error, OSError) and not _is_the_user_s(error):
             raise
-        print(f"forage: {error}", file=sys.stderr)
+        complain(str(error))
         return Exit.FAILED
 
 
@@ -181,7 +182,7 @@ def _choices(group: str = "") -> str:
 
 
 def _refuse(text: str) -> int:
-    print(f"forage: {text}", file=sys.stderr)
+    complain(text)
     return Exit.BAD_INPUT
 
 

@@ -5,6 +5,7 @@ tables. Without a terminal, progress is a line every so often.
 import os
 import re
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -41,6 +42,24 @@ def status(text: str, file: IO[str] | None = None) -> Iterator[None]:
     else:
         with _lines(lambda: text, console.file):
             yield
+
+
+def complain(text: str) -> None:
+    """Print an error to standard error; in a terminal each line breaks at words, at its width."""
+    width = os.get_terminal_size(sys.stderr.fileno()).columns if sys.stderr.isatty() else 0
+    for line in f"forage: {text}".split("\n"):
+        print(_broken(line, width) if width else line, file=sys.stderr)
+
+
+def _broken(line: str, width: int) -> str:
+    lines = textwrap.wrap(
+        line,
+        width,
+        subsequent_indent="  ",
+        break_long_words=False,  # a path stays whole
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines)
 
 
 class Bars(Progress):

@@ -39,7 +39,7 @@ from scripts.setup.model_checks import TOKENIZER_FILES, has_tokenizer
 from scripts.setup.model_source import MODEL, Found, configured, find
 from scripts.setup.overrides import QuestionsOrOverrides, fields_of
 from scripts.setup.retrieval import OwnServer, ServerFailed, own_address, probe, serving
-from scripts.terminal import status
+from scripts.terminal import complain, status
 
 if TYPE_CHECKING:  # it imports torch
     from actors.policies.transformers import Heard, TransformersPolicy
@@ -197,7 +197,7 @@ async def converse(options: AskOptions, config: Config) -> int:
                     if not isinstance(error, PromptTooLong):
                         raise
                     code = Exit.FAILED
-                print(f"forage: {error}", file=sys.stderr)
+                complain(str(error))
     return code
 
 

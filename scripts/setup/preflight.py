@@ -6,8 +6,8 @@ Each problem is one line that names the field, the value and the remedy.
 import asyncio
 import importlib.metadata
 import importlib.util
-import os
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -228,9 +228,8 @@ def _run_dir(config: Config) -> Iterator[str]:
     above = next(each for each in path.resolve().parents if each.exists())
     if path.exists() and not path.is_dir():
         yield f"run_dir = {config.run_dir!r}: a file, no directory: name another"
-    elif not path.exists() and not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-        why = "may not be written by you" if above.is_dir() else "is no directory"
-        yield f"run_dir = {config.run_dir!r}: {str(above)!r} {why}: name another"
+    elif why := _unwritable(nearest := path.resolve() if path.is_dir() else above):
+        yield f"run_dir = {config.run_dir!r}: {str(nearest)!r} {why}: name another"
     elif is_run(path):
         yield (
             f"run_dir = {config.run_dir!r}: in use by another run, which is kept: name a new one, "
@@ -242,6 +241,17 @@ def _run_dir(config: Config) -> Iterator[str]:
             f"run_dir = {config.run_dir!r}: it holds {', '.join(map(repr, there[:3]))}{more}, "
             "which are no run's: name a new or empty directory, or move them away"
         )
+
+
+def _unwritable(folder: Path) -> str:
+    """Why nothing can be made in a folder; '' where a folder made there could be removed again."""
+    if not folder.is_dir():
+        return "is no directory"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".forage-", dir=folder):
+            return ""
+    except OSError as error:
+        return f"cannot be written ({error.strerror})"
 
 
 def _keys(config: Config) -> Iterator[str]:

@@ -1,11 +1,14 @@
 """What is shown in a terminal, and instead of it where there is none."""
 
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from configs.runtime.process import REPOSITORY
 from scripts import terminal
 from tests.scripts.terminals import run_in_terminal
 
@@ -75,3 +78,27 @@ def test_a_status_is_shown_beside_chatter_that_is_not(tmp_path: Path) -> None:
     code, told = run_in_terminal(["-c", BESIDE_CHATTER, str(tmp_path / "log")])
     assert (code, (tmp_path / "log").read_text()) == (0, "a library\n")
     assert "making ready" in told and "a library" not in told
+
+
+COMPLAINT = """
+from scripts.terminal import complain
+complain("model.path = '/a/folder/whose/name/is/far/longer/than/a/line/of/this/one': no usable "
+    "model-folder there\\nlearner.lr = -1.0: give a number above 0")
+"""
+
+
+def test_an_error_breaks_at_words_in_a_terminal_and_nowhere_else() -> None:
+    code, told = run_in_terminal(["-c", COMPLAINT], columns=40)
+    assert (code, told.replace("\r", "").splitlines()) == (
+        0,
+        [
+            "forage: model.path =",
+            "  '/a/folder/whose/name/is/far/longer/than/a/line/of/this/one':",
+            "  no usable model-folder there",
+            "learner.lr = -1.0: give a number above 0",
+        ],
+    )
+    piped = subprocess.run(
+        [sys.executable, "-c", COMPLAINT], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert [line.split()[-1] for line in piped.stderr.splitlines()] == ["there", "0"]

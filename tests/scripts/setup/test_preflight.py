@@ -299,6 +299,17 @@ def test_a_run_directory_with_something_else_in_it_is_kept(good: dict[str, str])
     )
 
 
+def test_a_run_directory_that_nobody_can_make_is_refused(good: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="run_dir = '/proc/x': '/proc' cannot be written"):
+        preflight.check(config(good | {"run_dir": "/proc/x"}))
+
+
+def test_a_run_directory_that_can_be_made_is_left_to_the_run(good: dict[str, str]) -> None:
+    preflight.check(config(good))
+    above = Path(good["run_dir"]).parent
+    assert not [each for each in above.iterdir() if each.name.startswith((".forage", "run"))]
+
+
 def test_the_command_exits_2_with_the_message(
     good: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
