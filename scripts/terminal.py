@@ -22,6 +22,7 @@ from rich.spinner import Spinner
 from rich.table import Column, Table
 
 FIRST_S, EVERY_S = 5.0, 15.0  # of lines without a terminal
+PERIOD_S = 3600.0  # what the time that is left is reckoned from: a step may take minutes
 
 
 @contextmanager
@@ -70,6 +71,7 @@ class Bars(Progress):
         super().__init__(
             *columns,
             console=console,
+            speed_estimate_period=PERIOD_S,
             disable=not console.is_terminal,
             redirect_stdout=ours and sys.stdout.isatty(),  # above the bars; never out of a file
             redirect_stderr=ours,

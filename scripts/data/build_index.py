@@ -103,6 +103,8 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
 
         def progress(step: str, done: int, total: int) -> None:
             if step not in tasks:
+                for each in bar.tasks:  # those of an unknown length are done now
+                    bar.update(each.id, total=each.total or each.completed)
                 tasks[step] = bar.add_task(step, total=None)
             bar.update(tasks[step], completed=done, total=total or None)
 

@@ -102,3 +102,13 @@ def test_an_error_breaks_at_words_in_a_terminal_and_nowhere_else() -> None:
         [sys.executable, "-c", COMPLAINT], cwd=REPOSITORY, capture_output=True, text=True
     )
     assert [line.split()[-1] for line in piped.stderr.splitlines()] == ["there", "0"]
+
+
+def test_the_time_left_is_reckoned_also_where_a_step_takes_minutes() -> None:
+    bars, now = terminal.Bars(), 0.0
+    bars.get_time = lambda: now
+    steps = bars.add_task("learning", total=10)
+    for _ in range(3):
+        now += 100
+        bars.advance(steps)
+    assert bars.tasks[0].time_remaining == 700

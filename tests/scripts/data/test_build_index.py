@@ -11,6 +11,7 @@ import pytest
 from configs.runtime.process import Exit
 from scripts import cli
 from tests.retrieval_server.encoders import make_encoder
+from tests.scripts.terminals import run_in_terminal
 
 
 @pytest.fixture
@@ -28,6 +29,13 @@ def test_an_index_is_built_and_said(
     said = capsys.readouterr().out
     assert "2,500 passages, bm25s" in said
     assert "retrieval.index=" in said
+
+
+def test_what_is_done_says_how_much_it_was(corpus: Path, tmp_path: Path) -> None:
+    words = ["-m", "scripts.cli", "index", str(corpus), str(tmp_path / "out")]
+    code, told = run_in_terminal(words)
+    ends = [line for line in told.splitlines() if "reading the corpus" in line]
+    assert code == 0 and "2500/2500" in ends[-1]
 
 
 @pytest.mark.parametrize(
