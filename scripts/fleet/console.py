@@ -75,15 +75,15 @@ class Console:
 
     def evaluation(self, result: EvalResult, run_dir: Path, model_path: str) -> None:
         """An evaluation's line, and two of its rollouts."""
-        hops = ", ".join(
-            f"{n} hop{'s' * (n != '1')} {em:.2f}" for n, em in sorted(result.em_by_hops.items())
-        )
+        known = sorted((n, em) for n, em in result.em_by_hops.items() if n != "0")
+        hops = ", ".join(f"{n} hop{'s' * (n != '1')} {em:.2f}" for n, em in known)
         versions = f"version {result.oldest_version}"
         if result.newest_version != result.oldest_version:
             versions += f"-{result.newest_version}"
         sampled = "" if result.sampled_em is None else f"sampled EM {result.sampled_em:.3f}, "
         self.say(
-            f"evaluation at step {result.step} ({versions}): EM {result.em:.3f} ({hops}), "
+            f"evaluation at step {result.step} ({versions}): EM {result.em:.3f}"
+            f"{f' ({hops})' if hops else ''}, "
             f"{sampled}{result.searches:.2f} searches, {result.questions} questions",
             "bold green",
         )

@@ -1,6 +1,6 @@
 """A run's learning curve, `<run>/curve.png`: exact match, reward and staleness over steps."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,20 +56,24 @@ def draw(run_dir: Path) -> Path | None:
         return None
     evaluations = [found[step] for step in sorted(found)]
     figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=(2, 1))
-    steps = [result.step for result in evaluations]
-    for hops in sorted(evaluations[0].em_by_hops):
-        colour = COLOURS.get(hops, "#555555")
-        name = f"{hops} hop{'s' * (hops != '1')}"
-        greedy = [result.em_by_hops.get(hops, 0.0) for result in evaluations]
-        if not any(result.sampled_em_by_hops for result in evaluations):
-            continue
-        sampled = [result.sampled_em_by_hops.get(hops, 0.0) for result in evaluations]
-        top.plot(steps, greedy, "o-", color=colour, label=f"{name}, greedy")
-        top.plot(steps, sampled, "o--", color=colour, alpha=0.6, label=f"{name}, sampled")
+    draw_evaluations(top, evaluations)
     top.set(ylim=(-0.02, 1.02), ylabel="exact match (held-out)", title=f"{run_dir.resolve().name}")
     top.legend(loc="lower right", frameon=False)
     _draw_reports(bottom, sorted(reported.items()))
     return save(figure, (top, bottom), run_dir / "curve.png")
+
+
+def draw_evaluations(axes: Axes, evaluations: Sequence[EvalResult]) -> None:
+    """Draw greedy and, where it was measured, sampled exact match, by hops where those are known."""
+    steps = [result.step for result in evaluations]
+    for hops in sorted(evaluations[0].em_by_hops):
+        colour = COLOURS.get(hops, "#555555")
+        name = "" if hops == "0" else f"{hops} hop{'s' * (hops != '1')}, "
+        greedy = [result.em_by_hops.get(hops, 0.0) for result in evaluations]
+        axes.plot(steps, greedy, "o-", color=colour, label=f"{name}greedy")
+        if any(result.sampled_em_by_hops for result in evaluations):
+            sampled = [result.sampled_em_by_hops.get(hops, 0.0) for result in evaluations]
+            axes.plot(steps, sampled, "o--", color=colour, alpha=0.6, label=f"{name}sampled")
 
 
 def save(figure: Figure, panels: Iterable[Axes], path: Path, beneath: float = 0.0) -> Path:

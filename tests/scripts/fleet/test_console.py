@@ -1,11 +1,12 @@
 """What a person is told while a run goes on."""
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console as RichConsole
 
-from replay.protocol import StepReport
+from replay.protocol import EvalResult, StepReport
 from scripts.fleet.console import LEGEND, Console
 
 GAUGES = {
@@ -64,3 +65,28 @@ def test_the_words_of_the_line_are_explained_once(width: int) -> None:
     lines = told(width)
     for word, meaning in LEGEND.items():
         assert lines.count(f"  {word}: {meaning}") == (f" {word}" in lines[-1])
+
+
+@pytest.mark.parametrize(
+    ("hops", "said"),
+    [
+        ({"0": 0.7}, "EM 0.700, sampled"),
+        ({"1": 0.9, "2": 0.5}, "EM 0.700 (1 hop 0.90, 2 hops 0.50), "),
+    ],
+)
+def test_hops_are_told_where_questions_have_some(
+    hops: dict[str, float], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = EvalResult(
+        step=2,
+        questions=10,
+        em=0.7,
+        sampled_em=0.6,
+        em_by_hops=hops,
+        sampled_em_by_hops=hops,
+        searches=1.0,
+        oldest_version=2,
+        newest_version=2,
+    )
+    Console().evaluation(result, tmp_path, str(tmp_path))
+    assert said in capsys.readouterr().out
