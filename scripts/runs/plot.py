@@ -64,7 +64,7 @@ def draw(run_dir: Path) -> Path | None:
 
 
 def draw_evaluations(axes: Axes, evaluations: Sequence[EvalResult]) -> None:
-    """Draw greedy and, where it was measured, sampled exact match, by hops where those are known."""
+    """Draw exact match, greedy and where it was measured sampled, by the hops that are known."""
     steps = [result.step for result in evaluations]
     for hops in sorted(evaluations[0].em_by_hops):
         colour = COLOURS.get(hops, "#555555")
