@@ -58,7 +58,7 @@ def draw(run_dir: Path) -> Path | None:
     figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=(2, 1))
     draw_evaluations(top, evaluations)
     top.set(ylim=(-0.02, 1.02), ylabel="exact match (held-out)", title=f"{run_dir.resolve().name}")
-    top.legend(loc="lower right", frameon=False)
+    top.legend(loc="best", frameon=False)
     _draw_reports(bottom, sorted(reported.items()))
     return save(figure, (top, bottom), run_dir / "curve.png")
 
