@@ -11,7 +11,8 @@ from configs.schema import Config
 from scripts import cli
 
 PAGES = sorted([REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md")])
-TEXT = {page.name: page.read_text() for page in PAGES}
+PYTHON = re.compile(r"<<'END'\n.*?^END$", re.M | re.S)  # whose names are its own
+TEXT = {page.name: PYTHON.sub("", page.read_text()) for page in PAGES}
 PROSE = {name: re.sub(r"^```.*?^```", "", text, flags=re.M | re.S) for name, text in TEXT.items()}
 SECTIONS = [name for name in Config.__struct_fields__ if name not in ("seed", "run_dir", "keys")]
 SUFFIXES = ("py", "md", "jsonl", "yaml")

@@ -228,8 +228,6 @@ def _run_dir(config: Config) -> Iterator[str]:
     above = next(each for each in path.resolve().parents if each.exists())
     if path.exists() and not path.is_dir():
         yield f"run_dir = {config.run_dir!r}: a file, no directory: name another"
-    elif why := _unwritable(nearest := path.resolve() if path.is_dir() else above):
-        yield f"run_dir = {config.run_dir!r}: {str(nearest)!r} {why}: name another"
     elif is_run(path):
         yield (
             f"run_dir = {config.run_dir!r}: in use by another run, which is kept: name a new one, "
@@ -241,6 +239,8 @@ def _run_dir(config: Config) -> Iterator[str]:
             f"run_dir = {config.run_dir!r}: it holds {', '.join(map(repr, there[:3]))}{more}, "
             "which are no run's: name a new or empty directory, or move them away"
         )
+    elif why := _unwritable(nearest := path.resolve() if path.is_dir() else above):
+        yield f"run_dir = {config.run_dir!r}: {str(nearest)!r} {why}: name another"
 
 
 def _unwritable(folder: Path) -> str:
