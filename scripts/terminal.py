@@ -63,6 +63,13 @@ def _broken(line: str, width: int) -> str:
     return "\n".join(lines)
 
 
+def above(line: str) -> None:
+    """Print a line to standard output, above the bars that a terminal shows meanwhile: a console
+    of rich's own would write behind them.
+    """
+    print(line, flush=True)
+
+
 class Bars(Progress):
     """rich's progress bars, on standard error or `file`."""
 

@@ -31,7 +31,7 @@ from scripts.setup import preflight
 from scripts.setup.fit import fitted
 from scripts.setup.hub import with_hub_paths
 from scripts.setup.resolve import with_absolute_paths
-from scripts.terminal import Bars, status
+from scripts.terminal import Bars, above, status
 from scripts.warm_start.curriculum import Curriculum, OutputFolder
 from scripts.warm_start.demonstrations import Demonstration, read_files, read_run
 from scripts.warm_start.ranks import joining, other_ranks
@@ -241,7 +241,7 @@ class Learning:
         line = f"step {step}/{self._plan.config.learner.total_steps}"
         line += f"  loss {gauges['learner/loss']:.4f}"
         line += "" if held_out is None else f"  held-out loss {held_out:.4f}"
-        self._console.print(f"{line}  lr {gauges['learner/lr']:.3g}", highlight=False)
+        above(f"{line}  lr {gauges['learner/lr']:.3g}")
 
 
 def run(plan: Plan, console: Console, listen: Callable[[], Sequence[str]]) -> int:

@@ -112,3 +112,18 @@ def test_the_time_left_is_reckoned_also_where_a_step_takes_minutes() -> None:
         now += 100
         bars.advance(steps)
     assert bars.tasks[0].time_remaining == 700
+
+
+ABOVE = """
+from scripts.terminal import Bars, above
+with Bars() as bars:
+    for step in bars.track(range(2), description="learning"):
+        above(f"step {step}: [loss]")
+"""
+
+
+def test_a_line_stands_above_the_bars_never_behind_them(tmp_path: Path) -> None:
+    code, told = run_in_terminal(["-c", ABOVE])
+    assert code == 0 and len(re.findall(r"(?:\n|\x1b\[2K)step \d: \[loss\]\r\n", told)) == 2
+    code, told = run_in_terminal(["-c", ABOVE], out=tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "step 0: [loss]\nstep 1: [loss]\n"
