@@ -192,18 +192,15 @@ class Crowd:
 
     def __init__(self, policy: VllmPolicy) -> None:
         self.policy = policy
-        self.turns = self.begun = 0  # completions, rollouts with at least one
-        self.begun_at_end: list[int] = []  # how many had begun when each rollout ended
+        self.turns = 0  # completions
         self.tasks = [asyncio.create_task(self.roll(n)) for n in range(4 * self.SEATS)]
 
     async def roll(self, number: int) -> None:
         context = [number % 50 + 3, number // 50 + 3] * 10
-        for turn in range(self.TURNS):
+        for _ in range(self.TURNS):
             done = await sample(self.policy, context, seed=number, priority=number)
             self.turns += 1
-            self.begun += not turn
             context += [*done.tokens.tolist(), *range(20, 40)]
-        self.begun_at_end.append(self.begun)
 
     async def until(self, turns: int) -> None:
         while self.turns < turns:
@@ -217,13 +214,21 @@ def crowded(policy: VllmPolicy) -> Crowd:
 
 
 @with_engine
-async def test_in_a_crowd_the_oldest_rollouts_end_before_the_youngest_begin(
-    vllm_policy: Any,
-) -> None:
+async def test_in_a_crowd_the_oldest_are_served_first(vllm_policy: Any) -> None:
+    ended: list[int] = []
+
+    async def ask(number: int) -> None:
+        await sample(vllm_policy, [number % 50 + 3, number // 50 + 3] * 10, priority=number)
+        ended.append(number)
+
     vllm_policy.statistics.take_load()
-    crowd = crowded(vllm_policy)
-    await asyncio.gather(*crowd.tasks)
-    assert crowd.begun_at_end[0] <= 2 * crowd.SEATS  # served as they come: nearly all
+    await vllm_policy.pause()
+    tasks = [asyncio.create_task(ask(number)) for number in reversed(range(4 * Crowd.SEATS))]
+    await asyncio.sleep(1.0)  # they wait in the engine, the youngest first
+    await vllm_policy.resume()
+    await asyncio.gather(*tasks)
+    half = 2 * Crowd.SEATS
+    assert sum(number < half for number in ended[:half]) > 0.9 * half  # as they come: none
     assert vllm_policy.statistics.kv_tokens > 10_000
     load = vllm_policy.statistics.take_load()
     assert load.queued_steps > load.steps / 2 and 0.0 < load.peak_use < 1.0
