@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from actors.policies import engine_keys
 from actors.retrieval import open_retrieval
 from configs.keys import Addresses, Keys
 from configs.load import ConfigError, parse, retrieval_url
@@ -47,7 +48,7 @@ def configuration(
         keys=str(Path(keys_folder).resolve()) if keys_folder else config.keys,
         replay=msgspec.structs.replace(config.replay, endpoint=endpoint),
     )
-    find = (_model, _weight_sync, _retrieval, _judge)
+    find = (_model, engine_keys.problems, _weight_sync, _retrieval, _judge)
     if problems := [problem for each in find for problem in each(config)]:
         raise ConfigError("\n".join(problems))
     if config.retrieval.top_k:

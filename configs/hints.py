@@ -38,6 +38,7 @@ _ELSEWHERE = {
     ),
     "actors.max_turns": ("max_searches", "num_turns", "turns"),
     "actors.kv_cache_bytes": ("gpu_memory_utilization", "kv_cache", "cache_size"),
+    "actors.engine": ("engine_args", "engine_kwargs", "vllm", "vllm_args", "vllm_kwargs"),
     "model.max_model_len": ("max_length", "max_len", "max_seq_len", "max_seq_length", "context"),
     "model.path": ("model", "model_name", "model_name_or_path", "model_path", "pretrained"),
     "questions.train": ("dataset", "data", "train_file", "train_files", "train_data"),
@@ -47,6 +48,11 @@ _ELSEWHERE = {
     "rewards.custom": ("reward_fn", "reward_func", "reward_function", "reward_funcs"),
     "run_dir": ("output_dir", "out_dir", "save_dir", "log_dir", "logging_dir", "out"),
 }  # fmt: skip
+# Arguments of vLLM's that are often given by name.
+_OF_ENGINE = (
+    "attention_backend", "block_size", "kv_cache_dtype", "max_num_batched_tokens",
+    "speculative_config",
+)  # fmt: skip
 _OURS = {theirs: field for field, names in _ELSEWHERE.items() for theirs in names}
 _NOT_YET = {
     ("lora", "qlora", "peft"): "LoRA is not supported yet: every weight is trained; leave it out",
@@ -70,7 +76,7 @@ def field(key: str, value: Any, known: Collection[str], prefix: str, fields: Ite
         return without
     if key.lower() in known:
         return f"did you mean {prefix + key.lower()!r}?"
-    ours = _OURS.get(key.lower())
+    ours = f"actors.engine.{key}" if key in _OF_ENGINE else _OURS.get(key.lower())
     named = [each for each in fields if each.endswith(f".{key}")]
     like = difflib.get_close_matches(key, known, n=3, cutoff=0.85 if ours else 0.6)
     like = like or ([] if ours else difflib.get_close_matches(key, known, 1, 0.5))

@@ -125,13 +125,30 @@ def marked(mark: msgspec.Meta, section: type[Section] = Config, prefix: str = ""
             yield f"{prefix}{field.name}"
 
 
+def _open(section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
+    """The dotted names of the fields that are mappings whose keys the schema does not know."""
+    for field in msgspec.structs.fields(section):
+        if isinstance(field.type, type) and issubclass(field.type, Section):
+            yield from _open(field.type, f"{prefix}{field.name}.")
+        elif typing.get_origin(field.type) is dict:
+            yield f"{prefix}{field.name}"
+
+
+OPEN_FIELDS = tuple(_open())
+
+
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted names and values in a tree of sections."""
+    """The dotted names and values in a tree of sections; a mapping in an open field is a value."""
     for key, value in tree.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and f"{prefix}{key}" not in OPEN_FIELDS:
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def field_of(name: str) -> str:
+    """The field that an override of this dotted name sets: of a key in an open field, that."""
+    return next((each for each in OPEN_FIELDS if name.startswith(f"{each}.")), name)
 
 
 FIELDS = tuple(field for field, _ in leaves(msgspec.to_builtins(Config())))
@@ -241,7 +258,9 @@ def _check_keys(tree: dict[str, Any], section: type[Section], prefix: str) -> No
             hint = hints.field(str(key), value, known, prefix, FIELDS)
             raise ConfigError(f"unknown key {prefix + str(key)!r} (value {value!r}): {hint}")
         inner = known[key]
-        if isinstance(inner, type) and issubclass(inner, Section):
+        if prefix + key in OPEN_FIELDS:
+            tree[key] = {} if value is None else value
+        elif isinstance(inner, type) and issubclass(inner, Section):
             if value is None:
                 tree[key] = {}
             elif not isinstance(value, dict):
@@ -265,6 +284,8 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     choices = ""
     if typing.get_origin(kind) is typing.Literal:
         choices = f"; choose one of {', '.join(map(repr, typing.get_args(kind)))}"
+    if field in OPEN_FIELDS:
+        choices = f"; write a line `key: value` for each, or {field}.KEY=VALUE"
     if typing.get_origin(kind) is tuple and not isinstance(value, list):
         choices = f"; write a list, {field}=[{value!r}]"
     if field.endswith("_bytes") and (number := _bytes(str(value))):

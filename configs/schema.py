@@ -4,7 +4,7 @@ Every section refuses unknown keys and checks its own values at construction; `c
 where a value came from. Suffixes carry units (`_s`, `_bytes`, `_tokens`).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Meta
@@ -160,6 +160,7 @@ class ActorsConfig(Section, frozen=True):
     kv_cache_bytes: Annotated[NonNegative, OF_THE_MACHINE] = 0
     prefix_caching: bool = True
     enforce_eager: bool = True
+    engine: dict[str, Any] = {}  # further arguments of vLLM's AsyncEngineArgs
     threads: Positive = 1
     starting_deadline_s: Seconds = 300.0
     engine_deadline_s: Seconds = 300.0  # an engine that says nothing for so long is replaced

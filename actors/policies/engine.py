@@ -4,6 +4,7 @@ named.
 """
 
 import contextlib
+import copy
 import importlib
 import importlib.metadata
 import importlib.util
@@ -55,6 +56,7 @@ def prepare_environment(config: Config) -> None:
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "OMP_NUM_THREADS": str(config.actors.threads),
+        "NUMBA_NUM_THREADS": "1",  # drafts by n-grams use one, and the others would spin
     }
     if on_cpu():
         settings |= {
@@ -164,7 +166,7 @@ def engine_arguments(config: Config, worker_extension: str) -> dict[str, Any]:
         }
     else:
         arguments["gpu_memory_utilization"] = _LEAST_FREE
-    return arguments
+    return arguments | copy.deepcopy(actors.engine)  # vLLM writes into what it is given
 
 
 def stop_arguments(tokenizer: Any, stops: Sequence[str]) -> dict[str, Any]:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 WATCH_EVERY_S = 0.5
 KILL_AFTER_S = 5.0
+# What vLLM raises of arguments that it cannot take together.
+_OF_ARGUMENTS = (AssertionError, AttributeError, ImportError, LookupError, TypeError)
 # The sampling arguments that end a completion at these texts.
 StopArguments = Callable[[tuple[str, ...]], dict[str, Any]]
 
@@ -91,9 +93,14 @@ class VllmPolicy:
                     keep=config.weight_sync.in_flight == "keep",
                     statistics=statistics,
                 )
-        except (RuntimeError, ValueError, OSError) as error:
+        except (RuntimeError, ValueError, OSError, *_OF_ARGUMENTS) as error:
             scratch.remove()
-            raise EngineUnusable(f"vLLM could not load model.path = {path!r}: {error}") from error
+            more = config.actors.engine
+            beside = f" with actors.engine = {more!r}" if more else ""
+            cause = str(error) or type(error).__name__
+            raise EngineUnusable(
+                f"vLLM could not load model.path = {path!r}{beside}: {cause}"
+            ) from error
         policy._listen()
         return policy
 

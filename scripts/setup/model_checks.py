@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.environments import registry
+from actors.policies.engine_keys import token_width
 from actors.prompt import Prompter, load_tokenizer
 from configs import hints
 from configs.load import ConfigError
@@ -15,7 +16,7 @@ from configs.schema import Config
 from replay.protocol import Lease, ReplayError
 from replay.questions import read_questions
 from replay.trajectory import Sampling
-from scripts.setup.model_size import experts, kept_elements, width_of
+from scripts.setup.model_size import experts, kept_elements
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _PROMPTED = ("search_r1", "tool_call", "no_search")  # whose prompt needs a question alone
@@ -121,7 +122,7 @@ def limits(config: Config) -> Iterator[str]:
 
 def _cache(config: Config, tree: dict[str, Any]) -> Iterator[str]:
     """Yield that an engine's keys and values hold less than one context."""
-    of_token = width_of(config.engine_dtype) * kept_elements(tree)
+    of_token = token_width(config) * kept_elements(tree)
     has, context = config.actors.kv_cache_bytes, config.model.max_model_len
     if 0 < has < (needed := of_token * context):
         yield (

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from configs import devices
-from configs.load import ConfigError, leaves, read_override
+from configs.load import ConfigError, field_of, leaves, read_override
 from configs.schema import Config
 
 _MISSPELT = re.compile(r"[A-Za-z_]\w*(\.\w+)+=\S*")  # a section that does not exist
@@ -64,5 +64,6 @@ def fields_of(overrides: Sequence[str]) -> list[str]:
             key, value = read_override(override)
         except ConfigError:  # who applies it says so
             key, value = override.partition("=")[0].strip(), ""
-        found += [field for field, _ in leaves({key: value}) if field != devices.KEY]
+        named = (field_of(name) for name, _ in leaves({key: value}))
+        found += [field for field in named if field != devices.KEY]
     return found

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from actors.environments import registry
 from actors.errors import Unscorable
+from actors.policies import engine_keys
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import RecordedRetriever
 from actors.rewards.judge import KEY_FIELD, KEY_REMEDY
@@ -58,7 +59,7 @@ def check(config: Config, resumed: bool = False, here: bool = True) -> None:
 
 def check_machine(config: Config) -> None:
     """The same of this machine alone, for a task whose files are yet to be made."""
-    _refuse(config, (_vllm, lacks, _run_dir))
+    _refuse(config, (_vllm, engine_keys.problems, lacks, _run_dir))
 
 
 def check_model(config: Config) -> None:
@@ -74,7 +75,7 @@ def _refuse(config: Config, checks: Iterable[Callable[[Config], Iterator[str]]])
 
 def check_rollouts(config: Config, searches: bool = True) -> None:
     """`check` of model, engine and, where it `searches`, retrieval. Raises ConfigError."""
-    checks = [folder, limits, _environment, _vllm]
+    checks = [folder, limits, _environment, _vllm, engine_keys.problems]
     _refuse(config, [*checks, _retrieval] if searches else checks)
 
 
@@ -297,12 +298,13 @@ _CHECKS = (
     _rewards,
     _own_reward,
     _vllm,
+    engine_keys.problems,
 )
 _OF_HERE = (_search, lacks, _endpoints)
 
 
 def check_parts(config: Config, model: bool, retrieval: bool, rewards: bool = False) -> None:
     """`check` of the environment and, where asked, of the other parts. Raises ConfigError."""
-    checks = [folder, limits] if model else []
+    checks = [folder, limits, engine_keys.problems] if model else []
     checks += [_environment, _rewards] if rewards else [_environment]
     _refuse(config, [*checks, _retrieval] if retrieval else checks)

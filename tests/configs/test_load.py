@@ -9,6 +9,8 @@ from configs.load import (
     CHANGEABLE_FIELDS,
     MAY_DIFFER,
     ConfigError,
+    differences,
+    dump,
     load,
     marked,
     parse,
@@ -218,3 +220,21 @@ def test_deadlines_are_a_floor_and_the_time_of_the_bytes() -> None:
 def test_offload_needs_what_zero_keeps() -> None:
     with pytest.raises(ValueError, match=r"learner.zero_stage = 0 is without: set learner.zero_st"):
         LearnerConfig(offload="cpu", zero_stage=0)
+
+
+def test_the_keys_of_the_engines_own_arguments_are_open_and_kept(yaml_file: Path) -> None:
+    config = load(yaml_file, ["actors.engine.kv_cache_dtype=fp8", "actors.engine.a={b: 1}"])
+    assert config.actors.engine == {"kv_cache_dtype": "fp8", "a": {"b": 1}}
+    assert parse(dump(config), [], "written").actors.engine == config.actors.engine
+    assert parse("actors:\n  engine:\n", [], "empty").actors.engine == {}
+    with pytest.raises(ConfigError, match=r"actors\.engine = 4: .*; write a line `key: value` for"):
+        load(yaml_file, ["actors.engine=4"])
+    with pytest.raises(ConfigError, match=r"did you mean 'actors\.engine\.kv_cache_dtype'\?"):
+        load(yaml_file, ["actors.kv_cache_dtype=fp8"])
+
+
+def test_another_engine_is_another_run(yaml_file: Path) -> None:
+    plain = load(yaml_file)
+    other = load(yaml_file, ["actors.engine.kv_cache_dtype=fp8"])
+    assert differences(plain, other) == {"actors.engine": ({}, {"kv_cache_dtype": "fp8"})}
+    assert differences(other, plain) == {"actors.engine": ({"kv_cache_dtype": "fp8"}, {})}

@@ -25,3 +25,8 @@ def test_fields_are_named_however_they_are_set() -> None:
     assert fields_of(given) == fields
     assert fields_of(["questions.prompt={question}"]) == ["questions.prompt"]
     assert fields_of(["learner=[:", "learner"]) == ["learner", "learner"]
+
+
+def test_a_key_of_the_engines_own_sets_one_field() -> None:
+    given = ["actors.engine.speculative_config.method=ngram", "actors={engine: {block_size: 16}}"]
+    assert fields_of(given) == ["actors.engine"] * 2

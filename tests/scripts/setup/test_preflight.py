@@ -183,6 +183,39 @@ def test_a_model_that_could_not_be_served_is_refused(
     assert words in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kind", "of_token"),
+    [("float32", "auto", 24576), ("bfloat16", "auto", 12288), ("float32", "fp8", 6144),
+     ("bfloat16", "fp8_e5m2", 6144), ("float32", "bfloat16", 12288)],
+)  # fmt: skip
+def test_a_quantised_cache_holds_more_contexts(
+    good: dict[str, str], dtype: str, kind: str, of_token: int
+) -> None:
+    (Path(good["model.path"]) / "config.json").write_text(json.dumps(SMALL))
+    asked = good | {"actors.engine.kv_cache_dtype": kind, "actors.dtype": dtype}
+    needed = of_token * 4096
+    preflight.check_rollouts(config(asked | {"actors.kv_cache_bytes": str(needed)}))
+    with pytest.raises(ConfigError) as raised:
+        preflight.check_rollouts(config(asked | {"actors.kv_cache_bytes": str(needed - 1)}))
+    assert f"actors.kv_cache_bytes = {needed - 1}: one context of" in str(raised.value)
+    assert f"takes {needed} ({of_token} a token)" in str(raised.value)
+
+
+def test_an_argument_of_the_engines_own_is_checked_wherever_an_engine_is_started(
+    good: dict[str, str],
+) -> None:
+    wrong = config(good | {"actors.engine.kv_cache_dtyp": "fp8"})
+    checks: list[Callable[[], None]] = [
+        partial(preflight.check, wrong),
+        partial(preflight.check_machine, wrong),
+        partial(preflight.check_rollouts, wrong),
+        partial(preflight.check_parts, wrong, **BOTH),
+    ]
+    for check in checks:
+        with pytest.raises(ConfigError, match=r"did you mean actors\.engine\.kv_cache_dtype\?"):
+            check()
+
+
 @pytest.mark.parametrize("length", [4, 23])
 def test_a_context_without_room_for_a_whole_action_is_refused(
     good: dict[str, str], word_tokenizer: Any, length: int
