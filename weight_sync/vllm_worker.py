@@ -21,6 +21,8 @@ from safetensors.torch import load_file
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.platforms import current_platform
+from vllm.v1.sample import rejection_sampler
 
 from weight_sync import buckets
 from weight_sync.protocol import (
@@ -41,6 +43,23 @@ LinearBase._cpu_skip_gemm_dispatch = True
 # oneDNN, which `avoid_amx` keeps from them: the engine would die in its first batch in bf16.
 if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
     torch.cpu._is_amx_tile_supported = lambda: False
+
+
+def _expanded(
+    values: torch.Tensor,
+    ends: torch.Tensor,
+    total: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
+) -> torch.Tensor:
+    """Each request's value for each of its drafted tokens; `ends`: the sums of their numbers."""
+    kept = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
+    return kept.repeat_interleave(ends.diff(prepend=ends.new_zeros(1)), output_size=total)
+
+
+# On a CPU vLLM 0.32 writes these into a copy, and divides drafts' logits by what memory held.
+if current_platform.is_cpu():
+    rejection_sampler.expand_batch_to_tokens = _expanded
 
 
 class WeightSyncWorker:
