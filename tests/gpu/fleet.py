@@ -32,7 +32,7 @@ COMMANDS = {
         (*FORAGE, "demo", *BF16),
         f"exit code 0: {VERSIONS} versions verified, sync/refits 0 in TensorBoard",
     ),
-    "rollouts": ((*FORAGE, "bench", "overlap", "--quick"), "every goal of its table met"),
+    "rollouts": ((*FORAGE, "bench", "engine", "--quick"), "every goal of its table met"),
 }
 
 

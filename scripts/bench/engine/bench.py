@@ -1,8 +1,8 @@
 """The engine's scheduling, and the cost of rollouts on top of it: `forage bench engine [--quick]`.
 
 vLLM's own scheduler in simulated time (`simulator`): our priorities beside first come, first
-served, and the capacity that is found beside fixed ones. Then real engines: tokens/s of whole
-rollouts over those of their bare requests (`stack`).
+served, and the capacity that is found beside fixed ones. Then real engines: the probe of weight
+sync in bf16 (`probe`), and tokens/s of whole rollouts over those of their bare requests (`stack`).
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from scripts.bench import harness
 SEEDS = (0, 1, 2)
 UPDATE_S = 20.0
 CACHES = {"quarter": 187_000 // 8, "half": 375_000 // 8, "whole": 749_000 // 8}  # tokens
+QUICK_VERSIONS = 5
 FIXED = (0.8, 1.0, 1.25, 1.55, 1.95)  # of the first capacity
 GOALS = {
     "probe_wait_s": harness.at_most(0.3),
@@ -24,8 +25,10 @@ GOALS = {
     "capacity_over_best_fixed_low": harness.at_least(0.85),
     "capacity_over_best_fixed_high": harness.at_most(1.15),
     "preemptions_per_1000": harness.at_most(1.0),
+    "probe_mean_bf16": harness.at_most(0.1),
     "rollouts_over_bare_vllm": harness.at_least(0.9),
 }
+SHOWN = (*GOALS, "probe_largest_bf16")
 METHOD = {
     "simulated": "vLLM's Scheduler and KV cache, seats, cache and load an eighth of "
     "configs/search_r1_7b_grpo.yaml's; a step takes max(12 ms, 10 ms + 240 us a token)",
@@ -37,6 +40,9 @@ METHOD = {
     "by rollouts/s; the one furthest from 1. With the whole cache seats are short, not room: "
     "rates are nearly flat there, and say more (rate_over_best_fixed)",
     "preemptions_per_1000": "rollouts, without those of updates, after 200 s to settle",
+    "probe_mean_bf16": "|difference of log-probs| between learner and engine over the probe's 63 "
+    "tokens, in nats, the demo's model in bf16 on both sides: the mean over verified versions, "
+    "each a step of the learner; probe_largest_bf16: the largest of any",
     "rollouts_over_bare_vllm": "sampled tokens/s of whole rollouts over those of the same prompts "
     "and token counts asked of AsyncLLM, as many in flight; "
     "each window between two bare ones, the median; _cpu: tokens "
@@ -46,7 +52,7 @@ METHOD = {
 
 @dataclass(frozen=True)
 class BenchEngineOptions(harness.BenchOptions):
-    """Options of `forage bench engine`; `quick`: one seed, one cache, fewer windows."""
+    """Options of `forage bench engine`; `quick`: one seed, one cache, fewer versions, windows."""
 
 
 def scheduling(options: BenchEngineOptions, report: harness.Report) -> dict[str, Any]:
@@ -90,6 +96,18 @@ def capacity(options: BenchEngineOptions, report: harness.Report) -> dict[str, A
     }
 
 
+def probe(options: BenchEngineOptions, report: harness.Report) -> dict[str, Any]:
+    """The probe of weight sync where learner and engine compute in bf16."""
+    from scripts.bench.engine.probe import VERSIONS, probe_figures
+    from scripts.bench.engine.stack import demo_files
+
+    versions = QUICK_VERSIONS if options.quick else VERSIONS
+    report(f"following a learner over {versions} versions in bf16")
+    figures = probe_figures(str(demo_files(report).model), versions)
+    report(", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
+    return figures
+
+
 def rollouts(options: BenchEngineOptions, report: harness.Report) -> dict[str, Any]:
     """Whole rollouts beside their bare requests."""
     from scripts.bench.engine.stack import Sizes, measure
@@ -101,6 +119,7 @@ def rollouts(options: BenchEngineOptions, report: harness.Report) -> dict[str, A
 PARTS: tuple[Callable[[BenchEngineOptions, harness.Report], dict[str, Any]], ...] = (
     scheduling,
     capacity,
+    probe,
     rollouts,
 )
 
@@ -115,7 +134,7 @@ def bench(options: BenchEngineOptions) -> None:
 
 def tables(found: dict[str, Any]) -> list[Table]:
     """The goals, and each cache's fixed numbers."""
-    shown = [name for name in GOALS if name in found]
+    shown = [name for name in SHOWN if name in found]
     rows = Table("cache, tokens", "found", "best fixed", "rate over best", "rollouts/s by number",
                  title="rollouts in flight")  # fmt: skip
     for name, row in found["caches"].items():

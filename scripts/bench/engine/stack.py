@@ -32,7 +32,7 @@ from scripts.bench.harness import BenchError, Report
 from scripts.bench.overlap.loops import Lessor, leases
 from scripts.bench.overlap.server import Latency, serving
 from scripts.bench.overlap.task import prepare_model, questions
-from scripts.demo.task import prepare
+from scripts.demo.task import DemoFiles, prepare
 
 SEATS, LAYERS, SEED = 16, 8, 0
 OVERSUBSCRIBED = 2  # rollouts in flight, of the seats
@@ -72,9 +72,14 @@ class _Meter:
         return float(times.user + times.system)
 
 
+def demo_files(report: Report) -> DemoFiles:
+    """The demo's files, made where they are missing. Raises ColdStartFailed."""
+    return prepare(REPOSITORY / ".cache", SEED, report)
+
+
 def measure(sizes: Sizes, report: Report) -> dict[str, Any]:
     """The figures of rollouts and bare engine. Raises BenchError, PolicyError."""
-    files = prepare(REPOSITORY / ".cache", SEED, report)
+    files = demo_files(report)
     model = prepare_model(files.model, LAYERS, report)
     overrides = (
         f"model.path={model}",
