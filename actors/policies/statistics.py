@@ -12,7 +12,7 @@ from typing import Any
 
 from actors.policies.capacity import Load
 
-RECENT = 1000  # requests, of the prefix cache's hit rate
+RECENT = 1000  # requests, of the prefix cache's hit rate; steps, of the accepted drafts
 
 
 class EngineStatistics:
@@ -27,6 +27,7 @@ class EngineStatistics:
         self._of_updates = self._again_of_updates = 0  # preempted by updates, not yet heard of
         self._prefilled_again = 0
         self._lookups: deque[tuple[int, int, int]] = deque()  # requests, tokens, found
+        self._drafts: deque[tuple[int, int]] = deque(maxlen=RECENT)  # tokens drafted, accepted
         self._requests = self._tokens = self._found = 0  # the sums of these
 
     def record(
@@ -51,6 +52,8 @@ class EngineStatistics:
         step = Load(use, preempted - of_updates, 1, int(self._queued > 0))
         self._load = self._load.and_then(step)
         self._look_up(scheduler_stats.prefix_cache_stats)
+        if (drafts := scheduler_stats.spec_decoding_stats) is not None:
+            self._drafts.append((drafts.num_draft_tokens, drafts.num_accepted_tokens))
 
     def updated(self) -> None:
         """Note that an update has dropped the caches, and preempted what ran."""
@@ -66,7 +69,10 @@ class EngineStatistics:
     def gauges(self) -> dict[str, float]:
         """Return the engine's numbers; the peak use is since the last call."""
         peak, self._peak_use = self._peak_use, 0.0
-        return {
+        drafted = sum(tokens for tokens, _ in self._drafts)
+        accepted = sum(tokens for _, tokens in self._drafts)
+        drafts = {"actor/accepted_drafts": accepted / drafted} if drafted else {}
+        return drafts | {
             "actor/kv_use_max": peak,
             "actor/queued_requests": float(self._queued),
             "actor/preemptions_total": float(self.preemptions),

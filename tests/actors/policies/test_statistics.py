@@ -10,15 +10,19 @@ from actors.policies.statistics import EngineStatistics
 def step(
     to: EngineStatistics, use: float = 0.5, running: int = 4, queued: int = 0, preempted: int = 0,
     found: tuple[int, int, int] = (0, 0, 0), again: tuple[int, int, int] = (0, 0, 0),
+    drafts: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
-    """A step as vLLM tells it; `found`, `again`: requests, tokens asked for, tokens cached."""
+    """A step as vLLM tells it; `found`, `again`: requests, tokens asked for, tokens cached;
+    `drafts`: tokens drafted and accepted.
+    """
+    drafting = drafts and SimpleNamespace(num_draft_tokens=drafts[0], num_accepted_tokens=drafts[1])
     cache: Any = SimpleNamespace(
         requests=found[0], queries=found[1], hits=found[2],
         preempted_requests=again[0], preempted_queries=again[1], preempted_hits=again[2],
     )  # fmt: skip
     scheduler = SimpleNamespace(
         num_running_reqs=running, num_waiting_reqs=queued, kv_cache_usage=use,
-        prefix_cache_stats=cache,
+        prefix_cache_stats=cache, spec_decoding_stats=drafting,
     )  # fmt: skip
     to.record(scheduler, SimpleNamespace(num_preempted_reqs=preempted))
 
@@ -76,3 +80,15 @@ def test_steps_without_news_of_the_scheduler_are_none() -> None:
     told = EngineStatistics()
     told.record(None, None)
     assert told.take_load() == Load()
+
+
+def test_the_share_of_accepted_drafts_is_of_the_last_steps() -> None:
+    told = EngineStatistics()
+    step(told)
+    assert "actor/accepted_drafts" not in told.gauges()  # the engine drafts nothing
+    for _ in range(1000):
+        step(told, drafts=(3, 0))
+    for _ in range(500):
+        step(told, drafts=(3, 3))
+        step(told)
+    assert told.gauges()["actor/accepted_drafts"] == 0.5

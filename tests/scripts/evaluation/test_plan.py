@@ -205,3 +205,10 @@ def test_settings_that_cannot_be_read_are_named(recorded: Path) -> None:
 def test_they_are_read_as_they_were_written(recorded: Path) -> None:
     read = msgspec.json.decode((recorded / SETTINGS).read_bytes(), type=Settings)
     assert read == settings()
+
+
+def test_the_engines_own_arguments_are_on_record() -> None:
+    asked = parse("", ["actors.engine.kv_cache_dtype=fp8"], "test")
+    here, there = (Settings.of(each, "w", 0.0, False) for each in (asked, parse("", [], "test")))
+    said = "actors.engine = {} there, {'kv_cache_dtype': 'fp8'} here"
+    assert here.differences(there) == [said]
