@@ -112,6 +112,7 @@ def test_another_run_s_keys_are_named_at_the_deadline(run: Start, tmp_path: Path
     [
         (["model.path=/none"], "model.path = '/none': no model there on this host: copy"),
         (["actors.thread=1"], "did you mean 'actors.threads'"),
+        (["actors.engine.block_siz=16"], "did you mean actors.engine.block_size?"),
         (["weight_sync.endpoint=ipc:///none/sync"], "weight_sync.endpoint = 'ipc:///none/sync'"),
         (
             ["retrieval.top_k=1", "retrieval.recorded=/none"],

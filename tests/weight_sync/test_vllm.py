@@ -4,7 +4,8 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ import pytest_asyncio
 import torch
 from safetensors.torch import save_file
 
-from configs.schema import WeightSyncConfig
+from actors.runner import VerifiedVersions
+from configs.schema import ActorsConfig, Config, ModelConfig, WeightSyncConfig
 from weight_sync.publisher import Publisher
 from weight_sync.subscriber import Subscriber
 
@@ -22,7 +24,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.timeout(300),
 ]
-TOLERANCE = 1e-4
+TOLERANCE, PROBE_TOKENS = 1e-4, 64
 SYNC = WeightSyncConfig(probe_tolerance=TOLERANCE, bucket_bytes=200_000)
 
 
@@ -56,9 +58,9 @@ def make_model(spoken_model_path: Path) -> Any:
 
 
 @torch.no_grad()
-def hf_logprobs(model: torch.nn.Module, tokens: list[int]) -> np.ndarray:
+def hf_logprobs(model: torch.nn.Module, tokens: list[int], temperature: float = 1.0) -> np.ndarray:
     """float32[n - 1]: of tokens[1:]."""
-    logits = model(torch.tensor([tokens])).logits[0, :-1]
+    logits = model(torch.tensor([tokens])).logits[0, :-1] / temperature
     return logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
 
 
@@ -204,22 +206,192 @@ async def test_caches_that_are_kept_are_read_by_nobody_who_begins_later(
         check_logprobs(models, prompt, mixed)
 
 
+class Crowd:
+    """Rollouts of three turns, four times as many in flight as the engine has seats; where one has
+    ended, another begins. Each is checked as an actor checks it.
+    """
+
+    SEATS, TURNS = 48, 3
+
+    def __init__(self, policy: Any, subscriber: Subscriber) -> None:
+        self.over, self.versions = asyncio.Event(), VerifiedVersions(subscriber.serving)
+        subscriber.on_verified, subscriber.on_loaded = self.versions.add, self.versions.forget
+        self.ended: list[set[int]] = []  # the versions in each rollout
+        self.open: list[int] = []  # how many had begun and not ended as each ended
+        self._policy, self._numbers, self._begun = policy, itertools.count(), 0
+        self.tasks = [asyncio.create_task(self.play()) for _ in range(4 * self.SEATS)]
+
+    async def play(self) -> None:
+        """One rollout after the other, until it is over. Raises UnverifiedWeights."""
+        while not self.over.is_set():
+            begun, number, turns = self.versions.loads, next(self._numbers), []
+            context = [number % 50 + 3, number // 50 % 50 + 3] * 10
+            for turn in range(self.TURNS):
+                done = await self._policy.complete(
+                    context,
+                    temperature=1.0,
+                    seed=number,
+                    max_tokens=40,
+                    stops=(),
+                    priority=number,
+                )
+                turns.append(SimpleNamespace(policy_versions=done.versions))
+                self._begun += not turn
+                context += [*done.tokens.tolist(), *range(20, 32)]
+            self.ended.append({int(each) for turn in turns for each in turn.policy_versions})
+            self.open.append(self._begun - len(self.ended))
+            rollout: Any = SimpleNamespace(turns=turns)
+            await self.versions.check(rollout, begun, 60.0)
+
+    async def until(self, ended: int) -> None:
+        """Until so many have ended. Raises what a rollout raised."""
+        while len(self.ended) < ended:
+            await asyncio.sleep(0.01)
+            for task in self.tasks:
+                if task.done():
+                    task.result()
+
+
+async def test_updates_amid_four_rollouts_a_seat(
+    vllm_policy, policy, make_model, tmp_path, monkeypatch
+) -> None:
+    """The probe is answered before all that waits, the oldest rollouts end first, and no token is
+    of a version that has not verified.
+    """
+    steps, resumed = noted(vllm_policy.statistics, policy, monkeypatch)
+    models = {version: make_model(50 + version) for version in range(4)}
+    endpoint = f"ipc://{tmp_path}/weights"
+    subscriber = Subscriber("actor-0", endpoint, policy, SYNC)
+    following = asyncio.create_task(subscriber.run())
+    with Publisher(SYNC, 1, 0, endpoint) as publisher:
+        await update(publisher, models, 0)
+        await subscriber.serving.wait()
+        crowd = Crowd(policy, subscriber)
+        crowd.versions.add(*subscriber.verified)
+        for version in (1, 2, 3):
+            await crowd.until(len(crowd.ended) + Crowd.SEATS)
+            await update(publisher, models, version)
+        await crowd.until(len(crowd.ended) + Crowd.SEATS)
+        crowd.over.set()
+        await asyncio.wait_for(asyncio.gather(*crowd.tasks), 100)
+        assert publisher.gauges()["sync/refits"] == 0.0
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    for begun in resumed[1:]:  # a batch of before may be told of after it
+        first = steps[begun : begun + 2]
+        assert any(PROBE_TOKENS in step.ended for step in first)
+        assert max(step.waiting for step in first) > Crowd.SEATS
+    assert set.union(*crowd.ended) == {0, 1, 2, 3}
+    assert sum(len(each) > 1 for each in crowd.ended) >= Crowd.SEATS
+    assert np.median(crowd.open) <= 2 * Crowd.SEATS  # served as they come: nearly all in flight
+
+
+class Step(NamedTuple):
+    """How many requests wait after a step of the engine; the prompts' lengths of those it ended."""
+
+    waiting: int
+    ended: list[int]
+
+
+def noted(told: Any, policy: Any, monkeypatch: Any) -> tuple[list[Step], list[int]]:
+    """The engine's steps from now on, and how many there were at each resumption."""
+    steps: list[Step] = []
+    resumed: list[int] = []
+    record, resume = told.record, policy.resume
+
+    def note(scheduler_stats: Any, iteration_stats: Any, **others: Any) -> None:
+        if scheduler_stats is not None:
+            ended = iteration_stats.finished_requests if iteration_stats else ()
+            lengths = [each.num_prompt_tokens for each in ended]
+            steps.append(Step(scheduler_stats.num_waiting_reqs, lengths))
+        record(scheduler_stats, iteration_stats, **others)
+
+    async def note_resumption() -> None:
+        resumed.append(len(steps))
+        await resume()
+
+    monkeypatch.setattr(told, "record", note)
+    monkeypatch.setattr(policy, "resume", note_resumption)
+    return steps, resumed
+
+
+async def test_drafts_leave_log_probs_and_versions_as_they_are(
+    make_model, spoken_model_path, tmp_path
+) -> None:
+    """Drafts by n-grams, of an engine of its own: a random model takes some of them."""
+    from actors.policies.vllm import VllmPolicy
+
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    engine = {"speculative_config": drafts, "block_size": 64, "max_num_batched_tokens": 512}
+    started = await VllmPolicy.start(
+        Config(
+            model=ModelConfig(path=str(spoken_model_path), dtype="float32", max_model_len=256),
+            actors=ActorsConfig(max_num_seqs=8, kv_cache_bytes=64 << 20, engine=engine),
+        )
+    )
+    try:
+        await drafting_over_an_update(started, make_model, tmp_path)
+        assert started.engine.vllm_config.cache_config.block_size == 64
+        assert 0.0 < started.gauges()["actor/accepted_drafts"] < 1.0
+    finally:
+        started.close()
+
+
+async def drafting_over_an_update(started: Any, make_model: Any, folder: Path) -> None:
+    """Twelve completions of each temperature, some of them begun before a version, ended after."""
+    from actors.policies.vllm import VllmPolicy
+
+    endless = {"ignore_eos": True, "detokenize": False}
+    policy = VllmPolicy(started.engine, lambda _: endless, statistics=started.statistics)
+    models = {version: make_model(40 + version) for version in range(6)}
+    prompt, endpoint = some_tokens(models[0], 4, 7) * 6, f"ipc://{folder}/weights"
+    subscriber = Subscriber("actor-0", endpoint, policy, SYNC)
+    following = asyncio.create_task(subscriber.run())
+    with Publisher(SYNC, 1, 0, endpoint) as publisher:
+        await update(publisher, models, 0)
+        for version in range(1, 6):  # where this process stands still, all may end before it
+            temperatures = [1.0, 0.7, 0.0] * 4
+            asked = asyncio.gather(
+                *(
+                    policy.complete(prompt, temperature=each, seed=n, max_tokens=120, stops=())
+                    for n, each in enumerate(temperatures)
+                )
+            )
+            await policy.complete(prompt, temperature=0.0, seed=99, max_tokens=12, stops=())
+            await update(publisher, models, version)
+            done = await asyncio.wait_for(asked, 100)
+            for temperature, completion in zip(temperatures, done, strict=True):
+                assert len(completion.tokens) == 120 and (np.diff(completion.versions) >= 0).all()
+                check_logprobs(models, prompt, completion, temperature or 1.0)
+            if any(len(set(completion.versions)) > 1 for completion in done):
+                break
+        assert publisher.gauges()["sync/refits"] == 0.0
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert any(len(set(completion.versions)) > 1 for completion in done)
+
+
 def behind(policy: Any) -> float:
     """By how many versions the oldest cache in use lies behind."""
     return float(policy.gauges()["actor/oldest_kv_versions"])
 
 
 async def update(publisher: Publisher, models: dict[int, torch.nn.Module], version: int) -> None:
-    probe = some_tokens(models[version], 64, 99)
+    probe = some_tokens(models[version], PROBE_TOKENS, 99)
     expected = hf_logprobs(models[version], probe).tolist()
     publisher.publish(version, models[version].named_parameters(), probe, expected)
     await asyncio.to_thread(publisher.wait_applied, version, 60)
 
 
-def check_logprobs(models: dict[int, torch.nn.Module], prompt: list[int], completion: Any) -> None:
+def check_logprobs(
+    models: dict[int, torch.nn.Module],
+    prompt: list[int],
+    completion: Any,
+    temperature: float = 1.0,
+) -> None:
     """The cache is recomputed at every update, so a token's log-prob is wholly its version's."""
     tokens = [*prompt, *completion.tokens.tolist()]
     for version in set(completion.versions.tolist()):
         mine = completion.versions == version
-        expected = hf_logprobs(models[version], tokens)[len(prompt) - 1 :][mine]
+        expected = hf_logprobs(models[version], tokens, temperature)[len(prompt) - 1 :][mine]
         assert np.abs(completion.logprobs[mine] - expected).max() <= TOLERANCE

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from actors.environments.search_r1 import STOP_TAGS
-from actors.errors import BadCompletion, EngineDead
+from actors.errors import BadCompletion, EngineDead, EngineUnusable
 from actors.policies.base import Completion
 from actors.policies.engine import stop_arguments
 from actors.policies.vllm import VllmPolicy, own_logprobs, token_versions
+from configs.schema import ActorsConfig, Config, ModelConfig
 
 engine = [
     pytest.mark.slow,
@@ -310,6 +311,20 @@ async def test_an_engine_that_answers_is_watched_on(monkeypatch: Any) -> None:
     while len(answered) < 20 and not watching.done():  # many times the deadline
         await asyncio.sleep(0.01)
     assert watching.cancel()
+
+
+@with_engine
+async def test_arguments_that_vllm_refuses_together_are_named(spoken_model_path: Path) -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 2}
+    lookup = {"prompt_lookup_min": 4, "prompt_lookup_max": 2}
+    config = Config(
+        model=ModelConfig(path=str(spoken_model_path), dtype="float32", max_model_len=256),
+        actors=ActorsConfig(engine={"speculative_config": drafts | lookup}),
+    )
+    with pytest.raises(
+        EngineUnusable, match=r"(?s)with actors\.engine = .* prompt_lookup_min=4 must"
+    ):
+        await VllmPolicy.start(config)
 
 
 @with_engine
