@@ -281,3 +281,26 @@ def test_how_weights_will_travel_is_said_before(gpus: int, way: str, monkeypatch
     monkeypatch.setattr(gpu_memory, "totals", lambda: [GIB] * gpus)
     config = load(REPOSITORY / "configs" / "base.yaml", ["actors.count=2"])
     assert machine.transport(config) == way
+
+
+@pytest.mark.parametrize(("kind", "of_token", "contexts"), [("auto", 1536, 170), ("fp8", 384, 682)])
+def test_memory_says_how_many_contexts_the_cache_holds(
+    tiny_model_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    of_token: int,
+    contexts: int,
+) -> None:
+    asked = (
+        f"model.path={tiny_model_path}",
+        "model.dtype=float32",
+        "model.max_model_len=512",
+        f"actors.kv_cache_bytes={128 << 20}",
+        f"actors.engine.kv_cache_dtype={kind}",
+    )
+    config = str(REPOSITORY / "configs" / "one_gpu.yaml")
+    machine.memory(machine.MemoryOptions(config=config, overrides=asked, gpus=1))
+    assert (
+        f"keys and values: {of_token} bytes a token, so that an engine holds "
+        f"{(128 << 20) // of_token:,} tokens, {contexts} contexts of model.max_model_len"
+    ) in capsys.readouterr().out
