@@ -9,9 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from actors.policies.engine_keys import token_width
 from configs.schema import Config
 from scripts.setup.gpu_memory import GIB, HEADROOM, engine_needs, tenants, totals
-from scripts.setup.model_size import Model, known_model, width_of
+from scripts.setup.model_size import Model, known_model
 
 HOST_BYTES = 4 * GIB  # of keys and values, at most, where no GPU holds them
 CACHE = "keys and values"  # of an engine's needs
@@ -75,7 +76,7 @@ def _free(total: int) -> int:
 
 
 def _of_contexts(config: Config, model: Model, count: int) -> int:
-    token = width_of(config.engine_dtype) * model.kept
+    token = token_width(config) * model.kept
     return count * config.model.max_model_len * token if token else UNKNOWN_BYTES
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from actors.policies.engine_keys import token_width
 from configs.load import ConfigError, load
 from configs.runtime.files import write_json
 from configs.runtime.process import Exit
@@ -209,7 +210,7 @@ def _reason(found: Reckoned, who: str, what: str) -> str:
         averages=round(shared * state["averages"] / model.parameters),
         tokens=tokens_at_once(config),
         kv_tokens=found.pace.kv_tokens,
-        token_kib=width_of(config.engine_dtype) * model.kept / 1024,
+        token_kib=token_width(config) * model.kept / 1024,
         **over,
     )
 

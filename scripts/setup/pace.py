@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from actors.policies.capacity import Capacity, mean_context
+from actors.policies.engine_keys import token_width
 from configs.schema import Config
 from scripts.setup.gpu_memory import GIB
 from scripts.setup.model_size import Model, width_of
@@ -38,7 +39,7 @@ class Pace:
     @property
     def kv_tokens(self) -> int:
         """Tokens that an engine's keys and values hold; 0 where config.json does not tell."""
-        token = width_of(self.config.engine_dtype) * self.model.kept
+        token = token_width(self.config) * self.model.kept
         return self.config.actors.kv_cache_bytes // token if token else 0
 
     @property
