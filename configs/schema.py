@@ -141,6 +141,8 @@ class ActorsConfig(Section, frozen=True):
     """The rollout fleet: engines, turns, limits and sampling."""
 
     count: Annotated[Positive, OF_THE_MACHINE] = 2  # the fleet may grow
+    # Workers of each engine, on a GPU each: they share its weights, keys and values out
+    tensor_parallel: Positive = 1
     # Per actor, at most; 0: as many as its engine's keys and values hold (actors/policies/capacity)
     rollouts_in_flight: NonNegative = 0
     max_num_seqs: Positive = 64
@@ -155,8 +157,8 @@ class ActorsConfig(Section, frozen=True):
     shuffle_passages: bool = False  # shown in an order seeded by (group, sibling, turn)
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
     dtype: Literal["", "float32", "bfloat16"] = ""  # of the engines; empty: model.dtype
-    # Of keys and values, in each engine; 0: found when a run is prepared (scripts/setup/fit.py), on
-    # a GPU what it leaves, else what the seats' contexts fill.
+    # Of keys and values, in each engine over all its workers; 0: found when a run is prepared
+    # (scripts/setup/fit.py), on a GPU what it leaves, else what the seats' contexts fill.
     kv_cache_bytes: Annotated[NonNegative, OF_THE_MACHINE] = 0
     prefix_caching: bool = True
     enforce_eager: bool = True

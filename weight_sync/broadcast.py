@@ -37,7 +37,7 @@ from weight_sync.protocol import (
 )
 from weight_sync.staging import Parcel
 from weight_sync.transports.base import Forming, Transport, host
-from weight_sync.transports.selection import choose
+from weight_sync.transports.selection import choose, shown
 from weight_sync.verification import Verification
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Broadcast:
         self._config, self._incarnation, self._learner_host = config, incarnation, learner_host
         self._channel, self._say = channel, say
         self._has: dict[str, int] = {}  # the version of this incarnation that serves there
-        self._devices: dict[str, str] = {}  # where the actors' models lie
+        self._devices: dict[str, tuple[str, ...]] = {}  # of the actors' workers, by rank
         self._verification = Verification()
         self._transport: Transport | None = None
         self._group: tuple[str, ...] = ()  # the actors in it, by rank
@@ -82,7 +82,7 @@ class Broadcast:
             own = message.incarnation == self._incarnation
             sound = own and not self._verification.doubts(message.actor_id)
             self._has[message.actor_id] = message.policy_version if sound else -1
-            self._devices[message.actor_id] = message.device
+            self._devices[message.actor_id] = message.devices
             self._replaced.add(message.actor_id)
             log.info("%s joined", message.actor_id)
             return None
@@ -140,26 +140,28 @@ class Broadcast:
         transport = host(
             kind,
             address=here.folder if kind == "snapshot" else here.address,
-            world_size=len(names) + 1,
+            world_size=1 + sum(map(len, devices.values())),
             incarnation=self._incarnation,
             epoch=self._epoch,
             timeout_s=deadline_s,
         )
         self._transport, self._group, self._replaced = transport, names, set()
-        for rank, name in enumerate(names, start=1):
+        rank = 1
+        for name, workers in devices.items():
             self._tell(name, msgspec.structs.replace(transport.rendezvous, rank=rank))
+            rank += len(workers)
         self._gather(Connecting, names, "", deadline_s)
         self._form(transport, names)
         log.info(
             "weights go from %s by %s to %s (group %d)",
             self._learner_host.device,
             kind,
-            ", ".join(f"{name} on {device}" for name, device in devices.items()),
+            shown(devices),
             self._epoch,
         )
         return transport
 
-    def _choose(self, devices: dict[str, str]) -> str:
+    def _choose(self, devices: dict[str, tuple[str, ...]]) -> str:
         """The transport to these actors. One whose device it cannot reach is refused where others
         serve already; else raises TransportUnusable."""
         try:

@@ -9,9 +9,11 @@ a version are not those it was formed with. Each forming has an `epoch`, which e
 an answer to one that was given up means nothing.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
-PROTOCOL = 4
+PROTOCOL = 5
 # vLLM's `worker_extension_cls`; a name, so that nobody has to import vLLM to say it
 WORKER_EXTENSION = "weight_sync.vllm_worker.WeightSyncWorker"
 
@@ -73,13 +75,14 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     """Actor → learner, first message and again whenever nothing has come for a second: who I am.
 
     `incarnation` and `policy_version` are of the weights that serve here, -1 before the first;
-    `device` is where the model lies, as `transports.base.device_name` says it.
+    `devices` are the engine's workers' by rank, as `transports.base.device_name` says them: each
+    worker receives for itself.
     """
 
     actor_id: str
     incarnation: int = -1
     policy_version: int = -1
-    device: str = "cpu"
+    devices: tuple[str, ...] = ("cpu",)
     protocol: int = PROTOCOL
 
 
@@ -90,6 +93,7 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
 class Rendezvous(msgspec.Struct, frozen=True, tag=True):
     """Learner → actor: where the group forms. Rank 0 is the learner. It ends all groups before it.
 
+    `rank` is of the actor's first worker; its others follow.
     `prefix` is of the group's keys in the store; of a snapshot, which has no store, it is the
     folder.
     """
@@ -154,8 +158,8 @@ class Sent(msgspec.Struct, frozen=True, tag=True):
 class Applied(msgspec.Struct, frozen=True, tag=True):
     """Actor → learner: this version serves here, verified (or, with `error`, does not).
 
-    `weights_checksum` is of the model's own parameters after the load; `probe_error` is the largest
-    absolute log-prob difference, `probe_mean` their mean; times are seconds.
+    `weights_checksums` are of what each worker's model holds after the load, by rank; `probe_error`
+    is the largest absolute log-prob difference, `probe_mean` their mean; times are seconds.
     """
 
     actor_id: str
@@ -163,7 +167,7 @@ class Applied(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
     policy_version: int
     bytes_digest: str
-    weights_checksum: str
+    weights_checksums: tuple[str, ...]
     probe_error: float
     probe_mean: float
     generation_pause_s: float
@@ -182,12 +186,13 @@ class WorkerReport(msgspec.Struct, frozen=True):
     """vLLM worker → subscriber, through the engine: what a call did.
 
     `error` is empty when it worked, else begins with the name of its type in this module;
-    `pending`: what is asked for is still being made, ask again.
+    `pending`: what is asked for is still being made, ask again. Checksums and devices: the
+    worker's own, or of all workers by rank where reports were `combined`.
     """
 
     bytes_digest: str = ""
-    weights_checksum: str = ""
-    device: str = ""
+    weights_checksums: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
     pending: bool = False
     receive_s: float = 0.0
     apply_s: float = 0.0
@@ -204,6 +209,25 @@ decode_from_learner = msgspec.msgpack.Decoder(FromLearner).decode
 decode_report = msgspec.msgpack.Decoder(WorkerReport).decode
 decode_manifest = msgspec.msgpack.Decoder(WeightManifest).decode
 decode_rendezvous = msgspec.msgpack.Decoder(Rendezvous).decode
+
+
+def combined(reports: Sequence[WorkerReport]) -> WorkerReport:
+    """The reports of an engine's workers, by rank, as one: what fails on one has failed, what is
+    pending on one is pending, times are the longest.
+    """
+    several = len(reports) > 1
+    for number, report in enumerate(reports, 1):
+        if report.error:
+            which = f" (worker {number} of {len(reports)})" if several else ""
+            return WorkerReport(error=f"{report.error}{which}")
+    return WorkerReport(
+        bytes_digest=reports[0].bytes_digest,
+        weights_checksums=tuple(each for one in reports for each in one.weights_checksums),
+        devices=tuple(each for one in reports for each in one.devices),
+        pending=any(each.pending for each in reports),
+        receive_s=max(each.receive_s for each in reports),
+        apply_s=max(each.apply_s for each in reports),
+    )
 
 
 def as_error(text: str) -> WeightSyncError:

@@ -37,8 +37,10 @@ class Receiver:
     """Receives for one model.
 
     `layout()` gives the checkpoint tensors that the model is made of, `load(named_tensors)` writes
-    them, `checksum()` tells what the model then holds. Failures that belong to the protocol travel
-    in `WorkerReport.error`; anything else is raised.
+    them, `checksum()` tells what the model then holds. `worker` of `workers` is its place in an
+    engine that shares a model out: each receives all of a version, and where they are several, in
+    its host's memory, since a whole model may fit no GPU of theirs. Failures that belong to the
+    protocol travel in `WorkerReport.error`; anything else is raised.
     """
 
     def __init__(
@@ -47,8 +49,11 @@ class Receiver:
         load: Callable[[buckets.NamedTensors], None],
         checksum: Callable[[], str],
         device: torch.device | str = CPU,
+        worker: int = 0,
+        workers: int = 1,
     ) -> None:
         self._layout, self._load, self._device = layout, load, device
+        self._worker, self._workers = worker, workers
         self._checksum = checksum
         self._connection: Forming | None = None
         self._reception: _Reception | None = None
@@ -57,7 +62,7 @@ class Receiver:
 
     def device(self) -> bytes:
         """The model's device, as in `Join.device`."""
-        return encode(WorkerReport(device=device_name(self._device)))
+        return encode(WorkerReport(devices=(device_name(self._device),)))
 
     def connect(self, rendezvous: bytes) -> bytes:
         """Begin to join the group of an encoded Rendezvous; what was under way is given up."""
@@ -92,8 +97,8 @@ class Receiver:
             self._load(buckets.unpack(reception.manifest.tensors, reception.staging))
         except WeightSyncError as error:
             return failure(error)
-        if reception.transport.place() != CPU:
-            torch.cuda.synchronize()
+        if torch.device(self._device).type == "cuda":
+            torch.cuda.synchronize(self._device)
         apply_s = time.perf_counter() - begun
         self._summing = self._thread.submit(self._checksum)
         return encode(msgspec.structs.replace(report, apply_s=apply_s))
@@ -104,12 +109,12 @@ class Receiver:
         """
         if self._summing is None or not self._summing.done():
             return encode(WorkerReport(pending=True))
-        return encode(WorkerReport(weights_checksum=self._summing.result()))
+        return encode(WorkerReport(weights_checksums=(self._summing.result(),)))
 
     def _join(self, where: Rendezvous) -> Transport:
         """On a thread, whose current GPU is the first one, wherever the model lies."""
         _use(self._device)
-        return join(where)
+        return join(msgspec.structs.replace(where, rank=where.rank + self._worker))
 
     def _expected(self) -> "_Reception":
         if self._reception is None:
@@ -125,7 +130,8 @@ class Receiver:
         under_way = last is not None and last.is_alive()
         if last and under_way and last.transport is transport:
             raise SyncTimeout(f"version {last.manifest.policy_version} is still under way")
-        place = CPU if transport.place() == CPU else str(self._device)
+        on_host = transport.place() == CPU or self._workers > 1
+        place = CPU if on_host else str(self._device)
         if last and not under_way and last.fits(manifest.bucket_bytes, place):
             staging = last.staging
         else:

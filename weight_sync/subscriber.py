@@ -39,6 +39,7 @@ from weight_sync.protocol import (
     WeightSyncError,
     WorkerReport,
     as_error,
+    combined,
     decode_report,
     describe,
     encode,
@@ -96,7 +97,7 @@ class Subscriber:
         self._endpoint, self._keys = endpoint, keys
         self._engine = engine
         self._config = config
-        self._device = ""  # where the model lies
+        self._devices: tuple[str, ...] = ()  # where the model lies, worker by worker
         self._epoch = -1  # of the group joined last
         self._loaded: tuple[int, int] | None = None  # what the engine holds, verified or not
         self._manifest: WeightManifest | None = None  # announced, not yet sent
@@ -112,7 +113,7 @@ class Subscriber:
         """
         learner = f"{self._actor_id}: the learner at {self._endpoint}"
         with Link(self._endpoint, self._keys, learner) as link:
-            self._device = await self._where()
+            self._devices = await self._where()
             heard_s, limit_s = time.monotonic(), self._config.join_deadline_s
             await self._join(link)
             while True:
@@ -135,13 +136,13 @@ class Subscriber:
     async def _join(self, link: Link) -> None:
         serves = self.serving.is_set() and self.verified
         incarnation, version = serves or (-1, -1)
-        await link.send(Join(self._actor_id, incarnation, version, device=self._device))
+        await link.send(Join(self._actor_id, incarnation, version, devices=self._devices))
 
-    async def _where(self) -> str:
+    async def _where(self) -> tuple[str, ...]:
         report = await self._call("weight_sync_device")
         if report.error:
             raise as_error(report.error)
-        return report.device
+        return report.devices
 
     async def _follow(self, link: Link, message: FromLearner) -> None:
         if isinstance(message, Refused):
@@ -215,7 +216,7 @@ class Subscriber:
         self._serve(manifest, applied)
         made = await self._made("weight_sync_checksum", deadline_s)
         return msgspec.structs.replace(
-            applied, weights_checksum=made.weights_checksum, error=made.error
+            applied, weights_checksums=made.weights_checksums, error=made.error
         )
 
     def _note_load(self, manifest: WeightManifest) -> None:
@@ -301,7 +302,7 @@ class Subscriber:
             manifest.incarnation,
             manifest.policy_version,
             report.bytes_digest,
-            report.weights_checksum,
+            report.weights_checksums,
             distance.largest,
             distance.mean,
             pause_s,
@@ -322,8 +323,7 @@ class Subscriber:
         return report
 
     async def _call(self, method: str, *args: bytes | int | str | float) -> WorkerReport:
-        """Call every worker; their reports as one: the first error, the longest times."""
-        reports = [decode_report(each) for each in await self._engine.call_workers(method, *args)]
-        failed = [report for report in reports if report.error]
-        slowest = max(reports, key=lambda report: report.apply_s)
-        return failed[0] if failed else slowest
+        """Call every worker; their reports as one."""
+        return combined(
+            [decode_report(each) for each in await self._engine.call_workers(method, *args)]
+        )

@@ -24,7 +24,7 @@ class Verification:
         self._in_a_row: dict[str, int] = {}
         self._unfit: dict[str, str] = {}  # who gets the version anew, and why
         self._version = -1
-        self._checksums: dict[str, str] = {}  # of that version
+        self._checksums: dict[str, tuple[str, ...]] = {}  # of that version, by worker
 
     def failed(self, name: str, error: VerificationFailed) -> None:
         """An actor did not verify. Raises the error when sending anew did not help."""
@@ -42,7 +42,7 @@ class Verification:
                 said = f"{each.actor_id} applied version {each.policy_version} for {version}"
                 self.failed(each.actor_id, VerificationFailed(said))
         right = [each for each in applied if each.policy_version == version]
-        said_by = {each.actor_id: each.weights_checksum for each in right}
+        said_by = {each.actor_id: each.weights_checksums for each in right}
         for name, words in self._differing(version, said_by).items():
             self.failed(name, VerificationFailed(words))
         for each in applied:
@@ -57,17 +57,28 @@ class Verification:
         """Take out those of `names` that get the version anew, with the reason for each."""
         return {name: self._unfit.pop(name) for name in names if name in self._unfit}
 
-    def _differing(self, version: int, said: Mapping[str, str]) -> dict[str, str]:
-        """Return who differs from more than half of all; where there is no such half, everybody."""
+    def _differing(self, version: int, said: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+        """Return who differs from more than half of the actors with as many workers, which alone
+        hold the same shards; where there is no such half, all of those.
+        """
         if version != self._version:
             self._version, self._checksums = version, {}
         self._checksums.update(said)
-        if len(set(self._checksums.values())) <= 1:
-            return {}
-        ((commonest, count),) = Counter(self._checksums.values()).most_common(1)
-        agreed = commonest if count * 2 > len(self._checksums) else None
-        words = ", ".join(f"{name} {value}" for name, value in sorted(self._checksums.items()))
-        wrong = [name for name, value in self._checksums.items() if value != agreed]
-        for name in wrong:
+        differing: dict[str, str] = {}
+        for workers in {len(value) for value in self._checksums.values()}:
+            alike = {name: each for name, each in self._checksums.items() if len(each) == workers}
+            differing |= _outvoted(version, alike)
+        for name in differing:
             del self._checksums[name]
-        return dict.fromkeys(wrong, f"version {version}: weights differ between actors: {words}")
+        return differing
+
+
+def _outvoted(version: int, checksums: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Who does not hold what more than half of these hold, each with the words that say so."""
+    if len(set(checksums.values())) <= 1:
+        return {}
+    ((commonest, count),) = Counter(checksums.values()).most_common(1)
+    agreed = commonest if count * 2 > len(checksums) else None
+    words = ", ".join(f"{name} {' '.join(each)}" for name, each in sorted(checksums.items()))
+    wrong = [name for name, each in checksums.items() if each != agreed]
+    return dict.fromkeys(wrong, f"version {version}: weights differ between actors: {words}")

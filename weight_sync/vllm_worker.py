@@ -18,7 +18,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    LinearBase,
+    QKVParallelLinear,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
@@ -29,6 +36,7 @@ from weight_sync.protocol import (
     EngineDiffers,
     ManifestMismatch,
     VerificationFailed,
+    WeightSyncError,
     WorkerReport,
     encode,
 )
@@ -72,9 +80,10 @@ class WeightSyncWorker:
 
     def weight_sync_device(self) -> bytes:
         """The model's device. The first call of all: it makes the receiver."""
-        workers = self.parallel_config.world_size
-        if workers != 1:
-            return failure(ManifestMismatch(f"the engine has {workers!r} workers, not one"))
+        ranks, workers = get_tensor_model_parallel_world_size(), self.parallel_config.world_size
+        if workers != ranks:
+            cause = f"the engine has {workers!r} workers, {ranks!r} of them by tensor parallelism"
+            return failure(EngineDiffers(f"{cause}: leave its other kinds of parallelism at 1"))
         model = self.model_runner.get_model()
         if problem := _head_problem(model, self.model_config.hf_config):
             return failure(EngineDiffers(problem))
@@ -84,6 +93,8 @@ class WeightSyncWorker:
                 partial(_load, model),
                 partial(checksum, model),
                 next(model.parameters()).device,
+                get_tensor_model_parallel_rank(),
+                ranks,
             )
         return self._weight_sync_receiver.device()
 
@@ -110,14 +121,19 @@ class WeightSyncWorker:
     def load_snapshot(self, path: str, version: int) -> bytes:
         """Write a safetensors file's tensors into the model; called while paused.
 
-        Raises ManifestMismatch when they are not the model's, VerificationFailed on a partial load.
+        Reports ManifestMismatch when they are not the model's, VerificationFailed on a partial
+        load. (vLLM takes one worker's exception for the answer of all, and the other workers'
+        answers for those to its next call.)
         """
         begun = time.perf_counter()
         tensors = load_file(path)
         offered = {n: (tuple(t.shape), buckets.dtype_name(t.dtype)) for n, t in tensors.items()}
         model = self.model_runner.get_model()
-        buckets.require_same(offered, checkpoint_layout(model), (path, "actor"))
-        _load(model, tensors.items())
+        try:
+            buckets.require_same(offered, checkpoint_layout(model), (path, "actor"))
+            _load(model, tensors.items())
+        except WeightSyncError as error:
+            return failure(error)
         seconds = time.perf_counter() - begun
         log.info("version %d loaded from %s in %.3f s", version, path, seconds)
         return encode(WorkerReport(apply_s=seconds))
@@ -147,7 +163,8 @@ def checksum(model: torch.nn.Module) -> str:
 def checkpoint_layout(model: torch.nn.Module) -> buckets.Layout:
     """Names, shapes and dtypes of the checkpoint tensors that fill a vLLM model; tied weights once.
 
-    Undoes vLLM's fusing (`qkv_proj`, `gate_up_proj`) and its padding of the vocabulary.
+    Undoes vLLM's fusing (`qkv_proj`, `gate_up_proj`), its sharing out among workers and its padding
+    of the vocabulary.
     Raises ManifestMismatch on a quantised model.
     """
     layout: buckets.Layout = {}
@@ -161,24 +178,44 @@ def checkpoint_layout(model: torch.nn.Module) -> buckets.Layout:
                 continue
             seen.add(id(parameter))
             dtype = buckets.dtype_name(parameter.dtype)
-            for part, rows in _parts(model, module, name, parameter.shape[0]):
-                layout[part] = ((rows, *parameter.shape[1:]), dtype)
+            parts = _parts(model, module, name, tuple(parameter.shape))
+            layout |= {part: (shape, dtype) for part, shape in parts}
     return layout
 
 
 def _parts(
-    model: torch.nn.Module, module: torch.nn.Module, name: str, rows: int
-) -> list[tuple[str, int]]:
-    """The checkpoint tensors, with their rows, that one vLLM parameter is made of."""
+    model: torch.nn.Module, module: torch.nn.Module, name: str, shape: tuple[int, ...]
+) -> list[tuple[str, tuple[int, ...]]]:
+    """The checkpoint tensors, whole, that a worker's parameter is made of, or is a shard of."""
+    rows, *others = shape
     if isinstance(module, VocabParallelEmbedding):
-        return [(name, module.org_vocab_size)]
+        return [(name, (module.org_vocab_size, *others))]
     path, _, kind = name.rpartition(".")
+    if isinstance(module, RowParallelLinear) and kind == "weight":
+        return [(name, (rows, module.input_size))]
     parent, _, leaf = path.rpartition(".")
     fused = getattr(model, "packed_modules_mapping", {}).get(leaf, ())
+    sizes = _output_sizes(module) or [rows]
     if len(fused) < 2:
-        return [(name, rows)]
-    sizes = zip(fused, module.output_sizes, strict=True)
-    return [(f"{parent}.{part}.{kind}", size) for part, size in sizes]
+        return [(name, (sum(sizes), *others))]
+    return [
+        (f"{parent}.{part}.{kind}", (size, *others))
+        for part, size in zip(fused, sizes, strict=True)
+    ]
+
+
+def _output_sizes(module: torch.nn.Module) -> list[int]:
+    """A layer's rows over all workers, part by part; none where each worker has all of them.
+
+    Of keys and values, which workers beyond the number of heads hold alike, each once.
+    """
+    if isinstance(module, QKVParallelLinear):
+        queries = module.total_num_heads * module.head_size
+        sizes = (module.head_size, module.v_head_size)
+        return [queries, *(module.total_num_kv_heads * size for size in sizes)]
+    if isinstance(module, LinearBase) and hasattr(module, "output_sizes"):
+        return list(module.output_sizes)
+    return [module.output_size] if isinstance(module, ColumnParallelLinear) else []
 
 
 def _load(model: torch.nn.Module, named_tensors: buckets.NamedTensors) -> None:

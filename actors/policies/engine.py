@@ -145,6 +145,7 @@ def engine_arguments(config: Config, worker_extension: str) -> dict[str, Any]:
         "max_model_len": model.max_model_len,
         "trust_remote_code": model.trust_remote_code,
         "hf_overrides": {"head_dtype": model.head_dtype or "model"},
+        "tensor_parallel_size": actors.tensor_parallel,
         "max_num_seqs": actors.max_num_seqs,
         "enforce_eager": actors.enforce_eager,
         "enable_prefix_caching": actors.prefix_caching,
@@ -155,7 +156,7 @@ def engine_arguments(config: Config, worker_extension: str) -> dict[str, Any]:
         "worker_extension_cls": worker_extension,
         "use_tqdm_on_load": False,
         # On GPUs too: left to measure, an engine takes for its own what others take meanwhile.
-        "kv_cache_memory_bytes": actors.kv_cache_bytes,
+        "kv_cache_memory_bytes": actors.kv_cache_bytes // actors.tensor_parallel,
     }
     if on_cpu():
         # A prefill cut in two makes vLLM rewind the request's generator, which kills the engine:

@@ -183,19 +183,23 @@ class NcclTransport(_Collective):
         self._carry([torch.zeros(1, dtype=torch.uint8, device="cuda")], here.timeout_s)
 
     def _carry(self, buckets: Sequence[torch.Tensor], timeout_s: float) -> None:
-        """The learner's buckets pass through one of the largest's size on its GPU.
+        """Buckets on a host, the learner's or a receiver's, pass through one of the largest's size
+        on its GPU.
 
         A rank that has died is noticed at the deadline, when the group is aborted: NCCL waits for
         it without end.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline, receives = time.monotonic() + timeout_s, self.rendezvous.rank > 0
         with torch.cuda.stream(self._stream):
-            for work in self._works(_on_gpu(buckets), timeout_s):
+            for bucket, place in zip(buckets, _on_gpu(buckets), strict=True):
+                (work,) = self._works([place], timeout_s)
                 if not completed(work, deadline):
                     self._group.abort()
                     raise TransportFailed(
                         f"rank {self.rendezvous.rank}: a rank was silent for {timeout_s:g} s"
                     )
+                if receives and place is not bucket:
+                    bucket.copy_(place)
             self._stream.synchronize()
 
 
@@ -229,7 +233,7 @@ def _bearing_errors() -> Iterator[None]:
 
 
 def _on_gpu(buckets: Sequence[torch.Tensor]) -> Iterable[torch.Tensor]:
-    """The buckets, each on the GPU when its turn comes; those of a receiver are there."""
+    """The buckets, each on the GPU when its turn comes; most receivers' are there."""
     through = torch.empty(0, dtype=torch.uint8)
     for bucket in buckets:
         if bucket.is_cuda:
