@@ -100,7 +100,7 @@ def _model(config: Config) -> Iterator[str]:
 
 def _weight_sync(config: Config) -> Iterator[str]:
     endpoint = Addresses.of(config).weight_sync.endpoint
-    here = _on_this_host(config.replay.endpoint)
+    here = on_this_host(config.replay.endpoint)
     path = Path(endpoint.removeprefix("ipc://"))
     if endpoint.startswith("ipc://"):
         reached = here and path.parent.is_dir()
@@ -116,7 +116,7 @@ def _weight_sync(config: Config) -> Iterator[str]:
 
 def _retrieval(config: Config) -> Iterator[str]:
     asked = config.retrieval
-    if not asked.top_k or asked.recorded or _on_this_host(config.replay.endpoint):
+    if not asked.top_k or asked.recorded or on_this_host(config.replay.endpoint):
         return
     url = retrieval_url(config)
     if _stays_inside(urlsplit(url).hostname or ""):
@@ -130,7 +130,7 @@ def _retrieval(config: Config) -> Iterator[str]:
 def _judge(config: Config) -> Iterator[str]:
     url = config.rewards.judge.url
     inside = bool(url) and _stays_inside(urlsplit(url).hostname or "")
-    if inside and not _on_this_host(config.replay.endpoint):
+    if inside and not on_this_host(config.replay.endpoint):
         yield (
             f"rewards.judge.url = {url!r}: that judge cannot be reached from this host: start "
             "the run with an address that both know, or say here where one is: "
@@ -156,8 +156,8 @@ async def _search(config: Config) -> None:
         ) from error
 
 
-def _on_this_host(endpoint: str) -> bool:
-    """True where replay's endpoint is on this host: its loopback and files can be reached."""
+def on_this_host(endpoint: str) -> bool:
+    """True where an endpoint is on this host: its loopback and files can be reached."""
     host = urlsplit(endpoint).hostname
     if endpoint.startswith("ipc://") or host is None:
         return True

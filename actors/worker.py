@@ -30,7 +30,6 @@ from actors.errors import ActorError, EngineUnusable
 from actors.policies.capacity import Capacity, mean_context
 from actors.policies.engine import (
     check_installation,
-    choose_gpu,
     lower_priority,
     prepare_environment,
 )
@@ -69,8 +68,7 @@ async def run(config: Config, actor_id: str) -> None:
     addresses = Addresses.of(config)
     if addresses.keys:
         addresses.keys.check()  # before the engine takes its time
-    choose_gpu(actor_id, config.learner.ranks)
-    policy = await VllmPolicy.start(config)
+    policy = await VllmPolicy.start(config, number=_planned(actor_id, addresses.weight_sync))
     logger.info("engine ready with %s", config.model.path)
     try:
         async with (
@@ -91,6 +89,14 @@ async def run(config: Config, actor_id: str) -> None:
             )
     finally:
         policy.close()
+
+
+def _planned(actor_id: str, learner: Address) -> int | None:
+    """The number of an actor that the launcher names, on the host whose GPUs it has planned; else
+    None: this host's GPUs are in no plan.
+    """
+    number = re.fullmatch(r"actor-(\d+)", actor_id)
+    return int(number[1]) if number and joining.on_this_host(learner.endpoint) else None
 
 
 async def _serve(

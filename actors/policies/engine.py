@@ -9,7 +9,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ import psutil
 from actors.errors import EngineUnusable
 from actors.prompt import single_token_ids
 from configs.devices import on_cpu
+from configs.runtime.gpus import Gpus, GpusTaken, hold, take, visible
 from configs.runtime.process import avoid_amx, socket_dir
 from configs.schema import Config
 
@@ -71,25 +71,35 @@ def prepare_environment(config: Config) -> None:
         os.environ.setdefault(name, value)
 
 
-def gpu_of_actor(index: int, ranks: int, gpus: int) -> int:
-    """Return an actor's GPU: the learner's ranks take the first, the actors the others in turn;
-    where the ranks leave none, all of them.
+def gpus_of_actor(index: int, ranks: int, gpus: int, workers: int = 1) -> range:
+    """Return the GPUs of a run's own actor on the learner's host, one for each of its `workers`:
+    the learner's ranks take the first, the actors the others in turn, side by side; where the ranks
+    leave too few for one actor, all of them. Fewer where there are fewer.
     """
-    free = gpus - ranks
-    return ranks + index % free if free > 0 else index % gpus
+    first = ranks if gpus - ranks >= workers else 0
+    groups = max((gpus - first) // workers, 1)
+    begin = first + index % groups * workers
+    return range(begin, min(begin + workers, gpus))
 
 
-def choose_gpu(actor_id: str, ranks: int) -> None:
-    """Hide all GPUs but this actor's own from this process."""
-    if on_cpu():
-        return
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    count = importlib.import_module("torch").cuda.device_count()
-    gpus = listed.split(",") if listed else [str(number) for number in range(count)]
-    if len(gpus) > 1:
-        number = re.search(r"\d+$", actor_id)
-        index = int(number[0]) if number else 0
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[gpu_of_actor(index, ranks, len(gpus))]
+def choose_gpus(config: Config, number: int | None = None) -> Gpus:
+    """Choose the GPUs of an engine: those of the plan for the run's own actor of that number on the
+    learner's host, else what is free on this one. Raises EngineUnusable.
+    """
+    gpus, workers = visible(), config.actors.tensor_parallel
+    names = list(gpus)
+    if names and len(names) < workers:
+        raise EngineUnusable(
+            f"actors.tensor_parallel = {workers!r}: {len(names)} GPUs are visible here, and each "
+            f"worker needs one: lower it to at most {len(names)}, or see CUDA_VISIBLE_DEVICES"
+        )
+    try:
+        if number is None or len(names) <= workers:
+            return take(workers, gpus)
+        own = gpus_of_actor(number, config.learner.ranks, len(names), workers)
+        return hold([names[index] for index in own], gpus)
+    except GpusTaken as error:
+        raise EngineUnusable(str(error)) from error
 
 
 def lower_priority() -> None:

@@ -22,12 +22,14 @@ from actors.policies.base import PROBE, Completion, Stops
 from actors.policies.engine import (
     Scratch,
     check_installation,
+    choose_gpus,
     engine_arguments,
     prepare_environment,
     stop_arguments,
 )
 from actors.policies.statistics import EngineStatistics
 from actors.prompt import load_tokenizer
+from configs.runtime.gpus import Gpus
 from configs.schema import ActorsConfig, Config
 from weight_sync.protocol import WORKER_EXTENSION
 
@@ -53,15 +55,17 @@ class VllmPolicy:
         deadline_s: float = ActorsConfig.engine_deadline_s,
         keep: bool = False,
         statistics: EngineStatistics | None = None,
+        gpus: Gpus | None = None,
     ) -> None:
         """`keep`: an update leaves the caches of requests in flight as they are. `statistics`: what
-        the engine tells of its steps, where it was started to tell.
+        the engine tells of its steps, where it was started to tell. `gpus` are released at the end.
         """
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         self._parameters = SamplingParams
         self._engine: AsyncLLM | None = engine
         self._scratch, self._deadline_s, self._keep = scratch, deadline_s, keep
+        self._gpus = gpus or Gpus()
         self.statistics = statistics or EngineStatistics()
         self._version = self._loads = 0
         self._begun: dict[str, int] = {}  # requests in flight: the version at their begin
@@ -75,16 +79,25 @@ class VllmPolicy:
         }
 
     @classmethod
-    async def start(cls, config: Config, *, worker_extension: str = WORKER_EXTENSION) -> Self:
+    async def start(
+        cls,
+        config: Config,
+        *,
+        worker_extension: str = WORKER_EXTENSION,
+        number: int | None = None,
+    ) -> Self:
         """Check the installation and start the engine in a child process (tens of seconds, during
-        which the event loop stands still). Raises EngineUnusable."""
+        which the event loop stands still), on the GPUs that `choose_gpus` gives for `number`.
+        Raises EngineUnusable.
+        """
         check_installation()
         prepare_environment(config)
+        gpus = choose_gpus(config, number)
         path, scratch = config.model.path, Scratch(config.run_dir)
         statistics = EngineStatistics()
         try:
             # Not in a thread: the child dies with the thread that started it.
-            with scratch.entered():
+            with scratch.entered(), gpus.visible():
                 policy = cls(
                     _start_engine(engine_arguments(config, worker_extension), statistics),
                     _stopping_with(load_tokenizer(path, config.model.trust_remote_code)),
@@ -92,9 +105,11 @@ class VllmPolicy:
                     config.actors.engine_deadline_s,
                     keep=config.weight_sync.in_flight == "keep",
                     statistics=statistics,
+                    gpus=gpus,
                 )
         except (RuntimeError, ValueError, OSError, *_OF_ARGUMENTS) as error:
             scratch.remove()
+            gpus.release()
             more = config.actors.engine
             beside = f" with actors.engine = {more!r}" if more else ""
             cause = str(error) or type(error).__name__
@@ -228,6 +243,7 @@ class VllmPolicy:
             gc.collect()
         if self._scratch is not None:
             self._scratch.remove()
+        self._gpus.release()
 
     def _listen(self) -> None:
         """Have the statistics go to ours alone: vLLM counts them for Prometheus too, token by

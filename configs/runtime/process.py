@@ -195,8 +195,15 @@ def socket_dir(run_dir: str) -> Path:
 def make_socket_dir(run_dir: str) -> Path:
     """Create `socket_dir(run_dir)`, mode 0700. Raises PermissionError when it is another user's."""
     path = socket_dir(run_dir)
+    make_private(path)
+    return path
+
+
+def make_private(path: Path) -> None:
+    """Create a folder where all may write, mode 0700. Raises PermissionError when it is another
+    user's.
+    """
     path.mkdir(mode=0o700, exist_ok=True)
     if path.stat().st_uid != os.getuid() or path.is_symlink():
         raise PermissionError(errno.EPERM, "it belongs to another user: remove it", str(path))
     path.chmod(0o700)
-    return path

@@ -1,0 +1,24 @@
+"""A worker extension of which one worker can be told to leave a tensor as it was."""
+
+from weight_sync.vllm_worker import WeightSyncWorker
+
+
+class StaleWorker(WeightSyncWorker):
+    """The real one, but for the parameter that `leave_stale` has named."""
+
+    _left: str = ""
+
+    def leave_stale(self, worker: int, parameter: str) -> None:
+        """Have one worker, by rank, leave one parameter as it was at each load to come."""
+        if self._weight_sync_receiver._worker == worker:
+            self._left = parameter
+
+    def weight_sync_apply(self) -> bytes:
+        """Write what has come, and what was held before over that."""
+        if not self._left:
+            return super().weight_sync_apply()
+        held = self.model_runner.get_model().get_parameter(self._left)
+        before = held.clone()
+        report = super().weight_sync_apply()
+        held.copy_(before)
+        return report
