@@ -32,6 +32,7 @@ _ELSEWHERE = {
         "num_generations", "rollout_n", "n_samples", "num_samples", "n_samples_per_prompt",
     ),
     "replay.max_staleness": ("max_lag", "max_off_policy_steps", "staleness"),
+    "actors.tensor_parallel": ("tp", "tp_size", "gpus_per_engine", "num_gpus_per_engine"),
     "actors.count": ("num_actors", "num_workers", "num_engines", "workers"),
     "actors.max_action_tokens": (
         "max_tokens", "max_new_tokens", "max_completion_length", "max_response_length",
@@ -59,7 +60,7 @@ _NOT_YET = {
     ("wandb", "mlflow"): (
         "not supported yet: leave it out; curves: tensorboard --logdir runs, forage plot"
     ),
-    ("parallel", "tp"): "one engine on several GPUs is not supported yet: raise actors.count",
+    ("pipeline", "pp"): "engines share a model out by tensors alone: see actors.tensor_parallel",
     ("quantization", "quantize", "4bit", "8bit"): (
         "quantised weights are not supported yet: leave it out, see model.dtype"
     ),

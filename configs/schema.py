@@ -142,7 +142,7 @@ class ActorsConfig(Section, frozen=True):
 
     count: Annotated[Positive, OF_THE_MACHINE] = 2  # the fleet may grow
     # Workers of each engine, on a GPU each: they share its weights, keys and values out
-    tensor_parallel: Positive = 1
+    tensor_parallel: Annotated[Positive, OF_THE_MACHINE] = 1
     # Per actor, at most; 0: as many as its engine's keys and values hold (actors/policies/capacity)
     rollouts_in_flight: NonNegative = 0
     max_num_seqs: Positive = 64

@@ -51,6 +51,7 @@ _WITHOUT_EFFECT = {
     "retrieval.threads",
     "retrieval.map_index",
     "actors.count",
+    "actors.tensor_parallel",
     "actors.rollouts_in_flight",
     "actors.temperature",
     "actors.kv_cache_bytes",

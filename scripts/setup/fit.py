@@ -39,7 +39,8 @@ def fitted_alone(config: Config, gpus: list[int] | None = None) -> Config:
         return config
     model = known_model(Path(config.model.path))
     needed = sum(engine_needs(config, model).values())
-    return _with_cache(config, _free(gpus[0]) - needed if gpus else 0, model)
+    room = (_free(gpus[0]) - needed) * config.actors.tensor_parallel if gpus else 0
+    return _with_cache(config, room, model)
 
 
 def _offloaded(config: Config, gpus: list[int], model: Model) -> Config:
@@ -59,8 +60,11 @@ def least_cache_bytes(config: Config, model: Model) -> int:
 
 
 def _left(config: Config, gpus: list[int], model: Model) -> int:
-    """Bytes that the fullest GPU leaves each of its actors; below 0 where it cannot hold them."""
-    return min(room // actors for room, actors in _rooms(config, gpus, model) if actors)
+    """Bytes that the fullest GPU leaves each of its actors, over all workers of one; below 0 where
+    it cannot hold them.
+    """
+    room = min(room // actors for room, actors in _rooms(config, gpus, model) if actors)
+    return room * config.actors.tensor_parallel
 
 
 def _rooms(config: Config, gpus: list[int], model: Model) -> Iterator[tuple[int, int]]:

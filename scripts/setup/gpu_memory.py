@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from actors.policies.engine import gpu_of_actor
+from actors.policies.engine import gpus_of_actor
 from configs.devices import on_cpu
 from configs.schema import Config
 from scripts.setup.model_size import (
@@ -105,13 +105,17 @@ def _reduced(config: Config, model: Model) -> int:
 
 
 def engine_needs(config: Config, model: Model) -> dict[str, int]:
-    """Bytes of one actor, by what they are for."""
-    width = width_of(config.engine_dtype)
+    """Bytes of one worker of an actor's engine, by what they are for."""
+    width, workers = width_of(config.engine_dtype), config.actors.tensor_parallel
+    received = width * model.parameters
+    if workers > 1:  # on the host: here only what passes through (weight_sync/receiver.py)
+        largest = max(model.weights, default=0)
+        received = min(received, max(config.weight_sync.bucket_bytes, width * largest))
     return {
-        "weights": width * model.parameters,
-        "keys and values": config.actors.kv_cache_bytes,
+        "weights": width * model.parameters // workers,
+        "keys and values": config.actors.kv_cache_bytes // workers,
         "engine": ENGINE_BYTES,
-        "weights received": width * model.parameters,
+        "weights received": received,
         "CUDA": CONTEXT_BYTES,
     }
 
@@ -135,12 +139,14 @@ def retrieval_needs(config: Config, gpu: int, gpus: int) -> dict[str, int]:
 def tenants(config: Config, model: Model, gpus: int) -> list[dict[str, dict[str, int]]]:
     """What each of `gpus` holds: who, and its bytes by what they are for."""
     ranks, actors = config.learner.ranks, config.actors.count
+    workers = config.actors.tensor_parallel
     found: list[dict[str, dict[str, int]]] = [{} for _ in range(gpus)]
     for rank in range(ranks):
         found[rank % gpus][f"learner rank {rank}"] = learner_needs(config, model)
     for index in range(actors):
-        home = gpu_of_actor(index, ranks, gpus)
-        found[home][f"actor-{index}"] = engine_needs(config, model)
+        for worker, gpu in enumerate(gpus_of_actor(index, ranks, gpus, workers)):
+            who = f"actor-{index}" + (f" worker {worker}" if workers > 1 else "")
+            found[gpu][who] = engine_needs(config, model)
     for gpu, each in enumerate(found):
         if needs := retrieval_needs(config, gpu, gpus):
             each["retrieval server"] = needs

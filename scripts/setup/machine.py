@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from actors.policies.engine import gpu_of_actor
+from actors.policies.engine import gpus_of_actor
 from configs.devices import on_cpu
 from configs.schema import Config
 from scripts.setup import gpu_memory
@@ -18,8 +18,8 @@ from weight_sync.transports.selection import CPU, choose
 PROCESS_BYTES = 440 << 20
 LESS = (
     "lower actors.kv_cache_bytes, learner.micro_batch_tokens or actors.count, set "
-    "learner.gradient_checkpointing, learner.offload=cpu or learner.zero_stage=3, or name a "
-    "smaller model.path"
+    "learner.gradient_checkpointing, learner.offload=cpu or learner.zero_stage=3, raise "
+    "actors.tensor_parallel where an engine alone is too large, or name a smaller model.path"
 )
 _FILLING = ("actors.kv_cache_bytes", "learner.micro_batch_tokens")
 _SIZES = (*_FILLING, "learner.logprob_chunk_bytes")
@@ -46,11 +46,11 @@ def missing_gpus(config: Config) -> str:
             "forage doctor for the driver that it needs, or install for the CPU, make .venv, and "
             "use .venv/bin/forage"
         )
-    asked, ranks, actors = _asked(config), config.learner.ranks, config.actors.count
+    asked = _asked(config)
     if not asked or gpu_memory.totals():
         return ""
     count = gpus_wanted(config)
-    shared = f" (learner.ranks = {ranks!r}, actors.count = {actors!r})" if count > 1 else ""
+    shared = f" ({', '.join(_counts(config))})" if count > 1 else ""
     return (
         f"no GPU is visible, and this configuration is for {count}{shared}: "
         f"{', '.join(asked)}: on a machine with GPUs install for them, make .venv GPU=1, and use "
@@ -60,10 +60,11 @@ def missing_gpus(config: Config) -> str:
 
 def gpus_wanted(config: Config) -> int:
     """How many GPUs a configuration is for that asks for some; 0 where it runs without."""
-    ranks, actors = config.learner.ranks, config.actors.count
+    ranks, actors = config.learner.ranks, config.actors
     if not _asked(config):
         return 0
-    return ranks + actors if config.weight_sync.transport == "nccl" or ranks > 1 else 1
+    apart = config.weight_sync.transport == "nccl" or ranks > 1 or actors.tensor_parallel > 1
+    return ranks + actors.count * actors.tensor_parallel if apart else 1
 
 
 def _asked(config: Config) -> list[str]:
@@ -77,17 +78,34 @@ def _asked(config: Config) -> list[str]:
 
 
 def too_few_gpus(config: Config) -> str:
-    """Say that ranks of the learner would have to share a GPU, which their collectives cannot."""
+    """Say that ranks of the learner, or workers of an engine, would have to share a GPU, which
+    their collectives cannot.
+    """
     gpus, ranks, actors = len(gpu_memory.totals()), config.learner.ranks, config.actors.count
-    if not gpus or ranks <= gpus or config.learner.rendezvous:
+    workers = config.actors.tensor_parallel
+    if gpus and ranks > gpus and not config.learner.rendezvous:
+        field, value, which = "learner.ranks", ranks, "rank"
+    elif gpus and workers > gpus:
+        field, value, which = "actors.tensor_parallel", workers, "worker of an engine"
+    else:
         return ""
-    shared = f" (its actors share one) to {ranks + actors} (each has its own)"
+    others = [each for each in _counts(config) if not each.startswith(field)]
+    group = "one" if workers == 1 else str(workers)
+    shared = f" (its actors share {group}) to {ranks + actors * workers} (each has its own)"
     return (
-        f"learner.ranks = {ranks!r} on {gpus} GPU{'s' * (gpus > 1)}: each rank needs one of its "
-        f"own, so that with actors.count = {actors!r} this run takes {ranks + 1}"
-        f"{shared if actors > 1 else ''}: lower learner.ranks to at most {gpus}, or see "
+        f"{field} = {value!r} on {gpus} GPU{'s' * (gpus > 1)}: each {which} needs one of its own, "
+        f"so that with {' and '.join(others)} this run takes {ranks + workers}"
+        f"{shared if actors > 1 else ''}: lower {field} to at most {gpus}, or see "
         "CUDA_VISIBLE_DEVICES"
     )
+
+
+def _counts(config: Config) -> list[str]:
+    """The fields that say how many GPUs a run is for."""
+    ranks, actors = config.learner.ranks, config.actors
+    counts = [f"learner.ranks = {ranks!r}", f"actors.count = {actors.count!r}"]
+    several = [f"actors.tensor_parallel = {actors.tensor_parallel!r}"]
+    return counts + several * (actors.tensor_parallel > 1)
 
 
 def memory_needed(
@@ -99,8 +117,9 @@ def memory_needed(
     gpus = len(gpu_memory.totals()) if gpus is None else gpus
     model = known_model(Path(config.model.path)) if model is None else model
     actors, learner = config.actors, config.learner
+    engine = 3 if actors.tensor_parallel == 1 else 3 + actors.tensor_parallel
     needs = {
-        f"engines (actors.count = {actors.count!r})": 3 * actors.count * PROCESS_BYTES,
+        f"engines ({', '.join(_counts(config)[1:])})": engine * actors.count * PROCESS_BYTES,
         f"learner (learner.ranks = {learner.ranks!r})": 2 * learner.ranks * PROCESS_BYTES,
         **(_beside_gpus if gpus else _on_host)(config, model),
         "weights on their way to actors": _sets(config, gpus) * _buckets(config, model, gpus > 0),
@@ -143,12 +162,15 @@ def _beside_gpus(config: Config, model: Model) -> dict[str, int]:
 
 
 def _sets(config: Config, gpus: int) -> int:
-    """Sets of buckets on the host: the publisher's two, and each actor's that lies on no GPU."""
+    """Sets of buckets on the host: the publisher's two, and one of each worker that lies on no GPU
+    or shares its engine with others.
+    """
     try:
         there = transport(config, gpus) in ("nccl", "cuda_ipc")
     except TransportUnusable:  # said elsewhere
         there = False
-    return 2 + (0 if there else config.actors.count)
+    workers = config.actors.tensor_parallel
+    return 2 + (0 if there and workers == 1 else config.actors.count * workers)
 
 
 def _buckets(config: Config, model: Model, pinned: bool) -> int:
@@ -179,6 +201,8 @@ def _memory(config: Config) -> Iterator[str]:
     rounded = {what: round(size / gpu_memory.GIB, 2) for what, size in needed.items()}
     shown = {what: size for what, size in rounded.items() if size}
     counts = {"actors.count": config.actors.count, "learner.ranks": config.learner.ranks}
+    if on_cpu():  # with GPUs, more workers is what a large model needs
+        counts["actors.tensor_parallel"] = config.actors.tensor_parallel
     lower = [field for field, count in counts.items() if count > 1]
     lower += [field for field in _SIZES if any(field in what for what in shown)]
     remedies = [f"lower {', '.join(lower)}"] if lower else []
@@ -213,9 +237,11 @@ def transport(config: Config, gpus: int | None = None) -> str:
     """
     gpus = len(gpu_memory.totals()) if gpus is None else gpus
     ranks = config.learner.ranks
+    workers = config.actors.tensor_parallel
 
-    def place(index: int) -> str:
-        return f"GPU {gpu_of_actor(index, ranks, gpus)}" if gpus else CPU
+    def places(actor: int) -> list[str]:
+        own = gpus_of_actor(actor, ranks, gpus, workers) if gpus else ()
+        return [f"GPU {gpu}" for gpu in own] or [CPU] * workers
 
-    actors = {f"actor-{index}": place(index) for index in range(config.actors.count)}
+    actors = {f"actor-{index}": places(index) for index in range(config.actors.count)}
     return choose(config.weight_sync.transport, "GPU 0" if gpus else CPU, actors)

@@ -23,6 +23,7 @@ _PROMPTED = ("search_r1", "tool_call", "no_search")  # whose prompt needs a ques
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 ADAPTER = "adapter_config.json"
 _POINTER = b"version https://git-lfs"
+_VOCABULARY_PADDING = 64  # vLLM's, before it shares a vocabulary out
 _LONG = 128  # characters; some question of a file is shorter
 
 
@@ -117,12 +118,13 @@ def limits(config: Config) -> Iterator[str]:
             f"model.max_model_len = {context!r}: the model has max_position_embeddings {limit}; "
             "lower model.max_model_len to at most that"
         )
+    yield from _shares(config, tree)
     yield from _cache(config, tree)
 
 
 def _cache(config: Config, tree: dict[str, Any]) -> Iterator[str]:
     """Yield that an engine's keys and values hold less than one context."""
-    of_token = token_width(config) * kept_elements(tree)
+    of_token = token_width(config) * kept_elements(tree) * _copies(config, tree)
     has, context = config.actors.kv_cache_bytes, config.model.max_model_len
     if 0 < has < (needed := of_token * context):
         yield (
@@ -130,6 +132,34 @@ def _cache(config: Config, tree: dict[str, Any]) -> Iterator[str]:
             f"tokens takes {needed} ({of_token} a token): raise the former to at least that, or "
             "lower the latter"
         )
+
+
+def _shares(config: Config, tree: dict[str, Any]) -> Iterator[str]:
+    """Yield what cannot be shared out evenly among an engine's workers, as vLLM does it: heads, and
+    columns of the MLP and rows of the padded vocabulary."""
+    workers = config.actors.tensor_parallel
+    heads, keys = tree.get("num_attention_heads"), tree.get("num_key_value_heads")
+    padded = -(-(tree.get("vocab_size") or 0) // _VOCABULARY_PADDING) * _VOCABULARY_PADDING
+    wrong = {
+        f"num_attention_heads {heads}": bool(heads) and heads % workers,
+        f"num_key_value_heads {keys}": bool(keys) and max(keys, workers) % min(keys, workers),
+        f"intermediate_size {tree.get('intermediate_size')}": (
+            (tree.get("intermediate_size") or 0) % workers
+        ),
+        f"vocab_size, padded to {padded}": padded % workers,
+    }
+    if uneven := [what for what, left in wrong.items() if left]:
+        yield (
+            f"actors.tensor_parallel = {workers!r}: the model's {', '.join(uneven)} cannot be "
+            "shared out evenly among so many workers (of fewer heads of keys and values each "
+            "worker has a copy, if as many share one): set it to a divisor of them, or to 1"
+        )
+
+
+def _copies(config: Config, tree: dict[str, Any]) -> int:
+    """How many workers of an engine hold the same keys and values."""
+    heads = tree.get("num_key_value_heads") or tree.get("num_attention_heads") or 1
+    return max(1, config.actors.tensor_parallel // heads)
 
 
 def prompts(config: Config) -> Iterator[str]:

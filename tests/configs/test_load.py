@@ -187,6 +187,7 @@ def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
     )
     of_the_machine = {"run_dir", "actors.count", "retrieval.port", "retrieval.token_file"}
     of_the_machine |= {"rewards.judge.url", "rewards.judge.key_file", "actors.kv_cache_bytes"}
+    of_the_machine |= {"actors.tensor_parallel"}
     assert {*CHANGEABLE_FIELDS} | of_the_machine == MAY_DIFFER
 
 

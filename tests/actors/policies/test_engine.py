@@ -55,13 +55,16 @@ def test_what_the_user_set_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_engine_is_started_as_configured() -> None:
     config = Config(
         model=ModelConfig(path="m", dtype="float32", max_model_len=9000),
-        actors=ActorsConfig(max_num_seqs=5, prefix_caching=False, kv_cache_bytes=77),
+        actors=ActorsConfig(
+            max_num_seqs=5, prefix_caching=False, kv_cache_bytes=154, tensor_parallel=2
+        ),
     )
     arguments = engine_arguments(config, "x.Y")
     assert (arguments["max_num_seqs"], arguments["enable_prefix_caching"]) == (5, False)
     assert arguments["logprobs_mode"] == "processed_logprobs"
     assert arguments["worker_extension_cls"] == "x.Y"
-    assert arguments["kv_cache_memory_bytes"] == 77
+    assert arguments["tensor_parallel_size"] == 2
+    assert arguments["kv_cache_memory_bytes"] == 77  # of each worker
     if "max_num_batched_tokens" in arguments:  # on a CPU
         assert arguments["max_num_batched_tokens"] == 9000  # every prompt fits one batch
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 
-from actors.policies.engine import gpu_of_actor
+from actors.policies.engine import gpus_of_actor
 from configs.load import load
 from configs.runtime.process import REPOSITORY
 from configs.schema import ActorsConfig, Config
@@ -220,13 +220,58 @@ def test_on_gpus_the_host_holds_no_caches_but_pinned_weights(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "gpus", "homes"),
-    [(1, 1, [0, 0, 0]), (1, 2, [1, 1, 1]), (1, 4, [1, 2, 3]), (2, 4, [2, 3, 2]), (4, 2, [0, 1, 0])],
+    ("ranks", "gpus", "workers", "homes"),
+    [
+        (1, 1, 1, [[0], [0], [0]]),
+        (1, 2, 1, [[1], [1], [1]]),
+        (1, 4, 1, [[1], [2], [3]]),
+        (2, 4, 1, [[2], [3], [2]]),
+        (4, 2, 1, [[0], [1], [0]]),
+        (4, 8, 2, [[4, 5], [6, 7], [4, 5]]),
+        (1, 4, 2, [[1, 2], [1, 2], [1, 2]]),
+        (1, 2, 2, [[0, 1], [0, 1], [0, 1]]),  # the learner's too: it leaves too few
+        (3, 4, 2, [[0, 1], [2, 3], [0, 1]]),
+    ],
 )
 def test_actors_take_the_gpus_that_the_learner_leaves(
-    ranks: int, gpus: int, homes: list[int]
+    ranks: int, gpus: int, workers: int, homes: list[list[int]]
 ) -> None:
-    assert [gpu_of_actor(index, ranks, gpus) for index in range(3)] == homes
+    assert [[*gpus_of_actor(index, ranks, gpus, workers)] for index in range(3)] == homes
+
+
+def test_workers_of_an_engine_share_its_weights_and_its_cache_out(tiny_model_path: Path) -> None:
+    """But each receives whole versions, through the host's memory."""
+    said = ["defaults=gpus", "actors.count=1", "learner.ranks=2", f"model.path={tiny_model_path}"]
+    alone = load(REPOSITORY / "configs" / "base.yaml", said)
+    config = load(REPOSITORY / "configs" / "base.yaml", [*said, "actors.tensor_parallel=2"])
+    share, whole = engine_needs(config, QWEN_7B), engine_needs(alone, QWEN_7B)
+    for what in ("weights", "keys and values"):
+        assert share[what] == whole[what] // 2
+    largest = 2 * max(QWEN_7B.weights)
+    assert (share["weights received"], whole["weights received"]) == (
+        largest,
+        2 * QWEN_7B.parameters,
+    )
+    lines = [line for line, _ in plan(config, QWEN_7B, [80 * GIB] * 4)]
+    assert [re.findall(r"(learner rank \d|actor-\d worker \d)", line) for line in lines] == [
+        ["learner rank 0"], ["learner rank 1"], ["actor-0 worker 0"], ["actor-0 worker 1"],
+    ]  # fmt: skip
+    of_one, of_two = (machine.memory_needed(each, beside_gpus=True) for each in (alone, config))
+    sent = "weights on their way to actors"
+    assert of_two[sent] * 3 == of_one[sent] * 4
+
+
+def test_fewer_gpus_than_workers_of_an_engine_are_refused(monkeypatch) -> None:
+    said = ["actors.count=2", "learner.ranks=1", "actors.tensor_parallel=4"]
+    config = load(REPOSITORY / "configs" / "base.yaml", said)
+    monkeypatch.setattr(gpu_memory, "totals", lambda: [80 * GIB] * 2)
+    (problem,) = machine.lacks(config)
+    assert problem == (
+        "actors.tensor_parallel = 4 on 2 GPUs: each worker of an engine needs one of its own, so "
+        "that with learner.ranks = 1 and actors.count = 2 this run takes 5 (its actors share 4) to "
+        "9 (each has its own): lower actors.tensor_parallel to at most 2, or see "
+        "CUDA_VISIBLE_DEVICES"
+    )
 
 
 @pytest.mark.parametrize(
@@ -237,6 +282,11 @@ def test_actors_take_the_gpus_that_the_learner_leaves(
             "base",
             ["weight_sync.transport=nccl", "actors.count=2"],
             "for 3 (learner.ranks = 1, actors.count = 2): we",
+        ),
+        (
+            "base",
+            ["weight_sync.transport=nccl", "actors.count=2", "actors.tensor_parallel=4"],
+            "for 9 (learner.ranks = 1, actors.count = 2, actors.tensor_parallel = 4): we",
         ),
         ("asearcher_7b", [], "for 8 (learner.ranks = 4, actors.count = 4): retrieval.device = 'cu"),
     ],
@@ -277,10 +327,17 @@ def test_what_is_for_gpus_is_told_nothing_where_they_are(
     assert problem.startswith("weight_sync.transport = 'cuda_ipc' needs every model on one GPU")
 
 
-@pytest.mark.parametrize(("gpus", "way"), [(0, "gloo"), (1, "cuda_ipc"), (2, "gloo"), (3, "nccl")])
-def test_how_weights_will_travel_is_said_before(gpus: int, way: str, monkeypatch) -> None:
+WAYS = [(0, 1, "gloo"), (1, 1, "cuda_ipc"), (2, 1, "gloo"), (3, 1, "nccl")]
+WAYS += [(0, 2, "gloo"), (3, 2, "gloo"), (5, 2, "nccl")]
+
+
+@pytest.mark.parametrize(("gpus", "workers", "way"), WAYS)
+def test_how_weights_will_travel_is_said_before(
+    gpus: int, workers: int, way: str, monkeypatch
+) -> None:
     monkeypatch.setattr(gpu_memory, "totals", lambda: [GIB] * gpus)
-    config = load(REPOSITORY / "configs" / "base.yaml", ["actors.count=2"])
+    said = ["actors.count=2", f"actors.tensor_parallel={workers}"]
+    config = load(REPOSITORY / "configs" / "base.yaml", said)
     assert machine.transport(config) == way
 
 

@@ -31,21 +31,40 @@ CASES = [
     (ONE, ("cpu",), "gloo"),
     ("cpu", (ONE,), "gloo"),
 ]
+# The same, of actors whose engines have several workers
+SHARED_OUT = [
+    ("cpu", (("cpu", "cpu"),), "gloo"),
+    (ONE, ((TWO, THREE),), "nccl"),
+    (ONE, ((ONE, TWO),), "gloo"),
+    (ONE, ((TWO, THREE), (THREE, TWO)), "gloo"),
+]
 
 
 @pytest.mark.parametrize(("own", "others", "kind"), CASES)
 def test_the_devices_say_how_the_bytes_go(own: str, others: tuple[str, ...], kind: str) -> None:
-    actors = {f"actor-{i}": device for i, device in enumerate(others)}
+    actors = {f"actor-{i}": (device,) for i, device in enumerate(others)}
     assert choose("auto", own, actors) == kind
     assert choose("snapshot", own, actors) == "snapshot" and choose("gloo", own, actors) == "gloo"
 
 
+@pytest.mark.parametrize(("own", "others", "kind"), SHARED_OUT)
+def test_so_do_those_of_an_engine_s_workers(
+    own: str, others: tuple[tuple[str, ...], ...], kind: str
+) -> None:
+    assert choose("auto", own, {f"actor-{i}": each for i, each in enumerate(others)}) == kind
+
+
 def test_a_transport_that_the_devices_cannot_do_is_refused_with_both_sides() -> None:
-    said = rf"'nccl' needs a GPU for each model: the learner is on {ONE}, actor-0 on {ONE}"
+    said = (
+        rf"'nccl' needs a GPU for each model, or worker .*: the learner is on {ONE}, a.* on {ONE}"
+    )
     with pytest.raises(TransportUnusable, match=said):
-        choose("nccl", ONE, {"actor-0": ONE})
+        choose("nccl", ONE, {"actor-0": (ONE,)})
     with pytest.raises(TransportUnusable, match=r"every model on one GPU.*actor-0 on cpu"):
-        choose("cuda_ipc", "cpu", {"actor-0": "cpu"})
+        choose("cuda_ipc", "cpu", {"actor-0": ("cpu",)})
+    said = rf"actors.tensor_parallel = 1\): the learner is on {ONE}, actor-0 on {ONE} and {TWO};"
+    with pytest.raises(TransportUnusable, match=said):
+        choose("cuda_ipc", ONE, {"actor-0": (ONE, TWO)})
 
 
 async def test_the_learner_ends_by_that_name(fleet) -> None:
@@ -59,8 +78,8 @@ async def test_the_learner_ends_by_that_name(fleet) -> None:
 async def test_a_late_actor_that_it_cannot_reach_is_refused_and_the_others_go_on(
     fleet, monkeypatch
 ) -> None:
-    def only_hosts(asked: str, own: str, actors: dict[str, str]) -> str:
-        if any(device != "cpu" for device in actors.values()):
+    def only_hosts(asked: str, own: str, actors: dict[str, tuple[str, ...]]) -> str:
+        if any(devices != ("cpu",) for devices in actors.values()):
             raise TransportUnusable("not between these")
         return "gloo"
 
@@ -70,7 +89,7 @@ async def test_a_late_actor_that_it_cannot_reach_is_refused_and_the_others_go_on
         fleet.publish(publisher, 0)
         await asyncio.to_thread(publisher.wait_applied, 0, 10.0)
         stranger = fleet.add("actor-1")
-        stranger.receiver.device = lambda: encode(WorkerReport(device=ONE))
+        stranger.receiver.device = lambda: encode(WorkerReport(devices=(ONE,)))
         with pytest.raises(WeightSyncError, match="refused: TransportUnusable: not between these"):
             await asyncio.wait_for(fleet.tasks[1], 20)
         fleet.publish(publisher, 1)
