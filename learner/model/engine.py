@@ -21,6 +21,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from configs.runtime.gpus import hold, visible
 from configs.runtime.process import free_large_blocks_at_once
 from configs.schema import Config, LearnerConfig
 from learner.errors import BadModel
@@ -75,13 +76,16 @@ class Engine:
                 "every rank (`python -m learner.worker CONFIG --rank R`)"
             )
         self.rank, self.ranks = distributed.get_rank(), learner.ranks
+        self._on_close = contextlib.ExitStack()
+        if names := list(gpus := visible()):
+            held = hold([names[self.rank % len(names)]], gpus)  # engines that join keep off it
+            self._on_close.callback(held.release)
         self.model = _load(config, model_path)
         self._stage, self._offload = learner.zero_stage, learner.offload
         self._bf16 = config.model.dtype == "bfloat16"
         chunk_bytes = learner.chunk_bytes(_place())
         self.scorer = TokenScorer(self.model, chunk_bytes, config.model.head_dtype)
         self._trainable = {n: w for n, w in self.model.named_parameters() if w.requires_grad}
-        self._on_close = contextlib.ExitStack()
         if self._stage == 3:
             # It asks for the launcher's variable at every forward pass, and replaces torch's linear
             # by one that does not keep weights (in bf16 that rounds before the bias is added).

@@ -26,6 +26,7 @@ from actors.policies.base import Policy
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
 from configs.load import ConfigError
+from configs.runtime.gpus import GpusTaken, take, visible
 from configs.runtime.process import Exit, avoid_amx
 from configs.runtime.signals import Interrupt
 from configs.schema import Config
@@ -309,7 +310,7 @@ def load_policy(config: Config, tokenizer: Any, heard: "Heard") -> "Transformers
     from actors.policies.transformers import TransformersPolicy, multiply_head
 
     logging.disable_progress_bar()
-    path = config.model.path
+    path, device = config.model.path, _free_device()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path,
@@ -319,8 +320,20 @@ def load_policy(config: Config, tokenizer: Any, heard: "Heard") -> "Transformers
             local_files_only=True,
             use_safetensors=True,
         )
-        model.to("cuda" if torch.cuda.is_available() else "cpu")
+        model.to(device)
         model = multiply_head(model, config.model.head_dtype)
         return TransformersPolicy(model, tokenizer, heard=heard)
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:  # the last: out of memory
         raise ConfigError(f"model.path = {path!r} cannot be loaded: {error}") from error
+
+
+def _free_device() -> str:
+    """A GPU of this host that is free, for as long as this process lives, or the CPU where there is
+    none. Raises ConfigError where all are taken.
+    """
+    gpus = visible()
+    try:
+        taken = take(1, gpus)
+    except GpusTaken as error:
+        raise ConfigError(str(error)) from error
+    return f"cuda:{list(gpus).index(taken.names[0])}" if taken.names else "cpu"

@@ -135,8 +135,7 @@ def _cache(config: Config, tree: dict[str, Any]) -> Iterator[str]:
 
 
 def _shares(config: Config, tree: dict[str, Any]) -> Iterator[str]:
-    """Yield what cannot be shared out evenly among an engine's workers, as vLLM does it: heads, and
-    columns of the MLP and rows of the padded vocabulary."""
+    """Yield what vLLM cannot share out evenly among an engine's workers."""
     workers = config.actors.tensor_parallel
     heads, keys = tree.get("num_attention_heads"), tree.get("num_key_value_heads")
     padded = -(-(tree.get("vocab_size") or 0) // _VOCABULARY_PADDING) * _VOCABULARY_PADDING
@@ -151,8 +150,8 @@ def _shares(config: Config, tree: dict[str, Any]) -> Iterator[str]:
     if uneven := [what for what, left in wrong.items() if left]:
         yield (
             f"actors.tensor_parallel = {workers!r}: the model's {', '.join(uneven)} cannot be "
-            "shared out evenly among so many workers (of fewer heads of keys and values each "
-            "worker has a copy, if as many share one): set it to a divisor of them, or to 1"
+            "shared out evenly among so many workers: set it to a divisor of each (of "
+            "num_key_value_heads a multiple will do: workers then hold copies), or to 1"
         )
 
 

@@ -1,5 +1,7 @@
 """Checkpoint names and loads of architectures whose layout differs, in vLLM's own modules."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.children import ends_with_us
 from weight_sync import buckets
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -53,15 +56,21 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def both(folder: Path, family: str, tied: bool) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """A random model of transformers, and vLLM's own with other weights."""
+def both(
+    folder: Path, family: str, tied: bool, workers: int = 1, **shape: int
+) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """A random model of transformers, and vLLM's own with other weights, or a worker's part of it,
+    if `shape` differs so from SHAPE.
+    """
     import transformers
     from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
 
     head = {"head_dim": 32} if family == "Qwen3" else {}
-    config = getattr(transformers, f"{family}Config")(**SHAPE, **head, tie_word_embeddings=tied)
+    config = getattr(transformers, f"{family}Config")(
+        **SHAPE | head | shape, tie_word_embeddings=tied
+    )
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
     model.save_pretrained(folder)
@@ -72,6 +81,7 @@ def both(folder: Path, family: str, tied: bool) -> tuple[torch.nn.Module, torch.
         skip_tokenizer_init=True,
         enforce_eager=True,
         kv_cache_memory_bytes=1 << 26,
+        tensor_parallel_size=workers,
     ).create_engine_config()
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
@@ -105,3 +115,18 @@ def test_the_checkpoint_of_transformers_fills_the_model_of_vllm(
     assert {"model.embed_tokens.weight", "model.norm.weight"} <= set(whole)
     for name, weight in whole.items():
         assert torch.equal(held[name][: len(weight)], weight), name
+
+
+def test_each_of_two_workers_says_the_whole_checkpoint_and_holds_its_shard(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("one_of_two_workers.py")
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(tmp_path)],
+            env=ends_with_us() | {"PYTHONPATH": str(Path(__file__).parents[2])},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=280)[0].splitlines()[-1] for process in started]
+    assert said == ["worker 0 holds its shards", "worker 1 holds its shards"]

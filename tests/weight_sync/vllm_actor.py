@@ -1,6 +1,6 @@
 """One real vLLM actor that follows a publisher and samples all the time.
 
-`python vllm_actor.py ACTOR_ID ENDPOINT MODEL` says `verified V` of each version that serves, and
+`python vllm_actor.py ACTOR_ID ENDPOINT MODEL [WORKERS]` says `verified V` of each version that serves, and
 `sampled V ...` of the versions in each completion.
 """
 
@@ -23,11 +23,11 @@ async def sample(policy: VllmPolicy, serving: asyncio.Event) -> None:
         print("sampled", *sorted(set(done.versions.tolist())), flush=True)
 
 
-async def main(actor_id: str, endpoint: str, path: str) -> None:
+async def main(actor_id: str, endpoint: str, path: str, workers: str = "1") -> None:
     """Until killed."""
     config = Config(
         model=ModelConfig(path=path, dtype="float32", max_model_len=256),
-        actors=ActorsConfig(kv_cache_bytes=64 << 20),
+        actors=ActorsConfig(kv_cache_bytes=64 << 20, tensor_parallel=int(workers)),
     )
     policy = await VllmPolicy.start(config)
     endless = VllmPolicy(policy.engine, lambda _: {"ignore_eos": True, "detokenize": False})

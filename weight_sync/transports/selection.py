@@ -27,8 +27,8 @@ def choose(asked: str, own: str, actors: Mapping[str, Sequence[str]]) -> str:
         one = "every model on one GPU, and one worker an engine (actors.tensor_parallel = 1)"
         needs = one if asked == "cuda_ipc" else "a GPU for each model, or worker of one"
         raise TransportUnusable(
-            f"weight_sync.transport = {asked!r} needs {needs}: the learner is on {own}, {shown(actors)}; "
-            "set it to 'auto'"
+            f"weight_sync.transport = {asked!r} needs {needs}: the learner is on {own}, "
+            f"{shown(actors)}; set it to 'auto'"
         )
     return asked
 

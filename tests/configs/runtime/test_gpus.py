@@ -11,7 +11,7 @@ from configs.runtime.gpus import VISIBLE, GpusTaken, _uuid, hold, take
 from tests.children import ends_with_us
 
 EIGHT = {str(number): f"GPU-{number}" for number in range(8)}
-# A process on a host of four GPUs: it takes so many, says which, and keeps them until its input ends.
+# A process on a host of four GPUs: it takes so many, says which, and keeps them to its end.
 TAKER = """
 import sys
 from pathlib import Path

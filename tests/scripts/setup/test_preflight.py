@@ -216,6 +216,47 @@ def test_an_argument_of_the_engines_own_is_checked_wherever_an_engine_is_started
             check()
 
 
+SHARES = [
+    (2, {}, ""),
+    (4, {}, ""),  # two workers have a copy of each head of keys and values
+    (3, {}, "num_attention_heads 4, num_key_value_heads 2, vocab_size, padded to 64 cannot be sha"),
+    (4, {"num_key_value_heads": 3}, "the model's num_key_value_heads 3 cannot be shared out"),
+    (2, {"intermediate_size": 95}, "the model's intermediate_size 95 cannot be shared out evenly"),
+]
+
+
+@pytest.mark.parametrize(("workers", "tree", "words"), SHARES)
+def test_what_workers_cannot_share_out_is_refused(
+    good: dict[str, str], workers: int, tree: dict[str, Any], words: str
+) -> None:
+    model = SMALL | {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 60} | tree
+    (Path(good["model.path"]) / "config.json").write_text(json.dumps(model))
+    shared = config(
+        good
+        | {"actors.tensor_parallel": str(workers), "actors.kv_cache_bytes": str(1 << 30)}
+        | {"actors.count": "1"}
+    )
+    if not words:
+        preflight.check(shared)
+        return
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(shared)
+    assert str(raised.value).startswith(f"actors.tensor_parallel = {workers}: the model's ")
+    assert words in str(raised.value)
+
+
+def test_a_context_takes_more_where_workers_hold_copies(good: dict[str, str]) -> None:
+    model = SMALL | {"num_attention_heads": 12, "num_key_value_heads": 1}
+    (Path(good["model.path"]) / "config.json").write_text(json.dumps(model))
+    needs = []
+    for workers in (1, 4):
+        with pytest.raises(ConfigError) as raised:
+            few = {"actors.tensor_parallel": str(workers), "actors.kv_cache_bytes": "1"}
+            preflight.check(config(good | few))
+        needs.append(int(re.findall(r"tokens takes (\d+) \(", str(raised.value))[0]))
+    assert needs[1] == 4 * needs[0]
+
+
 @pytest.mark.parametrize("length", [4, 23])
 def test_a_context_without_room_for_a_whole_action_is_refused(
     good: dict[str, str], word_tokenizer: Any, length: int

@@ -1,0 +1,77 @@
+"""One of two workers that share vLLM's own modules out: `python one_of_two_workers.py RANK FOLDER`.
+
+It checks what the worker says of the checkpoint, and each parameter after a load, shard by shard.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from actors.policies.engine import prepare_environment
+from configs.runtime.process import die_with_parent
+from configs.schema import Config
+from tests.weight_sync.test_layouts import SHAPE, both
+from weight_sync import buckets
+
+WORKERS = 2
+CASES = [("Qwen3", True, 2), ("Llama", False, 1), ("Qwen2", False, 2)]  # the last with biases
+
+
+def rows(whole: torch.Tensor, rank: int, of: int = WORKERS) -> torch.Tensor:
+    """A worker's rows."""
+    return whole.chunk(of)[rank]
+
+
+def expected(name: str, weights: dict[str, torch.Tensor], rank: int, keys: int) -> torch.Tensor:
+    """What a worker's parameter holds, as Megatron-LM shares a layer out."""
+    path, _, kind = name.rpartition(".")
+    if path.endswith("qkv_proj"):
+        q, k, v = (weights[f"{path[: -len('qkv_proj')]}{p}_proj.{kind}"] for p in "qkv")
+        part = rank if keys >= WORKERS else 0  # fewer heads than workers: each has a copy
+        return torch.cat(
+            [rows(q, rank), *(rows(each, part, min(keys, WORKERS)) for each in (k, v))]
+        )
+    if path.endswith("gate_up_proj"):
+        parent = path[: -len("gate_up_proj")]
+        return torch.cat([rows(weights[f"{parent}{p}_proj.{kind}"], rank) for p in ("gate", "up")])
+    if path.endswith(("o_proj", "down_proj")):
+        return weights[name].chunk(WORKERS, dim=1)[rank]
+    if path.endswith(("embed_tokens", "lm_head")):
+        padded = -(-SHAPE["vocab_size"] // 64) * 64
+        return weights[name][rank * padded // WORKERS :][: padded // WORKERS]
+    return weights[name]
+
+
+def check(folder: Path, rank: int, family: str, tied: bool, keys: int) -> None:
+    """Load a version and compare. Raises AssertionError, ManifestMismatch."""
+    from weight_sync import vllm_worker
+
+    model, part = both(folder, family, tied, WORKERS, num_key_value_heads=keys)
+    weights = {name: each.detach() * 1.5 for name, each in model.named_parameters()}
+    offered = {n: (tuple(t.shape), buckets.dtype_name(t.dtype)) for n, t in weights.items()}
+    buckets.require_same(offered, vllm_worker.checkpoint_layout(part), ("learner", "actor"))
+    vllm_worker._load(part, weights.items())
+    for name, held in part.named_parameters():
+        shard = expected(name, weights, rank, keys)
+        assert held.numel() < weights.get(name, held).numel() or "norm" in name or "qkv" in name
+        assert torch.equal(held[: len(shard)], shard), f"{family}: {name}"
+
+
+def main(rank: int, folder: Path) -> None:
+    """Check every case in a group of two."""
+    prepare_environment(Config())
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+
+    with set_current_vllm_config(VllmConfig()):
+        init_distributed_environment(WORKERS, rank, f"file://{folder}/store", rank, "gloo")
+        initialize_model_parallel(WORKERS, 1)
+    for number, case in enumerate(CASES):
+        check(folder / f"{rank}-{number}", rank, *case)
+    print(f"worker {rank} holds its shards", flush=True)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    main(int(sys.argv[1]), Path(sys.argv[2]))
