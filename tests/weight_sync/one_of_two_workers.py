@@ -54,7 +54,6 @@ def check(folder: Path, rank: int, family: str, tied: bool, keys: int) -> None:
     vllm_worker._load(part, weights.items())
     for name, held in part.named_parameters():
         shard = expected(name, weights, rank, keys)
-        assert held.numel() < weights.get(name, held).numel() or "norm" in name or "qkv" in name
         assert torch.equal(held[: len(shard)], shard), f"{family}: {name}"
 
 

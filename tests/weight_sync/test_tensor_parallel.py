@@ -2,16 +2,23 @@
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
+from actors.errors import EngineDead
 from actors.policies.vllm import VllmPolicy
+from configs.runtime.process import REPOSITORY
 from configs.schema import ActorsConfig, Config, ModelConfig, WeightSyncConfig
+from tests.children import ends_with_us
 from weight_sync.protocol import VerificationFailed
 from weight_sync.publisher import Publisher
 from weight_sync.subscriber import Subscriber
@@ -136,3 +143,33 @@ async def test_two_workers_serve_what_one_does_and_a_stale_shard_is_caught(
             await two.call_workers("leave_stale", 1, "model.layers.1.mlp.down_proj.weight")
             with pytest.raises(VerificationFailed, match=r"not the learner's.*actor-1"):
                 await publish(VERSIONS + 1)
+            worker_of(os.getpid(), 1).kill()
+            with pytest.raises(EngineDead):
+                await asyncio.wait_for(two.watch(), 60)
+
+
+def worker_of(pid: int, rank: int) -> psutil.Process:
+    """An engine's worker below a process, by the title that vLLM gives it."""
+    below = psutil.Process(pid).children(recursive=True)
+    (found,) = [each for each in below if f"Worker_TP{rank}" in "".join(each.cmdline())]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.soak("tensor_parallel")
+@pytest.mark.timeout(600)
+def test_no_worker_outlives_a_killed_actor(folder: Path, tmp_path: Path) -> None:
+    endpoint, model = f"ipc://{tmp_path}/weights", version_of(folder, 0)
+    probe, script = list(range(3, 33)), Path(__file__).with_name("vllm_actor.py")
+    environment = ends_with_us(PYTHONPATH=str(REPOSITORY))
+    command = [sys.executable, str(script), "actor-0", endpoint, str(folder), "2"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as actor:
+        with Publisher(SYNC, 1, 0, endpoint) as publisher:
+            publisher.publish(0, model.named_parameters(), probe, logprobs(model, probe))
+            publisher.wait_applied(0, DEADLINE_S)
+        below = psutil.Process(actor.pid).children(recursive=True)
+        assert {worker_of(actor.pid, 0), worker_of(actor.pid, 1)} <= {*below}
+        actor.kill()
+        _, left = psutil.wait_procs(below, 30)
+    assert not left

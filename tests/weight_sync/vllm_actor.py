@@ -1,7 +1,7 @@
 """One real vLLM actor that follows a publisher and samples all the time.
 
-`python vllm_actor.py ACTOR_ID ENDPOINT MODEL [WORKERS]` says `verified V` of each version that serves, and
-`sampled V ...` of the versions in each completion.
+`python vllm_actor.py ACTOR_ID ENDPOINT MODEL [WORKERS]` says `verified V` of each version that
+serves, and `sampled V ...` of the versions in each completion.
 """
 
 import asyncio
