@@ -122,6 +122,27 @@ def limits(config: Config) -> Iterator[str]:
     yield from _cache(config, tree)
 
 
+def _shares(config: Config, tree: dict[str, Any]) -> Iterator[str]:
+    """Yield what vLLM cannot share out evenly among an engine's workers."""
+    workers = config.actors.tensor_parallel
+    heads = tree.get("num_attention_heads") or workers
+    keys = tree.get("num_key_value_heads") or heads
+    wide = tree.get("intermediate_size") or workers
+    padded = -(-(tree.get("vocab_size") or 0) // _VOCABULARY_PADDING) * _VOCABULARY_PADDING
+    left_over = {
+        f"num_attention_heads {heads}": heads % workers,
+        f"num_key_value_heads {keys}": max(keys, workers) % min(keys, workers),
+        f"intermediate_size {wide}": wide % workers,
+        f"vocab_size, padded to {padded}": padded % workers,
+    }
+    if uneven := [what for what, left in left_over.items() if left]:
+        yield (
+            f"actors.tensor_parallel = {workers!r}: the model's {', '.join(uneven)} cannot be "
+            "shared out evenly among so many workers: set it to a divisor of each (of "
+            "num_key_value_heads a multiple will do: workers then hold copies), or to 1"
+        )
+
+
 def _cache(config: Config, tree: dict[str, Any]) -> Iterator[str]:
     """Yield that an engine's keys and values hold less than one context."""
     of_token = token_width(config) * kept_elements(tree) * _copies(config, tree)
@@ -131,27 +152,6 @@ def _cache(config: Config, tree: dict[str, Any]) -> Iterator[str]:
             f"actors.kv_cache_bytes = {has!r}: one context of model.max_model_len = {context!r} "
             f"tokens takes {needed} ({of_token} a token): raise the former to at least that, or "
             "lower the latter"
-        )
-
-
-def _shares(config: Config, tree: dict[str, Any]) -> Iterator[str]:
-    """Yield what vLLM cannot share out evenly among an engine's workers."""
-    workers = config.actors.tensor_parallel
-    heads, keys = tree.get("num_attention_heads"), tree.get("num_key_value_heads")
-    padded = -(-(tree.get("vocab_size") or 0) // _VOCABULARY_PADDING) * _VOCABULARY_PADDING
-    wrong = {
-        f"num_attention_heads {heads}": bool(heads) and heads % workers,
-        f"num_key_value_heads {keys}": bool(keys) and max(keys, workers) % min(keys, workers),
-        f"intermediate_size {tree.get('intermediate_size')}": (
-            (tree.get("intermediate_size") or 0) % workers
-        ),
-        f"vocab_size, padded to {padded}": padded % workers,
-    }
-    if uneven := [what for what, left in wrong.items() if left]:
-        yield (
-            f"actors.tensor_parallel = {workers!r}: the model's {', '.join(uneven)} cannot be "
-            "shared out evenly among so many workers: set it to a divisor of each (of "
-            "num_key_value_heads a multiple will do: workers then hold copies), or to 1"
         )
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from actors import worker
+from configs.keys import Address
 from configs.runtime.process import Exit
 from tests.children import ends_with_us
 
@@ -107,3 +109,10 @@ def test_sigterm_drains_and_exits_0(start: Start, tiny_model_path: Path) -> None
     process.terminate()
     _, log = process.communicate(timeout=120)
     assert process.returncode == 0 and "drained: SIGTERM" in log
+
+
+def test_only_the_launcher_s_actors_beside_the_learner_have_gpus_in_its_plan() -> None:
+    here, elsewhere = Address("ipc:///tmp/run/weights", None), Address("tcp://192.0.2.1:5556", None)
+    assert worker._planned("actor-3", here) == 3
+    assert worker._planned("actor-3", elsewhere) is None
+    assert worker._planned("node-2-4711", here) is None  # it has joined by hand

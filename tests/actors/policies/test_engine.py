@@ -9,9 +9,18 @@ from typing import Any
 
 import pytest
 
-from actors.policies.engine import Scratch, engine_arguments, prepare_environment, stop_arguments
+from actors.errors import EngineUnusable
+from actors.policies import engine
+from actors.policies.engine import (
+    Scratch,
+    choose_gpus,
+    engine_arguments,
+    prepare_environment,
+    stop_arguments,
+)
+from configs.runtime import gpus as shared_out
 from configs.runtime.process import make_socket_dir
-from configs.schema import ActorsConfig, Config, ModelConfig
+from configs.schema import ActorsConfig, Config, LearnerConfig, ModelConfig
 
 CHECK = "from actors.policies.engine import check_installation as c; c()"
 
@@ -112,3 +121,54 @@ def test_completions_end_where_the_environment_says(
     assert stop_arguments(word_tokenizer, tags[1:2])["stop_token_ids"] == ids[1:]
     for tokenizer in (word_tokenizer, bpe_tokenizer):  # the end token alone
         assert stop_arguments(tokenizer, ()) == {"stop_token_ids": [], "detokenize": False}
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """host(count): make this a host of so many GPUs; returns them."""
+
+    def of(count: int) -> dict[str, str]:
+        found = {str(number): f"GPU-{number}" for number in range(count)}
+        monkeypatch.setattr(engine, "visible", lambda: found)
+        for name in ("hold", "take"):
+            real = getattr(shared_out, name)
+            monkeypatch.setattr(engine, name, lambda *a, real=real: real(*a, tmp_path / "gpus"))
+        return found
+
+    return of
+
+
+def of_workers(workers: int, ranks: int = 1) -> Config:
+    return Config(actors=ActorsConfig(tensor_parallel=workers), learner=LearnerConfig(ranks=ranks))
+
+
+def test_a_run_s_own_actors_get_the_gpus_of_the_plan(host: Any) -> None:
+    host(8)
+    config = of_workers(2, ranks=4)
+    assert [choose_gpus(config, number).names for number in range(3)] == [
+        ("4", "5"), ("6", "7"), ("4", "5"),
+    ]  # fmt: skip
+
+
+def test_whoever_is_in_no_plan_gets_free_gpus_of_this_host(host: Any, tmp_path: Path) -> None:
+    """Elsewhere than the learner all of them; on its host not its own, nor its actors'."""
+    gpus = host(4)
+    config = of_workers(1, ranks=2)
+    assert [choose_gpus(config).names for _ in range(4)] == [("0",), ("1",), ("2",), ("3",)]
+    with pytest.raises(EngineUnusable, match="none of the 4 GPUs here can be had"):
+        choose_gpus(config)
+    gpus.update({"4": "GPU-4", "5": "GPU-5", "6": "GPU-6"})
+    shared_out.hold(["4", "5"], gpus, tmp_path / "gpus")  # a learner's two ranks
+    assert choose_gpus(config).names == ("6",)
+
+
+@pytest.mark.parametrize("number", [None, 0])
+def test_an_engine_of_more_workers_than_gpus_is_refused(host: Any, number: int | None) -> None:
+    host(2)
+    with pytest.raises(EngineUnusable, match=r"tensor_parallel = 4: 2 GPUs are visible .* most 2"):
+        choose_gpus(of_workers(4), number)
+
+
+def test_without_gpus_workers_share_the_processor(host: Any) -> None:
+    host(0)
+    assert choose_gpus(of_workers(4)).names == choose_gpus(of_workers(4), 1).names == ()

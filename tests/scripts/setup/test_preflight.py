@@ -232,15 +232,13 @@ def test_what_workers_cannot_share_out_is_refused(
     model = SMALL | {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 60} | tree
     (Path(good["model.path"]) / "config.json").write_text(json.dumps(model))
     shared = config(
-        good
-        | {"actors.tensor_parallel": str(workers), "actors.kv_cache_bytes": str(1 << 30)}
-        | {"actors.count": "1"}
+        good | {"actors.tensor_parallel": str(workers), "actors.kv_cache_bytes": str(1 << 30)}
     )
     if not words:
-        preflight.check(shared)
+        preflight.check_model(shared)
         return
     with pytest.raises(ConfigError) as raised:
-        preflight.check(shared)
+        preflight.check_model(shared)
     assert str(raised.value).startswith(f"actors.tensor_parallel = {workers}: the model's ")
     assert words in str(raised.value)
 
@@ -252,7 +250,7 @@ def test_a_context_takes_more_where_workers_hold_copies(good: dict[str, str]) ->
     for workers in (1, 4):
         with pytest.raises(ConfigError) as raised:
             few = {"actors.tensor_parallel": str(workers), "actors.kv_cache_bytes": "1"}
-            preflight.check(config(good | few))
+            preflight.check_model(config(good | few))
         needs.append(int(re.findall(r"tokens takes (\d+) \(", str(raised.value))[0]))
     assert needs[1] == 4 * needs[0]
 
