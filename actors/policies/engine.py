@@ -9,8 +9,10 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -27,6 +29,7 @@ _BATCHED_TOKENS = 8192
 # Of the cache's blocks, free when a request is begun: what runs grows into them, where otherwise
 # the youngest would be preempted as soon as the cache is full. Throughput is the same.
 FREE_BLOCKS = 0.03
+_SHARED_MEMORY = r"/dev/shm/(?:psm|vllm)_\S+"
 _LEAST_FREE = 0.05  # of a GPU, when an engine starts; what must fit is checked before
 
 
@@ -117,23 +120,27 @@ def lower_priority() -> None:
 
 class Scratch:
     """A directory for the sockets and rendezvous files that vLLM makes and leaves; inside the run's
-    own where there is one, so that they go when this process is killed too.
+    own where there is one, so that they go when this process is killed too. The shared memory of an
+    engine's workers, which they leave too, goes with `remove` alone.
     """
 
     def __init__(self, run_dir: str) -> None:
         place = socket_dir(run_dir)
         parent = place if run_dir and place.is_dir() else None
         self._folder = tempfile.TemporaryDirectory(prefix="engine-", dir=parent)
+        self._shared_memory: set[Path] = set()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Have an engine that is started inside put its files there."""
         names = ("TMPDIR", "VLLM_RPC_BASE_PATH")
         before = {name: os.environ.get(name) for name in names}
+        others = _shared_memory()
         os.environ.update(dict.fromkeys(names, self._folder.name))
         try:
             yield
         finally:
+            self._shared_memory = _shared_memory() - others
             for name, value in before.items():
                 if value is None:
                     del os.environ[name]
@@ -141,9 +148,21 @@ class Scratch:
                     os.environ[name] = value
 
     def remove(self) -> None:
-        """Remove it with its files; twice is harmless."""
+        """Remove it with its files, once the engine has ended; twice is harmless."""
         with contextlib.suppress(FileNotFoundError):
             self._folder.cleanup()
+        for path in self._shared_memory:
+            path.unlink(missing_ok=True)
+
+
+def _shared_memory() -> set[Path]:
+    """The files of shared memory that processes below this one have mapped, as vLLM names them."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(OSError):  # it has ended
+            lines = Path(f"/proc/{child.pid}/maps").read_text().splitlines()
+            found |= {each[0] for line in lines if (each := re.findall(_SHARED_MEMORY, line))}
+    return {Path(name) for name in found}
 
 
 def engine_arguments(config: Config, worker_extension: str) -> dict[str, Any]:

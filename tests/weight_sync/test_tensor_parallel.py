@@ -158,18 +158,22 @@ def worker_of(pid: int, rank: int) -> psutil.Process:
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.soak("tensor_parallel")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_no_worker_outlives_a_killed_actor(folder: Path, tmp_path: Path) -> None:
     endpoint, model = f"ipc://{tmp_path}/weights", version_of(folder, 0)
     probe, script = list(range(3, 19)), Path(__file__).with_name("vllm_actor.py")
     environment = ends_with_us(PYTHONPATH=str(REPOSITORY))
     command = [sys.executable, str(script), "actor-0", endpoint, str(folder), "2"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as actor:
+    actor = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
         with Publisher(SYNC, 1, 0, endpoint) as publisher:
+            publisher.wait_for_actors(DEADLINE_S)
             publisher.publish(0, model.named_parameters(), probe, logprobs(model, probe))
             publisher.wait_applied(0, DEADLINE_S)
         below = psutil.Process(actor.pid).children(recursive=True)
         assert {worker_of(actor.pid, 0), worker_of(actor.pid, 1)} <= {*below}
+    finally:
         actor.kill()
-        _, left = psutil.wait_procs(below, 30)
+        actor.wait()
+    _, left = psutil.wait_procs(below, 30)
     assert not left

@@ -189,16 +189,16 @@ class NcclTransport(_Collective):
         A rank that has died is noticed at the deadline, when the group is aborted: NCCL waits for
         it without end.
         """
-        deadline, receives = time.monotonic() + timeout_s, self.rendezvous.rank > 0
+        deadline, sends = time.monotonic() + timeout_s, self.rendezvous.rank == 0
         with torch.cuda.stream(self._stream):
-            for bucket, place in zip(buckets, _on_gpu(buckets), strict=True):
+            for bucket, place in zip(buckets, _on_gpu(buckets, sends), strict=True):
                 (work,) = self._works([place], timeout_s)
                 if not completed(work, deadline):
                     self._group.abort()
                     raise TransportFailed(
                         f"rank {self.rendezvous.rank}: a rank was silent for {timeout_s:g} s"
                     )
-                if receives and place is not bucket:
+                if place is not bucket and not sends:
                     bucket.copy_(place)
             self._stream.synchronize()
 
@@ -232,8 +232,8 @@ def _bearing_errors() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _on_gpu(buckets: Sequence[torch.Tensor]) -> Iterable[torch.Tensor]:
-    """The buckets, each on the GPU when its turn comes; most receivers' are there."""
+def _on_gpu(buckets: Sequence[torch.Tensor], filled: bool) -> Iterable[torch.Tensor]:
+    """The buckets, or room for them, each on the GPU in its turn; most receivers' are there."""
     through = torch.empty(0, dtype=torch.uint8)
     for bucket in buckets:
         if bucket.is_cuda:
@@ -242,7 +242,8 @@ def _on_gpu(buckets: Sequence[torch.Tensor]) -> Iterable[torch.Tensor]:
         if not len(through):
             size = max(map(len, buckets))
             through = torch.empty(size, dtype=torch.uint8, device="cuda")
-        yield through[: len(bucket)].copy_(bucket, non_blocking=True)
+        place = through[: len(bucket)]
+        yield place.copy_(bucket, non_blocking=True) if filled else place
 
 
 def _own_address(host: str, port: int) -> str:

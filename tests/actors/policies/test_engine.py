@@ -111,6 +111,33 @@ def test_what_an_engine_leaves_goes_with_it(tmp_path, monkeypatch, of_a_run) -> 
         place.rmdir()
 
 
+SHARER = """
+import mmap, sys
+with open(sys.argv[1], "wb+") as file:
+    file.truncate(4096)
+    mapped = mmap.mmap(file.fileno(), 4096)
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_shared_memory_that_a_killed_worker_leaves_goes_too(tmp_path: Path) -> None:
+    path = Path(f"/dev/shm/psm_forage_{os.getpid()}")
+    scratch = Scratch(str(tmp_path))
+    with scratch.entered():
+        worker = subprocess.Popen(
+            [sys.executable, "-c", SHARER, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert worker.stdout is not None and worker.stdout.readline() == b"mapped\n"
+    worker.kill()
+    worker.communicate()
+    assert path.exists()
+    scratch.remove()
+    assert not path.exists()
+
+
 def test_completions_end_where_the_environment_says(
     word_tokenizer: Any, bpe_tokenizer: Any
 ) -> None:
