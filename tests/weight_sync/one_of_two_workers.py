@@ -11,7 +11,7 @@ import torch
 from actors.policies.engine import prepare_environment
 from configs.runtime.process import die_with_parent
 from configs.schema import Config
-from tests.weight_sync.test_layouts import SHAPE, both
+from tests.weight_sync.test_layouts import SHAPE, saved, served
 from weight_sync import buckets
 
 WORKERS = 2
@@ -43,31 +43,35 @@ def expected(name: str, weights: dict[str, torch.Tensor], rank: int, keys: int) 
     return weights[name]
 
 
-def check(folder: Path, rank: int, family: str, tied: bool, keys: int) -> None:
+def check(model: torch.nn.Module, part: torch.nn.Module, rank: int) -> None:
     """Load a version and compare. Raises AssertionError, ManifestMismatch."""
     from weight_sync import vllm_worker
 
-    model, part = both(folder, family, tied, WORKERS, num_key_value_heads=keys)
     weights = {name: each.detach() * 1.5 for name, each in model.named_parameters()}
     offered = {n: (tuple(t.shape), buckets.dtype_name(t.dtype)) for n, t in weights.items()}
     buckets.require_same(offered, vllm_worker.checkpoint_layout(part), ("learner", "actor"))
     vllm_worker._load(part, weights.items())
     for name, held in part.named_parameters():
-        shard = expected(name, weights, rank, keys)
-        assert torch.equal(held[: len(shard)], shard), f"{family}: {name}"
+        shard = expected(name, weights, rank, model.config.num_key_value_heads)
+        assert torch.equal(held[: len(shard)], shard), f"{type(part).__name__}: {name}"
 
 
 def main(rank: int, folder: Path) -> None:
     """Check every case in a group of two."""
     prepare_environment(Config())
+    folders = [folder / f"{rank}-{number}" for number in range(len(CASES))]
+    models = [  # transformers saves in the first of several ranks alone: before they are
+        saved(where, family, tied, num_key_value_heads=keys)
+        for where, (family, tied, keys) in zip(folders, CASES, strict=True)
+    ]
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
     with set_current_vllm_config(VllmConfig()):
         init_distributed_environment(WORKERS, rank, f"file://{folder}/store", rank, "gloo")
         initialize_model_parallel(WORKERS, 1)
-    for number, case in enumerate(CASES):
-        check(folder / f"{rank}-{number}", rank, *case)
+    for model, where in zip(models, folders, strict=True):
+        check(model, served(where, WORKERS), rank)
     print(f"worker {rank} holds its shards", flush=True)
 
 

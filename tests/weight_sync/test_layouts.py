@@ -56,16 +56,9 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def both(
-    folder: Path, family: str, tied: bool, workers: int = 1, **shape: int
-) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """A random model of transformers, and vLLM's own with other weights, or a worker's part of it,
-    if `shape` differs so from SHAPE.
-    """
+def saved(folder: Path, family: str, tied: bool, **shape: int) -> torch.nn.Module:
+    """A random model of transformers that differs so from SHAPE, saved in a folder."""
     import transformers
-    from vllm.config import set_current_vllm_config
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.model_executor.model_loader.utils import initialize_model
 
     head = {"head_dim": 32} if family == "Qwen3" else {}
     config = getattr(transformers, f"{family}Config")(
@@ -74,6 +67,15 @@ def both(
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
     model.save_pretrained(folder)
+    return model
+
+
+def served(folder: Path, workers: int = 1) -> torch.nn.Module:
+    """vLLM's own module of a folder's model, or a worker's part of it, with other weights."""
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.utils import initialize_model
+
     engine = EngineArgs(
         model=str(folder),
         dtype="float32",
@@ -87,10 +89,9 @@ def both(
     torch.set_default_dtype(torch.float32)
     try:
         with set_current_vllm_config(engine):
-            made = initialize_model(vllm_config=engine, model_config=engine.model_config)
+            return initialize_model(vllm_config=engine, model_config=engine.model_config)
     finally:
         torch.set_default_dtype(before)
-    return model, made
 
 
 @pytest.mark.parametrize(("family", "tied"), CASES)
@@ -99,7 +100,7 @@ def test_the_checkpoint_of_transformers_fills_the_model_of_vllm(
 ) -> None:
     from weight_sync import vllm_worker
 
-    model, engine = both(tmp_path, family, tied)
+    model, engine = saved(tmp_path, family, tied), served(tmp_path)
     weights = dict(model.named_parameters())
     offered = {n: (tuple(t.shape), buckets.dtype_name(t.dtype)) for n, t in weights.items()}
     assert ("lm_head.weight" in offered) != tied
