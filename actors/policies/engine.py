@@ -9,9 +9,9 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ _BATCHED_TOKENS = 8192
 # Of the cache's blocks, free when a request is begun: what runs grows into them, where otherwise
 # the youngest would be preempted as soon as the cache is full. Throughput is the same.
 FREE_BLOCKS = 0.03
-_SHARED_MEMORY = r"/dev/shm/(?:psm|vllm)_\S+"
+_SHARED_MEMORY = Path("/dev/shm")
 _LEAST_FREE = 0.05  # of a GPU, when an engine starts; what must fit is checked before
 
 
@@ -141,6 +141,8 @@ class Scratch:
             yield
         finally:
             self._shared_memory = _shared_memory() - others
+            for group in Path(self._folder.name).glob("vllm_dist_*"):
+                self._shared_memory.update(_SHARED_MEMORY.glob(f"{group.name}-*"))
             for name, value in before.items():
                 if value is None:
                     del os.environ[name]
@@ -151,18 +153,20 @@ class Scratch:
         """Remove it with its files, once the engine has ended; twice is harmless."""
         with contextlib.suppress(FileNotFoundError):
             self._folder.cleanup()
-        for path in self._shared_memory:
-            path.unlink(missing_ok=True)
+        for path in filter(Path.exists, self._shared_memory):
+            path.unlink()
+            if path.name.startswith("psm_"):  # else it would be told of at this process's end
+                resource_tracker.unregister(f"/{path.name}", "shared_memory")
 
 
 def _shared_memory() -> set[Path]:
-    """The files of shared memory that processes below this one have mapped, as vLLM names them."""
+    """The files of Python's shared memory that processes below this one have mapped."""
     found = set()
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(OSError):  # it has ended
             lines = Path(f"/proc/{child.pid}/maps").read_text().splitlines()
-            found |= {each[0] for line in lines if (each := re.findall(_SHARED_MEMORY, line))}
-    return {Path(name) for name in found}
+            found |= {line.rpartition("/")[2] for line in lines if f"{_SHARED_MEMORY}/psm_" in line}
+    return {_SHARED_MEMORY / name for name in found}
 
 
 def engine_arguments(config: Config, worker_extension: str) -> dict[str, Any]:

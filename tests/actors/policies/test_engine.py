@@ -1,9 +1,12 @@
 """Checks and settings before vLLM starts; a broken installation gets the remedy named."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
+import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -111,31 +114,27 @@ def test_what_an_engine_leaves_goes_with_it(tmp_path, monkeypatch, of_a_run) -> 
         place.rmdir()
 
 
-SHARER = """
-import mmap, sys
-with open(sys.argv[1], "wb+") as file:
-    file.truncate(4096)
-    mapped = mmap.mmap(file.fileno(), 4096)
-print("mapped", flush=True)
-sys.stdin.read()
-"""
+def share(told: Any) -> None:
+    """A worker's process: it shares memory until it is killed."""
+    memory = SharedMemory(create=True, size=4096)
+    told.send(memory.name)
+    time.sleep(600)
 
 
-def test_shared_memory_that_a_killed_worker_leaves_goes_too(tmp_path: Path) -> None:
-    path = Path(f"/dev/shm/psm_forage_{os.getpid()}")
-    scratch = Scratch(str(tmp_path))
+def test_shared_memory_that_killed_workers_leave_goes_too(tmp_path: Path) -> None:
+    scratch, (heard, told) = Scratch(str(tmp_path)), multiprocessing.Pipe(duplex=False)
+    group = f"vllm_dist_{os.getpid()}"  # its file for the meeting, and its memory
     with scratch.entered():
-        worker = subprocess.Popen(
-            [sys.executable, "-c", SHARER, str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert worker.stdout is not None and worker.stdout.readline() == b"mapped\n"
+        worker = multiprocessing.get_context("spawn").Process(target=share, args=(told,))
+        worker.start()
+        (Path(os.environ["TMPDIR"]) / group).touch()
+        left = [Path("/dev/shm", name) for name in (heard.recv(), f"{group}-tp:0-[0-1]-cpushm_0")]
+        left[1].touch()
     worker.kill()
-    worker.communicate()
-    assert path.exists()
+    worker.join()
+    assert all(path.exists() for path in left)
     scratch.remove()
-    assert not path.exists()
+    assert not any(path.exists() for path in left)
 
 
 def test_completions_end_where_the_environment_says(
