@@ -44,6 +44,7 @@ from scripts.options import argument, option, overrides, refusing
 from scripts.setup import preflight
 from scripts.setup.retrieval import OwnServer, serving
 from scripts.terminal import chatter_to, logged_cause, status
+from weight_sync.protocol import require_done
 
 if TYPE_CHECKING:  # seconds, that bad input need not wait for
     from actors.policies.vllm import VllmPolicy
@@ -200,7 +201,7 @@ async def push(trainer: "Trainer", policy: "VllmPolicy", version: int, folder: P
     path = folder / "weights.safetensors"
     save_file({name: weight.contiguous() for name, weight in trainer.named_weights()}, path)
     await policy.pause()
-    await policy.call_workers("load_snapshot", str(path), version)
+    require_done(await policy.call_workers("load_snapshot", str(path), version))
     await policy.set_policy_version(version)
     await policy.resume()
 

@@ -230,6 +230,14 @@ def combined(reports: Sequence[WorkerReport]) -> WorkerReport:
     )
 
 
+def require_done(answers: Sequence[bytes]) -> WorkerReport:
+    """The encoded reports of an engine's workers as one. Raises what has failed."""
+    report = combined([decode_report(each) for each in answers])
+    if report.error:
+        raise as_error(report.error)
+    return report
+
+
 def as_error(text: str) -> WeightSyncError:
     """The exception that a message's `error` text describes, by its leading type name."""
     known: list[type[WeightSyncError]] = [ManifestMismatch, EngineDiffers, VerificationFailed]

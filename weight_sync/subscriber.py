@@ -38,11 +38,11 @@ from weight_sync.protocol import (
     WeightManifest,
     WeightSyncError,
     WorkerReport,
-    as_error,
     combined,
     decode_report,
     describe,
     encode,
+    require_done,
 )
 
 log = logging.getLogger(__name__)
@@ -139,10 +139,7 @@ class Subscriber:
         await link.send(Join(self._actor_id, incarnation, version, devices=self._devices))
 
     async def _where(self) -> tuple[str, ...]:
-        report = await self._call("weight_sync_device")
-        if report.error:
-            raise as_error(report.error)
-        return report.devices
+        return require_done(await self._engine.call_workers("weight_sync_device")).devices
 
     async def _follow(self, link: Link, message: FromLearner) -> None:
         if isinstance(message, Refused):

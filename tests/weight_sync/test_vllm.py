@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from actors.runner import VerifiedVersions
 from configs.schema import ActorsConfig, Config, ModelConfig, WeightSyncConfig
+from weight_sync.protocol import require_done
 from weight_sync.publisher import Publisher
 from weight_sync.subscriber import Subscriber
 
@@ -79,7 +80,7 @@ async def load_snapshot(policy: Any, folder: Path, tensors: dict[str, torch.Tens
 async def load_file(policy: Any, path: Path, version: int) -> None:
     await policy.pause()
     try:
-        await policy.call_workers("load_snapshot", str(path), version)
+        require_done(await policy.call_workers("load_snapshot", str(path), version))
     finally:
         await policy.resume()
 

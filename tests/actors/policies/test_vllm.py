@@ -19,6 +19,7 @@ from actors.policies.base import Completion
 from actors.policies.engine import stop_arguments
 from actors.policies.vllm import VllmPolicy, own_logprobs, token_versions
 from configs.schema import ActorsConfig, Config, ModelConfig
+from weight_sync.protocol import require_done
 
 engine = [
     pytest.mark.slow,
@@ -181,7 +182,9 @@ async def test_versions_tell_which_weights_sampled_each_token(
 
 async def swap(policy: VllmPolicy, folder: Path, version: int) -> None:
     await policy.pause()
-    await policy.call_workers("load_snapshot", str(folder / "model.safetensors"), version)
+    require_done(
+        await policy.call_workers("load_snapshot", str(folder / "model.safetensors"), version)
+    )
     await policy.set_policy_version(version)
     await policy.resume()
 
