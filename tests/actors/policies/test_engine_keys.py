@@ -109,7 +109,7 @@ def test_every_refusal_is_of_an_argument_that_exists(known: set[str]) -> None:
     assert unknown == ["rope", "rope_.+"]  # of config.json
     assert set(engine_keys._OURS) <= known
     fields = {each for each in engine_keys._OURS.values() if "speculative" not in each}
-    assert fields <= {*FIELDS, "actors.tensor_parallel"}
+    assert fields <= {*FIELDS}
 
 
 def test_whatever_an_actor_gives_the_engine_cannot_be_given_twice(known: set[str]) -> None:
