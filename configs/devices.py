@@ -133,7 +133,6 @@ def _on_gpus(seats: int) -> dict[str, Any]:
     return {
         "actors": {
             "max_num_seqs": seats,
-            "enforce_eager": False,
             "starting_deadline_s": 900.0,  # CUDA graphs are made
             "rollout_deadline_s": 600.0,
         },

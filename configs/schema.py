@@ -161,7 +161,7 @@ class ActorsConfig(Section, frozen=True):
     # (scripts/setup/fit.py), on a GPU what it leaves, else what the seats' contexts fill.
     kv_cache_bytes: Annotated[NonNegative, OF_THE_MACHINE] = 0
     prefix_caching: bool = True
-    enforce_eager: bool = True
+    enforce_eager: bool = False  # true: no CUDA graphs, which take a minute at the start
     engine: dict[str, Any] = {}  # further arguments of vLLM's AsyncEngineArgs
     threads: Positive = 1
     starting_deadline_s: Seconds = 300.0

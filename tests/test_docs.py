@@ -1,10 +1,12 @@
 """Names in the pages exist: commands, options, fields, gauges and links."""
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
+from actors.policies.engine_keys import FIELD, Source
 from configs.load import FIELDS
 from configs.runtime.process import PACKAGES, REPOSITORY
 from configs.schema import Config
@@ -43,7 +45,17 @@ def test_a_field_of_a_page_exists(page: str, field: str) -> None:
     module = Path(*field.split("."))
     if field.endswith(SUFFIXES) or (REPOSITORY / module).with_suffix(".py").is_file():
         return  # a file, or a module
-    assert any(each == field or each.startswith(f"{field}.") for each in FIELDS)
+    known = _of_vllm() if field.startswith(f"{FIELD}.") else FIELDS
+    assert any(each == field or each.startswith(f"{field}.") for each in known)
+
+
+def _of_vllm() -> list[str]:
+    """The fields that are arguments of the installed vLLM."""
+    package = importlib.util.find_spec("vllm")
+    assert package is not None and package.submodule_search_locations
+    return [
+        f"{FIELD}.{key}" for key in Source(Path(package.submodule_search_locations[0])).arguments()
+    ]
 
 
 @pytest.mark.parametrize(("page", "words"), found(r"[`\n]forage ([a-z][a-z-]*(?: [a-z-]+)?)"))

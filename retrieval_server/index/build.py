@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]  # step, passages done, of how many (0: not known yet)
 BLOCK = 1024  # passages encoded between two words of progress, and lost at most by a kill
-BM25, VECTORS = "bm25", "index.faiss"
 _STATE, _EMBEDDINGS = "building.json", "embeddings.f32"
 
 
@@ -48,8 +47,8 @@ def build_bm25(corpus: Path, folder: Path, progress: Progress) -> Manifest:
 
     with _Build(corpus, folder, None, progress) as build:
         texts = (document.contents for document in build.counted("indexing"))
-        BM25Index(texts).save(folder / BM25)
-        files = sorted((folder / BM25).iterdir())
+        BM25Index(texts).save(folder / manifest.BM25)
+        files = sorted((folder / manifest.BM25).iterdir())
         return build.finish("bm25", VERSION, files)
 
 
@@ -82,8 +81,8 @@ def build_dense(
             threads,
             lambda done: progress("indexing", done, count),
         )
-        faiss_index.write(index, folder / VECTORS)
-        return build.finish("dense", faiss_index.VERSION, [folder / VECTORS], factory)
+        faiss_index.write(index, folder / manifest.VECTORS)
+        return build.finish("dense", faiss_index.VERSION, [folder / manifest.VECTORS], factory)
 
 
 class _Build:

@@ -16,6 +16,8 @@ from retrieval_server.encoder_settings import EncoderSettings
 from retrieval_server.protocol import BadIndex
 
 NAME = "manifest.json"
+BM25, VECTORS = "bm25", "index.faiss"  # beside it
+PARTS = "part_*"  # of a FAISS file, joined in order, in a folder without a manifest
 FORMAT = 1
 _BUILD = "build it with forage index"
 

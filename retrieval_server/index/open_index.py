@@ -17,8 +17,7 @@ from retrieval_server.corpus import load_corpus, reopen
 from retrieval_server.encoder_settings import digest_of, require_encoder
 from retrieval_server.index import manifest
 from retrieval_server.index.base import Index
-from retrieval_server.index.build import BM25, VECTORS
-from retrieval_server.index.manifest import Manifest
+from retrieval_server.index.manifest import BM25, PARTS, VECTORS, Manifest
 from retrieval_server.protocol import BadIndex, Document
 
 logger = logging.getLogger("retrieval_server")
@@ -93,7 +92,7 @@ def _compare(told: Manifest, library: str) -> None:
 def _bare(path: Path) -> list[Path]:
     """The FAISS file, or its parts in order; empty for a folder of ours."""
     if path.is_dir():
-        return [] if (path / manifest.NAME).exists() else sorted(path.glob("part_*"))
+        return [] if (path / manifest.NAME).exists() else sorted(path.glob(PARTS))
     if not path.exists():
         raise BadIndex(f"{str(path)!r} does not exist: name an index folder or a FAISS file")
     with path.open("rb") as file:

@@ -13,6 +13,7 @@ from pathlib import Path
 from actors.policies.engine import gpus_of_actor
 from configs.devices import on_cpu
 from configs.schema import Config
+from retrieval_server.index.manifest import PARTS, VECTORS
 from scripts.setup.model_size import (
     Model,
     activation_bytes,
@@ -130,10 +131,22 @@ def retrieval_needs(config: Config, gpu: int, gpus: int) -> dict[str, int]:
     if retrieval.device == "cuda" and gpu == 0:
         needs["encoder"] = ENCODER_BYTES
     if retrieval.index_device == "cuda":
-        file = Path(retrieval.index)
-        size = file.stat().st_size if file.is_file() else WIKI_18_BYTES
-        needs |= {"vectors in halves": size // 2 // gpus, "FAISS": FAISS_BYTES}
+        halves = vector_bytes(config) // 2 // gpus
+        needs |= {"vectors in halves": halves, "FAISS": FAISS_BYTES}
     return needs | {"CUDA": CONTEXT_BYTES} if needs else {}
+
+
+def vector_bytes(config: Config) -> int:
+    """Bytes of the vectors that the run's own retrieval server reads into memory; Search-R1's where
+    vectors are to be searched on GPUs and their file is not here.
+    """
+    retrieval = config.retrieval
+    if not config.starts_retrieval_server or retrieval.map_index:
+        return 0
+    path = Path(retrieval.index)
+    files = [path, path / VECTORS, *path.glob(PARTS)] if retrieval.index else []
+    sizes = [file.stat().st_size for file in files if file.is_file()]
+    return sum(sizes) if sizes or retrieval.index_device == "cpu" else WIKI_18_BYTES
 
 
 def tenants(config: Config, model: Model, gpus: int) -> list[dict[str, dict[str, int]]]:

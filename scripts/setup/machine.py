@@ -118,12 +118,15 @@ def memory_needed(
     model = known_model(Path(config.model.path)) if model is None else model
     actors, learner = config.actors, config.learner
     engine = 3 if actors.tensor_parallel == 1 else 3 + actors.tensor_parallel
+    on_gpus = config.retrieval.index_device == "cuda"
+    vectors = "on their way to the GPUs" if on_gpus else "retrieval.map_index leaves them in a file"
     needs = {
         f"engines ({', '.join(_counts(config)[1:])})": engine * actors.count * PROCESS_BYTES,
         f"learner (learner.ranks = {learner.ranks!r})": 2 * learner.ranks * PROCESS_BYTES,
         **(_beside_gpus if gpus else _on_host)(config, model),
         "weights on their way to actors": _sets(config, gpus) * _buckets(config, model, gpus > 0),
         "replay, retrieval server and launcher": 3 * PROCESS_BYTES,
+        f"vectors ({vectors})": gpu_memory.vector_bytes(config),
     }
     return {what: size for what, size in needs.items() if size}
 

@@ -77,8 +77,17 @@ def test_the_engine_is_started_as_configured() -> None:
     assert arguments["worker_extension_cls"] == "x.Y"
     assert arguments["tensor_parallel_size"] == 2
     assert arguments["kv_cache_memory_bytes"] == 77  # of each worker
-    if "max_num_batched_tokens" in arguments:  # on a CPU
-        assert arguments["max_num_batched_tokens"] == 9000  # every prompt fits one batch
+
+
+@pytest.mark.parametrize(
+    ("cpu", "batch", "eager"),
+    [(True, 9000, True), (False, 8192, False)],  # on a CPU a prompt goes whole into a batch
+)
+def test_batches_and_graphs_are_the_device_s(monkeypatch, cpu, batch: int, eager: bool) -> None:
+    monkeypatch.setattr(engine, "on_cpu", lambda: cpu)
+    arguments = engine_arguments(Config(model=ModelConfig(path="m", max_model_len=9000)), "x.Y")
+    assert arguments["max_num_batched_tokens"] == batch
+    assert arguments["enforce_eager"] == eager
 
 
 @pytest.mark.parametrize(("dtype", "set_to"), [("float32", "ieee"), ("bfloat16", None)])

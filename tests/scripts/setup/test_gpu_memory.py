@@ -256,9 +256,32 @@ def test_workers_of_an_engine_share_its_weights_and_its_cache_out(tiny_model_pat
     assert [re.findall(r"(learner rank \d|actor-\d worker \d)", line) for line in lines] == [
         ["learner rank 0"], ["learner rank 1"], ["actor-0 worker 0"], ["actor-0 worker 1"],
     ]  # fmt: skip
-    of_one, of_two = (machine.memory_needed(each, beside_gpus=True) for each in (alone, config))
+    of_one, of_two = (machine.memory_needed(each, 4) for each in (alone, config))
     sent = "weights on their way to actors"
-    assert of_two[sent] * 3 == of_one[sent] * 4
+    assert of_two[sent] == 2 * of_one[sent]
+
+
+@pytest.mark.parametrize(
+    ("files", "settings", "counted"),
+    [
+        (["index.faiss"], [], 1000),
+        (["part_aa", "part_ab"], [], 2000),
+        (["index.faiss"], ["retrieval.map_index=true"], 0),
+        (["index.faiss"], ["retrieval.url=http://127.0.0.1:1"], 0),
+        (["bm25"], [], 0),  # it stays in its file
+        ([], ["retrieval.index_device=cuda"], gpu_memory.WIKI_18_BYTES),
+    ],
+)
+def test_vectors_that_are_searched_count_as_memory(
+    tmp_path: Path, files: list[str], settings: list[str], counted: int
+) -> None:
+    for name in files:
+        (tmp_path / name).write_bytes(bytes(1000))
+    said = [f"retrieval.index={tmp_path}", *settings]
+    config = load(REPOSITORY / "configs" / "base.yaml", said)
+    assert gpu_memory.vector_bytes(config) == counted
+    needs = machine.memory_needed(config, 0, QWEN_HALF_B)
+    assert sum(size for what, size in needs.items() if what.startswith("vectors")) == counted
 
 
 def test_fewer_gpus_than_workers_of_an_engine_are_refused(monkeypatch) -> None:
