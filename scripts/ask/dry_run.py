@@ -62,7 +62,7 @@ class TryOptions(QuestionsOrOverrides, Options):
     say: tuple[str, ...] = option("what the policy says, a text a turn", default=(), metavar="TEXT")
     typed: bool = option("you are the policy: its turns are read from here", default=False)
     masks: bool = option("each token, and whether it is trained on", default=False)
-    temperature: float = option("of the model; 0 is greedy", default=0.0, least=0)
+    temperature: float = option("of the model (default 0: greedy)", default=0.0, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

