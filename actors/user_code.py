@@ -74,7 +74,7 @@ def load_entry_point(field: str, value: str) -> Callable[..., Any]:
     except Exception as error:
         raise ConfigError(
             f"{field} = {value!r}: {module_name} cannot be imported: {type(error).__name__}: "
-            f"{error}: install it in this environment, or add its folder to PYTHONPATH"
+            f"{error}{_remedy(module_name, error)}"
         ) from error
     try:
         for part in name.split("."):
@@ -84,6 +84,22 @@ def load_entry_point(field: str, value: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{field} = {value!r}: a {type(found).__name__} cannot be called")
     return found  # type: ignore[no-any-return]
+
+
+def _remedy(module_name: str, error: Exception) -> str:
+    """Return what to do where a module cannot be imported; first the line that raised it."""
+    if not isinstance(error, ModuleNotFoundError):
+        passed = traceback.extract_tb(error.__traceback__)
+        own = f"{module_name.rpartition('.')[2]}.py"
+        lines = [frame.lineno for frame in passed if Path(frame.filename).name == own]
+        return f"{f' ({own}:{lines[-1]})' if lines else ''}: correct it"
+    if f"{module_name}.".startswith(f"{error.name}."):  # itself, or a package that it is in
+        return (
+            f": put PYTHONPATH=$PWD before the command in the folder that holds "
+            f"{module_name.partition('.')[0]}, or install it in this environment: each process of "
+            "a run imports it"
+        )
+    return ": install what it imports in this environment, or add its folder to PYTHONPATH"
 
 
 def raise_if_cancelled(error: BaseException) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -205,6 +206,34 @@ def test_one_that_is_not_there_is_refused(value: str, words: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_entry_point("rewards.custom", value)
     assert f"rewards.custom = {value!r}" in str(raised.value) and words in str(raised.value)
+
+
+REMEDY = (
+    "put PYTHONPATH=$PWD before the command in the folder that holds mine, or install it in this "
+    "environment: each process of a run imports it"
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "words"),
+    [
+        ("mine:f", None, f"No module named 'mine': {REMEDY}"),
+        ("mine.games:f", None, f"No module named 'mine': {REMEDY}"),
+        ("mine:f", "import not_here", "named 'not_here': install what it imports in this environ"),
+        ("mine:f", "1 / 0", "ZeroDivisionError: division by zero (mine.py:1): correct it"),
+        ("mine:f", "def f(", "(mine.py, line 1): correct it"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, text: str | None, words: str
+) -> None:
+    if text is not None:
+        (tmp_path / "mine.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError) as raised:
+        load_entry_point("rewards.custom", value)
+    assert str(raised.value).startswith(f"rewards.custom = {value!r}: ")
+    assert words in str(raised.value)
 
 
 def test_the_manuals_example_works_as_it_stands() -> None:
