@@ -3,8 +3,9 @@
 Writes `OUT/train.parquet` and `OUT/eval.parquet` (SCHEMA; ids are `<set>/<split>/<its own>`, hops
 0: unknown); `OUT/report.json` (rows, refusals, and questions that are asked in both, which
 `--drop-overlap` takes out of the training set); `OUT/refused.jsonl` (unusable rows: file, row and
-why). The default is Search-R1's recipe. A name may also be FILE or NAME=FILE: JSONL or parquet of
-any layout that runs read.
+why). The default is Search-R1's recipe. A name may also be a file, JSONL or parquet of any layout
+that runs read, or OWNER/NAME[:CONFIG][@SPLIT] on the Hub; NAME=… calls either something else, and
+`questions.columns.*` are their columns.
 """
 
 import json
@@ -21,9 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.answers import normalize_answer
+from configs.load import ConfigError, parse
+from configs.schema import QuestionColumns
 from replay.questions import QuestionsError, question_of, question_rows
 from scripts.data.data_sets import EVAL, HOPS, REPOSITORY, TRAIN, Source, find, hops_of
 from scripts.options import argument, option, refusing
+from scripts.setup.overrides import fields_of
 from scripts.terminal import Bars
 
 SCHEMA = pyarrow.schema(
@@ -37,12 +41,16 @@ SCHEMA = pyarrow.schema(
     ]
 )
 Row = dict[str, Any]
-_NAMES = "sets, FILE or NAME=FILE, with commas between"
+_NAMES = "sets, files or OWNER/NAME on the Hub, also NAME=FILE, with commas between"
+_COLUMNS = "questions.columns."
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
     out: Path = argument("the folder to write")
+    overrides: tuple[str, ...] = argument(
+        "columns of sets that are not Search-R1's", default=(), metavar="questions.columns.x=y"
+    )
     train: str = option(_NAMES, default="nq,hotpotqa")
     eval: str = option(_NAMES, default=",".join(HOPS))
     from_: str = option("files in FlashRAG's layout; default: fetched from the Hub", default="")
@@ -51,10 +59,21 @@ class PrepareOptions:
 
 def prepare(options: PrepareOptions) -> None:
     """Read, check, write, and print what was found. Raises ConfigError, OSError."""
+    columns = columns_of(options.overrides)
     announce(options)
     with refusing(QuestionsError, OSError):
-        report = prepared(options)
+        report = prepared(options, columns)
     Console().print(_table(report))
+
+
+def columns_of(overrides: Sequence[str]) -> QuestionColumns:
+    """The columns that they name. Raises ConfigError for words that set anything else."""
+    for field in fields_of(overrides):
+        if not field.startswith(_COLUMNS):
+            raise ConfigError(
+                f"{field}: only {_COLUMNS}* are read here: --train and --eval name questions"
+            )
+    return parse("", overrides, "").questions.columns
 
 
 def announce(options: PrepareOptions) -> None:
@@ -69,7 +88,7 @@ def announce(options: PrepareOptions) -> None:
         )
 
 
-def prepared(options: PrepareOptions) -> dict[str, Any]:
+def prepared(options: PrepareOptions, columns: QuestionColumns) -> dict[str, Any]:
     """Read, check, write; return the report. Raises QuestionsError, OSError."""
     sources = {
         "train": find(_names(options.train), TRAIN, options.from_),
@@ -77,7 +96,7 @@ def prepared(options: PrepareOptions) -> dict[str, Any]:
     }
     refused: list[Row] = []
     with Bars() as bars:
-        rows = {kind: _read(each, refused, bars) for kind, each in sources.items()}
+        rows = {kind: _read(each, columns, refused, bars) for kind, each in sources.items()}
     both = _asked(rows["train"]) & _asked(rows["eval"])
     overlap = {
         kind: dict(_by_set(row for row in each if _key(row) in both)) for kind, each in rows.items()
@@ -103,10 +122,12 @@ def _names(given: str) -> list[str]:
     return [name for name in given.split(",") if name]
 
 
-def _read(sources: Sequence[Source], refused: list[Row], bars: Bars) -> list[Row]:
+def _read(
+    sources: Sequence[Source], columns: QuestionColumns, refused: list[Row], bars: Bars
+) -> list[Row]:
     rows: dict[str, Row] = {}
     for source in sources:
-        before = len(rows)
+        before, its = len(rows), QuestionColumns() if source.known else columns
 
         def refuse(number: int, fault: QuestionsError, file: str = str(source.path)) -> None:
             refused.append({"file": file, "row": number, "why": str(fault)})
@@ -114,7 +135,7 @@ def _read(sources: Sequence[Source], refused: list[Row], bars: Bars) -> list[Row
         numbered = question_rows(source.path, refuse)
         for number, raw in bars.track(numbered, description=f"{source.data_source} {source.split}"):
             try:
-                row = _row(raw, source, number)
+                row = _row(raw, source, number, its)
                 if row["id"] in rows:
                     raise QuestionsError(f"id {row['id']!r} is that of another row too")
                 rows[row["id"]] = row
@@ -126,8 +147,8 @@ def _read(sources: Sequence[Source], refused: list[Row], bars: Bars) -> list[Row
     return list(rows.values())
 
 
-def _row(raw: Any, source: Source, number: int) -> Row:
-    question = question_of(raw, f"{source.path}:{number}", str(number))
+def _row(raw: Any, source: Source, number: int, columns: QuestionColumns) -> Row:
+    question = question_of(raw, f"{source.path}:{number}", str(number), columns)
     told = raw.get("data_source") if isinstance(raw, dict) else None
     name = told if isinstance(told, str) and told else source.data_source
     own = question.id.removeprefix(f"{name}/")

@@ -21,6 +21,7 @@ from scripts.setup.overrides import get_field, with_field
 from scripts.terminal import status
 
 TRAIN, EVAL = ("train",), ("validation", "test")  # the first of these splits that is there
+TO_TRAIN = ("questions.train", "--train")
 # The user's own word, read before a command has set it for the libraries that it loads.
 _OFFLINE = any(
     os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
@@ -73,13 +74,18 @@ def model(field: str, value: str) -> str:
 
 def questions(field: str, value: str) -> str:
     """The file, or `*` pattern of files, of the data set `value`, NAME[:CONFIG][@SPLIT]; other
-    values as they are. Without a split it is the training's for `questions.train`, else another.
+    values as they are. Without a split it is the training's for the fields TO_TRAIN, else another.
     """
+    return questions_and_split(field, value)[0]
+
+
+def questions_and_split(field: str, value: str) -> tuple[str, str]:
+    """`questions`, and the split that they are; '' for other values."""
     named = _DATA.fullmatch(value)
     if not named or _is_path(value):
-        return value
+        return value, ""
     name, where = named[1], _where(field, value)
-    splits = TRAIN if field == "questions.train" else EVAL
+    splits = TRAIN if field in TO_TRAIN else EVAL
     if named[3]:
         splits = (_SPLITS.get(named[3], named[3]),)
 
@@ -87,7 +93,8 @@ def questions(field: str, value: str) -> str:
         return _files_of(list(files), name, named[2] or "", splits, where)
 
     folder, files = _fetched("dataset", name, field, where, choose)
-    return str(folder / _as_one(files))
+    place = _place(files[0])
+    return str(folder / _as_one(files)), place[1] if place else ""
 
 
 def data_file(field: str, name: str, wanted: Sequence[str]) -> Path:

@@ -159,6 +159,59 @@ def test_the_sets_that_are_fetched_are_named_first_and_how_to_do_without(
     assert ": nq; to do without" in capsys.readouterr().err
 
 
+def test_columns_are_mapped_in_what_is_no_known_set(tmp_path: Path) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"problem": "who?", "truth": {"names": ["me"]}, "question": "not this"}\n')
+    columns = ("question=problem", "answers=truth.names")
+    words = [f"questions.columns.{each}" for each in columns]
+    out = run(tmp_path, *words, "--train", f"nq,{own}", "--eval", str(own))
+    train = prepared(out, "train")
+    assert [row["question"] for row in train] == [
+        *(f"what is nq train {i}" for i in range(3)),
+        "who?",
+    ]
+    assert train[3]["answers"] == ["me"] == prepared(out, "eval")[0]["answers"]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        (
+            "questions.columns.question=q",
+            "there is no column 'q' (questions.columns.question), onl",
+        ),
+        ("questions.columns.qestion=q", "did you mean 'questions.columns.question'?"),
+        ("questions.train=own.jsonl", "questions.train: only questions.columns.* are read here"),
+        ("own.jsonl", "own.jsonl: only questions.columns.* are read here: --train and --eval name"),
+    ],
+)
+def test_a_word_that_maps_no_column_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str, said: str
+) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"problem": "who?", "answers": ["me"]}\n')
+    given = [str(tmp_path / "out"), word, "--train", str(own), "--eval", ""]
+    assert cli.main(["data", "prepare", *given]) == 2
+    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_several_files_are_one_set_as_in_a_run(tmp_path: Path) -> None:
+    for number, word in enumerate(("who", "where")):
+        row = {"question": f"{word}?", "answers": ["me"]}
+        (tmp_path / f"part-{number}.jsonl").write_text(json.dumps(row) + "\n")
+    out = run(tmp_path, "--train", f"own={tmp_path}/part-*.jsonl", "--eval", "")
+    assert [row["question"] for row in prepared(out, "train")] == ["who?", "where?"]
+
+
+@pytest.mark.parametrize("name", ["squad", "x=squad"])
+def test_a_name_of_no_known_set_is_refused_with_what_may_be_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert cli.main(["data", "prepare", str(tmp_path / "out"), "--train", name, "--eval", ""]) == 2
+    wanted = f"{name!r} is no set we know: name a file, OWNER/NAME on the Hub, or one of nq, "
+    assert wanted in capsys.readouterr().err
+
+
 def test_a_file_without_a_usable_row_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from huggingface_hub import constants
 
@@ -13,7 +14,7 @@ from configs.load import ConfigError, dump, load, parse
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config, QuestionColumns
 from replay.questions import load_questions
-from scripts import terminal
+from scripts import cli, terminal
 from scripts.data import data_sets
 from scripts.evaluation.plan import load_sets
 from scripts.setup import hub
@@ -31,6 +32,7 @@ MODEL = {
     "1_Pooling/config.json": b"{}",
     "README.md": b"a model",
 }
+KINDS = ("train", "eval")
 ROW = b'{"problem": "who?", "answers": ["me"]}\n'
 
 
@@ -240,6 +242,32 @@ def test_a_known_set_is_the_first_file_that_is_there(
         ConfigError, match=r"^--train '.*': no nq/train\.jsonl in it on the Hub: `hf"
     ):
         data_sets.find(["nq"], data_sets.TRAIN, "")
+
+
+def test_sets_of_one_s_own_are_prepared_by_their_names(served: FakeHub) -> None:
+    data_set(served, "en/train.jsonl", "en/dev.jsonl", "de/train.jsonl")
+    words = ["--train", "lab/asked:en,de=lab/asked:de@train", "--eval", "lab/asked:en"]
+    given = ["data", "prepare", "out", *words, "questions.columns.question=problem"]
+    assert cli.main(given) == 0
+    train, held_out = (
+        pyarrow.parquet.read_table(f"out/{kind}.parquet").to_pylist() for kind in KINDS
+    )
+    assert [(row["id"], row["question"]) for row in train] == [
+        ("asked/train/1", "who?"),
+        ("de/train/1", "who?"),
+    ]
+    assert [(row["id"], row["split"]) for row in held_out] == [("asked/validation/1", "validation")]
+
+
+def test_a_set_of_one_s_own_that_is_not_there_is_refused_as_in_a_run(
+    served: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data_set(served, "train.jsonl")
+    given = ["data", "prepare", "out", "--train", "nq=lab/asked@dev", "--eval", ""]
+    assert cli.main(given) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("forage: --train 'lab/asked@dev': no split validation in it: ")
+    assert "lab/asked@SPLIT, of train" in said and not Path("out").exists()
 
 
 def test_without_a_network_the_sets_to_fetch_are_named_at_once(
