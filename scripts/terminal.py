@@ -7,12 +7,12 @@ import re
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -23,6 +23,7 @@ from rich.table import Column, Table
 
 FIRST_S, EVERY_S = 5.0, 15.0  # of lines without a terminal
 PERIOD_S = 3600.0  # what the time that is left is reckoned from: a step may take minutes
+T = TypeVar("T")
 
 
 @contextmanager
@@ -43,6 +44,20 @@ def status(text: str, file: IO[str] | None = None) -> Iterator[None]:
     else:
         with _lines(lambda: text, console.file):
             yield
+
+
+def awaited(items: Iterable[T], text: str) -> Iterator[T]:
+    """Yield the items; show that `text` is under way while one is awaited, never beside what is
+    printed of those before.
+    """
+    left = iter(items)
+    while True:
+        with status(text):
+            try:
+                item = next(left)
+            except StopIteration:
+                return
+        yield item
 
 
 def complain(text: str) -> None:

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from configs.runtime.files import write_json
 from configs.runtime.process import Exit
-from replay.log.event_log import FILE_NAME
 from replay.protocol import LogError
 from scripts.options import Options, argument, option, refusing
 from scripts.runs.books import Audit
-from scripts.setup.resolve import run_directory
+from scripts.runs.log import log_of, reading
+from scripts.terminal import status
 
 MOST_SHOWN = 20
 
@@ -30,8 +30,9 @@ class AuditOptions(Options):
 def audit(options: AuditOptions) -> int:
     """Audit one run; failed where its books do not close, each fault named."""
     books = Audit()
-    with refusing(LogError):
-        books.fold(run_directory(options.run) / FILE_NAME)
+    log = log_of(options.run)
+    with refusing(LogError), status(reading(log)):
+        books.fold(log)
     show(books, Console())
     if options.json:
         write_json(options.json, books.summary())

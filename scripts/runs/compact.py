@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replay.log.compaction import compact as compacted
-from replay.log.event_log import FILE_NAME
 from replay.protocol import LogError
 from scripts.options import argument, refusing
-from scripts.setup.resolve import run_directory
+from scripts.runs.log import log_of, reading
+from scripts.terminal import awaited
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,13 @@ def compact(options: CompactOptions) -> None:
     """Compact one run's log. Raises ConfigError where there is none, or a process writes it."""
     before = after = closed = 0
     with refusing(LogError):
-        for change in compacted(run_directory(options.run) / FILE_NAME):
+        log = log_of(options.run)
+        for change in awaited(compacted(log), reading(log)):
             done = change.kept or f"{change.payloads} payloads taken away"
-            print(f"{change.path}: {change.bytes_before} -> {change.bytes_after} bytes: {done}")
+            print(
+                f"{change.path}: {change.bytes_before} -> {change.bytes_after} bytes: {done}",
+                flush=True,
+            )
             before, after = before + change.bytes_before, after + change.bytes_after
             closed += 1
     if not closed:

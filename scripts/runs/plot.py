@@ -17,7 +17,8 @@ from replay.log.event_log import FILE_NAME, read
 from replay.log.records import EvaluationFinished, Reported
 from replay.protocol import EvalResult, ReplayError
 from scripts.options import argument
-from scripts.setup.resolve import run_directory
+from scripts.runs.log import log_of, reading
+from scripts.terminal import status
 
 COLOURS = {"1": "#1b6ca8", "2": "#c8553d", "3": "#588b8b"}
 
@@ -29,10 +30,11 @@ class PlotOptions:
 
 def plot(options: PlotOptions) -> None:
     """Draw one run's curve. Raises ConfigError without one, ReplayError for an unreadable log."""
-    run_dir = run_directory(options.run)
-    written = draw(run_dir)
-    if not written:  # of no evaluation, or of no log
-        next(read(run_dir / FILE_NAME), None)
+    log = log_of(options.run)
+    with status(reading(log)):
+        written = draw(options.run)
+    if not written:  # of no evaluation, or nothing of the log can be read
+        next(read(log), None)
         raise ConfigError(
             f"RUN = {str(options.run)!r}: no evaluation has ended in it yet, so there is no curve; "
             f"forage show {options.run} prints its rollouts"
@@ -45,7 +47,7 @@ def draw(run_dir: Path) -> Path | None:
     found: dict[int, EvalResult] = {}
     reported: dict[int, dict[str, float]] = {}
     try:
-        for record in read(run_dir / "events.log"):
+        for record in read(run_dir / FILE_NAME):
             if isinstance(record, EvaluationFinished):
                 found[record.result.step] = record.result
             elif isinstance(record, Reported) and record.step:

@@ -27,10 +27,10 @@ from learner.errors import BadModel
 from replay.log.history import Recording
 from replay.protocol import ReplayError
 from scripts.options import Options, argument, option, refusing
+from scripts.runs.log import log_of, reading
 from scripts.runs.plot import save as save_plot
 from scripts.setup.overrides import fields_of, get_field
-from scripts.setup.resolve import run_directory
-from scripts.terminal import Bars, Split
+from scripts.terminal import Bars, Split, status
 
 HOW_IT_RAN = ("ranks", "threads", "rendezvous")
 WITHOUT_EFFECT = (
@@ -67,7 +67,8 @@ def relearn(options: RelearnOptions) -> None:
     """Check, learn, report. Raises ConfigError, LearnerError."""
     check_overrides(options.overrides)
     with refusing(ReplayError):
-        recording = Recording.of(run_directory(options.run))
+        with status(reading(log_of(options.run))):
+            recording = Recording.of(options.run)
         config = recording.config(1, options.overrides)
     out = make_places(options)
     begin("relearn", config.learner.threads)

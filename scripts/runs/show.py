@@ -19,7 +19,8 @@ from replay.log.records import Delivered, Sampled
 from replay.protocol import LogError
 from replay.trajectory import Question, Trajectory
 from scripts.options import Options, argument, option
-from scripts.setup.resolve import run_directory
+from scripts.runs.log import log_of, reading
+from scripts.terminal import awaited
 
 Shown = tuple[Question, Trajectory, int | None]  # the step it trained; None: not (yet) trained
 
@@ -149,11 +150,12 @@ class ShowOptions(Options):
 def show(options: ShowOptions) -> None:
     """Print rollouts, and say how many were compacted away. Raises ConfigError, ReplayError."""
     console = Console(highlight=False, soft_wrap=True)
-    config = load(run_directory(options.run) / "config.yaml")
+    log = log_of(options.run)
+    config = load(options.run / "config.yaml")
     tokenizer = load_tokenizer(config.model.path)
     gone, any_shown = Gone(), False
     found = rollouts(options.run, options.step, options.question, gone)
-    for shown in islice(found, options.limit):
+    for shown in awaited(islice(found, options.limit), reading(log)):
         console.print(render(shown, tokenizer))
         any_shown = True
     if gone:

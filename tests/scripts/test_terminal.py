@@ -66,6 +66,25 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
     assert told == f"{text} (0 s)\n"
 
 
+BETWEEN = """
+import time
+from scripts.terminal import awaited
+def slow():
+    for step in range(2):
+        time.sleep(0.3)
+        yield step
+for step in awaited(slow(), "reading"):
+    print(f"step {step}")
+"""
+
+
+def test_what_is_printed_between_awaited_items_stands_beside_no_spinner() -> None:
+    code, told = run_in_terminal(["-c", BETWEEN])
+    # Each spinner's line is erased before a line of ours.
+    assert code == 0 and len(re.findall(r"\x1b\[2K(?:\x1b\[\?25h)?step \d\r\n", told)) == 2
+    assert told.count("reading") >= 2
+
+
 BESIDE_CHATTER = """
 import pathlib, sys
 from scripts.terminal import chatter_to, status

@@ -1,0 +1,90 @@
+"""The log of a run's directory: what is said where there is none, and while it is read."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from configs.load import parse, save
+from replay.log import compaction, event_log
+from replay.log.event_log import FILE_NAME
+from replay.log.records import EvaluationFinished
+from scripts import cli, terminal
+from tests.scripts.conftest import RecordedRun
+from tests.scripts.runs.test_plot import RESULT
+
+SYNC = "`forage sync` made it and keeps no event log: its losses and last evaluation are in "
+NONE = "no events.log there: a run has one once it has started, and `forage sync` keeps none"
+LEFT = {
+    "summary.json": SYNC,
+    "steps.json": "`forage relearn` made it: its curve is ",
+    "engine.log": NONE,
+}
+COMMANDS = ("plot", "show", "audit", "compact", "relearn")
+
+
+@pytest.fixture
+def run(make_recorded_run: Callable[..., RecordedRun], tmp_path: Path) -> RecordedRun:
+    """A run that every command can read, of several segments."""
+    Tokenizer(WordLevel({str(n): n for n in range(20)}, unk_token="0")).save(
+        str(tmp_path / "tokenizer.json")
+    )
+    made = make_recorded_run(segment_bytes=1000)
+    save(parse("", [f"model.path={tmp_path}"], ""), made.path / "config.yaml")
+    for step in range(3):
+        made.train(step)
+    made.append(EvaluationFinished(2.0, RESULT))
+    made.log.close()
+    return made
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("file", LEFT)
+def test_a_directory_without_a_log_is_called_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, command: str
+) -> None:
+    save(parse("", [], ""), tmp_path / "config.yaml")
+    (tmp_path / file).write_text("{}")
+    assert cli.main([command, str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"forage: RUN = {str(tmp_path)!r}: {LEFT[file]}")
+    assert said.count("\n") == 1
+    if file == "summary.json":
+        assert f"`forage ask {tmp_path}` asks its model" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_log_that_lacks_its_first_segment_is_damaged_and_not_missing(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (run.path / FILE_NAME).unlink()
+    assert cli.main([command, str(run.path)]) in (1, 2)
+    assert f"{FILE_NAME}: this segment of the event log is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS[:-1])
+def test_what_takes_long_to_read_is_told_of_beside_what_is_printed(
+    run: RecordedRun, monkeypatch: pytest.MonkeyPatch, capsys: Any, command: str
+) -> None:
+    assert cli.main([command, str(run.path)]) == 0
+    quick = capsys.readouterr()
+    assert quick.out and not quick.err
+    monkeypatch.setattr(terminal, "FIRST_S", 0.02)
+    for module in (event_log, compaction):
+        monkeypatch.setattr(module, "opened", slowly(module.opened))
+    assert cli.main([command, str(run.path)]) == 0
+    slow = capsys.readouterr()
+    assert " MB of events.log (0 s)\n" in slow.err
+    assert slow.out == quick.out or command == "compact"  # which did its work before
+
+
+def slowly(opened: Callable[[Path], BinaryIO]) -> Callable[[Path], BinaryIO]:
+    def waits(path: Path) -> BinaryIO:
+        time.sleep(0.1 * (path.name == FILE_NAME))
+        return opened(path)
+
+    return waits
