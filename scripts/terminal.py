@@ -95,6 +95,7 @@ class Bars(Progress):
             console=console,
             speed_estimate_period=PERIOD_S,
             disable=not console.is_terminal,
+            auto_refresh=console.is_terminal,  # else rich counts in a thread that ends at once
             redirect_stdout=ours and sys.stdout.isatty(),  # above the bars; never out of a file
             redirect_stderr=ours,
         )

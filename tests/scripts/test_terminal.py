@@ -66,6 +66,20 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
     assert told == f"{text} (0 s)\n"
 
 
+def test_without_a_terminal_what_is_tracked_counts_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "FIRST_S", 0.02)
+    monkeypatch.setattr(terminal, "EVERY_S", 0.02)
+    with terminal.Bars() as bars:
+        for step in bars.track(range(9), 9, description="learning"):
+            end, told = time.monotonic() + 20, ""
+            while f"learning: {step} of 9" not in told and time.monotonic() < end:
+                time.sleep(0.02)
+                told += capsys.readouterr().err
+            assert f"learning: {step} of 9" in told
+
+
 BETWEEN = """
 import time
 from scripts.terminal import awaited
