@@ -6,6 +6,7 @@ loss mask token by token, and every part of the reward with its weight.
 """
 
 import asyncio
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, nullcontext
@@ -47,6 +48,7 @@ from scripts.setup.overrides import QuestionsOrOverrides
 from scripts.terminal import status
 
 _HEAD = "bold"
+_ID = re.compile(r"(train|eval)-\d+")  # of a row that has none of its own
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,11 @@ def chosen(config: Config, options: TryOptions) -> Question:
     if wanted is None:
         raise ConfigError(
             'no QUESTION is given, and questions.train is empty: forage try CONFIG "…"'
+        )
+    if len(wanted.split()) == 1 and (_ID.fullmatch(wanted) or Path(wanted).is_file()):
+        raise ConfigError(
+            f"QUESTION = {wanted!r}: no row of questions.train or questions.eval has this id: give "
+            "one that does, for example train-1, or a question's text"
         )
     return Question("asked", wanted, ())
 

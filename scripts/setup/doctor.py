@@ -105,7 +105,7 @@ def findings(config: Config | None = None) -> Iterator[Finding]:
     yield packages(lock)
     yield cores(len(os.sched_getaffinity(0)))
     demo = sum(machine.memory_needed(load(DEMO)).values())  # measured: README has it
-    needed = machine.least_memory(config) if config else demo
+    needed = machine.least_memory(machine.memory_needed(config)) if config else demo
     yield memory(psutil.virtual_memory().available, needed)
     yield gpus()
     # A checkpoint holds the weights, two averages and Adam's two moments in 32 bits.

@@ -259,7 +259,8 @@ def _why(error: Exception, kind: str, name: str, field: str) -> str:
     why = str(cause).strip().split("\n")[0] or type(cause).__name__
     why = "HF_HUB_OFFLINE is set" if isinstance(cause, OfflineModeIsEnabled) else why
     return (
-        f"not here, nor in the Hub's cache, and {constants.ENDPOINT} cannot be read ({why}): run "
+        f"there is no {Path(name).resolve()}, and nothing of that name in the Hub's cache; "
+        f"{constants.ENDPOINT} cannot be read ({why}): name a path as seen from here; or run "
         f"`{_command(kind, name)}` where there is a network and this cache; or add `--local-dir "
         f"FOLDER`, copy that here, and set {field} to {'a file in ' * (kind == 'dataset')}it"
     )

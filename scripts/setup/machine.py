@@ -1,6 +1,6 @@
 """The needs of a run of this machine: its memory, its GPUs, the transport between them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -188,18 +188,17 @@ def _buckets(config: Config, model: Model, pinned: bool) -> int:
     return sum(1 << (size - 1).bit_length() if pinned and size else size for size in sizes)
 
 
-def least_memory(config: Config) -> int:
-    """The bytes without which a run is refused: caches and activations, which only the longest
-    rollouts fill, count by half.
+def least_memory(needed: Mapping[str, int]) -> int:
+    """The bytes without which a run is refused that needs these: caches and activations, which only
+    the longest rollouts fill, count by half.
     """
-    needed = memory_needed(config)
     filling = (size for what, size in needed.items() if any(name in what for name in _FILLING))
     return sum(needed.values()) - sum(filling) // 2
 
 
 def _memory(config: Config) -> Iterator[str]:
     needed, free = memory_needed(config), psutil.virtual_memory().available
-    if least_memory(config) <= free:
+    if least_memory(needed) <= free:
         return
     rounded = {what: round(size / gpu_memory.GIB, 2) for what, size in needed.items()}
     shown = {what: size for what, size in rounded.items() if size}

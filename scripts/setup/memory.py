@@ -19,7 +19,7 @@ from configs.schema import Config
 from scripts.options import Options, argument, option, overrides
 from scripts.setup.fit import fitted
 from scripts.setup.gpu_memory import GIB, state_bytes, tenants, totals
-from scripts.setup.machine import LESS, gpus_wanted, memory_needed
+from scripts.setup.machine import LESS, gpus_wanted, least_memory, memory_needed
 from scripts.setup.model_size import Model, find_model, tokens_at_once, width_of
 from scripts.setup.pace import Pace, speed_of
 
@@ -41,6 +41,10 @@ _REASONS = {  # of a part of who lies on a GPU
     "encoder": "of queries, on GPU 0",
     "CUDA": "a process",
 }
+FILLING = (
+    "A run starts where {} GiB of it are free: caches and activations, which only the longest "
+    "rollouts fill, count by half."
+)
 NOTE = (
     "Times are reckoned for {moved:g} TB/s and {done:g} TFLOP/s a GPU; none is measured. Rollouts "
     'are taken to end half way to the context\'s limit, "at most" at it.'
@@ -81,6 +85,8 @@ def memory(options: MemoryOptions) -> int:
     found = reckon(options)
     console = Console()
     console.print(_memory_table(found))
+    if (least := least_memory(found.host)) < sum(found.host.values()):
+        console.print(FILLING.format(_gib(least)), highlight=False)
     if found.fits:
         console.print()
         console.print(_pace_table(found))

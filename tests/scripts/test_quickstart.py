@@ -23,7 +23,7 @@ BLOCKS = re.findall(
 )
 COMMANDS = [words for each in BLOCKS if (words := shlex.split(each))[0] == "forage"]
 FEW = """\
-model: {path: mine/model, dtype: float32}
+model: {path: mine/model}
 questions: {train: mine/train.jsonl, eval: mine/eval.jsonl, eval_limit: 2}
 actors: {max_action_tokens: 60, max_passage_tokens: 20, kv_cache_bytes: 100000000}
 replay: {groups_per_step: 1, group_size: 2}
@@ -77,6 +77,27 @@ def test_the_demonstrations_can_be_acted_out(here: Path, bpe_tokenizer: Any) -> 
     prompter = Prompter(bpe_tokenizer, config.questions, config.actors)
     rows, bad = read_files([Path("mine/demos.jsonl")], prompter, config, skip_bad=False)
     assert (len(rows), list(bad)) == (80, [])
+
+
+def test_an_index_brings_the_passages_of_one_s_own_demonstrations(
+    here: Path, bpe_tokenizer: Any
+) -> None:
+    index = next(words[1:] for words in COMMANDS if words[1] == "index")
+    assert cli.main(index) == 0
+    asked = {"question": "What is Bore 7?", "answers": ["Bore 7"], "query": "river number 7"}
+    missed = asked | {"answers": ["Atlantis"]}
+    Path("mine/asked.jsonl").write_text(f"{json.dumps(asked)}\n{json.dumps(missed)}\n")
+    (code,) = re.findall(
+        r"^```python\n(.+?)^```$",
+        (REPOSITORY / "docs" / "warm_start.md").read_text(),
+        re.M | re.S,
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "not found by 'river number 7': Atlantis\n"
+    config = load("mine/first.yaml")
+    prompter = Prompter(bpe_tokenizer, config.questions, config.actors)
+    rows, bad = read_files([Path("mine/demos.jsonl")], prompter, config, skip_bad=False)
+    assert (len(rows), list(bad)) == (1, [])
 
 
 def walk(folder: Path, blocks: list[str]) -> str:

@@ -46,6 +46,14 @@ def play(
     return run
 
 
+@pytest.mark.parametrize("wanted", ["train-99", "{folder}/train.jsonl"])
+def test_what_is_meant_as_a_row_is_no_question(play: Play, tmp_path: Path, wanted: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no row of questions\.train or questions\.eval has this"
+    ):
+        play(NO_PASSAGES, wanted.format(folder=tmp_path), say=("<answer> 5 </answer>",))
+
+
 def test_the_documented_environment_is_played_without_a_corpus(play: Play, tmp_path: Path) -> None:
     (tmp_path / "my_games.py").write_text(code_of("environments.md", 1))
     said = ("<answer> 50 </answer>", "I do not know", "<answer> 42 </answer>")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import ConfigError
+from configs.load import ConfigError, load
 from configs.runtime.process import REPOSITORY, Exit
 from scripts import cli
-from scripts.setup import gpu_memory
+from scripts.setup import gpu_memory, machine
 from scripts.setup.memory import MemoryOptions, reckon
 
 CONFIGS = REPOSITORY / "configs"
@@ -59,6 +59,16 @@ def test_a_part_says_how_it_is_reckoned(capsys: pytest.CaptureFixture[str]) -> N
     assert "averages 7.09 4 x 7.62e9 / 4 ranks" in text and "719,431 tokens of 56 KiB" in text
     assert "719,431 tokens / 2,448 a context, 256 seats" in text
     assert "weight_sync.publish_every = 5" in text
+
+
+def test_what_a_run_starts_with_is_what_doctor_asks_for(
+    capsys: pytest.CaptureFixture[str], tiny_model_path: Path
+) -> None:
+    words = ("defaults=cpu", f"model.path={tiny_model_path}", "actors.kv_cache_bytes=4000000000")
+    _, lines = said(capsys, str(CONFIGS / "base.yaml"), *words)
+    config = load(CONFIGS / "base.yaml", words)
+    least = f"{machine.least_memory(machine.memory_needed(config)) / 2**30:.2f}"
+    assert any(line.startswith(f"A run starts where {least} GiB of it are free") for line in lines)
 
 
 def test_the_manual_shows_what_is_printed(
