@@ -19,6 +19,7 @@ from weight_sync.protocol import (
     Answer,
     Applied,
     Connecting,
+    EngineDiffers,
     FromLearner,
     Join,
     ManifestMismatch,
@@ -67,13 +68,14 @@ class Broadcast:
         self._config, self._incarnation, self._learner_host = config, incarnation, learner_host
         self._channel, self._say = channel, say
         self._has: dict[str, int] = {}  # the version of this incarnation that serves there
+        self._served: set[str] = set()  # who has applied weights, verified, of any incarnation
         self._devices: dict[str, tuple[str, ...]] = {}  # of the actors' workers, by rank
         self._verification = Verification()
         self._transport: Transport | None = None
         self._group: tuple[str, ...] = ()  # the actors in it, by rank
         self._replaced: set[str] = set()  # who joined since the group was formed
         self._epoch = 0
-        self._failures = 0
+        self._failures = self._refused = 0
 
     def hear(self, deadline: float | None) -> Answer | None:
         """Take one message; return it when it is an answer. Raises what an actor reports."""
@@ -84,6 +86,7 @@ class Broadcast:
             self._has[message.actor_id] = message.policy_version if sound else -1
             self._devices[message.actor_id] = message.devices
             self._replaced.add(message.actor_id)
+            self._note_served(message.actor_id, message.policy_version >= 0)
             log.info("%s joined", message.actor_id)
             return None
         if isinstance(message, Connecting | Applied) and message.error:
@@ -91,6 +94,7 @@ class Broadcast:
             return None
         if isinstance(message, Applied) and message.incarnation == self._incarnation:
             self._has[message.actor_id] = message.policy_version
+            self._note_served(message.actor_id, True)
         return message
 
     def behind(self, version: int) -> tuple[str, ...]:
@@ -171,7 +175,7 @@ class Broadcast:
             if max(self._has.values()) < 0:
                 raise
             for name in strangers:
-                self._channel.send(name, Refused(describe(error)))
+                self._refuse(name, describe(error))
                 self._channel.drop(name)
             raise _LostError(f"{', '.join(strangers)}: {error}") from error
 
@@ -216,6 +220,7 @@ class Broadcast:
         self._verification.compare(applied, version)
         self._again(names)
         gauges["sync/refits"] = float(self._verification.refits)
+        gauges["sync/refused"] = float(self._refused)
         for each in ("generation_pause_s", "receive_s", "apply_s", "probe_error", "probe_mean"):
             gauges[f"sync/{each}"] = max(getattr(answer, each) for answer in applied)
         return gauges
@@ -278,14 +283,28 @@ class Broadcast:
             if answer.epoch == self._epoch:  # else it gets the version anew anyway
                 self._verification.failed(name, error)
             return
-        stranger = isinstance(error, ManifestMismatch) and max(self._has.values()) >= 0
+        stranger = isinstance(error, ManifestMismatch | EngineDiffers) and self._others_serve(name)
         if not stranger and not isinstance(error, TransportFailed | SyncTimeout):
             raise error
-        if stranger and name in self._channel.joined:  # others have this model: it must go
-            self._channel.send(name, Refused(text))
+        if stranger and name in self._channel.joined:
+            self._refuse(name, text)
         if answer.epoch == self._epoch and name in self._group:
             self._channel.drop(name)
             log.warning("%s failed: %s", name, text)
+
+    def _others_serve(self, name: str) -> bool:
+        """Return True if this actor has applied no version, and another has: then the model is
+        sound, and it is the actor that must go.
+        """
+        return name not in self._served and bool(self._served)
+
+    def _note_served(self, name: str, served: bool) -> None:
+        (self._served.add if served else self._served.discard)(name)
+
+    def _refuse(self, name: str, cause: str) -> None:
+        self._refused += 1
+        log.warning("%s is refused: %s", name, cause)
+        self._channel.send(name, Refused(cause))
 
     def _again(self, names: Iterable[str]) -> None:
         """Raise _LostError when some of them did not verify: they get the version anew."""

@@ -14,8 +14,9 @@ import torch
 
 from configs.keys import Keys
 from tests.faults.tcp_proxy import ChaosProxy, Faults
+from tests.weight_sync.conftest import PROBE, score
 from weight_sync import control
-from weight_sync.protocol import Rendezvous, SyncTimeout, WeightSyncError
+from weight_sync.protocol import EngineDiffers, Rendezvous, SyncTimeout, WeightSyncError
 from weight_sync.publisher import Publisher
 from weight_sync.transports.collective import GlooTransport
 
@@ -236,6 +237,55 @@ async def test_a_stranger_is_refused_and_the_others_go_on(fleet) -> None:
             await asyncio.wait_for(fleet.tasks[1], 20)
         fleet.publish(publisher, 1)
         await wait_applied(publisher, 1)
+
+
+def another_model(values: list[float]) -> list[float]:
+    """What an engine answers that computes another model."""
+    return [value - 1.0 for value in values]
+
+
+async def test_an_engine_of_another_model_that_comes_late_is_refused_alone(fleet) -> None:
+    first = fleet.add("actor-0")
+    with fleet.publisher(1) as publisher:
+        publisher.calibrate(score(first.weights, PROBE))
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        fleet.add("actor-1").scored = another_model
+        with pytest.raises(WeightSyncError, match=r"refused: EngineDiffers: .*\(actor-1, version 0"):
+            await asyncio.wait_for(fleet.tasks[1], 20)
+        fleet.publish(publisher, 1)
+        await wait_applied(publisher, 1)
+        assert publisher.gauges()["sync/refused"] == 1.0
+
+
+async def test_a_learner_that_starts_anew_refuses_it_alone_too(fleet) -> None:
+    engine = fleet.add("actor-0")
+    start_logprobs = score(engine.weights, PROBE)
+    with fleet.publisher(1) as publisher:
+        publisher.calibrate(start_logprobs)
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+    fleet.add("actor-1").scored = another_model
+    with Publisher(fleet.config, 2, 8, fleet.endpoint) as publisher:
+        publisher.calibrate(start_logprobs)
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        assert fleet.subscribers[0].verified == (8, 0)
+        with pytest.raises(WeightSyncError, match="refused: EngineDiffers: "):
+            await asyncio.wait_for(fleet.tasks[1], 20)
+
+
+async def test_a_fleet_whose_engines_all_come_back_as_another_model_ends_the_run(fleet) -> None:
+    engine = fleet.add("actor-0")
+    with fleet.publisher(1) as publisher:
+        publisher.calibrate(score(engine.weights, PROBE))
+        fleet.publish(publisher, 0)
+        await wait_applied(publisher, 0)
+        await fleet.stop()
+        fleet.add("actor-0").scored = another_model
+        fleet.publish(publisher, 1)
+        with pytest.raises(EngineDiffers, match="actor-0, version"):
+            await wait_applied(publisher, 1)
 
 
 async def test_a_control_connection_that_is_slow_and_cut_again_and_again_heals(
