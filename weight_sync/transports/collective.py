@@ -135,6 +135,19 @@ class _Collective(StoreTransport):
         self._group = None
         super().close()
 
+    @contextlib.contextmanager
+    def _leaving_on_error(self) -> Iterator[None]:
+        """Leave a group that has failed inside: a broadcast is whole, or the last of its group."""
+        try:
+            yield
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        """End what may still run in the group, which is of no use any more."""
+        self._group = None
+
     def _works(self, buckets: Iterable[torch.Tensor], timeout_s: float) -> Iterable[Any]:
         """Begin to broadcast one bucket after the other."""
         if self._group is None:
@@ -161,8 +174,10 @@ class GlooTransport(_Collective):
         self._group = ProcessGroupGloo(store, here.rank, here.world_size, options)
 
     def _carry(self, buckets: Sequence[torch.Tensor], timeout_s: float) -> None:
-        for work in self._works(buckets, timeout_s):
-            work.wait()
+        """Each work ends by itself at `timeout_s`, and has ended when its `wait` raises."""
+        with self._leaving_on_error():
+            for work in self._works(buckets, timeout_s):
+                work.wait()
 
 
 class NcclTransport(_Collective):
@@ -186,21 +201,27 @@ class NcclTransport(_Collective):
         """Buckets on a host, the learner's or a receiver's, pass through one of the largest's size
         on its GPU.
 
-        A rank that has died is noticed at the deadline, when the group is aborted: NCCL waits for
-        it without end.
+        A rank that has died is noticed at the deadline. Then, and at every error, the group is
+        aborted: NCCL's kernel waits for other ranks without end, and whatever synchronises with
+        this GPU would wait for the kernel.
         """
         deadline, sends = time.monotonic() + timeout_s, self.rendezvous.rank == 0
-        with torch.cuda.stream(self._stream):
+        with self._leaving_on_error(), torch.cuda.stream(self._stream):
             for bucket, place in zip(buckets, _on_gpu(buckets, sends), strict=True):
                 (work,) = self._works([place], timeout_s)
                 if not completed(work, deadline):
-                    self._group.abort()
                     raise TransportFailed(
                         f"rank {self.rendezvous.rank}: a rank was silent for {timeout_s:g} s"
                     )
                 if place is not bucket and not sends:
                     bucket.copy_(place)
             self._stream.synchronize()
+
+    def _leave(self) -> None:
+        """Abort the communicator, and with it a kernel that spins."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
 
 
 def completed(work: Any, deadline: float) -> bool:

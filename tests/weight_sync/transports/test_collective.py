@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from weight_sync.protocol import TransportFailed
-from weight_sync.transports.collective import GlooTransport, completed
+from weight_sync.transports import collective
+from weight_sync.transports.collective import GlooTransport, NcclTransport, completed
 
 
 class Polled(GlooTransport):
@@ -23,12 +24,12 @@ class Polled(GlooTransport):
                 raise TransportFailed("late")
 
 
-def pair() -> tuple[Polled, Polled]:
+def pair(kind: type[GlooTransport] = Polled) -> tuple[GlooTransport, GlooTransport]:
     """Two ranks of one group."""
-    learner = Polled.host("127.0.0.1", 2, 7, 1, 10.0)
+    learner = kind.host("127.0.0.1", 2, 7, 1, 10.0)
     where = msgspec.structs.replace(learner.rendezvous, rank=1)
-    joined: list[Polled] = []
-    joining = threading.Thread(target=lambda: joined.append(Polled.join(where)))
+    joined: list[GlooTransport] = []
+    joining = threading.Thread(target=lambda: joined.append(kind.join(where)))
     joining.start()
     learner.form()
     joining.join(10)
@@ -40,6 +41,27 @@ class Unfinished:
 
     def is_completed(self) -> bool:
         return False
+
+
+class FakeGroup:
+    """A communicator of one kind of work, as ProcessGroupNCCL is used."""
+
+    def __init__(self, work: Any) -> None:
+        self.work, self.aborted = work, 0
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Any:
+        return self.work
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+
+def over_nccl(work: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[NcclTransport, FakeGroup]:
+    """NCCL's rank of a formed group whose works are such."""
+    monkeypatch.setattr(collective, "_on_gpu", lambda buckets, _: buckets)
+    transport, group = NcclTransport.host("127.0.0.1", 1, 7, 1, 10.0), FakeGroup(work)
+    transport._stream, transport._group = None, group
+    return transport, group
 
 
 class Broken:
@@ -82,6 +104,33 @@ def test_a_rank_that_has_left_is_an_error_and_no_success() -> None:
 def test_a_work_that_failed_raises_its_own_error() -> None:
     with pytest.raises(RuntimeError, match="unhandled system error"):
         completed(Broken(), time.monotonic() + 1.0)
+
+
+def test_a_communicator_is_aborted_when_a_broadcast_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its kernel spins on, and the next torch.cuda.synchronize of anybody waits for it."""
+    transport, group = over_nccl(Broken(), monkeypatch)
+    with pytest.raises(TransportFailed, match="100 bytes failed .*: unhandled system error"):
+        transport.broadcast([torch.zeros(100, dtype=torch.uint8)], 10.0)
+    assert group.aborted == 1
+    with pytest.raises(TransportFailed, match="the group is not formed"):
+        transport.broadcast([torch.zeros(100, dtype=torch.uint8)], 10.0)
+    transport.close()
+    assert group.aborted == 1
+
+
+def test_a_communicator_is_aborted_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, group = over_nccl(Unfinished(), monkeypatch)
+    with pytest.raises(TransportFailed, match="a rank was silent for 0.05 s"):
+        transport.broadcast([torch.zeros(100, dtype=torch.uint8)], 0.05)
+    assert group.aborted == 1
+
+
+def test_over_gloo_a_broadcast_that_failed_leaves_the_group() -> None:
+    learner, actor = pair(GlooTransport)
+    learner.close()
+    for said in ("rank 1: the broadcast of 100 bytes failed", "the group is not formed"):
+        with pytest.raises(TransportFailed, match=said):
+            actor.broadcast([torch.zeros(100, dtype=torch.uint8)], 10.0)
 
 
 def test_a_silent_work_is_given_up_at_the_deadline() -> None:
