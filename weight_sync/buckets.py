@@ -63,12 +63,16 @@ def plan(
 
 
 def allocate(bucket_sizes: Sequence[int], place: str = "cpu") -> list[torch.Tensor]:
-    """Zeroed buckets, uint8[size] each, on `cpu` or `cuda`; pinned on a host with a GPU."""
-    pinned = place == "cpu" and torch.cuda.is_available()
-    return [
-        torch.zeros(size, dtype=torch.uint8, device=place, pin_memory=pinned)
-        for size in bucket_sizes
-    ]
+    """Buckets, uint8[size] each: on `cpu` zeroed, and pinned where there is a GPU; on a GPU of any
+    content, for bytes that fill them whole. Nothing that is queued there touches these any more, so
+    another stream may write at once: zeros, or the reads of what lay there before, would come late.
+    """
+    if place != "cpu":
+        made = [torch.empty(size, dtype=torch.uint8, device=place) for size in bucket_sizes]
+        torch.cuda.synchronize(place)
+        return made
+    pinned = torch.cuda.is_available()
+    return [torch.zeros(size, dtype=torch.uint8, pin_memory=pinned) for size in bucket_sizes]
 
 
 class BucketViews:

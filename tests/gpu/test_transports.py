@@ -44,6 +44,19 @@ def test_versions_arrive_verified(transport: str, receiver: str, tmp_path: Path)
 
 
 @one
+def test_buckets_are_written_by_nobody_else_once_they_are_given() -> None:
+    """An engine's stream has forward passes queued; a transport writes on another one."""
+    busy, own = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(busy):
+        torch.cuda._sleep(500_000_000)  # cycles, a fifth of a second or more
+        (bucket,) = allocate((1 << 20,), "cuda:0")
+    with torch.cuda.stream(own):
+        bucket.fill_(7)
+    torch.cuda.synchronize()
+    assert int((bucket != 7).sum()) == 0
+
+
+@one
 def test_a_group_of_one_by_nccl_sends_and_ends() -> None:
     """The only group of NCCL that one GPU can form: buckets of the host and of the GPU."""
     alone = NcclTransport.host("127.0.0.1", 1, 7, 1, 60.0).form()

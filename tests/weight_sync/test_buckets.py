@@ -148,3 +148,18 @@ def test_threads_change_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "THREADED_BYTES", 0)
     assert buckets.digest(staging) == alone
     assert buckets.digest([torch.cat(staging)]) == alone
+
+
+def test_buckets_on_a_gpu_are_nobody_else_s_before_bytes_are_received_into_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A transport writes on a stream of its own: what is queued on this one must not come later."""
+    done: list[str] = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: done.append("zeros queued"))
+    monkeypatch.setattr(
+        torch, "empty", lambda size, **_: done.append("allocated") or empty(size, dtype=torch.uint8)
+    )
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda place: done.append(f"waited, {place}"))
+    assert [len(each) for each in buckets.allocate((64, 128), "cuda:0")] == [64, 128]
+    assert done == ["allocated", "allocated", "waited, cuda:0"]
