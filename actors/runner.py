@@ -144,7 +144,7 @@ class VerifiedVersions:
 class Runner:
     """Turns leases into trajectories. `await run()` until Stop or `stop()`, then drain.
 
-    `delivered`: rollouts on record.
+    `delivered`: rollouts on record; `failed`: leases given back.
     """
 
     def __init__(
@@ -166,8 +166,7 @@ class Runner:
         self._stopping = asyncio.Event()
         self._cause = ""
         self._draining = False
-        self._failed = 0
-        self.delivered = 0
+        self.delivered = self.failed = 0
         self._polled = time.monotonic(), 0
 
     @property
@@ -207,7 +206,7 @@ class Runner:
             "actor/tokens_per_s": (tokens - before) / max(now - then, 1e-6),
             "actor/action_tokens": float(tokens),
             "actor/rollouts_in_flight": float(self.in_flight),
-            "actor/failed_leases": float(self._failed),
+            "actor/failed_leases": float(self.failed),
             "actor/lost_requests": float(self._meter.lost),
         }
 
@@ -262,7 +261,7 @@ class Runner:
                 self.delivered += 1
 
     async def _fail(self, lease: Lease, noted: NotedSearches, cause: str) -> None:
-        self._failed += 1
+        self.failed += 1
         cause = recordable(cause)
         logger.warning("group %d sibling %d: %s", lease.group_id, lease.sibling, cause)
         await self._writer.fail(lease, cause, noted.made)

@@ -6,6 +6,7 @@ then by a clock.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Protocol
@@ -28,6 +29,7 @@ class Rollouts(Protocol):
     """The runner's counts."""
 
     delivered: int
+    failed: int
 
     @property
     def in_flight(self) -> int:
@@ -57,7 +59,7 @@ class Statement:
         self.on_first: Callable[[], None] | None = None
         self._writer, self._versions, self._capacity = writer, versions, capacity
         self._engine, self._rollouts = engine, rollouts
-        self._looked = 0  # rollouts delivered at the last look
+        self._looked = 0, 0  # rollouts delivered and failed, at the last look
 
     def gauges(self) -> dict[str, float]:
         """Return the rollouts that may be in flight here."""
@@ -69,19 +71,25 @@ class Statement:
         if self.on_first is not None:
             self.on_first()
         await self._state(serving)
+        clock = asyncio.get_running_loop()
+        look_at = clock.time() + LOOK_S
         while True:
-            try:
-                serving = await asyncio.wait_for(self._versions.get(), LOOK_S)
-            except TimeoutError:
-                if not self._changed():
-                    continue
-            await self._state(serving)
+            news = False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(look_at):
+                    serving, news = await self._versions.get(), True
+            if clock.time() >= look_at:  # also where versions come without a pause
+                look_at = clock.time() + LOOK_S
+                news |= self._changed()
+            if news:
+                await self._state(serving)
 
     def _changed(self) -> bool:
-        delivered, before = self._rollouts.delivered, self._capacity.now
-        ended, self._looked = delivered - self._looked, delivered
+        before, counts = self._capacity.now, (self._rollouts.delivered, self._rollouts.failed)
+        delivered, failed = (now - then for now, then in zip(counts, self._looked, strict=True))
+        self._looked = counts
         load, in_flight = self._engine.take_load(), self._rollouts.in_flight
-        if not self._capacity.observe(load, ended, in_flight):
+        if not self._capacity.observe(load, delivered, in_flight, failed=failed):
             return False
         logger.info("capacity %d after %d: %s", self._capacity.now, before, load)
         return True

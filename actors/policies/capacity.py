@@ -3,8 +3,9 @@
 Sought are as many as run without one driving another's context out of the cache: a request that is
 preempted is prefilled again, and so is a turn whose prefix was evicted since the turn before.
 Looked at are *windows*: as many rollouts end in one as may be in flight, so that contexts of every
-length were there. An update empties the cache, and what ran fills it again as it was: use of before
-and after counts alike, and what it preempts is no preemption.
+length were there. Failed and timed-out rollouts fill a window too, but only to lower it: perhaps
+they failed before their contexts were long. An update empties the cache, and what ran fills it
+again as it was: use of before and after counts alike, and what it preempts is no preemption.
 
 - peak use of the cache below `GROW_BELOW`, all leased, and no queue for a seat: more, to `AIM`;
 - up to `HOLD_TO`: as it is; above: less, to `AIM`;
@@ -62,24 +63,27 @@ class Capacity:
         return cls(min(max(start, least), most), least, most)
 
     def __post_init__(self) -> None:
-        self._window, self._ended, self._leased = Load(), 0, 0
+        self._window, self._delivered, self._ended, self._leased = Load(), 0, 0, 0
         self._settling = 0  # rollouts to end before the next window
         self._ceiling, self._calm = self.most, 0
 
-    def observe(self, load: Load, ended: int, in_flight: int) -> bool:
-        """Take in the load and how many rollouts have ended since the last call, and how many are
-        in flight; return True if `now` has changed by it.
+    def observe(self, load: Load, delivered: int, in_flight: int, failed: int = 0) -> bool:
+        """Take in the load and how many rollouts were delivered and failed since the last call, and
+        how many are in flight; return True if `now` has changed by it.
         """
-        before = self.now
+        before, ended = self.now, delivered + failed
         self._calm += ended
         if self._settling > 0:
             self._settling -= ended
             return False
-        self._window, self._ended = self._window.and_then(load), self._ended + ended
+        self._window = self._window.and_then(load)
+        self._delivered, self._ended = self._delivered + delivered, self._ended + ended
         self._leased = max(self._leased, in_flight)
         if self._window.preemptions:
             self._back_off()
-        elif self._ended >= self.now:
+        elif self._delivered >= self.now or (
+            self._ended >= self.now and self._window.peak_use > HOLD_TO
+        ):
             self._adjust()
         return self.now != before
 
@@ -111,4 +115,4 @@ class Capacity:
 
     def _set(self, value: int) -> None:
         self.now = min(max(value, self.least), self.most)
-        self._window, self._ended, self._leased = Load(), 0, 0
+        self._window, self._delivered, self._ended, self._leased = Load(), 0, 0, 0

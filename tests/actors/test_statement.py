@@ -1,6 +1,7 @@
 """What an actor states: each verified version, and each change of its capacity."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -25,7 +26,19 @@ class Counts:
     """A runner whose rollouts end as fast as it is looked at."""
 
     delivered: int = 0
+    failed: int = 0
     in_flight: int = 100
+
+
+class Loaded:
+    """An engine whose load is always the same; `ends`: what ends between two looks."""
+
+    def __init__(self, load: Load, ends: Callable[[], None]) -> None:
+        self._load, self._ends = load, ends
+
+    def take_load(self) -> Load:
+        self._ends()
+        return self._load
 
 
 async def test_versions_and_changes_of_capacity_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +64,46 @@ async def test_versions_and_changes_of_capacity_are_stated(monkeypatch: pytest.M
     running.cancel()
     assert heard.told == [(100, 1, 0), (100, 1, 1), (110, 1, 1)] and served == [True]
     assert stated.gauges() == {"actor/capacity": 110.0}
+
+
+async def test_capacity_falls_where_every_rollout_times_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(statement, "LOOK_S", 0.01)
+    heard, counts = Heard(), Counts()
+
+    def time_out() -> None:
+        counts.failed += 60
+
+    engine, versions = Loaded(Load(0.99, 0, 10, 0), time_out), asyncio.Queue[tuple[int, int]]()
+    running = asyncio.create_task(
+        Statement(heard, versions, Capacity(100, 8, 512), engine, counts).run()
+    )
+    versions.put_nowait((1, 0))
+    async with asyncio.timeout(10):
+        while len(heard.told) < 2:
+            await asyncio.sleep(0.01)
+    running.cancel()
+    assert heard.told[1] == (94, 1, 0)
+
+
+async def test_capacity_is_looked_at_where_versions_come_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(statement, "LOOK_S", 0.1)
+    heard, counts = Heard(), Counts()
+
+    def deliver() -> None:
+        counts.delivered += 100
+
+    engine, versions = Loaded(Load(0.99, 0, 10, 0), deliver), asyncio.Queue[tuple[int, int]]()
+    running = asyncio.create_task(
+        Statement(heard, versions, Capacity(100, 8, 512), engine, counts).run()
+    )
+    for version in range(200):
+        versions.put_nowait((1, version))
+        await asyncio.sleep(0.005)
+        if heard.told and heard.told[-1][0] < 100:
+            break
+    running.cancel()
+    assert heard.told[-1][0] < 100 and heard.told[-1][2] > 0

@@ -251,7 +251,9 @@ async def test_an_engine_of_another_model_that_comes_late_is_refused_alone(fleet
         fleet.publish(publisher, 0)
         await wait_applied(publisher, 0)
         fleet.add("actor-1").scored = another_model
-        with pytest.raises(WeightSyncError, match=r"refused: EngineDiffers: .*\(actor-1, version 0"):
+        with pytest.raises(
+            WeightSyncError, match=r"refused: EngineDiffers: .*\(actor-1, version 0"
+        ):
             await asyncio.wait_for(fleet.tasks[1], 20)
         fleet.publish(publisher, 1)
         await wait_applied(publisher, 1)

@@ -39,6 +39,15 @@ def test_a_window_is_as_many_rollouts_as_are_in_flight() -> None:
     assert capacity.observe(Load(0.5, 0, 10, 0), 100, 100)
 
 
+def test_rollouts_that_fail_fill_a_window_that_may_only_lower_it() -> None:
+    capacity = at(100)
+    assert capacity.observe(Load(0.99, 0, 10, 0), 10, 100, failed=90) and capacity.now == 94
+    capacity = at(100)
+    for _ in range(5):  # their contexts were short, say: retrieval was down
+        assert not capacity.observe(Load(0.3, 0, 10, 0), 10, 100, failed=90)
+    assert capacity.observe(Load(0.3, 0, 10, 0), 50, 100) and capacity.now == 125
+
+
 def test_more_are_of_no_use_where_a_seat_is_waited_for_or_nothing_is_leased() -> None:
     capacity = at(100)
     assert window(capacity, 0.5, queued=0.6) == 100

@@ -109,7 +109,7 @@ def test_a_work_that_failed_raises_its_own_error() -> None:
 def test_a_communicator_is_aborted_when_a_broadcast_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its kernel spins on, and the next torch.cuda.synchronize of anybody waits for it."""
     transport, group = over_nccl(Broken(), monkeypatch)
-    with pytest.raises(TransportFailed, match="100 bytes failed .*: unhandled system error"):
+    with pytest.raises(TransportFailed, match=r"100 bytes failed .*: unhandled system error"):
         transport.broadcast([torch.zeros(100, dtype=torch.uint8)], 10.0)
     assert group.aborted == 1
     with pytest.raises(TransportFailed, match="the group is not formed"):
@@ -120,7 +120,7 @@ def test_a_communicator_is_aborted_when_a_broadcast_fails(monkeypatch: pytest.Mo
 
 def test_a_communicator_is_aborted_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     transport, group = over_nccl(Unfinished(), monkeypatch)
-    with pytest.raises(TransportFailed, match="a rank was silent for 0.05 s"):
+    with pytest.raises(TransportFailed, match=r"a rank was silent for 0\.05 s"):
         transport.broadcast([torch.zeros(100, dtype=torch.uint8)], 0.05)
     assert group.aborted == 1
 
