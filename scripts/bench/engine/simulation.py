@@ -33,6 +33,7 @@ class Plan:
     by_priority: bool = True
     in_flight: int = 0
     update_every_s: float = 0.0  # 0: never
+    keep: bool = False  # an update leaves caches and requests as they are
     search_s: float = 0.3
     warm_up_s: float = 20.0
     seconds: float = 60.0  # measured, after the warm-up
@@ -139,7 +140,8 @@ class Simulation:
             self._ended += 1
 
     def _update(self) -> None:
-        self._engine.update()
+        if not self._plan.keep:
+            self._engine.update()
         asked_s = self._engine.now_s
         self._engine.add(
             range(PROBE_TOKENS),

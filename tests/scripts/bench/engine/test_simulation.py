@@ -17,6 +17,13 @@ def test_the_probe_is_answered_in_the_first_batch_after_an_update() -> None:
     assert found.probe_wait_s <= one_batch + 1e-9
 
 
+def test_a_probe_that_preempts_nobody_waits_for_the_first_seat_alone() -> None:
+    """`in_flight: keep`: 32 seats, all taken, and each completion takes some four seconds."""
+    found = simulate(replace(CROWDED, keep=True, seconds=21.0))
+    one_batch = CROWDED.machine.step_s + CROWDED.machine.batch_tokens * CROWDED.machine.token_s
+    assert one_batch < found.probe_wait_s <= 1.0
+
+
 def test_what_an_update_preempts_is_none_of_the_preemptions() -> None:
     assert simulate(CROWDED).preemptions == 0
     starved = replace(CROWDED, update_every_s=0.0, in_flight=32, seconds=15.0).on(10_000)
