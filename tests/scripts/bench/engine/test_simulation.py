@@ -49,4 +49,4 @@ def test_capacity_settles_at_the_best_fixed_number_without_preemptions() -> None
     found = fixed_beside_found(Plan().on(CACHES["half"]), FIXED)
     assert found["capacity"] == pytest.approx(found["best_fixed"], rel=0.15)
     assert found["rate_over_best"] >= 0.9
-    assert found["preemptions"] <= max(1, found["rollouts"] // 1000)
+    assert 1000 * found["preemptions"] <= found["rollouts"]  # none, of the 560 that there are
