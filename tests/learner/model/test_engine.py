@@ -194,7 +194,8 @@ def test_a_closed_engine_leaves_torch_and_the_environment_alone(config: Config) 
 def test_pieces_of_logits_are_as_large_as_the_device_likes(config: Config) -> None:
     assert LearnerConfig().chunk_bytes("cpu") == 64 << 20
     assert LearnerConfig().chunk_bytes("cuda") == 1 << 30
-    for given, found in ((0, 64 << 20), (1000, 1000)):
+    here = LearnerConfig().chunk_bytes("cuda" if torch.cuda.is_available() else "cpu")
+    for given, found in ((0, here), (1000, 1000)):
         learner = msgspec.structs.replace(config.learner, logprob_chunk_bytes=given)
         assert learner.chunk_bytes("cuda") in (1 << 30, 1000)
         engine = Engine(msgspec.structs.replace(config, learner=learner))
@@ -206,10 +207,10 @@ def test_pieces_of_logits_are_as_large_as_the_device_likes(config: Config) -> No
 def test_a_bf16_gradient_is_held_once_in_fp32(
     config: Config, batch: Callable[..., Batch], stage: int
 ) -> None:
-    micro = build(batch(), config.learner).micro_batches[0]
     learner = msgspec.structs.replace(config.learner, zero_stage=stage)
     model = msgspec.structs.replace(config.model, dtype="bfloat16")
     engine = Engine(msgspec.structs.replace(config, learner=learner, model=model))
+    micro = build(batch(), config.learner).micro_batches[0].to(engine.device)
     norms = []
     for passes in (1, 2):
         for _ in range(passes):
