@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -40,6 +41,39 @@ def test_part_a_is_imported_with_torch_and_transformers_alone() -> None:
     assert "NCCL group of one" in done.stdout and "learner 3B at 16,384 tokens" in done.stdout
 
 
+ALONE = """
+import sys
+for name in {names!r}:
+    sys.modules[name] = None
+from tests.gpu.weights import pinned_staging, told
+shown = [(each.name, each.value) for each in pinned_staging(4096, "cpu")]
+import dataclasses, json, threading, torch
+from weight_sync.protocol import Rendezvous
+from weight_sync.transports import collective, cuda_ipc
+host = collective.GlooTransport.host("127.0.0.1", 2, 1, 1, 20.0)
+second = Rendezvous(**json.loads(told(host.rendezvous)))
+assert second == dataclasses.replace(host.rendezvous, rank=1)
+kept, joined = torch.zeros(9, dtype=torch.uint8), []
+peer = threading.Thread(
+    target=lambda: collective.GlooTransport.join(second).broadcast([kept], 20.0)
+)
+peer.start()
+host.form().broadcast([torch.ones(9, dtype=torch.uint8)], 20.0)
+peer.join(20)
+handles = ("gpu", [(0, b"handle", 9, 0, b"counter", 0, b"event", True)])
+assert cuda_ipc._decode(cuda_ipc.msgspec.msgpack.encode(handles)) == handles
+print(shown, int(kept.sum()))
+"""
+
+
+def test_torch_alone_is_enough_for_transports_and_staging() -> None:
+    command = [sys.executable, "-c", ALONE.format(names=HEAVY)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "('modules', 'stand-ins for msgspec, blake3')" in done.stdout
+    assert "('digest', 'equal')" in done.stdout and done.stdout.endswith(" 9\n")
+
+
 @no_gpu
 def test_without_a_gpu_everything_is_skipped_by_name(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -54,10 +88,25 @@ def test_without_a_gpu_everything_is_skipped_by_name(
     assert list(json.loads(report.read_text())) == names
 
 
-def test_make_runs_it_without_installing_anything_else() -> None:
+@pytest.mark.parametrize("part", ["A", "B"])
+def test_make_installs_nothing_for_part_a(part: str, tmp_path: Path) -> None:
+    """In a tree without an environment; part B is for the whole installation."""
+    shutil.copy(REPOSITORY / "Makefile", tmp_path)
+    command = ["make", "-n", "test-gpu", f"PART={part}", "PYTHON=python-with-torch"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ("install" in done.stdout) == (part == "B")
+    python = "python-with-torch" if part == "A" else ".venv/bin/python"
+    assert done.stdout.endswith(f"{python} -m tests.gpu.checks --part {part}\n")
+
+
+def test_make_takes_the_environment_that_is_there_for_part_a(tmp_path: Path) -> None:
+    shutil.copy(REPOSITORY / "Makefile", tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").touch()
     command = ["make", "-n", "test-gpu", "PART=A"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert "python -m tests.gpu.checks --part A" in done.stdout and "GPU=1" not in done.stdout
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == ".venv/bin/python -m tests.gpu.checks --part A\n"
 
 
 @pytest.mark.parametrize(
