@@ -3,6 +3,7 @@
 import ctypes
 import importlib.metadata
 import os
+from collections.abc import Mapping
 from typing import Any
 
 KEY = "defaults"  # of a file or an override; no field of a configuration
@@ -68,9 +69,21 @@ def device_of(gpus: int) -> str:
     return DEVICES[min(gpus, 2)]
 
 
-def defaults_of(device: str, gpus: int) -> dict[str, Any]:
-    """The tree of fields whose defaults differ on one of `DEVICES`, of which there are `gpus`."""
-    return _gpus(gpus) if device == "gpus" else {"cpu": _cpu, "one_gpu": _one_gpu}[device]()
+def defaults_of(device: str, gpus: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree of fields whose defaults differ on one of `DEVICES`, of which there are `gpus`;
+    some follow from the fields that are `given`.
+    """
+    if device != "gpus":
+        return {"cpu": _cpu, "one_gpu": _one_gpu}[device]()
+    ranks = _number(given, "learner", "ranks") or max(gpus // 2, 1)
+    return _gpus(gpus, ranks, _number(given, "actors", "tensor_parallel") or 1)
+
+
+def _number(given: Mapping[str, Any], section: str, field: str) -> int:
+    """The number above 0 that a field is given; 0 for none, and for what will be refused."""
+    fields = given.get(section)
+    value = fields.get(field) if isinstance(fields, Mapping) else None
+    return value if type(value) is int and value > 0 else 0
 
 
 def _cpu() -> dict[str, Any]:
@@ -113,13 +126,13 @@ def _one_gpu() -> dict[str, Any]:
     }
 
 
-def _gpus(gpus: int) -> dict[str, Any]:
-    """Half of them for the learner, an engine on each of the others: for 3B to 14B on eight of 80
-    GB.
+def _gpus(gpus: int, ranks: int, workers: int) -> dict[str, Any]:
+    """Half of them for the learner, on the others as many engines of so many `workers` as have
+    GPUs of their own: for 3B to 14B on eight of 80 GB.
     """
-    ranks, on_gpus = max(gpus // 2, 1), _on_gpus(seats=256)
+    on_gpus = _on_gpus(seats=256)
     return on_gpus | {
-        "actors": on_gpus["actors"] | {"count": max(gpus - ranks, 1)},
+        "actors": on_gpus["actors"] | {"count": max((gpus - ranks) // workers, 1)},
         "replay": on_gpus["replay"] | {"groups_per_step": 32},
         "learner": on_gpus["learner"] | {"ranks": ranks, "zero_stage": 3 if ranks > 1 else 1},
     }

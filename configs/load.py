@@ -238,7 +238,7 @@ def _with_defaults(tree: dict[str, Any], gpus: int | None) -> dict[str, Any]:
         raise ConfigError(f"{devices.KEY} = {device!r}: choose one of {', '.join(known)}")
     here = devices.gpus_here() if gpus is None else gpus
     chosen = devices.device_of(here) if device == devices.BY_DEVICE else device
-    return _merged(devices.defaults_of(chosen, here), given)
+    return _merged(devices.defaults_of(chosen, here, given), given)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.policies.engine import gpus_of_actor
 from configs import devices
 from configs.load import ConfigError, load
 from configs.runtime.process import REPOSITORY
@@ -120,6 +121,35 @@ def test_several_gpus_are_shared_between_learner_and_actors(
     here = load(BASE)
     assert (here.learner.ranks, here.actors.count) == (ranks, actors)
     assert here == load(BASE, gpus=gpus) == load(BASE, ["defaults=gpus"], gpus=gpus)
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 7, 8])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [None, 1, 6])
+def test_no_gpu_has_two_engines(gpus: int, workers: int, ranks: int | None) -> None:
+    words = [f"actors.tensor_parallel={workers}"]
+    words += [f"learner.ranks={ranks}"] if ranks else []
+    here = load(BASE, words, gpus=gpus)
+    engines = (
+        gpus_of_actor(number, here.learner.ranks, gpus, workers)
+        for number in range(here.actors.count)
+    )
+    used = [gpu for engine in engines for gpu in engine]
+    assert len(used) == len({*used}) and here.learner.ranks == (ranks or gpus // 2)
+
+
+def test_a_file_too_says_how_many_workers_an_engine_has(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("defaults: by_device\nactors: {tensor_parallel: 2}\n")
+    assert load(path, gpus=8).actors.count == 2
+    assert load(path, ["actors.tensor_parallel=4"], gpus=8).actors.count == 1
+    assert load(path, ["actors.count=4"], gpus=8).actors.count == 4
+
+
+@pytest.mark.parametrize("value", ["two", "0", "[2]"])
+def test_a_number_of_workers_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"actors\.tensor_parallel = "):
+        load(BASE, [f"actors.tensor_parallel={value}"], gpus=8)
 
 
 def test_defaults_can_be_those_of_a_machine_that_is_not_here() -> None:
