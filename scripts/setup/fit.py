@@ -9,10 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from actors.policies.engine_keys import token_width
 from configs.schema import Config
 from scripts.setup.gpu_memory import GIB, HEADROOM, engine_needs, tenants, totals
-from scripts.setup.model_size import Model, known_model
+from scripts.setup.model_size import Model, known_model, token_bytes
 
 HOST_BYTES = 4 * GIB  # of keys and values, at most, where no GPU holds them
 CACHE = "keys and values"  # of an engine's needs
@@ -80,7 +79,7 @@ def _free(total: int) -> int:
 
 
 def _of_contexts(config: Config, model: Model, count: int) -> int:
-    token = token_width(config) * model.kept
+    token = token_bytes(config, model)
     return count * config.model.max_model_len * token if token else UNKNOWN_BYTES
 
 

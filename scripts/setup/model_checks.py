@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from actors.environments import registry
-from actors.policies.engine_keys import token_width
 from actors.prompt import Prompter, load_tokenizer
 from configs import hints
 from configs.load import ConfigError
@@ -16,14 +15,13 @@ from configs.schema import Config
 from replay.protocol import Lease, ReplayError
 from replay.questions import read_questions
 from replay.trajectory import Sampling
-from scripts.setup.model_size import experts, kept_elements
+from scripts.setup.model_size import Model, experts, known_model, token_bytes, uneven_shares
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _PROMPTED = ("search_r1", "tool_call", "no_search")  # whose prompt needs a question alone
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 ADAPTER = "adapter_config.json"
 _POINTER = b"version https://git-lfs"
-_VOCABULARY_PADDING = 64  # vLLM's, before it shares a vocabulary out
 _LONG = 128  # characters; some question of a file is shorter
 
 
@@ -118,34 +116,14 @@ def limits(config: Config) -> Iterator[str]:
             f"model.max_model_len = {context!r}: the model has max_position_embeddings {limit}; "
             "lower model.max_model_len to at most that"
         )
-    yield from _shares(config, tree)
-    yield from _cache(config, tree)
+    model = known_model(path.parent)
+    yield from uneven_shares(config, model)
+    yield from _cache(config, model)
 
 
-def _shares(config: Config, tree: dict[str, Any]) -> Iterator[str]:
-    """Yield what vLLM cannot share out evenly among an engine's workers."""
-    workers = config.actors.tensor_parallel
-    heads = tree.get("num_attention_heads") or workers
-    keys = tree.get("num_key_value_heads") or heads
-    wide = tree.get("intermediate_size") or workers
-    padded = -(-(tree.get("vocab_size") or 0) // _VOCABULARY_PADDING) * _VOCABULARY_PADDING
-    left_over = {
-        f"num_attention_heads {heads}": heads % workers,
-        f"num_key_value_heads {keys}": max(keys, workers) % min(keys, workers),
-        f"intermediate_size {wide}": wide % workers,
-        f"vocab_size, padded to {padded}": padded % workers,
-    }
-    if uneven := [what for what, left in left_over.items() if left]:
-        yield (
-            f"actors.tensor_parallel = {workers!r}: the model's {', '.join(uneven)} cannot be "
-            "shared out evenly among so many workers: set it to a divisor of each (of "
-            "num_key_value_heads a multiple will do: workers then hold copies), or to 1"
-        )
-
-
-def _cache(config: Config, tree: dict[str, Any]) -> Iterator[str]:
+def _cache(config: Config, model: Model) -> Iterator[str]:
     """Yield that an engine's keys and values hold less than one context."""
-    of_token = token_width(config) * kept_elements(tree) * _copies(config, tree)
+    of_token = token_bytes(config, model)
     has, context = config.actors.kv_cache_bytes, config.model.max_model_len
     if 0 < has < (needed := of_token * context):
         yield (
@@ -153,12 +131,6 @@ def _cache(config: Config, tree: dict[str, Any]) -> Iterator[str]:
             f"tokens takes {needed} ({of_token} a token): raise the former to at least that, or "
             "lower the latter"
         )
-
-
-def _copies(config: Config, tree: dict[str, Any]) -> int:
-    """How many workers of an engine hold the same keys and values."""
-    heads = tree.get("num_key_value_heads") or tree.get("num_attention_heads") or 1
-    return max(1, config.actors.tensor_parallel // heads)
 
 
 def prompts(config: Config) -> Iterator[str]:

@@ -10,12 +10,14 @@ activation and their product.
 import contextlib
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from actors.policies.engine_keys import token_width
 from configs.schema import Config
 
 SLICE_ENTRIES = 4096  # learner/model/head.py, which imports torch
@@ -29,6 +31,7 @@ _SHAPES = {  # hidden, intermediate, layers, heads, heads of keys, vocabulary
     "Qwen2.5-32B": (5120, 27_648, 64, 40, 8, 152_064),
 }
 _TIED = ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-3B")
+_VOCABULARY_PADDING = 64  # vLLM's, before it shares a vocabulary out
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Model:
     normed_heads: bool = False
     experts: int = 0
     kept: int = 0  # elements of keys and values of a token; 0: some layers keep less of a text
+    heads: int = 0  # of queries
+    key_heads: int = 0
 
     @property
     def parameters(self) -> int:
@@ -154,11 +159,13 @@ def _shaped(tree: dict[str, Any]) -> Model:
         keys=(tree.get("num_key_value_heads") or heads) * head,
         vocabulary=tree.get("vocab_size") or 0,
         experts=experts(tree),
-        kept=kept_elements(tree),
+        kept=_kept_elements(tree),
+        heads=tree.get("num_attention_heads") or 0,
+        key_heads=tree.get("num_key_value_heads") or tree.get("num_attention_heads") or 0,
     )
 
 
-def kept_elements(tree: dict[str, Any]) -> int:
+def _kept_elements(tree: dict[str, Any]) -> int:
     """Elements of keys and values of a token; 0 where layers keep less than all of them."""
     kinds = set(tree.get("layer_types") or ()) - {"full_attention"}
     window = tree.get("sliding_window") and tree.get("use_sliding_window", True)
@@ -180,6 +187,33 @@ def experts(tree: dict[str, Any]) -> int:
 def width_of(dtype: str) -> int:
     """Bytes of an element."""
     return 2 if dtype == "bfloat16" else 4
+
+
+def token_bytes(config: Config, model: Model) -> int:
+    """Bytes of keys and values of a token, over all workers of an engine; 0 where config.json does
+    not tell. More workers than heads of keys hold copies.
+    """
+    copies = max(1, config.actors.tensor_parallel // max(1, model.key_heads))
+    return token_width(config) * model.kept * copies
+
+
+def uneven_shares(config: Config, model: Model) -> Iterator[str]:
+    """Yield what vLLM cannot share out evenly among an engine's workers."""
+    workers = config.actors.tensor_parallel
+    heads, keys = model.heads or workers, model.key_heads or workers
+    padded = -(-model.vocabulary // _VOCABULARY_PADDING) * _VOCABULARY_PADDING
+    left_over = {
+        f"num_attention_heads {heads}": heads % workers,
+        f"num_key_value_heads {keys}": max(keys, workers) % min(keys, workers),
+        f"intermediate_size {model.intermediate}": model.intermediate % workers,
+        f"vocab_size, padded to {padded}": padded % workers,
+    }
+    if uneven := [what for what, left in left_over.items() if left]:
+        yield (
+            f"actors.tensor_parallel = {workers!r}: the model's {', '.join(uneven)} cannot be "
+            "shared out evenly among so many workers: set it to a divisor of each (of "
+            "num_key_value_heads a multiple will do: workers then hold copies), or to 1"
+        )
 
 
 def tokens_at_once(config: Config) -> int:

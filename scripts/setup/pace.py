@@ -2,17 +2,17 @@
 flight, how long turns, rollouts and steps take, what new weights cost.
 
 Nothing of it is measured. Rollouts are taken to end half way to `model.max_model_len`, as an actor
-takes its first capacity; "at most" is with every completion and context at its limit.
+takes its first capacity; "at most" is with every completion and context at its limit. What an
+engine's workers tell one another is not counted.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
 from actors.policies.capacity import Capacity, mean_context
-from actors.policies.engine_keys import token_width
 from configs.schema import Config
 from scripts.setup.gpu_memory import GIB
-from scripts.setup.model_size import Model, width_of
+from scripts.setup.model_size import Model, token_bytes, width_of
 
 PROMPT_TOKENS = 300  # Search-R1's, with a question
 LAUNCH_S = 0.010  # of a step of the engine, beside what its bytes and tokens take
@@ -39,7 +39,7 @@ class Pace:
     @property
     def kv_tokens(self) -> int:
         """Tokens that an engine's keys and values hold; 0 where config.json does not tell."""
-        token = token_width(self.config) * self.model.kept
+        token = token_bytes(self.config, self.model)
         return self.config.actors.kv_cache_bytes // token if token else 0
 
     @property
@@ -69,22 +69,28 @@ class Pace:
     @property
     def _speed(self) -> tuple[float, float]:
         """Bytes/s and operations/s, halved where learner and engines share the GPUs."""
-        shares = 1 + (self.config.learner.ranks + self.config.actors.count > self.gpus)
+        wanted = self.config.learner.ranks + self.config.actors.count * self._workers
+        shares = 1 + (wanted > self.gpus)
         moved, done = speed_of(self.total)
         return moved / shares, done / shares
 
     @property
+    def _workers(self) -> int:
+        """GPUs of an engine, each with its share of weights, keys and values."""
+        return self.config.actors.tensor_parallel
+
+    @property
     def prefill_s(self) -> float:
         """Seconds of a token that an engine takes in."""
-        return 2 * self.model.parameters / self._speed[1]
+        return 2 * self.model.parameters / (self._workers * self._speed[1])
 
     @cached_property
     def token_s(self) -> float:
         """Seconds between two tokens of a rollout, with all others in flight beside it."""
         width, running = width_of(self.config.engine_dtype), self.in_flight
         running = min(running, self.config.actors.max_num_seqs)
-        contexts = running * self.context_tokens * self.model.kept
-        moved = width * (self.model.parameters + contexts) / self._speed[0]
+        contexts = running * self.context_tokens * token_bytes(self.config, self.model)
+        moved = (width * self.model.parameters + contexts) / (self._workers * self._speed[0])
         return LAUNCH_S + max(moved, running * self.prefill_s)
 
     @property

@@ -54,6 +54,16 @@ def test_seven_billion_are_refused_on_24_gib_with_what_each_part_needs() -> None
     assert not fits and "of 22.0 GiB: learner rank 0" in line and "weights received" in line
 
 
+def test_a_contexts_copies_are_held_where_workers_are_more_than_heads() -> None:
+    few, many = (
+        fit.least_cache_bytes(
+            load(BASE, [f"actors.tensor_parallel={workers}"], gpus=8), find_model("Qwen2.5-3B")
+        )
+        for workers in (2, 8)
+    )
+    assert many == 4 * few  # of two heads of keys and values
+
+
 def test_given_numbers_stay() -> None:
     given = load(BASE, ["actors.kv_cache_bytes=1000", "learner.offload=none"], gpus=8)
     assert fitted(given, [FREE_OF_80] * 8, find_model("Qwen2.5-14B")) == given

@@ -48,6 +48,31 @@ def test_who_shares_a_gpu_is_half_as_fast() -> None:
     assert shared.prefill_s == 2 * apart.prefill_s and shared.step_s == 2 * apart.step_s
 
 
+def test_workers_share_an_engines_weights_keys_and_values_out() -> None:
+    one = pace("actors.count=1", "actors.max_num_seqs=64")
+    two = pace("actors.count=1", "actors.max_num_seqs=64", "actors.tensor_parallel=2")
+    assert two.kv_tokens == one.kv_tokens  # the bytes are all workers'
+    assert two.prefill_s == one.prefill_s / 2 and two.anew_s == one.anew_s / 2
+    assert two.token_s - 0.01 == pytest.approx((one.token_s - 0.01) / 2)
+
+
+def test_keys_and_values_that_workers_hold_alike_count_for_each() -> None:
+    def found(workers: int) -> Pace:
+        words = [CACHE, f"actors.tensor_parallel={workers}", "actors.count=1"]
+        return Pace(load(RECIPE, words), find_model("Qwen2.5-3B"), 79 * GIB, 8)
+
+    assert found(2).kv_tokens == found(1).kv_tokens  # it has two heads of them
+    assert found(8).kv_tokens == found(1).kv_tokens // 4
+
+
+@pytest.mark.parametrize(("workers", "shares"), [(1, 1), (2, 1), (4, 2)])
+def test_engines_of_several_gpus_each_share_them_where_they_are_too_few(
+    workers: int, shares: int
+) -> None:
+    found = pace("actors.count=2", f"actors.tensor_parallel={workers}")
+    assert found.prefill_s == shares * pace().prefill_s / workers
+
+
 def test_actors_that_are_slower_than_the_learner_set_the_step() -> None:
     few = pace("actors.count=1", "actors.max_num_seqs=8", "learner.ranks=7")
     assert few.step_s == pytest.approx(255 * few.undisturbed_s / 2 / 8)

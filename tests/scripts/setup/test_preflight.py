@@ -216,6 +216,12 @@ def test_an_argument_of_the_engines_own_is_checked_wherever_an_engine_is_started
             check()
 
 
+SHARED = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 60,
+}
 SHARES = [
     (2, {}, ""),
     (4, {}, ""),  # two workers have a copy of each head of keys and values
@@ -229,7 +235,7 @@ SHARES = [
 def test_what_workers_cannot_share_out_is_refused(
     good: dict[str, str], workers: int, tree: dict[str, Any], words: str
 ) -> None:
-    model = SMALL | {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 60} | tree
+    model = SMALL | SHARED | tree
     (Path(good["model.path"]) / "config.json").write_text(json.dumps(model))
     shared = config(
         good | {"actors.tensor_parallel": str(workers), "actors.kv_cache_bytes": str(1 << 30)}
