@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from actors.policies.engine_keys import token_width
 from configs.load import ConfigError, load
 from configs.runtime.files import write_json
 from configs.runtime.process import Exit
@@ -20,7 +19,14 @@ from scripts.options import Options, argument, option, overrides
 from scripts.setup.fit import fitted
 from scripts.setup.gpu_memory import GIB, state_bytes, tenants, totals
 from scripts.setup.machine import LESS, gpus_wanted, least_memory, memory_needed
-from scripts.setup.model_size import Model, find_model, tokens_at_once, width_of
+from scripts.setup.model_size import (
+    Model,
+    find_model,
+    token_bytes,
+    tokens_at_once,
+    uneven_shares,
+    width_of,
+)
 from scripts.setup.pace import Pace, speed_of
 
 _REASONS = {  # of a part of who lies on a GPU
@@ -33,7 +39,6 @@ _REASONS = {  # of a part of who lies on a GPU
     "optimiser's temporaries": "while it steps",
     "reductions": "DeepSpeed's buckets",
     "weights shown to actors": "{engine} x {elements}",
-    "keys and values": "{kv_tokens:,} tokens of {token_kib:g} KiB",
     "engine": "graphs, logits, activations",
     "weights received": "{engine} x {elements}",
     "vectors in halves": "the index over all GPUs",
@@ -49,7 +54,11 @@ NOTE = (
     "Times are reckoned for {moved:g} TB/s and {done:g} TFLOP/s a GPU; none is measured. Rollouts "
     'are taken to end half way to the context\'s limit, "at most" at it.'
 )
-_ENGINE_WEIGHTS = "{engine} x {elements}"
+_OF_ENGINES = {  # of an actor's, where another reason stands above or workers share
+    "weights": "{engine} x {elements}{workers}",
+    "keys and values": "{kv_tokens:,} tokens of {token_kib:g} KiB{workers}",
+}
+_PASSING = "what passes through"
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,8 @@ def reckon(options: MemoryOptions) -> Reckoned:
             f"model.path = {config.model.path!r}: its size cannot be read ({error}): name a "
             "Hugging Face folder, or a model of known shape such as Qwen2.5-7B"
         ) from error
+    if uneven := next(uneven_shares(config, model), ""):
+        raise ConfigError(uneven)
     config = fitted(config, gpus, model)
     return Reckoned(
         config,
@@ -206,8 +217,11 @@ def _reason(found: Reckoned, who: str, what: str) -> str:
         for stage in (1, 2, 3)
     }
     shared = ranks if learner.zero_stage else 1
-    form = _ENGINE_WEIGHTS if who.startswith("actor") and what == "weights" else _REASONS[what]
-    return form.format(
+    workers = config.actors.tensor_parallel
+    forms = _REASONS | (_OF_ENGINES if who.startswith("actor") else {})
+    if workers > 1:
+        forms |= {"weights received": _PASSING}
+    return forms[what].format(
         width=width,
         engine=width_of(config.engine_dtype),
         elements=f"{model.parameters / 1e9:.3g}e9",
@@ -216,7 +230,8 @@ def _reason(found: Reckoned, who: str, what: str) -> str:
         averages=round(shared * state["averages"] / model.parameters),
         tokens=tokens_at_once(config),
         kv_tokens=found.pace.kv_tokens,
-        token_kib=token_width(config) * model.kept / 1024,
+        token_kib=token_bytes(config, model) / 1024,
+        workers=f" / {workers} workers" * (workers > 1),
         **over,
     )
 

@@ -88,6 +88,25 @@ def test_what_does_not_fit_fails_with_remedies(capsys: pytest.CaptureFixture[str
     assert not any(line.startswith("rollouts in flight") for line in lines)
 
 
+def test_workers_that_cannot_share_a_model_out_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("model.path=Qwen2.5-7B", "--gpus", "8", "actors.tensor_parallel=8")
+    code = cli.main(["memory", str(CONFIGS / "base.yaml"), *words])
+    said = capsys.readouterr().err
+    assert code == Exit.BAD_INPUT
+    assert "actors.tensor_parallel = 8: the model's num_attention_heads 28 cannot be shared" in said
+
+
+def test_what_an_engines_workers_share_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("model.path=Qwen2.5-3B", "--gpus", "8", "actors.tensor_parallel=4")
+    code, lines = said(capsys, str(CONFIGS / "base.yaml"), *words)
+    text = " ".join(" ".join(lines).split())
+    assert code == Exit.DONE and "2 x 3.09e9 / 4 workers" in text
+    assert "tokens of 72 KiB / 4 workers" in text  # two of them hold the same
+    assert "weights received 0.58 what passes through" in text
+
+
 def test_a_cpu_is_told_its_host_and_no_times(capsys: pytest.CaptureFixture[str]) -> None:
     code, lines = said(capsys, str(CONFIGS / "base.yaml"), "model.path=Qwen2.5-0.5B")
     text = " ".join(" ".join(lines).split())
