@@ -130,6 +130,12 @@ def token_width(config: Config) -> int:
     return 0 if packed else 1
 
 
+def block_tokens(config: Config) -> int:
+    """Tokens of a block of keys and values: as asked for, or vLLM's default here."""
+    given = config.actors.engine.get("block_size")
+    return given if type(given) is int and given > 0 else 128 if on_cpu() else 16
+
+
 def _speculation(asked: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with a draft beyond its keys' names and types."""
     field, method, model = f"{FIELD}.speculative_config", asked.get("method"), asked.get("model")

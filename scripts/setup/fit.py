@@ -11,7 +11,7 @@ import msgspec
 
 from configs.schema import Config
 from scripts.setup.gpu_memory import GIB, HEADROOM, engine_needs, tenants, totals
-from scripts.setup.model_size import Model, known_model, token_bytes
+from scripts.setup.model_size import Model, contexts_bytes, known_model
 
 HOST_BYTES = 4 * GIB  # of keys and values, at most, where no GPU holds them
 CACHE = "keys and values"  # of an engine's needs
@@ -79,8 +79,7 @@ def _free(total: int) -> int:
 
 
 def _of_contexts(config: Config, model: Model, count: int) -> int:
-    token = token_bytes(config, model)
-    return count * config.model.max_model_len * token if token else UNKNOWN_BYTES
+    return contexts_bytes(config, model, count) or UNKNOWN_BYTES
 
 
 def _with_cache(config: Config, found: int, model: Model) -> Config:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.environments import registry
+from actors.policies.engine_keys import block_tokens
 from actors.prompt import Prompter, load_tokenizer
 from configs import hints
 from configs.load import ConfigError
@@ -15,7 +16,14 @@ from configs.schema import Config
 from replay.protocol import Lease, ReplayError
 from replay.questions import read_questions
 from replay.trajectory import Sampling
-from scripts.setup.model_size import Model, experts, known_model, token_bytes, uneven_shares
+from scripts.setup.model_size import (
+    Model,
+    contexts_bytes,
+    experts,
+    known_model,
+    token_bytes,
+    uneven_shares,
+)
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _PROMPTED = ("search_r1", "tool_call", "no_search")  # whose prompt needs a question alone
@@ -123,13 +131,13 @@ def limits(config: Config) -> Iterator[str]:
 
 def _cache(config: Config, model: Model) -> Iterator[str]:
     """Yield that an engine's keys and values hold less than one context."""
-    of_token = token_bytes(config, model)
     has, context = config.actors.kv_cache_bytes, config.model.max_model_len
-    if 0 < has < (needed := of_token * context):
+    if 0 < has < (needed := contexts_bytes(config, model)):
         yield (
             f"actors.kv_cache_bytes = {has!r}: one context of model.max_model_len = {context!r} "
-            f"tokens takes {needed} ({of_token} a token): raise the former to at least that, or "
-            "lower the latter"
+            f"tokens takes {needed} ({token_bytes(config, model)} a token, whole blocks of "
+            f"{block_tokens(config)} and one more): raise the former to at least that, or lower "
+            "the latter"
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from actors.policies.engine_keys import token_width
+from actors.policies.engine_keys import block_tokens, token_width
 from configs.schema import Config
 
 SLICE_ENTRIES = 4096  # learner/model/head.py, which imports torch
@@ -195,6 +195,15 @@ def token_bytes(config: Config, model: Model) -> int:
     """
     copies = max(1, config.actors.tensor_parallel // max(1, model.key_heads))
     return token_width(config) * model.kept * copies
+
+
+def contexts_bytes(config: Config, model: Model, count: int = 1) -> int:
+    """Bytes of keys and values without which vLLM does not hold so many whole contexts: each in
+    blocks of its own, and a block that it keeps for itself. 0 where config.json does not tell.
+    """
+    block = block_tokens(config)
+    blocks = count * -(-config.model.max_model_len // block) + 1
+    return blocks * block * token_bytes(config, model)
 
 
 def uneven_shares(config: Config, model: Model) -> Iterator[str]:

@@ -1,9 +1,12 @@
 """What a configuration leaves to be found fits the model and the GPUs that it is found for."""
 
+import importlib
 from pathlib import Path
 
 import pytest
 
+from actors.policies.engine import engine_arguments, prepare_environment
+from configs.devices import on_cpu
 from configs.load import load
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
@@ -11,10 +14,11 @@ from scripts import cli
 from scripts.setup import fit, gpu_memory
 from scripts.setup.fit import fitted
 from scripts.setup.gpu_memory import GIB, HEADROOM, plan, tenants
-from scripts.setup.model_size import find_model, known_model
+from scripts.setup.model_size import contexts_bytes, find_model, known_model
 from scripts.setup.preflight import checked
 
 BASE = REPOSITORY / "configs" / "base.yaml"
+BLOCK = 128 if on_cpu() else 16  # tokens of keys and values
 FREE_OF_80 = int(79.1 * GIB)  # an A100's or H100's of 80 GB
 FREE_OF_24 = 22 * GIB  # an L4's or A10G's of 24 GB
 
@@ -49,7 +53,8 @@ def test_the_defaults_fill_the_gpus_and_no_more(name: str, gpus: list[int], offl
 
 def test_seven_billion_are_refused_on_24_gib_with_what_each_part_needs() -> None:
     found = fitted(load(BASE, gpus=1), [FREE_OF_24], find_model("Qwen2.5-7B"))
-    assert found.actors.kv_cache_bytes == 4096 * 56 * 1024  # one context: less is no use
+    one = (4096 + BLOCK) * 56 * 1024  # one context, and the block that vLLM keeps
+    assert found.actors.kv_cache_bytes == one  # less is no use
     ((line, fits),) = plan(found, find_model("Qwen2.5-7B"), [FREE_OF_24])
     assert not fits and "of 22.0 GiB: learner rank 0" in line and "weights received" in line
 
@@ -82,7 +87,7 @@ def test_without_gpus_the_seats_contexts_are_held(most: bool) -> None:
     fitting = fitted(config, [], model)
     found = fitting.actors.kv_cache_bytes
     assert fitting.learner.offload == "none"
-    filled = config.actors.max_num_seqs * config.model.max_model_len * 2 * model.kept
+    filled = (config.actors.max_num_seqs * config.model.max_model_len + BLOCK) * 2 * model.kept
     assert found == min(filled, 4 * GIB) and (filled > 4 * GIB) == (most and filled > found)
 
 
@@ -150,3 +155,29 @@ def test_an_engine_starts_with_what_was_found(spelling_model_path: Path, tmp_pat
     filled = fit.fitted(load(BASE, overrides)).actors.kv_cache_bytes
     assert recorded.actors.kv_cache_bytes == filled > 0
     assert recorded.learner.offload == "none"
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.parametrize("length", [256, 300, 512])
+def test_a_context_needs_what_vllm_says(tiny_model_path: Path, length: int) -> None:
+    words = [f"model.path={tiny_model_path}", f"model.max_model_len={length}"]
+    config, model = load(BASE, words, gpus=0), known_model(tiny_model_path)
+    prepare_environment(config)
+    torch = importlib.import_module("torch")
+    arguments = importlib.import_module("vllm.engine.arg_utils")
+    kept = importlib.import_module("vllm.v1.core.kv_cache_utils")
+    specs = importlib.import_module("vllm.v1.kv_cache_interface")
+    of_vllm = arguments.AsyncEngineArgs(**engine_arguments(config, "")).create_engine_config()
+    of_vllm.cache_config.kv_cache_layout = "LBHNC"  # a CPU's; an engine asks its workers
+    spec = specs.FullAttentionSpec(
+        block_size=of_vllm.cache_config.block_size,
+        num_kv_heads=model.key_heads,
+        head_size=model.keys // model.key_heads,
+        dtype=getattr(torch, config.engine_dtype),
+    )
+    layers = {f"layer {number}": spec for number in range(model.layers)}
+    least = contexts_bytes(config, model)
+    kept.check_enough_kv_cache_memory(of_vllm, layers, least)
+    with pytest.raises(ValueError, match="at least one request"):
+        kept.check_enough_kv_cache_memory(of_vllm, layers, least - 1)

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from configs.devices import on_cpu
 from configs.load import ConfigError, parse, save
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
@@ -141,6 +142,7 @@ def test_memory_keeps_nobody_from_printing_the_commands(
     assert cli.main(["train", str(tmp_path / "big.yaml"), "--prepare-only"]) == 0
 
 
+BLOCK = 128 if on_cpu() else 16  # tokens of keys and values
 SMALL = {
     "architectures": ["Qwen2ForCausalLM"],
     "hidden_size": 896,
@@ -156,8 +158,8 @@ SMALL = {
     ("tree", "words"),
     [
         ({}, "actors.kv_cache_bytes = 1000000: one context of model.max_model_len = 4096 tokens "),
-        ({}, "tokens takes 50331648 (12288 a token): raise the former to at least that"),
-        ({"head_dim": 128}, "takes 100663296 (24576 a token)"),
+        ({}, f"takes {12288 * (4096 + BLOCK)} (12288 a token, whole blocks of {BLOCK} and one "),
+        ({"head_dim": 128}, f"takes {24576 * (4096 + BLOCK)} (24576 a token, whole"),
         ({"architectures": ["BertForMaskedLM"]}, "its architectures ['BertForMaskedLM'] generate"),
         (
             {"num_experts": 8},
@@ -193,12 +195,26 @@ def test_a_quantised_cache_holds_more_contexts(
 ) -> None:
     (Path(good["model.path"]) / "config.json").write_text(json.dumps(SMALL))
     asked = good | {"actors.engine.kv_cache_dtype": kind, "actors.dtype": dtype}
-    needed = of_token * 4096
+    needed = of_token * (4096 + BLOCK)
     preflight.check_rollouts(config(asked | {"actors.kv_cache_bytes": str(needed)}))
     with pytest.raises(ConfigError) as raised:
         preflight.check_rollouts(config(asked | {"actors.kv_cache_bytes": str(needed - 1)}))
     assert f"actors.kv_cache_bytes = {needed - 1}: one context of" in str(raised.value)
-    assert f"takes {needed} ({of_token} a token)" in str(raised.value)
+    assert f"takes {needed} ({of_token} a token, " in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("length", "block", "blocks"),
+    [(4096, 16, 257), (4097, 16, 258), (4096, 256, 17), (100, 256, 2)],
+)
+def test_a_context_takes_whole_blocks_and_one_that_vllm_keeps(
+    good: dict[str, str], length: int, block: int, blocks: int
+) -> None:
+    (Path(good["model.path"]) / "config.json").write_text(json.dumps(SMALL))
+    asked = {"actors.engine.block_size": str(block), "model.max_model_len": str(length)}
+    with pytest.raises(ConfigError) as raised:
+        preflight.check_model(config(good | asked | {"actors.kv_cache_bytes": "1"}))
+    assert f"takes {12288 * block * blocks} (" in str(raised.value)
 
 
 def test_an_argument_of_the_engines_own_is_checked_wherever_an_engine_is_started(
