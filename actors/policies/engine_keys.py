@@ -85,7 +85,15 @@ _REFUSED = {  # keys, as a pattern: why not
 # Whose drafts come from a folder of weights. No update reaches these, those of `mtp` neither, so
 # that fewer drafts are accepted as the policy moves; what is sampled and its log-probs remain the
 # model's own.
-_DRAFTED_BY_WEIGHTS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash")
+_DRAFTED_BY_WEIGHTS = (
+    "draft_model",
+    "eagle",
+    "eagle3",
+    "medusa",
+    "mlp_speculator",
+    "dflash",
+    "dspark",
+)
 _NO_DRAFTS = {
     "extract_hidden_states": "it drafts nothing",
     "custom_class": "nothing is known of the drafts of a class of one's own",

@@ -103,6 +103,21 @@ def test_what_a_cpu_cannot_do_is_refused_there(monkeypatch, override: str, words
     assert said(override) == []
 
 
+def test_a_method_of_vllm_drafts_from_a_folder_or_is_known_to_need_none() -> None:
+    (vllm,) = importlib.util.find_spec("vllm").submodule_search_locations  # type: ignore
+    methods = engine_keys.Source(Path(vllm))._named("SpeculativeMethod").choices
+    assert len(methods) > 30
+
+    def needs_a_folder(method: str) -> bool:
+        words = f"actors.engine.speculative_config={{method: {method}, num_speculative_tokens: 2}}"
+        found = engine_keys.problems(parse("", [words], "test"))
+        return any("no config.json there: name the draft's folder" in each for each in found)
+
+    alone = {"ngram", "ngram_gpu", "suffix", *engine_keys._NO_DRAFTS}
+    alone |= {each for each in methods if each.endswith("mtp")}  # in the model itself
+    assert {each for each in methods if not needs_a_folder(each)} == alone
+
+
 def test_every_refusal_is_of_an_argument_that_exists(known: set[str]) -> None:
     patterns = [each for keys in engine_keys._REFUSED for each in keys.split("|")]
     unknown = [each for each in patterns if not any(re.fullmatch(each, key) for key in known)]
