@@ -27,6 +27,7 @@ from actors import joining
 from actors.environments import registry
 from actors.environments.base import Retriever
 from actors.errors import ActorError, EngineUnusable
+from actors.policies import engine_keys
 from actors.policies.capacity import Capacity, mean_context
 from actors.policies.engine import (
     check_installation,
@@ -235,6 +236,8 @@ def _configuration(given: argparse.Namespace) -> Config:
         config = joining.configuration(given.connect, given.keys, given.overrides)
     else:
         config = load(given.config, given.overrides)
+        if problems := [*engine_keys.problems(config)]:
+            raise ConfigError("\n".join(problems))
     if not config.actors.kv_cache_bytes:
         raise ConfigError(
             "actors.kv_cache_bytes = 0: it is found when a run is prepared (forage train): give "

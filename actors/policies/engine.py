@@ -86,17 +86,26 @@ def gpus_of_actor(index: int, ranks: int, gpus: int, workers: int = 1) -> range:
     return range(begin, min(begin + workers, gpus))
 
 
+def too_few_for_workers(config: Config, gpus: int) -> str:
+    """Say that so many GPUs, if there are any, are fewer than an engine's workers."""
+    workers = config.actors.tensor_parallel
+    if not 0 < gpus < workers:
+        return ""
+    visible = "1 GPU is" if gpus == 1 else f"{gpus} GPUs are"
+    return (
+        f"actors.tensor_parallel = {workers!r}: {visible} visible here, and each worker needs one: "
+        f"lower it to at most {gpus}, or see CUDA_VISIBLE_DEVICES"
+    )
+
+
 def choose_gpus(config: Config, number: int | None = None) -> Gpus:
     """Choose the GPUs of an engine: those of the plan for the run's own actor of that number on the
     learner's host, else what is free on this one. Raises EngineUnusable.
     """
     gpus, workers = visible(), config.actors.tensor_parallel
     names = list(gpus)
-    if names and len(names) < workers:
-        raise EngineUnusable(
-            f"actors.tensor_parallel = {workers!r}: {len(names)} GPUs are visible here, and each "
-            f"worker needs one: lower it to at most {len(names)}, or see CUDA_VISIBLE_DEVICES"
-        )
+    if few := too_few_for_workers(config, len(names)):
+        raise EngineUnusable(few)
     try:
         if number is None or len(names) <= workers:
             return take(workers, gpus)

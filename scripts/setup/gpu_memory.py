@@ -170,10 +170,12 @@ def plan(config: Config, model: Model, gpus: list[int]) -> Iterator[tuple[str, b
     """Yield, for each GPU in use, a line on what it must hold, and True where that fits."""
     for gpu, each in enumerate(tenants(config, model, len(gpus))):
         if each:
-            yield _line(gpu, gpus[gpu], each)
+            yield line_of(gpu, gpus[gpu], each)
 
 
-def _line(gpu: int, total: int, tenants: dict[str, dict[str, int]]) -> tuple[str, bool]:
+def line_of(gpu: int, total: int, tenants: dict[str, dict[str, int]]) -> tuple[str, bool]:
+    """A line on what a GPU must hold, and True where that fits."""
+
     def shown(needs: dict[str, int]) -> str:
         return ", ".join(f"{what} {size / GIB:.2f}" for what, size in needs.items())
 

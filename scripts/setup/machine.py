@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from actors.policies.engine import gpus_of_actor
+from actors.policies.engine import gpus_of_actor, too_few_for_workers
 from configs.devices import on_cpu
 from configs.schema import Config
 from scripts.setup import gpu_memory
@@ -20,6 +20,10 @@ LESS = (
     "lower actors.kv_cache_bytes, learner.micro_batch_tokens or actors.count, set "
     "learner.gradient_checkpointing, learner.offload=cpu or learner.zero_stage=3, raise "
     "actors.tensor_parallel where an engine alone is too large, or name a smaller model.path"
+)
+_LESS_OF_AN_ENGINE = (
+    "lower actors.kv_cache_bytes or model.max_model_len, raise actors.tensor_parallel, or name a "
+    "smaller model"
 )
 _FILLING = ("actors.kv_cache_bytes", "learner.micro_batch_tokens")
 _SIZES = (*_FILLING, "learner.logprob_chunk_bytes")
@@ -36,6 +40,18 @@ def lacks(config: Config) -> Iterator[str]:
         transport(config)
     except TransportUnusable as error:
         yield str(error)
+
+
+def lacks_for_an_engine(config: Config) -> Iterator[str]:
+    """Yield what this machine lacks for one engine alone: GPUs, and memory on them."""
+    gpus, workers = sorted(gpu_memory.totals(), reverse=True), config.actors.tensor_parallel
+    if few := too_few_for_workers(config, len(gpus)):
+        yield few
+    elif gpus:
+        needs = gpu_memory.engine_needs(config, known_model(Path(config.model.path)))
+        line, fits = gpu_memory.line_of(workers - 1, gpus[workers - 1], {"engine": needs})
+        if not fits:
+            yield f"too little memory on a GPU: {line}; {_LESS_OF_AN_ENGINE}"
 
 
 def missing_gpus(config: Config) -> str:

@@ -32,7 +32,7 @@ from retrieval_server.auth import read_token
 from retrieval_server.encoder_settings import require_encoder
 from retrieval_server.index.open_index import look
 from retrieval_server.protocol import BadIndex, RetrievalError
-from scripts.setup.machine import lacks
+from scripts.setup.machine import lacks, lacks_for_an_engine
 from scripts.setup.model_checks import folder, has_tokenizer, limits, prompts
 from scripts.setup.resolve import can_listen, is_run, resolve
 from scripts.setup.retrieval import ServerFailed, try_search
@@ -75,7 +75,7 @@ def _refuse(config: Config, checks: Iterable[Callable[[Config], Iterator[str]]])
 
 def check_rollouts(config: Config, searches: bool = True) -> None:
     """`check` of model, engine and, where it `searches`, retrieval. Raises ConfigError."""
-    checks = [folder, limits, _environment, _vllm, engine_keys.problems]
+    checks = [folder, limits, _environment, _vllm, engine_keys.problems, lacks_for_an_engine]
     _refuse(config, [*checks, _retrieval] if searches else checks)
 
 

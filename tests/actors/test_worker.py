@@ -52,6 +52,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     [
         ("model.path=/nowhere", "model.path = '/nowhere': no model there"),
         ("actors.thread=1", "did you mean 'actors.threads'?"),
+        ("actors.engine.kv_cache_dtyp=fp8", "did you mean actors.engine.kv_cache_dtype?"),
         ("actors.kv_cache_bytes=0", "= 0: it is found when a run is prepared (forage train): give"),
     ],
 )

@@ -24,7 +24,7 @@ from replay.questions import left_out
 from replay.trajectory import Question, Search
 from scripts import cli
 from scripts.fleet import launch
-from scripts.setup import preflight
+from scripts.setup import gpu_memory, preflight
 from scripts.setup.resolve import resolve
 from tests.replay.conftest import record_searches
 
@@ -230,6 +230,39 @@ def test_an_argument_of_the_engines_own_is_checked_wherever_an_engine_is_started
     for check in checks:
         with pytest.raises(ConfigError, match=r"did you mean actors\.engine\.kv_cache_dtype\?"):
             check()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "cache", "words"),
+    [
+        ([], 4, 1 << 30, ""),  # on a CPU workers share it
+        ([8, 8], 2, 1 << 30, ""),
+        ([8], 2, 1 << 30, "actors.tensor_parallel = 2: 1 GPU is visible here, and each worker nee"),
+        ([8, 8], 4, 1 << 30, "2 GPUs are visible here, and each worker needs one: lower it to at "),
+        ([8], 1, 9 << 30, "too little memory on a GPU: GPU 0: about 11.5 of 8.0 GiB: engine 11.5 "),
+        ([8, 80], 1, 9 << 30, ""),
+        ([8, 80], 2, 30 << 30, "of 8.0 GiB: engine 17.5 "),
+    ],
+)
+def test_an_engine_alone_needs_its_gpus_and_room_on_them(
+    good: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: list[int],
+    workers: int,
+    cache: int,
+    words: str,
+) -> None:
+    monkeypatch.setattr(gpu_memory, "totals", lambda: [size << 30 for size in gpus])
+    model = SMALL | {"num_attention_heads": 16, "num_key_value_heads": 4}
+    (Path(good["model.path"]) / "config.json").write_text(json.dumps(model))
+    fields = {"actors.tensor_parallel": str(workers), "actors.kv_cache_bytes": str(cache)}
+    alone = config(good | fields | {"learner.ranks": "8"})  # of which it has nothing
+    if not words:
+        preflight.check_rollouts(alone)
+        return
+    with pytest.raises(ConfigError) as raised:
+        preflight.check_rollouts(alone)
+    assert words in str(raised.value)
 
 
 SHARED = {
