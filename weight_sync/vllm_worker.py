@@ -79,7 +79,9 @@ class WeightSyncWorker:
     _weight_sync_receiver: Receiver
 
     def weight_sync_device(self) -> bytes:
-        """The model's device. The first call of all: it makes the receiver."""
+        """The model's device. The first call of all, by whoever starts an engine: it sees that the
+        model is the one asked for, and makes the receiver.
+        """
         ranks, workers = get_tensor_model_parallel_world_size(), self.parallel_config.world_size
         if workers != ranks:
             cause = f"the engine has {workers!r} workers, {ranks!r} of them by tensor parallelism"

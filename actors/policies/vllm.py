@@ -31,7 +31,7 @@ from actors.policies.statistics import EngineStatistics
 from actors.prompt import load_tokenizer
 from configs.runtime.gpus import Gpus
 from configs.schema import ActorsConfig, Config
-from weight_sync.protocol import WORKER_EXTENSION
+from weight_sync.protocol import WORKER_EXTENSION, WeightSyncError, require_done
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -117,6 +117,7 @@ class VllmPolicy:
                 f"vLLM could not load model.path = {path!r}{beside}: {cause}"
             ) from error
         policy._listen()
+        await policy._require_as_asked()
         return policy
 
     @property
@@ -252,6 +253,14 @@ class VllmPolicy:
         manager, cache = self.engine.logger_manager, self.engine.vllm_config.cache_config
         del manager.stat_loggers[1:]
         self.statistics.kv_tokens = cache.num_gpu_blocks * cache.block_size
+
+    async def _require_as_asked(self) -> None:
+        """Close, and raise EngineUnusable, where a worker's model is not computed as asked."""
+        try:
+            require_done(await self.call_workers("weight_sync_device"))
+        except (WeightSyncError, EngineDead) as error:
+            self.close()
+            raise EngineUnusable(str(error)) from error
 
     async def _ask(self) -> None:
         """Ask the engine anything; `errored` tells of its death."""

@@ -1,4 +1,7 @@
-"""A worker extension of which one worker can be told to leave a tensor as it was."""
+"""Worker extensions that differ: one leaves a tensor as it was, one has another head."""
+
+import torch
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
 from weight_sync.vllm_worker import WeightSyncWorker
 
@@ -22,3 +25,14 @@ class StaleWorker(WeightSyncWorker):
         report = super().weight_sync_apply()
         held.copy_(before)
         return report
+
+
+class OtherHeadWorker(WeightSyncWorker):
+    """The real one, of a model whose head multiplies in bfloat16 whatever is asked."""
+
+    def weight_sync_device(self) -> bytes:
+        """Look at such a head."""
+        for each in self.model_runner.get_model().modules():
+            if isinstance(each, LogitsProcessor):
+                each.head_dtype = torch.bfloat16
+        return super().weight_sync_device()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -328,6 +329,27 @@ async def test_arguments_that_vllm_refuses_together_are_named(spoken_model_path:
         EngineUnusable, match=r"(?s)with actors\.engine = .* prompt_lookup_min=4 must"
     ):
         await VllmPolicy.start(config)
+
+
+def engines() -> set[psutil.Process]:
+    """The processes of engines that this one has started."""
+    children = psutil.Process().children(recursive=True)
+    return {each for each in children if "EngineCore" in each.name()}
+
+
+@with_engine
+async def test_an_engine_with_another_head_than_asked_for_serves_nobody(
+    spoken_model_path: Path,
+) -> None:
+    path, other = str(spoken_model_path), "tests.weight_sync.stale_worker.OtherHeadWorker"
+    config = Config(
+        model=ModelConfig(path=path, dtype="float32", max_model_len=256, head_dtype="float32"),
+        actors=ActorsConfig(kv_cache_bytes=64 << 20),
+    )
+    before = engines()
+    with pytest.raises(EngineUnusable, match=r"model\.head_dtype = 'float32': .* \['bfloat16'\]"):
+        await VllmPolicy.start(config, worker_extension=other)
+    assert not psutil.wait_procs(engines() - before, timeout=30)[1]
 
 
 @with_engine
