@@ -3,14 +3,13 @@ epoch by the seed.
 
 The supply's state is the number of draws, the questions put back and those retired, so a fold over
 the log restores it. Files are JSONL or parquet of ours, FlashRAG's and ASearcher's JSONL,
-Search-R1's and verl's parquet, as they are; `questions.columns` names the columns of others. A
-`*` in a file's name stands for several, read as one.
+Search-R1's and verl's parquet, as they are; `questions.columns` names the columns of others.
 """
 
 import random
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 
 from configs.schema import QuestionColumns, QuestionsConfig
+from replay.question_files import QuestionsError, question_rows
 from replay.trajectory import Question
 
 NAMED_ROWS = 20  # of those that cannot be used
@@ -27,14 +27,6 @@ _WANTED = (
 )
 _LACKS = re.compile(r"missing required field `(\w+)`")
 _KNOWN = QuestionColumns()  # none is named
-_BATCH = 1024
-
-
-class QuestionsError(ValueError):
-    """A question file cannot be used; the message names file, line, field, value and remedy."""
-
-
-Refuse = Callable[[int, QuestionsError], None]
 
 
 class Questions:
@@ -202,48 +194,6 @@ def left_out(files: QuestionsConfig) -> Iterator[str]:
             )
 
 
-def question_rows(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, Any]]:
-    """Yield line or row number, from 1, and content of every row as it stands. A line that is no
-    JSON is left to `refuse`, where that is given. Raises QuestionsError.
-
-    Numbers go on from one file of several to the next.
-    """
-    before = last = 0
-    for file in question_files(path):
-        for number, raw in _parquet(file) if file.suffix == ".parquet" else _jsonl(file, refuse):
-            last = before + number
-            yield last, raw
-        before = last
-
-
-def question_files(path: Path) -> list[Path]:
-    """Return the files that `path` names, in order: itself, but for a `*` in its name."""
-    if "*" not in path.name or path.exists():
-        return [path]
-    return sorted(path.parent.glob(path.name)) or [path]
-
-
-def _jsonl(path: Path, refuse: Refuse | None) -> Iterator[tuple[int, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise QuestionsError(f"{path}: cannot be read as UTF-8 text ({error})") from error
-    if lines[0].lstrip().startswith("["):
-        raise QuestionsError(
-            f"{path}: one JSON list: write a row a line, jq -c '.[]' {path} > {path.stem}.jsonl"
-        )
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                yield number, msgspec.json.decode(line)
-            except msgspec.DecodeError as error:
-                where = f"{path}:{number}"
-                fault = QuestionsError(f"{where}: not JSON ({error}): {line[:80]!r}")
-                if refuse is None:
-                    raise fault from error
-                refuse(number, fault)
-
-
 def question_of(raw: Any, where: str, name: str, columns: QuestionColumns = _KNOWN) -> Question:
     """Return the question of a row; `name` is its id where it has none.
 
@@ -330,18 +280,3 @@ def _id(raw: Mapping[str, Any], extra: Mapping[str, Any]) -> Any:
 def _first(*values: Any) -> Any:
     """Return the first that is not null: a file of several layouts has all columns in each row."""
     return next((value for value in values if value is not None), None)
-
-
-def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
-    import pyarrow  # heavy, and needed for such files alone
-    import pyarrow.parquet
-
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(_BATCH):
-                for raw in batch.to_pylist():
-                    number += 1
-                    yield number, raw
-    except (OSError, pyarrow.ArrowException) as error:
-        raise QuestionsError(f"{path}: cannot be read as parquet ({error})") from error

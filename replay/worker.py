@@ -30,7 +30,8 @@ from replay.log.event_log import FILE_NAME, EventLog, read_whole
 from replay.log.records import Record, ReplayRestarted, RunResumed, RunStarted
 from replay.log.summary import summarise_payload
 from replay.protocol import LogError, ReplayError
-from replay.questions import QuestionFile, Questions, QuestionsError, read_questions
+from replay.question_files import QuestionsError
+from replay.questions import QuestionFile, Questions, read_questions
 from replay.server.server import ReplayServer
 from replay.trajectory import Sampling
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from replay.questions import QuestionsError, question_files
+from replay.question_files import QuestionsError, question_files
 from scripts.setup import hub
 
 REPOSITORY = "RUC-NLPIR/FlashRAG_datasets"

@@ -24,7 +24,8 @@ from rich.table import Table
 from actors.answers import normalize_answer
 from configs.load import ConfigError, parse
 from configs.schema import QuestionColumns
-from replay.questions import QuestionsError, question_of, question_rows
+from replay.question_files import QuestionsError, question_rows
+from replay.questions import question_of
 from scripts.data.data_sets import EVAL, HOPS, REPOSITORY, TRAIN, Source, find, hops_of
 from scripts.options import argument, option, refusing
 from scripts.setup.overrides import fields_of

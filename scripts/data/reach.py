@@ -22,7 +22,8 @@ from actors.answers import normalize_answer
 from configs.load import ConfigError
 from configs.schema import Config
 from replay.log.history import Searched, SearchLog
-from replay.questions import QuestionsError, read_questions
+from replay.question_files import QuestionsError
+from replay.questions import read_questions
 from replay.trajectory import Kind, Question, Search
 from retrieval_server.index.base import Index
 from retrieval_server.protocol import Document

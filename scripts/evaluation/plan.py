@@ -19,7 +19,8 @@ from actors.environments.registry import searches
 from configs.load import ConfigError, leaves
 from configs.runtime.files import write_json
 from configs.schema import Config, QuestionColumns
-from replay.questions import QuestionsError, load_questions, question_files, question_rows
+from replay.question_files import QuestionsError, question_files, question_rows
+from replay.questions import load_questions
 from replay.trajectory import Question
 from scripts.evaluation.rows import Asked, QuestionSet, Rows, asked_of
 from scripts.options import Options, argument, option, overrides

@@ -32,7 +32,7 @@ from replay.log.event_log import FILE_NAME, read_whole, refuse_writer
 from replay.log.records import RunResumed, RunStarted
 from replay.log.segments import exists
 from replay.protocol import LogError
-from replay.questions import QuestionsError
+from replay.question_files import QuestionsError
 from replay.worker import make_ledger
 from scripts.fleet import guardian
 from scripts.options import refusing

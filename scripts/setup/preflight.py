@@ -27,7 +27,8 @@ from configs.keys import Addresses
 from configs.load import ConfigError, load
 from configs.schema import Config
 from replay.protocol import ReplayError
-from replay.questions import question_files, read_questions
+from replay.question_files import question_files
+from replay.questions import read_questions
 from retrieval_server.auth import read_token
 from retrieval_server.encoder_settings import require_encoder
 from retrieval_server.index.open_index import look

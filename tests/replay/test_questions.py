@@ -11,7 +11,8 @@ import pyarrow.parquet
 import pytest
 
 from configs.schema import QuestionColumns
-from replay.questions import NAMED_ROWS, Questions, QuestionsError, load_questions, read_questions
+from replay.question_files import QuestionsError
+from replay.questions import NAMED_ROWS, Questions, load_questions, read_questions
 from replay.trajectory import Question
 
 FIVE = tuple(Question(f"q{i}", "text", ("a",)) for i in range(5))

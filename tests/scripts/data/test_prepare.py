@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from replay.questions import QuestionsError, load_questions
+from replay.question_files import QuestionsError
+from replay.questions import load_questions
 from scripts import cli
 from scripts.data import data_sets
 from scripts.data.data_sets import HOPS, hops_of

@@ -1,0 +1,76 @@
+"""Rows of question files as they stand, one at a time: JSONL and parquet.
+
+A `*` in a file's name stands for several, read as one.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_BATCH = 1024
+
+
+class QuestionsError(ValueError):
+    """A question file cannot be used; the message names file, line, field, value and remedy."""
+
+
+Refuse = Callable[[int, QuestionsError], None]
+
+
+def question_rows(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, Any]]:
+    """Yield line or row number, from 1, and content of every row as it stands. A line that is no
+    JSON is left to `refuse`, where that is given. Raises QuestionsError.
+
+    Numbers go on from one file of several to the next.
+    """
+    before = last = 0
+    for file in question_files(path):
+        for number, raw in _parquet(file) if file.suffix == ".parquet" else _jsonl(file, refuse):
+            last = before + number
+            yield last, raw
+        before = last
+
+
+def question_files(path: Path) -> list[Path]:
+    """Return the files that `path` names, in order: itself, but for a `*` in its name."""
+    if "*" not in path.name or path.exists():
+        return [path]
+    return sorted(path.parent.glob(path.name)) or [path]
+
+
+def _jsonl(path: Path, refuse: Refuse | None) -> Iterator[tuple[int, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise QuestionsError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+    if lines[0].lstrip().startswith("["):
+        raise QuestionsError(
+            f"{path}: one JSON list: write a row a line, jq -c '.[]' {path} > {path.stem}.jsonl"
+        )
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield number, msgspec.json.decode(line)
+            except msgspec.DecodeError as error:
+                where = f"{path}:{number}"
+                fault = QuestionsError(f"{where}: not JSON ({error}): {line[:80]!r}")
+                if refuse is None:
+                    raise fault from error
+                refuse(number, fault)
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
+    import pyarrow  # heavy, and needed for such files alone
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(_BATCH):
+                for raw in batch.to_pylist():
+                    number += 1
+                    yield number, raw
+    except (OSError, pyarrow.ArrowException) as error:
+        raise QuestionsError(f"{path}: cannot be read as parquet ({error})") from error
