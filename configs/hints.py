@@ -133,10 +133,21 @@ def near(path: Path) -> Path | None:
             there = [each.name for each in missing.parent.iterdir()]
             for name in difflib.get_close_matches(missing.name, there, n=3):
                 meant = missing.with_name(name) / path.relative_to(missing)
-                if meant.exists():
+                if meant.exists() and _alike(missing.stem, Path(name).stem):
                     return meant
         return None
     return None
+
+
+def _alike(one: str, other: str) -> bool:
+    """False where names are alike by their endings alone."""
+    return difflib.SequenceMatcher(None, one, other).ratio() >= 0.5
+
+
+def did_you_mean(path: Path) -> str:
+    """The remedy that names what a path to nothing may mean; '' for none."""
+    meant = None if path.exists() else near(path)
+    return f"did you mean {meant}?" if meant else ""
 
 
 def shown(path: Path) -> str:

@@ -9,6 +9,9 @@ from typing import Any
 
 import msgspec
 
+from configs import hints
+
+WANTED = 'name a JSONL or parquet file of {"question", "answers"}'
 _BATCH = 1024
 
 
@@ -25,6 +28,7 @@ def question_rows(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[in
 
     Numbers go on from one file of several to the next.
     """
+    require_there(path)
     before = last = 0
     for file in question_files(path):
         for number, raw in _parquet(file) if file.suffix == ".parquet" else _jsonl(file, refuse):
@@ -40,11 +44,20 @@ def question_files(path: Path) -> list[Path]:
     return sorted(path.parent.glob(path.name)) or [path]
 
 
+def require_there(path: Path) -> None:
+    """Raise QuestionsError, with the name that is probably meant, where there is no such file."""
+    if not all(file.is_file() for file in question_files(path)):
+        wrong = "a folder" if path.is_dir() else "no file there"
+        raise QuestionsError(f"{path}: {wrong}: {hints.did_you_mean(path) or WANTED}")
+
+
 def _jsonl(path: Path, refuse: Refuse | None) -> Iterator[tuple[int, Any]]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise QuestionsError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+    except OSError as error:
+        raise QuestionsError(f"{path}: cannot be read ({error.strerror})") from error
     if lines[0].lstrip().startswith("["):
         raise QuestionsError(
             f"{path}: one JSON list: write a row a line, jq -c '.[]' {path} > {path.stem}.jsonl"

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs import hints
 from replay.question_files import QuestionsError, question_files
 from scripts.setup import hub
 
@@ -68,7 +69,8 @@ def _find(name: str, splits: tuple[str, ...], folder: str) -> Source:
     there = all(file.is_file() for file in question_files(own))
     if own.suffix or there:
         if not there:
-            raise QuestionsError(f"{name!r} does not exist: name a file, or one of {_KNOWN}")
+            remedy = hints.did_you_mean(own) or f"name a file, or one of {_KNOWN}"
+            raise QuestionsError(f"{name!r}: no file there: {remedy}")
         return Source(called or own.stem, splits[0], own)
     if folder:
         return _in_folder(name, splits, folder)

@@ -225,7 +225,8 @@ def questions_of(config: Config) -> list[Asked]:
         try:
             found = read_questions(path, limits[kind], files.columns).questions if path else ()
         except QuestionsError as error:
-            raise ConfigError(f"questions.{kind} = {path!r}: {error}") from error
+            wrong = str(error).removeprefix(f"{path}: ")
+            raise ConfigError(f"questions.{kind} = {path!r}: {wrong}") from error
         made += ((kind, each) for each in found)
     return made
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from actors.environments.registry import searches
+from configs import hints
 from configs.load import ConfigError, leaves
 from configs.runtime.files import write_json
 from configs.schema import Config, QuestionColumns
@@ -294,10 +295,9 @@ def load_sets(
 def _sets_of(given: str, columns: QuestionColumns) -> Iterator[QuestionSet]:
     name, path, otherwise = _named(given)
     if not all(file.is_file() for file in question_files(path)):
-        raise ConfigError(
-            f"--sets {given}: there is no file {str(path)!r}: name questions, JSONL or parquet, as "
-            "FILE or NAME=FILE"
-        )
+        wanted = "name questions, JSONL or parquet, as FILE or NAME=FILE"
+        remedy = hints.did_you_mean(path) or wanted
+        raise ConfigError(f"--sets {given}: {str(path)!r}: no file there: {remedy}")
     sets: dict[str, list[Question]] = {}
     try:
         rows = (raw for _, raw in question_rows(path))

@@ -27,7 +27,7 @@ from configs.keys import Addresses
 from configs.load import ConfigError, load
 from configs.schema import Config
 from replay.protocol import ReplayError
-from replay.question_files import question_files
+from replay.question_files import WANTED
 from replay.questions import read_questions
 from retrieval_server.auth import read_token
 from retrieval_server.encoder_settings import require_encoder
@@ -83,23 +83,13 @@ def check_rollouts(config: Config, searches: bool = True) -> None:
 def _questions(config: Config) -> Iterator[str]:
     for field in ("train", "eval"):
         path = getattr(config.questions, field)
-        wanted = 'name a JSONL or parquet file of {"question", "answers"}'
         if not path:
-            yield f"questions.{field} is empty: {wanted}"
-        elif not all(file.is_file() for file in question_files(Path(path))):
-            wrong = "a folder" if Path(path).is_dir() else "no file there"
-            yield f"questions.{field} = {path!r}: {wrong}: {_near(path) or wanted}"
+            yield f"questions.{field} is empty: {WANTED}"
         else:
             try:
                 read_questions(path, columns=config.questions.columns)
             except (ReplayError, ValueError, OSError) as error:
                 yield _fault(f"questions.{field}", path, error)
-
-
-def _near(path: str) -> str:
-    """The hint at what a path to nothing may mean; '' for none."""
-    meant = None if Path(path).exists() else hints.near(Path(path))
-    return f"did you mean {meant}?" if meant else ""
 
 
 def _fault(field: str, path: str, error: Exception) -> str:
@@ -148,8 +138,8 @@ def _retrieval(config: Config) -> Iterator[str]:
         except BadIndex as error:
             yield _fault("retrieval.index", index, error)
         except (RetrievalError, ValueError, OSError) as error:
-            near = f": {_near(path)}" if path and _near(path) else ""
-            yield f"{_fault('retrieval.corpus', path, error)}{near}"
+            near = hints.did_you_mean(Path(path)) if path else ""
+            yield ": ".join(filter(None, (_fault("retrieval.corpus", path, error), near)))
     if config.retrieval.port and (why := can_listen(config.retrieval.host, config.retrieval.port)):
         yield (
             f"retrieval.port = {config.retrieval.port!r}: cannot listen on "

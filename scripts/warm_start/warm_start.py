@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 from rich.console import Console
 
+from configs import hints
 from configs.load import ConfigError, load
 from configs.runtime.process import Exit, begin
 from configs.runtime.signals import on_stop
@@ -116,7 +117,8 @@ def require_files(paths: Iterable[Path]) -> None:
     for path in paths:
         shown = f"--demonstrations {str(path)!r}"
         if not path.exists():
-            raise ConfigError(f"{shown}: no such file: name a JSONL file of demonstrations")
+            remedy = hints.did_you_mean(path) or "name a JSONL file of demonstrations"
+            raise ConfigError(f"{shown}: no file there: {remedy}")
         if path.is_file() and not path.stat().st_size:
             raise ConfigError(f"{shown}: it is empty: write one demonstration a line")
 

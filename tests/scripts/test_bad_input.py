@@ -155,6 +155,17 @@ COMMANDS = [
     ("try 'who is it?'", "configuration file 'who is it?' does not exist: name one of configs/*"),
     ("data prepair out", "Did you mean 'prepare'?"),
     ("index corpus.jsonl", "index: name 'OUT', a new folder"),
+    ("data audit BASE GOOD questions.train=trian.jsonl", "no file there: did you mean train.jsonl"),
+    (
+        "data audit BASE GOOD questions.eval=none.parquet",
+        "no file there: name a JSONL or parquet f",
+    ),
+    ('data prepare out --train trian.jsonl --eval ""', "no file there: did you mean train.jsonl?"),
+    ("evaluate model --config BASE --sets trian.jsonl", "no file there: did you mean train.jsonl"),
+    (
+        "warm-start BASE GOOD --demonstrations trian.jsonl",
+        "no file there: did you mean train.jsonl?",
+    ),
     ("memory BASE --gpu 1", "memory: no option --gpu: did you mean --gpus?"),
     ("demo SEED=1", "unknown key 'SEED' (value 1): did you mean 'seed'?"),
     ("warm-start BASE", "give one of --demonstrations FILE and --from-run RUN"),

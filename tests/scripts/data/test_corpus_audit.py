@@ -185,7 +185,7 @@ def test_as_many_questions_as_the_run_would_ask(audited: Run) -> None:
         (["retrieval.corpus="], "retrieval.corpus is empty: name the passages"),
         (["retrieval.corpus=/none"], "'/none' does not exist"),
         (["questions.train=", "questions.eval="], "name a file of questions"),
-        (["questions.eval=/none"], "questions.eval = '/none': /none: cannot be read"),
+        (["questions.eval=/none"], "questions.eval = '/none': no file there: name a JSONL or"),
         (["retrieval.top=1"], "did you mean 'retrieval.top_k'"),
         (["--searches", "/none"], "/none/events.log: cannot be read"),
         (["--json", "/none/x.json"], "--json '/none/x.json': there is no such folder"),

@@ -119,7 +119,7 @@ def refused(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"sets": "none.jsonl"}, "--sets none.jsonl: there is no file 'none.jsonl'"),
+        ({"sets": "none.jsonl"}, "--sets none.jsonl: 'none.jsonl': no file there"),
         ({"sets": "q.jsonl empty.jsonl"}, "--sets empty.jsonl: empty.jsonl: no questions"),
         ({"sets": "unanswered.jsonl"}, "unanswered.jsonl:1: answers is []"),
         ({"sets": "q.jsonl q.jsonl"}, "a set named 'q' is in q.jsonl too"),

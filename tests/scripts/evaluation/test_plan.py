@@ -62,7 +62,7 @@ def test_two_sets_of_one_name_are_told_apart_by_the_user(tmp_path: Path, prepare
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "there is no file"),
+        (None, "no file there"),
         ("", "no questions"),
         ('{"question": "who?", "answers": []}\n', "q.jsonl:1: answers is []"),
         ('{"question": "who?"}\n', "found no answers in its columns question"),

@@ -269,7 +269,7 @@ NO_QUESTION = '{"prompt": "who", "turns": []}\n'
             ["d.jsonl:1: ", "missing required field `question`", 'write {"question"'],
         ),
         ("", (), ["d.jsonl'", "it is empty: write one demonstration a line"]),
-        (None, (), ["d.jsonl'", "no such file: name a JSONL file"]),
+        (None, (), ["d.jsonl'", "no file there: name a JSONL file"]),
         (
             NO_QUESTION,
             ("model.path=/none",),
