@@ -22,7 +22,14 @@ from replay.questions import left_out
 from replay.trajectory import Kind
 from retrieval_server.index.open_index import open_index
 from retrieval_server.protocol import RetrievalError
-from scripts.data.reach import Asked, Figures, Reach, RecordedSearches, questions_of
+from scripts.data.reach import (
+    Asked,
+    Figures,
+    Reach,
+    RecordedSearches,
+    eval_in_train,
+    questions_of,
+)
 from scripts.options import Options, argument, option, overrides, refusing
 from scripts.setup.hub import with_hub_paths
 from scripts.terminal import Bars
@@ -63,6 +70,13 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     for words, cells in _rows(files):
         table.add_row(words, *cells)
     console.print(table)
+    if both := report["eval_in_train"]:
+        console.print(
+            f"{both} of {files['eval']['questions']} eval questions are also in train: their EM "
+            "shows memory, not skill",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _rows(files: Mapping[Kind, Figures]) -> Iterable[tuple[str, list[str]]]:
@@ -129,5 +143,11 @@ def measured(
         progress.update(opening, total=1, completed=1)
         reach = Reach(questions, passages, index, config.retrieval.top_k)
         files = reach.measure(progress, searches)
-    report = {"corpus": corpus, "passages": len(passages), "index": index.name, "files": files}
+    report = {
+        "corpus": corpus,
+        "passages": len(passages),
+        "index": index.name,
+        "files": files,
+        "eval_in_train": eval_in_train(questions),
+    }
     return report, questions, searches

@@ -231,6 +231,15 @@ def questions_of(config: Config) -> list[Asked]:
     return made
 
 
+def eval_in_train(questions: Iterable[Asked]) -> int:
+    """How many eval questions are also in train: the same text, normalised as answers are."""
+    texts: dict[Kind, list[str]] = {kind: [] for kind in KINDS}
+    for kind, question in questions:
+        texts[kind].append(normalize_answer(question.text))
+    trained = frozenset(texts["train"])
+    return sum(text in trained for text in texts["eval"])
+
+
 def _by_position(hits: Hits) -> Iterator[tuple[int, Hits]]:
     positions, starts = np.unique(hits[:, 0], return_index=True)
     ends = [*starts[1:].tolist(), len(hits)]

@@ -82,6 +82,19 @@ def test_the_counts_are_those_counted_by_hand(audited: Run) -> None:
     assert evaluation["missing"] == ["eval-1", "eval-3"]
 
 
+def test_eval_questions_that_are_also_in_train_are_counted(
+    audited: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert audited()["eval_in_train"] == 0
+    assert "memory" not in capsys.readouterr().out
+    again = [{"question": "The capital of  Italy?", "answers": ["Rome"]}, *EVAL]
+    both = write(tmp_path / "both.jsonl", again)
+    assert audited(f"questions.eval={both}")["eval_in_train"] == 1
+    said = "1 of 5 eval questions are also in train: their EM shows memory, not skill\n"
+    assert said in capsys.readouterr().out
+    assert audited("questions.train=")["eval_in_train"] == 0
+
+
 def test_a_built_index_is_searched(audited: Run, tmp_path: Path) -> None:
     corpus, built = str(tmp_path / "c.jsonl"), str(tmp_path / "bm25")
     assert cli.main(["index", corpus, built]) == 0
