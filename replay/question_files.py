@@ -5,6 +5,7 @@ A `*` in a file's name stands for several, read as one.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -17,6 +18,10 @@ _BATCH = 1024
 
 class QuestionsError(ValueError):
     """A question file cannot be used; the message names file, line, field, value and remedy."""
+
+
+class NoQuestion(QuestionsError):
+    """A row is none of a question file's."""
 
 
 Refuse = Callable[[int, QuestionsError], None]
@@ -60,7 +65,11 @@ def _jsonl(path: Path, refuse: Refuse | None) -> Iterator[tuple[int, Any]]:
         raise QuestionsError(f"{path}: cannot be read ({error.strerror})") from error
     if lines[0].lstrip().startswith("["):
         raise QuestionsError(
-            f"{path}: one JSON list: write a row a line, jq -c '.[]' {path} > {path.stem}.jsonl"
+            f"{path}: one JSON list: write a row a line, jq -c '.[]' {path} > {_written(path)}"
+        )
+    if comma := _comma(path, next(filter(str.strip, lines), "")):
+        raise QuestionsError(
+            f"{path}: this is CSV: Forage reads JSONL and parquet: {_from_csv(path, comma)}"
         )
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -68,10 +77,32 @@ def _jsonl(path: Path, refuse: Refuse | None) -> Iterator[tuple[int, Any]]:
                 yield number, msgspec.json.decode(line)
             except msgspec.DecodeError as error:
                 where = f"{path}:{number}"
-                fault = QuestionsError(f"{where}: not JSON ({error}): {line[:80]!r}")
+                fault = NoQuestion(f"{where}: not JSON ({error}): {line[:80]!r}")
                 if refuse is None:
                     raise fault from error
                 refuse(number, fault)
+
+
+def _comma(path: Path, head: str) -> str:
+    """What parts the columns of a table whose first line this is; '' for other files."""
+    counts = {comma: head.count(comma) for comma in ",;\t"}
+    comma = max(counts, key=lambda each: counts[each])
+    named = "question" in (name.strip(' "').lower() for name in head.split(comma))
+    is_table = named or path.suffix.lower() in (".csv", ".tsv")
+    return comma if is_table and counts[comma] and not head.lstrip().startswith("{") else ""
+
+
+def _from_csv(path: Path, comma: str) -> str:
+    """The command that writes a table's rows as JSON lines."""
+    by = "" if comma == "," else f", delimiter={comma!r}"
+    read = f"csv.DictReader(open(0, encoding='utf-8-sig', newline=''){by})"
+    program = f"import csv, json; [print(json.dumps(row)) for row in {read}]"
+    return f'python -c "{program}" < {quote(str(path))} > {_written(path)}'
+
+
+def _written(path: Path) -> str:
+    """The name for what is made of a file: never its own."""
+    return quote(f"{path.stem}{'_rows' * (path.suffix == '.jsonl')}.jsonl")
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, Any]]:

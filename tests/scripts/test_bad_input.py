@@ -182,7 +182,7 @@ SETTINGS = [
         "questions.eval=same_ids.jsonl",
         "line 2: id '1' is that of line 1 too; give each row its own",
     ),
-    ("questions.train=table.csv", "line 1: not JSON"),
+    ("questions.train=table.csv", "this is CSV: Forage reads JSONL and parquet: python -c "),
     (
         "questions.train=list.json",
         "one JSON list: write a row a line, jq -c '.[]' {here}/list.json",
