@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from configs.schema import QuestionColumns, QuestionsConfig
-from replay.question_files import QuestionsError, question_rows
+from replay.question_files import NoQuestion, QuestionsError, question_rows
 from replay.trajectory import Question
 
 NAMED_ROWS = 20  # of those that cannot be used
@@ -150,13 +150,13 @@ def read_questions(
     A row without an id is called `<file stem>-<row number>`, from 1. Raises QuestionsError where
     two rows have one id, and where more rows cannot be used than can.
     """
-    path, seen, faults = Path(path), dict[str, int](), list[str]()
+    path, seen, faults = Path(path), dict[str, int](), list[QuestionsError]()
     questions, unusable = list[Question](), 0
 
     def refuse(_: int, fault: QuestionsError) -> None:
         nonlocal unusable
         unusable += 1
-        faults.extend([str(fault)] if unusable <= NAMED_ROWS else [])
+        faults.extend([fault] if unusable <= NAMED_ROWS else [])
 
     for number, raw in question_rows(path, refuse):
         try:
@@ -173,14 +173,20 @@ def read_questions(
         questions.append(question)
         if len(questions) == limit:
             break
-    file = QuestionFile(tuple(questions), unusable, tuple(faults))
+    file = QuestionFile(tuple(questions), unusable, tuple(map(str, faults)))
     if unusable > len(questions):
-        told = file.told()
-        wanted = "" if _WANTED in told else f"; {_WANTED}"
-        raise QuestionsError(f"{told}: name a file of questions{wanted}")
+        raise QuestionsError(f"{file.told()}{_remedy(faults[0])}")
     if not questions:
         raise QuestionsError(f"{path}: no questions; {_WANTED}")
     return file
+
+
+def _remedy(fault: QuestionsError) -> str:
+    """What else to do about a file that begins with this fault; '' where its row is a question."""
+    if not isinstance(fault, NoQuestion):
+        return ""
+    wanted = "" if _WANTED in str(fault) else f"; {_WANTED}"
+    return f": name a file of questions{wanted}"
 
 
 def left_out(files: QuestionsConfig) -> Iterator[str]:
@@ -198,19 +204,15 @@ def question_of(raw: Any, where: str, name: str, columns: QuestionColumns = _KNO
     """Return the question of a row; `name` is its id where it has none.
 
     Its text is `question` or `extra_info.question`; its answers are `answers`, `golden_answers`,
-    `reward_model.ground_truth.target` or `answer`; its id is `id`, `qid` or `extra_info.index`,
-    behind `data_source` where that is named, for ids of different data sets collide; or what
-    `columns` names. Raises QuestionsError naming `where`.
+    `reward_model.ground_truth.target` or `answer`, a text or a list of texts; its id is
+    `id`, `qid` or `extra_info.index`, behind `data_source` where that is named, for ids of
+    different data sets collide; or what `columns` names. Raises QuestionsError naming `where`.
     """
     fields = _plain(raw) | _named(raw, where, columns) if isinstance(raw, dict) else raw
     try:
         row = msgspec.convert(fields, _Row)
     except msgspec.ValidationError as error:
-        shown = msgspec.json.encode(raw, enc_hook=str).decode()[:80]
-        wrong = str(error)
-        if (lacks := _LACKS.search(wrong)) and isinstance(raw, dict):
-            wrong = f"found no {lacks[1]} in its columns {', '.join(map(str, raw))}"
-        raise QuestionsError(f"{where}: {wrong}, got {shown!r}; {_WANTED}") from error
+        raise _misshapen(raw, fields, where, str(error)) from error
     if not row.question.strip():
         raise QuestionsError(f"{where}: question is empty, got {row.question!r}; write its text")
     if not row.answers or not all(answer.strip() for answer in row.answers):
@@ -223,16 +225,31 @@ def question_of(raw: Any, where: str, name: str, columns: QuestionColumns = _KNO
     return Question(id, row.question, tuple(row.answers), row.hops)
 
 
+def _misshapen(raw: Any, fields: Any, where: str, wrong: str) -> QuestionsError:
+    """The error of a row that has not the form of a question."""
+    answers = fields.get("answers") if isinstance(fields, dict) else None
+    for value in answers if isinstance(answers, list) else [answers]:
+        if isinstance(value, bool | int | float):
+            value = msgspec.json.encode(value).decode()
+            return QuestionsError(f'{where}: answers holds {value}: write it as text: "{value}"')
+    lacks = _LACKS.search(wrong)
+    if lacks and isinstance(raw, dict):
+        wrong = f"found no {lacks[1]} in its columns {', '.join(map(str, raw))}"
+    shown = msgspec.json.encode(raw, enc_hook=str).decode()[:80]
+    kind = NoQuestion if lacks or not isinstance(raw, dict) else QuestionsError
+    return kind(f"{where}: {wrong}, got {shown!r}; {_WANTED}")
+
+
 def _plain(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row under our own names; what it lacks is left out."""
     extra, rule = raw.get("extra_info"), raw.get("reward_model")
     extra = extra if isinstance(extra, dict) else {}
     truth = rule.get("ground_truth") if isinstance(rule, dict) else None
     target = truth.get("target") if isinstance(truth, dict) else truth
-    theirs = _first(raw.get("golden_answers"), target, raw.get("answer"))
+    theirs = _first(raw.get("answers"), raw.get("golden_answers"), target, raw.get("answer"))
     found = {
         "question": _first(raw.get("question"), extra.get("question")),
-        "answers": _first(raw.get("answers"), [theirs] if isinstance(theirs, str) else theirs),
+        "answers": [theirs] if isinstance(theirs, str) else theirs,
         "id": _id(raw, extra),
         "hops": raw.get("hops"),
     }
@@ -254,7 +271,9 @@ def _named(raw: Mapping[str, Any], where: str, columns: QuestionColumns) -> dict
             )
             raise QuestionsError(
                 f"{where}: there is no column {column!r} (questions.columns.{field}), only "
-                f"{', '.join(name for names in inner for name in names)}: name one of them"
+                f"{', '.join(name for names in inner for name in names)}: name one of them; "
+                "questions.columns hold for train and eval alike: rename the columns of one file "
+                "where they differ"
             ) from None
         found[field] = [value] if field == "answers" and isinstance(value, str) else value
     return found

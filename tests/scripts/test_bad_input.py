@@ -183,6 +183,8 @@ SETTINGS = [
         "line 2: id '1' is that of line 1 too; give each row its own",
     ),
     ("questions.train=table.csv", "this is CSV: Forage reads JSONL and parquet: python -c "),
+    ("questions.train=numbers.jsonl", 'line 1: answers holds 1500: write it as text: "1500"'),
+    ("questions.columns.question=text questions.eval=other.jsonl", "for train and eval alike: ren"),
     (
         "questions.train=list.json",
         "one JSON list: write a row a line, jq -c '.[]' {here}/list.json",
@@ -331,6 +333,7 @@ FILES = {
     "unanswered.jsonl": '{"question": "a"}\n',
     "same_ids.jsonl": '{"id": 1, "question": "a", "answers": ["b"]}\n' * 2,
     "empty.jsonl": "",
+    "numbers.jsonl": '{"question": "a", "answers": [1500]}\n',
     "table.csv": "question,answers\na,b\n",
     "list.json": '[\n{"question": "a", "answers": ["b"]}\n]\n',
     "corpus.jsonl": '{"id": "1", "contents": "bore\\nthe mayor of bore is kelu"}\n',
