@@ -8,6 +8,7 @@ passage may also be `{"id", "contents"}`, as in a corpus; instead of passages a 
 """
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,13 +34,56 @@ from retrieval_server.protocol import Passage
 if TYPE_CHECKING:  # it imports torch
     from learner.imitation import Segment
 
-MOST_SHOWN = 20  # bad rows in one message
+MOST_SHOWN = 20  # causes in one message
+_NAMED = 8  # rows of one cause, behind the first
+_NO_TURNS = "missing required field `turns`"
+_OF_A_ROW = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\d+""")  # texts and numbers
 _ACTED = ("search_r1", "tool_call", "no_search")
 _SHAPE = 'write {"question": text, "turns": [{"action": text, "passages": [...]}, …]}'
 
 
 class BadDemonstrations(ConfigError):
     """Demonstrations that cannot be used; names each bad row, or why there are none."""
+
+
+class Faults:
+    """The rows that cannot be used, by cause: those that differ in quoted texts and numbers alone
+    are of one cause.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._by_cause: dict[str, list[tuple[Path, int, str]]] = {}
+
+    def add(self, path: Path, number: int, wrong: str) -> None:
+        """Note what is wrong with a row."""
+        self.rows += 1
+        self._by_cause.setdefault(_OF_A_ROW.sub("…", wrong), []).append((path, number, wrong))
+
+    @property
+    def are_questions(self) -> bool:
+        """True where all of them are the rows of a question file."""
+        return len(self._by_cause) == 1 and _NO_TURNS in next(iter(self._by_cause))
+
+    def told(self, of: int) -> list[str]:
+        """Each cause, with its first row and the number of the others; `of`: all rows read."""
+        return [self._told(rows, of) for rows in self._by_cause.values()]
+
+    def message(self, of: int) -> str:
+        """The first causes, a line each, and how many rows the others have."""
+        told = self.told(of)
+        rest = sum(len(rows) for rows in list(self._by_cause.values())[MOST_SHOWN:])
+        more = f"\n... and {rest} more bad rows" if rest else ""
+        return "\n".join(told[:MOST_SHOWN]) + more
+
+    def _told(self, rows: list[tuple[Path, int, str]], of: int) -> str:
+        (path, number, wrong), *others = rows
+        if not others:
+            return f"{path}:{number}: {wrong}"
+        named = [str(n) if file == path else f"{file}:{n}" for file, n, _ in others[:_NAMED]]
+        lines = ("lines " if len(others) > 1 else "line ") + ", ".join(named)
+        more = ", …" if len(others) > _NAMED else ""
+        return f"{path}:{number}: {wrong} (and {len(others)} more of {of} rows: {lines}{more})"
 
 
 class _Passage(msgspec.Struct):
@@ -74,26 +118,30 @@ class Demonstration:
 def read_files(
     paths: Sequence[Path], prompter: Prompter, config: Config, skip_bad: bool = False
 ) -> tuple[list[Demonstration], list[str]]:
-    """Read the rows, and the faults of those left out. Raises BadDemonstrations, ConfigError."""
-    found: list[Demonstration] = []
-    bad: list[str] = []
+    """Read the rows, and why others are left out. Raises BadDemonstrations, ConfigError."""
+    found, bad = list[Demonstration](), Faults()
     acted = _as_shown(config, prompter)
     with asyncio.Runner() as runner:
-        for where, line in (each for path in paths for each in _lines(path)):
+        for file, number, line in (each for path in paths for each in _lines(path)):
             try:
                 row = msgspec.json.decode(line, type=_Row)
                 segments = runner.run(_acted(row, prompter, acted))
                 found.append(Demonstration(row.question.strip(), segments))
             except msgspec.DecodeError as error:
-                bad.append(f"{where}: {error}, got {line.strip()[:80]!r}; {_SHAPE}")
+                bad.add(file, number, f"{error}, got {line.strip()[:80]!r}; {_SHAPE}")
             except ValueError as error:
-                bad.append(f"{where}: {error}")
-    if bad and (not skip_bad or not found):
-        more = f"\n... and {len(bad) - MOST_SHOWN} more bad rows" if len(bad) > MOST_SHOWN else ""
-        raise BadDemonstrations("\n".join(bad[:MOST_SHOWN]) + more)
+                bad.add(file, number, str(error))
+    names, of = ", ".join(map(str, paths)), len(found) + bad.rows
+    if not found and bad.are_questions:
+        raise BadDemonstrations(
+            f"{names}: {of} of {of} rows have no `turns`: these are questions, not demonstrations "
+            "(docs/warm_start.md)"
+        )
+    if bad.rows and (not skip_bad or not found):
+        raise BadDemonstrations(bad.message(of))
     if not found:
-        raise BadDemonstrations(f"{', '.join(map(str, paths))}: no demonstrations: {_SHAPE}")
-    return found, bad
+        raise BadDemonstrations(f"{names}: no demonstrations: {_SHAPE}")
+    return found, bad.told(of)
 
 
 def read_run(
@@ -120,12 +168,12 @@ def read_run(
     return found, left_out
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
+def _lines(path: Path) -> Iterator[tuple[Path, int, str]]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BadDemonstrations(f"{path}: cannot be read as UTF-8 text ({error})") from error
-    return ((f"{path}:{n}", line) for n, line in enumerate(lines, start=1) if line.strip())
+    return ((path, n, line) for n, line in enumerate(lines, start=1) if line.strip())
 
 
 async def _acted(row: _Row, prompter: Prompter, config: Config) -> tuple["Segment", ...]:

@@ -18,6 +18,7 @@ from replay.log.summary import Summary
 from replay.protocol import LogError
 from replay.trajectory import Question
 from retrieval_server.protocol import Passage
+from scripts.warm_start import demonstrations
 from scripts.warm_start.demonstrations import BadDemonstrations, Demonstration, read_files, read_run
 from tests.actors.chats import CHATML, chat_tokenizer
 from tests.actors.conftest import PASSAGES as PASSAGES_FOUND
@@ -252,16 +253,41 @@ def test_a_bad_row_is_named_with_its_line(
     assert all(word in message for word in words), message
 
 
-def test_every_bad_row_is_named_or_left_out(read: Callable[..., Any]) -> None:
-    bad = [changed(question="")] * 25
+def test_a_cause_is_told_once_with_its_rows(read: Callable[..., Any], tmp_path: Path) -> None:
+    empty = changed(question="")
+    bad = [empty, changed({"action": "kelu"}), empty, changed({"action": "bore"}), *[empty] * 23]
     with pytest.raises(BadDemonstrations) as raised:
         read(GOOD, *bad)
-    lines = str(raised.value).split("\n")
-    assert len(lines) == 21 and lines[-1] == "... and 5 more bad rows"
+    first, second = str(raised.value).split("\n")
+    assert first.startswith(f"{tmp_path}/d.jsonl:2: question is empty: ")
+    assert first.endswith(" (and 24 more of 28 rows: lines 4, 6, 7, 8, 9, 10, 11, 12, …)")
+    assert second.startswith(f"{tmp_path}/d.jsonl:3: turns[0].action = …'kelu' is malformed")
+    assert second.endswith(" (and 1 more of 28 rows: line 5)")
     found, left_out = read(GOOD, *bad, skip_bad=True)
-    assert len(found) == 1 and len(left_out) == 25
+    assert len(found) == 1 and left_out == [first, second]
     with pytest.raises(BadDemonstrations, match="question is empty"):
         read(*bad, skip_bad=True)
+
+
+def test_only_the_first_causes_are_told(
+    read: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demonstrations, "MOST_SHOWN", 1)
+    with pytest.raises(BadDemonstrations) as raised:
+        read(changed(question=""), *[changed({"action": "kelu"})] * 3)
+    _, last = str(raised.value).split("\n")
+    assert last == "... and 3 more bad rows"
+
+
+def test_questions_are_no_demonstrations(read: Callable[..., Any], tmp_path: Path) -> None:
+    questions = [{"question": f"who {n} ?", "answers": ["x"]} for n in range(40)]
+    for skip_bad in (False, True):
+        with pytest.raises(BadDemonstrations) as raised:
+            read(*questions, skip_bad=skip_bad)
+        assert str(raised.value) == (
+            f"{tmp_path}/d.jsonl: 40 of 40 rows have no `turns`: these are questions, not "
+            "demonstrations (docs/warm_start.md)"
+        )
 
 
 def test_files_that_hold_none_are_named(
