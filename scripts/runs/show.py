@@ -82,6 +82,29 @@ def _decoded(question: Question, delivered: list[Delivered], step: int | None) -
             yield question, decode_trajectory(fact.payload), step
 
 
+def none_matches(run_dir: Path, step: int | None, question: str | None) -> str:
+    """Why no rollout is of this step and question, with those that are in the log."""
+    groups, trained = GroupHistory(), dict[int, set[str]]()
+    for record in read(run_dir / "events.log"):
+        groups.take(record)
+        if isinstance(record, Sampled):
+            trained[record.step] = {opened.question.id for opened, _ in groups.train(record)}
+    asked = {opened.question.id for opened in groups.opened.values()}.union(*trained.values())
+    causes = []
+    if step is not None and not trained:
+        causes.append("no step was trained yet")
+    elif step is not None and step not in trained:
+        causes.append(f"the run has steps {min(trained)} to {max(trained)}")
+    if question is not None and question not in asked:
+        others = f", but {len(asked)} others, such as {min(asked)!r}" if asked else ""
+        causes.append(f"it asked no question {question!r}{others}")
+    elif question is not None and step in trained:
+        steps = ", ".join(str(each) for each, ids in trained.items() if question in ids)
+        but = f", but {steps}" if steps else ""
+        causes.append(f"question {question!r} did not train step {step}{but}")
+    return "; ".join(causes) or "none has arrived yet"
+
+
 def last_evaluated(run_dir: Path, count: int) -> list[Shown]:
     """The newest evaluation rollouts of a log that may still be written to, and so be torn."""
     newest: deque[tuple[Question, bytes]] = deque(maxlen=count)
@@ -161,6 +184,5 @@ def show(options: ShowOptions) -> None:
     if gone:
         print(f"show: {gone}", file=sys.stderr)
     elif not any_shown:
-        print(
-            "show: no rollout matches; leave out --step and --question to see all", file=sys.stderr
-        )
+        why = none_matches(options.run, options.step, options.question)
+        print(f"show: no rollout matches: {why}", file=sys.stderr)

@@ -14,6 +14,7 @@ from replay.log import compaction, event_log
 from replay.log.event_log import FILE_NAME
 from replay.log.records import EvaluationFinished
 from scripts import cli, terminal
+from scripts.runs.show import rollouts
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.runs.test_plot import RESULT
 
@@ -88,3 +89,37 @@ def slowly(opened: Callable[[Path], BinaryIO]) -> Callable[[Path], BinaryIO]:
         return opened(path)
 
     return waits
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--step 9", "no rollout matches: the run has steps 1 to 3\n"),
+        ("--question nobody", "no rollout matches: it asked no question 'nobody', but "),
+        ("--step 9 --question nobody", "the run has steps 1 to 3; it asked no question 'nobody'"),
+        (
+            "--step 1 --question {other}",
+            "matches: question '{other}' did not train step 1, but 2\n",
+        ),
+    ],
+)
+def test_what_is_not_in_a_run_is_told_with_what_is(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str], words: str, said: str
+) -> None:
+    by_step = [{shown[0].id for shown in rollouts(run.path, step=step)} for step in (1, 2)]
+    other = min(by_step[1] - by_step[0])
+    assert cli.main(["show", str(run.path), *words.format(other=other).split()]) == 0
+    assert said.format(other=other) in capsys.readouterr().err
+
+
+def test_a_run_that_has_just_begun_has_nothing_to_show(
+    make_recorded_run: Callable[..., RecordedRun], run: RecordedRun, capsys: Any
+) -> None:
+    config = (run.path / "config.yaml").read_text()
+    fresh = make_recorded_run()
+    fresh.log.close()
+    (fresh.path / "config.yaml").write_text(config)
+    assert cli.main(["show", str(fresh.path)]) == 0
+    assert "show: no rollout matches: none has arrived yet\n" in capsys.readouterr().err
+    assert cli.main(["show", str(fresh.path), "--step", "1"]) == 0
+    assert "show: no rollout matches: no step was trained yet\n" in capsys.readouterr().err
