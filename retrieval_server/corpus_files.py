@@ -16,6 +16,12 @@ import pyarrow.parquet
 from retrieval_server.protocol import CorpusError, Document
 
 SHAPE = 'write one JSON object per line: {"id": "…", "contents": "Title\\ntext"}'
+# What makes a corpus of rows of a title and a text.
+_JOIN = (
+    "python -c \"import json, sys; [print(json.dumps({'id': str(row.get('id', n)), 'contents': "
+    "row['title'] + '\\n' + row['text']})) for n, row in enumerate(map(json.loads, "
+    'sys.stdin))]" < CORPUS > new.jsonl'
+)
 _COLUMNS = ["id", "contents"]
 _BATCH = 1024
 
@@ -25,6 +31,13 @@ class _Row(msgspec.Struct):
 
     id: msgspec.Raw = msgspec.Raw()
     contents: msgspec.Raw = msgspec.Raw()
+
+
+class _Titled(msgspec.Struct):
+    """A line of another layout."""
+
+    title: msgspec.Raw = msgspec.Raw()
+    text: msgspec.Raw = msgspec.Raw()
 
 
 _decoder = msgspec.json.Decoder(_Row)
@@ -87,8 +100,20 @@ def document(line: bytes, where: str) -> Document:
         row = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorpusError(f"{where}: {_shown(line)} is not a passage ({error}): {SHAPE}") from error
+    if missing := [name for name in _COLUMNS if not bytes(getattr(row, name))]:
+        raise CorpusError(f"{where}: {_lacks(missing, line)}")
     id = _id(_value(row.id, "id", where), where)
     return Document(id, _text(_value(row.contents, "contents", where), where))
+
+
+def _lacks(missing: list[str], line: bytes) -> str:
+    """What is wrong with a row that has not all fields, with the remedy."""
+    names = " and ".join(map(repr, missing))
+    told = f"field{'s' * (len(missing) > 1)} {names} {'are' if len(missing) > 1 else 'is'} missing"
+    titled = msgspec.json.decode(line, type=_Titled)
+    if bytes(titled.title) and bytes(titled.text):
+        return f"{told}: {SHAPE}; 'title' and 'text' are not read as they are: {_JOIN}"
+    return f"{told}: {SHAPE}"
 
 
 def _parquet(files: list[Path]) -> Iterator[tuple[str, Document]]:
@@ -106,8 +131,8 @@ def _pairs(file: pyarrow.parquet.ParquetFile, path: Path) -> Iterator[tuple[obje
     there = file.schema_arrow.names
     if missing := [name for name in _COLUMNS if name not in there]:
         raise CorpusError(
-            f"{str(path)!r} has no column {missing[0]!r}, only {', '.join(there)}: a corpus has "
-            f"{' and '.join(_COLUMNS)}"
+            f"{str(path)!r} has no column {' and no '.join(map(repr, missing))}, only "
+            f"{', '.join(there)}: a corpus has {' and '.join(_COLUMNS)}"
         )
     for batch in file.iter_batches(_BATCH, columns=_COLUMNS):
         yield from zip(*(batch[name].to_pylist() for name in _COLUMNS), strict=True)
@@ -129,8 +154,6 @@ def _text(value: object, where: str) -> str:
 
 
 def _value(raw: msgspec.Raw, field: str, where: str) -> object:
-    if not bytes(raw):
-        raise CorpusError(f"{where}: field {field!r} is missing: {SHAPE}")
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

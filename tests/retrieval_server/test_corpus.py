@@ -1,6 +1,7 @@
 """Corpora load as written; a bad line is named with its field, its value and the remedy."""
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,9 @@ faults = st.sampled_from(
         ("12", "is not a passage"),
         ('{"id": "x"}', "field 'contents' is missing"),
         ('{"contents": "x"}', "field 'id' is missing"),
+        ("{}", "fields 'id' and 'contents' are missing"),
+        ('{"title": "x", "text": "y"}', "fields 'id' and 'contents' are missing"),
+        ('{"id": "x", "title": "x", "text": "y"}', "field 'contents' is missing"),
         ('{"id": "x", "contents": " \\n"}', "contents = "),
         ('{"id": "x", "contents": 3}', "contents = '3'"),
         ('{"id": "x", "contents": null}', "contents = 'null'"),
@@ -60,6 +64,26 @@ def test_a_bad_line_is_named(
     assert message.startswith(f"{path}:{number + 1}: ")
     assert fault[1] in message
     assert "write one JSON object per line" in message
+
+
+@pytest.mark.parametrize("ids", [None, (7, 9)])
+def test_a_title_and_a_text_are_told_how_to_become_contents(
+    write_corpus: Callable[..., Path], ids: tuple[int, int] | None
+) -> None:
+    given: list[dict[str, object]] = [{"title": "Zoë", "text": "a"}, {"title": "Y", "text": "b"}]
+    if ids:
+        given = [{"id": id} | row for id, row in zip(ids, given, strict=True)]
+    path = write_corpus(*given)
+    with pytest.raises(CorpusError, match="'title' and 'text' are not read as they are") as caught:
+        load_corpus(path)
+    _, _, command = str(caught.value).partition("as they are: ")
+    command = command.partition(" > ")[0].replace("CORPUS", str(path)) + f" > {path}.new"
+    subprocess.run(["bash", "-c", command], check=True)
+    first, second = (str(id) for id in ids or (0, 1))
+    assert list(load_corpus(f"{path}.new")) == [
+        Document(first, "Zoë\na"),
+        Document(second, "Y\nb"),
+    ]
 
 
 @given(rows=rows, again=st.data())

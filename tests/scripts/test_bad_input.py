@@ -112,6 +112,9 @@ COMMANDS = [
         "train text.yaml",
         "model = 'here': expected a section of `key: value` lines: did you mean mod",
     ),
+    (
+        "not valid YAML (line 3): mapping values are not allowed here: wri",
+    ),
     ("train BASE model=here", "did you mean model.path=here?"),
     (
         "train BASE other.yaml",
@@ -196,7 +199,8 @@ SETTINGS = [
     ("questions.prompt=Answer", "it must contain {question}"),
     ("retrieval.corpus=", "is empty: name a JSONL or parquet file of"),
     ("retrieval.corpus=corpsu.jsonl", "did you mean {here}/corpus.jsonl?"),
-    ("retrieval.corpus=train.jsonl", "line 1: field 'id' is missing: write one JSON object per"),
+    ("retrieval.corpus=train.jsonl", "line 1: fields 'id' and 'contents' are missing: write one"),
+    ("retrieval.corpus=titled.jsonl", "'title' and 'text' are not read as they are: python -c "),
     ("retrieval.corpus=empty.jsonl", "holds no passages: write one JSON object per line"),
     ("retrieval.corpus=same_passages.jsonl", "line 2: id = '1': already used at line 1; give each"),
     ("retrieval.corpus=notes/notes.txt", "line 1: 'plain text' is not a passage"),
@@ -337,6 +341,7 @@ FILES = {
     "table.csv": "question,answers\na,b\n",
     "list.json": '[\n{"question": "a", "answers": ["b"]}\n]\n',
     "corpus.jsonl": '{"id": "1", "contents": "bore\\nthe mayor of bore is kelu"}\n',
+    "titled.jsonl": '{"title": "bore", "text": "the mayor of bore is kelu"}\n',
     "other_corpus.jsonl": '{"id": "2", "contents": "bore\\nthe mayor of bore is rado"}\n',
     "same_passages.jsonl": '{"id": "1", "contents": "bore\\na"}\n' * 2,
     "notes/notes.txt": "plain text\n",
