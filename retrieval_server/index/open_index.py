@@ -34,7 +34,7 @@ def open_index(asked: RetrievalConfig) -> tuple[Sequence[Document], Index]:
         passages = load_corpus(asked.corpus)
         return passages, BM25Index(document.contents for document in passages)
     folder = Path(asked.index)
-    if parts := _bare(folder):
+    if parts := _bare(asked):
         _require_named(asked)
         passages = load_corpus(asked.corpus)
         logger.warning("%s says nothing of its encoder or corpus: they are taken as given", folder)
@@ -75,7 +75,7 @@ def look(asked: RetrievalConfig) -> None:
     """Raise CorpusError or BadIndex for what cannot be served; no model or vector is loaded."""
     if not asked.index:
         load_corpus(asked.corpus)
-    elif _bare(Path(asked.index)):
+    elif _bare(asked):
         _require_named(asked)
         require_encoder(Path(asked.encoder))
         load_corpus(asked.corpus)
@@ -89,12 +89,16 @@ def _compare(told: Manifest, library: str) -> None:
         logger.warning("the index was built by %s and is read by %s", told.library, library)
 
 
-def _bare(path: Path) -> list[Path]:
+def _bare(asked: RetrievalConfig) -> list[Path]:
     """The FAISS file, or its parts in order; empty for a folder of ours."""
+    path = Path(asked.index)
     if path.is_dir():
         return [] if (path / manifest.NAME).exists() else sorted(path.glob(PARTS))
     if not path.exists():
-        raise BadIndex(f"{str(path)!r} does not exist: name an index folder or a FAISS file")
+        raise BadIndex(
+            f"{str(path)!r} does not exist: name an index folder or a FAISS file, or make it: "
+            f"forage index {asked.corpus or 'CORPUS'} {path}"
+        )
     with path.open("rb") as file:
         if file.read(1) != _FAISS:
             raise BadIndex(
