@@ -75,6 +75,8 @@ def field(key: str, value: Any, known: Collection[str], prefix: str, fields: Ite
     """
     if without := _not_yet(key, value):
         return without
+    if value is None and (spaced := unspaced(key)):
+        return spaced
     if key.lower() in known:
         return f"did you mean {prefix + key.lower()!r}?"
     ours = f"actors.engine.{key}" if key in _OF_ENGINE else _OURS.get(key.lower())
@@ -85,6 +87,13 @@ def field(key: str, value: Any, known: Collection[str], prefix: str, fields: Ite
         shown = meant if len("".join(meant)) < 50 else meant[:2]
         return f"did you mean {' or '.join(map(repr, shown))}?"
     return textwrap.shorten(f"known: {', '.join(known)}", LINE, placeholder=" …")
+
+
+def unspaced(text: str) -> str:
+    """The remedy for `key:value`, which YAML reads as one text; '' for other texts."""
+    key, colon, value = text.partition(":")
+    remedy = f"write `{key}: {value}`, with a space after the colon"
+    return remedy if colon and value and re.fullmatch(r"\w+", key) else ""
 
 
 def _not_yet(key: str, value: Any) -> str:

@@ -49,6 +49,12 @@ _MAIN = {
     "learner": "objective",
     "weight_sync": "transport",
 }
+_FORM = "see configs/base.yaml for its form"
+_OF_YAML = {  # remedies for PyYAML's complaints
+    "'\\t'": "indent with spaces",
+    "mapping values are not allowed": f"write `key: value`, with a space after the colon; {_FORM}",
+    "could not find expected ':'": f"write `key: value`, with a space after the colon; {_FORM}",
+}
 _Loader.yaml_implicit_resolvers = {
     k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -88,7 +94,7 @@ def parse(text: str, overrides: Sequence[str], source: str, gpus: int | None = N
         mark = getattr(error, "problem_mark", None)
         place = f" (line {mark.line + 1})" if mark else ""
         cause = getattr(error, "problem", None) or "characters that YAML does not allow"
-        remedy = "indent with spaces" if "'\\t'" in cause else "see configs/base.yaml for its form"
+        remedy = next((said for part, said in _OF_YAML.items() if part in cause), _FORM)
         raise ConfigError(f"{source}: not valid YAML{place}: {cause}: {remedy}") from error
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
@@ -264,12 +270,21 @@ def _check_keys(tree: dict[str, Any], section: type[Section], prefix: str) -> No
             if value is None:
                 tree[key] = {}
             elif not isinstance(value, dict):
-                main = f": did you mean {key}.{_MAIN[key]}={value}?" if key in _MAIN else ""
                 raise ConfigError(
-                    f"{prefix + key} = {value!r}: expected a section of `key: value` lines{main}"
+                    f"{prefix + key} = {value!r}: expected a section of `key: value` lines"
+                    f"{_meant(key, value, inner)}"
                 )
             else:
                 _check_keys(value, inner, f"{prefix}{key}.")
+
+
+def _meant(key: str, value: Any, section: type[Section]) -> str:
+    """What may be meant by a value in place of a whole section."""
+    names = {field.name for field in msgspec.structs.fields(section)}
+    head = str(value).partition(":")[0]
+    if head in names and (spaced := hints.unspaced(str(value))):
+        return f": {spaced}"
+    return f": did you mean {key}.{_MAIN[key]}={value}?" if key in _MAIN else ""
 
 
 def _explain(message: str, tree: dict[str, Any]) -> str:

@@ -112,7 +112,10 @@ COMMANDS = [
         "train text.yaml",
         "model = 'here': expected a section of `key: value` lines: did you mean mod",
     ),
+    ("train joined.yaml", "(value None): write `path: mine/model`, with a space after the colon"),
+    ("train joined_line.yaml", "write `path: mine/model`, with a space after the colon"),
     (
+        "train joined_lines.yaml",
         "not valid YAML (line 3): mapping values are not allowed here: wri",
     ),
     ("train BASE model=here", "did you mean model.path=here?"),
@@ -358,6 +361,9 @@ FILES = {
     "twice.yaml": "seed: 1\nrun_dir: here\nseed: 2\n",
     "list.yaml": "- seed\n",
     "text.yaml": "model: here\n",
+    "joined.yaml": "model: {path:mine/model}\n",
+    "joined_line.yaml": "model:\n  path:mine/model\n",
+    "joined_lines.yaml": "model:\n  path:mine/model\n  dtype: float32\n",
     "mine.py": "def raises(t):\n    raise KeyError('gold')\n\n\ndef silent(t):\n    return t\n",
     "broken_tools.py": "import none_of_ours\n",
 }
