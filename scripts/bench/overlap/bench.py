@@ -50,7 +50,7 @@ METHOD = {
     "when as many rollouts have ended as are in flight, or twice as many (`plan`: turnovers), and "
     "ends while all go on; of loops in batches: over whole batches, after the first",
     "seats filled": "of the engine's seats, on average, those that a rollout was in or queued for",
-    "latency": "put before the real server, drawn for each query apart; a POST waits for the "
+    "latency": "put before the real server, drawn by the words of each query; a POST waits for the "
     "longest of its queries'; of the tail: log-normal, p50 200 ms, p99 2 s",
     "waited": "by a rollout for one search: coalescing, HTTP and the search itself included; in "
     "lockstep also for the others",

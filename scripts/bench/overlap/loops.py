@@ -121,7 +121,7 @@ class Seats:
 class LockStep:
     """Policy and retriever of batches of `rollouts` that take their turns together. A turn's
     completions begin when nobody searches any more, its searches when nobody generates any more;
-    tell it of each rollout's end by `left`.
+    tell it of each rollout's end by `left`, and of further rollouts before they begin by `join`.
     """
 
     def __init__(self, policy: Policy, retriever: Retriever, rollouts: int) -> None:
@@ -155,6 +155,10 @@ class LockStep:
         """Search when all do."""
         await self._together(self._to_search)
         return await self._retriever.retrieve(queries, top_k)
+
+    def join(self, rollouts: int) -> None:
+        """So many rollouts more belong to the batch."""
+        self._members += rollouts
 
     def left(self) -> None:
         """A rollout has ended; after the last of a batch comes the next batch."""

@@ -2,8 +2,9 @@
 
 `python -m scripts.bench.overlap.server CORPUS FD SEED`: the real application over the real index,
 on the listening socket that it inherits as FD. A search's path says how late it is to be answered
-(`POST /0.2-2/retrieve`: p50 and p99 in seconds); each query's delay is drawn apart, and a POST is
-passed on when the longest is over. The server ends with its starter.
+(`POST /0.2-2/retrieve`: p50 and p99 in seconds). Each query has a delay of its own, drawn by SEED
+and its words, so that it is the same whoever asks and whenever; a POST is passed on when the
+longest is over. The server ends with its starter.
 """
 
 import asyncio
@@ -59,6 +60,11 @@ class Latency(msgspec.Struct, frozen=True):
         return self.p50_s * math.exp(math.log(self.p99_s / self.p50_s) / _P99 * chance.gauss(0, 1))
 
 
+def chance(seed: int, query: str) -> random.Random:
+    """The chance of this query's delay."""
+    return random.Random(f"{seed} {query}")
+
+
 class Late:
     """An ASGI application that holds another one's searches back."""
 
@@ -68,7 +74,7 @@ class Late:
         seed: int,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._application, self._chance, self._sleep = application, random.Random(seed), sleep
+        self._application, self._seed, self._sleep = application, seed, sleep
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Read a search whole, wait, pass it on; everything else goes through."""
@@ -81,7 +87,7 @@ class Late:
             parts.append(await receive())
         queries = json.loads(b"".join(part["body"] for part in parts))["queries"]
         latency = Latency.of(first)
-        if seconds := max(latency.draw(self._chance) for _ in queries):
+        if seconds := max(latency.draw(chance(self._seed, query)) for query in queries):
             await self._sleep(seconds)
 
         async def replay() -> Any:

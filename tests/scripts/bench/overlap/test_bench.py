@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import random
 import socket
 import statistics
 import time
@@ -32,7 +31,7 @@ from scripts.bench.overlap.bench import summary, tables
 from scripts.bench.overlap.loops import Lessor, Loop, Seats, leases
 from scripts.bench.overlap.plan import NO_LATENCY, TAIL, ZERO, Plan, Units
 from scripts.bench.overlap.run import Bench, Cell, CellFailed, Timing, make_runner
-from scripts.bench.overlap.server import Late, Latency, serving
+from scripts.bench.overlap.server import Late, Latency, chance, serving
 
 QUESTIONS = tuple(
     Question(f"q{n}", f"what is the mayor of bore {n} ?", ("kelu",)) for n in range(9)
@@ -58,11 +57,16 @@ CONFIG = Config(
 
 
 def test_a_tail_has_its_percentiles() -> None:
-    chance = random.Random(1)
-    cuts = statistics.quantiles([TAIL.draw(chance) for _ in range(40_000)], n=100)
-    assert cuts[49] == pytest.approx(0.2, rel=0.02) and cuts[98] == pytest.approx(2.0, rel=0.05)
-    assert {Latency(0.05, 0.05).draw(chance) for _ in range(9)} == {0.05}
-    assert {ZERO.draw(chance) for _ in range(9)} == {0.0}
+    drawn = [TAIL.draw(chance(1, f"query {n}")) for n in range(20_000)]
+    cuts = statistics.quantiles(drawn, n=100)
+    assert cuts[49] == pytest.approx(0.2, rel=0.03) and cuts[98] == pytest.approx(2.0, rel=0.1)
+    assert {Latency(0.05, 0.05).draw(chance(1, f"{n}")) for n in range(9)} == {0.05}
+    assert {ZERO.draw(chance(1, f"{n}")) for n in range(9)} == {0.0}
+
+
+def test_a_query_is_as_late_whoever_asks() -> None:
+    first, again, other = (TAIL.draw(chance(1, query)) for query in ("a", "a", "b"))
+    assert first == again != other and TAIL.draw(chance(2, "a")) != first
 
 
 @pytest.mark.parametrize("latency", [TAIL, ZERO, Latency(1.0, 1.0)])
@@ -94,8 +98,7 @@ async def test_a_post_waits_for_the_longest_of_its_queries() -> None:
     late = Late(application, 5, sleep)
     for path in ("/0.2-2/retrieve", "/0-0/retrieve", "/health"):
         await late({"type": "http", "path": path}, receive, None)
-    chance = random.Random(5)
-    assert slept == [max(TAIL.draw(chance) for _ in range(3))]
+    assert slept == [max(TAIL.draw(chance(5, query)) for query in "abc")]
     assert passed == [("/retrieve", body), ("/retrieve", body), ("/health", body)]
 
 
