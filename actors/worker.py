@@ -11,15 +11,13 @@ with it.
 
 import argparse
 import asyncio
-import importlib
-import importlib.util
 import logging
 import os
 import re
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +41,14 @@ from actors.statement import Statement
 from actors.token_audit import TokenAudit
 from configs.keys import Address, Addresses
 from configs.load import ConfigError, load
-from configs.runtime.process import Exit, announce_ready, begin, die_with_parent, leave
+from configs.runtime.process import (
+    Exit,
+    announce_ready,
+    begin,
+    die_with_parent,
+    leave,
+    loop_factory,
+)
 from configs.runtime.signals import on_stop
 from configs.schema import Config
 from replay.clients.actor import TrajectoryWriter
@@ -194,7 +199,7 @@ def main(arguments: Sequence[str]) -> int:
         config = _configuration(given)
         check_installation()
         prepare_environment(config)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(run(config, given.actor_id))
     except* (ConfigError, EngineUnusable) as group:
         code = _report(given.actor_id, group, Exit.BAD_INPUT)
@@ -244,12 +249,6 @@ def _configuration(given: argparse.Namespace) -> Config:
             "the bytes of keys and values that this actor's engine may hold"
         )
     return config
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if importlib.util.find_spec("uvloop") is None:
-        return None
-    return importlib.import_module("uvloop").new_event_loop  # type: ignore[no-any-return]
 
 
 def _report(actor_id: str, group: BaseExceptionGroup[Exception], code: Exit) -> Exit:

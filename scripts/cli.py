@@ -81,6 +81,7 @@ COMMANDS = {
     "bench retrieval": Command("bench.retrieval.bench:bench", "Searches, and their latency."),
     "bench engine": Command("bench.engine.bench:bench", "The engine's scheduling, and rollouts."),
     "bench overlap": Command("bench.overlap.bench:bench", "Waiting for searches, hidden."),
+    "bench end-to-end": Command("bench.end_to_end.bench:bench", "One work, by every schedule."),
 }
 MEANT = {  # by a word that is no command
     "help": "--help",

@@ -1,17 +1,19 @@
 """Processes of ours: how one begins and ends, the children it starts, the folder of its sockets."""
 
+import asyncio
 import contextlib
 import ctypes
 import enum
 import errno
 import hashlib
+import importlib
 import importlib.util
 import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -91,6 +93,13 @@ def free_large_blocks_at_once() -> None:
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 << 10)
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes event loops: uvloop where it is installed, else None."""
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    return importlib.import_module("uvloop").new_event_loop  # type: ignore[no-any-return]
 
 
 def announce_ready() -> None:

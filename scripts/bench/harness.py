@@ -89,6 +89,10 @@ class Processes:
         log.unlink(missing_ok=True)
         self._running[name] = start_child(command, log=log, environment=env)
 
+    def pid(self, name: str) -> int:
+        """The process id of a child that was started and not yet waited for."""
+        return self._running[name].pid
+
     def run(self, name: str, *command: str, limit_s: float) -> None:
         """Start `python COMMAND` and wait for its end. Raises RunFailed."""
         self.start(name, *command)
@@ -151,11 +155,19 @@ class Rows:
 
     def get(self, key: Any, measure: Callable[[], Any]) -> Any:
         """The row on file for `key` (anything JSON), else the result of `measure`, then kept."""
-        text = json.dumps([self._of, key], sort_keys=True)
-        path = self._folder / f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"
+        path = self._path(key)
         if not path.exists():
             write_durably(path, json.dumps(measure()).encode())
         return json.loads(path.read_text(encoding="utf-8"))
+
+    def kept(self, key: Any) -> Any:
+        """The row on file for `key`, or None."""
+        path = self._path(key)
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def _path(self, key: Any) -> Path:
+        text = json.dumps([self._of, key], sort_keys=True)
+        return self._folder / f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"
 
     def forget(self) -> None:
         """Remove every row: the next run begins anew."""

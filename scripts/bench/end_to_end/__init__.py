@@ -1,0 +1,1 @@
+"""One work, trained by several schedules."""

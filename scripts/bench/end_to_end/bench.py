@@ -1,0 +1,135 @@
+"""What asynchrony is worth, on one work: `forage bench end-to-end [--quick] [--json FILE]`.
+
+The demo is trained by one schedule after the other: lock-step, synchronous with overlapped
+searches, one step off, asynchronous; with the same model, questions, groups, steps and seed, and
+with searches whose latency goes by their words. Each finished cell is a file in `--out`; the same
+command goes on where it was cut off, and `--minutes` ends a slice. Exit code 3: cells are left.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from configs.load import ConfigError, load
+from configs.runtime.process import REPOSITORY, Exit
+from scripts.bench import harness
+from scripts.bench.end_to_end import plan
+from scripts.bench.end_to_end.figures import Row, summary
+from scripts.bench.end_to_end.plan import HEADLINE, LATENCIES, MODES, Cell
+from scripts.bench.end_to_end.report import draw, tables
+from scripts.bench.end_to_end.run import Kept, measure, plain
+from scripts.demo.start import ColdStartFailed
+from scripts.options import option, overrides
+
+CODE = (  # of these, kept cells are figures
+    "actors", "learner", "replay", "weight_sync", "retrieval_server", "configs", "scripts.fleet",
+    "scripts.train_sync", "scripts.demo", "scripts.bench.overlap",
+    *(f"scripts.bench.end_to_end.{name}" for name in
+      ("fleet", "loop", "parts", "plan", "record", "run", "usage", "worker")),
+)  # fmt: skip
+QUICK_STEPS, STEPS, SEEDS = 8, 16, (0, 1, 2)
+METHOD = {
+    "tokens_per_s": "sampled tokens that were trained on, over the counted steps, from the end of "
+    f"step {plan.WARM_UP} to the end of the last",
+    "ideal": "of a token: the most of generation by both engines, training, and the processor time "
+    "of both over the cores, each measured alone; updates of weights, replay and waiting are free",
+    "idle": "learner: not in an update; engines: nothing to run, on average",
+    "latency": "drawn by the words of a query: the same for all modes; tail: log-normal, p50 200 "
+    f"ms, p99 2 s; scaled: of its shape, its mean {plan.SEARCH_SHARE:g} of a turn's generation",
+    "em_goal_s": "seconds of training to greedy exact match .9; without the evaluations where "
+    "training stands still for them, with them where it does not",
+    "difference": f"of greedy exact match at the end from that of {plan.BASELINE}, paired by seed",
+}
+
+
+@dataclass(frozen=True)
+class BenchEndToEndOptions(harness.BenchOptions):
+    """Options of `forage bench end-to-end`."""
+
+    overrides: tuple[str, ...] = overrides()
+    quick: bool = option("six cells, one seed: at most ten minutes", default=False)
+    modes: tuple[str, ...] = option(", ".join(MODES), default=(), metavar="NAME")
+    latencies: tuple[str, ...] = option(", ".join(LATENCIES), default=(), metavar="NAME")
+    seeds: tuple[int, ...] = option("of world, start, sampling", default=(), metavar="N", least=0)
+    steps: int | None = option(f"counted ({STEPS}; quick: {QUICK_STEPS})", least=1)
+    only: Literal["pace", "em"] | None = option("tokens a second, or whole runs to exact match")
+    headline: str = option("the asynchronous mode of the ratios", default=HEADLINE, metavar="NAME")
+    minutes: float = option("begin nothing that would end later", default=30.0, least=0)
+    out: Path = option("finished cells", default=REPOSITORY / "runs" / "bench_end_to_end")
+    plot: Path | None = option("where to write the plot", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for flag, given, known in (
+            ("--modes", self.modes, list(MODES)),
+            ("--latencies", self.latencies, list(LATENCIES)),
+            ("--headline", (self.headline,), [n for n, m in MODES.items() if m.kind == "async"]),
+        ):
+            for name in given:
+                if name not in known:
+                    raise ConfigError(f"{flag} {name!r}: one of {', '.join(known)}")
+        load(REPOSITORY / "configs" / "demo.yaml", self.overrides)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells in the order in which they are measured."""
+        if self.quick:
+            seed = self.seeds[0] if self.seeds else 0
+            return list(plan.quick_cells(seed, self.steps or QUICK_STEPS))
+        return list(
+            plan.cells(
+                self.modes or tuple(MODES),
+                self.latencies or LATENCIES,
+                self.seeds or SEEDS,
+                self.steps or STEPS,
+                self.only or "all",
+            )
+        )
+
+
+def left(options: BenchEndToEndOptions, kept: Kept) -> Iterator[Cell]:
+    """The cells that are not measured."""
+    return (cell for cell in options.cells if kept.row(cell) is None)
+
+
+def present(options: BenchEndToEndOptions, kept: Kept, on: Row) -> None:
+    """Print and write what there is."""
+    cells, cores = options.cells, on["cores"]
+    rows = [row for cell in cells if (row := kept.row(cell)) is not None]
+    if not rows:
+        return
+    seeds = dict.fromkeys(cell.seed for cell in cells)
+    parts = {seed: alone for seed in seeds if (alone := kept.parts(seed)) is not None}
+    found = summary(rows, parts, options.headline, cores)
+    where = ", ".join(f"{name} {value}" for name, value in on.items())
+    title = f"one work, {len(rows)} cells; async_over_… are of {options.headline}; {where}"
+    remaining = [cell.name for cell in left(options, kept)]
+    more = {"rows": rows, "parts": {seed: plain(each) for seed, each in parts.items()}}
+    written = found | more | {"left": remaining, "machine": on, "method": METHOD}
+    harness.finish(options, written, tables(rows, parts, found, title, cores), width=190)
+    print(f"plot: {draw(rows, options.plot or options.out / 'end_to_end.png')}")
+
+
+def bench(options: BenchEndToEndOptions) -> int:
+    """Measure what is missing, then report; 3 when something is left. Raises ConfigError,
+    BenchError.
+    """
+    report, on = harness.reporter(), harness.machine()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the learner's own process has it
+    digest = harness.digest_of(harness.sources(*CODE))
+    kept = Kept(options.out, f"{digest} {on['processor']} {on['cores']}", options.overrides)
+    try:
+        measure(options.cells, kept, options.minutes, report)
+    except ColdStartFailed as error:
+        raise harness.BenchError(str(error)) from error
+    present(options, kept, on | {"load_after": harness.machine()["load"]})
+    remaining = list(left(options, kept))
+    if remaining:
+        minutes = sum(cell.about_s for cell in remaining) / 60.0
+        print(
+            f"{len(remaining)} cells left, about {minutes:.0f} minutes, {remaining[0].name} first: "
+            "give the same command again to go on"
+        )
+    return Exit.STOPPED if remaining else Exit.DONE

@@ -1,0 +1,77 @@
+"""What one run of the work leaves: its steps and evaluations, or the parts measured alone.
+
+The child process of a cell writes it, the benchmark reads it. Times (`at_s`) are seconds since the
+epoch, so that they can be laid beside what was seen of the processes.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["lockstep", "sync", "async", "parts"]
+
+
+class Job(msgspec.Struct, frozen=True):
+    """The order to a child process: a configuration (overrides of configs/demo.yaml), how to run
+    it, and where to write the `Record`, of `parts` the `Parts`.
+
+    `learns`: evaluate on the way, and end by the configuration; else end after `steps`.
+    """
+
+    kind: Kind
+    overrides: tuple[str, ...]
+    engines: int
+    steps: int
+    learns: bool
+    server: tuple[str, int]  # the retrieval server's base URL, without latency, and process id
+    out: str
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One optimiser step as its learner saw it, and what was sampled since the one before.
+
+    `wait_s`: for rollouts; `pause_s`: of generation, while weights are written. `tokens` are
+    sampled ones that this step trained on, `staleness` their mean.
+    """
+
+    at_s: float
+    update_s: float
+    wait_s: float
+    pause_s: float
+    tokens: int
+    sampled: int
+    staleness: float = 0.0
+    staleness_max: float = 0.0
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """Exact match after `step`, `after_s` of training; where training stood still for evaluations,
+    without that time.
+    """
+
+    step: int
+    after_s: float
+    em: float
+    sampled_em: float | None
+
+
+class Record(msgspec.Struct, frozen=True):
+    """All of a run."""
+
+    steps: tuple[Step, ...]
+    evaluations: tuple[Evaluation, ...]
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """Generation by one engine alone without latency, and training alone.
+
+    `cpu_s` is processor time, of all processes that take part: of generation for one sampled token.
+    `update_tokens` are the sampled tokens of the batch that was trained on.
+    """
+
+    tokens_per_s: float
+    token_cpu_s: float
+    turn_s: float
+    update_s: float
+    update_cpu_s: float
+    update_tokens: int

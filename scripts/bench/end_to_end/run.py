@@ -1,0 +1,149 @@
+"""The cells as they are run: one child process each, kept once it is measured."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from configs.runtime.process import REPOSITORY
+from scripts.bench.end_to_end import plan
+from scripts.bench.end_to_end.figures import Row, figures, learning, row_of
+from scripts.bench.end_to_end.plan import MODES, Cell
+from scripts.bench.end_to_end.record import Job, Parts, Record
+from scripts.bench.end_to_end.usage import Usage
+from scripts.bench.harness import BenchError, Processes, Report, Rows, scratch
+from scripts.bench.overlap.server import serving
+from scripts.demo.task import DemoFiles, prepare
+
+LIMIT_S = 3600.0  # of one cell
+PARTS_S = 60.0  # about
+UPDATES = 3  # of training alone
+WORKER = "scripts.bench.end_to_end.worker"
+
+
+class Kept:
+    """What has been measured of a plan, kept from one call of the command to the next."""
+
+    def __init__(self, folder: Path, of: str, own: Sequence[str] = ()) -> None:
+        """`of`: what is measured; `own`: the overrides of all cells."""
+        self._rows = Rows(folder, of)
+        self.own = tuple(own)
+
+    def parts(self, seed: int, measure: Callable[[], Parts] | None = None) -> Parts | None:
+        """Generation and training alone; measured where it can be and was not yet."""
+        key = {"parts": seed, "overrides": self.own}
+        found = self._found(key, None if measure is None else lambda: plain(measure()))
+        return None if found is None else msgspec.convert(found, Parts)
+
+    def row(self, cell: Cell, measure: Callable[[], Row] | None = None) -> Row | None:
+        """The row of a cell."""
+        key = {"cell": plain(cell), "overrides": self.own}
+        found = self._found(key, measure)
+        return None if found is None else row_of(cell, found)
+
+    def _found(self, key: Any, measure: Callable[[], Any] | None) -> Any:
+        return self._rows.kept(key) if measure is None else self._rows.get(key, measure)
+
+
+def plain(value: Any) -> Any:
+    return msgspec.to_builtins(value)
+
+
+class Slice:
+    """The time of one call of the command: `fits` tells whether there is room for something."""
+
+    def __init__(self, minutes: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._begun_s, self._limit_s = now, now(), 60.0 * minutes
+        self._any = False
+
+    def fits(self, about_s: float) -> bool:
+        """True where it would end in time, and for the first thing in any case."""
+        in_time = self._now() - self._begun_s + about_s <= self._limit_s
+        fits, self._any = in_time or not self._any, True
+        return fits
+
+
+def measure(cells: Sequence[Cell], kept: Kept, minutes: float, report: Report) -> None:
+    """Measure what is missing and fits. Raises BenchError, ColdStartFailed."""
+    time_left = Slice(minutes)
+    for seed in dict.fromkeys(cell.seed for cell in cells):
+        missing = [cell for cell in cells if cell.seed == seed and kept.row(cell) is None]
+        if not missing and kept.parts(seed):
+            continue
+        files = prepare(REPOSITORY / ".cache", seed, report)
+        with serving(files.corpus, seed) as server:
+            stand = Stand(files, server, kept.own, report)
+            if not _measure_all(seed, missing, kept, stand, time_left):
+                return
+
+
+def _measure_all(
+    seed: int, cells: Sequence[Cell], kept: Kept, stand: "Stand", time_left: Slice
+) -> bool:
+    """Measure a seed's parts and cells; False once there is no time for the next."""
+    if kept.parts(seed) is None and not time_left.fits(PARTS_S):
+        return False
+    alone = kept.parts(seed, partial(stand.parts, seed))
+    if alone is None:
+        raise BenchError(f"seed {seed}: the parts alone were not measured")
+    for cell in cells:
+        if not time_left.fits(cell.about_s):
+            return False
+        kept.row(cell, partial(stand.cell, cell, alone))
+    return True
+
+
+class Stand:
+    """The files and the retrieval server of a seed, to measure cells with."""
+
+    def __init__(
+        self,
+        files: DemoFiles,
+        server: tuple[str, int],
+        own: Sequence[str],
+        report: Report,
+    ) -> None:
+        self._files, self._server, self._own, self._report = files, server, own, report
+
+    def parts(self, seed: int) -> Parts:
+        """Generation and training alone. Raises RunFailed."""
+        self._report(f"generation and training alone, seed {seed}")
+        url = f"{self._server[0]}/{plan.AT_ONCE.path}"
+        overrides = (*plan.task(self._files, seed, url), *plan.PACE, *self._own)
+        with scratch() as folder:
+            self._run(folder, Job("parts", overrides, 1, UPDATES, False, self._server, ""))
+            return msgspec.json.decode((folder / "record.json").read_bytes(), type=Parts)
+
+    def cell(self, cell: Cell, alone: Parts) -> Row:
+        """The figures of a cell. Raises RunFailed."""
+        self._report(cell.name)
+        mode, latency = MODES[cell.mode], plan.latency_of(cell.latency, alone.turn_s)
+        overrides = cell.overrides(self._files, f"{self._server[0]}/{latency.path}", self._own)
+        with scratch() as folder:
+            begun = time.monotonic()
+            job = Job(mode.kind, overrides, mode.engines, cell.last, cell.learns, self._server, "")
+            usage = self._run(folder, job)
+            whole_s = time.monotonic() - begun
+            record = msgspec.json.decode((folder / "record.json").read_bytes(), type=Record)
+        found = figures(record, usage) | {"whole_s": whole_s}
+        if cell.learns:
+            found |= learning(record)
+        self._report(f"  {found['step_s']:.2f} s a step; {whole_s:.0f} s in all")
+        return found
+
+    def _run(self, folder: Path, job: Job) -> Usage:
+        overrides = (*job.overrides, f"run_dir={folder / 'run'}")
+        job = msgspec.structs.replace(job, overrides=overrides, out=str(folder / "record.json"))
+        with Processes(folder) as processes:
+            processes.start("cell", "-m", WORKER, msgspec.json.encode(job).decode())
+            usage = Usage(processes.pid("cell"), (self._server[1],))
+
+            def look() -> bool:
+                usage.look()
+                return False
+
+            processes.wait(["cell"], LIMIT_S, look)
+        return usage
