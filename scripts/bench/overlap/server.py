@@ -45,7 +45,7 @@ class Latency(msgspec.Struct, frozen=True):
     @property
     def path(self) -> str:
         """The end of the server's base URL for this latency."""
-        return f"{self.p50_s:g}-{self.p99_s:g}"
+        return "-".join(f"{each:.9f}".rstrip("0").rstrip(".") for each in (self.p50_s, self.p99_s))
 
     @classmethod
     def of(cls, path: str) -> "Latency":

@@ -69,7 +69,7 @@ def test_a_query_is_as_late_whoever_asks() -> None:
     assert first == again != other and TAIL.draw(chance(2, "a")) != first
 
 
-@pytest.mark.parametrize("latency", [TAIL, ZERO, Latency(1.0, 1.0)])
+@pytest.mark.parametrize("latency", [TAIL, ZERO, Latency(1.0, 1.0), Latency(2e-5, 2e-4)])
 def test_a_latency_survives_its_path(latency: Latency) -> None:
     assert Latency.of(latency.path) == latency
 

@@ -1,0 +1,95 @@
+"""The cells of the end-to-end benchmark: their order, their configuration, their latencies."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.load import ConfigError, load
+from configs.runtime.process import REPOSITORY
+from scripts.bench.end_to_end.plan import (
+    EM_STEPS,
+    HEADLINE,
+    LATENCIES,
+    MODES,
+    TAIL,
+    Cell,
+    cells,
+    latency_of,
+    quick_cells,
+    scaled,
+)
+from scripts.bench.overlap.server import Latency, chance
+from scripts.demo.task import DemoFiles
+
+FILES = DemoFiles(*(Path(f"/demo/{name}") for name in ("model", "train", "eval", "corpus", "all")))
+
+
+def test_a_quick_plan_has_six_cells_with_every_ratio_s_both_sides() -> None:
+    planned = list(quick_cells(3, 8))
+    assert len(planned) == len(set(planned)) == 6
+    by_latency = {name: {c.mode for c in planned if c.latency == name} for name in LATENCIES}
+    assert by_latency["tail"] == {"lockstep", "sync", HEADLINE}
+    assert by_latency["scaled"] == {HEADLINE} and by_latency["zero"] == {"sync", HEADLINE}
+    assert {(c.seed, c.steps, c.last) for c in planned} == {(3, 8, 10)}
+
+
+def test_modes_lie_beside_each_other_and_turn_around_with_the_seed() -> None:
+    planned = list(cells(("lockstep", "async_2"), ("tail", "zero"), (0, 1), 4))
+    assert [(c.seed, c.latency, c.mode, c.learns) for c in planned[:6]] == [
+        (0, "tail", "lockstep", False),
+        (0, "tail", "async_2", False),
+        (0, "zero", "lockstep", False),
+        (0, "zero", "async_2", False),
+        (0, "tail", "lockstep", True),
+        (0, "tail", "async_2", True),
+    ]
+    assert [c.mode for c in planned[6:8]] == ["async_2", "lockstep"]
+    assert len(set(planned)) == len(planned) == 12
+
+
+def test_a_part_of_the_plan_can_be_asked_for() -> None:
+    pace = list(cells(("sync",), LATENCIES, (0,), 4, "pace"))
+    whole = list(cells(("sync",), LATENCIES, (0,), 4, "em"))
+    assert [c.learns for c in pace] == [False] * 3
+    assert [(c.latency, c.last) for c in whole] == [("tail", EM_STEPS)]
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--modes 'asink': one of lockstep, sync"):
+        list(cells(("asink",), LATENCIES, (0,), 4))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_cell_is_the_demo_but_for_its_schedule(mode: str, learns: bool) -> None:
+    overrides = Cell(mode, "tail", 1, 4, learns).overrides(FILES, "http://h:1/0.2-2")
+    config = load(REPOSITORY / "configs" / "demo.yaml", overrides)
+    demo = load(REPOSITORY / "configs" / "demo.yaml")
+    assert config.replay.max_staleness == MODES[mode].staleness
+    assert config.learner.threads == MODES[mode].threads
+    assert config.actors.max_num_seqs * MODES[mode].engines == 128
+    assert config.replay.group_size == demo.replay.group_size
+    assert config.replay.drop_no_signal == learns
+    assert config.learner.total_steps == (80 if learns else 6 + MODES[mode].staleness + 1)
+    assert not config.starts_retrieval_server
+
+
+def test_own_overrides_come_last() -> None:
+    cell = Cell("sync", "tail", 1, 4)
+    overrides = cell.overrides(FILES, "http://h:1", ("learner.threads=7",))
+    assert load(REPOSITORY / "configs" / "demo.yaml", overrides).learner.threads == 7
+
+
+def test_a_scaled_latency_is_a_share_of_a_turn() -> None:
+    latency = scaled(0.5)
+    assert latency.p99_s / latency.p50_s == pytest.approx(TAIL.p99_s / TAIL.p50_s)
+    drawn = [latency.draw(chance(0, f"{number}")) for number in range(4000)]
+    assert sum(drawn) / len(drawn) == pytest.approx(0.05 * 0.5, rel=0.1)
+    assert latency_of("scaled", 0.5) == latency and latency_of("tail", 0.5) == TAIL
+
+
+@pytest.mark.parametrize("turn_s", [1e-3, 0.08, 3.0])
+def test_a_scaled_latency_survives_its_path(turn_s: float) -> None:
+    latency = scaled(turn_s)
+    again = Latency.of(latency.path)
+    assert again.p50_s == pytest.approx(latency.p50_s, rel=1e-4)

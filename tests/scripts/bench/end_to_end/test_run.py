@@ -1,0 +1,140 @@
+"""The end-to-end benchmark's cells: kept, resumed, in slices; then two tiny ones for real."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import ConfigError
+from replay.log import records
+from replay.log.summary import Summary
+from replay.protocol import EvalResult
+from replay.trajectory import Question
+from scripts import cli
+from scripts.bench.end_to_end.bench import BenchEndToEndOptions, left, present
+from scripts.bench.end_to_end.fleet import recorded
+from scripts.bench.end_to_end.plan import Cell
+from scripts.bench.end_to_end.record import Evaluation, Parts
+from scripts.bench.end_to_end.run import Kept, Slice
+
+PARTS = Parts(1000.0, 0.002, 0.3, 1.0, 1.5, 2000)
+ROW: dict[str, Any] = {
+    "step_s": 2.0,
+    "update_s": 0.5,
+    "wait_s": 1.0,
+    "rest_s": 0.5,
+    "pause_s": 0.01,
+    "tokens": 2000.0,
+    "tokens_per_s": 1000.0,
+    "sampled_over_trained": 1.0,
+    "staleness": 1.0,
+    "staleness_max": 2.0,
+    "learner_idle": 0.75,
+    "engine_idle": 0.2,
+    "cpu": {"engine": 1.0},
+}
+
+
+def test_what_is_measured_is_not_measured_again(tmp_path: Path) -> None:
+    kept, cell = Kept(tmp_path, "code"), Cell("sync", "tail", 0, 8)
+    assert kept.row(cell) is None and kept.parts(0) is None
+    assert kept.parts(0, lambda: PARTS) == PARTS == Kept(tmp_path, "code").parts(0)
+    row = kept.row(cell, lambda: ROW)
+    assert row == Kept(tmp_path, "code").row(cell, lambda: 1 / 0)
+    assert (row["mode"], row["seed"], row["tokens"]) == ("sync", 0, 2000.0)
+    assert kept.row(Cell("sync", "tail", 0, 9)) is None
+    assert Kept(tmp_path, "other code").row(cell) is None
+    assert Kept(tmp_path, "code", ("learner.lr=0",)).row(cell) is None
+
+
+def test_a_slice_begins_nothing_that_would_end_too_late() -> None:
+    now = [0.0]
+    time_left = Slice(1.0, lambda: now[0])
+    assert time_left.fits(900.0)  # else nothing would ever be measured
+    assert time_left.fits(59.0)
+    now[0] = 30.0
+    assert not time_left.fits(31.0) and time_left.fits(30.0)
+
+
+def test_what_there_is_is_reported_and_what_is_left_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    options = BenchEndToEndOptions(quick=True, out=tmp_path, json=file)
+    kept = Kept(tmp_path, "code")
+    present(options, kept, {"cores": 2})
+    assert not file.exists()  # nothing yet
+    kept.parts(0, lambda: PARTS)
+    for cell in options.cells[:3]:
+        kept.row(cell, lambda: ROW)
+    present(options, kept, {"cores": 2})
+    found = json.loads(file.read_text())
+    assert found["async_over_lockstep"] == 1.0 and found["async_over_sync_zero_latency"] is None
+    assert found["left"] == [cell.name for cell in left(options, kept)] and len(found["left"]) == 3
+    assert "lockstep" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"modes": ("asink",)}, "--modes 'asink': one of lockstep"),
+        ({"latencies": ("none",)}, "--latencies 'none': one of tail"),
+        ({"headline": "sync"}, "--headline 'sync': one of one_step_off"),
+        ({"overrides": ("learner.stepz=3",)}, "unknown key 'learner.stepz'"),
+        ({"steps": 0}, "--steps 0: at least 1"),
+    ],
+)
+def test_what_it_cannot_measure_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        BenchEndToEndOptions(**given)
+
+
+def test_a_run_s_log_tells_its_steps() -> None:
+    summary = Summary(1, 0, "q", "train", 1.0, 1, 0, 2, 40, 0, 1)
+    gauges = {
+        "learner/update_s": 0.5,
+        "learner/wait_for_batch_s": 0.2,
+        "learner/wait_for_oldest_s": 0.1,
+        "replay/staleness": 1.5,
+        "replay/staleness_max": 2.0,
+        "sync/generation_pause_s": 0.02,
+    }
+    log: list[records.Record] = [
+        records.GroupOpened(10.0, 1, "train", Question("q", "?", ("a",)), 1, 0),
+        records.Delivered(11.0, "actor-0", 1, 0, b"", summary),
+        records.Delivered(12.0, "actor-0", 1, 1, b"", summary),
+        records.Sampled(13.0, 1, 1, (1,), (), {}),
+        records.Reported(14.0, 1, 1, gauges),
+        records.EvaluationFinished(15.0, EvalResult(1, 4, 0.9, 0.8, {}, {}, 1.0, 1, 1)),
+    ]
+    found = recorded(log)
+    (step,) = found.steps
+    assert (step.at_s, step.tokens, step.sampled) == (14.0, 80, 80)
+    assert step.wait_s == pytest.approx(0.3) and (step.pause_s, step.staleness) == (0.02, 1.5)
+    assert found.evaluations == (Evaluation(1, 5.0, 0.9, 0.8),)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(300)
+def test_two_tiny_cells_are_measured_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    words = (
+        "bench end-to-end replay.groups_per_step=2 replay.group_size=4 actors.count=1 --only pace "
+        f"--modes lockstep async_2 --latencies zero --seeds 0 --steps 1 --out {tmp_path} "
+        f"--json {file}"
+    ).split()
+    assert cli.main(words) == 0
+    found = json.loads(file.read_text())
+    lockstep, asynchronous = found["rows"]
+    assert lockstep["staleness"] == 0.0 and lockstep["sampled_over_trained"] == 1.0
+    assert 0.0 <= asynchronous["staleness_max"] <= 2.0
+    assert all(0.0 <= row["engine_idle"] <= 1.0 for row in found["rows"])
+    assert found["async_over_sync_zero_latency"] > 0.0 and found["left"] == []
+    assert Path(tmp_path / "end_to_end.png").stat().st_size > 0
+    capsys.readouterr()
+    assert cli.main(words) == 0
+    assert "steps" not in capsys.readouterr().err  # nothing is run again
