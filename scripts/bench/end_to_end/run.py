@@ -49,6 +49,7 @@ class Kept:
 
 
 def plain(value: Any) -> Any:
+    """A struct as what JSON can hold."""
     return msgspec.to_builtins(value)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from configs.load import ConfigError
+from configs.runtime.process import REPOSITORY
 from replay.log import records
 from replay.log.summary import Summary
 from replay.protocol import EvalResult
@@ -16,7 +17,8 @@ from scripts.bench.end_to_end.bench import BenchEndToEndOptions, left, present
 from scripts.bench.end_to_end.fleet import recorded
 from scripts.bench.end_to_end.plan import Cell
 from scripts.bench.end_to_end.record import Evaluation, Parts
-from scripts.bench.end_to_end.run import Kept, Slice
+from scripts.bench.end_to_end.run import Kept, Slice, measure
+from scripts.demo.task import prepare
 
 PARTS = Parts(1000.0, 0.002, 0.3, 1.0, 1.5, 2000)
 ROW: dict[str, Any] = {
@@ -115,26 +117,54 @@ def test_a_run_s_log_tells_its_steps() -> None:
     assert found.evaluations == (Evaluation(1, 5.0, 0.9, 0.8),)
 
 
+@pytest.fixture(scope="module")
+def demo_cache() -> None:
+    """The demo's task of seed 0, made where it is not cached."""
+    prepare(REPOSITORY / ".cache", 0, print)
+
+
+TINY = (
+    "replay.groups_per_step=2",
+    "replay.group_size=4",
+    "actors.count=1",
+    "learner.warmup_steps=1",
+)
+
+
 @pytest.mark.slow
 @pytest.mark.vllm
-@pytest.mark.timeout(300)
-def test_two_tiny_cells_are_measured_and_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "figures.json"
-    words = (
-        "bench end-to-end replay.groups_per_step=2 replay.group_size=4 actors.count=1 --only pace "
-        f"--modes lockstep async_2 --latencies zero --seeds 0 --steps 1 --out {tmp_path} "
-        f"--json {file}"
-    ).split()
-    assert cli.main(words) == 0
-    found = json.loads(file.read_text())
-    lockstep, asynchronous = found["rows"]
+@pytest.mark.timeout(600)
+def test_two_tiny_cells_are_measured(demo_cache: None, tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "tiny", TINY)
+    kept.parts(0, lambda: PARTS)
+    cells = [Cell(mode, "scaled", 0, 1) for mode in ("lockstep", "async_2")]
+    measure(cells, kept, 30.0, print)
+    lockstep, asynchronous = (kept.row(cell) for cell in cells)
+    assert lockstep and asynchronous
     assert lockstep["staleness"] == 0.0 and lockstep["sampled_over_trained"] == 1.0
     assert 0.0 <= asynchronous["staleness_max"] <= 2.0
-    assert all(0.0 <= row["engine_idle"] <= 1.0 for row in found["rows"])
-    assert found["async_over_sync_zero_latency"] > 0.0 and found["left"] == []
-    assert Path(tmp_path / "end_to_end.png").stat().st_size > 0
+    for row in (lockstep, asynchronous):
+        assert 0.0 <= row["engine_idle"] <= 1.0 and row["tokens_per_s"] > 0.0
+        assert row["cpu"]["engine"] > 0.0
+
+
+@pytest.mark.soak("benchmarks")
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_the_command_measures_keeps_and_goes_on(
+    demo_cache: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    words = ["bench", "end-to-end", *TINY, "--only", "pace", "--latencies", "zero", "--seeds", "0"]
+    words += ["--steps", "1", "--out", str(tmp_path), "--json", str(file), "--modes"]
+    words += ["sync_2_engines", "one_step_off"]
+    assert cli.main([*words, "--minutes", "0"]) == 3  # the parts alone
+    assert "2 cells left" in capsys.readouterr().out
+    assert cli.main(words) == 0
+    found = json.loads(file.read_text())
+    assert found["async_over_sync_zero_latency"] is None  # of async_4, which is not among them
+    assert found["left"] == [] and len(found["rows"]) == 2
+    assert (tmp_path / "end_to_end.png").stat().st_size > 0
     capsys.readouterr()
     assert cli.main(words) == 0
     assert "steps" not in capsys.readouterr().err  # nothing is run again
