@@ -55,6 +55,9 @@ class BenchEndToEndOptions(harness.BenchOptions):
     seeds: tuple[int, ...] = option("of world, start, sampling", default=(), metavar="N", least=0)
     steps: int | None = option(f"counted ({STEPS}; quick: {QUICK_STEPS})", least=1)
     only: Literal["pace", "em"] | None = option("tokens a second, or whole runs to exact match")
+    settled: bool = option(
+        "pace of a policy that has learned to search, and learns no more", default=False
+    )
     headline: str = option("the asynchronous mode of the ratios", default=HEADLINE, metavar="NAME")
     minutes: float = option("begin nothing that would end later", default=30.0, least=0)
     out: Path = option("finished cells", default=REPOSITORY / "runs" / "bench_end_to_end")
@@ -70,7 +73,14 @@ class BenchEndToEndOptions(harness.BenchOptions):
             for name in given:
                 if name not in known:
                     raise ConfigError(f"{flag} {name!r}: one of {', '.join(known)}")
+        if self.settled and self.only != "pace" and not self.quick:
+            raise ConfigError("--settled learns nothing, so there is only its pace: --only pace")
         load(REPOSITORY / "configs" / "demo.yaml", self.overrides)
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The overrides of all cells."""
+        return (*(("learner.lr=0",) if self.settled else ()), *self.overrides)
 
     @property
     def cells(self) -> list[Cell]:
@@ -119,9 +129,10 @@ def bench(options: BenchEndToEndOptions) -> int:
     report, on = harness.reporter(), harness.machine()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the learner's own process has it
     digest = harness.digest_of(harness.sources(*CODE))
-    kept = Kept(options.out, f"{digest} {on['processor']} {on['cores']}", options.overrides)
+    of = f"{digest} {on['processor']} {on['cores']}{' settled' * options.settled}"
+    kept = Kept(options.out, of, options.own)
     try:
-        measure(options.cells, kept, options.minutes, report)
+        measure(options.cells, kept, options.minutes, report, options.settled)
     except ColdStartFailed as error:
         raise harness.BenchError(str(error)) from error
     present(options, kept, on | {"load_after": harness.machine()["load"]})

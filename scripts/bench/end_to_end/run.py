@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from scripts.bench.end_to_end.record import Job, Parts, Record
 from scripts.bench.end_to_end.usage import Usage
 from scripts.bench.harness import BenchError, Processes, Report, Rows, scratch
 from scripts.bench.overlap.server import serving
+from scripts.bench.overlap.task import prepare_model
+from scripts.demo.start import Recipe
 from scripts.demo.task import DemoFiles, prepare
 
 LIMIT_S = 3600.0  # of one cell
@@ -67,14 +70,20 @@ class Slice:
         return fits
 
 
-def measure(cells: Sequence[Cell], kept: Kept, minutes: float, report: Report) -> None:
-    """Measure what is missing and fits. Raises BenchError, ColdStartFailed."""
+def measure(
+    cells: Sequence[Cell], kept: Kept, minutes: float, report: Report, searching: bool = False
+) -> None:
+    """Measure what is missing and fits; `searching`: begin with a policy that has been taught to
+    search. Raises BenchError, ColdStartFailed.
+    """
     time_left = Slice(minutes)
     for seed in dict.fromkeys(cell.seed for cell in cells):
         missing = [cell for cell in cells if cell.seed == seed and kept.row(cell) is None]
         if not missing and kept.parts(seed):
             continue
         files = prepare(REPOSITORY / ".cache", seed, report)
+        if searching:
+            files = replace(files, model=prepare_model(files.model, Recipe().layers, report))
         with serving(files.corpus, seed) as server:
             stand = Stand(files, server, kept.own, report)
             if not _measure_all(seed, missing, kept, stand, time_left):

@@ -85,11 +85,17 @@ def test_what_there_is_is_reported_and_what_is_left_named(
         ({"headline": "sync"}, "--headline 'sync': one of one_step_off"),
         ({"overrides": ("learner.stepz=3",)}, "unknown key 'learner.stepz'"),
         ({"steps": 0}, "--steps 0: at least 1"),
+        ({"settled": True}, "--settled learns nothing, so there is only its pace"),
     ],
 )
 def test_what_it_cannot_measure_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         BenchEndToEndOptions(**given)
+
+
+def test_a_settled_policy_learns_no_more() -> None:
+    assert BenchEndToEndOptions(settled=True, quick=True).own == ("learner.lr=0",)
+    assert BenchEndToEndOptions(overrides=("seed=1",)).own == ("seed=1",)
 
 
 def test_a_run_s_log_tells_its_steps() -> None:
