@@ -121,7 +121,7 @@ def test_two_files_of_one_name_are_two_sets_or_refused(
         (["--train", "none.json"], "'none.json': no file there: name a file, or one of nq,"),
         (["--train", "list.json"], "list.json: one JSON list: write a row a line, jq -c '.[]' "),
         (["--train", "own=list.json"], "list.json: one JSON list: write a row a line, jq -c "),
-        (["--train", "table.csv"], "table.csv: no row can be used: table.csv:2: not JSON"),
+        (["--train", "table.csv"], "table.csv: this is CSV: Forage reads JSONL and parquet: "),
     ],
 )
 def test_what_is_not_there_or_no_questions_is_named(
