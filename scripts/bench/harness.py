@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
@@ -265,9 +265,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def reporter() -> Report:
-    """A function that prints a line to stderr, after the seconds since now."""
-    notes, start_s = Console(stderr=True), time.monotonic()
+def reporter(file: IO[str] | None = None) -> Report:
+    """A function that prints a line to stderr or `file`, after the seconds since now."""
+    notes, start_s = Console(stderr=True, file=file), time.monotonic()
 
     def report(text: str) -> None:
         notes.print(f"{time.monotonic() - start_s:5.0f} s  {text}")

@@ -11,8 +11,11 @@ from typing import Any
 
 from rich.table import Table
 
+from configs.runtime.process import REPOSITORY
 from scripts.bench import harness
+from scripts.terminal import chatter_to
 
+LOG = REPOSITORY / ".cache" / "bench-engine.log"
 SEEDS = (0, 1, 2)
 UPDATE_S = 20.0
 CACHES = {"quarter": 187_000 // 8, "half": 375_000 // 8, "whole": 749_000 // 8}  # tokens
@@ -126,9 +129,13 @@ PARTS: tuple[Callable[[BenchEngineOptions, harness.Report], dict[str, Any]], ...
 
 def bench(options: BenchEngineOptions) -> None:
     """Measure, print, write the JSON. Raises BenchError, PolicyError."""
-    report, found = harness.reporter(), {"machine": harness.machine(), "method": METHOD}
-    for part in PARTS:
-        found |= part(options, report)
+    found: dict[str, Any] = {"machine": harness.machine(), "method": METHOD}
+    LOG.parent.mkdir(exist_ok=True)
+    with chatter_to(LOG) as terminal:
+        report = harness.reporter(terminal)
+        report(f"what the engines say goes to {LOG}")
+        for part in PARTS:
+            found |= part(options, report)
     harness.finish(options, found, tables(found))
 
 

@@ -1,6 +1,7 @@
 """The engine's benchmark: its figures have their names, and each part adds its own."""
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ def test_the_figures_have_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def scheduling(*_: Any) -> dict[str, Any]:
+        os.write(2, b"a library")
         names = ("probe_wait_s", "oversubscribed_over_fcfs", "oversubscribed_over_fcfs_updates")
         return dict(zip(names, (0.26, 2.1, 2.6), strict=True))
 
@@ -37,8 +39,10 @@ def test_the_figures_have_their_names(
     monkeypatch.setattr("scripts.bench.engine.probe.probe_figures", probe_figures)
     monkeypatch.setattr("scripts.bench.engine.stack.demo_files", lambda report: files)
     monkeypatch.setattr(bench, "PARTS", (scheduling, bench.capacity, bench.probe, rollouts))
+    monkeypatch.setattr(bench, "LOG", tmp_path / "logs" / "engine.log")
     file = tmp_path / "found.json"
     assert cli.main(["bench", "engine", "--json", str(file)]) == 0
+    assert (tmp_path / "logs" / "engine.log").read_text() == "a library"
     found = json.loads(file.read_text())
     assert found["capacity_over_best_fixed"] == 1.2 and found["rate_over_best_fixed"] == 0.97
     assert found["capacity_over_best_fixed_low"] == 1.0 and len(found["caches"]) == 3
