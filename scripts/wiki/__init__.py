@@ -1,0 +1,1 @@
+"""A real model, real text and real questions, made from pinned packages."""

@@ -1,0 +1,91 @@
+"""Downloads from npm's registry, with or without npm: HTTP and nothing else. Nothing is run.
+
+The registry is what npm says, where there is one; else NPM_CONFIG_REGISTRY, ~/.npmrc, or npm's own.
+"""
+
+import base64
+import http.client
+import os
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import msgspec
+
+OFFICIAL = "https://registry.npmjs.org/"
+TIMEOUT_S = 60.0  # without a byte
+_CHUNK = 1 << 16
+
+
+class NpmError(Exception):
+    """A package that the registry does not give; the text says why, in one line."""
+
+
+class _Dist(msgspec.Struct):
+    tarball: str
+
+
+class _Version(msgspec.Struct):
+    dist: _Dist
+
+
+def digest_of(integrity: str) -> str:
+    """ALGORITHM:HEX of what a registry calls a package's integrity."""
+    algorithm, _, encoded = integrity.partition("-")
+    return f"{algorithm}:{base64.b64decode(encoded).hex()}"
+
+
+def registry() -> str:
+    """The address of the configured registry, with a slash at its end."""
+    said = _asked() or os.environ.get("NPM_CONFIG_REGISTRY") or _written() or OFFICIAL
+    return said.rstrip("/") + "/"
+
+
+def download(name: str, version: str, path: Path) -> None:
+    """Write a package's archive to `path`. Raises NpmError, OSError where it cannot be written."""
+    about = f"{registry()}{name}/{version}"
+    try:
+        with _opened(about) as reply:
+            told = msgspec.json.decode(reply.read(), type=_Version)
+        with _opened(told.dist.tarball) as reply, path.open("wb") as file:
+            shutil.copyfileobj(reply, file, _CHUNK)
+    except msgspec.DecodeError as error:
+        raise NpmError(f"{about} describes no package ({error})") from error
+    except urllib.error.HTTPError as error:
+        with error:  # it holds the connection
+            raise NpmError(f"{error.url} answers {error.code} {error.reason}") from None
+    except urllib.error.URLError as error:
+        raise NpmError(f"{about} cannot be reached ({error.reason})") from error
+    except (http.client.HTTPException, TimeoutError, ValueError) as error:
+        raise NpmError(f"{about} gives no whole package ({error})") from error
+
+
+def _opened(url: str) -> http.client.HTTPResponse:
+    if not url.startswith(("http://", "https://")):
+        raise NpmError(f"{url!r} is no http:// or https:// address")
+    found: http.client.HTTPResponse = urllib.request.urlopen(url, timeout=TIMEOUT_S)
+    return found
+
+
+def _asked() -> str:
+    """What npm says, if there is one."""
+    npm = shutil.which("npm")
+    if not npm:
+        return ""
+    command = [npm, "config", "get", "registry"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    said = done.stdout.strip()
+    return said if said.startswith("http") else ""
+
+
+def _written() -> str:
+    """What ~/.npmrc says."""
+    file = Path.home() / ".npmrc"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    values = [line.partition("=")[2].strip() for line in lines if line.startswith("registry")]
+    return values[-1] if values else ""

