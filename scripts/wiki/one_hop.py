@@ -179,11 +179,9 @@ def _definition(article: Article) -> str:
     if not said or article.topic == "People":
         return ""
     what = said["what"]
-    if len(what) > _MOST:  # what follows a comma says more than is asked
-        what = what[:_MOST].rpartition(",")[0]
     if _stems(article.name) & _stems(what) or _UNCLEAR.search(what):
         return ""
-    return what if len(what) >= _LEAST else ""
+    return what if _LEAST <= len(what) <= _MOST else ""
 
 
 def _stems(text: str) -> set[str]:

@@ -91,7 +91,8 @@ class Work:
     @property
     def prose(self) -> str:
         """The work inside a question: the novel Dracula."""
-        plain = self.noun == "work" or self.maker_is == "painter"
+        said = self.noun in self.article.name.lower() or self.maker_is == "painter"
+        plain = said or self.noun in ("work", "composition")
         return self.article.name if plain else f"the {self.noun} {self.article.name}"
 
 

@@ -57,8 +57,14 @@ def test_who_was_born_first_is_named_first_about_as_often_as_second() -> None:
 @pytest.mark.parametrize(
     ("extract", "asked"),
     [
-        ("Bo is the largest city of a region.", "What is the largest city of a region?"),
-        ("A bo is a boat that two people row.", "What is described as a boat that two people row?"),
+        (
+            "Bo is the largest city of a whole region.",
+            "What is the largest city of a whole region?",
+        ),
+        (
+            "A bo is a boat for two people in a hurry.",
+            "What is described as a boat for two people in a hurry?",
+        ),
         ("Bo is a boat.", None),
         ("Bo is the largest city of the region of Bolovia and its people.", None),
         ("Bo was the largest city of the region of Aoland.", None),
