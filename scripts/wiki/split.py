@@ -49,7 +49,8 @@ class Entities:
 def split(questions: Sequence[Question], entities: Entities, seed: int) -> Sides:
     """The questions of each side, of each kind at most as many as are wanted."""
     articles = {q.id: q.about & entities.countries.keys() for q in questions}
-    named = {q.id: entities.titles.keys(q.text) - articles[q.id] for q in questions}
+    said = {q.id: f"{q.text} {q.answers[0]}" for q in questions}
+    named = {q.id: entities.titles.keys(said[q.id]) - articles[q.id] for q in questions}
     counts = Counter(id for names in named.values() for id in names)
     common = {id for id, count in counts.items() if count > COMMON}
     asked = [q for q in questions if not q.about & common]

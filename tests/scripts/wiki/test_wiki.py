@@ -148,5 +148,9 @@ def test_the_real_packages_give_what_the_page_says(tmp_path: Path) -> None:
     assert counts["train"] >= 4000 and counts["eval"] >= 500 and counts["validation"] >= 200
     audit = json.loads(files.audit.read_text())
     assert all(kind["reached"] > 0.9 for side in audit.values() for kind in side.values())
+    support: dict[str, set[str]] = {side: set() for side in LISTS}
+    for row in rows(files.kinds):
+        support[row["split"]].update(row["support"])
+    assert not support["eval"] & (support["train"] | support["validation"])
     assert (files.model / "model.safetensors").stat().st_size > 2e8
     assert len(rows(files.demonstrations)) > 300
