@@ -26,6 +26,7 @@ COUNTED = (
     "retrieval/errors",
     "actor/lost_requests",
     "actor/token_mismatch",
+    "sync/refits",
 )
 
 
@@ -64,6 +65,11 @@ class RunFold:
     @property
     def _train_s(self) -> float:
         return max(0.0, self._last_report - self._first_lease) if self._first_lease else 0.0
+
+    @property
+    def refits(self) -> int:
+        """How many versions had to be sent anew, because an actor held something else."""
+        return self.earlier["sync/refits"] + int(self._counters.get("sync/refits", 0))
 
     def _launch(self, now: float) -> None:
         self.launches += 1
@@ -154,6 +160,7 @@ def build(
         "staleness_max": fold.staleness_max,
         "max_staleness": config.replay.max_staleness,
         **_fleet(fleet, fold.earlier),
+        "refits": fold.refits,
         **_pauses(fold.reports.values(), train_wall_s),
         "restarts": restarts(path.parent),
         "dropped_groups_by_cause": dict(fold.dropped),
