@@ -1,6 +1,7 @@
 """A server that is both a package index for pip and npm's registry, of files held in memory."""
 
 import base64
+import gzip
 import hashlib
 import io
 import json
@@ -93,7 +94,10 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 def tarred(files: dict[str, bytes]) -> bytes:
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as squeezed,  # the same bytes each time
+        tarfile.open(fileobj=squeezed, mode="w") as archive,
+    ):
         for name, content in files.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)

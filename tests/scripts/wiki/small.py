@@ -2,11 +2,17 @@
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from scripts.wiki import articles, countries, task
+import pytest
+
+from scripts.wiki import articles, countries, model, task, wiki
 from scripts.wiki.articles import Article
 from scripts.wiki.countries import Country
+from tests.scripts.wiki.registries import serving
 
 CODES = [f"C{letter}X" for letter in "ABCDEFGHIJKLMNOPQRSTUVWX"]
 _WORDS = ("bo", "ke", "ra", "tu", "mi", "so", "la", "vi", "ne", "ga", "pu", "de")
@@ -62,6 +68,23 @@ def read_articles() -> list[Article]:
 def read_countries() -> list[Country]:
     """As the package's reader gives them."""
     return countries.decode(json.dumps(given_countries()).encode())
+
+
+@contextmanager
+def packaged(cache: Path) -> Iterator[None]:
+    """Have the task be made of this world, whose packages `cache` holds; nothing else can be
+    fetched, and the language model is what lies in `cache/model`.
+    """
+    with serving() as server, pytest.MonkeyPatch.context() as patch:
+        texts = server.wheel("texts", {articles.MEMBER: json.dumps(summaries()).encode()})
+        facts = server.npm("facts", {countries.MEMBER: json.dumps(given_countries()).encode()})
+        for package in (texts, facts):
+            package.where(cache / "packages").parent.mkdir(parents=True, exist_ok=True)
+            package.where(cache / "packages").write_bytes(server.files[package.file])
+        patch.setattr(wiki, "TEXTS", texts)
+        patch.setattr(wiki, "COUNTRIES", facts)
+        patch.setattr(model, "language_model", lambda folder, _: folder / "model")
+        yield
 
 
 def _name(code: str) -> str:

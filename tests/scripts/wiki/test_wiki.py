@@ -12,12 +12,12 @@ from configs.load import load
 from configs.runtime.process import REPOSITORY
 from replay.questions import load_questions
 from scripts.warm_start.demonstrations import read_files
-from scripts.wiki import articles, countries, model, wiki
+from scripts.wiki import articles, wiki
 from scripts.wiki.packages import WikiError
 from scripts.wiki.questions import KINDS
 from scripts.wiki.wiki import WikiFiles, build
 from tests.scripts.wiki.registries import serving
-from tests.scripts.wiki.small import given_countries, summaries
+from tests.scripts.wiki.small import packaged
 
 LISTS = ("train", "validation", "eval")
 
@@ -30,15 +30,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache that holds the made-up packages; nothing else can be fetched."""
     cache = tmp_path_factory.mktemp("wiki")
-    with serving() as server, pytest.MonkeyPatch.context() as patch:
-        texts = server.wheel("texts", {articles.MEMBER: json.dumps(summaries()).encode()})
-        facts = server.npm("facts", {countries.MEMBER: json.dumps(given_countries()).encode()})
-        for package in (texts, facts):
-            package.where(cache / "packages").parent.mkdir(parents=True)
-            package.where(cache / "packages").write_bytes(server.files[package.file])
-        patch.setattr(wiki, "TEXTS", texts)
-        patch.setattr(wiki, "COUNTRIES", facts)
-        patch.setattr(model, "language_model", lambda folder, _: folder / "model")
+    with packaged(cache):
         yield cache
 
 
