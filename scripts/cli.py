@@ -55,7 +55,7 @@ class Command:
 
 
 COMMANDS = {
-    "demo": Command("demo.demo:demo", "Train on a small made-up task, on two cores."),
+    "demo": Command("demo.demo:demo", "Train on a task that comes with it, on two cores."),
     "train": Command("fleet.launch:train", "Train, or only evaluate, a model."),
     "resume": Command("fleet.launch:resume", "Go on with a run."),
     "scale": Command("fleet.scale:scale", "Change the number of a running run's actors."),
@@ -119,6 +119,8 @@ THEMES = {
 def run() -> None:
     """The console entry."""
     assert_packages()
+    if "FORAGE_PARENT" in os.environ:  # another command has started this one
+        die_with_parent()
     sys.exit(main())
 
 
@@ -342,7 +344,7 @@ def _meant(option: str, name: str) -> str:
     longer = [each for each in own if each.startswith(option)]
     if near := longer or difflib.get_close_matches(option, own, cutoff=0.7):
         return f": did you mean {near[0]}?"
-    if "overrides" in words and (field := hints.option(plain, FIELDS)):
+    if words & {"overrides", "words"} and (field := hints.option(plain, FIELDS)):
         return f": did you mean {field}?"
     if others := [other for other in COMMANDS if option in _written_flags(other)]:
         told = " and ".join(filter(None, (", ".join(others[:-1]), others[-1])))
