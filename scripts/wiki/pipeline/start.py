@@ -1,0 +1,136 @@
+"""The start of the wiki task: as few supervised steps as give reinforcement something to work with.
+
+    warm/            the warm start, which takes a few steps more for each candidate
+    step-N/          the evaluation of its model after N steps, on validation questions
+    choice.json      what each candidate reached, and which was chosen
+
+Validation asks about training's countries: the held-out questions have no say.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from configs.runtime.files import remove_folder, write_json
+from scripts.wiki.packages import WikiError
+from scripts.wiki.pipeline.commands import forage
+from scripts.wiki.pipeline.settings import CONFIG
+from scripts.wiki.wiki import WikiFiles
+
+CHOICE, WARM, LOG = "choice.json", "warm", "commands.log"
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Candidates have `first`, `first` + `every`, … `last` steps of `rows` demonstrations; the
+    first whose exact match at T = 1 on so many `questions` is `least_em` is chosen.
+    """
+
+    first: int = 6
+    every: int = 2
+    last: int = 16
+    rows: int = 8
+    questions: int = 64
+    least_em: float = 0.2
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A start after so many steps; `seconds`: of its steps and its evaluation."""
+
+    steps: int
+    sampled_em: float
+    seconds: float
+
+
+class Choice(msgspec.Struct):
+    """What is known of the candidates; `chosen`: the steps of the start, 0 before there is one."""
+
+    chosen: int = 0
+    candidates: list[Candidate] = msgspec.field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """What it took so far."""
+        return sum(each.seconds for each in self.candidates)
+
+
+def choose(
+    folder: Path, overrides: Sequence[str], files: WikiFiles, recipe: Recipe, tell: Tell
+) -> tuple[Path, Choice]:
+    """The model of the chosen start, made in `folder` where it is not there. Raises WikiError
+    where no candidate will do, and KeyboardInterrupt.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    choice, warm = read(folder), folder / WARM
+    known = {each.steps: each for each in choice.candidates}
+    for steps in range(recipe.first, recipe.last + 1, recipe.every):
+        if choice.chosen:
+            break
+        if not (found := known.get(steps)):
+            found = _try(folder, overrides, files, recipe, steps)
+            choice.candidates.append(found)
+        tell(f"{steps} steps: sampled EM {found.sampled_em:.3f} on validation questions")
+        choice.chosen = steps if found.sampled_em >= recipe.least_em else 0
+        write_json(folder / CHOICE, choice)
+    if not choice.chosen:
+        best = max(choice.candidates, key=lambda each: each.sampled_em)
+        raise WikiError(
+            f"no start of at most {recipe.last} steps reaches a sampled EM of {recipe.least_em}: "
+            f"the best had {best.sampled_em:.3f} after {best.steps}: try another SEED"
+        )
+    if (checkpoints := warm / "checkpoints").exists():
+        remove_folder(checkpoints)  # gigabytes of an optimiser that has done its work
+    return warm / "model", choice
+
+
+def read(folder: Path) -> Choice:
+    """What is on record. Raises WikiError."""
+    path = folder / CHOICE
+    if not path.exists():
+        return Choice()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Choice)
+    except msgspec.DecodeError as error:
+        raise WikiError(f"{path} cannot be read ({error}): remove {folder}") from error
+
+
+def learn(
+    out: Path, overrides: Sequence[str], demonstrations: Path, steps: int, *, rows: int
+) -> Path:
+    """A warm start's model after so many steps in all, going on with what `out` holds. Raises
+    WikiError, KeyboardInterrupt.
+    """
+    given = ["--demonstrations", str(demonstrations), "--out", str(out), "--held-out", "0"]
+    given += ["--rows", str(rows), "--steps", str(steps)]
+    forage(["warm-start", str(CONFIG), *given, *overrides], out.parent / LOG)
+    return out / "model"
+
+
+def measure(
+    model: Path, questions: Path, out: Path, *, limit: int = 0, temperature: float = 1.0
+) -> dict[str, Any]:
+    """The figures of a warm start's model (or a run's) on a file of questions, as in `forage
+    evaluate`'s report; goes on with what `out` holds. Raises WikiError, KeyboardInterrupt.
+    """
+    given = ["--sets", f"asked={questions}", "--out", str(out), "--limit", str(limit)]
+    forage(["evaluate", str(model), *given, "--temperature", str(temperature)], out.parent / LOG)
+    report = json.loads((out / "report.json").read_text())
+    (of_environment,) = report["methods"].values()
+    return dict(of_environment["asked"])
+
+
+def _try(
+    folder: Path, overrides: Sequence[str], files: WikiFiles, recipe: Recipe, steps: int
+) -> Candidate:
+    begun, warm = time.monotonic(), folder / WARM
+    model = learn(warm, overrides, files.demonstrations, steps, rows=recipe.rows)
+    out = folder / f"step-{steps}"
+    figures = measure(model, files.validation, out, limit=recipe.questions)
+    em = figures["scores"]["em"]["mean"]
+    return Candidate(steps, round(em, 4), round(time.monotonic() - begun, 1))
