@@ -1,4 +1,4 @@
-# make demo, make test, make test-slow, make test-soak, make mutants: each makes .venv first when it is missing.
+# make demo, make wiki, make test, make test-slow, make test-soak, make mutants: each makes .venv first when it is missing.
 # `make help` lists all of them.
 # GPU=1: for NVIDIA GPUs, in an environment of its own, .venv-gpu; neither touches the other's.
 SHELL := /bin/bash
@@ -13,7 +13,7 @@ VENV := .venv$(if $(GPU),-gpu)
 BIN := $(VENV)/bin
 COMPLETE := $(VENV)/.complete
 
-.PHONY: help .venv demo test lint test-slow test-soak test-gpu mutants clean
+.PHONY: help .venv demo wiki test lint test-slow test-soak test-gpu mutants clean
 
 help:  ## this list
 	@awk -F ':.*  ## ' '/^[.a-z-]+:.*  ## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,11 @@ $(COMPLETE): $(LOCKS)
 
 demo: .venv  ## train and evaluate the demo (SEED=1, RETRIEVAL=dense)
 	@$(BIN)/forage demo --seed $(SEED) --retrieval $(RETRIEVAL)
+
+# QUICK=1: 25 minutes; STEPS=80 takes a trained one further.
+wiki: .venv  ## train a real model on real text, 90 minutes (SEED=1, QUICK=1)
+	@$(BIN)/forage demo wiki --seed $(SEED) --retrieval $(RETRIEVAL) \
+		$(if $(QUICK),--quick) $(if $(STEPS),--steps $(STEPS))
 
 lint: .venv  ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

@@ -1,13 +1,16 @@
-"""The demo: the whole loop on two cores, on a task that is prepared first and cached."""
+"""The demos: the whole loop on two cores, on a task that is prepared first and cached."""
 
 import time
 from dataclasses import dataclass
 from typing import Literal
 
-from configs.load import load
+from configs.load import ConfigError, load
 from configs.runtime.process import REPOSITORY
-from scripts.options import Options, option, overrides
+from scripts.options import Options, argument, option
+from scripts.setup.overrides import QuestionsOrOverrides
 from scripts.setup.resolve import resolve
+
+DEMO, WIKI = TASKS = ("demo", "wiki")
 
 
 class DemoFailed(Exception):
@@ -15,18 +18,73 @@ class DemoFailed(Exception):
 
 
 @dataclass(frozen=True)
-class DemoOptions(Options):
-    overrides: tuple[str, ...] = overrides()
-    seed: int = option("of the world, the cold start and the run (default 0)", default=0, least=0)
-    retrieval: Literal["bm25", "dense"] = option(
-        "by words, or by the vectors of an encoder that is trained first", default="bm25"
+class DemoOptions(QuestionsOrOverrides, Options):
+    """Options of `forage demo`. Raises ConfigError for those of another task."""
+
+    words: tuple[str, ...] = argument(
+        "demo, a made-up world (default), or wiki, a real model and real text; fields to override",
+        default=(),
+        metavar="TASK|a.b=c",
     )
+    seed: int = option("of the task, its start and the run (default 0)", default=0, least=0)
+    retrieval: Literal["bm25", "dense"] = option(
+        "by words, or by the vectors of an encoder; demo trains one first", default="bm25"
+    )
+    quick: bool = option("wiki: in 25 minutes, by fewer steps and questions", default=False)
+    steps: int | None = option("wiki: of training (default 40; --quick 8)", metavar="N", least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (given := self.questions) and (len(given) > 1 or given[0] not in TASKS):
+            raise ConfigError(
+                f"TASK = {' '.join(given)!r}: name {' or '.join(TASKS)}; fields are section.field=…"
+            )
+        for name in ("quick", "steps") if self.task == DEMO else ():
+            if getattr(self, name):
+                raise ConfigError(
+                    f"--{name} is for forage demo {WIKI}: here say learner.total_steps=N"
+                )
+
+    @property
+    def task(self) -> str:
+        """One of TASKS."""
+        return self.questions[0] if self.questions else DEMO
 
 
 def demo(options: DemoOptions) -> int:
     """Prepare, launch, and print where everything is; the run's exit code. Raises ConfigError
     before anything is prepared, and DemoFailed.
     """
+    begun = time.monotonic()
+    code = _wiki(options) if options.task == WIKI else _demo(options)
+    seconds = time.monotonic() - begun
+    took = f"{seconds:.0f} s" if options.task == DEMO else f"{seconds / 60:.1f} minutes"
+    print(f"make {options.task} took {took} (installation not included)")
+    return code
+
+
+def _wiki(options: DemoOptions) -> int:
+    from scripts.wiki.packages import WikiError
+    from scripts.wiki.pipeline.pipeline import run
+    from scripts.wiki.pipeline.settings import WikiOptions
+
+    wanted = WikiOptions(
+        seed=options.seed,
+        dense=options.retrieval == "dense",
+        quick=options.quick,
+        steps=options.steps,
+        overrides=tuple(options.overrides),
+    )
+    try:
+        return run(wanted)
+    except WikiError as error:
+        raise DemoFailed(str(error)) from error
+    except KeyboardInterrupt:
+        print("the same command goes on where this was interrupted", flush=True)
+        raise
+
+
+def _demo(options: DemoOptions) -> int:
     from scripts.setup.preflight import check_machine  # late: it takes seconds
 
     begun, config = time.monotonic(), str(REPOSITORY / "configs" / "demo.yaml")
@@ -38,9 +96,7 @@ def demo(options: DemoOptions) -> int:
 
     from scripts.fleet.launch import TrainOptions, train
 
-    code = train(TrainOptions(config=config, overrides=(*settings, *seeded)))
-    print(f"make demo took {time.monotonic() - begun:.0f} s (installation not included)")
-    return code
+    return train(TrainOptions(config=config, overrides=(*settings, *seeded)))
 
 
 def _prepare(seed: int, dense: bool) -> list[str]:

@@ -40,8 +40,8 @@ COMMANDS = [
     ("prepare out", "Did you mean 'data prepare'?"),
     ("data nope", "No such command 'nope'. (forage data --help)"),
     ("show --prepare-only", "forage train and resume take it"),
-    ("train --quick", "no option --quick: forage bench learner, bench staleness, bench stream, "),
-    ("bench --quick", "no option --quick: forage bench learner, "),
+    ("train --quick", "no option --quick: forage demo, bench learner, bench staleness, "),
+    ("bench --quick", "no option --quick: forage demo, bench learner, "),
     ("--steps 3", "no option --steps: "),
     ("train", "train: name 'CONFIG', a YAML file"),
     *(

@@ -56,6 +56,9 @@ def test_a_dense_index_is_searched_where_it_is_asked_for(launched: list[list[str
         ("run_dir=configs", "configs': it holds '"),
         ("actors.count=1000", "too little memory"),
         ("--seed=-1", "--seed -1: at least 0"),
+        ("wikki", "TASK = 'wikki': name demo or wiki"),
+        ("--quick", "--quick is for forage demo wiki: here say learner.total_steps=N"),
+        ("--steps=3", "--steps is for forage demo wiki"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_is_prepared(

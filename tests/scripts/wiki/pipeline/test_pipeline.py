@@ -1,0 +1,210 @@
+"""The wiki task from its packages to a trained model: in what order, and how it goes on."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import ConfigError
+from configs.runtime.process import REPOSITORY, Exit
+from scripts import cli
+from scripts.wiki import packages
+from scripts.wiki.packages import WikiError
+from scripts.wiki.pipeline import pipeline, settings
+from scripts.wiki.pipeline.settings import WikiOptions
+from scripts.wiki.pipeline.start import Candidate, Choice
+from scripts.wiki.wiki import WikiFiles
+
+SUMMARY = {
+    "status": "completed",
+    "steps": 40,
+    "eval_questions": 128,
+    "wall_s": 3000.0,
+    "staleness_max": 2,
+    **dict.fromkeys(("token_mismatches", "refits", "retrieval_errors"), 0),
+    **{f"{name}_start": 0.25 for name in ("em", "sampled_em", "searches")},
+    **{f"{name}_final": 0.75 for name in ("em", "sampled_em", "searches")},
+    "em_start_by_hops": {"1": 0.3, "2": 0.2},
+    "em_final_by_hops": {"1": 0.8, "2": 0.7},
+}
+
+
+class Phases:
+    """What was called, with stand-ins that do nothing; `code`: what training ends with."""
+
+    def __init__(self, cache: Path) -> None:
+        self.called, self.code, self.summary = list[str](), 0, SUMMARY
+        names = {name: cache / name for name in WikiFiles.__dataclass_fields__}
+        self.files, self.run_dir = WikiFiles(**names), Path()
+
+    def build(self, *_: Any, **__: Any) -> WikiFiles:
+        self.called.append("build")
+        return self.files
+
+    def choose(self, folder: Path, *_: Any) -> tuple[Path, Choice]:
+        self.called.append("choose")
+        return folder / "warm" / "model", Choice(10, [Candidate(10, 0.25, 300.0)])
+
+    def train(self, options: Any) -> int:
+        self.called.append("train")
+        (given,) = (each for each in options.overrides if each.startswith("run_dir="))
+        assert [each for each in options.overrides if "/warm/model" in each]
+        return self._ran(Path(given.removeprefix("run_dir=")))
+
+    def resume(self, options: Any) -> int:
+        self.called.append("resume")
+        return self._ran(options.run)
+
+    def _ran(self, folder: Path) -> int:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.run_dir = folder
+        (folder / "config.yaml").touch()
+        (folder / "summary.json").write_text(json.dumps(self.summary))
+        return self.code
+
+
+@pytest.fixture
+def phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Phases:
+    found = Phases(tmp_path)
+    for name in ("build", "choose", "train", "resume"):
+        monkeypatch.setattr(pipeline, name, getattr(found, name))
+    monkeypatch.setattr(pipeline, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(pipeline.preflight, "check_machine", lambda config: None)
+    monkeypatch.setattr(pipeline.preflight, "check", lambda config, resumed: None)
+    monkeypatch.setattr(settings, "lacks_bf16", lambda: False)
+    return found
+
+
+def test_each_phase_is_named_and_what_came_of_it_is_said(phases: Phases, capsys: Any) -> None:
+    assert pipeline.run(WikiOptions(), Path("/cache")) == Exit.DONE
+    assert phases.called == ["build", "choose", "train"]
+    said = capsys.readouterr().out
+    assert [f"{n} of 3: {name} ..." in said for n, name in enumerate(pipeline.PHASES, 1)]
+    assert "greedy            0.250 -> 0.750\n" in said
+    assert "    2 hops          0.200 -> 0.700\n" in said
+    assert "token mismatches 0, refits 0, retrieval errors 0" in said
+    assert "start 5.0, training 50.0\n" in said and f"run: {phases.run_dir}\n" in said
+
+
+def test_a_finished_run_is_told_of_and_more_steps_go_on_with_it(
+    phases: Phases, capsys: Any
+) -> None:
+    pipeline.run(WikiOptions(), Path("/cache"))
+    assert pipeline.run(WikiOptions(), Path("/cache")) == Exit.DONE
+    assert phases.called.count("train") == 1 and "resume" not in phases.called
+    assert capsys.readouterr().out.count("-> 0.750") == 6  # three lines, twice
+    pipeline.run(WikiOptions(steps=80), Path("/cache"))
+    assert phases.called[-1] == "resume"
+
+
+def test_an_interrupted_run_goes_on_with_the_same_command(phases: Phases, capsys: Any) -> None:
+    phases.code, phases.summary = Exit.INTERRUPTED, SUMMARY | {"status": "interrupted"}
+    assert pipeline.run(WikiOptions(), Path("/cache")) == Exit.INTERRUPTED
+    assert "the same command goes on" in capsys.readouterr().out
+    pipeline.run(WikiOptions(), Path("/cache"))
+    assert phases.called == ["build", "choose", "train", "build", "choose", "resume"]
+
+
+def test_another_setting_is_another_run(phases: Phases) -> None:
+    pipeline.run(WikiOptions(), Path("/cache"))
+    first = phases.run_dir
+    pipeline.run(WikiOptions(quick=True), Path("/cache"))
+    assert phases.called.count("train") == 2 and phases.run_dir != first
+
+
+def test_a_machine_that_will_not_do_is_refused_before_anything_is_fetched(
+    phases: Phases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(_: object) -> None:
+        raise ConfigError("too little memory")
+
+    monkeypatch.setattr(pipeline.preflight, "check_machine", check)
+    with pytest.raises(ConfigError, match="too little memory"):
+        pipeline.run(WikiOptions(), Path("/cache"))
+    assert not phases.called
+
+
+def test_a_full_disk_is_named_before_the_start(
+    phases: Phases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "weights_bytes", lambda folder: 269_000_000)
+    monkeypatch.setattr(packages.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 9))
+    with pytest.raises(WikiError, match=r"runs/wiki-0-\w+: 0 MB are free, 8,170 MB are needed"):
+        pipeline.run(WikiOptions(), Path("/cache"))
+    assert phases.called == ["build"]
+
+
+def test_a_cpu_without_bfloat16_is_told_what_that_costs(
+    phases: Phases, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(settings, "lacks_bf16", lambda: True)
+    pipeline.run(WikiOptions(), Path("/cache"))
+    assert capsys.readouterr().out.startswith(settings.SLOW)
+
+
+def test_what_cannot_be_fetched_is_one_line(
+    phases: Phases, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def build(*_: object, **__: object) -> None:
+        raise WikiError("world-countries 5.1.0 cannot be fetched: no network")
+
+    monkeypatch.setattr(pipeline, "build", build)
+    assert cli.main(["demo", "wiki"]) == Exit.FAILED
+    assert capsys.readouterr().err.endswith("cannot be fetched: no network\n")
+
+
+FEW = (
+    "model.dtype=float32",
+    "model.max_model_len=4096",
+    "questions.eval_limit=4",
+    "questions.prompt='{question}'",
+    "replay.groups_per_step=1",
+    "replay.group_size=2",
+    "actors.threads=1",
+    "actors.max_passage_tokens=8",
+    "actors.max_action_tokens=120",  # its tokens are letters
+    "actors.kv_cache_bytes=100000000",
+    "learner.threads=1",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_a_tiny_model_goes_through_all_phases_once(
+    spelling_model_path: Path, tmp_path: Path
+) -> None:
+    shape = shutil.copytree(spelling_model_path, tmp_path / "model") / "config.json"
+    shape.write_text(json.dumps(json.loads(shape.read_text()) | {"max_position_embeddings": 4096}))
+    command = [sys.executable, "-m", "tests.scripts.wiki.pipeline.tiny", str(tmp_path)]
+    command += ["--steps", "2", *FEW, f"run_dir={tmp_path / 'run'}"]
+    for expected in ("2 steps: sampled EM 0.000", "trained already"):
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and expected in done.stdout, done.stdout + done.stderr
+        assert "2 steps, staleness" in done.stdout and "refits 0" in done.stdout
+    (start,) = tmp_path.glob("start-0-*")
+    assert not (start / "warm" / "checkpoints").exists()
+
+
+_REAL = """
+import sys
+from pathlib import Path
+from scripts.wiki.pipeline.pipeline import run
+from scripts.wiki.pipeline.settings import WikiOptions
+sys.exit(run(WikiOptions(steps=2, overrides=tuple(sys.argv[2:])), Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.soak("wiki")
+@pytest.mark.timeout(3600)
+def test_the_real_model_takes_two_steps(tmp_path: Path) -> None:
+    """A download of 104 MB, a start of a real model, two steps of training."""
+    words = [str(tmp_path / "wiki"), "questions.eval_limit=16", f"run_dir={tmp_path / 'run'}"]
+    subprocess.run([sys.executable, "-c", _REAL, *words], cwd=REPOSITORY, check=True)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps"] == 2 and summary["sampled_em_start"] > 0.1
+    assert summary["token_mismatches"] == summary["refits"] == summary["retrieval_errors"] == 0
