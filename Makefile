@@ -26,8 +26,8 @@ $(COMPLETE): $(LOCKS)
 demo: .venv  ## train and evaluate the demo (SEED=1, RETRIEVAL=dense)
 	@$(BIN)/forage demo --seed $(SEED) --retrieval $(RETRIEVAL)
 
-# QUICK=1: 25 minutes; STEPS=80 takes a trained one further.
-wiki: .venv  ## train a real model on real text, 90 minutes (SEED=1, QUICK=1)
+# QUICK=1: fewer steps and questions; STEPS=80 takes a trained one further.
+wiki: .venv  ## train a real model to search real text (SEED=1, QUICK=1)
 	@$(BIN)/forage demo wiki --seed $(SEED) --retrieval $(RETRIEVAL) \
 		$(if $(QUICK),--quick) $(if $(STEPS),--steps $(STEPS))
 

@@ -7,7 +7,6 @@ from typing import Literal
 from configs.load import ConfigError, load
 from configs.runtime.process import REPOSITORY
 from scripts.options import Options, argument, option
-from scripts.setup.overrides import QuestionsOrOverrides
 from scripts.setup.resolve import resolve
 
 DEMO, WIKI = TASKS = ("demo", "wiki")
@@ -18,7 +17,7 @@ class DemoFailed(Exception):
 
 
 @dataclass(frozen=True)
-class DemoOptions(QuestionsOrOverrides, Options):
+class DemoOptions(Options):
     """Options of `forage demo`. Raises ConfigError for those of another task."""
 
     words: tuple[str, ...] = argument(
@@ -30,12 +29,12 @@ class DemoOptions(QuestionsOrOverrides, Options):
     retrieval: Literal["bm25", "dense"] = option(
         "by words, or by the vectors of an encoder; demo trains one first", default="bm25"
     )
-    quick: bool = option("wiki: in 25 minutes, by fewer steps and questions", default=False)
+    quick: bool = option("wiki: fewer steps, and fewer held-out questions", default=False)
     steps: int | None = option("wiki: of training (default 40; --quick 8)", metavar="N", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (given := self.questions) and (len(given) > 1 or given[0] not in TASKS):
+        if (given := self._tasks) and (len(given) > 1 or given[0] not in TASKS):
             raise ConfigError(
                 f"TASK = {' '.join(given)!r}: name {' or '.join(TASKS)}; fields are section.field=…"
             )
@@ -48,7 +47,16 @@ class DemoOptions(QuestionsOrOverrides, Options):
     @property
     def task(self) -> str:
         """One of TASKS."""
-        return self.questions[0] if self.questions else DEMO
+        return self._tasks[0] if self._tasks else DEMO
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The words that override fields, or are meant to."""
+        return tuple(word for word in self.words if "=" in word)
+
+    @property
+    def _tasks(self) -> list[str]:
+        return [word for word in self.words if "=" not in word]
 
 
 def demo(options: DemoOptions) -> int:
@@ -73,7 +81,7 @@ def _wiki(options: DemoOptions) -> int:
         dense=options.retrieval == "dense",
         quick=options.quick,
         steps=options.steps,
-        overrides=tuple(options.overrides),
+        overrides=options.overrides,
     )
     try:
         return run(wanted)
