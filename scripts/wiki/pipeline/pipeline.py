@@ -80,7 +80,8 @@ def _check_run(config: Config, files: WikiFiles) -> None:
         return
     preflight.check(resolve(config, "wiki"), resumed=is_run(folder))
     weights = weights_bytes(config.model.path) or weights_bytes(str(files.model))
-    require_room(folder, CHECKPOINTS * config.learner.saved_bytes(weights))
+    for place in (folder, files.model):  # the start's are removed before the run's are written
+        require_room(place, CHECKPOINTS * config.learner.saved_bytes(weights))
 
 
 def _train(config: Config, overrides: tuple[str, ...]) -> int:

@@ -10,6 +10,7 @@ from scripts import cli
 from scripts.demo import encoder, task
 from scripts.demo.start import ColdStartFailed
 from scripts.fleet import launch
+from scripts.wiki.pipeline import pipeline
 
 
 @pytest.fixture
@@ -66,6 +67,25 @@ def test_what_cannot_run_is_refused_before_anything_is_prepared(
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
     assert cli.main(["demo", word]) == Exit.BAD_INPUT
+    out, error = capsys.readouterr()
+    assert said in error and error.count("\n") == 1 and not out
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("learner.stepz=3", "unknown key 'learner.stepz'"),
+        ("run_dir=configs", "configs': it holds '"),
+        ("actors.count=1000", "too little memory"),
+        ("--steps=0", "--steps 0: at least 1"),
+    ],
+)
+def test_the_wiki_task_is_refused_before_anything_is_fetched(
+    word: str, said: str, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setattr(pipeline, "build", None)
+    assert cli.main(["demo", "wiki", word]) == Exit.BAD_INPUT
     out, error = capsys.readouterr()
     assert said in error and error.count("\n") == 1 and not out
 
