@@ -52,7 +52,7 @@ def run(options: WikiOptions, cache: Path = CACHE, recipe: Recipe | None = None)
         minutes |= {"start": choice.seconds / 60, "training": summary["wall_s"] / 60}
         places = {"run": Path(config.run_dir), "start": model, "held-out questions": files.eval}
         print(*ending.lines(summary, minutes, places), sep="\n", flush=True)
-    else:
+    elif code != Exit.STOPPED:  # by a rule, which holds again
         print("the same command goes on where this was interrupted", flush=True)
     return code
 
