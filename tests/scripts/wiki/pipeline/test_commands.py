@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.runtime.process import REPOSITORY
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.commands import forage
 
@@ -21,6 +23,13 @@ def test_what_a_command_prints_goes_to_the_log(tmp_path: Path) -> None:
 def test_a_command_that_fails_is_named_with_its_exit_code(tmp_path: Path) -> None:
     with pytest.raises(WikiError, match=r"forage show ended with exit code 2: .*log"):
         forage(["show", "none"], tmp_path / "log")
+
+
+def test_a_command_does_not_outlive_the_one_that_started_it() -> None:
+    told = os.environ | {"FORAGE_PARENT": "1"}  # as if that had died before
+    command = [sys.executable, "-m", "scripts.cli", "--version"]
+    done = subprocess.run(command, cwd=REPOSITORY, env=told, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL and not done.stdout
 
 
 def test_an_interrupt_ends_the_command_in_order(
