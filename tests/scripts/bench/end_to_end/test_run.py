@@ -137,13 +137,13 @@ TINY = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.soak("benchmarks")
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
 def test_two_tiny_cells_are_measured(demo_cache: None, tmp_path: Path) -> None:
     kept = Kept(tmp_path, "tiny", TINY)
     kept.parts(0, lambda: PARTS)
-    cells = [Cell(mode, "scaled", 0, 1) for mode in ("lockstep", "async_2")]
+    cells = [Cell(mode, "scaled", 0, 8) for mode in ("lockstep", "async_2")]  # steps of .2 s
     measure(cells, kept, 30.0, print)
     lockstep, asynchronous = (kept.row(cell) for cell in cells)
     assert lockstep and asynchronous
