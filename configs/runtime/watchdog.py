@@ -25,9 +25,11 @@ def die(message: str) -> None:
 
 
 @contextmanager
-def phase(name: str, deadline_s: float, on_stall: Callable[[str], None] = die) -> Iterator[None]:
+def phase(
+    name: str, deadline_s: float, on_stall: Callable[[str], None] = die, who: str = "the learner"
+) -> Iterator[None]:
     """Run a phase and log its seconds; past its deadline, `on_stall` is called on a thread."""
-    message = f"the learner has been in phase {name!r} for more than {deadline_s:g} s"
+    message = f"{who} has been in phase {name!r} for more than {deadline_s:g} s"
     timer = threading.Timer(deadline_s, on_stall, (message,))
     timer.daemon = True
     timer.start()

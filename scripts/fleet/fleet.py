@@ -11,6 +11,7 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -25,10 +26,12 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 import psutil
 import ray
 
-from configs.runtime.process import start_child
+from configs.runtime.process import Exit, start_child
+from configs.runtime.watchdog import phase
 from scripts.fleet import guardian
 
 RAY_STARTS = 3  # on a machine that is busy
+RAY_DEADLINE_S = 180.0  # of all of them: to connect to what it has started Ray waits without end
 CALL_DEADLINE_S = 30.0
 MONITOR = "RAY_memory_monitor_refresh_ms"  # 0: Ray does not look at memory
 _GONE = (ray.exceptions.RayError,)
@@ -123,6 +126,12 @@ def start_ray(cores: int | None, folder: Path) -> None:
     )
 
 
+def _leave(message: str) -> None:
+    """End this process, which cannot leave Ray's native code; the guardian ends Ray's."""
+    print(f"forage: {message}: run the same command again", file=sys.stderr, flush=True)
+    os._exit(Exit.FAILED)
+
+
 def _answer(method: Any, *arguments: object) -> Any:
     return ray.get(method.remote(*arguments), timeout=CALL_DEADLINE_S)
 
@@ -211,15 +220,19 @@ class Fleet:
         # Ray's monitor would end the hosts, which are small, for what their processes hold; the
         # kernel ends the process that holds most, and that one is started again.
         os.environ.setdefault(MONITOR, "0")
+        with phase("starting Ray", RAY_DEADLINE_S, _leave, who="the launcher"):
+            self._start_ray()
+        return self
+
+    def _start_ray(self) -> None:
         for left in reversed(range(RAY_STARTS)):
             try:
                 start_ray(os.cpu_count(), self.directory / "ray")
-                break
+                return
             except Exception as error:  # Ray raises it bare
                 ray.shutdown()
                 if not left or "timed out during startup" not in str(error):  # it waits for 30 s
                     raise
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end(list(self.members), deadline_s=5.0)

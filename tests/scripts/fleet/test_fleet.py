@@ -1,6 +1,8 @@
 """Hosts that are gone, and Ray as the launcher starts it."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 import ray
 
+from configs.runtime.process import Exit
 from scripts.fleet import fleet, guardian
 from scripts.fleet.fleet import Fleet, Member
 
@@ -28,6 +31,23 @@ def test_a_host_that_ray_has_ended_is_a_killed_process(
     member = Member("replay", host, (1, 0.0, 0), tmp_path / "replay.log", [])
     assert member.poll() == -9
     assert (member.ready_at(), member.stopped(), member.host_lives()) == (None, [], False)
+
+
+STALLED = """
+import sys, time
+from pathlib import Path
+from scripts.fleet import fleet
+fleet.start_ray, fleet.RAY_DEADLINE_S = lambda *_: time.sleep(60), 0.5
+fleet.Fleet(Path(sys.argv[1]), Path(sys.argv[1]), {}).__enter__()
+"""
+
+
+def test_a_start_of_ray_that_does_not_end_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STALLED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.returncode == Exit.FAILED
+    assert "the launcher has been in phase 'starting Ray' for more than 0.5 s" in done.stderr
+    assert done.stderr.endswith(": run the same command again\n")
 
 
 def test_ray_kills_no_host_for_what_its_process_holds(
