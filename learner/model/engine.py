@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from configs.runtime.gpus import hold, visible
-from configs.runtime.process import free_large_blocks_at_once
+from configs.runtime.process import keep_freed_blocks, return_freed_blocks
 from configs.schema import Config, LearnerConfig
 from learner.errors import BadModel
 from learner.model.collectives import Facts, gather_facts, sums
@@ -31,7 +31,7 @@ from learner.model.scorer import TokenScorer, TokenScores, load_model
 from learner.model.shards import Partitioned, Scattered, Shards, Whole
 from learner.packing import MicroBatch
 
-LARGE_MODEL_BYTES = 16 << 20  # below it a heap with gaps is small, and page faults are not
+LARGE_MODEL_BYTES = 16 << 20  # below it a heap with gaps is small
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -81,6 +81,10 @@ class Engine:
             held = hold([names[self.rank % len(names)]], gpus)  # engines that join keep off it
             self._on_close.callback(held.release)
         self.model = _load(config, model_path)
+        weights = (weight.nbytes for weight in self.model.parameters())
+        self._large = sum(weights) >= LARGE_MODEL_BYTES
+        if self._large:
+            keep_freed_blocks()
         self._stage, self._offload = learner.zero_stage, learner.offload
         self._bf16 = config.model.dtype == "bfloat16"
         chunk_bytes = learner.chunk_bytes(_place())
@@ -126,6 +130,8 @@ class Engine:
         for group in self._optimiser.param_groups:
             group["lr"] = lr
         self._engine.step()
+        if self._large:
+            return_freed_blocks()
         return float(self._engine.get_global_grad_norm() if self._norm is None else self._norm)
 
     def gather(self, facts: list[Facts]) -> list[Facts]:
@@ -221,8 +227,6 @@ def _load(config: Config, model_path: str | None) -> PreTrainedModel:
     if model_path is not None:
         model_config = msgspec.structs.replace(model_config, path=model_path)
     model = load_model(model_config)
-    if sum(weight.nbytes for weight in model.parameters()) >= LARGE_MODEL_BYTES:
-        free_large_blocks_at_once()
     if config.learner.gradient_checkpointing:
         _checkpoint_gradients(model)
     return model

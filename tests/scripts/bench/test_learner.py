@@ -13,12 +13,13 @@ from scripts.bench import head
 from scripts.bench.harness import RunFailed
 from scripts.bench.head import peak_of
 from scripts.bench.learner import (
-    GROUPS,
+    DEMO,
     SIBLINGS,
+    WIKI,
     Watch,
     bare_pass,
-    demo_batch,
     measure_update,
+    random_batch,
     rollout,
 )
 from scripts.demo.start import Recipe, make_model
@@ -33,13 +34,18 @@ def demo_model(tmp_path: Path) -> ModelConfig:
 
 def test_rollouts_are_as_long_as_the_demos() -> None:
     rng = np.random.default_rng(1)
-    lengths = [len(rollout(rng, group, 0).tokens) for group in range(300)]
+    lengths = [len(rollout(rng, DEMO, group, 0).tokens) for group in range(300)]
     assert 40 <= min(lengths) < 60 and 110 < max(lengths) <= 140
 
 
+def test_rollouts_are_as_long_as_the_wiki_task_s() -> None:
+    gauges = build(random_batch(WIKI), LearnerConfig()).gauges
+    assert 450 < gauges["learner/tokens"] / gauges["learner/sequences"] < 510
+
+
 def test_both_sides_score_the_same_tokens_alike(demo_model: ModelConfig) -> None:
-    model, training = load_model(demo_model), build(demo_batch(), LearnerConfig())
-    assert training.gauges["learner/sequences"] == GROUPS * SIBLINGS
+    model, training = load_model(demo_model), build(random_batch(DEMO), LearnerConfig())
+    assert training.gauges["learner/sequences"] == DEMO.groups * SIBLINGS
     micro = training.micro_batches[-1]
     with torch.no_grad():
         ours = TokenScorer(model)(micro.tokens, micro.loss_mask, 1.0)[0]
@@ -84,7 +90,7 @@ def test_a_measurement_that_fails_says_how(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_parts_make_up_the_update(demo_model: ModelConfig) -> None:
     config = Config(model=demo_model, learner=LearnerConfig(lr=1e-4, micro_batch_tokens=2048))
-    rates, peaks = measure_update(config, build(demo_batch(), config.learner), 1)
+    rates, peaks = measure_update(config, build(random_batch(DEMO), config.learner), 1)
     assert peaks.keys() < rates.keys() and peaks["whole update"] >= peaks["forward + backward"] > 0
     whole = 1.0 / rates.pop("whole update")
     assert rates.pop("update_over_bare") > 0.0 and rates.pop("bare passes") > 0.0
