@@ -216,9 +216,6 @@ def measure_update(
 
 def measure(options: BenchLearnerOptions, report: harness.Report) -> dict[str, Any]:
     """All figures; the update first, because it takes seconds. Raises RunFailed."""
-    torch.set_num_threads(options.threads)
-    if options.model:
-        return measure_model(options, options.model, report)
     found: dict[str, Any] = {}
     with harness.scratch() as folder:
         torch.manual_seed(0)
@@ -292,7 +289,12 @@ def tables(found: dict[str, Any]) -> tuple[Table, Table]:
 def bench(options: BenchLearnerOptions) -> int:
     """Measure, print the tables, write the JSON; failed where values differ from the plain ones."""
     logging.disable_progress_bar()
-    found = measure(options, harness.reporter())
+    torch.set_num_threads(options.threads)
+    report = harness.reporter()
+    if options.model:
+        found = measure_model(options, options.model, report)
+    else:
+        found = measure(options, report)
     harness.finish(options, found, tables(found))
     exact = all(goal.met(found[name]) for name, goal in EXACT.items() if name in found)
     return Exit.DONE if exact else Exit.FAILED
