@@ -24,6 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PID_FILE = "launcher.pid"  # in a run's socket directory: whose it is
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_kept: ctypes.CDLL | None = None  # the C library, once it keeps freed blocks
 
 
 class Exit(enum.IntEnum):
@@ -90,18 +91,20 @@ def keep_freed_blocks() -> None:
     On its own it gives many of them back to the kernel at once, and each new one costs page faults:
     a third of a step in bf16 on the CPU.
     """
+    global _kept
     with contextlib.suppress(AttributeError, OSError):
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         library.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+        _kept = library
 
 
 def return_freed_blocks() -> None:
-    """Give every page that holds nothing back to the kernel, also between blocks in use (glibc
-    only): tensors of changing sizes leave gaps, up to half of what is held.
+    """Give every page that holds nothing back to the kernel, also between blocks in use, where they
+    are kept at hand: tensors of changing sizes leave gaps, up to half of what is held.
     """
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
+    if _kept:
+        _kept.malloc_trim(0)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

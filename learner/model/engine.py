@@ -81,10 +81,6 @@ class Engine:
             held = hold([names[self.rank % len(names)]], gpus)  # engines that join keep off it
             self._on_close.callback(held.release)
         self.model = _load(config, model_path)
-        weights = (weight.nbytes for weight in self.model.parameters())
-        self._large = sum(weights) >= LARGE_MODEL_BYTES
-        if self._large:
-            keep_freed_blocks()
         self._stage, self._offload = learner.zero_stage, learner.offload
         self._bf16 = config.model.dtype == "bfloat16"
         chunk_bytes = learner.chunk_bytes(_place())
@@ -130,8 +126,7 @@ class Engine:
         for group in self._optimiser.param_groups:
             group["lr"] = lr
         self._engine.step()
-        if self._large:
-            return_freed_blocks()
+        return_freed_blocks()
         return float(self._engine.get_global_grad_norm() if self._norm is None else self._norm)
 
     def gather(self, facts: list[Facts]) -> list[Facts]:
@@ -227,6 +222,8 @@ def _load(config: Config, model_path: str | None) -> PreTrainedModel:
     if model_path is not None:
         model_config = msgspec.structs.replace(model_config, path=model_path)
     model = load_model(model_config)
+    if sum(weight.nbytes for weight in model.parameters()) >= LARGE_MODEL_BYTES:
+        keep_freed_blocks()
     if config.learner.gradient_checkpointing:
         _checkpoint_gradients(model)
     return model

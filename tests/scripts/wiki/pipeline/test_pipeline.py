@@ -133,7 +133,7 @@ def test_a_full_disk_is_named_before_the_start(
 ) -> None:
     monkeypatch.setattr(pipeline, "weights_bytes", lambda folder: 269_000_000)
     monkeypatch.setattr(packages.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 9))
-    with pytest.raises(WikiError, match=r"runs/wiki-0-\w+: 0 MB are free, 8,170 MB are needed"):
+    with pytest.raises(WikiError, match=r"runs/wiki-0-\w+: 0 MB are free, 5,749 MB are needed"):
         pipeline.run(WikiOptions(), Path("/cache"))
     assert phases.called == ["build"]
 
