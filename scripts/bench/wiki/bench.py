@@ -14,13 +14,15 @@ from typing import Any
 from configs.load import ConfigError, load
 from configs.runtime.files import write_durably, write_json
 from configs.runtime.process import REPOSITORY, Exit
+from replay.log.event_log import FILE_NAME, read
 from scripts.bench import harness
 from scripts.bench.wiki import figures
 from scripts.bench.wiki.report import draw, tables
-from scripts.bench.wiki.rollouts import before_and_after, curve, first_of_each, page
+from scripts.bench.wiki.rollouts import before_and_after, curve, first_of_each, page, reader
 from scripts.bench.wiki.run import Slice, work
 from scripts.bench.wiki.seed import (
     METHODS,
+    PIECES,
     SAMPLINGS,
     START,
     SUPERVISED,
@@ -30,6 +32,7 @@ from scripts.bench.wiki.seed import (
 )
 from scripts.bench.wiki.supervised import Schedule, has_stopped
 from scripts.options import option, overrides
+from scripts.runs.show import rollouts
 from scripts.setup.overrides import fields_of
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.pipeline import CACHE, check_machine, planned
@@ -68,7 +71,7 @@ class BenchWikiOptions(harness.BenchOptions):
     questions: int | None = option(
         f"held-out ones of a seed ({QUESTIONS}; quick: {QUICK_QUESTIONS})", metavar="N", least=1
     )
-    minutes: float = option("end what is under way then", default=30.0, least=1)
+    minutes: float = option("of a slice: what is under way then ends", default=30.0, least=3)
     out: Path = option("what is finished", default=REPOSITORY / "runs" / "bench_wiki")
     plot: Path | None = option("where to write the plot", metavar="FILE")
 
@@ -103,21 +106,21 @@ def bench(
     KeyboardInterrupt.
     """
     report, on, time_left = harness.reporter(), harness.machine(), Slice(options.minutes)
-    schedule = schedule or Schedule()
+    recipe, schedule, failure = recipe or Recipe(), schedule or Schedule(), None
     seeds: list[Seed] = []
     try:
         for wanted in options.wanted:
             check_machine(wanted)
             report(f"seed {wanted.seed}: files")
-            files = build(cache, wanted.seed, report)
-            plan = planned(wanted, files, cache, recipe or Recipe())
+            plan = planned(wanted, build(cache, wanted.seed, report), cache, recipe)
             seeds.append(Seed(wanted.seed, plan, options.out, options.asked, schedule))
         work(seeds, time_left, report)
     except WikiError as error:
-        raise harness.BenchError(str(error)) from error
+        failure = harness.BenchError(str(error))
     present(options, seeds, schedule, on | {"load_after": harness.machine()["load"]})
-    left = left_of(seeds)
-    if left:
+    if failure:
+        raise failure
+    if left := left_of(seeds):
         print(f"{len(left)} pieces left, {left[0]} first: give the same command again to go on")
     return Exit.STOPPED if left else Exit.DONE
 
@@ -131,6 +134,8 @@ def present(
     options: BenchWikiOptions, seeds: Sequence[Seed], schedule: Schedule, on: dict[str, Any]
 ) -> None:
     """Print and write what there is."""
+    if not any(seed.is_done(piece) for seed in seeds for piece in PIECES):
+        return
     found = summary(seeds, schedule) | {"left": left_of(seeds), "machine": on, "method": METHOD}
     where = ", ".join(f"{name} {value}" for name, value in on.items())
     steps = ", ".join(str(seed.steps) for seed in seeds if seed.plan.is_trained) or "no"
@@ -163,7 +168,7 @@ def summary(seeds: Sequence[Seed], schedule: Schedule) -> dict[str, Any]:
         "difference": figures.differences(table, TRAINED),
         "by_hops": figures.grouped(table, hops, sorted(set(hops.values()))),
         "by_kind": figures.grouped(table, kinds, figures.by_frequency(list(kinds.values()))),
-        "curve": {str(seed.number): curve(seed.plan.run) for seed in trained},
+        "curve": {str(seed.number): curve(read(seed.plan.run / FILE_NAME)) for seed in trained},
         "behaviour": {
             name: {how: figures.behaviour(rows) for how, rows in table[name].items()}
             for name in (START, SUPERVISED, TRAINED)
@@ -197,5 +202,5 @@ def shown_of(seed: Seed) -> list[dict[str, Any]]:
     if not seed.is_done(TRAINING):
         return []
     kinds = ((id, fact.kind) for id, fact in seed.facts.items())
-    ids, model = first_of_each(kinds), seed.plan.files.model
-    return before_and_after(seed.plan.run, model, ids, seed.steps)
+    words = reader(seed.plan.files.model)
+    return before_and_after(rollouts(seed.plan.run), first_of_each(kinds), seed.steps, words)

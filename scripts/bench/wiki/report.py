@@ -30,12 +30,10 @@ COLOURS = {"greedy": "#1b6ca8", "sampled": "#c8553d"}
 
 def tables(found: Figures, title: str) -> list[Split]:
     """Exact match by method, by hops and kind, behaviour, and the models of each seed."""
-    return [
-        Split(_by_method(found, title)),
-        Split(_by_group(found), keys=2),
-        Split(_behaviour(found["behaviour"])),
-        Split(_models(found)),
-    ]
+    evaluated = any(of[how] for of in found["em"].values() for how in SAMPLINGS)
+    made = [_by_method(found, title), _behaviour(found["behaviour"])] if evaluated else []
+    made = [Split(each) for each in (*made, _models(found))]
+    return [*made, Split(_by_group(found), keys=2)] if evaluated else made
 
 
 def _by_method(found: Figures, title: str) -> Table:

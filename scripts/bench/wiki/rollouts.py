@@ -1,6 +1,6 @@
 """What a run's own log tells: its learning curve, and the same rollouts before and after."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.rewards.scorer import evaluated
-from replay.log.event_log import FILE_NAME, read
+from replay.log.records import Record
 from replay.trajectory import Question, Trajectory
-from scripts.runs.show import load_tokenizer, rollouts
+from scripts.runs.show import Shown, load_tokenizer
 from scripts.runs.summary import RunFold
 
 SHOWN = 3  # questions
+Words = Callable[[NDArray[np.int32]], str]
 
 
-def curve(run: Path) -> dict[str, Any]:
+def curve(log: Iterable[Record]) -> dict[str, Any]:
     """The mean reward of the rollouts that came in before each step, and the run's evaluations."""
-    fold = RunFold(read(run / FILE_NAME))
+    fold = RunFold(log)
     reward = {step: gauges.get("actor/reward") for step, gauges in sorted(fold.reports.items())}
     known = {step: value for step, value in reward.items() if step and value is not None}
     return {
@@ -44,27 +45,34 @@ def first_of_each(kinds: Iterable[tuple[str, str]], count: int = SHOWN) -> list[
     return list(found.values())[:count]
 
 
-def before_and_after(run: Path, model: Path, ids: Sequence[str], last: int) -> list[dict[str, Any]]:
-    """The greedy evaluation rollouts of these questions by the first and the last version of a run,
-    as text. What the log no longer holds is left out.
-    """
+def reader(model: Path) -> Words:
+    """A function from tokens to text. Raises ConfigError."""
     tokenizer = load_tokenizer(str(model))
 
     def words(tokens: NDArray[np.int32]) -> str:
         text: str = tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
         return text
 
+    return words
+
+
+def before_and_after(
+    rollouts: Iterable[Shown], ids: Sequence[str], last: int, words: Words
+) -> list[dict[str, Any]]:
+    """Of a run's rollouts, the greedy ones of these questions by its first and its last version, as
+    text. What the log no longer holds is left out.
+    """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     names = {(0, 0): "before", (last, last): "after"}
-    for question, trajectory, step in rollouts(run):
+    for question, trajectory, _ in rollouts:
         when = names.get(trajectory.version_span)
-        asked = question.id in ids and step is None and trajectory.kind == "eval"
-        if when and asked and not trajectory.sampling.temperature:
+        greedy = trajectory.kind == "eval" and not trajectory.sampling.temperature
+        if when and greedy and question.id in ids:
             found[question.id, when] = _told(question, trajectory, when, words)
     return [found[id, when] for id in ids for when in names.values() if (id, when) in found]
 
 
-def _told(question: Question, trajectory: Trajectory, when: str, words: Any) -> dict[str, Any]:
+def _told(question: Question, trajectory: Trajectory, when: str, words: Words) -> dict[str, Any]:
     return {
         "id": question.id,
         "question": question.text,

@@ -9,12 +9,13 @@ from scripts.bench.wiki.seed import Seed
 from scripts.wiki.pipeline.commands import OutOfTime, forage
 
 START_S = 90.0  # about what an engine takes to start: nothing is begun for less
-Forage = Callable[[Sequence[str], Path, Callable[[], bool]], None]
+ENDING_S = 60.0  # what an end in order may take: an update under way, then its checkpoint
+Forage = Callable[[Sequence[str], Path, Callable[[], bool], float], None]
 
 
 class Slice:
-    """The time of one call. Call it to run a command: in its last seconds none is begun but the
-    first, and what is under way at its end is ended in order. Raises OutOfTime.
+    """The time of one call. Call it to run a command. What is under way a minute before its end is
+    ended in order, and killed a minute after its end. Towards the end none is begun but the first.
     """
 
     def __init__(
@@ -24,10 +25,10 @@ class Slice:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._forage, self._now, self._begun = forage, now, False
-        self._until = now() + 60.0 * minutes
+        self._until = now() + 60.0 * minutes - ENDING_S
 
     def is_over(self) -> bool:
-        """True from its end on."""
+        """True from the moment on when what is under way has to end."""
         return self._now() >= self._until
 
     def __call__(self, words: Sequence[str], log: Path) -> None:
@@ -35,7 +36,7 @@ class Slice:
         if self._begun and self._now() + START_S > self._until:
             raise OutOfTime(f"forage {words[0]}")
         self._begun = True
-        self._forage(words, log, self.is_over)
+        self._forage(words, log, self.is_over, 2 * ENDING_S)
 
 
 def work(seeds: Iterable[Seed], time_left: Slice, report: Report) -> None:

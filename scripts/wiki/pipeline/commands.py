@@ -1,9 +1,11 @@
 """Commands of ours as processes of their own: their memory is given back when they end."""
 
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from configs.runtime.signals import Interrupt
 from scripts.wiki.packages import WikiError
 
 POLL_S = 0.1
+_ENDED = (Exit.INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL)  # in order, or before or after that
 Run = Callable[[Sequence[str], Path], None]  # of a command's words; its tables go to the file
 
 
@@ -19,11 +22,16 @@ class OutOfTime(Exception):
     """A command was ended in order because its time was over; the same one goes on."""
 
 
-def forage(words: Sequence[str], log: Path, is_over: Callable[[], bool] = lambda: False) -> None:
+def forage(
+    words: Sequence[str],
+    log: Path,
+    is_over: Callable[[], bool] = lambda: False,
+    patience_s: float = math.inf,
+) -> None:
     """Run a command; its tables go to the end of `log`, progress and errors to standard error.
 
-    Ctrl-C and SIGTERM have it end in order, once, and so does its time when it `is_over`. Raises
-    WikiError, KeyboardInterrupt and OutOfTime.
+    Ctrl-C and SIGTERM have it end in order, once, and so does its time when it `is_over`; then it
+    is killed after `patience_s`. Raises WikiError, KeyboardInterrupt and OutOfTime.
     """
     command = [sys.executable, "-m", "scripts.cli", *words]
     told = os.environ | {"FORAGE_PARENT": str(os.getpid())}
@@ -33,13 +41,13 @@ def forage(words: Sequence[str], log: Path, is_over: Callable[[], bool] = lambda
             command, stdin=subprocess.DEVNULL, stdout=out, env=told, process_group=0
         )
         try:
-            code, ended_by_us = _wait(process, interrupt, is_over)
+            code, ended_by_us = _wait(process, interrupt, is_over, patience_s)
         finally:
             process.kill()
             process.wait()
     if interrupt.cause:
         raise KeyboardInterrupt(f"interrupted by {interrupt.cause}")
-    if ended_by_us and code in (Exit.INTERRUPTED, -signal.SIGTERM):
+    if ended_by_us and code in _ENDED:
         raise OutOfTime(f"forage {words[0]}")
     if code != Exit.DONE:
         raise WikiError(
@@ -49,10 +57,13 @@ def forage(words: Sequence[str], log: Path, is_over: Callable[[], bool] = lambda
 
 
 def _wait(
-    process: "subprocess.Popen[bytes]", interrupt: Interrupt, is_over: Callable[[], bool]
+    process: "subprocess.Popen[bytes]",
+    interrupt: Interrupt,
+    is_over: Callable[[], bool],
+    patience_s: float,
 ) -> tuple[int, bool]:
     """The exit code, and whether the process was told to end."""
-    told = False
+    told, kill_s = False, math.inf
     while True:
         try:
             return process.wait(POLL_S), told
@@ -60,3 +71,6 @@ def _wait(
             if not told and (interrupt.cause or is_over()):
                 process.terminate()
                 told = True
+                kill_s = math.inf if interrupt.cause else time.monotonic() + patience_s
+            elif time.monotonic() > kill_s:
+                process.kill()

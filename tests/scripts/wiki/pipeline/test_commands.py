@@ -54,10 +54,21 @@ def test_a_command_whose_time_is_over_ends_in_order(
     assert (tmp_path / "log").read_text() == "saved\n"
 
 
-def patient(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """Have commands make `folder/begun` and wait; told to end, they save and exit with `code`."""
-    script = folder / "python"
-    made = f"trap 'echo saved; exit {code}' TERM\ntouch {folder / 'begun'}\n"
+def test_a_command_that_does_not_end_in_order_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient(tmp_path, monkeypatch, None)
+    with pytest.raises(OutOfTime):
+        forage(["train"], tmp_path / "log", (tmp_path / "begun").exists, patience_s=0.0)
+    assert (tmp_path / "log").read_text() in ("", "told\n")
+
+
+def patient(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int | None) -> None:
+    """Have commands make `folder/begun` and wait; told to end, they save and exit with `code`, or
+    never.
+    """
+    script, told = folder / "python", "echo told" if code is None else f"echo saved; exit {code}"
+    made = f"trap '{told}' TERM\ntouch {folder / 'begun'}\n"
     script.write_text(f"#!/bin/sh\n{made}while :; do sleep 0.05; done\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
