@@ -77,8 +77,8 @@ def teach(folder: Path, plan: Plan, schedule: Schedule, run: Run, tell: Tell) ->
         learnt.measured.append(found)
         write_json(folder / RECORD, learnt)
         tell(f"{found.steps} steps: sampled EM {found.sampled_em:.3f} on validation questions")
-    if (checkpoints := warm / "checkpoints").exists():
-        remove_folder(checkpoints)  # gigabytes of an optimiser that has done its work
+    if warm.exists():
+        remove_folder(warm)  # gigabytes of an optimiser that has done its work
 
 
 def _measure(folder: Path, plan: Plan, schedule: Schedule, number: int, run: Run) -> Candidate:

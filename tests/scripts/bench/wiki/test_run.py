@@ -1,6 +1,8 @@
 """The wiki benchmark's pieces: in slices, gone on with, reported; then a tiny one for real."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,15 +10,17 @@ from typing import Any
 import pytest
 
 from configs.load import ConfigError
+from configs.runtime.process import REPOSITORY, Exit
 from scripts.bench.wiki import bench as benching
 from scripts.bench.wiki import seed as seeding
 from scripts.bench.wiki.bench import BenchWikiOptions, left_of, present, summary
 from scripts.bench.wiki.run import ENDING_S, START_S, Slice, work
-from scripts.bench.wiki.seed import METHODS, PIECES
+from scripts.bench.wiki.seed import METHODS, PIECES, SAMPLINGS
 from scripts.bench.wiki.supervised import Schedule
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.commands import OutOfTime
 from tests.scripts.bench.wiki.commands import STEPS, Commands, seed
+from tests.scripts.wiki.pipeline.tiny import FEW, lengthened
 
 ALL = 2 + 1 + 2 * 3 + 8  # start, training, three supervised measurements, evaluations
 
@@ -171,3 +175,24 @@ def test_the_tasks_are_those_of_the_demo() -> None:
     assert options.wanted[0].steps == 3 and options.wanted[0].overrides == ("learner.lr=1e-5",)
     quick = BenchWikiOptions(quick=True)
     assert [(each.seed, each.quick) for each in quick.wanted] == [(0, True)] and quick.asked == 64
+
+
+@pytest.mark.soak("wiki")
+@pytest.mark.vllm
+@pytest.mark.timeout(3600)
+def test_a_tiny_model_is_measured_in_slices(spelling_model_path: Path, tmp_path: Path) -> None:
+    lengthened(spelling_model_path, tmp_path / "model")
+    out, file, codes = tmp_path / "out", tmp_path / "figures.json", list[int]()
+    command = [sys.executable, "-m", "tests.scripts.bench.wiki.tiny", str(tmp_path), *FEW]
+    command += ["--seeds", "0", "--steps", "2", "--questions", "4", "--minutes", "5"]
+    command += ["--out", str(out), "--json", str(file)]
+    while not codes or codes[-1] == Exit.STOPPED:
+        codes.append(subprocess.run(command, cwd=REPOSITORY, check=False).returncode)
+    assert codes[-1] == Exit.DONE
+    found = json.loads(file.read_text())
+    assert found["left"] == [] and found["models"]["0"]["trained"] == 2
+    assert all(of[how]["questions"] == 4 for of in found["em"].values() for how in SAMPLINGS)
+    assert found["curve"]["0"]["step"] and found["behaviour"]["start"]["greedy"]["action_tokens"]
+    shown = json.loads((out / "rollouts.json").read_text())
+    assert [each["when"] for each in shown] == ["before", "after"] * (len(shown) // 2) and shown
+    assert (out / "wiki.png").stat().st_size > 0

@@ -38,7 +38,7 @@ def test_the_best_model_is_kept_with_its_configuration(tmp_path: Path) -> None:
     taught(tmp_path, commands)
     best = tmp_path / "supervised" / "best"
     assert (best / "model" / "steps").read_text() == "8" and (best / "config.yaml").exists()
-    assert not (tmp_path / "supervised" / "warm" / "checkpoints").exists()
+    assert not (tmp_path / "supervised" / "warm").exists()  # gigabytes
     learnt = read(tmp_path / "supervised")
     assert learnt.ems == [0.1, 0.4, 0.3, 0.4] and learnt.best is not None
     assert learnt.best.steps == 8
