@@ -96,15 +96,20 @@ class BenchWikiOptions(harness.BenchOptions):
         return self.questions or (QUICK_QUESTIONS if self.quick else QUESTIONS)
 
 
-def bench(
+def bench(options: BenchWikiOptions) -> int:
+    """Make what is missing, then report; 3 when something is left. Raises ConfigError, BenchError,
+    KeyboardInterrupt.
+    """
+    return measure(options)
+
+
+def measure(
     options: BenchWikiOptions,
     cache: Path = CACHE,
     recipe: Recipe | None = None,
     schedule: Schedule | None = None,
 ) -> int:
-    """Make what is missing, then report; 3 when something is left. Raises ConfigError, BenchError,
-    KeyboardInterrupt.
-    """
+    """The same, with another start, or another supervised baseline."""
     report, on, time_left = harness.reporter(), harness.machine(), Slice(options.minutes)
     recipe, schedule, failure = recipe or Recipe(), schedule or Schedule(), None
     seeds: list[Seed] = []

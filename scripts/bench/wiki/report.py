@@ -19,21 +19,22 @@ from scripts.terminal import Split
 
 Figures = Mapping[str, Any]
 DONE = {  # by the name of a figure of behaviour
-    "searches": ("searches of a rollout", "{:.2f}"),
-    "words_per_query": ("words of a query", "{:.1f}"),
-    "malformed": ("malformed turns", "{:.1%}"),
-    "action_tokens": ("tokens sampled", "{:.0f}"),
-    "answered": ("rollouts with an answer", "{:.1%}"),
+    "searches": ("searches", "{:.2f}"),
+    "words_per_query": ("query words", "{:.1f}"),
+    "malformed": ("malformed", "{:.1%}"),
+    "action_tokens": ("tokens", "{:.0f}"),
+    "answered": ("answered", "{:.1%}"),
 }
 COLOURS = {"greedy": "#1b6ca8", "sampled": "#c8553d"}
 
 
 def tables(found: Figures, title: str) -> list[Split]:
     """Exact match by method, by hops and kind, behaviour, and the models of each seed."""
-    evaluated = any(of[how] for of in found["em"].values() for how in SAMPLINGS)
-    made = [_by_method(found, title), _behaviour(found["behaviour"])] if evaluated else []
-    made = [Split(each) for each in (*made, _models(found))]
-    return [*made, Split(_by_group(found), keys=2)] if evaluated else made
+    models = Split(_models(found))
+    if not any(of[how] for of in found["em"].values() for how in SAMPLINGS):
+        return [models]
+    by_group, behaviour = Split(_by_group(found), keys=2), Split(_behaviour(found["behaviour"]))
+    return [Split(_by_method(found, title)), by_group, behaviour, models]
 
 
 def _by_method(found: Figures, title: str) -> Table:
@@ -62,14 +63,14 @@ def _by_group(found: Figures) -> Table:
 
 
 def _behaviour(found: Figures) -> Table:
-    names = [f"{name}, {how}" for name in found for how in SAMPLINGS]
-    table = Table("behaviour", *names)
-    for figure, (named, form) in DONE.items():
-        cells = []
-        for of in (found[name][how] for name in found for how in SAMPLINGS):
-            value = of and of[figure]
-            cells.append("–" if value is None else form.format(value))
-        table.add_row(named, *cells)
+    table = Table("behaviour", *(named for named, _ in DONE.values()))
+    for name, by_sampling in found.items():
+        for how, of in by_sampling.items():
+            values = [None if of is None else of[figure] for figure in DONE]
+            forms = [form for _, form in DONE.values()]
+            shown = zip(values, forms, strict=True)
+            cells = ["–" if value is None else form.format(value) for value, form in shown]
+            table.add_row(f"{name}, {how}", *cells)
     return table
 
 
@@ -122,10 +123,11 @@ def _draw_curves(axes: Axes, curves: Figures) -> None:
             (e["step"], e["sampled_em"]) for e in of["evaluated"] if e["sampled_em"] is not None
         ]
         axes.plot([x for x, _ in ends], [y for _, y in ends], "o--", color=line.get_color())
-    if len(curves) > 1:
-        shortest = min((of["step"] for of in curves.values()), key=len)
-        rewards = zip(*(of["reward"] for of in curves.values()), strict=False)
-        axes.plot(shortest, [fmean(each) for each in rewards], color="#222222", lw=2, label="mean")
+    rewards = [dict(zip(of["step"], of["reward"], strict=True)) for of in curves.values()]
+    if len(rewards) > 1:
+        steps = sorted(set(rewards[0]).intersection(*rewards))
+        means = [fmean(of[step] for of in rewards) for step in steps]
+        axes.plot(steps, means, color="#222222", lw=2, label="mean")
     title = "reward of rollouts; dashed: held-out sampled EM"
     axes.set(xlabel="step", ylim=(-0.02, 1.02), title=title)
     if curves:
