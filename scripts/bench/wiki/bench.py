@@ -114,8 +114,8 @@ def measure(
     recipe, schedule, failure = recipe or Recipe(), schedule or Schedule(), None
     seeds: list[Seed] = []
     try:
+        check_machine(options.wanted[0])
         for wanted in options.wanted:
-            check_machine(wanted)
             report(f"seed {wanted.seed}: files")
             plan = planned(wanted, build(cache, wanted.seed, report), cache, recipe)
             seeds.append(Seed(wanted.seed, plan, options.out, options.asked, schedule))
