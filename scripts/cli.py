@@ -82,6 +82,7 @@ COMMANDS = {
     "bench engine": Command("bench.engine.bench:bench", "The engine's scheduling, and rollouts."),
     "bench overlap": Command("bench.overlap.bench:bench", "Waiting for searches, hidden."),
     "bench end-to-end": Command("bench.end_to_end.bench:bench", "One work, by every schedule."),
+    "bench wiki": Command("bench.wiki.bench:bench", "The wiki task, beside its baselines."),
 }
 MEANT = {  # by a word that is no command
     "help": "--help",

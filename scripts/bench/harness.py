@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple, Self
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from configs.runtime.files import write_durably
@@ -275,13 +275,16 @@ def reporter(file: IO[str] | None = None) -> Report:
     return report
 
 
-def present(tables: Iterable[Table], width: int = 110) -> None:
+def present(tables: Iterable[RenderableType], width: int = 110) -> None:
     """Print tables; `width` is for an output that is no terminal."""
     Console(width=None if sys.stdout.isatty() else width).print(*tables)
 
 
 def finish(
-    options: BenchOptions, found: Mapping[str, Any], tables: Iterable[Table], width: int = 110
+    options: BenchOptions,
+    found: Mapping[str, Any],
+    tables: Iterable[RenderableType],
+    width: int = 110,
 ) -> None:
     """Print the tables, and write the figures where a file is named."""
     present(tables, width)

@@ -1,12 +1,11 @@
 """The figures of an evaluation, from its rows: per environment and set, and over the sets. Pure.
 
 Every row counts: a failed rollout scores 0, and is counted as failed. `scores` depend on answers
-alone, `timing` on the machine. Intervals are Efron's percentile bootstrap (1979) over questions,
-where the value of a question is the mean over its samples; pass@k is the unbiased estimate of Chen
-et al. (2021, arXiv 2107.03374, equation 1).
+alone, `timing` on the machine. Intervals are of the bootstrap over questions, where the value of a
+question is the mean over its samples; pass@k is the unbiased estimate of Chen et al. (2021, arXiv
+2107.03374, equation 1).
 """
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,17 +13,12 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from scripts.evaluation.bootstrap import Means, interval, pooled, resampled_means
 from scripts.evaluation.rows import Asked, QuestionSet, Row
 
 MACRO, MICRO = "macro average", "micro average"  # of sets, and of questions
-RESAMPLES = 10_000
-DRAWN_AT_ONCE = 1 << 19  # values
-COUNT_COST = 8  # of a value's count, in draws of one value
-LEVEL = 0.95
 Figures = dict[str, Any]  # of one environment on one set
-Means = NDArray[np.float64]  # [RESAMPLES], of resampled questions
 
 
 def figures_of(
@@ -153,44 +147,6 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
     if not 1 <= k <= samples:
         raise ValueError(f"k = {k!r}: there are {samples!r} samples")
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
-
-
-def resampled_means(values: Sequence[float], key: str) -> Means:
-    """Means of RESAMPLES resamples; `key` seeds them.
-
-    Few distinct values are drawn by their counts, many one by one: whichever is fewer draws. What
-    is drawn at once stays within a few MB.
-    """
-    seed = hashlib.blake2b(key.encode(), digest_size=8).digest()
-    chance = np.random.default_rng(int.from_bytes(seed))
-    all_values = np.sort(np.asarray(values, np.float64))
-    distinct, counts = np.unique(all_values, return_counts=True)
-    number = len(all_values)
-
-    def drawn(resamples: int) -> Means:
-        if len(distinct) * COUNT_COST <= number or len(distinct) == 1:
-            shares = counts / number
-            means: Means = chance.multinomial(number, shares, size=resamples) @ distinct / number
-        else:
-            which = chance.integers(number, size=(resamples, number), dtype=np.uint32)
-            means = all_values[which].mean(axis=1)
-        return means
-
-    at_once = max(1, DRAWN_AT_ONCE // number)
-    sizes = [min(at_once, RESAMPLES - done) for done in range(0, RESAMPLES, at_once)]
-    return np.concatenate([drawn(size) for size in sizes])
-
-
-def pooled(means: Sequence[Means], weights: Sequence[float]) -> Means:
-    """The weighted mean of several sets, each resampled on its own."""
-    return np.asarray(np.average(np.stack(means), axis=0, weights=weights), np.float64)
-
-
-def interval(means: Means) -> tuple[float, float]:
-    """The percentile interval at LEVEL."""
-    tail = (1.0 - LEVEL) / 2
-    low, high = np.quantile(means, (tail, 1.0 - tail))
-    return float(low), float(high)
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:

@@ -72,11 +72,23 @@ def build(folder: Path, seed: int, tell: Tell, *, dense: bool = False) -> WikiFi
         raise WikiError(f"{folder}: {error}: mend it there, then try again") from error
 
 
+@contextmanager
+def phase(name: str, tell: Tell) -> Iterator[None]:
+    """Tell how long the block took, or after how long it was ended."""
+    begun = time.monotonic()
+    try:
+        yield
+    except (WikiError, KeyboardInterrupt):
+        tell(f"{name}: ended after {time.monotonic() - begun:.1f} s")
+        raise
+    tell(f"{name}: {time.monotonic() - begun:.1f} s")
+
+
 def _build(folder: Path, seed: int, tell: Tell, dense: bool) -> WikiFiles:
     packages = folder / "packages"
-    with _phase("packages", tell):
+    with phase("packages", tell):
         files = fetch([TEXTS, COUNTRIES], packages)
-    with _phase("language model", tell):
+    with phase("language model", tell):
         language_model = model.language_model(folder, packages)
     require_room(folder, ROOM_BYTES)
     pins = TEXTS.digest + COUNTRIES.digest
@@ -84,17 +96,17 @@ def _build(folder: Path, seed: int, tell: Tell, dense: bool) -> WikiFiles:
     home = folder / f"corpus-{mark}"
     own = folder / f"questions-{seed}-{_digest(mark, _OF_TASK)}"
     if not (home.is_dir() and own.is_dir()):
-        with _phase("articles and countries", tell):
+        with phase("articles and countries", tell):
             read = articles.read(files[TEXTS]), countries.read(files[COUNTRIES])
             world = task.read_world(*read)
     corpus, by_words = home / "corpus.jsonl", folder / f"index-bm25-{mark}"
     if not home.is_dir():
-        with _phase("corpus", tell), making(home, durable=False) as draft:
+        with phase("corpus", tell), making(home, durable=False) as draft:
             task.write_corpus(draft / corpus.name, world)
-    with _phase("index", tell):
+    with phase("index", tell):
         _index(IndexOptions(corpus=corpus, out=by_words))
     if not own.is_dir():
-        with _phase("questions and demonstrations", tell), making(own, durable=False) as draft:
+        with phase("questions and demonstrations", tell), making(own, durable=False) as draft:
             task.write_task(draft, world, reach.Searcher.open(corpus, by_words), seed)
     return WikiFiles(
         model=language_model,
@@ -110,10 +122,10 @@ def _build(folder: Path, seed: int, tell: Tell, dense: bool) -> WikiFiles:
 
 
 def _by_vectors(folder: Path, packages: Path, corpus: Path, mark: str, tell: Tell) -> Path:
-    with _phase("encoder", tell):
+    with phase("encoder", tell):
         encoder = model.encoder(folder, packages)
     out = folder / f"index-dense-{mark}"
-    with _phase("dense index", tell):
+    with phase("dense index", tell):
         _index(IndexOptions(corpus=corpus, out=out, encoder=encoder))
     return out
 
@@ -121,13 +133,6 @@ def _by_vectors(folder: Path, packages: Path, corpus: Path, mark: str, tell: Tel
 def _index(options: IndexOptions) -> None:
     if not (options.out / manifest.NAME).is_file():
         index(options)
-
-
-@contextmanager
-def _phase(name: str, tell: Tell) -> Iterator[None]:
-    begun = time.monotonic()
-    yield
-    tell(f"{name}: {time.monotonic() - begun:.1f} s")
 
 
 def _digest(text: str, modules: tuple[object, ...]) -> str:

@@ -1,9 +1,12 @@
 """Commands of ours as processes of their own: their memory is given back when they end."""
 
+import math
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from configs.runtime.process import Exit
@@ -11,12 +14,24 @@ from configs.runtime.signals import Interrupt
 from scripts.wiki.packages import WikiError
 
 POLL_S = 0.1
+_ENDED = (Exit.INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL)  # in order, or before or after that
+Run = Callable[[Sequence[str], Path], None]  # of a command's words; its tables go to the file
 
 
-def forage(words: Sequence[str], log: Path) -> None:
+class OutOfTime(Exception):
+    """A command was ended in order because its time was over; the same one goes on."""
+
+
+def forage(
+    words: Sequence[str],
+    log: Path,
+    is_over: Callable[[], bool] = lambda: False,
+    patience_s: float = math.inf,
+) -> None:
     """Run a command; its tables go to the end of `log`, progress and errors to standard error.
 
-    Ctrl-C and SIGTERM have it end in order, once. Raises WikiError, and KeyboardInterrupt.
+    Ctrl-C and SIGTERM have it end in order, once, and so does its time when it `is_over`; then it
+    is killed after `patience_s`. Raises WikiError, KeyboardInterrupt and OutOfTime.
     """
     command = [sys.executable, "-m", "scripts.cli", *words]
     told = os.environ | {"FORAGE_PARENT": str(os.getpid())}
@@ -26,12 +41,14 @@ def forage(words: Sequence[str], log: Path) -> None:
             command, stdin=subprocess.DEVNULL, stdout=out, env=told, process_group=0
         )
         try:
-            code = _wait(process, interrupt)
+            code, ended_by_us = _wait(process, interrupt, is_over, patience_s)
         finally:
             process.kill()
             process.wait()
     if interrupt.cause:
         raise KeyboardInterrupt(f"interrupted by {interrupt.cause}")
+    if ended_by_us and code in _ENDED:
+        raise OutOfTime(f"forage {words[0]}")
     if code != Exit.DONE:
         raise WikiError(
             f"forage {words[0]} ended with exit code {code}: see above, and {log}; once that is "
@@ -39,12 +56,21 @@ def forage(words: Sequence[str], log: Path) -> None:
         )
 
 
-def _wait(process: "subprocess.Popen[bytes]", interrupt: Interrupt) -> int:
-    told = False
+def _wait(
+    process: "subprocess.Popen[bytes]",
+    interrupt: Interrupt,
+    is_over: Callable[[], bool],
+    patience_s: float,
+) -> tuple[int, bool]:
+    """The exit code, and whether the process was told to end."""
+    told, kill_s = False, math.inf
     while True:
         try:
-            return process.wait(POLL_S)
+            return process.wait(POLL_S), told
         except subprocess.TimeoutExpired:
-            if interrupt.cause and not told:
+            if not told and (interrupt.cause or is_over()):
                 process.terminate()
                 told = True
+                kill_s = math.inf if interrupt.cause else time.monotonic() + patience_s
+            elif time.monotonic() > kill_s:
+                process.kill()

@@ -5,7 +5,9 @@ on where it was, and with what is finished only says what came of it.
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,15 +18,45 @@ from configs.schema import Config
 from scripts.fleet.launch import ResumeOptions, TrainOptions, resume, train
 from scripts.setup import preflight
 from scripts.setup.resolve import is_run, resolve
-from scripts.wiki.packages import WikiError, require_room
+from scripts.wiki.packages import require_room
 from scripts.wiki.pipeline import ending, settings
 from scripts.wiki.pipeline.settings import CONFIG, WikiOptions
 from scripts.wiki.pipeline.start import Recipe, choose
-from scripts.wiki.wiki import WikiFiles, build
+from scripts.wiki.wiki import WikiFiles, build, phase
 
 CACHE, RUNS = REPOSITORY / ".cache" / "wiki", REPOSITORY / "runs"
 CHECKPOINTS = 3  # at once: the newest, the last evaluated, and the one that is being written
 PHASES = ("files", "start", "training")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One wiki task: its files, the settings of start and run, and where both are. `mark` names the
+    run's settings; `config`: the run's, with its directory.
+    """
+
+    files: WikiFiles
+    recipe: Recipe
+    of_start: tuple[str, ...]
+    of_run: tuple[str, ...]
+    mark: str
+    start: Path
+    config: Config
+
+    @property
+    def run(self) -> Path:
+        """The run's directory."""
+        return Path(self.config.run_dir)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The run's summary; empty before there is one."""
+        return ending.read_summary(self.run)
+
+    @property
+    def is_trained(self) -> bool:
+        """True where the run has taken all of its steps."""
+        return ending.is_complete(self.summary, self.config.learner.total_steps)
 
 
 def run(options: WikiOptions, cache: Path = CACHE, recipe: Recipe | None = None) -> int:
@@ -32,32 +64,47 @@ def run(options: WikiOptions, cache: Path = CACHE, recipe: Recipe | None = None)
     fetched where the machine or a setting will not do, WikiError, and KeyboardInterrupt.
     """
     minutes: dict[str, float] = {}
-    _check_machine(options)
+    check_machine(options)
     with _phase("files", minutes):
         files = build(cache, options.seed, _tell, dense=options.dense)
-    of_run, recipe = settings.of_run(options, files), recipe or Recipe()
-    of_start = settings.of_start(options, files)
-    mark = settings.digest(of_start, recipe)
-    config = _named(load(CONFIG, of_run), settings.digest(of_run, mark), options)
-    _check_run(config, files)
+    plan = planned(options, files, cache, recipe or Recipe())
+    check_run(plan)
     with _phase("start", minutes):
-        _tell(f"supervised steps until sampled EM is {recipe.least_em} on validation questions")
-        folder = cache / f"start-{options.seed}-{mark}"
-        model, choice = choose(folder, of_start, files, recipe, _tell)
+        least = plan.recipe.least_em
+        _tell(f"supervised steps until sampled EM is {least} on validation questions")
+        model, choice = choose(plan.start, plan.of_start, files, plan.recipe, _tell)
         _tell(f"the start: {choice.chosen} steps, {model}")
     with _phase("training", minutes):
-        code = _train(config, (*of_run, f"model.path={model}"))
-    summary = ending.read_summary(Path(config.run_dir))
+        code = _train(plan, model)
     if code == Exit.DONE:
+        summary = plan.summary
         minutes |= {"start": choice.seconds / 60, "training": summary["wall_s"] / 60}
-        places = {"run": Path(config.run_dir), "start": model, "held-out questions": files.eval}
+        places = {"run": plan.run, "start": model, "held-out questions": files.eval}
         print(*ending.lines(summary, minutes, places), sep="\n", flush=True)
     elif code != Exit.STOPPED:  # by a rule, which holds again
         print("the same command goes on where this was interrupted", flush=True)
     return code
 
 
-def _check_machine(options: WikiOptions) -> None:
+def planned(options: WikiOptions, files: WikiFiles, cache: Path, recipe: Recipe) -> Plan:
+    """The plan; the same settings have the same start and the same run. Raises ConfigError."""
+    of_run, of_start = settings.of_run(options, files), settings.of_start(options, files)
+    mark_of_start = settings.digest(of_start, recipe)
+    mark = settings.digest(of_run, mark_of_start)
+    config = load(CONFIG, of_run)
+    run_dir = Path(config.run_dir or RUNS / f"wiki-{options.seed}-{mark}").expanduser().resolve()
+    return Plan(
+        files=files,
+        recipe=recipe,
+        of_start=of_start,
+        of_run=of_run,
+        mark=mark,
+        start=cache / f"start-{options.seed}-{mark_of_start}",
+        config=msgspec.structs.replace(config, run_dir=str(run_dir)),
+    )
+
+
+def check_machine(options: WikiOptions) -> None:
     """Refuse what can be refused before anything is fetched, and say what is slow."""
     config = load(CONFIG, settings.of_run(options))
     if config.run_dir and is_run(Path(config.run_dir)):  # it goes on
@@ -67,46 +114,45 @@ def _check_machine(options: WikiOptions) -> None:
         print(settings.SLOW, flush=True)
 
 
-def _named(config: Config, mark: str, options: WikiOptions) -> Config:
-    """With the directory of its run: the same one for the same settings, so that it goes on."""
-    name = config.run_dir or RUNS / f"wiki-{options.seed}-{mark}"
-    return msgspec.structs.replace(config, run_dir=str(Path(name).expanduser().resolve()))
-
-
-def _check_run(config: Config, files: WikiFiles) -> None:
+def check_run(plan: Plan) -> None:
     """Refuse a run before its start takes minutes. Raises ConfigError, WikiError."""
-    folder = Path(config.run_dir)
-    if ending.is_complete(ending.read_summary(folder), config.learner.total_steps):
+    if plan.is_trained:
         return
-    preflight.check(resolve(config, "wiki"), resumed=is_run(folder))
-    weights = weights_bytes(config.model.path) or weights_bytes(str(files.model))
-    for place in (folder, files.model):  # the start's are removed before the run's are written
+    config, model = plan.config, plan.files.model
+    preflight.check(resolve(config, "wiki"), resumed=is_run(plan.run))
+    weights = weights_bytes(config.model.path) or weights_bytes(str(model))
+    for place in (plan.run, model):  # the start's are removed before the run's are written
         require_room(place, CHECKPOINTS * config.learner.saved_bytes(weights))
 
 
-def _train(config: Config, overrides: tuple[str, ...]) -> int:
-    folder = Path(config.run_dir)
-    given = (*overrides, f"run_dir={folder}")
-    if not is_run(folder):
-        return train(TrainOptions(config=str(CONFIG), overrides=given))
-    if ending.is_complete(ending.read_summary(folder), config.learner.total_steps):
-        _tell(f"trained already: {folder}; --steps takes it further, run_dir=… begins another")
-        return Exit.DONE
-    _tell(f"going on with {folder}")
-    return resume(ResumeOptions(run=folder, overrides=given))
+def training(plan: Plan, model: Path) -> TrainOptions | ResumeOptions | None:
+    """The command that trains from this start, or goes on with it; None where it is done."""
+    given = (*plan.of_run, f"model.path={model}", f"run_dir={plan.run}")
+    if not is_run(plan.run):
+        return TrainOptions(config=str(CONFIG), overrides=given)
+    return None if plan.is_trained else ResumeOptions(run=plan.run, overrides=given)
+
+
+def _train(plan: Plan, model: Path) -> int:
+    match training(plan, model):
+        case TrainOptions() as options:
+            return train(options)
+        case ResumeOptions() as options:
+            _tell(f"going on with {plan.run}")
+            return resume(options)
+        case None:
+            further = "--steps takes it further, run_dir=… begins another"
+            _tell(f"trained already: {plan.run}; {further}")
+            return Exit.DONE
 
 
 @contextmanager
 def _phase(name: str, minutes: dict[str, float]) -> Iterator[None]:
     begun = time.monotonic()
     print(f"{PHASES.index(name) + 1} of {len(PHASES)}: {name} ...", flush=True)
-    try:
+    with phase(name, _tell):
         yield
-    except (WikiError, KeyboardInterrupt):
-        print(f"  {name}: ended after {time.monotonic() - begun:.1f} s", flush=True)
-        raise
     minutes[name] = (time.monotonic() - begun) / 60
-    print(f"  {name}: {time.monotonic() - begun:.1f} s", flush=True)
 
 
 def _tell(line: str) -> None:

@@ -18,12 +18,13 @@ import msgspec
 
 from configs.runtime.files import remove_folder, write_json
 from scripts.wiki.packages import WikiError
-from scripts.wiki.pipeline.commands import forage
+from scripts.wiki.pipeline.commands import Run, forage
 from scripts.wiki.pipeline.settings import CONFIG
 from scripts.wiki.wiki import WikiFiles
 
-CHOICE, WARM, LOG = "choice.json", "warm", "commands.log"
+CHOICE, WARM, LOG, SET = "choice.json", "warm", "commands.log", "asked"
 Tell = Callable[[str], None]
+Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,15 @@ class Choice(msgspec.Struct):
 
 
 def choose(
-    folder: Path, overrides: Sequence[str], files: WikiFiles, recipe: Recipe, tell: Tell
+    folder: Path,
+    overrides: Sequence[str],
+    files: WikiFiles,
+    recipe: Recipe,
+    tell: Tell,
+    run: Run = forage,
 ) -> tuple[Path, Choice]:
     """The model of the chosen start, made in `folder` where it is not there. Raises WikiError
-    where no candidate will do, and KeyboardInterrupt.
+    where no candidate will do, and what `run` raises.
     """
     folder.mkdir(parents=True, exist_ok=True)
     choice, warm = read(folder), folder / WARM
@@ -73,7 +79,7 @@ def choose(
         if choice.chosen:
             break
         if not (found := known.get(steps)):
-            found = _try(folder, overrides, files, recipe, steps)
+            found = _try(folder, overrides, files, recipe, steps, run)
             choice.candidates.append(found)
         tell(f"{steps} steps: sampled EM {found.sampled_em:.3f} on validation questions")
         choice.chosen = steps if found.sampled_em >= recipe.least_em else 0
@@ -101,36 +107,62 @@ def read(folder: Path) -> Choice:
 
 
 def learn(
-    out: Path, overrides: Sequence[str], demonstrations: Path, steps: int, *, rows: int
+    out: Path,
+    overrides: Sequence[str],
+    demonstrations: Path,
+    steps: int,
+    *,
+    rows: int,
+    run: Run = forage,
 ) -> Path:
     """A warm start's model after so many steps in all, going on with what `out` holds. Raises
-    WikiError, KeyboardInterrupt.
+    what `run` raises.
     """
     given = ["--demonstrations", str(demonstrations), "--out", str(out), "--held-out", "0"]
     given += ["--rows", str(rows), "--steps", str(steps)]
-    forage(["warm-start", str(CONFIG), *given, *overrides], out.parent / LOG)
+    run(["warm-start", str(CONFIG), *given, *overrides], out.parent / LOG)
     return out / "model"
 
 
-def measure(
-    model: Path, questions: Path, out: Path, *, limit: int = 0, temperature: float = 1.0
-) -> dict[str, Any]:
-    """The figures of a warm start's model (or a run's) on a file of questions, as in `forage
-    evaluate`'s report; goes on with what `out` holds. Raises WikiError, KeyboardInterrupt.
+def evaluate(
+    model: Path,
+    questions: Path,
+    out: Path,
+    *,
+    limit: int = 0,
+    temperature: float = 1.0,
+    config: Path | None = None,
+    environments: Sequence[str] = (),
+    run: Run = forage,
+) -> Figures:
+    """The report of `forage evaluate` on a file of questions, a set called SET; goes on with what
+    `out` holds. `config`: where the model has none on record. Raises what `run` raises.
     """
-    given = ["--sets", f"asked={questions}", "--out", str(out), "--limit", str(limit)]
-    forage(["evaluate", str(model), *given, "--temperature", str(temperature)], out.parent / LOG)
-    report = json.loads((out / "report.json").read_text())
+    given = ["--sets", f"{SET}={questions}", "--out", str(out), "--limit", str(limit)]
+    given += ["--temperature", str(temperature)]
+    given += [] if config is None else ["--config", str(config)]
+    given += ["--environment", *environments] if environments else []
+    run(["evaluate", str(model), *given], out.parent / LOG)
+    return dict(json.loads((out / "report.json").read_text()))
+
+
+def measure(model: Path, questions: Path, out: Path, *, limit: int, run: Run = forage) -> float:
+    """Exact match at T = 1 of a warm start's model. Raises what `run` raises."""
+    report = evaluate(model, questions, out, limit=limit, run=run)
     (of_environment,) = report["methods"].values()
-    return dict(of_environment["asked"])
+    return float(of_environment[SET]["scores"]["em"]["mean"])
 
 
 def _try(
-    folder: Path, overrides: Sequence[str], files: WikiFiles, recipe: Recipe, steps: int
+    folder: Path,
+    overrides: Sequence[str],
+    files: WikiFiles,
+    recipe: Recipe,
+    steps: int,
+    run: Run,
 ) -> Candidate:
     begun, warm = time.monotonic(), folder / WARM
-    model = learn(warm, overrides, files.demonstrations, steps, rows=recipe.rows)
+    model = learn(warm, overrides, files.demonstrations, steps, rows=recipe.rows, run=run)
     out = folder / f"step-{steps}"
-    figures = measure(model, files.validation, out, limit=recipe.questions)
-    em = figures["scores"]["em"]["mean"]
+    em = measure(model, files.validation, out, limit=recipe.questions, run=run)
     return Candidate(steps, round(em, 4), round(time.monotonic() - begun, 1))

@@ -1,27 +1,20 @@
 """Figures against counting by hand and naive transcriptions, and the tables that show them."""
 
 import re
-import time
-import tracemalloc
 from itertools import combinations
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from scripts.evaluation.report import (
     MACRO,
     MICRO,
-    RESAMPLES,
     figures_of,
-    interval,
     ks_of,
     pass_at_k,
     percentile,
-    pooled,
-    resampled_means,
 )
 from scripts.evaluation.rows import Asked, Row, asked_of, failed_row
 from scripts.evaluation.tables import details_table, scores_table
@@ -50,19 +43,6 @@ def figures(samples: int = 2) -> dict[str, Any]:
 
 def mean(figures: dict[str, Any], metric: str) -> float:
     return float(figures["scores"][metric]["mean"])
-
-
-@pytest.mark.parametrize("distinct", [2, 6000])
-def test_resampling_many_distinct_values_takes_little_time_and_memory(distinct: int) -> None:
-    values = np.resize(np.arange(distinct) / distinct, 6000).tolist()
-    tracemalloc.start()
-    begun = time.process_time()
-    means = resampled_means(values, "key")
-    seconds, peak = time.process_time() - begun, tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert seconds < 4.0 and peak < 64 << 20
-    assert len(means) == RESAMPLES and means.mean() == pytest.approx(np.mean(values), abs=1e-3)
-    assert means.std() == pytest.approx(np.std(values) / 6000**0.5, rel=0.05)
 
 
 def test_every_row_counts() -> None:
@@ -156,9 +136,6 @@ def test_a_table_says_what_failed_and_how_rollouts_ended() -> None:
     assert f"search_r1: {ends}" in text
 
 
-VALUES = [1.0] * 13 + [0.0] * 20 + [0.5] * 7
-
-
 @pytest.mark.parametrize("correct", range(6))
 @pytest.mark.parametrize("k", range(1, 6))
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_one(correct: int, k: int) -> None:
@@ -171,32 +148,6 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_one(correct: int, k: i
 def test_pass_at_k_of_other_than_the_samples_is_refused(k: int) -> None:
     with pytest.raises(ValueError, match=f"k = {k}"):
         pass_at_k(2, 5, k)
-
-
-def test_resampled_means_are_distributed_as_naive_ones() -> None:
-    random = np.random.default_rng(5)
-    naive = [random.choice(VALUES, len(VALUES)).mean() for _ in range(RESAMPLES)]
-    ours = resampled_means(VALUES, "nq em")
-    assert len(ours) == RESAMPLES and ours.mean() == pytest.approx(fmean(VALUES), abs=3e-3)
-    assert ours.std() == pytest.approx(np.std(naive), rel=0.03)
-    assert interval(ours) == pytest.approx(tuple(np.quantile(naive, (0.025, 0.975))), abs=0.02)
-
-
-def test_an_interval_is_the_same_every_time_and_its_own() -> None:
-    again = [resampled_means(list(reversed(VALUES)), "nq em"), resampled_means(VALUES, "nq em")]
-    assert np.array_equal(*again)
-    assert not np.array_equal(again[0], resampled_means(VALUES, "hotpot em"))
-
-
-def test_what_does_not_vary_has_an_interval_without_width() -> None:
-    assert interval(resampled_means([1.0] * 9, "all right")) == (1.0, 1.0)
-
-
-def test_sets_are_resampled_apart_and_then_weighed() -> None:
-    nq, hotpot = resampled_means(VALUES, "nq"), resampled_means([1.0, 0.0], "hotpot")
-    assert pooled([nq, hotpot], [3.0, 1.0]) == pytest.approx((3 * nq + hotpot) / 4)
-    width = pooled([nq, resampled_means(VALUES, "popqa")], [1.0, 1.0]).std()
-    assert width == pytest.approx(nq.std() / np.sqrt(2), rel=0.05)
 
 
 def test_percentiles() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from configs.runtime.process import REPOSITORY
 from scripts.wiki.packages import WikiError
-from scripts.wiki.pipeline.commands import forage
+from scripts.wiki.pipeline.commands import OutOfTime, forage
 
 
 def test_what_a_command_prints_goes_to_the_log(tmp_path: Path) -> None:
@@ -35,11 +35,8 @@ def test_a_command_does_not_outlive_the_one_that_started_it() -> None:
 def test_an_interrupt_ends_the_command_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script, before = tmp_path / "python", signal.getsignal(signal.SIGTERM)
-    begun = tmp_path / "begun"
-    script.write_text(f"#!/bin/sh\ntrap 'echo saved; exit 130' TERM\ntouch {begun}\n{_WAIT}")
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
+    begun, before = tmp_path / "begun", signal.getsignal(signal.SIGTERM)
+    patient(tmp_path, monkeypatch, 130)
     threading.Thread(target=_stop_once, args=(begun,)).start()
     with pytest.raises(KeyboardInterrupt, match="interrupted by SIGTERM"):
         forage(["train"], tmp_path / "log")
@@ -47,7 +44,34 @@ def test_an_interrupt_ends_the_command_in_order(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-_WAIT = "while :; do sleep 0.05; done\n"
+@pytest.mark.parametrize(("code", "error"), [(130, OutOfTime), (1, WikiError)])
+def test_a_command_whose_time_is_over_ends_in_order(
+    code: int, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient(tmp_path, monkeypatch, code)
+    with pytest.raises(error, match="forage train"):
+        forage(["train"], tmp_path / "log", (tmp_path / "begun").exists)
+    assert (tmp_path / "log").read_text() == "saved\n"
+
+
+def test_a_command_that_does_not_end_in_order_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient(tmp_path, monkeypatch, None)
+    with pytest.raises(OutOfTime):
+        forage(["train"], tmp_path / "log", (tmp_path / "begun").exists, patience_s=0.0)
+    assert (tmp_path / "log").read_text() in ("", "told\n")
+
+
+def patient(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int | None) -> None:
+    """Have commands make `folder/begun` and wait; told to end, they save and exit with `code`, or
+    never.
+    """
+    script, told = folder / "python", "echo told" if code is None else f"echo saved; exit {code}"
+    made = f"trap '{told}' TERM\ntouch {folder / 'begun'}\n"
+    script.write_text(f"#!/bin/sh\n{made}while :; do sleep 0.05; done\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
 
 
 def _stop_once(there: Path) -> None:

@@ -18,6 +18,7 @@ from scripts.wiki.pipeline import pipeline, settings
 from scripts.wiki.pipeline.settings import WikiOptions
 from scripts.wiki.pipeline.start import Candidate, Choice
 from scripts.wiki.wiki import WikiFiles
+from tests.scripts.wiki.pipeline.tiny import FEW, lengthened
 
 SUMMARY = {
     "status": "completed",
@@ -157,29 +158,13 @@ def test_what_cannot_be_fetched_is_one_line(
     assert capsys.readouterr().err.endswith("cannot be fetched: no network\n")
 
 
-FEW = (
-    "model.dtype=float32",
-    "model.max_model_len=4096",
-    "questions.eval_limit=4",
-    "questions.prompt='{question}'",
-    "replay.groups_per_step=1",
-    "replay.group_size=2",
-    "actors.threads=1",
-    "actors.max_passage_tokens=8",
-    "actors.max_action_tokens=120",  # its tokens are letters
-    "actors.kv_cache_bytes=100000000",
-    "learner.threads=1",
-)
-
-
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.timeout(900)
 def test_a_tiny_model_goes_through_all_phases_once(
     spelling_model_path: Path, tmp_path: Path
 ) -> None:
-    shape = shutil.copytree(spelling_model_path, tmp_path / "model") / "config.json"
-    shape.write_text(json.dumps(json.loads(shape.read_text()) | {"max_position_embeddings": 4096}))
+    lengthened(spelling_model_path, tmp_path / "model")
     command = [sys.executable, "-m", "tests.scripts.wiki.pipeline.tiny", str(tmp_path)]
     command += ["--steps", "2", *FEW, f"run_dir={tmp_path / 'run'}"]
     for expected in ("2 steps: sampled EM 0.000", "trained already"):

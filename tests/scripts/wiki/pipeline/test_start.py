@@ -42,20 +42,20 @@ class Commands:
 
 
 @pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
-    found = Commands({6: 0.0, 8: 0.1, 10: 0.25, 12: 0.5})
-    monkeypatch.setattr(start, "forage", found)
-    return found
+def commands() -> Commands:
+    return Commands({6: 0.0, 8: 0.1, 10: 0.25, 12: 0.5})
 
 
-def chosen(folder: Path, recipe: Recipe | None = None) -> tuple[Path, start.Choice]:
-    return choose(folder, ["seed=0"], FILES, recipe or Recipe(), lambda line: None)
+def chosen(
+    commands: Commands, folder: Path, recipe: Recipe | None = None
+) -> tuple[Path, start.Choice]:
+    return choose(folder, ["seed=0"], FILES, recipe or Recipe(), lambda line: None, commands)
 
 
 def test_the_fewest_steps_that_reach_the_bound_are_chosen(
     commands: Commands, tmp_path: Path
 ) -> None:
-    model, choice = chosen(tmp_path / "start")
+    model, choice = chosen(commands, tmp_path / "start")
     assert choice.chosen == 10 and [each.steps for each in choice.candidates] == [6, 8, 10]
     assert model.is_dir() and not (model.parent / "checkpoints").exists()
     assert commands.names == ["warm-start", "evaluate"] * 3
@@ -66,9 +66,9 @@ def test_the_fewest_steps_that_reach_the_bound_are_chosen(
 
 
 def test_what_was_chosen_is_not_chosen_again(commands: Commands, tmp_path: Path) -> None:
-    first = chosen(tmp_path)
+    first = chosen(commands, tmp_path)
     commands.asked.clear()
-    assert chosen(tmp_path) == first and not commands.asked
+    assert chosen(commands, tmp_path) == first and not commands.asked
 
 
 @pytest.mark.parametrize("where", ["warm-start", "evaluate"])
@@ -77,12 +77,12 @@ def test_an_interrupted_choice_goes_on_with_the_same_candidate(
 ) -> None:
     commands.em[6] = 0.1
     with pytest.raises(WikiError):
-        chosen(tmp_path, Recipe(last=6))
+        chosen(commands, tmp_path, Recipe(last=6))
     commands.asked, commands.interrupts = [], where
     with pytest.raises(KeyboardInterrupt):
-        chosen(tmp_path)
+        chosen(commands, tmp_path)
     assert [each.steps for each in read(tmp_path).candidates] == [6]
-    assert chosen(tmp_path)[1].chosen == 10
+    assert chosen(commands, tmp_path)[1].chosen == 10
     assert {words[words.index("--out") + 1] for words in commands.asked} == {
         *(str(tmp_path / name) for name in ("warm", "step-8", "step-10"))
     }
@@ -92,11 +92,11 @@ def test_a_start_that_is_out_of_reach_is_said_with_the_best(
     commands: Commands, tmp_path: Path
 ) -> None:
     with pytest.raises(WikiError, match=r"of 0.7: the best had 0.500 after 12: try another SEED"):
-        chosen(tmp_path, Recipe(last=12, least_em=0.7))
+        chosen(commands, tmp_path, Recipe(last=12, least_em=0.7))
     assert read(tmp_path).chosen == 0
 
 
 def test_a_record_that_cannot_be_read_is_named(commands: Commands, tmp_path: Path) -> None:
     (tmp_path / start.CHOICE).write_text("{")
     with pytest.raises(WikiError, match=r"choice\.json cannot be read .*: remove "):
-        chosen(tmp_path)
+        chosen(commands, tmp_path)

@@ -1,0 +1,1 @@
+"""The wiki task beside what it could have been."""

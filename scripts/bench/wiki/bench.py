@@ -1,0 +1,211 @@
+"""What the wiki task is worth: `forage bench wiki [--minutes N] [--json FILE]`.
+
+For each seed: the chosen start, the run of `forage demo wiki` from there, supervised learning on
+all demonstrations until validation stops rising; then all of them, `no_search` and `rag` on the
+same held-out questions. What is finished is kept in `--out`, in `.cache/wiki` and in `runs`;
+`--minutes` ends a slice, and the same command goes on. Exit code 3: something is left.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.load import ConfigError, load
+from configs.runtime.files import write_durably, write_json
+from configs.runtime.process import REPOSITORY, Exit
+from replay.log.event_log import FILE_NAME, read
+from scripts.bench import harness
+from scripts.bench.wiki import figures
+from scripts.bench.wiki.report import draw, tables
+from scripts.bench.wiki.rollouts import before_and_after, curve, first_of_each, page, reader
+from scripts.bench.wiki.run import Slice, work
+from scripts.bench.wiki.seed import (
+    METHODS,
+    PIECES,
+    SAMPLINGS,
+    START,
+    SUPERVISED,
+    TRAINED,
+    TRAINING,
+    Seed,
+)
+from scripts.bench.wiki.supervised import Schedule, has_stopped
+from scripts.options import option, overrides
+from scripts.runs.show import rollouts
+from scripts.setup.overrides import fields_of
+from scripts.wiki.packages import WikiError
+from scripts.wiki.pipeline.pipeline import CACHE, check_machine, planned
+from scripts.wiki.pipeline.settings import CONFIG, WikiOptions
+from scripts.wiki.pipeline.start import Recipe
+from scripts.wiki.wiki import build
+
+SEEDS, QUESTIONS, QUICK_QUESTIONS = (0, 1, 2), 512, 64
+_SET_BY = {"seed": "--seeds", "learner.total_steps": "--steps", "run_dir": "each seed"}
+METHOD = {
+    "em": "exact match on the first held-out questions; greedy, and one sample at T = 1; a rollout "
+    "that failed counts as wrong",
+    "interval": "95 %, percentile bootstrap over questions, those of all seeds together: it says "
+    "how much other questions would change, and nothing of other seeds, which by_seed shows",
+    "difference": "trained minus the other, question by question, with the same kind of interval",
+    "no_search, rag": "the model as it comes, under Search-R1's prompts for these; …_trained: the "
+    "trained model under the same prompts, since it knows the form of an answer",
+    "start": "the fewest supervised steps whose sampled EM on validation is enough (docs/wiki.md)",
+    "supervised": "all demonstrations from the model as it comes, at the start's settings, until "
+    "sampled EM on validation has not exceeded its best twice in a row; the best model",
+    "trained": "the run of forage demo wiki from the start: its last version",
+    "curve": "reward of the rollouts that came in since the step before, from the run's log",
+    "behaviour": "of the rollouts that ended; malformed is a share of turns",
+    "seconds": "wall, of start and training by their own records, of the rest over all slices",
+}
+
+
+@dataclass(frozen=True)
+class BenchWikiOptions(harness.BenchOptions):
+    """Options of `forage bench wiki`. Raises ConfigError."""
+
+    overrides: tuple[str, ...] = overrides()
+    quick: bool = option("seed 0, 64 questions, 8 steps: forage demo wiki --quick", default=False)
+    seeds: tuple[int, ...] = option("of questions, start, run", default=(), metavar="N", least=0)
+    steps: int | None = option("of training (40; quick: 8)", metavar="N", least=1)
+    questions: int | None = option(
+        f"held-out ones of a seed ({QUESTIONS}; quick: {QUICK_QUESTIONS})", metavar="N", least=1
+    )
+    minutes: float = option("of a slice: what is under way then ends", default=30.0, least=3)
+    out: Path = option("what is finished", default=REPOSITORY / "runs" / "bench_wiki")
+    plot: Path | None = option("where to write the plot", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in sorted(_SET_BY.keys() & fields_of(self.overrides)):
+            raise ConfigError(f"{field} is what {_SET_BY[field]} says: drop the override")
+        load(CONFIG, self.overrides)
+
+    @property
+    def wanted(self) -> list[WikiOptions]:
+        """The wiki task of each seed."""
+        seeds = self.seeds or SEEDS[: 1 if self.quick else None]
+        return [
+            WikiOptions(seed=seed, quick=self.quick, steps=self.steps, overrides=self.overrides)
+            for seed in dict.fromkeys(seeds)
+        ]
+
+    @property
+    def asked(self) -> int:
+        """How many held-out questions of each seed."""
+        return self.questions or (QUICK_QUESTIONS if self.quick else QUESTIONS)
+
+
+def bench(options: BenchWikiOptions) -> int:
+    """Make what is missing, then report; 3 when something is left. Raises ConfigError, BenchError,
+    KeyboardInterrupt.
+    """
+    return measure(options)
+
+
+def measure(
+    options: BenchWikiOptions,
+    cache: Path = CACHE,
+    recipe: Recipe | None = None,
+    schedule: Schedule | None = None,
+) -> int:
+    """The same, with another start, or another supervised baseline."""
+    report, on, time_left = harness.reporter(), harness.machine(), Slice(options.minutes)
+    recipe, schedule, failure = recipe or Recipe(), schedule or Schedule(), None
+    seeds: list[Seed] = []
+    try:
+        check_machine(options.wanted[0])
+        for wanted in options.wanted:
+            report(f"seed {wanted.seed}: files")
+            plan = planned(wanted, build(cache, wanted.seed, report), cache, recipe)
+            seeds.append(Seed(wanted.seed, plan, options.out, options.asked, schedule))
+        work(seeds, time_left, report)
+    except WikiError as error:
+        failure = harness.BenchError(str(error))
+    present(options, seeds, schedule, on | {"load_after": harness.machine()["load"]})
+    if failure:
+        raise failure
+    if left := left_of(seeds):
+        print(f"{len(left)} pieces left, {left[0]} first: give the same command again to go on")
+    return Exit.STOPPED if left else Exit.DONE
+
+
+def left_of(seeds: Iterable[Seed]) -> list[str]:
+    """The pieces that are not there."""
+    return [f"seed {seed.number}: {piece}" for seed in seeds for piece in seed.left]
+
+
+def present(
+    options: BenchWikiOptions, seeds: Sequence[Seed], schedule: Schedule, on: dict[str, Any]
+) -> None:
+    """Print and write what there is."""
+    if not any(seed.is_done(piece) for seed in seeds for piece in PIECES):
+        return
+    found = summary(seeds, schedule) | {"left": left_of(seeds), "machine": on, "method": METHOD}
+    where = ", ".join(f"{name} {value}" for name, value in on.items())
+    steps = ", ".join(str(seed.steps) for seed in seeds if seed.plan.is_trained) or "no"
+    title = f"held-out questions of {len(seeds)} seeds; {steps} steps; {where}"
+    harness.finish(options, found, tables(found, title), width=190)
+    shown = [(seed.number, each) for seed in seeds for each in shown_of(seed)]
+    if shown:
+        write_durably(options.out / "rollouts.md", page(shown))
+        write_json(options.out / "rollouts.json", [{"seed": n, **each} for n, each in shown])
+        print(f"rollouts before and after: {options.out / 'rollouts.md'}")
+    print(f"plot: {draw(found, options.plot or options.out / 'wiki.png')}")
+
+
+def summary(seeds: Sequence[Seed], schedule: Schedule) -> dict[str, Any]:
+    """All figures of what is there; None where nothing is."""
+    table = {
+        name: {
+            how: {(s.number, id): row for s in seeds for id, row in s.rows(name, how).items()}
+            for how in SAMPLINGS
+        }
+        for name in METHODS
+    }
+    facts = {(s.number, id): fact for s in seeds for id, fact in s.facts.items()}
+    hops = {key: str(fact.hops) for key, fact in facts.items()}
+    kinds = {key: fact.kind for key, fact in facts.items()}
+    trained = [seed for seed in seeds if seed.is_done(TRAINING)]
+    return {
+        "seeds": [seed.number for seed in seeds],
+        "em": {name: figures.per_sampling(of, figures.em, name) for name, of in table.items()},
+        "difference": figures.differences(table, TRAINED),
+        "by_hops": figures.grouped(table, hops, sorted(set(hops.values()))),
+        "by_kind": figures.grouped(table, kinds, figures.by_frequency(list(kinds.values()))),
+        "curve": {str(seed.number): curve(read(seed.plan.run / FILE_NAME)) for seed in trained},
+        "behaviour": {
+            name: {how: figures.behaviour(rows) for how, rows in table[name].items()}
+            for name in (START, SUPERVISED, TRAINED)
+        },
+        "models": {str(seed.number): models(seed, schedule) for seed in seeds},
+        "seconds": {str(seed.number): seed.seconds for seed in seeds},
+    }
+
+
+def models(seed: Seed, schedule: Schedule) -> dict[str, Any]:
+    """The steps of each model, what each measurement on validation reached; None where it is not
+    there yet.
+    """
+    choice, learnt = seed.choice, seed.learnt
+    tried = {each.steps: each.sampled_em for each in choice.candidates}
+    measured = {each.steps: each.sampled_em for each in learnt.measured}
+    best = learnt.best if has_stopped(learnt.ems, schedule.patience) else None
+    return {
+        "start": {"steps": choice.chosen, "sampled_em": tried[choice.chosen], "tried": tried}
+        if choice.chosen
+        else None,
+        "supervised": {"steps": best.steps, "sampled_em": best.sampled_em, "measured": measured}
+        if best
+        else None,
+        "trained": seed.steps if seed.plan.is_trained else None,
+    }
+
+
+def shown_of(seed: Seed) -> list[dict[str, Any]]:
+    """The rollouts of a seed before and after; none before its run is there."""
+    if not seed.is_done(TRAINING):
+        return []
+    kinds = ((id, fact.kind) for id, fact in seed.facts.items())
+    words = reader(seed.plan.files.model)
+    return before_and_after(rollouts(seed.plan.run), first_of_each(kinds), seed.steps, words)

@@ -1,0 +1,52 @@
+"""Slices: commands that are ended in order when the time of one call is over."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from scripts.bench.harness import Report
+from scripts.bench.wiki.seed import Seed
+from scripts.wiki.pipeline.commands import OutOfTime, forage
+
+START_S = 90.0  # about what an engine takes to start: nothing is begun for less
+ENDING_S = 60.0  # what an end in order may take: an update under way, then its checkpoint
+Forage = Callable[[Sequence[str], Path, Callable[[], bool], float], None]
+
+
+class Slice:
+    """The time of one call. Call it to run a command. What is under way a minute before its end is
+    ended in order, and killed a minute after its end. Towards the end none is begun but the first.
+    """
+
+    def __init__(
+        self,
+        minutes: float,
+        forage: Forage = forage,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._forage, self._now, self._begun = forage, now, False
+        self._until = now() + 60.0 * minutes - ENDING_S
+
+    def is_over(self) -> bool:
+        """True from the moment on when what is under way has to end."""
+        return self._now() >= self._until
+
+    def __call__(self, words: Sequence[str], log: Path) -> None:
+        """Run a command. Raises OutOfTime, WikiError, KeyboardInterrupt."""
+        if self._begun and self._now() + START_S > self._until:
+            raise OutOfTime(f"forage {words[0]}")
+        self._begun = True
+        self._forage(words, log, self.is_over, 2 * ENDING_S)
+
+
+def work(seeds: Iterable[Seed], time_left: Slice, report: Report) -> None:
+    """Make what is left, seed by seed, until all is there or the slice is over. Raises ConfigError,
+    WikiError, KeyboardInterrupt.
+    """
+    try:
+        for seed in seeds:
+            for piece in seed.left:
+                report(f"seed {seed.number}: {piece}")
+                seed.do(piece, time_left, report)
+    except OutOfTime as ended:
+        report(f"the slice is over: {ended} goes on with the next")

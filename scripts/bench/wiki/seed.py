@@ -1,0 +1,207 @@
+"""One seed of `forage bench wiki`: its models, their evaluations, and what of them is there.
+
+    supervised/             the supervised baseline (scripts/bench/wiki/supervised.py)
+    MODEL-greedy, -sampled  `forage evaluate` of a model on held-out questions
+    seconds.json            what each piece took, over all slices
+    commands.log            what the commands printed
+
+Start and run are those of `forage demo wiki` with the same settings, and lie where that has them.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from configs.runtime.files import write_json
+from scripts.bench.wiki import supervised
+from scripts.bench.wiki.supervised import BEST, Schedule, has_stopped, teach
+from scripts.evaluation.rows import FILE_NAME, Row, Rows
+from scripts.fleet.launch import ResumeOptions, TrainOptions
+from scripts.wiki.packages import WikiError
+from scripts.wiki.pipeline import start
+from scripts.wiki.pipeline.commands import Run
+from scripts.wiki.pipeline.pipeline import Plan, check_run, training
+from scripts.wiki.pipeline.start import LOG, SET, WARM, Tell, choose, evaluate
+
+SECONDS = "seconds.json"
+START, TRAINING, SUPERVISED = "start", "training", "supervised"
+BASE, TRAINED = "base", "trained"
+SAMPLINGS = {"greedy": 0.0, "sampled": 1.0}  # temperatures
+
+
+class Method(NamedTuple):
+    """A model asked under an environment; '': that of its training."""
+
+    model: str
+    environment: str = ""
+
+
+METHODS = {
+    "no_search": Method(BASE, "no_search"),
+    "rag": Method(BASE, "rag"),
+    "no_search_trained": Method(TRAINED, "no_search"),
+    "rag_trained": Method(TRAINED, "rag"),
+    START: Method(START),
+    SUPERVISED: Method(SUPERVISED),
+    TRAINED: Method(TRAINED),
+}
+MODELS = dict.fromkeys(method.model for method in METHODS.values())
+EVALUATIONS = {f"{model}, {how}": (model, how) for model in MODELS for how in SAMPLINGS}
+PIECES = (START, TRAINING, SUPERVISED, *EVALUATIONS)
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """What the task's own file says of a question."""
+
+    id: str
+    kind: str
+    hops: int
+
+
+class Seed:
+    """One seed's pieces. `questions`: how many held-out ones are asked, from the first on."""
+
+    def __init__(
+        self, number: int, plan: Plan, out: Path, questions: int, schedule: Schedule
+    ) -> None:
+        self.number, self.plan, self._questions, self._schedule = number, plan, questions, schedule
+        self.folder = out / f"seed-{number}-{plan.mark}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def left(self) -> list[str]:
+        """The pieces that are not there, in the order in which they can be made."""
+        return [piece for piece in PIECES if not self.is_done(piece)]
+
+    @property
+    def steps(self) -> int:
+        """The steps that the run has taken; 0 before it is there."""
+        return int(self.plan.summary.get("steps", 0))
+
+    @property
+    def choice(self) -> start.Choice:
+        """What is known of the start. Raises WikiError."""
+        return start.read(self.plan.start)
+
+    @property
+    def learnt(self) -> supervised.Learnt:
+        """What is known of the supervised baseline. Raises WikiError."""
+        return supervised.read(self.folder / SUPERVISED)
+
+    @property
+    def facts(self) -> dict[str, Fact]:
+        """Kind and hops of each question that is asked, by its id, in their order."""
+        known = {fact.id: fact for fact in _lines(self.plan.files.kinds, Fact)}
+        asked = (json.loads(line) for line in self.plan.files.eval.read_text().splitlines())
+        ids = [each["id"] for each in asked][: self._questions]
+        return {id: known[id] for id in ids}
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What each piece took: start and training by their own records, which others make too."""
+        path = self.folder / SECONDS
+        spent: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+        known = {START: self.choice.seconds, TRAINING: self.plan.summary.get("wall_s", 0.0)}
+        return spent | {name: max(taken, spent.get(name, 0.0)) for name, taken in known.items()}
+
+    def is_done(self, piece: str) -> bool:
+        """True where a piece is there."""
+        if piece == START:
+            return self.choice.chosen > 0
+        if piece == TRAINING:
+            return self.plan.is_trained
+        if piece == SUPERVISED:
+            return has_stopped(self.learnt.ems, self._schedule.patience)
+        model, how = EVALUATIONS[piece]
+        if model == TRAINED and not self.plan.is_trained:
+            return False
+        report = self._place(model, how) / "report.json"
+        return report.exists() and _asked(json.loads(report.read_text())) >= len(self.facts)
+
+    def do(self, piece: str, run: Run, tell: Tell) -> None:
+        """Make a piece, or go on with it. Raises ConfigError, WikiError, and what `run` raises."""
+        begun = time.monotonic()
+        try:
+            self._do(piece, run, tell)
+        finally:
+            path = self.folder / SECONDS
+            spent = json.loads(path.read_text()) if path.exists() else {}
+            taken = spent.get(piece, 0.0) + time.monotonic() - begun
+            write_json(path, spent | {piece: round(taken, 1)})
+
+    def rows(self, name: str, how: str) -> dict[str, Row]:
+        """The rows of a method, by question; empty before its evaluation is there."""
+        method = METHODS[name]
+        if not self.is_done(f"{method.model}, {how}"):
+            return {}
+        environment = method.environment or self.plan.config.environment.name
+        with Rows(self._place(method.model, how) / FILE_NAME) as rows:
+            found = rows.by_rollout.values()
+            by_id = {row.id: row for row in found if row.environment == environment}
+        return {id: by_id[id] for id in self.facts}
+
+    def _do(self, piece: str, run: Run, tell: Tell) -> None:
+        plan = self.plan
+        if piece == START:
+            check_run(plan)
+            choose(plan.start, plan.of_start, plan.files, plan.recipe, tell, run)
+        elif piece == TRAINING:
+            self._train(run)
+        elif piece == SUPERVISED:
+            teach(self.folder / SUPERVISED, plan, self._schedule, run, tell)
+        else:
+            self._evaluate(piece, run)
+
+    def _train(self, run: Run) -> None:
+        check_run(self.plan)
+        match training(self.plan, self._model(START)):
+            case TrainOptions(config=config, overrides=given):
+                run(["train", config, *given], self.folder / LOG)
+            case ResumeOptions(run=folder, overrides=given):
+                run(["resume", str(folder), *given], self.folder / LOG)
+            case None:
+                pass
+
+    def _evaluate(self, piece: str, run: Run) -> None:
+        model, how = EVALUATIONS[piece]
+        own = self.plan.config.environment.name
+        asked = [each.environment or own for each in METHODS.values() if each.model == model]
+        evaluate(
+            self._model(model),
+            self.plan.files.eval,
+            self._place(model, how),
+            limit=len(self.facts),
+            temperature=SAMPLINGS[how],
+            config=self.plan.start / WARM / supervised.SETTINGS if model == BASE else None,
+            environments=asked,
+            run=run,
+        )
+
+    def _place(self, model: str, how: str) -> Path:
+        name = f"{TRAINED}-{self.steps}" if model == TRAINED else model
+        return self.folder / f"{name}-{how}"
+
+    def _model(self, model: str) -> Path:
+        """The folder of a model. Raises WikiError."""
+        places: Mapping[str, Path] = {
+            BASE: self.plan.files.model,
+            START: self.plan.start / WARM / "model",
+            SUPERVISED: self.folder / SUPERVISED / BEST,
+            TRAINED: self.plan.run / "checkpoints" / f"step-{self.steps}",
+        }
+        if not places[model].is_dir():
+            raise WikiError(f"seed {self.number}: the model {places[model]} is gone: put it back")
+        return places[model]
+
+
+def _asked(report: Mapping[str, Any]) -> int:
+    return min(int(sets[SET]["questions"]) for sets in report["methods"].values())
+
+
+def _lines(path: Path, kind: type[Fact]) -> Iterator[Fact]:
+    decoder = msgspec.json.Decoder(kind)
+    return (decoder.decode(line) for line in path.read_bytes().splitlines())

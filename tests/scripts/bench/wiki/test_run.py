@@ -1,0 +1,198 @@
+"""The wiki benchmark's pieces: in slices, gone on with, reported; then a tiny one for real."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import ConfigError
+from configs.runtime.process import REPOSITORY, Exit
+from scripts.bench.wiki import bench as benching
+from scripts.bench.wiki import seed as seeding
+from scripts.bench.wiki.bench import BenchWikiOptions, left_of, present, summary
+from scripts.bench.wiki.run import ENDING_S, START_S, Slice, work
+from scripts.bench.wiki.seed import METHODS, PIECES, SAMPLINGS
+from scripts.bench.wiki.supervised import Schedule
+from scripts.wiki.packages import WikiError
+from scripts.wiki.pipeline.commands import OutOfTime
+from tests.scripts.bench.wiki.commands import STEPS, Commands, seed
+from tests.scripts.wiki.pipeline.tiny import FEW, lengthened
+
+ALL = 2 + 1 + 2 * 3 + 8  # start, training, three supervised measurements, evaluations
+
+
+@pytest.fixture(autouse=True)
+def room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine and a disk that will do."""
+    monkeypatch.setattr(seeding, "check_run", lambda plan: None)
+
+
+def whole(commands: Commands, minutes: float = 30.0) -> Slice:
+    return Slice(minutes, commands, lambda: 0.0)
+
+
+def test_a_slice_begins_nothing_towards_its_end_but_the_first() -> None:
+    now, commands = [0.0], Commands()
+    time_left = Slice(3.0, lambda words, *_: commands.asked.append([*words]), lambda: now[0])
+    now[0] = 3 * 60.0 - ENDING_S - START_S
+    time_left(["warm-start"], Path("log"))
+    time_left(["evaluate"], Path("log"))
+    now[0] += 1.0
+    with pytest.raises(OutOfTime, match="forage train"):
+        time_left(["train"], Path("log"))
+    assert commands.asked == [["warm-start"], ["evaluate"]]
+    late = Slice(3.0, lambda words, *_: commands.asked.append([*words]), lambda: now[0])
+    now[0] += 3 * 60.0
+    late(["train"], Path("log"))  # else nothing would ever be made
+    assert commands.asked[-1] == ["train"]
+
+
+def test_what_is_under_way_ends_a_minute_before_the_slice_and_is_killed_a_minute_after() -> None:
+    now, seen = [0.0], list[tuple[bool, float]]()
+
+    def forage(words: object, log: object, is_over: Callable[[], bool], patience_s: float) -> None:
+        for now[0] in (0.0, 29 * 60.0 - 0.1, 29 * 60.0):
+            seen.append((is_over(), patience_s))
+
+    Slice(30.0, forage, lambda: now[0])(["train"], Path("log"))
+    assert seen == [(False, 120.0), (False, 120.0), (True, 120.0)]
+
+
+def test_everything_is_made_once_and_in_an_order_that_can_be(tmp_path: Path) -> None:
+    commands, one = Commands(), seed(tmp_path)
+    assert one.left == list(PIECES)
+    work([one], whole(commands), print)
+    assert one.left == [] and len(commands.asked) == ALL
+    assert commands.names[:3] == ["warm-start", "step-2", "train"]
+    assert commands.names[-1] == "supervised-sampled"
+    again = Commands()
+    work([one], whole(again), print)
+    assert not again.asked
+
+
+def test_slices_of_two_commands_each_come_to_the_same(tmp_path: Path) -> None:
+    one, slices = seed(tmp_path), list[Commands]()
+    while one.left:
+        slices.append(Commands(ends_at=3))
+        work([one], whole(slices[-1]), print)
+    assert len(slices) > ALL // 2 and one.learnt.ems == [0.5, 0.5, 0.5]
+    assert one.seconds["training"] == 90.0 and one.seconds.keys() == {*PIECES}
+
+
+def test_each_model_is_asked_under_its_environments(tmp_path: Path) -> None:
+    commands, one = Commands(), seed(tmp_path)
+    work([one], whole(commands), print)
+    asked = {Path(w[w.index("--out") + 1]).name: w for w in commands.asked if w[0] == "evaluate"}
+    of_trained, of_base = asked[f"trained-{STEPS}-greedy"], asked["base-sampled"]
+    assert of_trained[-3:] == ["no_search", "rag", "search_r1"]
+    assert of_trained[1].endswith(f"checkpoints/step-{STEPS}") and "--config" not in of_trained
+    assert of_base[-2:] == ["no_search", "rag"] and "--config" in of_base
+    assert of_base[of_base.index("--temperature") + 1] == "1.0"
+    assert asked["supervised-greedy"][1].endswith("supervised/best")
+    assert len(one.rows("rag_trained", "greedy")) == 4
+    assert {row.environment for row in one.rows("no_search", "sampled").values()} == {"no_search"}
+
+
+def test_more_questions_are_asked_of_what_is_trained_already(tmp_path: Path) -> None:
+    work([seed(tmp_path)], whole(Commands()), print)
+    more, commands = seed(tmp_path, questions=6), Commands()
+    assert more.left == [piece for piece in PIECES if ", " in piece]
+    work([more], whole(commands), print)
+    assert len(commands.asked) == 8 and len(more.rows("start", "greedy")) == 6
+    assert seed(tmp_path, questions=3).left == []
+
+
+def test_kinds_are_joined_by_id_from_the_task_s_file(tmp_path: Path) -> None:
+    facts = seed(tmp_path).facts
+    assert [(f.id, f.kind, f.hops) for f in facts.values()] == [
+        ("q0", "origin", 1),
+        ("q1", "older", 2),
+        ("q2", "year", 1),
+        ("q3", "origin", 1),
+    ]
+
+
+def test_a_model_that_is_gone_is_named(tmp_path: Path) -> None:
+    one = seed(tmp_path)
+    work([one], whole(Commands(ends_at=2 + 1 + 6 + 1)), print)
+    (one.plan.run / "checkpoints" / f"step-{STEPS}").rename(tmp_path / "elsewhere")
+    with pytest.raises(WikiError, match=rf"seed 0: the model .*step-{STEPS} is gone"):
+        work([one], whole(Commands()), print)
+
+
+def test_what_there_is_is_reported_and_what_is_left_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benching, "shown_of", lambda seed: [])  # its model is none
+    file = tmp_path / "figures.json"
+    options = BenchWikiOptions(out=tmp_path, json=file, seeds=(0, 1))
+    seeds = [seed(tmp_path, number) for number in (0, 1)]
+    present(options, seeds, Schedule(), {"cores": 2})
+    assert not file.exists()  # nothing yet
+    work([seeds[0]], whole(Commands()), print)
+    present(options, seeds, Schedule(), {"cores": 2})
+    found = json.loads(file.read_text())
+    assert found["left"] == left_of(seeds) and found["left"][0] == "seed 1: start"
+    assert found["em"].keys() == METHODS.keys()
+    assert found["em"]["trained"]["greedy"]["by_seed"] == {"0": 0.5}
+    assert found["difference"]["rag"]["sampled"]["questions"] == 4
+    assert found["by_hops"]["2"]["questions"] == 2 and next(iter(found["by_kind"])) == "origin"
+    assert found["curve"]["0"]["reward"] == [0.5, 1.0] and "1" not in found["curve"]
+    assert found["models"]["0"]["supervised"]["measured"] == {"4": 0.5, "8": 0.5, "12": 0.5}
+    said = capsys.readouterr().out
+    assert "no_search_trained" in said and "2 hops" in said
+    assert (tmp_path / "wiki.png").stat().st_size > 0
+
+
+def test_figures_of_nothing_are_none(tmp_path: Path) -> None:
+    found = summary([seed(tmp_path)], Schedule())
+    assert found["em"]["trained"] == {"greedy": None, "sampled": None}
+    assert found["behaviour"]["start"]["greedy"] is None and found["models"]["0"]["trained"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"overrides": ("learner.stepz=3",)}, "unknown key 'learner.stepz'"),
+        ({"overrides": ("seed=3",)}, "seed is what --seeds says"),
+        ({"overrides": ("run_dir=x",)}, "run_dir is what each seed says"),
+        ({"steps": 0}, "--steps 0: at least 1"),
+        ({"minutes": 2}, "--minutes 2: at least 3"),
+    ],
+)
+def test_what_it_cannot_measure_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        BenchWikiOptions(**given)
+
+
+def test_the_tasks_are_those_of_the_demo() -> None:
+    options = BenchWikiOptions(seeds=(2, 2, 4), steps=3, overrides=("learner.lr=1e-5",))
+    assert [each.seed for each in options.wanted] == [2, 4] and options.asked == 512
+    assert options.wanted[0].steps == 3 and options.wanted[0].overrides == ("learner.lr=1e-5",)
+    quick = BenchWikiOptions(quick=True)
+    assert [(each.seed, each.quick) for each in quick.wanted] == [(0, True)] and quick.asked == 64
+
+
+@pytest.mark.soak("wiki")
+@pytest.mark.vllm
+@pytest.mark.timeout(3600)
+def test_a_tiny_model_is_measured_in_slices(spelling_model_path: Path, tmp_path: Path) -> None:
+    lengthened(spelling_model_path, tmp_path / "model")
+    out, file, codes = tmp_path / "out", tmp_path / "figures.json", list[int]()
+    command = [sys.executable, "-m", "tests.scripts.bench.wiki.tiny", str(tmp_path), *FEW]
+    command += ["--seeds", "0", "--steps", "2", "--questions", "4", "--minutes", "5"]
+    command += ["--out", str(out), "--json", str(file)]
+    while not codes or codes[-1] == Exit.STOPPED:
+        codes.append(subprocess.run(command, cwd=REPOSITORY, check=False).returncode)
+    assert codes[-1] == Exit.DONE
+    found = json.loads(file.read_text())
+    assert found["left"] == [] and found["models"]["0"]["trained"] == 2
+    assert all(of[how]["questions"] == 4 for of in found["em"].values() for how in SAMPLINGS)
+    assert found["curve"]["0"]["step"] and found["behaviour"]["start"]["greedy"]["action_tokens"]
+    shown = json.loads((out / "rollouts.json").read_text())
+    assert [each["when"] for each in shown] == ["before", "after"] * (len(shown) // 2) and shown
+    assert (out / "wiki.png").stat().st_size > 0

@@ -1,0 +1,67 @@
+"""The supervised baseline: when it has learnt enough, and which model is kept."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.bench.wiki.supervised import RECORD, Schedule, has_stopped, read, teach
+from scripts.wiki.packages import WikiError
+from scripts.wiki.pipeline.commands import OutOfTime
+from tests.scripts.bench.wiki.commands import Commands, seed
+
+SCHEDULE = Schedule(every=4, patience=2, questions=3)
+
+
+@pytest.mark.parametrize(
+    ("ems", "stopped"),
+    [
+        ([], False),
+        ([0.0], False),
+        ([0.1, 0.3, 0.2], False),
+        ([0.1, 0.3, 0.2, 0.3], True),  # as much is no more
+        ([0.3, 0.2, 0.4, 0.1], False),
+        ([0.3, 0.2, 0.1], True),
+    ],
+)
+def test_learning_stops_when_the_last_two_do_not_exceed_the_best(
+    ems: list[float], stopped: bool
+) -> None:
+    assert has_stopped(ems, 2) is stopped
+
+
+def taught(folder: Path, commands: Commands) -> None:
+    teach(folder / "supervised", seed(folder).plan, SCHEDULE, commands, lambda line: None)
+
+
+def test_the_best_model_is_kept_with_its_configuration(tmp_path: Path) -> None:
+    commands = Commands({4: 0.1, 8: 0.4, 12: 0.3, 16: 0.4})
+    taught(tmp_path, commands)
+    best = tmp_path / "supervised" / "best"
+    assert (best / "model" / "steps").read_text() == "8" and (best / "config.yaml").exists()
+    assert not (tmp_path / "supervised" / "warm").exists()  # gigabytes
+    learnt = read(tmp_path / "supervised")
+    assert learnt.ems == [0.1, 0.4, 0.3, 0.4] and learnt.best is not None
+    assert learnt.best.steps == 8
+    warm = commands.asked[0]
+    assert warm[warm.index("--rows") + 1] == "8" and warm[warm.index("--held-out") + 1] == "0"
+    asked = commands.asked[1]
+    assert asked[asked.index("--limit") + 1] == "3" and "asked=" in " ".join(asked)
+
+
+@pytest.mark.parametrize("ends_at", [1, 4, 5, 8])
+def test_an_ended_slice_changes_nothing(ends_at: int, tmp_path: Path) -> None:
+    ems = {4: 0.1, 8: 0.4, 12: 0.3, 16: 0.4}
+    with pytest.raises(OutOfTime):
+        taught(tmp_path, Commands(ems, ends_at))
+    taught(tmp_path, Commands(ems))
+    assert read(tmp_path / "supervised").ems == [0.1, 0.4, 0.3, 0.4]
+    assert (tmp_path / "supervised" / "best" / "model" / "steps").read_text() == "8"
+    done = Commands()
+    taught(tmp_path, done)
+    assert not done.asked
+
+
+def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_text("[")
+    with pytest.raises(WikiError, match=r"learnt\.json cannot be read .*: remove "):
+        read(tmp_path)
