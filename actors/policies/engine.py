@@ -24,7 +24,8 @@ from configs.runtime.gpus import Gpus, GpusTaken, hold, take, visible
 from configs.runtime.process import avoid_amx, socket_dir
 from configs.schema import Config
 
-NICENESS = 5
+NICENESS = 5  # more than before
+_LOWEST = 19
 # Of one batch; left out, vLLM takes 2,048 of an engine that is no server, on an H100 too.
 _BATCHED_TOKENS = 8192
 # Of the cache's blocks, free when a request is begun: what runs grows into them, where otherwise
@@ -116,8 +117,9 @@ def choose_gpus(config: Config, number: int | None = None) -> Gpus:
 
 
 def lower_priority() -> None:
-    """On a CPU, lower the priority of this actor and its engine. The learner and starting processes
-    are waited for; an actor works without a break and would take all the time it can get.
+    """On a CPU, lower the priority of this actor and its engine below that of what was started
+    beside them. The learner and starting processes are waited for; an actor works without a break
+    and would take all the time it can get.
     """
     if not on_cpu():
         return
@@ -125,7 +127,8 @@ def lower_priority() -> None:
     for each in (process, *process.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess, OSError):
             for thread in each.threads():
-                os.setpriority(os.PRIO_PROCESS, thread.id, NICENESS)
+                before = os.getpriority(os.PRIO_PROCESS, thread.id)
+                os.setpriority(os.PRIO_PROCESS, thread.id, min(before + NICENESS, _LOWEST))
 
 
 class Scratch:

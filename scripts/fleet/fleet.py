@@ -79,6 +79,13 @@ class Host:
         """The worker's exit code (negative: the signal that ended it), or None while it runs."""
         return None if self._process is None else self._process.poll()
 
+    def wait(self) -> int:
+        """Return the exit code of the worker that runs now, once it has ended."""
+        thread, process = self._thread, self._process
+        thread.join()
+        assert process is not None  # there is a thread
+        return process.wait()
+
     def stopped(self) -> list[int]:
         """The pids that are stopped (SIGSTOP) of the worker and its own, such as its engine."""
         if self._process is None or self._process.poll() is not None:
@@ -150,6 +157,7 @@ class Member:
         self.name, self.log_path, self.command, self.host = name, log_path, command, host
         self.pid, self.started_at, self._log_from = started
         self.exit_code: int | None = None
+        self._end = host.wait.remote()  # asked once: to ask again and again costs each host
 
     def ready_at(self) -> float | None:
         """The time, since the epoch, at which the process said that it works; None before."""
@@ -159,10 +167,17 @@ class Member:
         return None
 
     def stopped(self) -> list[int]:
-        """The pids that are stopped (SIGSTOP) of it and its own processes."""
-        with contextlib.suppress(*_GONE):  # `poll` says what has become of it
+        """The pids that are stopped (SIGSTOP) of it and its own processes. Raises FleetError for a
+        host that does not answer.
+        """
+        try:
             return list(_answer(self.host.stopped))
-        return []
+        except ray.exceptions.GetTimeoutError as error:
+            raise FleetError(
+                f"the host of {self.name} did not answer in {CALL_DEADLINE_S} s"
+            ) from error
+        except _GONE:  # `poll` says what has become of it
+            return []
 
     def host_lives(self) -> bool:
         """True where the host answers, so that it may start the process again."""
@@ -173,13 +188,9 @@ class Member:
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs; a host that is gone counts as killed (-9)."""
-        if self.exit_code is None:
+        if self.exit_code is None and ray.wait([self._end], timeout=0)[0]:
             try:
-                self.exit_code = _answer(self.host.poll)
-            except ray.exceptions.GetTimeoutError as error:
-                raise FleetError(
-                    f"the host of {self.name} did not answer in {CALL_DEADLINE_S} s"
-                ) from error
+                self.exit_code = ray.get(self._end)
             except ray.exceptions.RayError:
                 self.exit_code = -signal.SIGKILL
         return self.exit_code
@@ -257,7 +268,8 @@ class Fleet:
             host = self.members[name].host
             return host, host.start.remote(command)
         ready = str(self.directory / f"{name}.ready")
-        remote = ray.remote(num_cpus=0, max_restarts=0)(Host)
+        # Two calls at once: one waits for the worker's end, beside all others.
+        remote = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)(Host)
         host = remote.remote(command, self._environment, str(self._log_path(name)), ready)
         return host, host.start.remote()
 

@@ -13,9 +13,12 @@ from scripts.demo.task import DemoFiles
 
 WARM_UP = 2  # steps that are not counted
 SEARCH_SHARE = 0.05  # of a turn's generation: what a search takes beside a 3B model on a GPU
-SEATS = 128  # of all engines together: a batch's rollouts
+SEATS = 256  # of all engines together: two batches' rollouts
 EM_STEPS, EM_EVERY = 80, 10
-ALONE = 64  # rollouts in flight of one engine alone: an actor's
+ALONE = SEATS // 2  # rollouts in flight of one engine alone, of two: as many as it has seats
+# Of each actor, where a schedule may begin more rollouts than a batch's: under TAIL most wait for a
+# search, and a step of an engine costs nearly the same for few as for many.
+IN_FLIGHT = 256
 TAIL, AT_ONCE = Latency(0.2, 2.0), Latency(0.0, 0.0)
 LATENCIES = ("tail", "scaled", "zero")
 SERVER = (  # of searches: nothing is remembered, and no connection is waited for
@@ -103,13 +106,14 @@ class Cell(msgspec.Struct, frozen=True):
             f"learner.total_steps={steps}",
             f"learner.threads={mode.threads}",
             f"actors.max_num_seqs={SEATS // mode.engines}",
+            f"actors.rollouts_in_flight={IN_FLIGHT}",
             f"replay.max_staleness={mode.staleness}",
             *own,
         )
 
 
 def task(files: DemoFiles, seed: int, url: str) -> tuple[str, ...]:
-    """The same of every cell."""
+    """The same of every cell, and of the parts alone."""
     return (
         f"seed={seed}",
         f"model.path={files.model}",

@@ -122,7 +122,8 @@ class Stand:
         """Generation and training alone. Raises RunFailed."""
         self._report(f"generation and training alone, seed {seed}")
         url = f"{self._server[0]}/{plan.AT_ONCE.path}"
-        overrides = (*plan.task(self._files, seed, url), *plan.PACE, *self._own)
+        seats = f"actors.max_num_seqs={plan.ALONE}"
+        overrides = (*plan.task(self._files, seed, url), *plan.PACE, seats, *self._own)
         with scratch() as folder:
             self._run(folder, Job("parts", overrides, 1, UPDATES, False, self._server, ""))
             return msgspec.json.decode((folder / "record.json").read_bytes(), type=Parts)

@@ -207,3 +207,21 @@ def test_an_engine_of_more_workers_than_gpus_is_refused(host: Any, number: int |
 def test_without_gpus_workers_share_the_processor(host: Any) -> None:
     host(0)
     assert choose_gpus(of_workers(4)).names == choose_gpus(of_workers(4), 1).names == ()
+
+
+LOWER = """
+import os, sys
+import actors.policies.engine as engine
+os.nice(int(sys.argv[1]) - os.nice(0))
+engine.on_cpu = lambda: True
+engine.lower_priority()
+print(os.nice(0))
+"""
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 5), (12, 17), (19, 19)])
+def test_an_actor_is_never_put_before_what_was_started_beside_it(before: int, after: int) -> None:
+    if before < os.nice(0):
+        pytest.skip(f"this process has {os.nice(0)} itself, and nobody may go below")
+    command = [sys.executable, "-c", LOWER, str(before)]
+    assert int(subprocess.run(command, capture_output=True, check=True).stdout) == after

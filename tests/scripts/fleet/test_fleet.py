@@ -12,7 +12,7 @@ import ray
 
 from configs.runtime.process import Exit
 from scripts.fleet import fleet, guardian
-from scripts.fleet.fleet import Fleet, Member
+from scripts.fleet.fleet import Fleet, FleetError, Member
 
 
 def gone(error: type[Exception]) -> Any:
@@ -22,15 +22,57 @@ def gone(error: type[Exception]) -> Any:
     return answer
 
 
+class Waiting:
+    """A host whose worker runs; `ended`: the answers to `wait` that Ray has."""
+
+    poll = ready_at = stopped = None
+
+    def __init__(self) -> None:
+        self.asked, self.ended = 0, list[Any]()
+        self.wait = SimpleNamespace(remote=self._ask)
+
+    def _ask(self) -> "Waiting":
+        self.asked += 1
+        return self
+
+    def look(self, references: list["Waiting"], timeout: float) -> tuple[list[Any], list[Any]]:
+        return list(self.ended), references
+
+
+@pytest.fixture
+def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Member:
+    host: Any = Waiting()
+    monkeypatch.setattr(ray, "wait", host.look)
+    return Member("replay", host, (1, 0.0, 0), tmp_path / "replay.log", [])
+
+
 @pytest.mark.parametrize("error", [ray.exceptions.OutOfMemoryError, ray.exceptions.RaySystemError])
 def test_a_host_that_ray_has_ended_is_a_killed_process(
-    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[Exception], member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet, "_answer", gone(error))
-    host: Any = SimpleNamespace(poll=None, ready_at=None, stopped=None)
-    member = Member("replay", host, (1, 0.0, 0), tmp_path / "replay.log", [])
+    monkeypatch.setattr(ray, "get", gone(error))
+    member.host.ended.append(member.host)
     assert member.poll() == -9
     assert (member.ready_at(), member.stopped(), member.host_lives()) == (None, [], False)
+
+
+def test_a_host_is_asked_once_how_its_process_ends(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "_answer", gone(AssertionError))
+    monkeypatch.setattr(ray, "get", lambda _: 5)
+    assert [member.poll() for _ in range(3)] == [None] * 3
+    member.host.ended.append(member.host)
+    assert (member.poll(), member.poll(), member.host.asked) == (5, 5, 1)
+
+
+def test_a_host_that_does_not_answer_is_named(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "_answer", gone(ray.exceptions.GetTimeoutError))
+    with pytest.raises(FleetError, match="the host of replay did not answer in 30"):
+        member.stopped()
 
 
 STALLED = """

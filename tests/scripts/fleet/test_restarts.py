@@ -179,10 +179,9 @@ def test_a_stopped_child_is_seen(tmp_path: Path) -> None:
         assert host.stopped() == [children[0].pid]
         children[0].kill()
         host.kill(signal.SIGKILL)
-        host._thread.join(10)
+        assert host.wait() == -signal.SIGKILL
         again, *_ = host.start(["-c", "raise SystemExit(5)"])
-        host._thread.join(10)
-        assert again != pid and host.poll() == 5
+        assert again != pid and host.wait() == 5 == host.poll()
     finally:
         host.kill(signal.SIGKILL)
         host._thread.join(10)

@@ -9,6 +9,7 @@ from configs.runtime.process import REPOSITORY
 from scripts.bench.end_to_end.plan import (
     EM_STEPS,
     HEADLINE,
+    IN_FLIGHT,
     LATENCIES,
     MODES,
     TAIL,
@@ -67,7 +68,8 @@ def test_a_cell_is_the_demo_but_for_its_schedule(mode: str, learns: bool) -> Non
     demo = load(REPOSITORY / "configs" / "demo.yaml")
     assert config.replay.max_staleness == MODES[mode].staleness
     assert config.learner.threads == MODES[mode].threads
-    assert config.actors.max_num_seqs * MODES[mode].engines == 128
+    assert config.actors.max_num_seqs * MODES[mode].engines == 256
+    assert config.actors.rollouts_in_flight == IN_FLIGHT
     assert config.replay.group_size == demo.replay.group_size
     assert config.replay.drop_no_signal == learns
     assert config.learner.total_steps == (80 if learns else 6 + MODES[mode].staleness + 1)
