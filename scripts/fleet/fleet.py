@@ -6,6 +6,7 @@ that is killed takes its worker along. Every wait has a deadline. The only modul
 """
 
 import contextlib
+import faulthandler
 import logging
 import os
 import secrets
@@ -32,6 +33,7 @@ from scripts.fleet import guardian
 
 RAY_STARTS = 3  # on a machine that is busy
 RAY_DEADLINE_S = 180.0  # of all of them: to connect to what it has started Ray waits without end
+LOCKED_S = 10.0  # after that: the process ends, and says where it stood
 CALL_DEADLINE_S = 30.0
 MONITOR = "RAY_memory_monitor_refresh_ms"  # 0: Ray does not look at memory
 _GONE = (ray.exceptions.RayError,)
@@ -231,8 +233,13 @@ class Fleet:
         # Ray's monitor would end the hosts, which are small, for what their processes hold; the
         # kernel ends the process that holds most, and that one is started again.
         os.environ.setdefault(MONITOR, "0")
-        with phase("starting Ray", RAY_DEADLINE_S, _leave, who="the launcher"):
-            self._start_ray()
+        # Where Ray holds the interpreter's lock while it waits, no thread of Python's can watch.
+        faulthandler.dump_traceback_later(RAY_DEADLINE_S + LOCKED_S, exit=True)
+        try:
+            with phase("starting Ray", RAY_DEADLINE_S, _leave, who="the launcher"):
+                self._start_ray()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
         return self
 
     def _start_ray(self) -> None:

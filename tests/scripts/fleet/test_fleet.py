@@ -76,10 +76,11 @@ def test_a_host_that_does_not_answer_is_named(
 
 
 STALLED = """
-import sys, time
+import ctypes, sys, time
 from pathlib import Path
 from scripts.fleet import fleet
-fleet.start_ray, fleet.RAY_DEADLINE_S = lambda *_: time.sleep(60), 0.5
+sleep = ctypes.PyDLL(None).sleep if sys.argv[2:] else time.sleep  # the former holds the lock
+fleet.start_ray, fleet.RAY_DEADLINE_S, fleet.LOCKED_S = lambda *_: sleep(60), 0.5, 0.5
 fleet.Fleet(Path(sys.argv[1]), Path(sys.argv[1]), {}).__enter__()
 """
 
@@ -90,6 +91,13 @@ def test_a_start_of_ray_that_does_not_end_is_named(tmp_path: Path) -> None:
     assert done.returncode == Exit.FAILED
     assert "the launcher has been in phase 'starting Ray' for more than 0.5 s" in done.stderr
     assert done.stderr.endswith(": run the same command again\n")
+
+
+def test_a_start_of_ray_that_holds_the_interpreter_ends_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STALLED, str(tmp_path), "locked"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.returncode == Exit.FAILED
+    assert "Timeout" in done.stderr and "in _start_ray" in done.stderr
 
 
 def test_ray_kills_no_host_for_what_its_process_holds(
