@@ -24,6 +24,7 @@ from actors.policies.engine import (
     check_installation,
     choose_gpus,
     engine_arguments,
+    forking,
     prepare_environment,
     stop_arguments,
 )
@@ -310,11 +311,16 @@ def _start_engine(arguments: dict[str, Any], statistics: EngineStatistics) -> "A
     # vLLM keeps tracebacks of optional imports, and with them our frames: no local may hold the
     # engine, or it is never collected and its finaliser complains when the interpreter ends.
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(
-        AsyncEngineArgs(**arguments), stat_loggers=[lambda config, index: statistics]
-    )
+    config = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    with forking():
+        return AsyncLLM.from_vllm_config(
+            config,
+            stat_loggers=[lambda config, index: statistics],
+            disable_log_stats=arguments["disable_log_stats"],
+        )
 
 
 def own_logprobs(flat: Any, ids: NDArray[np.int32], skip: int = 0) -> NDArray[np.float32]:

@@ -27,7 +27,7 @@ from retrieval_server.index.build import build_dense
 from scripts.demo import tokenizer
 from scripts.demo import world as demo_world
 from scripts.demo.start import Report, one_thread
-from scripts.demo.task import COUNTRIES, HELD_OUT, digest_with
+from scripts.demo.task import COUNTRIES, HELD_OUT, TaskFailed, digest_with
 from scripts.demo.tokenizer import WORDS
 from scripts.demo.world import RELATIONS, SYLLABLES, Fact, World, make_world, split
 
@@ -200,7 +200,7 @@ def batch(
     return list(dict.fromkeys(chosen))
 
 
-class EncoderFailed(RuntimeError):
+class EncoderFailed(TaskFailed):
     """The encoder does not find held-out facts."""
 
 
