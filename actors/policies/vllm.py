@@ -30,6 +30,7 @@ from actors.policies.engine import (
 )
 from actors.policies.statistics import EngineStatistics
 from actors.prompt import load_tokenizer
+from configs.devices import on_cpu
 from configs.runtime.gpus import Gpus
 from configs.schema import ActorsConfig, Config
 from weight_sync.protocol import WORKER_EXTENSION, WeightSyncError, require_done
@@ -236,11 +237,14 @@ class VllmPolicy:
         raise EngineDead("the engine's process is gone")
 
     def close(self) -> None:
-        """End the engine's process, by force after `KILL_AFTER_S`, or at once if it has failed."""
+        """End the engine's process, by force after `KILL_AFTER_S`; at once if it has failed, and on
+        a CPU, where one without workers of its own leaves nothing behind.
+        """
         engine, self._engine = self._engine, None
         if engine is not None:
             logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of every kill
-            engine.shutdown(timeout=0.0 if engine.errored else KILL_AFTER_S)
+            alone = on_cpu() and engine.vllm_config.parallel_config.world_size == 1
+            engine.shutdown(timeout=0.0 if alone or engine.errored else KILL_AFTER_S)
             del engine
             gc.collect()
         if self._scratch is not None:

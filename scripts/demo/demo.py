@@ -110,7 +110,8 @@ def _demo(options: DemoOptions) -> int:
 
 def _prepare(seed: int, dense: bool) -> list[str]:
     from retrieval_server.protocol import BadIndex
-    from scripts.demo.task import TaskFailed, prepare
+    from scripts.demo.errors import TaskFailed
+    from scripts.demo.task import prepare
 
     cache = REPOSITORY / ".cache"
     try:

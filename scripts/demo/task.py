@@ -13,6 +13,7 @@ from typing import Any
 
 from configs.runtime.files import locked, making
 from configs.runtime.process import REPOSITORY
+from scripts.demo.errors import ColdStartFailed
 from scripts.demo.world import Chain, all_chains, balanced_chains, make_world, split
 
 PATIENCE_S = 600.0  # while another process makes a task in the same cache
@@ -24,10 +25,6 @@ _MAKERS = (
     "learner/packing.py",
 )  # fmt: skip
 _SOURCES = tuple(str(REPOSITORY / name) for name in _MAKERS)
-
-
-class TaskFailed(RuntimeError):
-    """A part of the task did not come out well enough with this seed; base of what is raised."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +59,7 @@ def prepare(cache: Path, seed: int, report: Callable[[str], None]) -> DemoFiles:
 
 
 def _make(folder: Path, seed: int, report: Callable[[str], None]) -> None:
-    from scripts.demo.start import ColdStartFailed, Recipe, cold_start, one_thread
+    from scripts.demo.start import Recipe, cold_start, one_thread
     from scripts.demo.tokenizer import save_tokenizer
 
     world, recipe = make_world(seed, COUNTRIES), Recipe()
