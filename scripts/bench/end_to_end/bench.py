@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from configs.load import ConfigError, load
+from configs.load import ConfigError, dump, load
 from configs.runtime.process import REPOSITORY, Exit
 from scripts.bench import harness
 from scripts.bench.end_to_end import plan
 from scripts.bench.end_to_end.figures import Row, summary
-from scripts.bench.end_to_end.plan import HEADLINE, LATENCIES, MODES, Cell
+from scripts.bench.end_to_end.plan import CONFIG, HEADLINE, LATENCIES, MODES, Cell
 from scripts.bench.end_to_end.report import draw, tables
 from scripts.bench.end_to_end.run import Kept, measure, plain
 from scripts.demo.errors import ColdStartFailed
@@ -25,16 +25,23 @@ from scripts.options import option, overrides
 
 CODE = (  # of these, kept cells are figures
     "actors", "learner", "replay", "weight_sync", "retrieval_server", "configs", "scripts.fleet",
-    "scripts.train_sync", "scripts.demo", "scripts.bench.overlap",
+    "scripts.setup", "scripts.train_sync", "scripts.demo", "scripts.bench.overlap",
+    "scripts.bench.harness",
     *(f"scripts.bench.end_to_end.{name}" for name in
-      ("fleet", "loop", "parts", "plan", "record", "run", "usage", "worker")),
+      ("figures", "fleet", "loop", "parts", "plan", "record", "run", "usage", "worker")),
 )  # fmt: skip
 QUICK_STEPS, STEPS, SEEDS = 8, 16, (0, 1, 2)
 METHOD = {
     "tokens_per_s": "sampled tokens that were trained on, over the counted steps, from the end of "
     f"step {plan.WARM_UP} to the end of the last",
     "ideal": "of a token: the most of generation by both engines, training, and the processor time "
-    "of both over the cores, each measured alone; updates of weights, replay and waiting are free",
+    "of both over the cores, each measured alone; updates of weights, replay and waiting are free; "
+    "beside it tokens count that were sampled and trained on in the counted steps",
+    "policy": "pace: one that has learned to search, and learns no more; exact match: the demo's",
+    "rivals": "a ratio is over the best of the modes measured of those named; --quick measures "
+    "those with two engines, as the asynchronous mode has",
+    "search_share": "the mean seconds of a search over those of a turn's generation, as the cell's "
+    "rollouts saw both, waits for others included",
     "idle": "learner: not in an update; engines: nothing to run, on average",
     "latency": "drawn by the words of a query: the same for all modes; tail: log-normal, p50 200 "
     f"ms, p99 2 s; scaled: of its shape, its mean {plan.SEARCH_SHARE:g} of a turn's generation",
@@ -55,9 +62,6 @@ class BenchEndToEndOptions(harness.BenchOptions):
     seeds: tuple[int, ...] = option("of world, start, sampling", default=(), metavar="N", least=0)
     steps: int | None = option(f"counted ({STEPS}; quick: {QUICK_STEPS})", least=1)
     only: Literal["pace", "em"] | None = option("tokens a second, or whole runs to exact match")
-    settled: bool = option(
-        "pace of a policy that has learned to search, and learns no more", default=False
-    )
     headline: str = option("the asynchronous mode of the ratios", default=HEADLINE, metavar="NAME")
     minutes: float = option("begin nothing that would end later", default=30.0, least=0)
     out: Path = option("finished cells", default=REPOSITORY / "runs" / "bench_end_to_end")
@@ -73,14 +77,7 @@ class BenchEndToEndOptions(harness.BenchOptions):
             for name in given:
                 if name not in known:
                     raise ConfigError(f"{flag} {name!r}: one of {', '.join(known)}")
-        if self.settled and self.only != "pace" and not self.quick:
-            raise ConfigError("--settled learns nothing, so there is only its pace: --only pace")
-        load(REPOSITORY / "configs" / "demo.yaml", self.overrides)
-
-    @property
-    def own(self) -> tuple[str, ...]:
-        """The overrides of all cells."""
-        return (*(("learner.lr=0",) if self.settled else ()), *self.overrides)
+        load(CONFIG, self.overrides)
 
     @property
     def cells(self) -> list[Cell]:
@@ -97,6 +94,13 @@ class BenchEndToEndOptions(harness.BenchOptions):
                 self.only or "all",
             )
         )
+
+
+def measured_of(options: BenchEndToEndOptions, on: Row) -> str:
+    """All that kept cells are figures of: code, packages, machine, configuration."""
+    locks = (REPOSITORY / "requirements").glob("*.lock")
+    digest = harness.digest_of([*harness.sources(*CODE), *locks])
+    return f"{digest} {on['processor']} {on['cores']} {dump(load(CONFIG, options.overrides))}"
 
 
 def left(options: BenchEndToEndOptions, kept: Kept) -> Iterator[Cell]:
@@ -128,11 +132,9 @@ def bench(options: BenchEndToEndOptions) -> int:
     """
     report, on = harness.reporter(), harness.machine()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the learner's own process has it
-    digest = harness.digest_of(harness.sources(*CODE))
-    of = f"{digest} {on['processor']} {on['cores']}{' settled' * options.settled}"
-    kept = Kept(options.out, of, options.own)
+    kept = Kept(options.out, measured_of(options, on), options.overrides)
     try:
-        measure(options.cells, kept, options.minutes, report, options.settled)
+        measure(options.cells, kept, options.minutes, report)
     except ColdStartFailed as error:
         raise harness.BenchError(str(error)) from error
     present(options, kept, on | {"load_after": harness.machine()["load"]})

@@ -1,16 +1,15 @@
 """The arithmetic: a cell's figures, the ideal, and the ratios between cells."""
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from scripts.bench.end_to_end.plan import BASELINE, MODES, WARM_UP, Cell
-from scripts.bench.end_to_end.record import Parts, Record
+from scripts.bench.end_to_end.plan import BASELINE, MODES, RIVALS, WARM_UP, Cell
+from scripts.bench.end_to_end.record import Parts, Record, Step
 from scripts.bench.end_to_end.usage import Usage
 
 EM_GOAL = 0.9
-ENGINES = 2  # of the asynchronous modes
-_T_95 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776}  # Student's, two-sided, by degrees of freedom
 Row = dict[str, Any]
 
 
@@ -22,6 +21,7 @@ def figures(record: Record, usage: Usage, warm_up: int = WARM_UP) -> Row:
     tokens = sum(step.tokens for step in steps)
     update_s = sum(step.update_s for step in steps) / count
     wait_s = sum(step.wait_s for step in steps) / count
+    generate_s, search_s = _of_a_turn(steps)
     return {
         "step_s": seconds / count,
         "update_s": update_s,
@@ -36,7 +36,18 @@ def figures(record: Record, usage: Usage, warm_up: int = WARM_UP) -> Row:
         "learner_idle": 1.0 - update_s * count / seconds,
         "engine_idle": usage.idle("engine", begin_s, end_s),
         "cpu": {role: used / seconds for role, used in usage.cpu_s(begin_s, end_s).items()},
+        "generate_s": generate_s,
+        "search_s": search_s,
+        "search_share": search_s / generate_s if generate_s else None,
     }
+
+
+def _of_a_turn(steps: Sequence[Step]) -> tuple[float, float]:
+    """The mean seconds of a turn's generation, and of a search."""
+    found = [step.turns for step in steps]
+    turns, searches = sum(each.turns for each in found), sum(each.searches for each in found)
+    generate_s, search_s = (sum(e.generate_s for e in found), sum(e.search_s for e in found))
+    return generate_s / max(1, turns), search_s / max(1, searches)
 
 
 def learning(record: Record) -> Row:
@@ -56,33 +67,59 @@ def ideal_token_s(parts: Parts, engines: int, cores: int) -> float:
     return max(generation_s, training_s, cpu_s / cores)
 
 
-def synchronous(kinds: Sequence[str] = ("sync", "lockstep")) -> list[str]:
+def of_ideal(row: Row, parts: Parts, engines: int, cores: int) -> float:
+    """A cell's tokens a second over the ideal's. Tokens count once they are sampled and trained on:
+    where the steps used up a store of rollouts, as many as were sampled.
+    """
+    rate = row["tokens_per_s"] * min(1.0, row["sampled_over_trained"])
+    return float(rate * ideal_token_s(parts, engines, cores))
+
+
+def synchronous(kinds: Sequence[str]) -> list[str]:
     """The modes of these kinds."""
     return [name for name, mode in MODES.items() if mode.kind in kinds]
 
 
 def over(rows: Iterable[Row], mode: str, others: Sequence[str], latency: str) -> float | None:
-    """Tokens a second of a mode over those of the best of `others`: the median over seeds; None
-    where a seed has not both.
+    """Tokens a second of a mode over those of the best of the `others` that were measured: the
+    median over the seeds that have all of them; None where there is none.
     """
+    rows = list(rows)
+    known = measured(rows, others, latency)
     rates: dict[int, dict[str, float]] = {}
     for row in rows:
         if row["latency"] == latency and not row["learns"]:
             rates.setdefault(row["seed"], {})[row["mode"]] = row["tokens_per_s"]
     ratios = [
-        found[mode] / max(found[each] for each in others if each in found)
+        found[mode] / max(found[each] for each in known)
         for found in rates.values()
-        if mode in found and any(each in found for each in others)
+        if known and found.keys() >= {mode, *known}
     ]
     return statistics.median(ratios) if ratios else None
+
+
+def measured(rows: Iterable[Row], modes: Sequence[str], latency: str) -> list[str]:
+    """The modes whose pace at this latency any seed has."""
+    found = {row["mode"] for row in rows if row["latency"] == latency and not row["learns"]}
+    return [mode for mode in modes if mode in found]
+
+
+def rivals(rows: Sequence[Row]) -> Row:
+    """By ratio: the synchronous modes of which the best was taken, and those not measured."""
+    told = {}
+    for name, (latency, kinds) in RIVALS.items():
+        known = measured(rows, synchronous(kinds), latency)
+        missing = [mode for mode in synchronous(kinds) if mode not in known]
+        told[name] = {"measured": known, "missing": missing}
+    return told
 
 
 def over_ideal(
     rows: Iterable[Row], parts: Mapping[int, Parts], mode: str, latency: str, cores: int
 ) -> float | None:
-    """Tokens a second of a mode over the ideal's of its seed: the median over seeds."""
+    """A mode beside the ideal of its seed (`of_ideal`): the median over seeds."""
     ratios = [
-        row["tokens_per_s"] * ideal_token_s(parts[row["seed"]], ENGINES, cores)
+        of_ideal(row, parts[row["seed"]], MODES[mode].engines, cores)
         for row in rows
         if (row["mode"], row["latency"], row["learns"]) == (mode, latency, False)
         and row["seed"] in parts
@@ -94,12 +131,14 @@ def summary(rows: Sequence[Row], parts: Mapping[int, Parts], mode: str, cores: i
     """The figures by name, of the asynchronous `mode`; what was not measured is None."""
     tail = [row for row in rows if row["latency"] == "tail" and not row["learns"]]
     own = [row for row in tail if row["mode"] == mode]
-    return {
-        "async_over_lockstep": over(rows, mode, synchronous(["lockstep"]), "tail"),
-        "async_over_overlapped": over(rows, mode, synchronous(["sync"]), "tail"),
+    ratios = {
+        name: over(rows, mode, synchronous(kinds), latency)
+        for name, (latency, kinds) in RIVALS.items()
+    }
+    return ratios | {
+        "rivals": rivals(rows),
         "async_over_ideal": over_ideal(rows, parts, mode, "tail", cores),
         "async_over_ideal_scaled": over_ideal(rows, parts, mode, "scaled", cores),
-        "async_over_sync_zero_latency": over(rows, mode, synchronous(), "zero"),
         "learner_idle": _median(own, "learner_idle"),
         "engine_idle": _median(own, "engine_idle"),
         "em_by_mode": em_by_mode(rows) or None,
@@ -125,7 +164,7 @@ def _em(by_seed: Mapping[int, Row], base: Mapping[int, Row]) -> Row:
     return {
         "seeds": sorted(by_seed),
         "em": statistics.fmean(row["em"] for row in rows),
-        "sampled_em": statistics.fmean(row["sampled_em"] for row in rows),
+        "sampled_em": _mean(rows, "sampled_em"),
         "reached": sum(row["em_goal_s"] is not None for row in rows),
         "em_goal_s": _median(rows, "em_goal_s"),
         "difference": statistics.fmean(differences) if differences else None,
@@ -137,8 +176,28 @@ def interval(values: Sequence[float]) -> float | None:
     """Half the width of the mean's 95 % interval; None of fewer than two values."""
     if len(values) < 2:
         return None
-    t = _T_95.get(len(values) - 1, 2.0)
-    return float(t * statistics.stdev(values) / len(values) ** 0.5)
+    return float(t_95(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5)
+
+
+def t_95(freedom: int) -> float:
+    """Student's t within whose ± lie 95 %, by bisection of its finite series in the angle atan(t /
+    √freedom) (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < 0.95 else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _within(angle: float, freedom: int) -> float:
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    terms = 0.0
+    for power in range(2 + odd, freedom + 1, 2):
+        terms += term
+        term *= math.cos(angle) ** 2 * (power - 1) / power
+    return 2 / math.pi * (angle + math.sin(angle) * terms) if odd else math.sin(angle) * terms
 
 
 def row_of(cell: Cell, found: Row) -> Row:
@@ -151,3 +210,8 @@ def row_of(cell: Cell, found: Row) -> Row:
 def _median(rows: Iterable[Row], name: str) -> float | None:
     values = [row[name] for row in rows if row[name] is not None]
     return statistics.median(values) if values else None
+
+
+def _mean(rows: Iterable[Row], name: str) -> float | None:
+    values = [row[name] for row in rows if row[name] is not None]
+    return statistics.fmean(values) if values else None

@@ -11,7 +11,7 @@ from replay.log import records
 from replay.log.event_log import FILE_NAME, read_whole
 from replay.log.history import GroupHistory
 from replay.protocol import StepReport
-from scripts.bench.end_to_end.record import Evaluation, Job, Record, Step
+from scripts.bench.end_to_end.record import Evaluation, Job, Record, Step, Turns, turns_of
 from scripts.bench.harness import BenchError
 from scripts.fleet.console import Console
 from scripts.fleet.launch import run
@@ -46,7 +46,8 @@ def train(job: Job, config: Config) -> Record:
 def recorded(log: Iterable[records.Record]) -> Record:
     """The record of a run by its log."""
     groups, steps, evaluations = GroupHistory(), list[Step](), list[Evaluation]()
-    tokens, sampled, begun_s = dict[int, int](), 0, 0.0
+    tokens, turns = dict[int, int](), dict[int, Turns]()
+    sampled, begun_s = 0, 0.0
     for record in log:
         groups.take(record)
         match record:
@@ -57,8 +58,10 @@ def recorded(log: Iterable[records.Record]) -> Record:
             case records.Sampled():
                 facts = [fact for _, delivered in groups.train(record) for fact in delivered]
                 tokens[record.step] = sum(fact.summary.action_tokens for fact in facts)
+                turns[record.step] = turns_of(fact.payload for fact in facts)
             case records.Reported() if record.step:
-                steps.append(_step(record, tokens[record.step], sampled))
+                step = record.step
+                steps.append(_step(record, tokens[step], sampled, turns[step]))
                 sampled = 0
             case records.EvaluationFinished():
                 found, after_s = record.result, max(0.0, record.now - (begun_s or record.now))
@@ -68,7 +71,7 @@ def recorded(log: Iterable[records.Record]) -> Record:
     return Record(tuple(steps), tuple(evaluations))
 
 
-def _step(record: records.Reported, tokens: int, sampled: int) -> Step:
+def _step(record: records.Reported, tokens: int, sampled: int, turns: Turns) -> Step:
     gauges = record.gauges
     return Step(
         at_s=record.now,
@@ -79,4 +82,5 @@ def _step(record: records.Reported, tokens: int, sampled: int) -> Step:
         sampled=sampled,
         staleness=gauges["replay/staleness"],
         staleness_max=gauges["replay/staleness_max"],
+        turns=turns,
     )

@@ -25,7 +25,7 @@ from configs.schema import Config
 from replay.log.summary import summarise_payload
 from replay.protocol import Batch, Lease
 from replay.trajectory import Question, Trajectory
-from scripts.bench.end_to_end.record import Evaluation, Job, Record, Step
+from scripts.bench.end_to_end.record import Evaluation, Job, Record, Step, turns_of
 from scripts.bench.overlap.loops import LockStep
 from scripts.train_sync import Rollouts, learn, push
 
@@ -186,6 +186,7 @@ async def take_steps(
                     pause_s=pushed_s,
                     tokens=action_tokens(batch),
                     sampled=meter.tokens - before,
+                    turns=turns_of(payload for group in batch.groups for payload in group),
                 )
             )
     return Record(tuple(steps), tuple(evaluations))

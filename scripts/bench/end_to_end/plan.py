@@ -7,6 +7,7 @@ from statistics import NormalDist
 import msgspec
 
 from configs.load import ConfigError
+from configs.runtime.process import REPOSITORY
 from scripts.bench.end_to_end.record import Kind
 from scripts.bench.overlap.server import Latency
 from scripts.demo.task import DemoFiles
@@ -19,6 +20,7 @@ ALONE = SEATS // 2  # rollouts in flight of one engine alone, of two: as many as
 # Of each actor, where a schedule may begin more rollouts than a batch's: under TAIL most wait for a
 # search, and a step of an engine costs nearly the same for few as for many.
 IN_FLIGHT = 256
+CONFIG = REPOSITORY / "configs" / "demo.yaml"
 TAIL, AT_ONCE = Latency(0.2, 2.0), Latency(0.0, 0.0)
 LATENCIES = ("tail", "scaled", "zero")
 SERVER = (  # of searches: nothing is remembered, and no connection is waited for
@@ -26,7 +28,8 @@ SERVER = (  # of searches: nothing is remembered, and no connection is waited fo
     "retrieval.max_connections=256",
     "retrieval.timeout_s=60",
 )
-PACE = (  # as many rollouts in each step, and nothing beside them
+PACE = (  # a policy that is held as it is, as many rollouts in each step, and nothing beside them
+    "learner.lr=0",
     "replay.drop_no_signal=false",
     "learner.lr_schedule=constant",
     "learner.eval_every=1000000",
@@ -48,6 +51,7 @@ class Mode(msgspec.Struct, frozen=True):
 
 MODES = {
     "lockstep": Mode("lockstep", threads=2),
+    "lockstep_2_engines": Mode("lockstep", threads=2, engines=2),
     "sync": Mode("sync", threads=2),
     "sync_1_thread": Mode("sync"),
     "sync_2_engines": Mode("sync", threads=2, engines=2),
@@ -57,18 +61,26 @@ MODES = {
     "async_8": Mode("async", engines=2, staleness=8),
 }
 HEADLINE, BASELINE = "async_4", "sync"  # the asynchronous mode of the ratios; EM is paired with
-QUICK_MODES = {
-    "tail": ("lockstep", BASELINE, HEADLINE),
-    "scaled": (HEADLINE,),
-    "zero": (BASELINE, HEADLINE),
+RIVALS: dict[str, tuple[str, tuple[Kind, ...]]] = {  # of a ratio: its latency, their schedules
+    "async_over_lockstep": ("tail", ("lockstep",)),
+    "async_over_overlapped": ("tail", ("sync",)),
+    "async_over_sync_zero_latency": ("zero", ("lockstep", "sync")),
 }
-# About the seconds of a step on two cores, to tell whether a cell still fits a slice.
-_ABOUT_S = {"lockstep": 11.0, "sync": 7.5, "async": 3.0}
-_START_S = 45.0
+QUICK_MODES = {  # an engine to each of two cores, as the asynchronous mode has, fills them best
+    "tail": ("lockstep_2_engines", "sync_2_engines", HEADLINE),
+    "scaled": (HEADLINE,),
+    "zero": ("sync_2_engines", HEADLINE),
+}
+# About the seconds of a start and of a step on two cores, to tell whether a cell still fits.
+_START_S = {"lockstep": 30.0, "sync": 30.0, "async": 50.0}
+_ABOUT_S = {"lockstep": 5.0, "sync": 4.5, "async": 2.5}
+_SOON_S = 3.0  # a step of any without the tail
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One run of the work. `steps` are counted ones; `learns`: the demo's own run, evaluated."""
+    """One run of the work. `steps` are counted ones; `learns`: the demo's own run, evaluated, else
+    the pace of a policy that has learned to search and learns no more.
+    """
 
     mode: str
     latency: str
@@ -90,9 +102,10 @@ class Cell(msgspec.Struct, frozen=True):
     @property
     def about_s(self) -> float:
         """About what it takes on two cores."""
-        step_s = _ABOUT_S[MODES[self.mode].kind] if self.latency == "tail" else 3.0
+        kind = MODES[self.mode].kind
+        step_s = _ABOUT_S[kind] if self.latency == "tail" else _SOON_S
         evaluations = 12.0 * (EM_STEPS // EM_EVERY + 1) if self.learns else 0.0
-        return _START_S + self.last * step_s + evaluations
+        return _START_S[kind] + self.last * step_s + evaluations
 
     def overrides(self, files: DemoFiles, url: str, own: Sequence[str] = ()) -> tuple[str, ...]:
         """The configuration, searching at `url`; `own` comes last."""
@@ -105,6 +118,7 @@ class Cell(msgspec.Struct, frozen=True):
             *course,
             f"learner.total_steps={steps}",
             f"learner.threads={mode.threads}",
+            f"actors.count={mode.engines}",
             f"actors.max_num_seqs={SEATS // mode.engines}",
             f"actors.rollouts_in_flight={IN_FLIGHT}",
             f"replay.max_staleness={mode.staleness}",

@@ -4,9 +4,12 @@ The child process of a cell writes it, the benchmark reads it. Times (`at_s`) ar
 epoch, so that they can be laid beside what was seen of the processes.
 """
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
+
+from replay.codec import decode_wire
 
 Kind = Literal["lockstep", "sync", "async", "parts"]
 
@@ -27,11 +30,38 @@ class Job(msgspec.Struct, frozen=True):
     out: str
 
 
+class Turns(msgspec.Struct, frozen=True):
+    """So many turns and searches of rollouts, and their seconds as the rollouts saw them."""
+
+    turns: int = 0
+    searches: int = 0
+    generate_s: float = 0.0
+    search_s: float = 0.0
+
+
+def turns_of(payloads: Iterable[bytes]) -> Turns:
+    """The turns of encoded trajectories. Raises CodecError."""
+    rollouts = [decode_wire(payload) for payload in payloads]
+    searches = [
+        search.seconds
+        for rollout in rollouts
+        for turn in rollout.turns
+        for search in turn.searches
+        if search.status != "skipped"
+    ]
+    return Turns(
+        turns=sum(len(rollout.turns) for rollout in rollouts),
+        searches=len(searches),
+        generate_s=sum(rollout.timings["generate_s"] for rollout in rollouts),
+        search_s=sum(searches),
+    )
+
+
 class Step(msgspec.Struct, frozen=True):
     """One optimiser step as its learner saw it, and what was sampled since the one before.
 
     `wait_s`: for rollouts; `pause_s`: of generation, while weights are written. `tokens` are
-    sampled ones that this step trained on, `staleness` their mean.
+    sampled ones that this step trained on, `staleness` their mean, `turns` their rollouts'.
     """
 
     at_s: float
@@ -42,6 +72,7 @@ class Step(msgspec.Struct, frozen=True):
     sampled: int
     staleness: float = 0.0
     staleness_max: float = 0.0
+    turns: Turns = Turns()
 
 
 class Evaluation(msgspec.Struct, frozen=True):

@@ -11,8 +11,8 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from rich.table import Table
 
-from scripts.bench.end_to_end.figures import ENGINES, Row, ideal_token_s
-from scripts.bench.end_to_end.plan import LATENCIES, MODES
+from scripts.bench.end_to_end.figures import Row, of_ideal
+from scripts.bench.end_to_end.plan import HEADLINE, LATENCIES, MODES
 from scripts.bench.end_to_end.record import Parts
 from scripts.bench.harness import Goal, at_least, goals_table
 from scripts.runs.plot import save
@@ -26,7 +26,8 @@ GOALS: dict[str, Goal] = {
 }
 COLUMNS = (
     "latency", "mode", "seed", "s/step", "update", "wait", "rest", "tokens/s", "s to {tokens}",
-    "of ideal", "idle: learner, engines", "pause", "staleness (max)", "sampled/trained", "cores",
+    "of ideal", "idle: learner, engines", "pause", "staleness (max)", "sampled/trained",
+    "search/turn", "cores",
 )  # fmt: skip
 LEARNER = (("update_s", "training", "#1b6ca8"), ("wait_s", "waiting for rollouts", "#d8d8d8"),
            ("rest_s", "weights and the rest", "#c8553d"))  # fmt: skip
@@ -50,7 +51,17 @@ def tables(
     if found["em_by_mode"]:
         made.append(_learning(found["em_by_mode"]))
     names = [*GOALS, "learner_idle", "engine_idle"]
-    return [*made, goals_table(found, GOALS, names)]
+    return [*made, goals_table(found, GOALS, names, title=_not_beside(found))]
+
+
+def _not_beside(found: Row) -> str | None:
+    """The modes that a ratio is not over, because they were not measured."""
+    missing = [
+        f"{name}: without {', '.join(of['missing'])}"
+        for name, of in found["rivals"].items()
+        if found[name] is not None and of["missing"]
+    ]
+    return "; ".join(missing) or None
 
 
 def _paces(rows: Sequence[Row], parts: Mapping[int, Parts], title: str, cores: int) -> Table:
@@ -59,7 +70,7 @@ def _paces(rows: Sequence[Row], parts: Mapping[int, Parts], title: str, cores: i
     table = Table(*columns, title=title)
     for row in rows:
         ideal = parts.get(row["seed"])
-        of_ideal = row["tokens_per_s"] * ideal_token_s(ideal, ENGINES, cores) if ideal else None
+        share = of_ideal(row, ideal, MODES[HEADLINE].engines, cores) if ideal else None
         table.add_row(
             row["latency"],
             row["mode"],
@@ -67,11 +78,12 @@ def _paces(rows: Sequence[Row], parts: Mapping[int, Parts], title: str, cores: i
             *(f"{row[name]:.2f}" for name in ("step_s", "update_s", "wait_s", "rest_s")),
             f"{row['tokens_per_s']:,.0f}",
             f"{tokens / row['tokens_per_s']:.1f}",
-            _shown(of_ideal),
+            _shown(share),
             f"{_shown(row['learner_idle'])}, {_shown(row['engine_idle'])}",
             f"{row['pause_s']:.3f}",
             f"{row['staleness']:.2f} ({row['staleness_max']:.0f})",
             f"{row['sampled_over_trained']:.2f}",
+            _shown(row["search_share"]),
             f"{sum(row['cpu'].values()):.2f}",
         )
     return table
@@ -88,7 +100,7 @@ def _learning(by_mode: Row) -> Table:
             mode,
             str(len(row["seeds"])),
             f"{row['em']:.3f}",
-            f"{row['sampled_em']:.3f}",
+            "–" if row["sampled_em"] is None else f"{row['sampled_em']:.3f}",
             "" if apart is None else f"{apart:+.3f}{width}",
             "–" if row["em_goal_s"] is None else f"{row['em_goal_s']:.0f}{reached}",
         )

@@ -70,22 +70,17 @@ class Slice:
         return fits
 
 
-def measure(
-    cells: Sequence[Cell], kept: Kept, minutes: float, report: Report, searching: bool = False
-) -> None:
-    """Measure what is missing and fits; `searching`: begin with a policy that has been taught to
-    search. Raises BenchError, ColdStartFailed.
-    """
+def measure(cells: Sequence[Cell], kept: Kept, minutes: float, report: Report) -> None:
+    """Measure what is missing and fits. Raises BenchError, ColdStartFailed."""
     time_left = Slice(minutes)
     for seed in dict.fromkeys(cell.seed for cell in cells):
         missing = [cell for cell in cells if cell.seed == seed and kept.row(cell) is None]
         if not missing and kept.parts(seed):
             continue
         files = prepare(REPOSITORY / ".cache", seed, report)
-        if searching:
-            files = replace(files, model=prepare_model(files.model, Recipe().layers, report))
+        settled = prepare_model(files.model, Recipe().layers, report)
         with serving(files.corpus, seed) as server:
-            stand = Stand(files, server, kept.own, report)
+            stand = Stand(files, replace(files, model=settled), server, kept.own, report)
             if not _measure_all(seed, missing, kept, stand, time_left):
                 return
 
@@ -112,18 +107,21 @@ class Stand:
     def __init__(
         self,
         files: DemoFiles,
+        settled: DemoFiles,
         server: tuple[str, int],
         own: Sequence[str],
         report: Report,
     ) -> None:
-        self._files, self._server, self._own, self._report = files, server, own, report
+        """`settled`: the same files, but for a model that has learned to search."""
+        self._files, self._settled, self._server = files, settled, server
+        self._own, self._report = own, report
 
     def parts(self, seed: int) -> Parts:
         """Generation and training alone. Raises RunFailed."""
         self._report(f"generation and training alone, seed {seed}")
         url = f"{self._server[0]}/{plan.AT_ONCE.path}"
         seats = f"actors.max_num_seqs={plan.ALONE}"
-        overrides = (*plan.task(self._files, seed, url), *plan.PACE, seats, *self._own)
+        overrides = (*plan.task(self._settled, seed, url), *plan.PACE, seats, *self._own)
         with scratch() as folder:
             self._run(folder, Job("parts", overrides, 1, UPDATES, False, self._server, ""))
             return msgspec.json.decode((folder / "record.json").read_bytes(), type=Parts)
@@ -132,7 +130,8 @@ class Stand:
         """The figures of a cell. Raises RunFailed."""
         self._report(cell.name)
         mode, latency = MODES[cell.mode], plan.latency_of(cell.latency, alone.turn_s)
-        overrides = cell.overrides(self._files, f"{self._server[0]}/{latency.path}", self._own)
+        files = self._files if cell.learns else self._settled
+        overrides = cell.overrides(files, f"{self._server[0]}/{latency.path}", self._own)
         with scratch() as folder:
             begun = time.monotonic()
             job = Job(mode.kind, overrides, mode.engines, cell.last, cell.learns, self._server, "")

@@ -1,7 +1,9 @@
 """The arithmetic of the end-to-end benchmark: figures, ideal, ratios, exact match by mode."""
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scripts.bench.end_to_end.figures import (
@@ -10,11 +12,13 @@ from scripts.bench.end_to_end.figures import (
     ideal_token_s,
     interval,
     learning,
+    of_ideal,
     over,
     over_ideal,
     summary,
+    t_95,
 )
-from scripts.bench.end_to_end.record import Evaluation, Parts, Record, Step
+from scripts.bench.end_to_end.record import Evaluation, Parts, Record, Step, Turns
 from scripts.bench.end_to_end.report import draw, tables
 from scripts.bench.end_to_end.usage import Seen, Usage, role_of
 
@@ -40,7 +44,12 @@ def usage(**seen: dict[int, list[Seen]]) -> Usage:
 
 
 def row(mode: str, rate: float, seed: int = 0, latency: str = "tail", **more: Any) -> Any:
-    told = {"learns": False, "learner_idle": 0.1, "engine_idle": 0.2}
+    told = {
+        "learns": False,
+        "learner_idle": 0.1,
+        "engine_idle": 0.2,
+        "sampled_over_trained": 1.0,
+    }
     named = {"mode": mode, "tokens_per_s": rate, "seed": seed, "latency": latency}
     return named | told | more
 
@@ -58,6 +67,15 @@ def test_figures_are_of_the_steps_after_the_uncounted() -> None:
     assert found["sampled_over_trained"] == pytest.approx(220 / 400)
     assert (found["staleness"], found["staleness_max"]) == (1.5, 3.0)
     assert found["engine_idle"] is None and found["cpu"] == {}
+
+
+def test_a_search_s_share_is_of_a_turn_s_generation() -> None:
+    turns = Turns(turns=4, searches=2, generate_s=2.0, search_s=0.1)
+    record = Record((step(1.0, turns=Turns(1, 1, 9.0, 9.0)), step(2.0, turns=turns)), ())
+    found = figures(record, usage(), warm_up=1)
+    assert (found["generate_s"], found["search_s"]) == (0.5, 0.05)
+    assert found["search_share"] == pytest.approx(0.1)
+    assert figures(Record((step(1.0), step(2.0)), ()), usage(), 1)["search_share"] is None
 
 
 def test_an_engine_is_idle_while_its_main_thread_sleeps() -> None:
@@ -124,6 +142,19 @@ def test_a_mode_is_compared_with_the_ideal_of_its_seed() -> None:
     assert over_ideal(rows, {}, "async_4", "tail", 2) is None
 
 
+@pytest.mark.parametrize("trained", [[100, 100], [300, 100], [90, 130]])
+@pytest.mark.parametrize("sampled", [[100, 100], [150, 90], [400, 200]])
+def test_only_tokens_sampled_and_trained_count_beside_the_ideal(
+    trained: list[int], sampled: list[int]
+) -> None:
+    pairs = zip(trained, sampled, strict=True)
+    steps = [step(3.0 + n, t, sampled=s) for n, (t, s) in enumerate(pairs)]
+    found = figures(Record((step(2.0), *steps), ()), usage(), warm_up=1)
+    tokens, seconds = min(sum(trained), sum(sampled)), 2.0
+    expected = tokens / seconds * ideal_token_s(PARTS, 2, 2)
+    assert of_ideal(found, PARTS, 2, 2) == pytest.approx(expected)
+
+
 # ---- ratios
 
 
@@ -137,7 +168,9 @@ def test_a_ratio_is_over_the_best_of_the_others_by_seed() -> None:
         row("async_4", 7.0, seed=2),  # beside nothing
         row("sync", 70.0, latency="zero"),
     ]
-    assert over(rows, "async_4", ["sync", "sync_2_engines"], "tail") == 2.5
+    assert over(rows, "async_4", ["sync"], "tail") == 3.0
+    assert over(rows, "async_4", ["sync", "sync_1_thread"], "tail") == 3.0  # as far as measured
+    assert over(rows, "async_4", ["sync", "sync_2_engines"], "tail") == 2.0  # seed 0 has both
     assert over(rows, "async_4", ["lockstep"], "tail") is None
 
 
@@ -152,6 +185,11 @@ def test_the_summary_names_every_figure() -> None:
     found = summary(rows, {0: PARTS}, "async_4", 2)
     assert found["async_over_lockstep"] == 6.0 and found["async_over_overlapped"] == 3.0
     assert found["async_over_sync_zero_latency"] == 2.0
+    assert found["rivals"]["async_over_overlapped"] == {
+        "measured": ["sync"],
+        "missing": ["sync_1_thread", "sync_2_engines"],
+    }
+    assert found["rivals"]["async_over_sync_zero_latency"]["measured"] == ["sync"]
     assert found["async_over_ideal_scaled"] is None and found["em_by_mode"] is None
     assert (found["learner_idle"], found["engine_idle"]) == (0.1, 0.2)
 
@@ -171,7 +209,23 @@ def test_exact_match_is_paired_by_seed() -> None:
 
 def test_an_interval_is_student_s() -> None:
     assert interval([1.0]) is None
-    assert interval([0.0, 1.0, 2.0]) == pytest.approx(4.303 / 3**0.5)
+    assert interval([0.0, 1.0, 2.0]) == pytest.approx(4.303 / 3**0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 30, 200])
+def test_student_s_t_holds_95_percent_of_its_density(freedom: int) -> None:
+    half = (freedom + 1) / 2
+    scale = math.exp(math.lgamma(half) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    at = np.linspace(0.0, t_95(freedom), 20_001)
+    assert 2 * np.trapezoid(scale * (1 + at**2 / freedom) ** -half, at) == pytest.approx(0.95)
+
+
+def test_exact_match_without_sampling_is_reported() -> None:
+    whole = {"learns": True, "em": 0.9, "sampled_em": None, "em_goal_s": None}
+    found = summary([row("sync", 1.0, **whole)], {}, "async_4", 2)
+    assert found["em_by_mode"]["sync"]["sampled_em"] is None
+    _, learned, _ = tables([row("sync", 1.0, **whole)], {}, found, "one work", 2)
+    assert list(learned.columns[3].cells) == ["–"]
 
 
 # ---- what is shown
@@ -188,5 +242,6 @@ def test_tables_and_plot_show_every_cell(tmp_path: Any) -> None:
     found = summary(rows, {0: PARTS}, "async_4", 2)
     paces, goals = tables(rows, {0: PARTS}, found, "one work", 2)
     assert paces.row_count == 4 and list(paces.columns[1].cells)[:2] == ["sync", "async_4"]
+    assert "async_over_overlapped: without sync_1_thread, sync_2_engines" in str(goals.title)
     assert goals.row_count == 4  # no lock-step, no scaled latency, no engine seen
     assert draw(rows, tmp_path / "plot.png").stat().st_size > 0

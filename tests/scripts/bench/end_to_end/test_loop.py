@@ -76,12 +76,12 @@ async def play(rollouts: Rollouts) -> None:
     await asyncio.gather(*map(group, range(1, GROUPS + 1)))
 
 
-def in_step(noted: Noted) -> InStep:
+def in_step(policy: Any, retriever: Retriever) -> InStep:
     """Rollouts in step on this engine, without the files of a run."""
     from scripts.bench.overlap.loops import LockStep
 
     rollouts = PlayingInStep.__new__(PlayingInStep)
-    rollouts.step = LockStep(noted, noted, 0)
+    rollouts.step = LockStep(policy, retriever, 0)
     Playing.__init__(rollouts, rollouts.step, rollouts.step)
     return rollouts
 
@@ -89,7 +89,7 @@ def in_step(noted: Noted) -> InStep:
 @pytest.mark.timeout(20)
 async def test_in_step_all_generate_then_all_search() -> None:
     noted = Noted()
-    await play(in_step(noted))
+    await play(in_step(noted, noted))
     kinds = "".join(each[0] for each in noted.log)
     everybody, later = GROUPS * SIBLINGS, GROUPS
     turns = [everybody] * TURNS + [later]  # one sibling of each group plays a turn more
@@ -100,7 +100,7 @@ async def test_in_step_all_generate_then_all_search() -> None:
 @pytest.mark.timeout(20)
 async def test_in_step_a_second_batch_is_in_step_as_well() -> None:
     noted = Noted()
-    rollouts = in_step(noted)
+    rollouts = in_step(noted, noted)
     await play(rollouts)
     once = len(noted.log)
     await play(rollouts)
@@ -124,3 +124,11 @@ async def test_the_groups_go_to_the_engines_in_turn() -> None:
     await play(rollouts)
     each = SIBLINGS * TURNS + 1  # turns of a group
     assert (first.asked, second.asked) == (each, 2 * each)  # groups 2; 1 and 3
+
+
+@pytest.mark.timeout(20)
+async def test_in_step_the_groups_go_to_the_engines_in_turn_as_well() -> None:
+    first, second, searched = Noted("first"), Noted("second"), Noted()
+    await play(in_step(EnginesInTurn((first, second)), searched))
+    each = SIBLINGS * TURNS + 1
+    assert (first.asked, second.asked) == (each, 2 * each)

@@ -19,6 +19,7 @@ from scripts.bench.end_to_end.plan import (
     quick_cells,
     scaled,
 )
+from scripts.bench.end_to_end.run import PARTS_S
 from scripts.bench.overlap.server import Latency, chance
 from scripts.demo.task import DemoFiles
 
@@ -29,8 +30,10 @@ def test_a_quick_plan_has_six_cells_with_every_ratio_s_both_sides() -> None:
     planned = list(quick_cells(3, 8))
     assert len(planned) == len(set(planned)) == 6
     by_latency = {name: {c.mode for c in planned if c.latency == name} for name in LATENCIES}
-    assert by_latency["tail"] == {"lockstep", "sync", HEADLINE}
-    assert by_latency["scaled"] == {HEADLINE} and by_latency["zero"] == {"sync", HEADLINE}
+    assert by_latency["tail"] == {"lockstep_2_engines", "sync_2_engines", HEADLINE}
+    assert by_latency["scaled"] == {HEADLINE}
+    assert by_latency["zero"] == {"sync_2_engines", HEADLINE}
+    assert sum(c.about_s for c in planned) + PARTS_S <= 600.0
     assert {(c.seed, c.steps, c.last) for c in planned} == {(3, 8, 10)}
 
 
@@ -56,7 +59,7 @@ def test_a_part_of_the_plan_can_be_asked_for() -> None:
 
 
 def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--modes 'asink': one of lockstep, sync"):
+    with pytest.raises(ConfigError, match="--modes 'asink': one of lockstep, lockstep_2_engines"):
         list(cells(("asink",), LATENCIES, (0,), 4))
 
 
@@ -68,7 +71,9 @@ def test_a_cell_is_the_demo_but_for_its_schedule(mode: str, learns: bool) -> Non
     demo = load(REPOSITORY / "configs" / "demo.yaml")
     assert config.replay.max_staleness == MODES[mode].staleness
     assert config.learner.threads == MODES[mode].threads
-    assert config.actors.max_num_seqs * MODES[mode].engines == 256
+    assert config.actors.max_num_seqs * config.actors.count == 256
+    assert config.actors.count == MODES[mode].engines
+    assert config.learner.lr == (demo.learner.lr if learns else 0.0)
     assert config.actors.rollouts_in_flight == IN_FLIGHT
     assert config.replay.group_size == demo.replay.group_size
     assert config.replay.drop_no_signal == learns

@@ -4,20 +4,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from configs.load import ConfigError
 from configs.runtime.process import REPOSITORY
+from replay.codec import encode_trajectory
 from replay.log import records
 from replay.log.summary import Summary
 from replay.protocol import EvalResult
-from replay.trajectory import Question
+from replay.trajectory import Question, Sampling, Search, StopReason, Trajectory, Turn
 from scripts import cli
-from scripts.bench.end_to_end.bench import BenchEndToEndOptions, left, present
+from scripts.bench.end_to_end.bench import CODE, BenchEndToEndOptions, left, measured_of, present
 from scripts.bench.end_to_end.fleet import recorded
 from scripts.bench.end_to_end.plan import Cell
-from scripts.bench.end_to_end.record import Evaluation, Parts
+from scripts.bench.end_to_end.record import Evaluation, Parts, Turns, turns_of
 from scripts.bench.end_to_end.run import Kept, Slice, measure
+from scripts.bench.harness import sources
 from scripts.demo.task import prepare
 
 PARTS = Parts(1000.0, 0.002, 0.3, 1.0, 1.5, 2000)
@@ -35,7 +38,42 @@ ROW: dict[str, Any] = {
     "learner_idle": 0.75,
     "engine_idle": 0.2,
     "cpu": {"engine": 1.0},
+    "generate_s": 0.2,
+    "search_s": 0.01,
+    "search_share": 0.05,
 }
+
+
+def payload(*searches: Search) -> bytes:
+    """An encoded rollout of two turns; the first searches, and both generate .25 s each."""
+    ids = np.array([1], np.int32)
+    turns = tuple(
+        Turn(ids, ids.astype(np.float32), ids, ids, searches=each) for each in (searches, ())
+    )
+    return encode_trajectory(
+        Trajectory(
+            group_id=1,
+            sibling=0,
+            question_id="q",
+            kind="train",
+            actor_id="actor-0",
+            sampling=Sampling(),
+            prompt_tokens=ids,
+            turns=turns,
+            stop_reason=StopReason.ANSWERED,
+            answer="a",
+            reward=1.0,
+            timings={"generate_s": 0.5, "retrieve_s": 0.4, "total_s": 1.0},
+        )
+    )
+
+
+def test_a_step_s_turns_are_its_rollouts() -> None:
+    asked, skipped = Search("q", ("d",), 0.4, "ok"), Search("q", (), 9.0, "skipped")
+    assert turns_of([]) == Turns()
+    assert turns_of([payload(asked), payload(asked, skipped)]) == Turns(
+        turns=4, searches=2, generate_s=1.0, search_s=0.8
+    )
 
 
 def test_what_is_measured_is_not_measured_again(tmp_path: Path) -> None:
@@ -72,7 +110,12 @@ def test_what_there_is_is_reported_and_what_is_left_named(
         kept.row(cell, lambda: ROW)
     present(options, kept, {"cores": 2})
     found = json.loads(file.read_text())
-    assert found["async_over_lockstep"] == 1.0 and found["async_over_sync_zero_latency"] is None
+    assert found["async_over_lockstep"] == 1.0
+    assert found["rivals"]["async_over_lockstep"] == {
+        "measured": ["lockstep_2_engines"],
+        "missing": ["lockstep"],
+    }
+    assert found["async_over_sync_zero_latency"] is None
     assert found["left"] == [cell.name for cell in left(options, kept)] and len(found["left"]) == 3
     assert "lockstep" in capsys.readouterr().out
 
@@ -85,7 +128,6 @@ def test_what_there_is_is_reported_and_what_is_left_named(
         ({"headline": "sync"}, "--headline 'sync': one of one_step_off"),
         ({"overrides": ("learner.stepz=3",)}, "unknown key 'learner.stepz'"),
         ({"steps": 0}, "--steps 0: at least 1"),
-        ({"settled": True}, "--settled learns nothing, so there is only its pace"),
     ],
 )
 def test_what_it_cannot_measure_is_refused(given: dict[str, Any], said: str) -> None:
@@ -93,9 +135,19 @@ def test_what_it_cannot_measure_is_refused(given: dict[str, Any], said: str) -> 
         BenchEndToEndOptions(**given)
 
 
-def test_a_settled_policy_learns_no_more() -> None:
-    assert BenchEndToEndOptions(settled=True, quick=True).own == ("learner.lr=0",)
-    assert BenchEndToEndOptions(overrides=("seed=1",)).own == ("seed=1",)
+def test_figures_are_of_a_code_and_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = {"processor": "one", "cores": 2}
+    kept = measured_of(BenchEndToEndOptions(), on)
+    assert kept == measured_of(BenchEndToEndOptions(quick=True), on)
+    assert kept != measured_of(BenchEndToEndOptions(overrides=("actors.max_turns=2",)), on)
+    assert kept != measured_of(BenchEndToEndOptions(), on | {"cores": 4})
+    monkeypatch.setattr("scripts.bench.end_to_end.bench.CONFIG", REPOSITORY / "configs/wiki.yaml")
+    assert kept != measured_of(BenchEndToEndOptions(), on)
+
+
+@pytest.mark.parametrize("name", ["harness.py", "figures.py", "preflight.py", "server.py"])
+def test_figures_are_of_all_that_makes_them(name: str) -> None:
+    assert name in {path.name for path in sources(*CODE)}
 
 
 def test_a_run_s_log_tells_its_steps() -> None:
@@ -110,8 +162,8 @@ def test_a_run_s_log_tells_its_steps() -> None:
     }
     log: list[records.Record] = [
         records.GroupOpened(10.0, 1, "train", Question("q", "?", ("a",)), 1, 0),
-        records.Delivered(11.0, "actor-0", 1, 0, b"", summary),
-        records.Delivered(12.0, "actor-0", 1, 1, b"", summary),
+        records.Delivered(11.0, "actor-0", 1, 0, payload(), summary),
+        records.Delivered(12.0, "actor-0", 1, 1, payload(), summary),
         records.Sampled(13.0, 1, 1, (1,), (), {}),
         records.Reported(14.0, 1, 1, gauges),
         records.EvaluationFinished(15.0, EvalResult(1, 4, 0.9, 0.8, {}, {}, 1.0, 1, 1)),
@@ -120,6 +172,7 @@ def test_a_run_s_log_tells_its_steps() -> None:
     (step,) = found.steps
     assert (step.at_s, step.tokens, step.sampled) == (14.0, 80, 80)
     assert step.wait_s == pytest.approx(0.3) and (step.pause_s, step.staleness) == (0.02, 1.5)
+    assert step.turns == Turns(turns=4, generate_s=1.0)
     assert found.evaluations == (Evaluation(1, 5.0, 0.9, 0.8),)
 
 
@@ -132,7 +185,6 @@ def demo_cache() -> None:
 TINY = (
     "replay.groups_per_step=2",
     "replay.group_size=4",
-    "actors.count=1",
     "learner.warmup_steps=1",
 )
 
