@@ -88,7 +88,8 @@ def choose(
         best = max(choice.candidates, key=lambda each: each.sampled_em)
         raise WikiError(
             f"no start of at most {recipe.last} steps reaches a sampled EM of {recipe.least_em}: "
-            f"the best had {best.sampled_em:.3f} after {best.steps}: try another SEED"
+            f"the best had {best.sampled_em:.3f} after {best.steps}: try another "
+            "--seed (make: SEED)"
         )
     if (checkpoints := warm / "checkpoints").exists():
         remove_folder(checkpoints)  # gigabytes of an optimiser that has done its work
