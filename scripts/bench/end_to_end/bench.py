@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from configs.load import ConfigError, dump, load
+from configs.load import ConfigError, dump, load, read_override
 from configs.runtime.process import REPOSITORY, Exit
 from scripts.bench import harness
 from scripts.bench.end_to_end import plan
@@ -30,6 +30,7 @@ CODE = (  # of these, kept cells are figures
     *(f"scripts.bench.end_to_end.{name}" for name in
       ("figures", "fleet", "loop", "parts", "plan", "record", "run", "usage", "worker")),
 )  # fmt: skip
+OF_A_MODE = ("actors.count", "replay.max_staleness")
 QUICK_STEPS, STEPS, SEEDS = 8, 16, (0, 1, 2)
 METHOD = {
     "tokens_per_s": "sampled tokens that were trained on, over the counted steps, from the end of "
@@ -97,6 +98,9 @@ class BenchEndToEndOptions(harness.BenchOptions):
                     raise ConfigError(f"{flag} {name!r}: one of {', '.join(known)}")
         self._refuse_what_does_nothing()
         load(CONFIG, self.overrides)
+        for name, value in map(read_override, self.overrides):
+            if name in OF_A_MODE:  # the ideal and the names of rows are reckoned with the mode's
+                raise ConfigError(f"{name} = {value!r}: each mode has its own; choose by --modes")
 
     def _refuse_what_does_nothing(self) -> None:
         for flag, what, given in (

@@ -127,6 +127,7 @@ def test_what_there_is_is_reported_and_what_is_left_named(
         ({"latencies": ("none",)}, "--latencies 'none': one of tail"),
         ({"headline": "sync"}, "--headline 'sync': one of one_step_off"),
         ({"overrides": ("learner.stepz=3",)}, "unknown key 'learner.stepz'"),
+        ({"overrides": ("actors.count=1",)}, "actors.count = 1: each mode has its own; choose by"),
         ({"steps": 0}, "--steps 0: at least 1"),
         ({"quick": True, "modes": ("sync",)}, "--quick chooses its own modes: drop --modes"),
         ({"quick": True, "latencies": ("zero",)}, "--quick chooses its own latencies: drop"),
