@@ -30,7 +30,7 @@ from scripts.bench.wiki.seed import (
     TRAINING,
     Seed,
 )
-from scripts.bench.wiki.supervised import Schedule, has_stopped
+from scripts.bench.wiki.supervised import Schedule
 from scripts.options import option, overrides
 from scripts.runs.show import rollouts
 from scripts.setup.overrides import fields_of
@@ -52,7 +52,8 @@ METHOD = {
     "trained model under the same prompts, since it knows the form of an answer",
     "start": "the fewest supervised steps whose sampled EM on validation is enough (docs/wiki.md)",
     "supervised": "all demonstrations from the model as it comes, at the start's settings, until "
-    "sampled EM on validation has not exceeded its best twice in a row; the best model",
+    "sampled EM on all validation questions has not exceeded its best twice in a row after the first "
+    "epoch; the best model",
     "trained": "the run of forage demo wiki from the start: its last version",
     "curve": "reward of the rollouts that came in since the step before, from the run's log",
     "behaviour": "of the rollouts that ended; malformed is a share of turns",
@@ -122,7 +123,7 @@ def measure(
         work(seeds, time_left, report)
     except WikiError as error:
         failure = harness.BenchError(str(error))
-    present(options, seeds, schedule, on | {"load_after": harness.machine()["load"]})
+    present(options, seeds, on | {"load_after": harness.machine()["load"]})
     if failure:
         raise failure
     if left := left_of(seeds):
@@ -135,13 +136,11 @@ def left_of(seeds: Iterable[Seed]) -> list[str]:
     return [f"seed {seed.number}: {piece}" for seed in seeds for piece in seed.left]
 
 
-def present(
-    options: BenchWikiOptions, seeds: Sequence[Seed], schedule: Schedule, on: dict[str, Any]
-) -> None:
+def present(options: BenchWikiOptions, seeds: Sequence[Seed], on: dict[str, Any]) -> None:
     """Print and write what there is."""
     if not any(seed.is_done(piece) for seed in seeds for piece in PIECES):
         return
-    found = summary(seeds, schedule) | {"left": left_of(seeds), "machine": on, "method": METHOD}
+    found = summary(seeds) | {"left": left_of(seeds), "machine": on, "method": METHOD}
     where = ", ".join(f"{name} {value}" for name, value in on.items())
     steps = ", ".join(str(seed.steps) for seed in seeds if seed.plan.is_trained) or "no"
     title = f"held-out questions of {len(seeds)} seeds; {steps} steps; {where}"
@@ -154,7 +153,7 @@ def present(
     print(f"plot: {draw(found, options.plot or options.out / 'wiki.png')}")
 
 
-def summary(seeds: Sequence[Seed], schedule: Schedule) -> dict[str, Any]:
+def summary(seeds: Sequence[Seed]) -> dict[str, Any]:
     """All figures of what is there; None where nothing is."""
     table = {
         name: {
@@ -178,19 +177,19 @@ def summary(seeds: Sequence[Seed], schedule: Schedule) -> dict[str, Any]:
             name: {how: figures.behaviour(rows) for how, rows in table[name].items()}
             for name in (START, SUPERVISED, TRAINED)
         },
-        "models": {str(seed.number): models(seed, schedule) for seed in seeds},
+        "models": {str(seed.number): models(seed) for seed in seeds},
         "seconds": {str(seed.number): seed.seconds for seed in seeds},
     }
 
 
-def models(seed: Seed, schedule: Schedule) -> dict[str, Any]:
+def models(seed: Seed) -> dict[str, Any]:
     """The steps of each model, what each measurement on validation reached; None where it is not
     there yet.
     """
     choice, learnt = seed.choice, seed.learnt
     tried = {each.steps: each.sampled_em for each in choice.candidates}
     measured = {each.steps: each.sampled_em for each in learnt.measured}
-    best = learnt.best if has_stopped(learnt.ems, schedule.patience) else None
+    best = learnt.best if seed.is_done(SUPERVISED) else None
     return {
         "start": {"steps": choice.chosen, "sampled_em": tried[choice.chosen], "tried": tried}
         if choice.chosen

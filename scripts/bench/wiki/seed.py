@@ -18,7 +18,7 @@ import msgspec
 
 from configs.runtime.files import write_json
 from scripts.bench.wiki import supervised
-from scripts.bench.wiki.supervised import BEST, Schedule, has_stopped, teach
+from scripts.bench.wiki.supervised import BEST, Schedule, is_learnt, teach
 from scripts.evaluation.rows import FILE_NAME, Row, Rows
 from scripts.fleet.launch import ResumeOptions, TrainOptions
 from scripts.wiki.packages import WikiError
@@ -111,11 +111,11 @@ class Seed:
     def is_done(self, piece: str) -> bool:
         """True where a piece is there."""
         if piece == START:
-            return self.choice.chosen > 0
+            return start.is_chosen(self.plan.start)
         if piece == TRAINING:
             return self.plan.is_trained
         if piece == SUPERVISED:
-            return has_stopped(self.learnt.ems, self._schedule.patience)
+            return is_learnt(self.folder / SUPERVISED, self.plan, self._schedule)
         model, how = EVALUATIONS[piece]
         if model == TRAINED and not self.plan.is_trained:
             return False

@@ -93,6 +93,7 @@ def files(folder: Path, questions: int = 6) -> WikiFiles:
     asked = [(f"q{n}", list(KINDS)[n % len(KINDS)]) for n in range(questions)]
     for name in ("eval", "validation"):
         made[name].write_text("".join(json.dumps({"id": id}) + "\n" for id, _ in asked))
+    made["demonstrations"].write_text("{}\n" * 8)
     facts = [{"id": id, "kind": kind, "hops": KINDS[kind]} for id, kind in reversed(asked)]
     made["kinds"].write_text("".join(json.dumps(each) + "\n" for each in facts))
     return WikiFiles(**made)

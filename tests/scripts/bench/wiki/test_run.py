@@ -16,7 +16,6 @@ from scripts.bench.wiki import seed as seeding
 from scripts.bench.wiki.bench import BenchWikiOptions, left_of, present, summary
 from scripts.bench.wiki.run import ENDING_S, START_S, Slice, work
 from scripts.bench.wiki.seed import METHODS, PIECES, SAMPLINGS
-from scripts.bench.wiki.supervised import Schedule
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.commands import OutOfTime
 from tests.scripts.bench.wiki.commands import STEPS, Commands, seed
@@ -131,10 +130,10 @@ def test_what_there_is_is_reported_and_what_is_left_named(
     file = tmp_path / "figures.json"
     options = BenchWikiOptions(out=tmp_path, json=file, seeds=(0, 1))
     seeds = [seed(tmp_path, number) for number in (0, 1)]
-    present(options, seeds, Schedule(), {"cores": 2})
+    present(options, seeds, {"cores": 2})
     assert not file.exists()  # nothing yet
     work([seeds[0]], whole(Commands()), print)
-    present(options, seeds, Schedule(), {"cores": 2})
+    present(options, seeds, {"cores": 2})
     found = json.loads(file.read_text())
     assert found["left"] == left_of(seeds) and found["left"][0] == "seed 1: start"
     assert found["em"].keys() == METHODS.keys()
@@ -149,7 +148,7 @@ def test_what_there_is_is_reported_and_what_is_left_named(
 
 
 def test_figures_of_nothing_are_none(tmp_path: Path) -> None:
-    found = summary([seed(tmp_path)], Schedule())
+    found = summary([seed(tmp_path)])
     assert found["em"]["trained"] == {"greedy": None, "sampled": None}
     assert found["behaviour"]["start"]["greedy"] is None and found["models"]["0"]["trained"] is None
 
