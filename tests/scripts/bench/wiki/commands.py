@@ -99,12 +99,12 @@ def files(folder: Path, questions: int = 6) -> WikiFiles:
     return WikiFiles(**made)
 
 
-def seed(folder: Path, number: int = 0, questions: int = 4) -> Seed:
+def seed(folder: Path, number: int = 0, questions: int = 4, steps: int = STEPS) -> Seed:
     """A seed of which nothing is there; everything it makes lies in the folder."""
     home = folder / str(number)
-    options = WikiOptions(number, steps=STEPS, overrides=(f"run_dir={home / 'run'}",))
+    options = WikiOptions(number, steps=steps, overrides=(f"run_dir={home / 'run'}",))
     plan: Plan = pipeline.planned(options, files(home / "files"), home, Recipe(first=2, last=2))
-    assert load(CONFIG, plan.of_run).learner.total_steps == STEPS
+    assert load(CONFIG, plan.of_run).learner.total_steps == steps
     return Seed(number, plan, folder / "out", questions, Schedule(every=4, patience=2))
 
 
