@@ -27,9 +27,9 @@ demo: .venv  ## train and evaluate the demo (SEED=1, RETRIEVAL=dense)
 	@$(BIN)/forage demo --seed $(SEED) --retrieval $(RETRIEVAL)
 
 # QUICK=1: fewer steps and questions; STEPS=80 takes a trained one further.
-wiki: .venv  ## train a real model to search real text (SEED=1, QUICK=1)
+wiki: .venv  ## a real model, real text (SEED=, RETRIEVAL=, QUICK=1, STEPS=80)
 	@$(BIN)/forage demo wiki --seed $(SEED) --retrieval $(RETRIEVAL) \
-		$(if $(QUICK),--quick) $(if $(STEPS),--steps $(STEPS))
+		$(if $(filter-out 0,$(QUICK)),--quick) $(if $(STEPS),--steps $(STEPS))
 
 lint: .venv  ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

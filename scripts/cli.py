@@ -55,7 +55,10 @@ class Command:
 
 
 COMMANDS = {
-    "demo": Command("demo.demo:demo", "Train on a task that comes with it, on two cores."),
+    "demo": Command(
+        "demo.demo:demo",
+        "Train on a task that comes with it, on two cores: a made-up world, or real text (wiki).",
+    ),
     "train": Command("fleet.launch:train", "Train, or only evaluate, a model."),
     "resume": Command("fleet.launch:resume", "Go on with a run."),
     "scale": Command("fleet.scale:scale", "Change the number of a running run's actors."),
@@ -74,15 +77,31 @@ COMMANDS = {
     "index": Command("data.build_index:index", "Build an index of a corpus."),
     "memory": Command("setup.memory:memory", "Reckon what GPUs must hold, and a run's pace."),
     "doctor": Command("setup.doctor:doctor", "Check this machine for what a run needs."),
-    "bench learner": Command("bench.learner:bench", "The cost of the learner's step."),
-    "bench staleness": Command("bench.staleness.bench:bench", "Corrections by staleness."),
-    "bench stream": Command("bench.stream.bench:bench", "Trajectories into the durable log."),
-    "bench weight-sync": Command("bench.weight_sync.bench:bench", "New weights to the actors."),
-    "bench retrieval": Command("bench.retrieval.bench:bench", "Searches, and their latency."),
-    "bench engine": Command("bench.engine.bench:bench", "The engine's scheduling, and rollouts."),
-    "bench overlap": Command("bench.overlap.bench:bench", "Waiting for searches, hidden."),
-    "bench end-to-end": Command("bench.end_to_end.bench:bench", "One work, by every schedule."),
-    "bench wiki": Command("bench.wiki.bench:bench", "The wiki task, beside its baselines."),
+    "bench learner": Command("bench.learner:bench", "Time and memory of a learner's step."),
+    "bench staleness": Command(
+        "bench.staleness.bench:bench", "Exact match by the data's age, for each correction."
+    ),
+    "bench stream": Command(
+        "bench.stream.bench:bench", "Trajectories a second into the durable log."
+    ),
+    "bench weight-sync": Command(
+        "bench.weight_sync.bench:bench", "Time that new weights take to reach the actors."
+    ),
+    "bench retrieval": Command(
+        "bench.retrieval.bench:bench", "Searches a second, and their latency."
+    ),
+    "bench engine": Command(
+        "bench.engine.bench:bench", "Rollouts a second, by the order of an engine's queue."
+    ),
+    "bench overlap": Command(
+        "bench.overlap.bench:bench", "Tokens a second that are kept while searches wait."
+    ),
+    "bench end-to-end": Command(
+        "bench.end_to_end.bench:bench", "Tokens a second and exact match, by training schedule."
+    ),
+    "bench wiki": Command(
+        "bench.wiki.bench:bench", "Exact match of the wiki task beside its baselines."
+    ),
 }
 MEANT = {  # by a word that is no command
     "help": "--help",

@@ -57,6 +57,7 @@ def check_installation() -> None:
 
 def prepare_environment(config: Config) -> None:
     """Set vLLM's environment variables; a value that is already set wins."""
+    _find_title()
     settings = {
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -77,6 +78,14 @@ def prepare_environment(config: Config) -> None:
     avoid_amx()
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+
+
+def _find_title() -> None:
+    """Have setproctitle find where a process's title lies, which it tells from the place of the
+    first environment variable: once that is set anew, a forked engine could not show its name.
+    """
+    if importlib.util.find_spec("setproctitle") is not None:
+        importlib.import_module("setproctitle").getproctitle()
 
 
 def gpus_of_actor(index: int, ranks: int, gpus: int, workers: int = 1) -> range:
@@ -150,12 +159,13 @@ class _Parent:
 
 
 @contextlib.contextmanager
-def forking() -> Iterator[None]:
-    """Have an engine that is started inside be a fork of this process where that is safe: on a CPU,
-    without any thread but the one that calls. A spawned child imports vLLM once more, and that is
-    half of its start. Enter it with the engine's configuration made: making one asks for "spawn".
+def forking(threads: int) -> Iterator[None]:
+    """Have an engine of so many threads that is started inside be a fork of this process where that
+    is safe: on a CPU, with one (OpenMP's teams do not outlive a fork), and without a thread here
+    but the one that calls. A spawned child imports vLLM once more, and that is most of its start.
+    Enter it with the engine's configuration made: making one asks for "spawn".
     """
-    if not on_cpu() or psutil.Process().num_threads() > 1:
+    if not on_cpu() or threads > 1 or psutil.Process().num_threads() > 1:
         yield
         return
     parent, before = _Parent(), os.environ.get(_START_METHOD)

@@ -59,7 +59,10 @@ class BenchLearnerOptions(harness.BenchOptions):
     """Options of `forage bench learner`; `quick` takes at most ten minutes."""
 
     threads: int = option("threads of torch, on the CPU", default=1, least=1)
-    model: Path | None = option("its update alone, as the wiki task's", metavar="FOLDER")
+    model: Path | None = option(
+        "measure only the update of this model folder, with configs/wiki.yaml's settings",
+        metavar="FOLDER",
+    )
 
 
 def now() -> float:

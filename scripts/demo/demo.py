@@ -26,12 +26,14 @@ class DemoOptions(Options):
         default=(),
         metavar="TASK|a.b=c",
     )
-    seed: int = option("of the task, its start and the run (default 0)", default=0, least=0)
+    seed: int = option("seed of the task, its start and the run (default 0)", default=0, least=0)
     retrieval: Literal["bm25", "dense"] = option(
-        "by words, or by the vectors of an encoder; demo trains one first", default="bm25"
+        "find passages by words, or by an encoder's vectors; demo trains one first", default="bm25"
     )
-    quick: bool = option("wiki: fewer steps, and fewer held-out questions", default=False)
-    steps: int | None = option("wiki: of training (default 40; --quick 8)", metavar="N", least=1)
+    quick: bool = option("wiki: 8 steps and 64 held-out questions, not 40, 128", default=False)
+    steps: int | None = option(
+        "wiki: steps of training (default 40; --quick 8)", metavar="N", least=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -76,6 +76,7 @@ COMMANDS = [
     ("bench engine --quik", "no option --quik: did you mean --quick"),
     ("bench overlap --seats 0", "--seats 0: at least 1"),
     ("bench end-to-end --modes asink", "--modes 'asink': one of lockstep, sync"),
+    ("bench wiki --minutes 1", "--minutes 1.0: at least 3"),
     ("bench weight-sync --updates -1", "--updates -1: at least 0"),
     ("-help", "no option -help: did you mean --help?"),
     ("train -h", "train: no option -h: did you mean --help?"),

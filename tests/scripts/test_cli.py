@@ -177,6 +177,16 @@ def test_help_imports_nothing_heavy() -> None:
         assert f"'{heavy}'" not in said.stdout
 
 
+@pytest.mark.parametrize("command", ["bench end-to-end", "bench wiki", "demo wiki"])
+def test_help_of_a_command_imports_no_models(command: str) -> None:
+    words = [*command.split(), "--help"]
+    code = f"import sys; from scripts import cli; cli.main({words}); print(sys.modules.keys())"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--quick" in said.stdout
+    for heavy in ("torch", "vllm", "transformers"):
+        assert f"'{heavy}'" not in said.stdout
+
+
 @pytest.mark.parametrize(
     ("typed", "completed"), [("forage tr", "train"), ("forage asked --ev", "--eval-every")]
 )

@@ -49,18 +49,36 @@ class BenchEndToEndOptions(harness.BenchOptions):
     """Options of `forage bench end-to-end`."""
 
     overrides: tuple[str, ...] = overrides()
-    quick: bool = option("six cells, one seed: at most ten minutes", default=False)
-    modes: tuple[str, ...] = option(", ".join(MODES), default=(), metavar="NAME")
-    latencies: tuple[str, ...] = option(", ".join(LATENCIES), default=(), metavar="NAME")
-    seeds: tuple[int, ...] = option("of world, start, sampling", default=(), metavar="N", least=0)
-    steps: int | None = option(f"counted ({STEPS}; quick: {QUICK_STEPS})", least=1)
-    only: Literal["pace", "em"] | None = option("tokens a second, or whole runs to exact match")
-    settled: bool = option(
-        "pace of a policy that has learned to search, and learns no more", default=False
+    quick: bool = option("six cells of one seed: about eleven minutes", default=False)
+    modes: tuple[str, ...] = option(
+        f"schedules to run (default all): {', '.join(MODES)}", default=(), metavar="NAME"
     )
-    headline: str = option("the asynchronous mode of the ratios", default=HEADLINE, metavar="NAME")
-    minutes: float = option("begin nothing that would end later", default=30.0, least=0)
-    out: Path = option("finished cells", default=REPOSITORY / "runs" / "bench_end_to_end")
+    latencies: tuple[str, ...] = option(
+        f"of searches, to run (default all): {', '.join(LATENCIES)}", default=(), metavar="NAME"
+    )
+    seeds: tuple[int, ...] = option(
+        "seeds to run (default 0 1 2; quick: 0)", default=(), metavar="N", least=0
+    )
+    steps: int | None = option(
+        f"steps that each pace counts (default {STEPS}; quick: {QUICK_STEPS})", metavar="N", least=1
+    )
+    only: Literal["pace", "em"] | None = option(
+        "pace: tokens a second alone; em: whole runs to exact match alone (default both)"
+    )
+    settled: bool = option(
+        "begin with a policy that has been taught to search, and hold it as it is", default=False
+    )
+    headline: str = option(
+        "asynchronous mode that the ratios are of", default=HEADLINE, metavar="NAME"
+    )
+    minutes: float = option(
+        "length of a slice: nothing but the first begins that would end later",
+        default=30.0,
+        least=0,
+    )
+    out: Path = option(
+        "folder that keeps finished measurements", default=REPOSITORY / "runs" / "bench_end_to_end"
+    )
     plot: Path | None = option("where to write the plot", metavar="FILE")
 
     def __post_init__(self) -> None:
@@ -73,9 +91,23 @@ class BenchEndToEndOptions(harness.BenchOptions):
             for name in given:
                 if name not in known:
                     raise ConfigError(f"{flag} {name!r}: one of {', '.join(known)}")
+        self._refuse_what_does_nothing()
         if self.settled and self.only != "pace" and not self.quick:
             raise ConfigError("--settled learns nothing, so there is only its pace: --only pace")
         load(REPOSITORY / "configs" / "demo.yaml", self.overrides)
+
+    def _refuse_what_does_nothing(self) -> None:
+        for flag, what, given in (
+            ("--modes", "modes", self.modes),
+            ("--latencies", "latencies", self.latencies),
+            ("--only", "cells", self.only),
+        ):
+            if self.quick and given:
+                raise ConfigError(f"--quick chooses its own {what}: drop {flag}")
+        if self.quick and len(self.seeds) > 1:
+            raise ConfigError("--quick takes one seed: name one after --seeds")
+        if self.only == "em" and self.steps:
+            raise ConfigError(f"--only em trains whole runs of {plan.EM_STEPS} steps: drop --steps")
 
     @property
     def own(self) -> tuple[str, ...]:

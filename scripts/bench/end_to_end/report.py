@@ -25,7 +25,7 @@ GOALS: dict[str, Goal] = {
     "async_over_sync_zero_latency": at_least(1.1),
 }
 COLUMNS = (
-    "latency", "mode", "seed", "s/step", "update", "wait", "rest", "tokens/s", "s to {tokens}",
+    "latency", "mode", "seed", "s/step", "update", "wait", "rest", "tokens/s", "s per {tokens}",
     "of ideal", "idle: learner, engines", "pause", "staleness (max)", "sampled/trained", "cores",
 )  # fmt: skip
 LEARNER = (("update_s", "training", "#1b6ca8"), ("wait_s", "waiting for rollouts", "#d8d8d8"),
@@ -107,7 +107,7 @@ def draw(rows: Sequence[Row], path: Path) -> Path:
         len(latencies), 2, figsize=(10, 0.8 + 2.6 * len(latencies)), sharex="row", squeeze=False
     )
     for axes, latency in zip(panels, latencies, strict=True):
-        means = [_mean(group) for group in _by_mode(paces, latency)]
+        means = [mean(group) for group in _by_mode(paces, latency)]
         _bars(axes[0], means, LEARNER)
         _bars(axes[1], means, ENGINE)
         axes[0].set_title(f"learner, latency {latency}", fontsize="medium")
@@ -129,11 +129,14 @@ def _modes(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["mode"] for row in rows))
 
 
-def _mean(rows: Sequence[Row]) -> Row:
+def mean(rows: Sequence[Row]) -> Row:
+    """The bars of a mode, in seconds of a step; of its engines 0 where nothing is known of them."""
     names = ("step_s", "update_s", "wait_s", "rest_s")
     found: Row = {name: sum(row[name] for row in rows) / len(rows) for name in names}
-    idle = sum((row["engine_idle"] or 0.0) * row["step_s"] for row in rows) / len(rows)
-    return found | {"mode": rows[0]["mode"], "idle_s": idle, "busy_s": found["step_s"] - idle}
+    seen = [(row["step_s"], row["engine_idle"]) for row in rows if row["engine_idle"] is not None]
+    idle_s = sum(step_s * idle for step_s, idle in seen) / max(1, len(seen))
+    busy_s = sum(step_s for step_s, _ in seen) / max(1, len(seen)) - idle_s
+    return found | {"mode": rows[0]["mode"], "idle_s": idle_s, "busy_s": busy_s}
 
 
 def _bars(axes: Axes, rows: Sequence[Row], parts: Sequence[tuple[str, str, str]]) -> None:

@@ -17,8 +17,6 @@ from scripts.bench.end_to_end.record import Job, Parts, Record
 from scripts.bench.end_to_end.usage import Usage
 from scripts.bench.harness import BenchError, Processes, Report, Rows, scratch
 from scripts.bench.overlap.server import serving
-from scripts.bench.overlap.task import prepare_model
-from scripts.demo.start import Recipe
 from scripts.demo.task import DemoFiles, prepare
 
 LIMIT_S = 3600.0  # of one cell
@@ -83,7 +81,7 @@ def measure(
             continue
         files = prepare(REPOSITORY / ".cache", seed, report)
         if searching:
-            files = replace(files, model=prepare_model(files.model, Recipe().layers, report))
+            files = replace(files, model=_taught(files.model, report))
         with serving(files.corpus, seed) as server:
             stand = Stand(files, server, kept.own, report)
             if not _measure_all(seed, missing, kept, stand, time_left):
@@ -104,6 +102,13 @@ def _measure_all(
             return False
         kept.row(cell, partial(stand.cell, cell, alone))
     return True
+
+
+def _taught(model: Path, report: Report) -> Path:
+    from scripts.bench.overlap.task import prepare_model  # late: torch takes seconds
+    from scripts.demo.start import Recipe
+
+    return prepare_model(model, Recipe().layers, report)
 
 
 class Stand:

@@ -43,7 +43,11 @@ from scripts.wiki.pipeline.start import Recipe
 from scripts.wiki.wiki import build
 
 SEEDS, QUESTIONS, QUICK_QUESTIONS = (0, 1, 2), 512, 64
-_SET_BY = {"seed": "--seeds", "learner.total_steps": "--steps", "run_dir": "each seed"}
+_REFUSED = {
+    "seed": "seed is what --seeds says: drop the override",
+    "learner.total_steps": "learner.total_steps is what --steps says: drop the override",
+    "run_dir": "each seed has its own run folder: drop run_dir",
+}
 METHOD = {
     "em": "exact match on the first held-out questions; greedy, and one sample at T = 1; a rollout "
     "that failed counts as wrong",
@@ -72,20 +76,30 @@ class BenchWikiOptions(harness.BenchOptions):
     """Options of `forage bench wiki`. Raises ConfigError."""
 
     overrides: tuple[str, ...] = overrides()
-    quick: bool = option("seed 0, 64 questions, 8 steps: forage demo wiki --quick", default=False)
-    seeds: tuple[int, ...] = option("of questions, start, run", default=(), metavar="N", least=0)
-    steps: int | None = option("of training (40; quick: 8)", metavar="N", least=1)
-    questions: int | None = option(
-        f"held-out ones of a seed ({QUESTIONS}; quick: {QUICK_QUESTIONS})", metavar="N", least=1
+    quick: bool = option(
+        "seed 0, 64 questions, 8 steps: the run of forage demo wiki --quick", default=False
     )
-    minutes: float = option("of a slice: what is under way then ends", default=30.0, least=3)
-    out: Path = option("what is finished", default=REPOSITORY / "runs" / "bench_wiki")
+    seeds: tuple[int, ...] = option(
+        "seeds to run (default 0 1 2; quick: 0)", default=(), metavar="N", least=0
+    )
+    steps: int | None = option("steps of training (default 40; quick: 8)", metavar="N", least=1)
+    questions: int | None = option(
+        f"held-out questions to ask of each seed (default {QUESTIONS}; quick: {QUICK_QUESTIONS})",
+        metavar="N",
+        least=1,
+    )
+    minutes: float = option(
+        "length of a slice: what is under way at its end is ended in order", default=30.0, least=3
+    )
+    out: Path = option(
+        "folder that keeps finished measurements", default=REPOSITORY / "runs" / "bench_wiki"
+    )
     plot: Path | None = option("where to write the plot", metavar="FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in sorted(_SET_BY.keys() & fields_of(self.overrides)):
-            raise ConfigError(f"{field} is what {_SET_BY[field]} says: drop the override")
+        for field in sorted(_REFUSED.keys() & fields_of(self.overrides)):
+            raise ConfigError(_REFUSED[field])
         load(CONFIG, self.overrides)
 
     @property

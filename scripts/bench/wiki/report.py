@@ -18,7 +18,7 @@ from scripts.runs.plot import save
 from scripts.terminal import Split
 
 Figures = Mapping[str, Any]
-DONE = {  # by the name of a figure of behaviour
+BEHAVIOUR_COLUMNS = {  # by the name of a figure of behaviour
     "searches": ("searches", "{:.2f}"),
     "words_per_query": ("query words", "{:.1f}"),
     "malformed": ("malformed", "{:.1%}"),
@@ -39,7 +39,7 @@ def tables(found: Figures, title: str) -> list[Split]:
 
 def _by_method(found: Figures, title: str) -> Table:
     whole = [f"EM {how} [95 %]" for how in SAMPLINGS]
-    apart = [f"{TRAINED} − it, {how}" for how in SAMPLINGS]
+    apart = [f"{TRAINED} minus this, {how}" for how in SAMPLINGS]
     table = Table("method", "questions", *whole, *apart, title=title)
     for name in METHODS:
         of = found["em"][name]
@@ -63,11 +63,12 @@ def _by_group(found: Figures) -> Table:
 
 
 def _behaviour(found: Figures) -> Table:
-    table = Table("behaviour", *(named for named, _ in DONE.values()))
+    columns = BEHAVIOUR_COLUMNS
+    table = Table("behaviour", *(named for named, _ in columns.values()))
     for name, by_sampling in found.items():
         for how, of in by_sampling.items():
-            values = [None if of is None else of[figure] for figure in DONE]
-            forms = [form for _, form in DONE.values()]
+            values = [None if of is None else of[figure] for figure in columns]
+            forms = [form for _, form in columns.values()]
             shown = zip(values, forms, strict=True)
             cells = ["–" if value is None else form.format(value) for value, form in shown]
             table.add_row(f"{name}, {how}", *cells)
@@ -77,7 +78,7 @@ def _behaviour(found: Figures) -> Table:
 def _models(found: Figures) -> Table:
     table = Table(
         "seed", "start: steps (sampled EM)", "supervised: steps (sampled EM)", "trained: steps",
-        "reward, first and last steps", "minutes", title="models; sampled EM of validation",
+        "reward, first and last quarter", "minutes", title="models; sampled EM of validation",
     )  # fmt: skip
     for seed, of in found["models"].items():
         reward = found["curve"].get(seed, {}).get("reward", [])

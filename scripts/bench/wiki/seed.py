@@ -232,7 +232,15 @@ class Seed:
             TRAINED: self.plan.run / "checkpoints" / f"step-{self.steps}",
         }
         if not places[model].is_dir():
-            raise WikiError(f"seed {self.number}: the model {places[model]} is gone: put it back")
+            made_with = {
+                START: self.plan.start,
+                SUPERVISED: self.folder / SUPERVISED,
+                TRAINED: self.plan.run,
+            }
+            remedy = "the same command makes it again"
+            if model in made_with:
+                remedy = f"remove {made_with[model]} and it is made again"
+            raise WikiError(f"seed {self.number}: the model {places[model]} is gone: {remedy}")
         return places[model]
 
 

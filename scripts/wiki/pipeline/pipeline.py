@@ -27,6 +27,7 @@ from scripts.wiki.wiki import WikiFiles, build, phase
 CACHE, RUNS = REPOSITORY / ".cache" / "wiki", REPOSITORY / "runs"
 CHECKPOINTS = 3  # at once: the newest, the last evaluated, and the one that is being written
 PHASES = ("files", "start", "training")
+FAILED = "training failed, see above: once that is mended, the same command goes on"
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,10 @@ def run(options: WikiOptions, cache: Path = CACHE, recipe: Recipe | None = None)
         if faults := ending.faults(summary):
             print(f"not as it should be: {faults}, where 0 are due: see {plan.run}", flush=True)
             return Exit.FAILED
-    elif code != Exit.STOPPED:  # by a rule, which holds again
+    elif code == Exit.INTERRUPTED:
         print("the same command goes on where this was interrupted", flush=True)
+    elif code != Exit.STOPPED:  # by a rule, which holds again
+        print(FAILED, flush=True)
     return code
 
 
@@ -111,6 +114,7 @@ def planned(options: WikiOptions, files: WikiFiles, cache: Path, recipe: Recipe)
 def check_machine(options: WikiOptions) -> None:
     """Refuse what can be refused before anything is fetched, and say what is slow."""
     config = load(CONFIG, settings.of_run(options))
+    settings.refuse_other_files(options.overrides)
     if config.run_dir and is_run(Path(config.run_dir)):  # it goes on
         config = msgspec.structs.replace(config, run_dir="")
     preflight.check_machine(resolve(config, "wiki"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from configs.devices import on_cpu
-from configs.load import CHANGEABLE_FIELDS, leaves, load, marked
+from configs.load import CHANGEABLE_FIELDS, ConfigError, leaves, load, marked
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
 from configs.section import OF_THE_MACHINE
@@ -32,7 +32,15 @@ _FITTING = tuple(
     )
 )
 _OF_TRAINING = ("learner", "replay", "weight_sync", "rewards", "run_dir", "keys")
-_NAMELESS = {*CHANGEABLE_FIELDS, *marked(OF_THE_MACHINE), "run_dir", "keys"}
+_NOT_IN_DIGEST = {*CHANGEABLE_FIELDS, *marked(OF_THE_MACHINE), "run_dir", "keys"}
+# The task makes these itself.
+_OF_TASK = (
+    "model.path",
+    "questions.train",
+    "questions.eval",
+    "retrieval.corpus",
+    "retrieval.index",
+)
 # Of the start: above the run's learning rate, without averages, one checkpoint at a time.
 SUPERVISED = (
     "learner.lr=2e-4",
@@ -54,6 +62,16 @@ class WikiOptions:
     overrides: tuple[str, ...] = ()
 
 
+def refuse_other_files(overrides: Sequence[str]) -> None:
+    """Raise ConfigError where a file is named that the task makes itself."""
+    given = fields_of(overrides)
+    if field := next((each for each in _OF_TASK if each in given), ""):
+        raise ConfigError(
+            f"{field} is the wiki task's own: drop the override; a model, text and questions of "
+            "your own are what docs/quickstart.md is about"
+        )
+
+
 def of_run(options: WikiOptions, files: WikiFiles | None = None) -> tuple[str, ...]:
     """The overrides of the run, those of the command last. Without `files`, no paths."""
     steps = [] if options.steps is None else [f"learner.total_steps={options.steps}"]
@@ -70,7 +88,7 @@ def of_start(options: WikiOptions, files: WikiFiles) -> tuple[str, ...]:
 def digest(overrides: Sequence[str], *more: object) -> str:
     """A name of these settings, without those that may change while one goes on."""
     tree = msgspec.to_builtins(load(CONFIG, overrides))
-    values = [(name, value) for name, value in leaves(tree) if name not in _NAMELESS]
+    values = [(name, value) for name, value in leaves(tree) if name not in _NOT_IN_DIGEST]
     known = msgspec.json.encode([sorted(values), [str(each) for each in more]])
     return hashlib.blake2b(known, digest_size=5).hexdigest()
 

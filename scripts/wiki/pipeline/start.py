@@ -90,7 +90,8 @@ def choose(
         best = max(choice.candidates, key=lambda each: each.sampled_em)
         raise WikiError(
             f"no start of at most {recipe.last} steps reaches a sampled EM of {recipe.least_em}: "
-            f"the best had {best.sampled_em:.3f} after {best.steps}: try another SEED"
+            f"the best had {best.sampled_em:.3f} after {best.steps}: try another "
+            "--seed (make: SEED)"
         )
     remove_folder(warm / CHECKPOINTS)  # gigabytes of an optimiser that has done its work
     return warm / "model", choice

@@ -151,17 +151,22 @@ def test_shared_memory_that_killed_workers_leave_goes_too(tmp_path: Path) -> Non
 
 FORKING = """
 import multiprocessing, os, signal, time
-from vllm.utils.system_utils import get_mp_context
-from actors.policies.engine import forking
+from pathlib import Path
+from vllm.utils.system_utils import get_mp_context, set_process_title
+from actors.policies.engine import forking, prepare_environment
+from configs.schema import Config
 
 def child(told):
-    told.send((os.environ["VLLM_WORKER_MULTIPROC_METHOD"], signal.set_wakeup_fd(-1)))
+    set_process_title("EngineCore")
+    title = Path("/proc/self/cmdline").read_text().split(chr(0))[0].strip()
+    told.send((title, os.environ["VLLM_WORKER_MULTIPROC_METHOD"], signal.set_wakeup_fd(-1)))
     time.sleep(600)
 
-os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+prepare_environment(Config())
+os.environ["FIRST"] = "of all variables, set anew"
 signal.set_wakeup_fd(os.open("/dev/null", os.O_WRONLY | os.O_NONBLOCK))
 heard, told = multiprocessing.Pipe(duplex=False)
-with forking():
+with forking(threads=1):
     process = get_mp_context().Process(target=child, args=(told,))
     process.start()
 after = os.environ["VLLM_WORKER_MULTIPROC_METHOD"]
@@ -170,17 +175,39 @@ time.sleep(600)
 """
 
 
-def test_a_forked_engine_ends_with_its_parent_and_wakes_no_loop_of_it() -> None:
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+def test_a_forked_engine_shows_its_name_and_ends_with_its_parent() -> None:
+    own = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "SPT_NOENV": "1"}
     with subprocess.Popen(
-        [sys.executable, "-c", FORKING], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", FORKING],
+        env={"FIRST": ""} | os.environ | own,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as parent:
         assert parent.stdout is not None
         *said, pid = parent.stdout.readline().split()
-        engine_process = psutil.Process(int(pid))
+        forked = psutil.Process(int(pid))
         parent.kill()
-    assert said == ["ForkProcess", "spawn", "spawn", "-1"]
-    assert not psutil.wait_procs([engine_process], timeout=10)[1]
+    # Its workers are spawned, and its signals wake no event loop of its parent's.
+    assert said == ["ForkProcess", "spawn", "VLLM::EngineCore", "spawn", "-1"]
+    assert not psutil.wait_procs([forked], timeout=10)[1]
+
+
+METHOD = """
+import os, sys
+from actors.policies.engine import forking
+
+os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+with forking(int(sys.argv[1])):
+    print(os.environ["VLLM_WORKER_MULTIPROC_METHOD"])
+"""
+
+
+@pytest.mark.parametrize(("threads", "method"), [(1, "fork"), (2, "spawn")])
+def test_an_engine_of_several_threads_is_spawned(threads: int, method: str) -> None:
+    command = [sys.executable, "-c", METHOD, str(threads)]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == method
 
 
 def test_beside_another_thread_an_engine_is_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +215,7 @@ def test_beside_another_thread_an_engine_is_spawned(monkeypatch: pytest.MonkeyPa
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
-    with forking():
+    with forking(threads=1):
         found = os.environ["VLLM_WORKER_MULTIPROC_METHOD"]
     over.set()
     thread.join()

@@ -1,6 +1,7 @@
 """A user's own reward: every way to write one, and every way in which it can fail."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -230,6 +231,7 @@ def test_a_module_that_cannot_be_imported_is_refused_with_the_remedy(
     if text is not None:
         (tmp_path / "mine.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # another test's
     with pytest.raises(ConfigError) as raised:
         load_entry_point("rewards.custom", value)
     assert str(raised.value).startswith(f"rewards.custom = {value!r}: ")

@@ -80,6 +80,9 @@ def test_what_cannot_run_is_refused_before_anything_is_prepared(
         ("run_dir=configs", "configs': it holds '"),
         ("actors.count=1000", "too little memory"),
         ("--steps=0", "--steps 0: at least 1"),
+        ("model.path=x", "model.path is the wiki task's own: drop the override; a model, text and"),
+        ("questions.train=x", "questions.train is the wiki task's own"),
+        ("retrieval.corpus=x", "retrieval.corpus is the wiki task's own"),
     ],
 )
 def test_the_wiki_task_is_refused_before_anything_is_fetched(

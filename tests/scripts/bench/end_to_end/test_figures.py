@@ -15,7 +15,7 @@ from scripts.bench.end_to_end.figures import (
     summary,
 )
 from scripts.bench.end_to_end.record import Evaluation, Parts, Record, Step
-from scripts.bench.end_to_end.report import draw, tables
+from scripts.bench.end_to_end.report import draw, mean, tables
 from scripts.bench.end_to_end.usage import Seen, Usage, role_of
 
 PARTS = Parts(
@@ -190,3 +190,10 @@ def test_tables_and_plot_show_every_cell(tmp_path: Any) -> None:
     assert paces.row_count == 4 and list(paces.columns[1].cells)[:2] == ["sync", "async_4"]
     assert goals.row_count == 4  # no lock-step, no scaled latency, no engine seen
     assert draw(rows, tmp_path / "plot.png").stat().st_size > 0
+
+
+def test_an_unknown_idle_share_is_no_bar() -> None:
+    told = {"step_s": 2.0, "update_s": 1.0, "wait_s": 0.5, "rest_s": 0.5}
+    known, unknown = (row("sync", 1.0, **told, engine_idle=idle) for idle in (0.25, None))
+    assert (mean([unknown])["idle_s"], mean([unknown])["busy_s"]) == (0.0, 0.0)
+    assert (mean([known, unknown])["idle_s"], mean([known, unknown])["busy_s"]) == (0.5, 1.5)

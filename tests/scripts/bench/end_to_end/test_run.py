@@ -86,6 +86,11 @@ def test_what_there_is_is_reported_and_what_is_left_named(
         ({"overrides": ("learner.stepz=3",)}, "unknown key 'learner.stepz'"),
         ({"steps": 0}, "--steps 0: at least 1"),
         ({"settled": True}, "--settled learns nothing, so there is only its pace"),
+        ({"quick": True, "modes": ("sync",)}, "--quick chooses its own modes: drop --modes"),
+        ({"quick": True, "latencies": ("zero",)}, "--quick chooses its own latencies: drop"),
+        ({"quick": True, "only": "em"}, "--quick chooses its own cells: drop --only"),
+        ({"quick": True, "seeds": (0, 1)}, "--quick takes one seed: name one after --seeds"),
+        ({"only": "em", "steps": 4}, "--only em trains whole runs of 80 steps: drop --steps"),
     ],
 )
 def test_what_it_cannot_measure_is_refused(given: dict[str, Any], said: str) -> None:

@@ -119,7 +119,7 @@ def test_a_model_that_is_gone_is_named(tmp_path: Path) -> None:
     one = seed(tmp_path)
     work([one], whole(Commands(ends_at=2 + 1 + 6 + 1)), print)
     (one.plan.run / "checkpoints" / f"step-{STEPS}").rename(tmp_path / "elsewhere")
-    with pytest.raises(WikiError, match=rf"seed 0: the model .*step-{STEPS} is gone"):
+    with pytest.raises(WikiError, match=rf"step-{STEPS} is gone: remove {one.plan.run} and it"):
         work([one], whole(Commands()), print)
 
 
@@ -197,7 +197,7 @@ def test_figures_of_nothing_are_none(tmp_path: Path) -> None:
     [
         ({"overrides": ("learner.stepz=3",)}, "unknown key 'learner.stepz'"),
         ({"overrides": ("seed=3",)}, "seed is what --seeds says"),
-        ({"overrides": ("run_dir=x",)}, "run_dir is what each seed says"),
+        ({"overrides": ("run_dir=x",)}, "each seed has its own run folder: drop run_dir"),
         ({"steps": 0}, "--steps 0: at least 1"),
         ({"minutes": 2}, "--minutes 2: at least 3"),
     ],
@@ -205,6 +205,12 @@ def test_figures_of_nothing_are_none(tmp_path: Path) -> None:
 def test_what_it_cannot_measure_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         BenchWikiOptions(**given)
+
+
+def test_other_text_is_refused_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benching, "build", None)
+    with pytest.raises(ConfigError, match=r"retrieval.index is the wiki task's own: .*quickstart"):
+        benching.measure(BenchWikiOptions(overrides=("retrieval.index=x",)))
 
 
 def test_the_tasks_are_those_of_the_demo() -> None:

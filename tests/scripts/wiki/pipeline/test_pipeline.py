@@ -115,9 +115,17 @@ def test_a_finished_run_is_told_of_and_more_steps_go_on_with_it(
 def test_an_interrupted_run_goes_on_with_the_same_command(phases: Phases, capsys: Any) -> None:
     phases.code, phases.summary = Exit.INTERRUPTED, SUMMARY | {"status": "interrupted"}
     assert pipeline.run(WikiOptions(), Path("/cache")) == Exit.INTERRUPTED
-    assert "the same command goes on" in capsys.readouterr().out
+    assert "the same command goes on where this was interrupted" in capsys.readouterr().out
     pipeline.run(WikiOptions(), Path("/cache"))
     assert phases.called == ["build", "choose", "train", "build", "choose", "resume"]
+
+
+def test_a_failed_run_is_not_called_interrupted(phases: Phases, capsys: Any) -> None:
+    phases.code, phases.summary = Exit.FAILED, SUMMARY | {"status": "failed"}
+    assert pipeline.run(WikiOptions(), Path("/cache")) == Exit.FAILED
+    said = capsys.readouterr().out
+    assert "training failed" in said and "once that is mended, the same command goes on" in said
+    assert "interrupted" not in said
 
 
 def test_another_setting_is_another_run(phases: Phases) -> None:
