@@ -57,7 +57,6 @@ def check_installation() -> None:
 
 def prepare_environment(config: Config) -> None:
     """Set vLLM's environment variables; a value that is already set wins."""
-    _find_title()
     settings = {
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -78,14 +77,6 @@ def prepare_environment(config: Config) -> None:
     avoid_amx()
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-
-
-def _find_title() -> None:
-    """Have setproctitle find where a process's title lies, which it tells from the place of the
-    first environment variable: once that is set anew, a forked engine could not show its name.
-    """
-    if importlib.util.find_spec("setproctitle") is not None:
-        importlib.import_module("setproctitle").getproctitle()
 
 
 def gpus_of_actor(index: int, ranks: int, gpus: int, workers: int = 1) -> range:
