@@ -183,24 +183,6 @@ def test_a_forked_engine_ends_with_its_parent_and_wakes_no_loop_of_it() -> None:
     assert not psutil.wait_procs([engine_process], timeout=10)[1]
 
 
-METHOD = """
-import os, sys
-from actors.policies.engine import forking
-
-os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-with forking(int(sys.argv[1])):
-    print(os.environ["VLLM_WORKER_MULTIPROC_METHOD"])
-"""
-
-
-@pytest.mark.parametrize(("threads", "method"), [(1, "fork"), (2, "spawn")])
-def test_an_engine_of_several_threads_is_spawned(threads: int, method: str) -> None:
-    command = [sys.executable, "-c", METHOD, str(threads)]
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == method
-
-
 def test_beside_another_thread_an_engine_is_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     over = threading.Event()
