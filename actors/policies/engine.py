@@ -150,13 +150,12 @@ class _Parent:
 
 
 @contextlib.contextmanager
-def forking(threads: int) -> Iterator[None]:
-    """Have an engine of so many threads that is started inside be a fork of this process where that
-    is safe: on a CPU, with one (OpenMP's teams do not outlive a fork), and without a thread here
-    but the one that calls. A spawned child imports vLLM once more, and that is most of its start.
-    Enter it with the engine's configuration made: making one asks for "spawn".
+def forking() -> Iterator[None]:
+    """Have an engine that is started inside be a fork of this process where that is safe: on a CPU,
+    without any thread but the one that calls. A spawned child imports vLLM once more, and that is
+    half of its start. Enter it with the engine's configuration made: making one asks for "spawn".
     """
-    if not on_cpu() or threads > 1 or psutil.Process().num_threads() > 1:
+    if not on_cpu() or psutil.Process().num_threads() > 1:
         yield
         return
     parent, before = _Parent(), os.environ.get(_START_METHOD)

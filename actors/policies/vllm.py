@@ -101,7 +101,7 @@ class VllmPolicy:
             # Not in a thread: the child dies with the thread that started it.
             with scratch.entered(), gpus.visible():
                 policy = cls(
-                    _start_engine(config, worker_extension, statistics),
+                    _start_engine(engine_arguments(config, worker_extension), statistics),
                     _stopping_with(load_tokenizer(path, config.model.trust_remote_code)),
                     scratch,
                     config.actors.engine_deadline_s,
@@ -311,22 +311,19 @@ def _naming_death() -> Iterator[None]:
         raise EngineDead("the engine's process is gone") from error
 
 
-def _start_engine(
-    config: Config, worker_extension: str, statistics: EngineStatistics
-) -> "AsyncLLM":
+def _start_engine(arguments: dict[str, Any], statistics: EngineStatistics) -> "AsyncLLM":
     # vLLM keeps tracebacks of optional imports, and with them our frames: no local may hold the
     # engine, or it is never collected and its finaliser complains when the interpreter ends.
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    arguments = AsyncEngineArgs(**engine_arguments(config, worker_extension))
-    resolved = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
-    with forking(config.actors.threads):
+    config = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    with forking():
         return AsyncLLM.from_vllm_config(
-            resolved,
+            config,
             stat_loggers=[lambda config, index: statistics],
-            disable_log_stats=arguments.disable_log_stats,
+            disable_log_stats=arguments["disable_log_stats"],
         )
 
 

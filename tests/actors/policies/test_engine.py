@@ -161,7 +161,7 @@ def child(told):
 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
 signal.set_wakeup_fd(os.open("/dev/null", os.O_WRONLY | os.O_NONBLOCK))
 heard, told = multiprocessing.Pipe(duplex=False)
-with forking(threads=1):
+with forking():
     process = get_mp_context().Process(target=child, args=(told,))
     process.start()
 after = os.environ["VLLM_WORKER_MULTIPROC_METHOD"]
@@ -188,7 +188,7 @@ def test_beside_another_thread_an_engine_is_spawned(monkeypatch: pytest.MonkeyPa
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
-    with forking(threads=1):
+    with forking():
         found = os.environ["VLLM_WORKER_MULTIPROC_METHOD"]
     over.set()
     thread.join()
