@@ -5,13 +5,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from actors.errors import EngineUnusable
@@ -20,7 +18,6 @@ from actors.policies.engine import (
     Scratch,
     choose_gpus,
     engine_arguments,
-    forking,
     prepare_environment,
     stop_arguments,
 )
@@ -147,52 +144,6 @@ def test_shared_memory_that_killed_workers_leave_goes_too(tmp_path: Path) -> Non
     assert all(path.exists() for path in left)
     scratch.remove()
     assert not any(path.exists() for path in left)
-
-
-FORKING = """
-import multiprocessing, os, signal, time
-from vllm.utils.system_utils import get_mp_context
-from actors.policies.engine import forking
-
-def child(told):
-    told.send((os.environ["VLLM_WORKER_MULTIPROC_METHOD"], signal.set_wakeup_fd(-1)))
-    time.sleep(600)
-
-os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-signal.set_wakeup_fd(os.open("/dev/null", os.O_WRONLY | os.O_NONBLOCK))
-heard, told = multiprocessing.Pipe(duplex=False)
-with forking():
-    process = get_mp_context().Process(target=child, args=(told,))
-    process.start()
-after = os.environ["VLLM_WORKER_MULTIPROC_METHOD"]
-print(type(process).__name__, after, *heard.recv(), process.pid, flush=True)
-time.sleep(600)
-"""
-
-
-def test_a_forked_engine_ends_with_its_parent_and_wakes_no_loop_of_it() -> None:
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", FORKING], env=environment, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        *said, pid = parent.stdout.readline().split()
-        engine_process = psutil.Process(int(pid))
-        parent.kill()
-    assert said == ["ForkProcess", "spawn", "spawn", "-1"]
-    assert not psutil.wait_procs([engine_process], timeout=10)[1]
-
-
-def test_beside_another_thread_an_engine_is_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    over = threading.Event()
-    thread = threading.Thread(target=over.wait)
-    thread.start()
-    with forking():
-        found = os.environ["VLLM_WORKER_MULTIPROC_METHOD"]
-    over.set()
-    thread.join()
-    assert found == "spawn"
 
 
 def test_completions_end_where_the_environment_says(
