@@ -62,8 +62,19 @@ def draft_of(path: Path) -> Path:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder so that nobody meets half of it."""
-    shutil.rmtree(_set_aside(folder))
+    """Remove a folder so that nobody meets half of it, and what a removal left that was killed.
+
+    Nothing happens where neither is there.
+    """
+    if folder.exists():
+        _set_aside(folder)
+    if (old := _old_of(folder)).exists():
+        shutil.rmtree(old)
+
+
+def is_removed(folder: Path) -> bool:
+    """True where neither a folder nor a part of its removal is left."""
+    return not (folder.exists() or _old_of(folder).exists())
 
 
 @contextlib.contextmanager
@@ -220,6 +231,10 @@ def _name(draft: Path, path: Path, durable: bool, replaces: bool = False) -> Non
 
 
 def _set_aside(folder: Path) -> Path:
-    old = folder.with_name(folder.name + OLD_SUFFIX)
+    old = _old_of(folder)
     shutil.rmtree(old, ignore_errors=True)
     return folder.rename(old)
+
+
+def _old_of(folder: Path) -> Path:
+    return folder.with_name(folder.name + OLD_SUFFIX)

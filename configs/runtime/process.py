@@ -23,8 +23,7 @@ PACKAGES = (
 REPOSITORY = Path(__file__).resolve().parents[2]
 PID_FILE = "launcher.pid"  # in a run's socket directory: whose it is
 _PR_SET_PDEATHSIG = 1
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-_kept: ctypes.CDLL | None = None  # the C library, once it keeps freed blocks
+_M_MMAP_THRESHOLD = -3
 
 
 class Exit(enum.IntEnum):
@@ -84,27 +83,16 @@ def avoid_amx() -> None:
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 
-def keep_freed_blocks() -> None:
-    """Have the C library keep freed blocks of up to 32 MiB at hand until `return_freed_blocks`
+def free_large_blocks_at_once() -> None:
+    """Have the C library give blocks of 128 KiB and more back to the kernel once they are freed
     (glibc only).
 
-    On its own it gives many of them back to the kernel at once, and each new one costs page faults:
-    a third of a step in bf16 on the CPU.
+    That is where it begins, but it raises the bound to the largest block freed, up to 32 MiB, and
+    keeps smaller ones in its heap, where tensors of changing sizes leave gaps: up to half of what
+    is held. Each new block costs page faults.
     """
-    global _kept
     with contextlib.suppress(AttributeError, OSError):
-        library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        library.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
-        _kept = library
-
-
-def return_freed_blocks() -> None:
-    """Give every page that holds nothing back to the kernel, also between blocks in use, where they
-    are kept at hand: tensors of changing sizes leave gaps, up to half of what is held.
-    """
-    if _kept:
-        _kept.malloc_trim(0)
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 << 10)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -148,8 +136,8 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, once it has closed what it opened: with vLLM or torch loaded, the
-    interpreter's own end takes seconds, which a restart or the end of a run would have to wait for.
+    """End this process at once, once it has closed what it opened: with vLLM loaded, the
+    interpreter's own end takes seconds, which a restart would have to wait for.
     """
     logging.shutdown()
     sys.stdout.flush()

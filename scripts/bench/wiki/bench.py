@@ -16,7 +16,8 @@ from configs.runtime.files import write_durably, write_json
 from configs.runtime.process import REPOSITORY, Exit
 from replay.log.event_log import FILE_NAME, read
 from scripts.bench import harness
-from scripts.bench.wiki import figures
+from scripts.bench.wiki import figures, goals
+from scripts.bench.wiki.goals import goals_table
 from scripts.bench.wiki.report import draw, tables
 from scripts.bench.wiki.rollouts import before_and_after, curve, first_of_each, page, reader
 from scripts.bench.wiki.run import Slice, work
@@ -29,8 +30,9 @@ from scripts.bench.wiki.seed import (
     TRAINED,
     TRAINING,
     Seed,
+    code_digest,
 )
-from scripts.bench.wiki.supervised import Schedule, has_stopped
+from scripts.bench.wiki.supervised import Schedule
 from scripts.options import option, overrides
 from scripts.runs.show import rollouts
 from scripts.setup.overrides import fields_of
@@ -56,10 +58,15 @@ METHOD = {
     "trained model under the same prompts, since it knows the form of an answer",
     "start": "the fewest supervised steps whose sampled EM on validation is enough (docs/wiki.md)",
     "supervised": "all demonstrations from the model as it comes, at the start's settings, until "
-    "sampled EM on validation has not exceeded its best twice in a row; the best model",
+    "sampled EM on all validation questions has not exceeded its best twice in a row after the "
+    "first epoch; the best model",
     "trained": "the run of forage demo wiki from the start: its last version",
     "curve": "reward of the rollouts that came in since the step before, from the run's log",
     "behaviour": "of the rollouts that ended; malformed is a share of turns",
+    "goals": "over_…: the low end of trained's interval minus the high end of the other's: above 0 "
+    "where they do not overlap; minus_supervised: the paired difference",
+    "code": "a digest of what figures depend on; otherwise: the pieces that other code made, also "
+    "in part, or forage demo wiki, which keeps no digest",
     "seconds": "wall, of start and training by their own records, of the rest over all slices",
 }
 
@@ -133,10 +140,11 @@ def measure(
             report(f"seed {wanted.seed}: files")
             plan = planned(wanted, build(cache, wanted.seed, report), cache, recipe)
             seeds.append(Seed(wanted.seed, plan, options.out, options.asked, schedule))
+            seeds[-1].check_length()
         work(seeds, time_left, report)
     except WikiError as error:
         failure = harness.BenchError(str(error))
-    present(options, seeds, schedule, on | {"load_after": harness.machine()["load"]})
+    present(options, seeds, on | {"load_after": harness.machine()["load"]})
     if failure:
         raise failure
     if left := left_of(seeds):
@@ -149,17 +157,21 @@ def left_of(seeds: Iterable[Seed]) -> list[str]:
     return [f"seed {seed.number}: {piece}" for seed in seeds for piece in seed.left]
 
 
-def present(
-    options: BenchWikiOptions, seeds: Sequence[Seed], schedule: Schedule, on: dict[str, Any]
-) -> None:
+def present(options: BenchWikiOptions, seeds: Sequence[Seed], on: dict[str, Any]) -> None:
     """Print and write what there is."""
     if not any(seed.is_done(piece) for seed in seeds for piece in PIECES):
         return
-    found = summary(seeds, schedule) | {"left": left_of(seeds), "machine": on, "method": METHOD}
+    otherwise = [f"seed {seed.number}: {piece}" for seed in seeds for piece in seed.made_otherwise]
+    code = {"digest": code_digest(), "otherwise": otherwise}
+    found = summary(seeds)
+    found |= {"left": left_of(seeds), "code": code, "machine": on, "method": METHOD}
     where = ", ".join(f"{name} {value}" for name, value in on.items())
     steps = ", ".join(str(seed.steps) for seed in seeds if seed.plan.is_trained) or "no"
-    title = f"held-out questions of {len(seeds)} seeds; {steps} steps; {where}"
-    harness.finish(options, found, tables(found, title), width=190)
+    fewer = [f"{s.lacking} fewer than asked of seed {s.number}; " for s in seeds if s.lacking > 0]
+    title = f"held-out questions of {len(seeds)} seeds; {''.join(fewer)}{steps} steps; {where}"
+    harness.finish(options, found, [*tables(found, title), goals_table(found)], width=190)
+    if otherwise:
+        print(f"made with other code: {', '.join(otherwise)}")
     shown = [(seed.number, each) for seed in seeds for each in shown_of(seed)]
     if shown:
         write_durably(options.out / "rollouts.md", page(shown))
@@ -168,7 +180,7 @@ def present(
     print(f"plot: {draw(found, options.plot or options.out / 'wiki.png')}")
 
 
-def summary(seeds: Sequence[Seed], schedule: Schedule) -> dict[str, Any]:
+def summary(seeds: Sequence[Seed]) -> dict[str, Any]:
     """All figures of what is there; None where nothing is."""
     table = {
         name: {
@@ -181,10 +193,13 @@ def summary(seeds: Sequence[Seed], schedule: Schedule) -> dict[str, Any]:
     hops = {key: str(fact.hops) for key, fact in facts.items()}
     kinds = {key: fact.kind for key, fact in facts.items()}
     trained = [seed for seed in seeds if seed.is_done(TRAINING)]
+    em = {name: figures.per_sampling(of, figures.em, name) for name, of in table.items()}
+    difference = figures.differences(table, TRAINED)
     return {
         "seeds": [seed.number for seed in seeds],
-        "em": {name: figures.per_sampling(of, figures.em, name) for name, of in table.items()},
-        "difference": figures.differences(table, TRAINED),
+        "em": em,
+        "difference": difference,
+        "goals": goals.reached(em, difference),
         "by_hops": figures.grouped(table, hops, sorted(set(hops.values()))),
         "by_kind": figures.grouped(table, kinds, figures.by_frequency(list(kinds.values()))),
         "curve": {str(seed.number): curve(read(seed.plan.run / FILE_NAME)) for seed in trained},
@@ -192,19 +207,19 @@ def summary(seeds: Sequence[Seed], schedule: Schedule) -> dict[str, Any]:
             name: {how: figures.behaviour(rows) for how, rows in table[name].items()}
             for name in (START, SUPERVISED, TRAINED)
         },
-        "models": {str(seed.number): models(seed, schedule) for seed in seeds},
+        "models": {str(seed.number): models(seed) for seed in seeds},
         "seconds": {str(seed.number): seed.seconds for seed in seeds},
     }
 
 
-def models(seed: Seed, schedule: Schedule) -> dict[str, Any]:
+def models(seed: Seed) -> dict[str, Any]:
     """The steps of each model, what each measurement on validation reached; None where it is not
     there yet.
     """
     choice, learnt = seed.choice, seed.learnt
     tried = {each.steps: each.sampled_em for each in choice.candidates}
     measured = {each.steps: each.sampled_em for each in learnt.measured}
-    best = learnt.best if has_stopped(learnt.ems, schedule.patience) else None
+    best = learnt.best if seed.is_done(SUPERVISED) else None
     return {
         "start": {"steps": choice.chosen, "sampled_em": tried[choice.chosen], "tried": tried}
         if choice.chosen

@@ -3,11 +3,13 @@
     supervised/             the supervised baseline (scripts/bench/wiki/supervised.py)
     MODEL-greedy, -sampled  `forage evaluate` of a model on held-out questions
     seconds.json            what each piece took, over all slices
+    code.json               digests of the code that made each piece, over all slices
     commands.log            what the commands printed
 
 Start and run are those of `forage demo wiki` with the same settings, and lie where that has them.
 """
 
+import functools
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -16,9 +18,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from configs.load import ConfigError
 from configs.runtime.files import write_json
+from scripts.bench import harness
 from scripts.bench.wiki import supervised
-from scripts.bench.wiki.supervised import BEST, Schedule, has_stopped, teach
+from scripts.bench.wiki.supervised import BEST, Schedule, is_learnt, teach
 from scripts.evaluation.rows import FILE_NAME, Row, Rows
 from scripts.fleet.launch import ResumeOptions, TrainOptions
 from scripts.wiki.packages import WikiError
@@ -27,7 +31,11 @@ from scripts.wiki.pipeline.commands import Run
 from scripts.wiki.pipeline.pipeline import Plan, check_run, training
 from scripts.wiki.pipeline.start import LOG, SET, WARM, Tell, choose, evaluate
 
-SECONDS = "seconds.json"
+SECONDS, CODE = "seconds.json", "code.json"
+SOURCES = (  # what a piece depends on
+    "actors", "learner", "replay", "weight_sync", "retrieval_server", "configs", "scripts.wiki",
+    "scripts.warm_start", "scripts.evaluation",
+)  # fmt: skip
 START, TRAINING, SUPERVISED = "start", "training", "supervised"
 BASE, TRAINED = "base", "trained"
 SAMPLINGS = {"greedy": 0.0, "sampled": 1.0}  # temperatures
@@ -52,6 +60,12 @@ METHODS = {
 MODELS = dict.fromkeys(method.model for method in METHODS.values())
 EVALUATIONS = {f"{model}, {how}": (model, how) for model in MODELS for how in SAMPLINGS}
 PIECES = (START, TRAINING, SUPERVISED, *EVALUATIONS)
+
+
+@functools.cache
+def code_digest() -> str:
+    """A digest of the code that makes the pieces."""
+    return harness.digest_of(harness.sources(*SOURCES))
 
 
 class Fact(msgspec.Struct, frozen=True):
@@ -83,6 +97,27 @@ class Seed:
         return int(self.plan.summary.get("steps", 0))
 
     @property
+    def lacking(self) -> int:
+        """How many of the held-out questions that are asked for its file does not have."""
+        return self._questions - len(self.facts)
+
+    @property
+    def made_otherwise(self) -> list[str]:
+        """The pieces that are there, and were not made by today's code alone, or not here."""
+        made_by = start.read_record(self.folder / CODE, dict[str, list[str]])
+        there = (piece for piece in PIECES if self.is_done(piece))
+        return [piece for piece in there if made_by.get(piece) != [code_digest()]]
+
+    def check_length(self) -> None:
+        """Refuse a run that has gone further than is asked for. Raises ConfigError."""
+        wanted = self.plan.config.learner.total_steps
+        if self.steps > wanted:
+            raise ConfigError(
+                f"seed {self.number}: its run has {self.steps} steps, {wanted} are wanted: give "
+                f"--steps {self.steps}, which takes every seed as far, or remove {self.plan.run}"
+            )
+
+    @property
     def choice(self) -> start.Choice:
         """What is known of the start. Raises WikiError."""
         return start.read(self.plan.start)
@@ -111,11 +146,11 @@ class Seed:
     def is_done(self, piece: str) -> bool:
         """True where a piece is there."""
         if piece == START:
-            return self.choice.chosen > 0
+            return start.is_chosen(self.plan.start)
         if piece == TRAINING:
             return self.plan.is_trained
         if piece == SUPERVISED:
-            return has_stopped(self.learnt.ems, self._schedule.patience)
+            return is_learnt(self.folder / SUPERVISED, self.plan, self._schedule)
         model, how = EVALUATIONS[piece]
         if model == TRAINED and not self.plan.is_trained:
             return False
@@ -124,7 +159,10 @@ class Seed:
 
     def do(self, piece: str, run: Run, tell: Tell) -> None:
         """Make a piece, or go on with it. Raises ConfigError, WikiError, and what `run` raises."""
-        begun = time.monotonic()
+        begun, file = time.monotonic(), self.folder / CODE
+        made_by = start.read_record(file, dict[str, list[str]])
+        digests = {*made_by.get(piece, ()), code_digest()}
+        write_json(file, made_by | {piece: sorted(digests)})
         try:
             self._do(piece, run, tell)
         finally:

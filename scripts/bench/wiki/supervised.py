@@ -4,34 +4,36 @@ warm/         the warm start, which takes a few steps more for each measurement
 step-N/       the evaluation of its model after N steps, on validation questions
 best/         the model that reached most, with its configuration
 learnt.json   what each measurement reached
+
+It is done once the warm start, with gigabytes of an optimiser, is removed.
 """
 
+import math
 import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from configs.runtime.files import making, remove_folder, write_json
-from scripts.wiki.packages import WikiError
+from configs.runtime.files import OLD_SUFFIX, is_removed, making, remove_folder, write_json
 from scripts.wiki.pipeline.commands import Run
 from scripts.wiki.pipeline.pipeline import Plan
-from scripts.wiki.pipeline.start import WARM, Candidate, Tell, learn, measure
+from scripts.wiki.pipeline.start import WARM, Candidate, Tell, learn, measure, read_record
 
 RECORD, BEST, SETTINGS = "learnt.json", "best", "config.yaml"
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Exact match at T = 1 on so many validation `questions` is measured `every` so many steps; it
-    has stopped rising when `patience` measurements in a row do not exceed the best.
+    """Exact match at T = 1 on so many validation `questions` (0: all) is measured `every` so many
+    steps; it has stopped rising when `patience` measurements in a row, all of them once every
+    demonstration has been seen, do not exceed the best.
     """
 
     every: int = 16
     patience: int = 2
-    questions: int = 128
+    questions: int = 0
 
 
 class Learnt(msgspec.Struct):
@@ -50,18 +52,30 @@ class Learnt(msgspec.Struct):
         return max(self.measured, key=lambda each: each.sampled_em, default=None)
 
 
-def has_stopped(ems: Sequence[float], patience: int) -> bool:
-    """True where the last `patience` of these do not exceed the best before them."""
-    return bool(ems) and len(ems) - 1 - ems.index(max(ems)) >= patience
+def has_stopped(learnt: Learnt, patience: int, epoch: int) -> bool:
+    """True where the last `patience` measurements, each after `epoch` steps or more, do not exceed
+    the best before them.
+    """
+    best = learnt.best
+    late = [] if best is None else [m for m in learnt.measured if m.steps > best.steps]
+    return sum(each.steps >= epoch for each in late) >= patience
+
+
+def epoch_of(plan: Plan) -> int:
+    """The steps that show every demonstration once."""
+    lines = plan.files.demonstrations.read_bytes().splitlines()
+    return math.ceil(len(lines) / plan.recipe.rows)
+
+
+def is_learnt(folder: Path, plan: Plan, schedule: Schedule) -> bool:
+    """True where validation has stopped rising, and nothing is left to remove. Raises WikiError."""
+    stopped = has_stopped(read(folder), schedule.patience, epoch_of(plan))
+    return stopped and all(is_removed(each) for each in _passing(folder))
 
 
 def read(folder: Path) -> Learnt:
     """What is on record. Raises WikiError."""
-    path = folder / RECORD
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Learnt) if path.exists() else Learnt()
-    except msgspec.DecodeError as error:
-        raise WikiError(f"{path} cannot be read ({error}): remove {folder}") from error
+    return read_record(folder / RECORD, Learnt)
 
 
 def teach(folder: Path, plan: Plan, schedule: Schedule, run: Run, tell: Tell) -> None:
@@ -69,16 +83,16 @@ def teach(folder: Path, plan: Plan, schedule: Schedule, run: Run, tell: Tell) ->
     what `run` raises.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    learnt, warm = read(folder), folder / WARM
-    while not has_stopped(learnt.ems, schedule.patience):
+    learnt, warm, epoch = read(folder), folder / WARM, epoch_of(plan)
+    while not has_stopped(learnt, schedule.patience, epoch):
         found = _measure(folder, plan, schedule, len(learnt.measured) + 1, run)
         if not learnt.measured or found.sampled_em > max(learnt.ems):
             _keep(warm, folder / BEST)
         learnt.measured.append(found)
         write_json(folder / RECORD, learnt)
         tell(f"{found.steps} steps: sampled EM {found.sampled_em:.3f} on validation questions")
-    if warm.exists():
-        remove_folder(warm)  # gigabytes of an optimiser that has done its work
+    for each in _passing(folder):
+        remove_folder(each)
 
 
 def _measure(folder: Path, plan: Plan, schedule: Schedule, number: int, run: Run) -> Candidate:
@@ -89,6 +103,11 @@ def _measure(folder: Path, plan: Plan, schedule: Schedule, number: int, run: Run
     out = folder / f"step-{steps}"
     em = measure(model, files.validation, out, limit=schedule.questions, run=run)
     return Candidate(steps, round(em, 4), round(time.monotonic() - begun, 1))
+
+
+def _passing(folder: Path) -> list[Path]:
+    """What is of no use once it is done: the warm start, and a model that was not the best."""
+    return [folder / WARM, folder / f"{BEST}{OLD_SUFFIX}"]
 
 
 def _keep(warm: Path, best: Path) -> None:

@@ -20,6 +20,12 @@ def is_complete(summary: Mapping[str, Any], steps: int) -> bool:
     return summary.get("status") == "completed" and summary["steps"] >= steps
 
 
+def faults(summary: Mapping[str, Any]) -> str:
+    """What should never be above 0 and is, in words; '' where nothing is."""
+    found = [f"{summary[name]} {name.replace('_', ' ')}" for name in NEVER if summary[name]]
+    return ", ".join(found)
+
+
 def lines(
     summary: Mapping[str, Any], minutes: Mapping[str, float], places: Mapping[str, Path]
 ) -> Iterator[str]:

@@ -61,8 +61,9 @@ class Plan:
 
 
 def run(options: WikiOptions, cache: Path = CACHE, recipe: Recipe | None = None) -> int:
-    """Go through all phases; the exit code of training. Raises ConfigError before anything is
-    fetched where the machine or a setting will not do, WikiError, and KeyboardInterrupt.
+    """Go through all phases; the exit code of training, 1 after faults. Raises ConfigError
+    before anything is fetched where the machine or a setting will not do, WikiError, and
+    KeyboardInterrupt.
     """
     minutes: dict[str, float] = {}
     check_machine(options)
@@ -82,6 +83,9 @@ def run(options: WikiOptions, cache: Path = CACHE, recipe: Recipe | None = None)
         minutes |= {"start": choice.seconds / 60, "training": summary["wall_s"] / 60}
         places = {"run": plan.run, "start": model, "held-out questions": files.eval}
         print(*ending.lines(summary, minutes, places), sep="\n", flush=True)
+        if faults := ending.faults(summary):
+            print(f"not as it should be: {faults}, where 0 are due: see {plan.run}", flush=True)
+            return Exit.FAILED
     elif code == Exit.INTERRUPTED:
         print("the same command goes on where this was interrupted", flush=True)
     elif code != Exit.STOPPED:  # by a rule, which holds again

@@ -12,19 +12,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from configs.runtime.files import remove_folder, write_json
+from configs.runtime.files import is_removed, remove_folder, write_json
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.commands import Run, forage
 from scripts.wiki.pipeline.settings import CONFIG
 from scripts.wiki.wiki import WikiFiles
 
 CHOICE, WARM, LOG, SET = "choice.json", "warm", "commands.log", "asked"
+CHECKPOINTS = "checkpoints"  # of a warm start
 Tell = Callable[[str], None]
 Figures = dict[str, Any]
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -91,20 +93,26 @@ def choose(
             f"the best had {best.sampled_em:.3f} after {best.steps}: try another "
             "--seed (make: SEED)"
         )
-    if (checkpoints := warm / "checkpoints").exists():
-        remove_folder(checkpoints)  # gigabytes of an optimiser that has done its work
+    remove_folder(warm / CHECKPOINTS)  # gigabytes of an optimiser that has done its work
     return warm / "model", choice
+
+
+def is_chosen(folder: Path) -> bool:
+    """True where a start is chosen, and nothing is left to remove. Raises WikiError."""
+    return read(folder).chosen > 0 and is_removed(folder / WARM / CHECKPOINTS)
 
 
 def read(folder: Path) -> Choice:
     """What is on record. Raises WikiError."""
-    path = folder / CHOICE
-    if not path.exists():
-        return Choice()
+    return read_record(folder / CHOICE, Choice)
+
+
+def read_record(path: Path, kind: type[Record]) -> Record:
+    """What a file holds; `kind()` where there is none. Raises WikiError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Choice)
+        return msgspec.json.decode(path.read_bytes(), type=kind) if path.exists() else kind()
     except msgspec.DecodeError as error:
-        raise WikiError(f"{path} cannot be read ({error}): remove {folder}") from error
+        raise WikiError(f"{path} cannot be read ({error}): remove {path.parent}") from error
 
 
 def learn(

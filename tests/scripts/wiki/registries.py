@@ -16,7 +16,9 @@ from scripts.wiki.packages import Package
 
 
 class Registries(ThreadingHTTPServer):
-    """`files`: their content by name; `requests`: the paths that were asked for."""
+    """`files`: their content by name; `requests`: the paths that were asked for; `cut`: the files
+    of which half is sent.
+    """
 
     daemon_threads = True
 
@@ -24,6 +26,7 @@ class Registries(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, bytes] = {}
         self.requests: list[str] = []
+        self.cut: set[str] = set()
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def wheel(self, name: str, files: dict[str, bytes]) -> Package:
@@ -69,7 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        cut = self.path.split("/")[-1] in self.server.cut
+        self.wfile.write(content[: len(content) // 2] if cut else content)
 
 
 @contextmanager

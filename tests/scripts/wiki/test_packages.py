@@ -50,7 +50,9 @@ def test_a_wheel_of_another_digest_is_refused_and_nothing_is_left(
     registries: Registries, tmp_path: Path
 ) -> None:
     wheel = dataclasses.replace(registries.wheel("a", {"a/x": b"1"}), digest="sha256:" + "0" * 64)
-    with pytest.raises(WikiError, match="another digest than the pinned one") as raised:
+    content = hashlib.sha256(registries.files[wheel.file]).hexdigest()
+    offered = f"the registry offers sha256:{content}, not the pinned {wheel.digest}: use the"
+    with pytest.raises(WikiError, match=rf"{offered} official .*https://pypi.org/") as raised:
         fetch([wheel], tmp_path)
     assert f"-m pip download --no-deps -d {tmp_path}/a-1.0 a==1.0" in str(raised.value)
     assert not left(tmp_path)
@@ -61,9 +63,29 @@ def test_an_npm_package_of_another_digest_is_refused_and_nothing_is_left(
 ) -> None:
     package = registries.npm("b", {"b/y": b"2"})
     registries.files[package.file] += b"more"
-    with pytest.raises(WikiError, match=r"b 1.0 cannot .* another digest than"):
+    offered = hashlib.sha256(registries.files[package.file]).hexdigest()
+    said = rf"b 1.0 cannot .* offers sha256:{offered}, not the pinned {package.digest}: use the"
+    with pytest.raises(WikiError, match=rf"{said} official registry \(https://registry.npmjs"):
         fetch([package], tmp_path)
     assert not left(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["wheel", "npm"])
+def test_a_download_that_is_cut_off_is_no_other_digest(
+    kind: str, registries: Registries, tmp_path: Path
+) -> None:
+    package = getattr(registries, kind)("a", {"a/x": b"1" * 100_000})
+    registries.cut = {package.file}
+    with pytest.raises(WikiError, match=r"a 1.0 cannot be fetched: .*download was cut off"):
+        fetch([package], tmp_path)
+    assert not left(tmp_path)
+
+
+def test_a_registry_that_holds_a_part_is_said(registries: Registries, tmp_path: Path) -> None:
+    package = registries.npm("b", {"b/y": b"2"})
+    registries.files[package.file] = registries.files[package.file][:20]
+    with pytest.raises(WikiError, match=rf"cut off after 20 of {package.size} bytes"):
+        fetch([package], tmp_path)
 
 
 def test_without_a_network_the_command_that_fetches_is_named(
@@ -154,8 +176,16 @@ def test_the_registry_is_the_environment_s_else_the_written_one(
     assert npm.registry() == npm.OFFICIAL
     (tmp_path / ".npmrc").write_text("fund=false\nregistry=http://mirror:80/npm\n")
     assert npm.registry() == "http://mirror:80/npm/"
-    monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://other/")
+    (tmp_path / ".npmrc").write_text("registry-auth=x\nregistry = 'http://quoted/'\n")
+    assert npm.registry() == "http://quoted/"
+    (tmp_path / "own").write_text('registry="http://own/"')
+    monkeypatch.setenv("npm_config_userconfig", str(tmp_path / "own"))
+    assert npm.registry() == "http://own/"
+    monkeypatch.setenv("npm_config_registry", "http://other/")
     assert npm.registry() == "http://other/"
+    monkeypatch.setenv("npm_config_registry", "")
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://large/")
+    assert npm.registry() == "http://large/"
 
 
 def test_npm_s_own_word_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

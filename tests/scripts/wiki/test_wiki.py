@@ -1,6 +1,9 @@
 """The whole task, made of packages of this machine, and of the real ones."""
 
 import json
+import os
+import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,10 @@ import pytest
 
 from actors.prompt import Prompter
 from configs.load import load
+from configs.runtime.files import locked
 from configs.runtime.process import REPOSITORY
 from replay.questions import load_questions
+from scripts import terminal
 from scripts.warm_start.demonstrations import read_files
 from scripts.wiki import articles, wiki
 from scripts.wiki.packages import WikiError
@@ -108,6 +113,30 @@ def test_what_was_interrupted_goes_on_to_the_same_bytes(
     assert not home.exists() and not list(folder.glob("*.draft"))
     build(folder, 0, lambda line: None)
     assert whole == {name: Path(getattr(files, name)).read_bytes() for name in whole}
+
+
+def test_waiting_for_another_is_said(
+    folder: Path, files: WikiFiles, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(terminal, "FIRST_S", 0.01)
+    with locked(folder, "a test") as other:
+        held = os.dup(other)
+        release = threading.Timer(1.0, os.close, [held])
+    release.start()
+    assert build(folder, 0, lambda line: None) == files
+    assert f"waiting for another make wiki in {folder}" in capsys.readouterr().err
+
+
+def test_what_a_killed_one_left_is_swept(folder: Path, files: WikiFiles) -> None:
+    left = [folder / "questions-0-old.draft", folder / "packages" / "gone-1.0.draft"]
+    others = [folder / "start-0-1.draft", folder / "packages-of-mine.draft"]
+    for each in (*left, *others):
+        (each / "part").mkdir(parents=True)
+    assert build(folder, 0, lambda line: None) == files
+    assert not [each for each in left if each.exists()]
+    assert all(each.exists() for each in others)
+    for each in others:
+        shutil.rmtree(each)
 
 
 def _interrupt(*_: object) -> None:

@@ -93,17 +93,18 @@ def files(folder: Path, questions: int = 6) -> WikiFiles:
     asked = [(f"q{n}", list(KINDS)[n % len(KINDS)]) for n in range(questions)]
     for name in ("eval", "validation"):
         made[name].write_text("".join(json.dumps({"id": id}) + "\n" for id, _ in asked))
+    made["demonstrations"].write_text("{}\n" * 8)
     facts = [{"id": id, "kind": kind, "hops": KINDS[kind]} for id, kind in reversed(asked)]
     made["kinds"].write_text("".join(json.dumps(each) + "\n" for each in facts))
     return WikiFiles(**made)
 
 
-def seed(folder: Path, number: int = 0, questions: int = 4) -> Seed:
+def seed(folder: Path, number: int = 0, questions: int = 4, steps: int = STEPS) -> Seed:
     """A seed of which nothing is there; everything it makes lies in the folder."""
     home = folder / str(number)
-    options = WikiOptions(number, steps=STEPS, overrides=(f"run_dir={home / 'run'}",))
+    options = WikiOptions(number, steps=steps, overrides=(f"run_dir={home / 'run'}",))
     plan: Plan = pipeline.planned(options, files(home / "files"), home, Recipe(first=2, last=2))
-    assert load(CONFIG, plan.of_run).learner.total_steps == STEPS
+    assert load(CONFIG, plan.of_run).learner.total_steps == steps
     return Seed(number, plan, folder / "out", questions, Schedule(every=4, patience=2))
 
 

@@ -16,7 +16,6 @@ from scripts.bench.wiki import seed as seeding
 from scripts.bench.wiki.bench import BenchWikiOptions, left_of, present, summary
 from scripts.bench.wiki.run import ENDING_S, START_S, Slice, work
 from scripts.bench.wiki.seed import METHODS, PIECES, SAMPLINGS
-from scripts.bench.wiki.supervised import Schedule
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.commands import OutOfTime
 from tests.scripts.bench.wiki.commands import STEPS, Commands, seed
@@ -131,10 +130,10 @@ def test_what_there_is_is_reported_and_what_is_left_named(
     file = tmp_path / "figures.json"
     options = BenchWikiOptions(out=tmp_path, json=file, seeds=(0, 1))
     seeds = [seed(tmp_path, number) for number in (0, 1)]
-    present(options, seeds, Schedule(), {"cores": 2})
+    present(options, seeds, {"cores": 2})
     assert not file.exists()  # nothing yet
     work([seeds[0]], whole(Commands()), print)
-    present(options, seeds, Schedule(), {"cores": 2})
+    present(options, seeds, {"cores": 2})
     found = json.loads(file.read_text())
     assert found["left"] == left_of(seeds) and found["left"][0] == "seed 1: start"
     assert found["em"].keys() == METHODS.keys()
@@ -143,13 +142,52 @@ def test_what_there_is_is_reported_and_what_is_left_named(
     assert found["by_hops"]["2"]["questions"] == 2 and next(iter(found["by_kind"])) == "origin"
     assert found["curve"]["0"]["reward"] == [0.5, 1.0] and "1" not in found["curve"]
     assert found["models"]["0"]["supervised"]["measured"] == {"4": 0.5, "8": 0.5, "12": 0.5}
+    assert found["code"]["otherwise"] == []
+    assert found["goals"]["minus_supervised_sampled"] == 0.0
+    assert found["goals"]["over_rag_greedy"] < 0
     said = capsys.readouterr().out
     assert "no_search_trained" in said and "2 hops" in said
+    assert "goals of the trained model" in said and "over_rag_greedy" in said and "missed" in said
+    assert "other code" not in said
     assert (tmp_path / "wiki.png").stat().st_size > 0
 
 
+def test_a_run_that_has_gone_further_is_refused(tmp_path: Path) -> None:
+    work([seed(tmp_path)], whole(Commands()), print)
+    seed(tmp_path).check_length()
+    longer = seed(tmp_path, steps=STEPS + 1)
+    longer.check_length()
+    assert "training" in longer.left
+    with pytest.raises(
+        ConfigError, match=r"seed 0: its run has 2 steps, 1 are wanted: .*--steps 2"
+    ):
+        seed(tmp_path, steps=1).check_length()
+
+
+def test_pieces_of_other_code_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = seed(tmp_path)
+    monkeypatch.setattr(seeding, "code_digest", lambda: "yesterday's")
+    work([one], whole(Commands(ends_at=4)), print)  # in the supervised baseline
+    assert one.made_otherwise == []
+    monkeypatch.setattr(seeding, "code_digest", lambda: "today's")
+    work([one], whole(Commands()), print)
+    assert one.made_otherwise == ["start", "training", "supervised"]
+    (one.folder / seeding.CODE).unlink()
+    assert one.made_otherwise == list(PIECES)
+
+
+def test_fewer_questions_than_asked_are_in_the_title(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benching, "shown_of", lambda seed: [])
+    one = seed(tmp_path, questions=9)
+    work([one], whole(Commands()), print)
+    present(BenchWikiOptions(out=tmp_path), [one], {"cores": 2})
+    assert "3 fewer than asked of seed 0; 2 steps" in capsys.readouterr().out
+
+
 def test_figures_of_nothing_are_none(tmp_path: Path) -> None:
-    found = summary([seed(tmp_path)], Schedule())
+    found = summary([seed(tmp_path)])
     assert found["em"]["trained"] == {"greedy": None, "sampled": None}
     assert found["behaviour"]["start"]["greedy"] is None and found["models"]["0"]["trained"] is None
 

@@ -4,9 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.wiki.supervised import RECORD, Schedule, has_stopped, read, teach
+from scripts.bench.wiki.supervised import (
+    RECORD,
+    Learnt,
+    Schedule,
+    epoch_of,
+    has_stopped,
+    read,
+    teach,
+)
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.commands import OutOfTime
+from scripts.wiki.pipeline.start import Candidate
 from tests.scripts.bench.wiki.commands import Commands, seed
 
 SCHEDULE = Schedule(every=4, patience=2, questions=3)
@@ -26,7 +35,34 @@ SCHEDULE = Schedule(every=4, patience=2, questions=3)
 def test_learning_stops_when_the_last_two_do_not_exceed_the_best(
     ems: list[float], stopped: bool
 ) -> None:
-    assert has_stopped(ems, 2) is stopped
+    assert has_stopped(measured(ems), 2, epoch=8) is stopped
+
+
+@pytest.mark.parametrize(
+    ("ems", "stopped"),
+    [
+        ([0.3, 0.2, 0.1], False),  # none of them has seen every demonstration
+        ([0.3, 0.2, 0.1, 0.2], False),  # at 64 steps, the first
+        ([0.3, 0.2, 0.1, 0.2, 0.1], True),
+        ([0.3, 0.2, 0.1, 0.4, 0.1], False),
+        ([0.3, 0.2, 0.1, 0.4, 0.1, 0.2], True),
+    ],
+)
+def test_learning_does_not_stop_before_every_demonstration_is_seen(
+    ems: list[float], stopped: bool
+) -> None:
+    assert has_stopped(measured(ems, every=16), 2, epoch=60) is stopped
+
+
+def test_an_epoch_shows_every_demonstration(tmp_path: Path) -> None:
+    plan = seed(tmp_path).plan
+    plan.files.demonstrations.write_text("{}\n" * 479)
+    assert epoch_of(plan) == 60  # of 8 each, the last of 7
+    assert Schedule().questions == 0  # all
+
+
+def measured(ems: list[float], every: int = 4) -> Learnt:
+    return Learnt([Candidate(every * n, em, 1.0) for n, em in enumerate(ems, 1)])
 
 
 def taught(folder: Path, commands: Commands) -> None:
@@ -46,6 +82,22 @@ def test_the_best_model_is_kept_with_its_configuration(tmp_path: Path) -> None:
     assert warm[warm.index("--rows") + 1] == "8" and warm[warm.index("--held-out") + 1] == "0"
     asked = commands.asked[1]
     assert asked[asked.index("--limit") + 1] == "3" and "asked=" in " ".join(asked)
+
+
+def test_a_killed_end_is_made_up_for(tmp_path: Path) -> None:
+    one = seed(tmp_path)
+    folder, schedule = one.folder / "supervised", Schedule(every=4, patience=2)
+    teach(folder, one.plan, schedule, Commands(), lambda line: None)
+    assert one.is_done("supervised")
+    for left in ("warm", "warm.old", "best.old"):
+        (folder / left / "checkpoints").mkdir(parents=True)
+        assert not one.is_done("supervised")
+        again = Commands()
+        teach(folder, one.plan, schedule, again, lambda line: None)
+        assert one.is_done("supervised") and not again.asked
+        assert {each.name for each in folder.iterdir()} == {
+            "best", "learnt.json", "step-4", "step-8", "step-12",
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize("ends_at", [1, 4, 5, 8])

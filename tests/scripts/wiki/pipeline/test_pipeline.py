@@ -91,6 +91,16 @@ def test_each_phase_is_named_and_what_came_of_it_is_said(phases: Phases, capsys:
     assert "start 5.0, training 50.0\n" in said and f"run: {phases.run_dir}\n" in said
 
 
+@pytest.mark.parametrize("name", ["token_mismatches", "refits", "retrieval_errors"])
+def test_a_run_with_faults_fails_with_a_line(name: str, phases: Phases, capsys: Any) -> None:
+    phases.summary = SUMMARY | {name: 3}
+    for _ in ("trained", "told of"):
+        assert pipeline.run(WikiOptions(), Path("/cache")) == Exit.FAILED
+        said = capsys.readouterr().out
+        assert f"not as it should be: 3 {name.replace('_', ' ')}, where 0 are due" in said
+        assert "-> 0.750" in said  # what it reached is said all the same
+
+
 def test_a_finished_run_is_told_of_and_more_steps_go_on_with_it(
     phases: Phases, capsys: Any
 ) -> None:

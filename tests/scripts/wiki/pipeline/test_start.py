@@ -71,6 +71,18 @@ def test_what_was_chosen_is_not_chosen_again(commands: Commands, tmp_path: Path)
     assert chosen(commands, tmp_path) == first and not commands.asked
 
 
+@pytest.mark.parametrize("left", ["checkpoints", "checkpoints.old"])
+def test_a_kill_before_the_checkpoints_are_gone_is_made_up_for(
+    left: str, commands: Commands, tmp_path: Path
+) -> None:
+    chosen(commands, tmp_path)
+    assert start.is_chosen(tmp_path)
+    (tmp_path / "warm" / left / "step-2").mkdir(parents=True)
+    assert not start.is_chosen(tmp_path)
+    chosen(commands, tmp_path)
+    assert start.is_chosen(tmp_path) and not (tmp_path / "warm" / left).exists()
+
+
 @pytest.mark.parametrize("where", ["warm-start", "evaluate"])
 def test_an_interrupted_choice_goes_on_with_the_same_candidate(
     where: str, commands: Commands, tmp_path: Path

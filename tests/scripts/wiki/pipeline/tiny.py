@@ -21,6 +21,7 @@ FEW = (
     "questions.prompt='{question}'",
     "replay.groups_per_step=1",
     "replay.group_size=2",
+    "replay.drop_no_signal=false",  # every reward is 0
     "actors.threads=1",
     "actors.max_passage_tokens=8",
     "actors.max_action_tokens=120",  # its tokens are letters
