@@ -41,9 +41,14 @@ AutoTokenizer.from_pretrained(source, gguf_file=file).save_pretrained(out)
 """
 
 
+def language_model_home(folder: Path) -> Path:
+    """Where the language model lies in `folder`, once it is made."""
+    return folder / f"{MODEL.name}-{MODEL.version}"
+
+
 def language_model(folder: Path, packages: Path) -> Path:
     """SmolLM2-135M-Instruct in bfloat16, made in `folder` where it is not. Raises WikiError."""
-    home = folder / f"{MODEL.name}-{MODEL.version}"
+    home = language_model_home(folder)
     if not home.is_dir():
         files = fetch([MODEL, GGUF, ACCELERATE], packages)
         require_room(folder, MODEL_BYTES)

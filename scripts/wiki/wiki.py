@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from configs.runtime.files import DRAFT_SUFFIX, Locked, locked, making
@@ -76,6 +76,31 @@ def build(folder: Path, seed: int, tell: Tell, *, dense: bool = False) -> WikiFi
         raise WikiError(f"{folder}: {error}: mend it there, then try again") from error
 
 
+def find(folder: Path, seed: int) -> WikiFiles:
+    """The files of `seed`, the index by words. Raises WikiError where any is yet to be made."""
+    places = _places(folder, seed)
+    needed = (places.model, places.corpus, places.index / manifest.NAME, places.train)
+    if missing := [path for path in needed if not path.exists()]:
+        raise WikiError(f"{missing[0]} is missing: make wiki SEED={seed} makes it")
+    return places
+
+
+def _places(folder: Path, seed: int) -> WikiFiles:
+    mark = _digest(TEXTS.digest + COUNTRIES.digest, _OF_CORPUS)
+    own = folder / f"questions-{seed}-{_digest(mark, _OF_TASK)}"
+    return WikiFiles(
+        model=model.language_model_home(folder),
+        corpus=folder / f"corpus-{mark}" / "corpus.jsonl",
+        index=folder / f"index-bm25-{mark}",
+        train=own / "train.jsonl",
+        validation=own / "validation.jsonl",
+        eval=own / "eval.jsonl",
+        kinds=own / "kinds.jsonl",
+        demonstrations=own / "demonstrations.jsonl",
+        audit=own / "audit.json",
+    )
+
+
 @contextmanager
 def phase(name: str, tell: Tell) -> Iterator[None]:
     """Tell how long the block took, or after how long it was ended."""
@@ -113,17 +138,15 @@ def _build(folder: Path, seed: int, tell: Tell, dense: bool) -> WikiFiles:
     with phase("packages", tell):
         files = fetch([TEXTS, COUNTRIES], packages)
     with phase("language model", tell):
-        language_model = model.language_model(folder, packages)
+        model.language_model(folder, packages)
     require_room(folder, ROOM_BYTES)
-    pins = TEXTS.digest + COUNTRIES.digest
-    mark = _digest(pins, _OF_CORPUS)
-    home = folder / f"corpus-{mark}"
-    own = folder / f"questions-{seed}-{_digest(mark, _OF_TASK)}"
+    places = _places(folder, seed)
+    corpus, by_words = places.corpus, places.index
+    home, own = corpus.parent, places.train.parent
     if not (home.is_dir() and own.is_dir()):
         with phase("articles and countries", tell):
             read = articles.read(files[TEXTS]), countries.read(files[COUNTRIES])
             world = task.read_world(*read)
-    corpus, by_words = home / "corpus.jsonl", folder / f"index-bm25-{mark}"
     if not home.is_dir():
         with phase("corpus", tell), making(home, durable=False) as draft:
             task.write_corpus(draft / corpus.name, world)
@@ -132,23 +155,15 @@ def _build(folder: Path, seed: int, tell: Tell, dense: bool) -> WikiFiles:
     if not own.is_dir():
         with phase("questions and demonstrations", tell), making(own, durable=False) as draft:
             task.write_task(draft, world, reach.Searcher.open(corpus, by_words), seed)
-    return WikiFiles(
-        model=language_model,
-        corpus=corpus,
-        index=_by_vectors(folder, packages, corpus, mark, tell) if dense else by_words,
-        train=own / "train.jsonl",
-        validation=own / "validation.jsonl",
-        eval=own / "eval.jsonl",
-        kinds=own / "kinds.jsonl",
-        demonstrations=own / "demonstrations.jsonl",
-        audit=own / "audit.json",
-    )
+    if dense:
+        return replace(places, index=_by_vectors(folder, packages, corpus, tell))
+    return places
 
 
-def _by_vectors(folder: Path, packages: Path, corpus: Path, mark: str, tell: Tell) -> Path:
+def _by_vectors(folder: Path, packages: Path, corpus: Path, tell: Tell) -> Path:
     with phase("encoder", tell):
         encoder = model.encoder(folder, packages)
-    out = folder / f"index-dense-{mark}"
+    out = folder / corpus.parent.name.replace("corpus-", "index-dense-")
     with phase("dense index", tell):
         _index(IndexOptions(corpus=corpus, out=out, encoder=encoder))
     return out

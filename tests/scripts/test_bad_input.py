@@ -76,6 +76,7 @@ COMMANDS = [
     ("bench engine --quik", "no option --quik: did you mean --quick"),
     ("bench overlap --seats 0", "--seats 0: at least 1"),
     ("bench end-to-end --modes asink", "--modes 'asink': one of lockstep, lockstep_2_engines"),
+    ("bench end-to-end --task wiki --quick", "--quick --task wiki: its modes do not fit ten"),
     ("bench wiki --minutes 1", "--minutes 1.0: at least 3"),
     ("bench weight-sync --updates -1", "--updates -1: at least 0"),
     ("-help", "no option -help: did you mean --help?"),

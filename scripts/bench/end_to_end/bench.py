@@ -1,9 +1,10 @@
 """What asynchrony is worth, on one work: `forage bench end-to-end [--quick] [--json FILE]`.
 
-The demo is trained by one schedule after the other: lock-step, synchronous with overlapped
-searches, one step off, asynchronous; with the same model, questions, groups, steps and seed, and
-with searches whose latency goes by their words. Each finished cell is a file in `--out`; the same
-command goes on where it was cut off, and `--minutes` ends a slice. Exit code 3: cells are left.
+The demo, or the wiki task, is trained by one schedule after the other: lock-step, synchronous with
+overlapped searches, one step off, asynchronous; with the same model, questions, groups, steps and
+seed, and with searches whose latency goes by their words. Each finished cell is a file in `--out`;
+the same command goes on where it was cut off, and `--minutes` ends a slice. Exit code 3: cells are
+left.
 """
 
 import os
@@ -17,28 +18,29 @@ from configs.runtime.process import REPOSITORY, Exit
 from scripts.bench import harness
 from scripts.bench.end_to_end import plan
 from scripts.bench.end_to_end.figures import Row, summary
-from scripts.bench.end_to_end.plan import CONFIG, HEADLINE, LATENCIES, MODES, Cell
+from scripts.bench.end_to_end.plan import Cell
+from scripts.bench.end_to_end.record import TaskName
 from scripts.bench.end_to_end.report import draw, tables
 from scripts.bench.end_to_end.run import Kept, measure, plain
-from scripts.demo.start import ColdStartFailed
+from scripts.bench.end_to_end.task import DEMO, LATENCIES, TASKS, WIKI, Task
 from scripts.options import option, overrides
 
-CODE = (  # of these, kept cells are figures
+CODE = (  # of these, and of the task's own, kept cells are figures
     "actors", "learner", "replay", "weight_sync", "retrieval_server", "configs", "scripts.fleet",
-    "scripts.setup", "scripts.train_sync", "scripts.demo", "scripts.bench.overlap",
-    "scripts.bench.harness",
+    "scripts.setup", "scripts.train_sync", "scripts.bench.overlap", "scripts.bench.harness",
     *(f"scripts.bench.end_to_end.{name}" for name in
-      ("figures", "fleet", "loop", "parts", "plan", "record", "run", "usage", "worker")),
+      ("figures", "fleet", "loop", "parts", "plan", "record", "run", "task", "usage", "worker")),
 )  # fmt: skip
 OF_A_MODE = ("actors.count", "replay.max_staleness")
-QUICK_STEPS, STEPS, SEEDS = 8, 16, (0, 1, 2)
 METHOD = {
     "tokens_per_s": "sampled tokens that were trained on, over the counted steps, from the end of "
-    f"step {plan.WARM_UP} to the end of the last",
-    "ideal": "of a token: the most of generation by both engines, training, and the processor time "
-    "of both over the cores, each measured alone; updates of weights, replay and waiting are free; "
-    "beside it tokens count that were sampled and trained on in the counted steps",
-    "policy": "pace: one that has learned to search, and learns no more; exact match: the demo's",
+    "the last uncounted step to the end of the last",
+    "ideal": "of a token: the most of generation by the engines of the asynchronous modes, "
+    "training, and the processor time of both over the cores, each measured alone; updates of "
+    "weights, replay and waiting are free; beside it tokens count that were sampled and trained on "
+    "in the counted steps",
+    "policy": "pace: one that has learned to search, and learns no more (wiki: `made_of`); exact "
+    "match: the demo's",
     "rivals": "a ratio is over the best of the modes measured of those named; --quick measures "
     "those with two engines, as the asynchronous mode has",
     "search_share": "the mean seconds of a search over those of a turn's generation, as the cell's "
@@ -52,29 +54,46 @@ METHOD = {
 }
 
 
+def _by_task(name: str) -> str:
+    """A field of every task, for the help."""
+    return "; ".join(
+        f"{task.name} {', '.join(map(str, getattr(task, name)))}" for task in TASKS.values()
+    )
+
+
 @dataclass(frozen=True)
 class BenchEndToEndOptions(harness.BenchOptions):
     """Options of `forage bench end-to-end`."""
 
     overrides: tuple[str, ...] = overrides()
-    quick: bool = option("six cells of one seed: about ten minutes", default=False)
+    task: TaskName = option("the work: the demo, or what make wiki trains", default="demo")
+    quick: bool = option("six cells of one seed, of the demo: about ten minutes", default=False)
     modes: tuple[str, ...] = option(
-        f"schedules to run (default all): {', '.join(MODES)}", default=(), metavar="NAME"
+        f"schedules to run: {_by_task('modes')} (default all)", default=(), metavar="NAME"
     )
     latencies: tuple[str, ...] = option(
-        f"of searches, to run (default all): {', '.join(LATENCIES)}", default=(), metavar="NAME"
+        f"of searches: {', '.join(LATENCIES)} (default: {_by_task('latencies')})",
+        default=(),
+        metavar="NAME",
     )
     seeds: tuple[int, ...] = option(
-        "seeds to run (default 0 1 2; quick: 0)", default=(), metavar="N", least=0
+        f"seeds to run (default: {_by_task('seeds')}; quick: 0)", default=(), metavar="N", least=0
     )
     steps: int | None = option(
-        f"steps that each pace counts (default {STEPS}; quick: {QUICK_STEPS})", metavar="N", least=1
+        f"steps that each pace counts (default: demo {DEMO.steps}, quick {DEMO.quick_steps}; "
+        f"wiki {WIKI.steps})",
+        metavar="N",
+        least=1,
     )
     only: Literal["pace", "em"] | None = option(
-        "pace: tokens a second alone; em: whole runs to exact match alone (default both)"
+        "pace: tokens a second alone; em: whole runs of the demo to exact match alone (default "
+        "both; wiki: pace)"
     )
     headline: str = option(
-        "asynchronous mode that the ratios are of", default=HEADLINE, metavar="NAME"
+        f"asynchronous mode that the ratios are of (default: demo {DEMO.headline}, wiki "
+        f"{WIKI.headline})",
+        default="",
+        metavar="NAME",
     )
     minutes: float = option(
         "length of a slice: nothing but the first begins that would end later",
@@ -88,21 +107,44 @@ class BenchEndToEndOptions(harness.BenchOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        task = self.of
+        ahead = [name for name, mode in task.modes.items() if mode.kind == "async"]
         for flag, given, known in (
-            ("--modes", self.modes, list(MODES)),
+            ("--modes", self.modes, list(task.modes)),
             ("--latencies", self.latencies, list(LATENCIES)),
-            ("--headline", (self.headline,), [n for n, m in MODES.items() if m.kind == "async"]),
+            ("--headline", (self.of_headline,), ahead),
         ):
             for name in given:
                 if name not in known:
                     raise ConfigError(f"{flag} {name!r}: one of {', '.join(known)}")
         self._refuse_what_does_nothing()
-        load(CONFIG, self.overrides)
+        load(task.config, self.overrides)
         for name, value in map(read_override, self.overrides):
             if name in OF_A_MODE:  # the ideal and the names of rows are reckoned with the mode's
                 raise ConfigError(f"{name} = {value!r}: each mode has its own; choose by --modes")
 
+    @property
+    def of(self) -> Task:
+        """The task."""
+        return TASKS[self.task]
+
+    @property
+    def of_headline(self) -> str:
+        """The mode that the ratios are of."""
+        return self.headline or self.of.headline
+
     def _refuse_what_does_nothing(self) -> None:
+        task = self.of
+        if self.quick and not task.quick:
+            minutes = (task.parts_s + sum(cell.about_s for cell in self._whole)) / 60
+            raise ConfigError(
+                f"--quick --task {task.name}: its modes do not fit ten minutes, they take "
+                f"{minutes:.0f}: drop --quick, and choose by --modes, --steps and --minutes"
+            )
+        if self.only == "em" and not task.em_steps:
+            raise ConfigError(
+                f"--only em --task {task.name}: its exact match is what forage bench wiki measures"
+            )
         for flag, what, given in (
             ("--modes", "modes", self.modes),
             ("--latencies", "latencies", self.latencies),
@@ -113,20 +155,27 @@ class BenchEndToEndOptions(harness.BenchOptions):
         if self.quick and len(self.seeds) > 1:
             raise ConfigError("--quick takes one seed: name one after --seeds")
         if self.only == "em" and self.steps:
-            raise ConfigError(f"--only em trains whole runs of {plan.EM_STEPS} steps: drop --steps")
+            raise ConfigError(f"--only em trains whole runs of {task.em_steps} steps: drop --steps")
 
     @property
     def cells(self) -> list[Cell]:
         """The cells in the order in which they are measured."""
+        task = self.of
         if self.quick:
             seed = self.seeds[0] if self.seeds else 0
-            return list(plan.quick_cells(seed, self.steps or QUICK_STEPS))
+            return list(plan.quick_cells(task, seed, self.steps or task.quick_steps))
+        return self._whole
+
+    @property
+    def _whole(self) -> list[Cell]:
+        task = self.of
         return list(
             plan.cells(
-                self.modes or tuple(MODES),
-                self.latencies or LATENCIES,
-                self.seeds or SEEDS,
-                self.steps or STEPS,
+                task,
+                self.modes or tuple(task.modes),
+                self.latencies or task.latencies,
+                self.seeds or task.seeds,
+                self.steps or task.steps,
                 self.only or "all",
             )
         )
@@ -135,8 +184,9 @@ class BenchEndToEndOptions(harness.BenchOptions):
 def measured_of(options: BenchEndToEndOptions, on: Row) -> str:
     """All that kept cells are figures of: code, packages, machine, configuration."""
     locks = (REPOSITORY / "requirements").glob("*.lock")
-    digest = harness.digest_of([*harness.sources(*CODE), *locks])
-    return f"{digest} {on['processor']} {on['cores']} {dump(load(CONFIG, options.overrides))}"
+    digest = harness.digest_of([*harness.sources(*CODE, *options.of.code), *locks])
+    configuration = dump(load(options.of.config, options.overrides))
+    return f"{digest} {on['processor']} {on['cores']} {configuration}"
 
 
 def left(options: BenchEndToEndOptions, kept: Kept) -> Iterator[Cell]:
@@ -144,22 +194,34 @@ def left(options: BenchEndToEndOptions, kept: Kept) -> Iterator[Cell]:
     return (cell for cell in options.cells if kept.row(cell) is None)
 
 
+def what_is_left(options: BenchEndToEndOptions, kept: Kept) -> str:
+    """The cells that are not measured, and about how long they and their parts take, in words."""
+    cells = list(left(options, kept))
+    alone = {cell.seed for cell in cells if kept.parts(cell.seed) is None}
+    about_s = len(alone) * options.of.parts_s + sum(cell.about_s for cell in cells)
+    return f"{len(cells)} cells left, about {about_s / 60:.0f} minutes, {cells[0].name} first"
+
+
 def present(options: BenchEndToEndOptions, kept: Kept, on: Row) -> None:
     """Print and write what there is."""
-    cells, cores = options.cells, on["cores"]
+    cells, cores, task = options.cells, on["cores"], options.of
     rows = [row for cell in cells if (row := kept.row(cell)) is not None]
     if not rows:
         return
     seeds = dict.fromkeys(cell.seed for cell in cells)
     parts = {seed: alone for seed in seeds if (alone := kept.parts(seed)) is not None}
-    found = summary(rows, parts, options.headline, cores)
+    found = summary(rows, parts, task, options.of_headline, cores)
+    made_of = {seed: mark for seed in seeds if (mark := kept.mark(seed))}
     where = ", ".join(f"{name} {value}" for name, value in on.items())
-    title = f"one work, {len(rows)} cells; async_over_… are of {options.headline}; {where}"
+    work = "; ".join((f"the {task.name} task", *made_of.values(), f"{len(rows)} cells"))
+    title = f"{work}; async_over_… are of {options.of_headline}; {where}"
     remaining = [cell.name for cell in left(options, kept)]
     more = {"rows": rows, "parts": {seed: plain(each) for seed, each in parts.items()}}
-    written = found | more | {"left": remaining, "machine": on, "method": METHOD}
-    harness.finish(options, written, tables(rows, parts, found, title, cores), width=190)
-    print(f"plot: {draw(rows, options.plot or options.out / 'end_to_end.png')}")
+    written = found | more | {"task": task.name, "made_of": made_of}
+    written |= {"left": remaining, "machine": on, "method": METHOD}
+    shown = tables(rows, parts, found, task, title=title, cores=cores)
+    harness.finish(options, written, shown, width=190)
+    print(f"plot: {draw(rows, task, options.plot or options.out / f'{task.name}.png')}")
 
 
 def bench(options: BenchEndToEndOptions) -> int:
@@ -168,17 +230,14 @@ def bench(options: BenchEndToEndOptions) -> int:
     """
     report, on = harness.reporter(), harness.machine()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the learner's own process has it
-    kept = Kept(options.out, measured_of(options, on), options.overrides)
-    try:
-        measure(options.cells, kept, options.minutes, report)
-    except ColdStartFailed as error:
-        raise harness.BenchError(str(error)) from error
+    for seed in dict.fromkeys(cell.seed for cell in options.cells):
+        options.of.mark(seed)  # before anything is written, for what it refuses
+    kept = Kept(options.out, measured_of(options, on), options.overrides, options.of)
+    if any(left(options, kept)):
+        report(what_is_left(options, kept))
+    measure(options.cells, kept, options.minutes, report)
     present(options, kept, on | {"load_after": harness.machine()["load"]})
-    remaining = list(left(options, kept))
-    if remaining:
-        minutes = sum(cell.about_s for cell in remaining) / 60.0
-        print(
-            f"{len(remaining)} cells left, about {minutes:.0f} minutes, {remaining[0].name} first: "
-            "give the same command again to go on"
-        )
-    return Exit.STOPPED if remaining else Exit.DONE
+    if not any(left(options, kept)):
+        return Exit.DONE
+    print(f"{what_is_left(options, kept)}: give the same command again to go on")
+    return Exit.STOPPED

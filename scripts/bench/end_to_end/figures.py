@@ -5,15 +5,16 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from scripts.bench.end_to_end.plan import BASELINE, MODES, RIVALS, WARM_UP, Cell
+from scripts.bench.end_to_end.plan import BASELINE, RIVALS, Cell
 from scripts.bench.end_to_end.record import Parts, Record, Step
+from scripts.bench.end_to_end.task import Task
 from scripts.bench.end_to_end.usage import Usage
 
 EM_GOAL = 0.9
 Row = dict[str, Any]
 
 
-def figures(record: Record, usage: Usage, warm_up: int = WARM_UP) -> Row:
+def figures(record: Record, usage: Usage, warm_up: int) -> Row:
     """The figures of the steps after the uncounted ones; per step where nothing else is said."""
     before, steps = record.steps[warm_up - 1], record.steps[warm_up:]
     begin_s, end_s = before.at_s, steps[-1].at_s
@@ -75,9 +76,9 @@ def of_ideal(row: Row, parts: Parts, engines: int, cores: int) -> float:
     return float(rate * ideal_token_s(parts, engines, cores))
 
 
-def synchronous(kinds: Sequence[str]) -> list[str]:
-    """The modes of these kinds."""
-    return [name for name, mode in MODES.items() if mode.kind in kinds]
+def synchronous(task: Task, kinds: Sequence[str]) -> list[str]:
+    """The task's modes of these kinds."""
+    return [name for name, mode in task.modes.items() if mode.kind in kinds]
 
 
 def over(rows: Iterable[Row], mode: str, others: Sequence[str], latency: str) -> float | None:
@@ -104,22 +105,28 @@ def measured(rows: Iterable[Row], modes: Sequence[str], latency: str) -> list[st
     return [mode for mode in modes if mode in found]
 
 
-def rivals(rows: Sequence[Row]) -> Row:
+def rivals(rows: Sequence[Row], task: Task) -> Row:
     """By ratio: the synchronous modes of which the best was taken, and those not measured."""
     told = {}
     for name, (latency, kinds) in RIVALS.items():
-        known = measured(rows, synchronous(kinds), latency)
-        missing = [mode for mode in synchronous(kinds) if mode not in known]
+        known = measured(rows, synchronous(task, kinds), latency)
+        missing = [mode for mode in synchronous(task, kinds) if mode not in known]
         told[name] = {"measured": known, "missing": missing}
     return told
 
 
 def over_ideal(
-    rows: Iterable[Row], parts: Mapping[int, Parts], mode: str, latency: str, cores: int
+    rows: Iterable[Row],
+    parts: Mapping[int, Parts],
+    mode: str,
+    latency: str,
+    *,
+    engines: int,
+    cores: int,
 ) -> float | None:
     """A mode beside the ideal of its seed (`of_ideal`): the median over seeds."""
     ratios = [
-        of_ideal(row, parts[row["seed"]], MODES[mode].engines, cores)
+        of_ideal(row, parts[row["seed"]], engines, cores)
         for row in rows
         if (row["mode"], row["latency"], row["learns"]) == (mode, latency, False)
         and row["seed"] in parts
@@ -127,18 +134,24 @@ def over_ideal(
     return statistics.median(ratios) if ratios else None
 
 
-def summary(rows: Sequence[Row], parts: Mapping[int, Parts], mode: str, cores: int) -> Row:
+def summary(
+    rows: Sequence[Row], parts: Mapping[int, Parts], task: Task, mode: str, cores: int
+) -> Row:
     """The figures by name, of the asynchronous `mode`; what was not measured is None."""
+
+    def beside_ideal(latency: str) -> float | None:
+        return over_ideal(rows, parts, mode, latency, engines=task.engines, cores=cores)
+
     tail = [row for row in rows if row["latency"] == "tail" and not row["learns"]]
     own = [row for row in tail if row["mode"] == mode]
     ratios = {
-        name: over(rows, mode, synchronous(kinds), latency)
+        name: over(rows, mode, synchronous(task, kinds), latency)
         for name, (latency, kinds) in RIVALS.items()
     }
     return ratios | {
-        "rivals": rivals(rows),
-        "async_over_ideal": over_ideal(rows, parts, mode, "tail", cores),
-        "async_over_ideal_scaled": over_ideal(rows, parts, mode, "scaled", cores),
+        "rivals": rivals(rows, task),
+        "async_over_ideal": beside_ideal("tail"),
+        "async_over_ideal_scaled": beside_ideal("scaled"),
         "learner_idle": _median(own, "learner_idle"),
         "engine_idle": _median(own, "engine_idle"),
         "em_by_mode": em_by_mode(rows) or None,

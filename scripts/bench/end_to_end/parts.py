@@ -11,7 +11,7 @@ from configs.schema import Config
 from replay.protocol import Batch
 from replay.questions import read_questions
 from scripts.bench.end_to_end.loop import Freely, action_tokens, engines, rolling_out
-from scripts.bench.end_to_end.plan import ALONE, AT_ONCE
+from scripts.bench.end_to_end.plan import AT_ONCE
 from scripts.bench.end_to_end.record import Job, Parts
 from scripts.bench.overlap.run import Bench, Cell, Timing
 from scripts.train_sync import learn
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from actors.policies.vllm import VllmPolicy
     from learner.trainer import Trainer
 
-WINDOW = Timing(2.0, 8.0)
 THREADS = (1, 2)
 
 
@@ -57,7 +56,7 @@ async def _rate(job: Job, config: Config, policy: "VllmPolicy") -> dict[str, flo
     # Siblings are asked one after the other, as in a run, and share their searches.
     siblings = tuple(each for each in asked for _ in range(config.replay.group_size))
     bench = Bench(config, policy, prompter, siblings, job.server)
-    found = await bench.measure(Cell("continuous", AT_ONCE, ALONE), WINDOW, 0)
+    found = await bench.measure(Cell("continuous", AT_ONCE, job.alone), Timing(*job.window), 0)
     return {
         "tokens_per_s": found["tokens_per_s"],
         "token_cpu_s": sum(found["cpu"].values()) / found["tokens_per_s"],

@@ -1,28 +1,19 @@
-"""The schedules, latencies and cells of `forage bench end-to-end`, and the order of the cells."""
+"""The latencies and cells of `forage bench end-to-end`, and the order of the cells."""
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import NormalDist
 
 import msgspec
 
 from configs.load import ConfigError
-from configs.runtime.process import REPOSITORY
 from scripts.bench.end_to_end.record import Kind
+from scripts.bench.end_to_end.task import TASKS, Mode, Task, TaskFiles, TaskName
 from scripts.bench.overlap.server import Latency
-from scripts.demo.task import DemoFiles
 
-WARM_UP = 2  # steps that are not counted
 SEARCH_SHARE = 0.05  # of a turn's generation: what a search takes beside a 3B model on a GPU
-SEATS = 256  # of all engines together: two batches' rollouts
-EM_STEPS, EM_EVERY = 80, 10
-ALONE = SEATS // 2  # rollouts in flight of one engine alone, of two: as many as it has seats
-# Of each actor, where a schedule may begin more rollouts than a batch's: under TAIL most wait for a
-# search, and a step of an engine costs nearly the same for few as for many.
-IN_FLIGHT = 256
-CONFIG = REPOSITORY / "configs" / "demo.yaml"
 TAIL, AT_ONCE = Latency(0.2, 2.0), Latency(0.0, 0.0)
-LATENCIES = ("tail", "scaled", "zero")
 SERVER = (  # of searches: nothing is remembered, and no connection is waited for
     "retrieval.cache_queries=0",
     "retrieval.max_connections=256",
@@ -40,53 +31,36 @@ PACE = (  # a policy that is held as it is, as many rollouts in each step, and n
 )
 
 
-class Mode(msgspec.Struct, frozen=True):
-    """A schedule; `threads` are the learner's."""
-
-    kind: Kind
-    threads: int = 1
-    engines: int = 1
-    staleness: int = 0
-
-
-MODES = {
-    "lockstep": Mode("lockstep", threads=2),
-    "lockstep_2_engines": Mode("lockstep", threads=2, engines=2),
-    "sync": Mode("sync", threads=2),
-    "sync_1_thread": Mode("sync"),
-    "sync_2_engines": Mode("sync", threads=2, engines=2),
-    "one_step_off": Mode("async", engines=2, staleness=1),
-    "async_2": Mode("async", engines=2, staleness=2),
-    "async_4": Mode("async", engines=2, staleness=4),
-    "async_8": Mode("async", engines=2, staleness=8),
-}
-HEADLINE, BASELINE = "async_4", "sync"  # the asynchronous mode of the ratios; EM is paired with
+EVALUATION_S = 12.0  # about, of a whole run
+BASELINE = "sync"  # exact match is paired with
 RIVALS: dict[str, tuple[str, tuple[Kind, ...]]] = {  # of a ratio: its latency, their schedules
     "async_over_lockstep": ("tail", ("lockstep",)),
     "async_over_overlapped": ("tail", ("sync",)),
     "async_over_sync_zero_latency": ("zero", ("lockstep", "sync")),
 }
-QUICK_MODES = {  # an engine to each of two cores, as the asynchronous mode has, fills them best
-    "tail": ("lockstep_2_engines", "sync_2_engines", HEADLINE),
-    "scaled": (HEADLINE,),
-    "zero": ("sync_2_engines", HEADLINE),
-}
-# About the seconds of a start and of a step on two cores, to tell whether a cell still fits.
-_START_S = {"lockstep": 30.0, "sync": 30.0, "async": 50.0}
-_ABOUT_S = {"lockstep": 5.0, "sync": 4.5, "async": 2.5}
-_SOON_S = 3.0  # a step of any without the tail
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One run of the work. `steps` are counted ones; `learns`: the demo's own run, evaluated, else
-    the pace of a policy that has learned to search and learns no more.
+    """One run of the work. `steps` are counted ones; `learns`: the task's own run, evaluated, else
+    the pace of a policy that learns no more.
     """
 
+    task: TaskName
     mode: str
     latency: str
     seed: int
     steps: int
     learns: bool = False
+
+    @property
+    def of(self) -> Task:
+        """The task."""
+        return TASKS[self.task]
+
+    @property
+    def schedule(self) -> Mode:
+        """The mode."""
+        return self.of.modes[self.mode]
 
     @property
     def name(self) -> str:
@@ -97,40 +71,41 @@ class Cell(msgspec.Struct, frozen=True):
     @property
     def last(self) -> int:
         """The last step that counts."""
-        return EM_STEPS if self.learns else WARM_UP + self.steps
+        return self.of.em_steps if self.learns else self.of.warm_up + self.steps
 
     @property
     def about_s(self) -> float:
         """About what it takes on two cores."""
-        kind = MODES[self.mode].kind
-        step_s = _ABOUT_S[kind] if self.latency == "tail" else _SOON_S
-        evaluations = 12.0 * (EM_STEPS // EM_EVERY + 1) if self.learns else 0.0
-        return _START_S[kind] + self.last * step_s + evaluations
+        task, kind = self.of, self.schedule.kind
+        step_s = task.step_s[kind] if self.latency == "tail" else task.soon_s
+        evaluations = task.em_steps // task.em_every + 1 if self.learns else 0
+        return task.start_s[kind] + self.last * step_s + evaluations * EVALUATION_S
 
-    def overrides(self, files: DemoFiles, url: str, own: Sequence[str] = ()) -> tuple[str, ...]:
+    def overrides(self, files: TaskFiles, url: str, own: Sequence[str] = ()) -> tuple[str, ...]:
         """The configuration, searching at `url`; `own` comes last."""
-        mode = MODES[self.mode]
+        task, mode = self.of, self.schedule
         ahead = mode.staleness + 1  # nothing is rolled out for steps beyond the last
-        steps = EM_STEPS if self.learns else self.last + ahead
-        course = (f"learner.eval_every={EM_EVERY}",) if self.learns else PACE
+        steps = self.last if self.learns else self.last + ahead
+        course = (f"learner.eval_every={task.em_every}",) if self.learns else PACE
         return (
-            *task(files, self.seed, url),
+            *shared(files, files.model if self.learns else files.settled, self.seed, url),
             *course,
             f"learner.total_steps={steps}",
             f"learner.threads={mode.threads}",
             f"actors.count={mode.engines}",
-            f"actors.max_num_seqs={SEATS // mode.engines}",
-            f"actors.rollouts_in_flight={IN_FLIGHT}",
+            f"actors.max_num_seqs={task.seats // mode.engines}",
+            f"actors.rollouts_in_flight={task.in_flight}",
             f"replay.max_staleness={mode.staleness}",
             *own,
         )
 
 
-def task(files: DemoFiles, seed: int, url: str) -> tuple[str, ...]:
+def shared(files: TaskFiles, model: Path, seed: int, url: str) -> tuple[str, ...]:
     """The same of every cell, and of the parts alone."""
     return (
+        *files.fitting,
         f"seed={seed}",
-        f"model.path={files.model}",
+        f"model.path={model}",
         f"questions.train={files.train}",
         f"questions.eval={files.eval}",
         f"retrieval.url={url}",
@@ -152,6 +127,7 @@ def latency_of(name: str, turn_s: float) -> Latency:
 
 
 def cells(
+    task: Task,
     modes: Sequence[str],
     latencies: Sequence[str],
     seeds: Sequence[int],
@@ -160,21 +136,24 @@ def cells(
 ) -> Iterator[Cell]:
     """Every cell, seed by seed and latency by latency; the modes of a latency lie beside each
     other, in turn from the first and from the last, so that a machine that grows slower does not do
-    so for the same modes each time. `what`: `pace`, `em` (at TAIL alone) or `all`.
+    so for the same modes each time. `what`: `pace`, `em` (at TAIL alone, where the task has whole
+    runs) or `all`.
     """
     for name in modes:
-        if name not in MODES:
-            raise ConfigError(f"--modes {name!r}: one of {', '.join(MODES)}")
+        if name not in task.modes:
+            raise ConfigError(f"--modes {name!r}: one of {', '.join(task.modes)}")
     for number, seed in enumerate(seeds):
         turned = modes[::-1] if number % 2 else modes
         if what != "em":
             for latency in latencies:
-                yield from (Cell(mode, latency, seed, steps) for mode in turned)
-        if what != "pace":
-            yield from (Cell(mode, "tail", seed, EM_STEPS, learns=True) for mode in turned)
+                yield from (Cell(task.name, mode, latency, seed, steps) for mode in turned)
+        if what != "pace" and task.em_steps:
+            yield from (
+                Cell(task.name, mode, "tail", seed, task.em_steps, learns=True) for mode in turned
+            )
 
 
-def quick_cells(seed: int, steps: int) -> Iterator[Cell]:
-    """The six cells of `--quick`."""
-    for latency, modes in QUICK_MODES.items():
-        yield from (Cell(mode, latency, seed, steps) for mode in modes)
+def quick_cells(task: Task, seed: int, steps: int) -> Iterator[Cell]:
+    """The cells of `--quick`."""
+    for latency, modes in task.quick.items():
+        yield from (Cell(task.name, mode, latency, seed, steps) for mode in modes)

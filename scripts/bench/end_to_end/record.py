@@ -12,22 +12,27 @@ import msgspec
 from replay.codec import decode_wire
 
 Kind = Literal["lockstep", "sync", "async", "parts"]
+TaskName = Literal["demo", "wiki"]
 
 
 class Job(msgspec.Struct, frozen=True):
-    """The order to a child process: a configuration (overrides of configs/demo.yaml), how to run
-    it, and where to write the `Record`, of `parts` the `Parts`.
+    """The order to a child process: a configuration file and overrides, how to run it, and where to
+    write the `Record`, of `parts` the `Parts`.
 
-    `learns`: evaluate on the way, and end by the configuration; else end after `steps`.
+    `learns`: evaluate on the way, and end by the configuration; else end after `steps`. Of `parts`:
+    rollouts in flight of generation alone, and the seconds before and in its window.
     """
 
     kind: Kind
+    config: str
     overrides: tuple[str, ...]
     engines: int
     steps: int
     learns: bool
     server: tuple[str, int]  # the retrieval server's base URL, without latency, and process id
-    out: str
+    out: str = ""
+    alone: int = 0
+    window: tuple[float, float] = (0.0, 0.0)
 
 
 class Turns(msgspec.Struct, frozen=True):

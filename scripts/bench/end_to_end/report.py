@@ -12,18 +12,15 @@ from matplotlib.axes import Axes
 from rich.table import Table
 
 from scripts.bench.end_to_end.figures import Row, of_ideal
-from scripts.bench.end_to_end.plan import HEADLINE, LATENCIES, MODES
 from scripts.bench.end_to_end.record import Parts
-from scripts.bench.harness import Goal, at_least, goals_table
+from scripts.bench.end_to_end.task import LATENCIES, Task
+from scripts.bench.harness import goals_table
 from scripts.runs.plot import save
 
-GOALS: dict[str, Goal] = {
-    "async_over_lockstep": at_least(3.0),
-    "async_over_overlapped": at_least(2.0),
-    "async_over_ideal": at_least(0.85),
-    "async_over_ideal_scaled": at_least(0.85),
-    "async_over_sync_zero_latency": at_least(1.1),
-}
+RATIOS = (
+    "async_over_lockstep", "async_over_overlapped", "async_over_ideal", "async_over_ideal_scaled",
+    "async_over_sync_zero_latency",
+)  # fmt: skip
 COLUMNS = (
     "latency", "mode", "seed", "s/step", "update", "wait", "rest", "tokens/s", "s per {tokens}",
     "of ideal", "idle: learner, engines", "pause", "staleness (max)", "sampled/trained",
@@ -34,9 +31,9 @@ LEARNER = (("update_s", "training", "#1b6ca8"), ("wait_s", "waiting for rollouts
 ENGINE = (("busy_s", "generating", "#588b8b"), ("idle_s", "idle", "#d8d8d8"))
 
 
-def in_order(rows: Iterable[Row]) -> list[Row]:
+def in_order(rows: Iterable[Row], task: Task) -> list[Row]:
     """The rows of paces, by latency, mode and seed."""
-    modes = list(MODES)
+    modes = list(task.modes)
     paces = [row for row in rows if not row["learns"]]
     return sorted(
         paces, key=lambda r: (LATENCIES.index(r["latency"]), modes.index(r["mode"]), r["seed"])
@@ -44,14 +41,20 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 
 
 def tables(
-    rows: Sequence[Row], parts: Mapping[int, Parts], found: Row, title: str, cores: int
+    rows: Sequence[Row],
+    parts: Mapping[int, Parts],
+    found: Row,
+    task: Task,
+    *,
+    title: str,
+    cores: int,
 ) -> list[Table]:
     """Every cell, exact match by mode where it was measured, and the ratios beside their goals."""
-    made = [_paces(in_order(rows), parts, title, cores)]
+    made = [_paces(in_order(rows, task), parts, Table(title=title), task.engines, cores)]
     if found["em_by_mode"]:
-        made.append(_learning(found["em_by_mode"]))
-    names = [*GOALS, "learner_idle", "engine_idle"]
-    return [*made, goals_table(found, GOALS, names, title=_not_beside(found))]
+        made.append(_learning(found["em_by_mode"], list(task.modes)))
+    names = [*RATIOS, "learner_idle", "engine_idle"]
+    return [*made, goals_table(found, task.goals, names, title=_not_beside(found))]
 
 
 def _not_beside(found: Row) -> str | None:
@@ -64,13 +67,15 @@ def _not_beside(found: Row) -> str | None:
     return "; ".join(missing) or None
 
 
-def _paces(rows: Sequence[Row], parts: Mapping[int, Parts], title: str, cores: int) -> Table:
+def _paces(
+    rows: Sequence[Row], parts: Mapping[int, Parts], table: Table, engines: int, cores: int
+) -> Table:
     tokens = round(sum(row["tokens"] for row in rows) / max(1, len(rows)) * 10, -2)
-    columns = [name.format(tokens=f"{tokens:,.0f}") for name in COLUMNS]
-    table = Table(*columns, title=title)
+    for name in COLUMNS:
+        table.add_column(name.format(tokens=f"{tokens:,.0f}"))
     for row in rows:
         ideal = parts.get(row["seed"])
-        share = of_ideal(row, ideal, MODES[HEADLINE].engines, cores) if ideal else None
+        share = of_ideal(row, ideal, engines, cores) if ideal else None
         table.add_row(
             row["latency"],
             row["mode"],
@@ -89,9 +94,9 @@ def _paces(rows: Sequence[Row], parts: Mapping[int, Parts], title: str, cores: i
     return table
 
 
-def _learning(by_mode: Row) -> Table:
+def _learning(by_mode: Row, modes: Sequence[str]) -> Table:
     table = Table("mode", "seeds", "EM", "sampled EM", "EM over sync's (± 95 %)", "s to EM .9")
-    for mode in sorted(by_mode, key=list(MODES).index):
+    for mode in sorted(by_mode, key=modes.index):
         row = by_mode[mode]
         apart = row["difference"]
         width = "" if row["interval"] is None else f" ± {row['interval']:.3f}"
@@ -111,9 +116,9 @@ def _shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def draw(rows: Sequence[Row], path: Path) -> Path:
+def draw(rows: Sequence[Row], task: Task, path: Path) -> Path:
     """Plot where a step's seconds go: of the learner, and of the engines; a row per latency."""
-    paces = in_order(rows)
+    paces = in_order(rows, task)
     latencies = [name for name in LATENCIES if any(row["latency"] == name for row in paces)]
     figure, panels = pyplot.subplots(
         len(latencies), 2, figsize=(10, 0.8 + 2.6 * len(latencies)), sharex="row", squeeze=False

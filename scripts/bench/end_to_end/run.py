@@ -2,48 +2,55 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from configs.runtime.process import REPOSITORY
 from scripts.bench.end_to_end import plan
 from scripts.bench.end_to_end.figures import Row, figures, learning, row_of
-from scripts.bench.end_to_end.plan import MODES, Cell
+from scripts.bench.end_to_end.plan import Cell
 from scripts.bench.end_to_end.record import Job, Parts, Record
+from scripts.bench.end_to_end.task import DEMO, Task, TaskFiles
 from scripts.bench.end_to_end.usage import Usage
 from scripts.bench.harness import BenchError, Processes, Report, Rows, scratch
 from scripts.bench.overlap.server import serving
-from scripts.demo.task import DemoFiles, prepare
 
-LIMIT_S = 3600.0  # of one cell
-PARTS_S = 60.0  # about
-UPDATES = 3  # of training alone
+LIMIT_S = 3600.0  # of one cell, at least
+PATIENCE = 4.0  # times as long as it should take
 WORKER = "scripts.bench.end_to_end.worker"
 
 
 class Kept:
     """What has been measured of a plan, kept from one call of the command to the next."""
 
-    def __init__(self, folder: Path, of: str, own: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, of: str, own: Sequence[str] = (), task: Task = DEMO) -> None:
         """`of`: what is measured; `own`: the overrides of all cells."""
         self._rows = Rows(folder, of)
-        self.own = tuple(own)
+        self.own, self.task = tuple(own), task
+        self._marks: dict[int, str] = {}
+
+    def mark(self, seed: int) -> str:
+        """What a seed is measured with (`Task.mark`), as it was when it was first asked for."""
+        if seed not in self._marks:
+            self._marks[seed] = self.task.mark(seed)
+        return self._marks[seed]
 
     def parts(self, seed: int, measure: Callable[[], Parts] | None = None) -> Parts | None:
         """Generation and training alone; measured where it can be and was not yet."""
-        key = {"parts": seed, "overrides": self.own}
+        key = {"parts": seed, **self._of(seed)}
         found = self._found(key, None if measure is None else lambda: plain(measure()))
         return None if found is None else msgspec.convert(found, Parts)
 
     def row(self, cell: Cell, measure: Callable[[], Row] | None = None) -> Row | None:
         """The row of a cell."""
-        key = {"cell": plain(cell), "overrides": self.own}
+        key = {"cell": plain(cell), **self._of(cell.seed)}
         found = self._found(key, measure)
         return None if found is None else row_of(cell, found)
+
+    def _of(self, seed: int) -> Row:
+        return {"task": self.task.name, "mark": self.mark(seed), "overrides": self.own}
 
     def _found(self, key: Any, measure: Callable[[], Any] | None) -> Any:
         return self._rows.kept(key) if measure is None else self._rows.get(key, measure)
@@ -69,16 +76,15 @@ class Slice:
 
 
 def measure(cells: Sequence[Cell], kept: Kept, minutes: float, report: Report) -> None:
-    """Measure what is missing and fits. Raises BenchError, ColdStartFailed."""
+    """Measure what is missing and fits. Raises BenchError, ConfigError."""
     time_left = Slice(minutes)
     for seed in dict.fromkeys(cell.seed for cell in cells):
         missing = [cell for cell in cells if cell.seed == seed and kept.row(cell) is None]
         if not missing and kept.parts(seed):
             continue
-        files = prepare(REPOSITORY / ".cache", seed, report)
-        settled = replace(files, model=_taught(files.model, report))
-        with serving(files.corpus, seed) as server:
-            stand = Stand(files, settled, server, kept.own, report)
+        files = kept.task.files(seed, report)
+        with serving(files.passages, seed) as server:
+            stand = Stand(kept.task, files, server, kept.own, report)
             if not _measure_all(seed, missing, kept, stand, time_left):
                 return
 
@@ -87,7 +93,7 @@ def _measure_all(
     seed: int, cells: Sequence[Cell], kept: Kept, stand: "Stand", time_left: Slice
 ) -> bool:
     """Measure a seed's parts and cells; False once there is no time for the next."""
-    if kept.parts(seed) is None and not time_left.fits(PARTS_S):
+    if kept.parts(seed) is None and not time_left.fits(kept.task.parts_s):
         return False
     alone = kept.parts(seed, partial(stand.parts, seed))
     if alone is None:
@@ -99,57 +105,69 @@ def _measure_all(
     return True
 
 
-def _taught(model: Path, report: Report) -> Path:
-    from scripts.bench.overlap.task import prepare_model  # late: torch takes seconds
-    from scripts.demo.start import Recipe
-
-    return prepare_model(model, Recipe().layers, report)
-
-
 class Stand:
     """The files and the retrieval server of a seed, to measure cells with."""
 
     def __init__(
         self,
-        files: DemoFiles,
-        settled: DemoFiles,
+        task: Task,
+        files: TaskFiles,
         server: tuple[str, int],
         own: Sequence[str],
         report: Report,
     ) -> None:
-        """`settled`: the same files, but for a model that has learned to search."""
-        self._files, self._settled, self._server = files, settled, server
+        self._task, self._files, self._server = task, files, server
         self._own, self._report = own, report
 
     def parts(self, seed: int) -> Parts:
         """Generation and training alone. Raises RunFailed."""
-        self._report(f"generation and training alone, seed {seed}")
+        files, task = self._files, self._task
+        about = f"about {task.parts_s / 60:.0f} minutes"
+        self._report(f"generation and training alone, seed {seed}: {about}")
         url = f"{self._server[0]}/{plan.AT_ONCE.path}"
-        seats = f"actors.max_num_seqs={plan.ALONE}"
-        overrides = (*plan.task(self._settled, seed, url), *plan.PACE, seats, *self._own)
+        seats = f"actors.max_num_seqs={task.alone}"
+        same = plan.shared(files, files.settled, seed, url)
+        job = Job(
+            kind="parts",
+            config=str(task.config),
+            overrides=(*same, *plan.PACE, seats, *self._own),
+            engines=1,
+            steps=task.updates,
+            learns=False,
+            server=self._server,
+            alone=task.alone,
+            window=task.window,
+        )
         with scratch() as folder:
-            self._run(folder, Job("parts", overrides, 1, UPDATES, False, self._server, ""))
+            self._run(folder, job, task.parts_s)
             return msgspec.json.decode((folder / "record.json").read_bytes(), type=Parts)
 
     def cell(self, cell: Cell, alone: Parts) -> Row:
         """The figures of a cell. Raises RunFailed."""
-        self._report(cell.name)
-        mode, latency = MODES[cell.mode], plan.latency_of(cell.latency, alone.turn_s)
-        files = self._files if cell.learns else self._settled
-        overrides = cell.overrides(files, f"{self._server[0]}/{latency.path}", self._own)
+        self._report(f"{cell.name}: about {cell.about_s / 60:.0f} minutes")
+        latency = plan.latency_of(cell.latency, alone.turn_s)
+        url = f"{self._server[0]}/{latency.path}"
+        job = Job(
+            kind=cell.schedule.kind,
+            config=str(self._task.config),
+            overrides=cell.overrides(self._files, url, self._own),
+            engines=cell.schedule.engines,
+            steps=cell.last,
+            learns=cell.learns,
+            server=self._server,
+        )
         with scratch() as folder:
             begun = time.monotonic()
-            job = Job(mode.kind, overrides, mode.engines, cell.last, cell.learns, self._server, "")
-            usage = self._run(folder, job)
+            usage = self._run(folder, job, cell.about_s)
             whole_s = time.monotonic() - begun
             record = msgspec.json.decode((folder / "record.json").read_bytes(), type=Record)
-        found = figures(record, usage) | {"whole_s": whole_s}
+        found = figures(record, usage, self._task.warm_up) | {"whole_s": whole_s}
         if cell.learns:
             found |= learning(record)
         self._report(f"  {found['step_s']:.2f} s a step; {whole_s:.0f} s in all")
         return found
 
-    def _run(self, folder: Path, job: Job) -> Usage:
+    def _run(self, folder: Path, job: Job, about_s: float) -> Usage:
         overrides = (*job.overrides, f"run_dir={folder / 'run'}")
         job = msgspec.structs.replace(job, overrides=overrides, out=str(folder / "record.json"))
         with Processes(folder) as processes:
@@ -160,5 +178,5 @@ class Stand:
                 usage.look()
                 return False
 
-            processes.wait(["cell"], LIMIT_S, look)
+            processes.wait(["cell"], max(LIMIT_S, PATIENCE * about_s), look)
         return usage

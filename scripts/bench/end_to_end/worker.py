@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from configs.runtime.process import REPOSITORY, begin, die_with_parent, leave
+from configs.runtime.process import begin, die_with_parent, leave
 from scripts.bench.end_to_end.record import Job, Parts, Record
 
 if __name__ == "__mp_main__":  # the engine's spawned child imports its parent's main module first
@@ -20,7 +20,7 @@ def measure(job: Job) -> Record | Parts:
     """Run the job's work. Raises ConfigError, and what its parts raise."""
     from scripts.setup import preflight
 
-    config = preflight.checked(str(REPOSITORY / "configs" / "demo.yaml"), job.overrides)
+    config = preflight.checked(job.config, job.overrides)
     if job.kind == "async":
         from scripts.bench.end_to_end.fleet import train
 

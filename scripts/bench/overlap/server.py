@@ -1,10 +1,10 @@
 """The retrieval server of `forage bench overlap`, with latency put before it.
 
-`python -m scripts.bench.overlap.server CORPUS FD SEED`: the real application over the real index,
-on the listening socket that it inherits as FD. A search's path says how late it is to be answered
-(`POST /0.2-2/retrieve`: p50 and p99 in seconds). Each query has a delay of its own, drawn by SEED
-and its words, so that it is the same whoever asks and whenever; a POST is passed on when the
-longest is over. The server ends with its starter.
+`python -m scripts.bench.overlap.server PASSAGES FD SEED`: the real application over the real index
+(of a corpus, or a folder of `forage index`), on the listening socket that it inherits as FD. A
+search's path says how late it is to be answered (`POST /0.2-2/retrieve`: p50 and p99 in seconds).
+Each query has a delay of its own, drawn by SEED and its words, so that it is the same whoever asks
+and whenever; a POST is passed on when the longest is over. The server ends with its starter.
 """
 
 import asyncio
@@ -97,11 +97,11 @@ class Late:
 
 
 @contextmanager
-def serving(corpus: Path, seed: int) -> Iterator[tuple[str, int]]:
-    """A server over this corpus, its base URL and process id; it may still be indexing."""
+def serving(passages: Path, seed: int) -> Iterator[tuple[str, int]]:
+    """A server over a corpus or an index, its base URL and process id; it may still be indexing."""
     with socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG) as listener:
         port, number = listener.getsockname()[1], listener.fileno()
-        words = ["-m", "scripts.bench.overlap.server", str(corpus), str(number), str(seed)]
+        words = ["-m", "scripts.bench.overlap.server", str(passages), str(number), str(seed)]
         # A session of its own: Ctrl-C is its starter's affair.
         process = start_child(words, own_session=True, passed_files=[number])
     try:
@@ -117,13 +117,13 @@ def main(words: list[str]) -> None:
     import uvicorn
 
     from retrieval_server.app import create_app
-    from retrieval_server.corpus import load_corpus
-    from retrieval_server.index.bm25 import BM25Index
+    from retrieval_server.index.open_index import open_index
 
-    corpus, number, seed = words
-    documents = load_corpus(corpus)
-    index = BM25Index(document.contents for document in documents)
-    late = Late(create_app(documents, index, RetrievalConfig.top_k), int(seed))
+    passages, number, seed = words
+    is_index = Path(passages).is_dir()
+    asked = RetrievalConfig(index=passages) if is_index else RetrievalConfig(corpus=passages)
+    documents, index = open_index(asked)
+    late = Late(create_app(documents, index, asked.top_k), int(seed))
     server = uvicorn.Server(
         uvicorn.Config(
             late,

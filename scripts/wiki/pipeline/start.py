@@ -97,6 +97,12 @@ def choose(
     return warm / "model", choice
 
 
+def chosen(folder: Path) -> Path | None:
+    """The model of the chosen start; None before there is one. Raises WikiError."""
+    model = folder / WARM / "model"
+    return model if read(folder).chosen and model.is_dir() else None
+
+
 def is_chosen(folder: Path) -> bool:
     """True where a start is chosen, and nothing is left to remove. Raises WikiError."""
     return read(folder).chosen > 0 and is_removed(folder / WARM / CHECKPOINTS)

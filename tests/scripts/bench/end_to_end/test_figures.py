@@ -20,6 +20,7 @@ from scripts.bench.end_to_end.figures import (
 )
 from scripts.bench.end_to_end.record import Evaluation, Parts, Record, Step, Turns
 from scripts.bench.end_to_end.report import draw, mean, tables
+from scripts.bench.end_to_end.task import DEMO, WIKI
 from scripts.bench.end_to_end.usage import Seen, Usage, role_of
 
 PARTS = Parts(
@@ -137,9 +138,11 @@ def test_the_ideal_is_the_most_of_three(
 def test_a_mode_is_compared_with_the_ideal_of_its_seed() -> None:
     best = 1.0 / ideal_token_s(PARTS, 2, 2)
     rows = [row("async_4", best * 0.8), row("async_4", best, seed=1), row("sync", 1.0)]
-    assert over_ideal(rows, {0: PARTS}, "async_4", "tail", 2) == pytest.approx(0.8)
-    assert over_ideal(rows, {0: PARTS, 1: PARTS}, "async_4", "tail", 2) == pytest.approx(0.9)
-    assert over_ideal(rows, {}, "async_4", "tail", 2) is None
+    assert over_ideal(rows, {0: PARTS}, "async_4", "tail", engines=2, cores=2) == pytest.approx(0.8)
+    assert over_ideal(
+        rows, {0: PARTS, 1: PARTS}, "async_4", "tail", engines=2, cores=2
+    ) == pytest.approx(0.9)
+    assert over_ideal(rows, {}, "async_4", "tail", engines=2, cores=2) is None
 
 
 @pytest.mark.parametrize("trained", [[100, 100], [300, 100], [90, 130]])
@@ -182,7 +185,7 @@ def test_the_summary_names_every_figure() -> None:
         row("async_4", 8.0, latency="zero"),
         row("sync", 4.0, latency="zero"),
     ]
-    found = summary(rows, {0: PARTS}, "async_4", 2)
+    found = summary(rows, {0: PARTS}, DEMO, "async_4", 2)
     assert found["async_over_lockstep"] == 6.0 and found["async_over_overlapped"] == 3.0
     assert found["async_over_sync_zero_latency"] == 2.0
     assert found["rivals"]["async_over_overlapped"] == {
@@ -192,6 +195,24 @@ def test_the_summary_names_every_figure() -> None:
     assert found["rivals"]["async_over_sync_zero_latency"]["measured"] == ["sync"]
     assert found["async_over_ideal_scaled"] is None and found["em_by_mode"] is None
     assert (found["learner_idle"], found["engine_idle"]) == (0.1, 0.2)
+
+
+def test_the_wiki_task_s_ratios_are_over_its_own_modes_and_have_its_own_goals() -> None:
+    best = 1.0 / ideal_token_s(PARTS, WIKI.engines, 2)
+    rates = {"lockstep": 0.8, "sync": 0.85, "async_2": 0.816}
+    rows = [row(mode, best * rate) for mode, rate in rates.items()]
+    found = summary(rows, {0: PARTS}, WIKI, "async_2", 2)
+    assert found["async_over_lockstep"] == pytest.approx(1.02)
+    assert found["async_over_overlapped"] == pytest.approx(0.96)
+    assert found["async_over_ideal"] == pytest.approx(0.816)
+    assert found["rivals"]["async_over_overlapped"] == {"measured": ["sync"], "missing": []}
+    assert found["async_over_sync_zero_latency"] is None
+    met = {name: goal.met(found[name]) for name, goal in WIKI.goals.items()}
+    assert met == {
+        "async_over_lockstep": True,
+        "async_over_overlapped": True,
+        "async_over_ideal": False,
+    }
 
 
 def test_exact_match_is_paired_by_seed() -> None:
@@ -222,9 +243,9 @@ def test_student_s_t_holds_95_percent_of_its_density(freedom: int) -> None:
 
 def test_exact_match_without_sampling_is_reported() -> None:
     whole = {"learns": True, "em": 0.9, "sampled_em": None, "em_goal_s": None}
-    found = summary([row("sync", 1.0, **whole)], {}, "async_4", 2)
+    found = summary([row("sync", 1.0, **whole)], {}, DEMO, "async_4", 2)
     assert found["em_by_mode"]["sync"]["sampled_em"] is None
-    _, learned, _ = tables([row("sync", 1.0, **whole)], {}, found, "one work", 2)
+    _, learned, _ = tables([row("sync", 1.0, **whole)], {}, found, DEMO, title="one work", cores=2)
     assert list(learned.columns[3].cells) == ["–"]
 
 
@@ -239,12 +260,12 @@ def test_tables_and_plot_show_every_cell(tmp_path: Any) -> None:
         for latency in ("tail", "zero")
         for mode in ("async_4", "sync")
     ]
-    found = summary(rows, {0: PARTS}, "async_4", 2)
-    paces, goals = tables(rows, {0: PARTS}, found, "one work", 2)
+    found = summary(rows, {0: PARTS}, DEMO, "async_4", 2)
+    paces, goals = tables(rows, {0: PARTS}, found, DEMO, title="one work", cores=2)
     assert paces.row_count == 4 and list(paces.columns[1].cells)[:2] == ["sync", "async_4"]
     assert "async_over_overlapped: without sync_1_thread, sync_2_engines" in str(goals.title)
     assert goals.row_count == 4  # no lock-step, no scaled latency, no engine seen
-    assert draw(rows, tmp_path / "plot.png").stat().st_size > 0
+    assert draw(rows, DEMO, tmp_path / "plot.png").stat().st_size > 0
 
 
 def test_an_unknown_idle_share_is_no_bar() -> None:

@@ -7,11 +7,6 @@ import pytest
 from configs.load import ConfigError, load
 from configs.runtime.process import REPOSITORY
 from scripts.bench.end_to_end.plan import (
-    EM_STEPS,
-    HEADLINE,
-    IN_FLIGHT,
-    LATENCIES,
-    MODES,
     TAIL,
     Cell,
     cells,
@@ -19,26 +14,27 @@ from scripts.bench.end_to_end.plan import (
     quick_cells,
     scaled,
 )
-from scripts.bench.end_to_end.run import PARTS_S
+from scripts.bench.end_to_end.task import DEMO, LATENCIES, WIKI, TaskFiles
 from scripts.bench.overlap.server import Latency, chance
-from scripts.demo.task import DemoFiles
 
-FILES = DemoFiles(*(Path(f"/demo/{name}") for name in ("model", "train", "eval", "corpus", "all")))
+FILES = TaskFiles(
+    *(Path(f"/files/{name}") for name in ("model", "settled", "train", "eval", "passages"))
+)
 
 
 def test_a_quick_plan_has_six_cells_with_every_ratio_s_both_sides() -> None:
-    planned = list(quick_cells(3, 8))
+    planned = list(quick_cells(DEMO, 3, 8))
     assert len(planned) == len(set(planned)) == 6
     by_latency = {name: {c.mode for c in planned if c.latency == name} for name in LATENCIES}
-    assert by_latency["tail"] == {"lockstep_2_engines", "sync_2_engines", HEADLINE}
-    assert by_latency["scaled"] == {HEADLINE}
-    assert by_latency["zero"] == {"sync_2_engines", HEADLINE}
-    assert sum(c.about_s for c in planned) + PARTS_S <= 600.0
+    assert by_latency["tail"] == {"lockstep_2_engines", "sync_2_engines", DEMO.headline}
+    assert by_latency["scaled"] == {DEMO.headline}
+    assert by_latency["zero"] == {"sync_2_engines", DEMO.headline}
+    assert sum(c.about_s for c in planned) + DEMO.parts_s <= 600.0
     assert {(c.seed, c.steps, c.last) for c in planned} == {(3, 8, 10)}
 
 
 def test_modes_lie_beside_each_other_and_turn_around_with_the_seed() -> None:
-    planned = list(cells(("lockstep", "async_2"), ("tail", "zero"), (0, 1), 4))
+    planned = list(cells(DEMO, ("lockstep", "async_2"), ("tail", "zero"), (0, 1), 4))
     assert [(c.seed, c.latency, c.mode, c.learns) for c in planned[:6]] == [
         (0, "tail", "lockstep", False),
         (0, "tail", "async_2", False),
@@ -52,37 +48,71 @@ def test_modes_lie_beside_each_other_and_turn_around_with_the_seed() -> None:
 
 
 def test_a_part_of_the_plan_can_be_asked_for() -> None:
-    pace = list(cells(("sync",), LATENCIES, (0,), 4, "pace"))
-    whole = list(cells(("sync",), LATENCIES, (0,), 4, "em"))
+    pace = list(cells(DEMO, ("sync",), LATENCIES, (0,), 4, "pace"))
+    whole = list(cells(DEMO, ("sync",), LATENCIES, (0,), 4, "em"))
     assert [c.learns for c in pace] == [False] * 3
-    assert [(c.latency, c.last) for c in whole] == [("tail", EM_STEPS)]
+    assert [(c.latency, c.last) for c in whole] == [("tail", DEMO.em_steps)]
 
 
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ConfigError, match="--modes 'asink': one of lockstep, lockstep_2_engines"):
-        list(cells(("asink",), LATENCIES, (0,), 4))
+        list(cells(DEMO, ("asink",), LATENCIES, (0,), 4))
 
 
-@pytest.mark.parametrize("mode", MODES)
+def test_the_wiki_task_has_fewer_and_shorter_cells_within_two_slices() -> None:
+    planned = list(cells(WIKI, tuple(WIKI.modes), WIKI.latencies, WIKI.seeds, WIKI.steps))
+    assert [(c.mode, c.latency, c.last, c.learns) for c in planned] == [
+        (mode, "tail", 5, False) for mode in ("lockstep", "sync", "async_2")
+    ]
+    assert sum(c.about_s for c in planned) + WIKI.parts_s <= 2 * 30 * 60
+    assert list(quick_cells(WIKI, 0, 1)) == []
+
+
+@pytest.mark.parametrize("mode", WIKI.modes)
+def test_a_wiki_cell_is_the_wiki_task_but_for_its_schedule(mode: str) -> None:
+    overrides = Cell("wiki", mode, "tail", 1, 4).overrides(FILES, "http://h:1/0.2-2")
+    config, wiki = load(WIKI.config, overrides), load(WIKI.config)
+    assert config.replay.max_staleness == (wiki.replay.max_staleness if mode == "async_2" else 0)
+    assert (
+        (config.learner.threads, config.actors.threads)
+        == (2, 2)
+        == (
+            wiki.learner.threads,
+            wiki.actors.threads,
+        )
+    )
+    for name in ("count", "max_num_seqs", "rollouts_in_flight", "max_turns"):
+        assert getattr(config.actors, name) == getattr(wiki.actors, name)
+    assert config.replay.groups_per_step * config.replay.group_size == 32
+    assert (config.learner.lr, config.model.path) == (0.0, "/files/settled")
+    assert not config.starts_retrieval_server
+
+
+def test_an_engine_alone_has_as_many_rollouts_as_seats() -> None:
+    assert (DEMO.engines, DEMO.alone) == (2, 128)
+    assert (WIKI.engines, WIKI.alone) == (1, 64)
+
+
+@pytest.mark.parametrize("mode", DEMO.modes)
 @pytest.mark.parametrize("learns", [False, True])
 def test_a_cell_is_the_demo_but_for_its_schedule(mode: str, learns: bool) -> None:
-    overrides = Cell(mode, "tail", 1, 4, learns).overrides(FILES, "http://h:1/0.2-2")
+    overrides = Cell("demo", mode, "tail", 1, 4, learns).overrides(FILES, "http://h:1/0.2-2")
     config = load(REPOSITORY / "configs" / "demo.yaml", overrides)
     demo = load(REPOSITORY / "configs" / "demo.yaml")
-    assert config.replay.max_staleness == MODES[mode].staleness
-    assert config.learner.threads == MODES[mode].threads
+    assert config.replay.max_staleness == DEMO.modes[mode].staleness
+    assert config.learner.threads == DEMO.modes[mode].threads
     assert config.actors.max_num_seqs * config.actors.count == 256
-    assert config.actors.count == MODES[mode].engines
+    assert config.actors.count == DEMO.modes[mode].engines
     assert config.learner.lr == (demo.learner.lr if learns else 0.0)
-    assert config.actors.rollouts_in_flight == IN_FLIGHT
+    assert config.actors.rollouts_in_flight == DEMO.in_flight
     assert config.replay.group_size == demo.replay.group_size
     assert config.replay.drop_no_signal == learns
-    assert config.learner.total_steps == (80 if learns else 6 + MODES[mode].staleness + 1)
+    assert config.learner.total_steps == (80 if learns else 6 + DEMO.modes[mode].staleness + 1)
     assert not config.starts_retrieval_server
 
 
 def test_own_overrides_come_last() -> None:
-    cell = Cell("sync", "tail", 1, 4)
+    cell = Cell("demo", "sync", "tail", 1, 4)
     overrides = cell.overrides(FILES, "http://h:1", ("learner.threads=7",))
     assert load(REPOSITORY / "configs" / "demo.yaml", overrides).learner.threads == 7
 

@@ -1,5 +1,6 @@
 """The end-to-end benchmark's cells: kept, resumed, in slices; then two tiny ones for real."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,23 @@ from replay.log.summary import Summary
 from replay.protocol import EvalResult
 from replay.trajectory import Question, Sampling, Search, StopReason, Trajectory, Turn
 from scripts import cli
-from scripts.bench.end_to_end.bench import CODE, BenchEndToEndOptions, left, measured_of, present
+from scripts.bench.end_to_end.bench import (
+    CODE,
+    BenchEndToEndOptions,
+    bench,
+    left,
+    measured_of,
+    present,
+    what_is_left,
+)
 from scripts.bench.end_to_end.fleet import recorded
 from scripts.bench.end_to_end.plan import Cell
-from scripts.bench.end_to_end.record import Evaluation, Parts, Turns, turns_of
+from scripts.bench.end_to_end.record import Evaluation, Parts, TaskName, Turns, turns_of
 from scripts.bench.end_to_end.run import Kept, Slice, measure
+from scripts.bench.end_to_end.task import DEMO, TASKS, WIKI
 from scripts.bench.harness import sources
 from scripts.demo.task import prepare
+from scripts.wiki.pipeline import pipeline
 
 PARTS = Parts(1000.0, 0.002, 0.3, 1.0, 1.5, 2000)
 ROW: dict[str, Any] = {
@@ -77,13 +88,13 @@ def test_a_step_s_turns_are_its_rollouts() -> None:
 
 
 def test_what_is_measured_is_not_measured_again(tmp_path: Path) -> None:
-    kept, cell = Kept(tmp_path, "code"), Cell("sync", "tail", 0, 8)
+    kept, cell = Kept(tmp_path, "code"), Cell("demo", "sync", "tail", 0, 8)
     assert kept.row(cell) is None and kept.parts(0) is None
     assert kept.parts(0, lambda: PARTS) == PARTS == Kept(tmp_path, "code").parts(0)
     row = kept.row(cell, lambda: ROW)
     assert row == Kept(tmp_path, "code").row(cell, lambda: 1 / 0)
     assert (row["mode"], row["seed"], row["tokens"]) == ("sync", 0, 2000.0)
-    assert kept.row(Cell("sync", "tail", 0, 9)) is None
+    assert kept.row(Cell("demo", "sync", "tail", 0, 9)) is None
     assert Kept(tmp_path, "other code").row(cell) is None
     assert Kept(tmp_path, "code", ("learner.lr=0",)).row(cell) is None
 
@@ -133,6 +144,9 @@ def test_what_there_is_is_reported_and_what_is_left_named(
         ({"quick": True, "latencies": ("zero",)}, "--quick chooses its own latencies: drop"),
         ({"quick": True, "only": "em"}, "--quick chooses its own cells: drop --only"),
         ({"quick": True, "seeds": (0, 1)}, "--quick takes one seed: name one after --seeds"),
+        ({"task": "wiki", "modes": ("async_8",)}, "--modes 'async_8': one of lockstep, sync, asy"),
+        ({"task": "wiki", "quick": True}, "--quick --task wiki: .* do not fit ten minutes"),
+        ({"task": "wiki", "only": "em"}, "--only em --task wiki: .* forage bench wiki measures"),
         ({"only": "em", "steps": 4}, "--only em trains whole runs of 80 steps: drop --steps"),
     ],
 )
@@ -141,19 +155,59 @@ def test_what_it_cannot_measure_is_refused(given: dict[str, Any], said: str) -> 
         BenchEndToEndOptions(**given)
 
 
-def test_figures_are_of_a_code_and_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_of_a_code_and_a_configuration() -> None:
     on = {"processor": "one", "cores": 2}
     kept = measured_of(BenchEndToEndOptions(), on)
     assert kept == measured_of(BenchEndToEndOptions(quick=True), on)
     assert kept != measured_of(BenchEndToEndOptions(overrides=("actors.max_turns=2",)), on)
     assert kept != measured_of(BenchEndToEndOptions(), on | {"cores": 4})
-    monkeypatch.setattr("scripts.bench.end_to_end.bench.CONFIG", REPOSITORY / "configs/wiki.yaml")
-    assert kept != measured_of(BenchEndToEndOptions(), on)
+    assert kept != measured_of(BenchEndToEndOptions(task="wiki"), on)
 
 
-@pytest.mark.parametrize("name", ["harness.py", "figures.py", "preflight.py", "server.py"])
+@pytest.mark.parametrize(
+    "name", ["harness.py", "figures.py", "preflight.py", "server.py", "task.py"]
+)
 def test_figures_are_of_all_that_makes_them(name: str) -> None:
     assert name in {path.name for path in sources(*CODE)}
+
+
+@pytest.mark.parametrize(("task", "name"), [("demo", "world.py"), ("wiki", "split.py")])
+def test_figures_of_a_task_are_of_what_makes_its_files(task: TaskName, name: str) -> None:
+    assert name in {path.name for path in sources(*TASKS[task].code)}
+
+
+def test_figures_are_of_the_files_that_they_were_measured_with(tmp_path: Path) -> None:
+    cell = Cell("wiki", "sync", "tail", 0, 4)
+    as_it_comes, started = (
+        Kept(tmp_path, "code", task=dataclasses.replace(WIKI, mark=lambda seed, of=of: of))
+        for of in ("as it comes", "start-0, 8 steps")
+    )
+    as_it_comes.row(cell, lambda: ROW)
+    assert as_it_comes.row(cell) and started.row(cell) is None
+    as_it_comes.parts(0, lambda: PARTS)
+    assert as_it_comes.parts(0) and started.parts(0) is None
+
+
+def test_a_wiki_task_that_is_not_there_is_refused_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "CACHE", tmp_path / "cache")
+    options = BenchEndToEndOptions(task="wiki", seeds=(3,), out=tmp_path / "out")
+    with pytest.raises(ConfigError, match="is missing: make wiki SEED=3 makes it"):
+        bench(options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_left_tells_the_minutes_of_cells_and_parts(tmp_path: Path) -> None:
+    options = BenchEndToEndOptions(quick=True, out=tmp_path)
+    kept = Kept(tmp_path, "code")
+    cells_s = [cell.about_s for cell in options.cells]
+    minutes = round((sum(cells_s) + DEMO.parts_s) / 60)
+    assert what_is_left(options, kept).startswith(f"6 cells left, about {minutes} minutes, lock")
+    kept.parts(0, lambda: PARTS)
+    kept.row(options.cells[0], lambda: ROW)
+    minutes = round(sum(cells_s[1:]) / 60)
+    assert what_is_left(options, kept).startswith(f"5 cells left, about {minutes} minutes, sync")
 
 
 def test_a_run_s_log_tells_its_steps() -> None:
@@ -201,7 +255,9 @@ TINY = (
 def test_two_tiny_cells_are_measured(demo_cache: None, tmp_path: Path) -> None:
     kept = Kept(tmp_path, "tiny", TINY)
     kept.parts(0, lambda: PARTS)
-    cells = [Cell(mode, "scaled", 0, 8) for mode in ("lockstep", "async_2")]  # steps of .2 s
+    cells = [
+        Cell("demo", mode, "scaled", 0, 8) for mode in ("lockstep", "async_2")
+    ]  # steps of .2 s
     measure(cells, kept, 30.0, print)
     lockstep, asynchronous = (kept.row(cell) for cell in cells)
     assert lockstep and asynchronous
@@ -228,7 +284,7 @@ def test_the_command_measures_keeps_and_goes_on(
     found = json.loads(file.read_text())
     assert found["async_over_sync_zero_latency"] is None  # of async_4, which is not among them
     assert found["left"] == [] and len(found["rows"]) == 2
-    assert (tmp_path / "end_to_end.png").stat().st_size > 0
+    assert (tmp_path / "demo.png").stat().st_size > 0
     capsys.readouterr()
     assert cli.main(words) == 0
     assert "steps" not in capsys.readouterr().err  # nothing is run again
