@@ -8,8 +8,8 @@ from statistics import NormalDist
 import msgspec
 
 from configs.load import ConfigError
-from scripts.bench.end_to_end.record import Kind
-from scripts.bench.end_to_end.task import TASKS, Mode, Task, TaskFiles, TaskName
+from scripts.bench.end_to_end.record import Kind, TaskName
+from scripts.bench.end_to_end.task import TASKS, Mode, Task, TaskFiles
 from scripts.bench.overlap.server import Latency
 
 SEARCH_SHARE = 0.05  # of a turn's generation: what a search takes beside a 3B model on a GPU
