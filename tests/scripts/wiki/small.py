@@ -83,6 +83,7 @@ def packaged(cache: Path) -> Iterator[None]:
             package.where(cache / "packages").write_bytes(server.files[package.file])
         patch.setattr(wiki, "TEXTS", texts)
         patch.setattr(wiki, "COUNTRIES", facts)
+        patch.setattr(model, "language_model_home", lambda folder: folder / "model")
         patch.setattr(model, "language_model", lambda folder, _: folder / "model")
         yield
 

@@ -20,7 +20,7 @@ from scripts.warm_start.demonstrations import read_files
 from scripts.wiki import articles, wiki
 from scripts.wiki.packages import WikiError
 from scripts.wiki.questions import KINDS
-from scripts.wiki.wiki import WikiFiles, build
+from scripts.wiki.wiki import WikiFiles, build, find
 from tests.scripts.wiki.registries import serving
 from tests.scripts.wiki.small import packaged
 
@@ -98,6 +98,16 @@ def test_what_is_made_is_not_made_again(folder: Path, files: WikiFiles) -> None:
     before = files.train.stat().st_mtime_ns
     assert build(folder, 0, told.append) == files and files.train.stat().st_mtime_ns == before
     assert [line.split(":")[0] for line in told] == ["packages", "language model", "index"]
+
+
+def test_what_is_made_is_found_and_what_is_not_is_named(folder: Path, files: WikiFiles) -> None:
+    with pytest.raises(WikiError, match="/model is missing: make wiki SEED=0 makes it"):
+        find(folder, 0)  # these packages hold no model
+    files.model.mkdir()
+    assert find(folder, 0) == files
+    with pytest.raises(WikiError, match="jsonl is missing: make wiki SEED=7 makes it"):
+        find(folder, 7)
+    files.model.rmdir()
 
 
 def test_what_was_interrupted_goes_on_to_the_same_bytes(

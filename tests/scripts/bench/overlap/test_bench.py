@@ -32,6 +32,7 @@ from scripts.bench.overlap.loops import Lessor, Loop, Seats, leases
 from scripts.bench.overlap.plan import NO_LATENCY, TAIL, ZERO, Plan, Units
 from scripts.bench.overlap.run import Bench, Cell, CellFailed, Timing, make_runner
 from scripts.bench.overlap.server import Late, Latency, chance, serving
+from scripts.data.build_index import IndexOptions, index
 
 QUESTIONS = tuple(
     Question(f"q{n}", f"what is the mayor of bore {n} ?", ("kelu",)) for n in range(9)
@@ -119,6 +120,16 @@ async def test_the_server_is_as_late_as_its_path_says(
         ((first, *_),) = await client.retrieve(["mayor of bore"], 2)
         assert first.contents == "the mayor of bore is kelu ."
         assert client.gauges()["retrieval/latency_p50_s"] >= latency.p50_s
+
+
+async def test_an_index_is_served_as_a_corpus_is(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "p", "contents": "the mayor of bore is kelu ."}\n')
+    index(IndexOptions(corpus=corpus, out=tmp_path / "index"))
+    with serving(tmp_path / "index", 0) as (url, _):
+        async with RetrievalClient(f"{url}/{ZERO.path}") as client:
+            ((first, *_),) = await client.retrieve(["mayor of bore"], 2)
+    assert first.contents == "the mayor of bore is kelu ."
 
 
 # ---- loops

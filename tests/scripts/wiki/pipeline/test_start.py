@@ -66,7 +66,9 @@ def test_the_fewest_steps_that_reach_the_bound_are_chosen(
 
 
 def test_what_was_chosen_is_not_chosen_again(commands: Commands, tmp_path: Path) -> None:
+    assert start.chosen(tmp_path) is None
     first = chosen(commands, tmp_path)
+    assert start.chosen(tmp_path) == first[0]
     commands.asked.clear()
     assert chosen(commands, tmp_path) == first and not commands.asked
 
