@@ -235,8 +235,14 @@ def bench(options: BenchEndToEndOptions) -> int:
     kept = Kept(options.out, measured_of(options, on), options.overrides, options.of)
     if any(left(options, kept)):
         report(what_is_left(options, kept))
-    measure(options.cells, kept, options.minutes, report)
+    failure = None
+    try:
+        measure(options.cells, kept, options.minutes, report)
+    except harness.BenchError as error:  # of one cell: the others are figures all the same
+        failure = error
     present(options, kept, on | {"load_after": harness.machine()["load"]})
+    if failure:
+        raise failure
     if not any(left(options, kept)):
         return Exit.DONE
     print(f"{what_is_left(options, kept)}: give the same command again to go on")

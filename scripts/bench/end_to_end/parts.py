@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from learner.trainer import Trainer
 
 THREADS = (1, 2)
+DEADLINE_S = 1200.0  # of generation alone, however slow the model and busy the machine
 
 
 def measure_parts(job: Job, config: Config) -> Parts:
@@ -55,7 +56,7 @@ async def _rate(job: Job, config: Config, policy: "VllmPolicy") -> dict[str, flo
     asked = read_questions(config.questions.train, columns=config.questions.columns).questions
     # Siblings are asked one after the other, as in a run, and share their searches.
     siblings = tuple(each for each in asked for _ in range(config.replay.group_size))
-    bench = Bench(config, policy, prompter, siblings, job.server)
+    bench = Bench(config, policy, prompter, siblings, job.server, DEADLINE_S)
     found = await bench.measure(Cell("continuous", AT_ONCE, job.alone), Timing(*job.window), 0)
     return {
         "tokens_per_s": found["tokens_per_s"],

@@ -72,8 +72,12 @@ class Bench:
         prompter: Prompter,
         questions: tuple[Question, ...],
         server: tuple[str, int],
+        deadline_s: float = DEADLINE_S,
     ) -> None:
-        """`server`: base URL and process id. The engine must say that it serves version 0."""
+        """`server`: base URL and process id; `deadline_s` of a cell. The engine must say that it
+        serves version 0.
+        """
+        self._deadline_s = deadline_s
         self._config, self._policy, self._prompter = config, policy, prompter
         self._questions, (self._url, self._pid) = questions, server
         logging.getLogger("actors.runner").setLevel(logging.ERROR)  # it names all that it ends
@@ -91,10 +95,10 @@ class Bench:
             cache_queries=asked.cache_queries,
         )
         try:
-            async with asyncio.timeout(DEADLINE_S), client:
+            async with asyncio.timeout(self._deadline_s), client:
                 return await self._observe(cell, timing, first, client)
         except TimeoutError as error:
-            raise CellFailed(f"{cell}: nothing measured within {DEADLINE_S:g} s") from error
+            raise CellFailed(f"{cell}: nothing measured within {self._deadline_s:g} s") from error
         except ExceptionGroup as group:
             ours, others = group.split((RolloutFailed, ActorError))
             if ours is None or others is not None:

@@ -30,7 +30,7 @@ from scripts.bench.end_to_end.plan import Cell
 from scripts.bench.end_to_end.record import Evaluation, Parts, TaskName, Turns, turns_of
 from scripts.bench.end_to_end.run import Kept, Slice, measure
 from scripts.bench.end_to_end.task import DEMO, TASKS, WIKI
-from scripts.bench.harness import sources
+from scripts.bench.harness import BenchError, sources
 from scripts.demo.task import prepare
 from scripts.wiki.pipeline import pipeline
 
@@ -196,6 +196,22 @@ def test_a_wiki_task_that_is_not_there_is_refused_with_its_remedy(
     with pytest.raises(ConfigError, match="is missing: make wiki SEED=3 makes it"):
         bench(options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cell_that_fails_leaves_the_figures_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "figures.json"
+    options = BenchEndToEndOptions(quick=True, out=tmp_path, json=file)
+
+    def fail(cells: list[Cell], kept: Kept, *_: object) -> None:
+        kept.row(cells[0], lambda: ROW)
+        raise BenchError("the second ended with 1")
+
+    monkeypatch.setattr("scripts.bench.end_to_end.bench.measure", fail)
+    with pytest.raises(BenchError, match="the second ended with 1"):
+        bench(options)
+    assert len(json.loads(file.read_text())["rows"]) == 1
 
 
 def test_what_is_left_tells_the_minutes_of_cells_and_parts(tmp_path: Path) -> None:
