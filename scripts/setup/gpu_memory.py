@@ -30,6 +30,7 @@ WIKI_18_BYTES = 21_015_324 * 768 * 4  # e5_Flat.index, for a file of vectors tha
 FAISS_BYTES = 3 * GIB // 2  # its scratch on each GPU
 ENCODER_BYTES = GIB  # of E5-base's size, with a batch's activations
 STEP_COPIES = {"cuda": 1, "cpu": 2}  # in fp32, while torch's Adam steps
+GAPS = {"cuda": 0.0, "cpu": 0.4}  # of the passes' blocks: freed ones that are kept at hand
 
 
 def totals() -> list[int]:
@@ -77,6 +78,7 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
     offloads = learner.offload == "cpu" and on_gpu
     state = {} if offloads else state_bytes(config, model)
     ranks = learner.ranks if learner.zero_stage else 1
+    gaps = int(GAPS[device] * (activations + head))
     stepping = 0 if offloads else 4 * STEP_COPIES[device] * count // ranks
     needs = {
         "weights": width * count // shared[3],
@@ -84,7 +86,8 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
         **state,
         "activations": activations,
         "head, with its gradient": head,
-        "optimiser's temporaries": max(0, stepping - activations - head),
+        "gaps between blocks": gaps,
+        "optimiser's temporaries": max(0, stepping - activations - head - gaps),
         "reductions": _reduced(config, model),
         "weights shown to actors": on_gpu * width * count,
         "CUDA": on_gpu * CONTEXT_BYTES,
