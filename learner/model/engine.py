@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from configs.runtime.gpus import hold, visible
-from configs.runtime.process import free_large_blocks_at_once
+from configs.runtime.process import keep_freed_blocks, return_freed_blocks
 from configs.schema import Config, LearnerConfig
 from learner.errors import BadModel
 from learner.model.collectives import Facts, gather_facts, sums
@@ -31,7 +31,7 @@ from learner.model.scorer import TokenScorer, TokenScores, load_model
 from learner.model.shards import Partitioned, Scattered, Shards, Whole
 from learner.packing import MicroBatch
 
-LARGE_MODEL_BYTES = 16 << 20  # below it a heap with gaps is small, and page faults are not
+LARGE_MODEL_BYTES = 16 << 20  # below it a heap with gaps is small
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -125,7 +125,9 @@ class Engine:
         """
         for group in self._optimiser.param_groups:
             group["lr"] = lr
+        return_freed_blocks()  # an optimiser's blocks fit none of the gaps that passes leave
         self._engine.step()
+        return_freed_blocks()
         return float(self._engine.get_global_grad_norm() if self._norm is None else self._norm)
 
     def gather(self, facts: list[Facts]) -> list[Facts]:
@@ -222,7 +224,7 @@ def _load(config: Config, model_path: str | None) -> PreTrainedModel:
         model_config = msgspec.structs.replace(model_config, path=model_path)
     model = load_model(model_config)
     if sum(weight.nbytes for weight in model.parameters()) >= LARGE_MODEL_BYTES:
-        free_large_blocks_at_once()
+        keep_freed_blocks()
     if config.learner.gradient_checkpointing:
         _checkpoint_gradients(model)
     return model

@@ -1,8 +1,9 @@
 """The memory that each GPU has to hold, before anything is started on it.
 
 It counts what stays (weights, gradients, optimiser, averages) and the most that comes on top of it:
-while a gradient is made, activations and the head's sums; while the optimiser steps, its
-temporaries. A test compares it with what a learner on a CPU holds at its peak.
+while a gradient is made, activations, the head's sums and, on a CPU, freed blocks that are kept at
+hand; while the optimiser steps, its temporaries. A test compares it with what a learner on a CPU
+holds at its peak.
 """
 
 import importlib
@@ -30,6 +31,7 @@ WIKI_18_BYTES = 21_015_324 * 768 * 4  # e5_Flat.index, for a file of vectors tha
 FAISS_BYTES = 3 * GIB // 2  # its scratch on each GPU
 ENCODER_BYTES = GIB  # of E5-base's size, with a batch's activations
 STEP_COPIES = {"cuda": 1, "cpu": 2}  # in fp32, while torch's Adam steps
+GAPS, MOST_GAPS_BYTES = 0.4, GIB  # of the passes' blocks on a CPU; those above 32 MiB leave none
 
 
 def totals() -> list[int]:
@@ -77,6 +79,7 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
     offloads = learner.offload == "cpu" and on_gpu
     state = {} if offloads else state_bytes(config, model)
     ranks = learner.ranks if learner.zero_stage else 1
+    gaps = 0 if on_gpu else min(int(GAPS * (activations + head)), MOST_GAPS_BYTES)
     stepping = 0 if offloads else 4 * STEP_COPIES[device] * count // ranks
     needs = {
         "weights": width * count // shared[3],
@@ -84,7 +87,8 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
         **state,
         "activations": activations,
         "head, with its gradient": head,
-        "optimiser's temporaries": max(0, stepping - activations - head),
+        "gaps between blocks": gaps,
+        "optimiser's temporaries": max(0, stepping - activations - head - gaps),
         "reductions": _reduced(config, model),
         "weights shown to actors": on_gpu * width * count,
         "CUDA": on_gpu * CONTEXT_BYTES,

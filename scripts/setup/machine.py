@@ -152,12 +152,13 @@ def _on_host(config: Config, model: Model) -> dict[str, int]:
     actors, learner = config.actors, config.learner
     needs = gpu_memory.learner_needs(config, model, "cpu")
     tokens = f"its activations (learner.micro_batch_tokens = {learner.micro_batch_tokens!r})"
-    activations, head = needs.pop("activations", 0), needs.pop("head, with its gradient", 0)
+    activations, gaps = needs.pop("activations", 0), needs.pop("gaps between blocks", 0)
+    head = needs.pop("head, with its gradient", 0)
     return {
         "their weights": actors.count * width_of(config.engine_dtype) * model.parameters,
         "their keys and values (actors.kv_cache_bytes)": actors.count * actors.kv_cache_bytes,
         "its weights, gradients and optimiser": learner.ranks * sum(needs.values()),
-        tokens: learner.ranks * activations,
+        tokens: learner.ranks * (activations + gaps),
         "its logits (learner.logprob_chunk_bytes)": learner.ranks * head,
     }
 
