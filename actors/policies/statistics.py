@@ -24,6 +24,7 @@ class EngineStatistics:
         self.kv_tokens = self.preemptions = 0
         self._load = Load()
         self._peak_use, self._queued, self._running = 0.0, 0, 0
+        self._steps = self._ran = 0  # since the last look: steps, and what ran in each, summed
         self._of_updates = self._again_of_updates = 0  # preempted by updates, not yet heard of
         self._prefilled_again = 0
         self._lookups: deque[tuple[int, int, int]] = deque()  # requests, tokens, found
@@ -47,6 +48,7 @@ class EngineStatistics:
             return
         self._running = scheduler_stats.num_running_reqs
         self._queued = scheduler_stats.num_waiting_reqs
+        self._steps, self._ran = self._steps + 1, self._ran + self._running
         use = scheduler_stats.kv_cache_usage
         self._peak_use = max(self._peak_use, use)
         step = Load(use, preempted - of_updates, 1, int(self._queued > 0))
@@ -67,12 +69,17 @@ class EngineStatistics:
         return load
 
     def gauges(self) -> dict[str, float]:
-        """Return the engine's numbers; the peak use is since the last call."""
+        """Return the engine's numbers; the peak use and a step's requests are since the last call,
+        and no step has no requests.
+        """
         peak, self._peak_use = self._peak_use, 0.0
         drafted = sum(tokens for tokens, _ in self._drafts)
         accepted = sum(tokens for _, tokens in self._drafts)
-        drafts = {"actor/accepted_drafts": accepted / drafted} if drafted else {}
-        return drafts | {
+        some = {"actor/accepted_drafts": accepted / drafted} if drafted else {}
+        if self._steps:
+            some["actor/requests_a_step"] = self._ran / self._steps
+        self._steps = self._ran = 0
+        return some | {
             "actor/kv_use_max": peak,
             "actor/queued_requests": float(self._queued),
             "actor/preemptions_total": float(self.preemptions),

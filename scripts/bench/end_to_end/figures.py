@@ -27,6 +27,7 @@ def figures(record: Record, usage: Usage, warm_up: int) -> Row:
         "step_s": seconds / count,
         "update_s": update_s,
         "wait_s": wait_s,
+        "oldest_s": sum(step.oldest_s for step in steps) / count,
         "rest_s": seconds / count - update_s - wait_s,
         "pause_s": sum(step.pause_s for step in steps) / count,
         "tokens": tokens / count,

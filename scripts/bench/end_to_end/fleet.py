@@ -82,5 +82,6 @@ def _step(record: records.Reported, tokens: int, sampled: int, turns: Turns) -> 
         sampled=sampled,
         staleness=gauges["replay/staleness"],
         staleness_max=gauges["replay/staleness_max"],
+        oldest_s=gauges["learner/wait_for_oldest_s"],
         turns=turns,
     )

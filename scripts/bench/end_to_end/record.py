@@ -65,7 +65,8 @@ def turns_of(payloads: Iterable[bytes]) -> Turns:
 class Step(msgspec.Struct, frozen=True):
     """One optimiser step as its learner saw it, and what was sampled since the one before.
 
-    `wait_s`: for rollouts; `pause_s`: of generation, while weights are written. `tokens` are
+    `wait_s`: for rollouts, of which `oldest_s` for the slowest that staleness lets no step pass,
+    while a batch lay ready; `pause_s`: of generation, while weights are written. `tokens` are
     sampled ones that this step trained on, `staleness` their mean, `turns` their rollouts'.
     """
 
@@ -77,6 +78,7 @@ class Step(msgspec.Struct, frozen=True):
     sampled: int
     staleness: float = 0.0
     staleness_max: float = 0.0
+    oldest_s: float = 0.0
     turns: Turns = Turns()
 
 

@@ -22,8 +22,8 @@ RATIOS = (
     "async_over_sync_zero_latency",
 )  # fmt: skip
 COLUMNS = (
-    "latency", "mode", "seed", "s/step", "update", "wait", "rest", "tokens/s", "s per {tokens}",
-    "of ideal", "idle: learner, engines", "pause", "staleness (max)", "sampled/trained",
+    "latency", "mode", "seed", "s/step", "update", "wait (oldest)", "rest", "tokens/s",
+    "s per {tokens}", "of ideal", "idle: learner, engines", "pause", "staleness (max)", "sampled/trained",
     "search/turn", "cores",
 )  # fmt: skip
 LEARNER = (("update_s", "training", "#1b6ca8"), ("wait_s", "waiting for rollouts", "#d8d8d8"),
@@ -80,7 +80,9 @@ def _paces(
             row["latency"],
             row["mode"],
             str(row["seed"]),
-            *(f"{row[name]:.2f}" for name in ("step_s", "update_s", "wait_s", "rest_s")),
+            *(f"{row[name]:.2f}" for name in ("step_s", "update_s")),
+            f"{row['wait_s']:.2f} ({row['oldest_s']:.2f})",
+            f"{row['rest_s']:.2f}",
             f"{row['tokens_per_s']:,.0f}",
             f"{tokens / row['tokens_per_s']:.1f}",
             _shown(share),

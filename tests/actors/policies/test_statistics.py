@@ -38,6 +38,16 @@ def test_load_and_peak_are_since_the_last_look() -> None:
     assert gauges["actor/preemptions_total"] == 2.0 and gauges["actor/queued_requests"] == 0.0
 
 
+def test_a_step_s_requests_are_the_mean_since_the_last_look() -> None:
+    told = EngineStatistics()
+    assert "actor/requests_a_step" not in told.gauges()
+    step(told, running=5)
+    step(told, running=1)
+    assert told.gauges()["actor/requests_a_step"] == 3.0
+    step(told, running=7)
+    assert told.gauges()["actor/requests_a_step"] == 7.0
+
+
 def test_what_an_update_preempts_is_no_preemption() -> None:
     told = EngineStatistics()
     step(told, running=5)

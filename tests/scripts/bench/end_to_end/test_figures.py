@@ -59,11 +59,12 @@ def row(mode: str, rate: float, seed: int = 0, latency: str = "tail", **more: An
 
 
 def test_figures_are_of_the_steps_after_the_uncounted() -> None:
-    stale = step(14.0, tokens=300, staleness=2.0, staleness_max=3.0)
+    stale = step(14.0, tokens=300, staleness=2.0, staleness_max=3.0, oldest_s=0.5)
     record = Record((step(1.0), step(10.0), step(12.0), stale), ())
     found = figures(record, usage(), warm_up=2)
     assert (found["step_s"], found["update_s"], found["wait_s"]) == (2.0, 0.5, 1.0)
-    assert found["rest_s"] == pytest.approx(0.5) and found["learner_idle"] == 0.75
+    assert found["rest_s"] == pytest.approx(0.5) and found["oldest_s"] == 0.25
+    assert found["learner_idle"] == 0.75
     assert (found["tokens"], found["tokens_per_s"]) == (200.0, 100.0)
     assert found["sampled_over_trained"] == pytest.approx(220 / 400)
     assert (found["staleness"], found["staleness_max"]) == (1.5, 3.0)

@@ -39,6 +39,7 @@ ROW: dict[str, Any] = {
     "step_s": 2.0,
     "update_s": 0.5,
     "wait_s": 1.0,
+    "oldest_s": 0.5,
     "rest_s": 0.5,
     "pause_s": 0.01,
     "tokens": 2000.0,
@@ -247,7 +248,8 @@ def test_a_run_s_log_tells_its_steps() -> None:
     found = recorded(log)
     (step,) = found.steps
     assert (step.at_s, step.tokens, step.sampled) == (14.0, 80, 80)
-    assert step.wait_s == pytest.approx(0.3) and (step.pause_s, step.staleness) == (0.02, 1.5)
+    assert step.wait_s == pytest.approx(0.3) and step.oldest_s == 0.1
+    assert (step.pause_s, step.staleness) == (0.02, 1.5)
     assert step.turns == Turns(turns=4, generate_s=1.0)
     assert found.evaluations == (Evaluation(1, 5.0, 0.9, 0.8),)
 
@@ -298,7 +300,7 @@ def test_the_command_measures_keeps_and_goes_on(
     assert "2 cells left" in capsys.readouterr().out
     assert cli.main(words) == 0
     found = json.loads(file.read_text())
-    assert found["async_over_sync_zero_latency"] is None  # of async_4, which is not among them
+    assert found["async_over_sync_zero_latency"] is None  # of async_8, which is not among them
     assert found["left"] == [] and len(found["rows"]) == 2
     assert (tmp_path / "demo.png").stat().st_size > 0
     capsys.readouterr()
