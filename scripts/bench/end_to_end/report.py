@@ -23,8 +23,8 @@ RATIOS = (
 )  # fmt: skip
 COLUMNS = (
     "latency", "mode", "seed", "s/step", "update", "wait (oldest)", "rest", "tokens/s",
-    "s per {tokens}", "of ideal", "idle: learner, engines", "pause", "staleness (max)", "sampled/trained",
-    "search/turn", "cores",
+    "s per {tokens}", "of ideal", "idle: learner, engines", "pause", "staleness (max)",
+    "sampled/trained", "search/turn", "cores",
 )  # fmt: skip
 LEARNER = (("update_s", "training", "#1b6ca8"), ("wait_s", "waiting for rollouts", "#d8d8d8"),
            ("rest_s", "weights and the rest", "#c8553d"))  # fmt: skip
