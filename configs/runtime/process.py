@@ -136,8 +136,8 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, once it has closed what it opened: with vLLM loaded, the
-    interpreter's own end takes seconds, which a restart would have to wait for.
+    """End this process at once, once it has closed what it opened: with vLLM or torch loaded, the
+    interpreter's own end takes seconds, which a restart or the end of a run would have to wait for.
     """
     logging.shutdown()
     sys.stdout.flush()

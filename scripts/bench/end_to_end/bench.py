@@ -20,7 +20,7 @@ from scripts.bench.end_to_end.figures import Row, summary
 from scripts.bench.end_to_end.plan import HEADLINE, LATENCIES, MODES, Cell
 from scripts.bench.end_to_end.report import draw, tables
 from scripts.bench.end_to_end.run import Kept, measure, plain
-from scripts.demo.start import ColdStartFailed
+from scripts.demo.errors import ColdStartFailed
 from scripts.options import option, overrides
 
 CODE = (  # of these, kept cells are figures
