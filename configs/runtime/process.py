@@ -24,6 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PID_FILE = "launcher.pid"  # in a run's socket directory: whose it is
 _PR_SET_PDEATHSIG = 1
 _M_MMAP_THRESHOLD = -3
+_ARGUMENTS = slice(45, 47)  # where they lie in memory: fields of /proc/PID/stat behind the name
 
 
 class Exit(enum.IntEnum):
@@ -133,6 +134,20 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
     expected = os.environ.pop("FORAGE_PARENT", "")
     if expected and os.getppid() != int(expected):
         os.kill(os.getpid(), signal_number)
+
+
+def set_title(title: str) -> None:
+    """Show `title` as this process's command line and, cut to 15 bytes, as its name: for a fork,
+    which shows its parent's (Linux only). It overwrites the arguments alone; the environment stays.
+    """
+    if sys.platform != "linux":
+        return
+    fields = Path("/proc/self/stat").read_text().rpartition(") ")[2].split()
+    begin, end = (int(each) for each in fields[_ARGUMENTS])
+    if begin:  # else the kernel does not tell
+        shown = title.encode()[: end - begin - 1]
+        ctypes.memmove(begin, shown.ljust(end - begin, b"\0"), end - begin)
+    Path("/proc/self/comm").write_text(title)
 
 
 def leave(code: int) -> NoReturn:
