@@ -217,14 +217,34 @@ class Prompter:
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
     """Load the Hugging Face tokenizer of a model folder. Raises OSError or ValueError."""
-    from transformers import AutoTokenizer  # slow to import; not needed by tests with a fake
-
     try:
+        if _is_plain(path):
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(path)
+        from transformers import AutoTokenizer  # imports torch
+
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError):
         raise
     except Exception as error:  # of a damaged file, whatever its reader met
         raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _is_plain(path: str) -> bool:
+    """True for a Llama's folder with a tokenizer of no family: there AutoTokenizer would choose
+    PreTrainedTokenizerFast, once it has imported torch. (For some families it puts its own class in
+    the place of the one that is named.)
+    """
+    try:
+        config, tokenizer = (
+            json.loads(Path(path, name).read_bytes())
+            for name in ("config.json", "tokenizer_config.json")
+        )
+        named = (config["model_type"], tokenizer["tokenizer_class"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return False  # AutoTokenizer says what is wrong
+    return named == ("llama", "TokenizersBackend") and "auto_map" not in tokenizer
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

@@ -21,6 +21,9 @@ from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+# Numpy would start threads that nothing here uses, and the engine could not be forked off.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from actors import joining
 from actors.environments import registry
 from actors.environments.base import Retriever

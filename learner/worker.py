@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from configs.keys import Address, Addresses
 from configs.load import ConfigError, load
-from configs.runtime.process import Exit, announce_ready, begin, make_socket_dir
+from configs.runtime.process import Exit, announce_ready, begin, leave, make_socket_dir
 from configs.runtime.signals import StopRequested, StopSwitch, on_stop
 from configs.schema import Config
 from learner import checkpoint
@@ -214,4 +214,4 @@ def _reader(config: Config, incarnation: int, replay: Address) -> BatchReader:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

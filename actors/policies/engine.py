@@ -9,9 +9,11 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from multiprocessing import resource_tracker
+from multiprocessing.util import register_after_fork
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,13 @@ from actors.errors import EngineUnusable
 from actors.prompt import single_token_ids
 from configs.devices import on_cpu
 from configs.runtime.gpus import Gpus, GpusTaken, hold, take, visible
-from configs.runtime.process import avoid_amx, socket_dir
+from configs.runtime.process import avoid_amx, die_with_parent, set_title, socket_dir
 from configs.schema import Config
 
 NICENESS = 5  # more than before
 _LOWEST = 19
+_TITLE = "VLLM::EngineCore"  # as vLLM titles a spawned engine
+_START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 # Of one batch; left out, vLLM takes 2,048 of an engine that is no server, on an H100 too.
 _BATCHED_TOKENS = 8192
 # Of the cache's blocks, free when a request is begun: what runs grows into them, where otherwise
@@ -59,7 +63,7 @@ def prepare_environment(config: Config) -> None:
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        _START_METHOD: "spawn",
         "OMP_NUM_THREADS": str(config.actors.threads),
         "NUMBA_NUM_THREADS": "1",  # drafts by n-grams use one, and the others would spin
     }
@@ -129,6 +133,44 @@ def lower_priority() -> None:
             for thread in each.threads():
                 before = os.getpriority(os.PRIO_PROCESS, thread.id)
                 os.setpriority(os.PRIO_PROCESS, thread.id, min(before + NICENESS, _LOWEST))
+
+
+class _Parent:
+    """This process, to the engine that is forked from it."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def begin(self) -> None:
+        """Prepare the child: it ends with its parent, whose event loop its signals do not wake; its
+        own workers are spawned; its title is its own. (vLLM's own call finds the place of a title
+        by the first environment variable, and only while nobody has set that anew.)
+        """
+        os.environ |= {"FORAGE_PARENT": str(self._pid), _START_METHOD: "spawn"}
+        die_with_parent()
+        signal.set_wakeup_fd(-1)
+        set_title(_TITLE)
+
+
+@contextlib.contextmanager
+def forking(threads: int) -> Iterator[None]:
+    """Have an engine of so many threads that is started inside be a fork of this process where that
+    is safe: on a CPU, with one (OpenMP's teams do not outlive a fork), and without a thread here
+    but the one that calls. A spawned child imports vLLM once more, and that is most of its start.
+    Enter it with the engine's configuration made: making one asks for "spawn".
+    """
+    if not on_cpu() or threads > 1 or psutil.Process().num_threads() > 1:
+        yield
+        return
+    parent, before = _Parent(), os.environ.get(_START_METHOD)
+    register_after_fork(parent, _Parent.begin)  # for as long as `parent` lives
+    os.environ[_START_METHOD] = "fork"
+    try:
+        yield
+    finally:
+        os.environ.pop(_START_METHOD)
+        if before is not None:
+            os.environ[_START_METHOD] = before
 
 
 class Scratch:

@@ -24,11 +24,13 @@ from actors.policies.engine import (
     check_installation,
     choose_gpus,
     engine_arguments,
+    forking,
     prepare_environment,
     stop_arguments,
 )
 from actors.policies.statistics import EngineStatistics
 from actors.prompt import load_tokenizer
+from configs.devices import on_cpu
 from configs.runtime.gpus import Gpus
 from configs.schema import ActorsConfig, Config
 from weight_sync.protocol import WORKER_EXTENSION, WeightSyncError, require_done
@@ -99,7 +101,7 @@ class VllmPolicy:
             # Not in a thread: the child dies with the thread that started it.
             with scratch.entered(), gpus.visible():
                 policy = cls(
-                    _start_engine(engine_arguments(config, worker_extension), statistics),
+                    _start_engine(config, worker_extension, statistics),
                     _stopping_with(load_tokenizer(path, config.model.trust_remote_code)),
                     scratch,
                     config.actors.engine_deadline_s,
@@ -235,11 +237,14 @@ class VllmPolicy:
         raise EngineDead("the engine's process is gone")
 
     def close(self) -> None:
-        """End the engine's process, by force after `KILL_AFTER_S`, or at once if it has failed."""
+        """End the engine's process, by force after `KILL_AFTER_S`; at once if it has failed, and on
+        a CPU, where one without workers of its own leaves nothing behind.
+        """
         engine, self._engine = self._engine, None
         if engine is not None:
             logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of every kill
-            engine.shutdown(timeout=0.0 if engine.errored else KILL_AFTER_S)
+            alone = on_cpu() and engine.vllm_config.parallel_config.world_size == 1
+            engine.shutdown(timeout=0.0 if alone or engine.errored else KILL_AFTER_S)
             del engine
             gc.collect()
         if self._scratch is not None:
@@ -306,15 +311,23 @@ def _naming_death() -> Iterator[None]:
         raise EngineDead("the engine's process is gone") from error
 
 
-def _start_engine(arguments: dict[str, Any], statistics: EngineStatistics) -> "AsyncLLM":
+def _start_engine(
+    config: Config, worker_extension: str, statistics: EngineStatistics
+) -> "AsyncLLM":
     # vLLM keeps tracebacks of optional imports, and with them our frames: no local may hold the
     # engine, or it is never collected and its finaliser complains when the interpreter ends.
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(
-        AsyncEngineArgs(**arguments), stat_loggers=[lambda config, index: statistics]
-    )
+    arguments = AsyncEngineArgs(**engine_arguments(config, worker_extension))
+    resolved = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    with forking(config.actors.threads):
+        return AsyncLLM.from_vllm_config(
+            resolved,
+            stat_loggers=[lambda config, index: statistics],
+            disable_log_stats=arguments.disable_log_stats,
+        )
 
 
 def own_logprobs(flat: Any, ids: NDArray[np.int32], skip: int = 0) -> NDArray[np.float32]:

@@ -25,6 +25,7 @@ PID_FILE = "launcher.pid"  # in a run's socket directory: whose it is
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _kept: ctypes.CDLL | None = None  # the C library, once it keeps freed blocks
+_ARGUMENTS = slice(45, 47)  # where they lie in memory: fields of /proc/PID/stat behind the name
 
 
 class Exit(enum.IntEnum):
@@ -147,9 +148,23 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
         os.kill(os.getpid(), signal_number)
 
 
+def set_title(title: str) -> None:
+    """Show `title` as this process's command line and, cut to 15 bytes, as its name: for a fork,
+    which shows its parent's (Linux only). It overwrites the arguments alone; the environment stays.
+    """
+    if sys.platform != "linux":
+        return
+    fields = Path("/proc/self/stat").read_text().rpartition(") ")[2].split()
+    begin, end = (int(each) for each in fields[_ARGUMENTS])
+    if begin:  # else the kernel does not tell
+        shown = title.encode()[: end - begin - 1]
+        ctypes.memmove(begin, shown.ljust(end - begin, b"\0"), end - begin)
+    Path("/proc/self/comm").write_text(title)
+
+
 def leave(code: int) -> NoReturn:
-    """End this process at once, once it has closed what it opened: with vLLM loaded, the
-    interpreter's own end takes seconds, which a restart would have to wait for.
+    """End this process at once, once it has closed what it opened: with vLLM or torch loaded, the
+    interpreter's own end takes seconds, which a restart or the end of a run would have to wait for.
     """
     logging.shutdown()
     sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from configs.load import ConfigError, load
@@ -111,15 +112,14 @@ def _demo(options: DemoOptions) -> int:
 
 def _prepare(seed: int, dense: bool) -> list[str]:
     from retrieval_server.protocol import BadIndex
-    from scripts.demo.encoder import EncoderFailed, prepare_index  # it takes seconds
-    from scripts.demo.start import ColdStartFailed
+    from scripts.demo.errors import TaskFailed
     from scripts.demo.task import prepare
 
     cache = REPOSITORY / ".cache"
     try:
         files = prepare(cache, seed, _tell)
-        index = prepare_index(cache, seed, files.corpus, _tell) if dense else None
-    except (ColdStartFailed, EncoderFailed) as error:
+        index = _index(cache, seed, files.corpus) if dense else None
+    except TaskFailed as error:
         raise DemoFailed(f"{error}; try another SEED") from error
     except BadIndex as error:
         raise DemoFailed(str(error)) from error
@@ -130,6 +130,12 @@ def _prepare(seed: int, dense: bool) -> list[str]:
         f"retrieval.corpus={files.corpus}",
     ]
     return [*settings, f"retrieval.index={index}"] if index else settings
+
+
+def _index(cache: Path, seed: int, corpus: Path) -> Path:
+    from scripts.demo.encoder import prepare_index  # late: it imports torch
+
+    return prepare_index(cache, seed, corpus, _tell)
 
 
 def _tell(line: str) -> None:

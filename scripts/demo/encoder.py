@@ -26,6 +26,7 @@ from retrieval_server.index import manifest
 from retrieval_server.index.build import build_dense
 from scripts.demo import tokenizer
 from scripts.demo import world as demo_world
+from scripts.demo.errors import EncoderFailed
 from scripts.demo.start import Report, one_thread
 from scripts.demo.task import COUNTRIES, HELD_OUT, digest_with
 from scripts.demo.tokenizer import WORDS
@@ -198,10 +199,6 @@ def batch(
     for name in dict.fromkeys(fact.subject for fact in chosen):
         chosen += rng.choice(near[name]) if near[name] else ()
     return list(dict.fromkeys(chosen))
-
-
-class EncoderFailed(RuntimeError):
-    """The encoder does not find held-out facts."""
 
 
 def ranks(encoder: Encoder, world: World, asked: Sequence[Fact]) -> NDArray[np.int64]:

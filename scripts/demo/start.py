@@ -22,15 +22,12 @@ from learner.imitation import TEMPERATURE, Segment, imitate, lay_out
 from learner.model.head import ChunkLoss
 from learner.model.scorer import TokenScores, score_logits
 from learner.packing import MicroBatch, pad
+from scripts.demo.errors import ColdStartFailed
 from scripts.demo.play import Habits, demonstrate, exact_match, play
 from scripts.demo.tokenizer import END, IDS, PAD, VOCABULARY
 from scripts.demo.world import Chain, World, make_world
 
 Report = Callable[[str], None]
-
-
-class ColdStartFailed(RuntimeError):
-    """The policy did not reach a start that reinforcement learning can work with."""
 
 
 @dataclass(frozen=True)

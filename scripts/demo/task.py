@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from configs.runtime.files import locked, making
-from learner import imitation, packing
-from scripts.demo import play, start, tokenizer
-from scripts.demo import world as demo_world
-from scripts.demo.start import ColdStartFailed, Recipe, cold_start, one_thread
-from scripts.demo.tokenizer import save_tokenizer
+from configs.runtime.process import REPOSITORY
+from scripts.demo.errors import ColdStartFailed
 from scripts.demo.world import Chain, all_chains, balanced_chains, make_world, split
 
 PATIENCE_S = 600.0  # while another process makes a task in the same cache
 COUNTRIES, HELD_OUT, EVAL_QUESTIONS, SUB_SEEDS = 120, 0.25, 240, 4
-_MODULES = (play, start, tokenizer, demo_world, imitation, packing)
-_SOURCES = (__file__, *(str(module.__file__) for module in _MODULES))
+# Named, not imported: where the task is cached, nothing needs torch.
+_MAKERS = (
+    "scripts/demo/task.py", "scripts/demo/play.py", "scripts/demo/start.py",
+    "scripts/demo/tokenizer.py", "scripts/demo/world.py", "learner/imitation.py",
+    "learner/packing.py",
+)  # fmt: skip
+_SOURCES = tuple(str(REPOSITORY / name) for name in _MAKERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,7 @@ class DemoFiles:
 
 
 def prepare(cache: Path, seed: int, report: Callable[[str], None]) -> DemoFiles:
-    """Return the files of `seed`, making them if they are not cached. Raises ColdStartFailed."""
+    """Return the files of `seed`, making them if they are not cached. Raises TaskFailed."""
     folder = cache / f"demo-{seed}-{digest_with(str(seed), _SOURCES)}"
     files = DemoFiles(
         model=folder / "model",
@@ -57,6 +59,9 @@ def prepare(cache: Path, seed: int, report: Callable[[str], None]) -> DemoFiles:
 
 
 def _make(folder: Path, seed: int, report: Callable[[str], None]) -> None:
+    from scripts.demo.start import Recipe, cold_start, one_thread
+    from scripts.demo.tokenizer import save_tokenizer
+
     world, recipe = make_world(seed, COUNTRIES), Recipe()
     train, held_out = split(world, HELD_OUT, seed)
     unseen = all_chains(held_out, seed)

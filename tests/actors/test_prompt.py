@@ -1,6 +1,8 @@
 """Text to tokens: questions, observations that keep their tags, and back; the end tokens."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from actors.prompt import Prompter, end_tokens, single_token_ids, tokenizer_digest
+from actors.prompt import (
+    Prompter,
+    end_tokens,
+    load_tokenizer,
+    single_token_ids,
+    tokenizer_digest,
+)
 from actors.rewards.scorer import Rewards
 from actors.rollout import rollout
 from configs.load import ConfigError
@@ -197,3 +205,26 @@ async def test_the_models_own_end_token_is_no_fault_of_form(
         actor_id="actor-0",
     )
     assert trajectory.reward == 1.0 and len(end) == 1
+
+
+LOADED = """
+import sys
+from actors.prompt import load_tokenizer, tokenizer_digest
+print(tokenizer_digest(load_tokenizer(sys.argv[1])), "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("family", "torch"), [("llama", False), ("qwen2", True)])
+def test_a_llamas_plain_tokenizer_is_the_one_that_auto_chooses_and_needs_no_torch(
+    family: str, torch: bool, word_tokenizer: Any, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    word_tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    chosen, own = AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(str(tmp_path))
+    assert type(own) is type(chosen) and own.init_kwargs.keys() == chosen.init_kwargs.keys()
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [tokenizer_digest(chosen), str(torch)]

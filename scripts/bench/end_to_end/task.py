@@ -17,7 +17,7 @@ from scripts.bench import harness
 from scripts.bench.end_to_end.record import Kind, TaskName
 from scripts.bench.harness import BenchError, Report
 from scripts.demo import task as demo
-from scripts.demo.start import ColdStartFailed, Recipe
+from scripts.demo.errors import ColdStartFailed
 from scripts.options import refusing
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline import pipeline, settings, start
@@ -99,6 +99,7 @@ class Task:
 
 def _demo_files(seed: int, report: Report) -> TaskFiles:
     from scripts.bench.overlap.task import prepare_model  # late: torch takes seconds
+    from scripts.demo.start import Recipe
 
     try:
         files = demo.prepare(REPOSITORY / ".cache", seed, report)

@@ -28,7 +28,7 @@ from scripts.bench.overlap.plan import COMPARED, NO_LATENCY, Kept, Plan, Unit, U
 from scripts.bench.overlap.run import Bench, Timing
 from scripts.bench.overlap.server import serving
 from scripts.bench.overlap.task import prepare_model, questions
-from scripts.demo.start import ColdStartFailed
+from scripts.demo.errors import ColdStartFailed
 from scripts.demo.task import prepare
 from scripts.options import option
 

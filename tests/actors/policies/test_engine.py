@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from actors.errors import EngineUnusable
@@ -18,6 +20,7 @@ from actors.policies.engine import (
     Scratch,
     choose_gpus,
     engine_arguments,
+    forking,
     prepare_environment,
     stop_arguments,
 )
@@ -144,6 +147,77 @@ def test_shared_memory_that_killed_workers_leave_goes_too(tmp_path: Path) -> Non
     assert all(path.exists() for path in left)
     scratch.remove()
     assert not any(path.exists() for path in left)
+
+
+FORKING = """
+import multiprocessing, os, signal, time
+from vllm.utils.system_utils import get_mp_context, set_process_title
+from actors.policies.engine import forking
+
+def child(told):
+    set_process_title("EngineCore")  # as run_engine_core does
+    told.send((os.environ["VLLM_WORKER_MULTIPROC_METHOD"], signal.set_wakeup_fd(-1)))
+    time.sleep(600)
+
+os.environ |= {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "SET_ANEW": "1"}
+signal.set_wakeup_fd(os.open("/dev/null", os.O_WRONLY | os.O_NONBLOCK))
+heard, told = multiprocessing.Pipe(duplex=False)
+with forking(threads=1):
+    process = get_mp_context().Process(target=child, args=(told,))
+    process.start()
+after = os.environ["VLLM_WORKER_MULTIPROC_METHOD"]
+print(type(process).__name__, after, *heard.recv(), process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("first", ["SET_ANEW", "LEFT"])
+@pytest.mark.parametrize("kept", ["", "1"])
+def test_a_forked_engine_has_its_own_title_and_ends_with_its_parent(first: str, kept: str) -> None:
+    own = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "SPT_NOENV": kept}
+    environment, command = {first: ""} | os.environ | own, [sys.executable, "-c", FORKING]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        *said, pid = parent.stdout.readline().split()
+        engine_process = psutil.Process(int(pid))
+        lines = [psutil.Process(each).cmdline() for each in (parent.pid, engine_process.pid)]
+        environ = engine_process.environ()
+        parent.kill()
+    # Its workers are spawned, and its signals wake no event loop of its parent's.
+    assert said == ["ForkProcess", "spawn", "spawn", "-1"]
+    assert [lines[0], "".join(lines[1])] == [command, "VLLM::EngineCore"]
+    assert environ == environment
+    assert not psutil.wait_procs([engine_process], timeout=10)[1]
+
+
+METHOD = """
+import os, sys
+from actors.policies.engine import forking
+
+os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+with forking(int(sys.argv[1])):
+    print(os.environ["VLLM_WORKER_MULTIPROC_METHOD"])
+"""
+
+
+@pytest.mark.parametrize(("threads", "method"), [(1, "fork"), (2, "spawn")])
+def test_an_engine_of_several_threads_is_spawned(threads: int, method: str) -> None:
+    command = [sys.executable, "-c", METHOD, str(threads)]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == method
+
+
+def test_beside_another_thread_an_engine_is_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    with forking(threads=1):
+        found = os.environ["VLLM_WORKER_MULTIPROC_METHOD"]
+    over.set()
+    thread.join()
+    assert found == "spawn"
 
 
 def test_completions_end_where_the_environment_says(

@@ -1,5 +1,7 @@
 """The demo command: what it launches, and what it says where its task cannot be prepared."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 from configs.runtime.process import REPOSITORY, Exit
 from scripts import cli
 from scripts.demo import encoder, task
-from scripts.demo.start import ColdStartFailed
+from scripts.demo.errors import ColdStartFailed
 from scripts.fleet import launch
 from scripts.wiki.pipeline import pipeline
 
@@ -100,3 +102,21 @@ def test_a_task_that_cannot_be_made_is_one_line(monkeypatch: Any, capsys: Any) -
     monkeypatch.setattr(task, "prepare", prepare)
     assert cli.main(["demo"]) == Exit.FAILED
     assert capsys.readouterr().err == "forage: no start; try another SEED\n"
+
+
+CACHED = """
+import sys
+from pathlib import Path
+from scripts.demo import task
+from scripts.fleet import launch
+cache = Path(sys.argv[1])
+(cache / f"demo-0-{task.digest_with('0', task._SOURCES)}").mkdir()
+task.prepare(cache, 0, print)
+print([name for name in ("torch", "transformers", "vllm") if name in sys.modules])
+"""
+
+
+def test_a_cached_task_is_launched_without_torch(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CACHED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

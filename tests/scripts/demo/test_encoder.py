@@ -35,6 +35,7 @@ from scripts.demo.encoder import (
     neighbours,
     ranks,
 )
+from scripts.demo.errors import EncoderFailed
 from scripts.demo.task import COUNTRIES, HELD_OUT
 from scripts.demo.world import Fact, World, make_world, split
 from tests.children import ends_with_us
@@ -195,7 +196,7 @@ def test_the_loss_falls_and_depends_on_the_seed_alone(world: World) -> None:
 
 
 def test_an_encoder_that_finds_too_little_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(encoder.EncoderFailed, match="held-out facts first"):
+    with pytest.raises(EncoderFailed, match="held-out facts first"):
         encoder.prepare(tmp_path, SEED, print, replace(BRIEF, steps=1))
     assert not list(tmp_path.glob("demo-encoder-*"))
 
