@@ -12,7 +12,7 @@ from retrieval_server.protocol import Document
 from scripts.wiki.questions import KINDS, Question
 from scripts.wiki.reach import ranks
 
-MOST = 50  # of each kind
+MOST = dict.fromkeys(KINDS, 30) | {"origin_fact": 250}
 
 
 def demonstrations(
@@ -24,7 +24,7 @@ def demonstrations(
     chosen: dict[str, list[Question]] = {kind: [] for kind in KINDS}
     for question in questions:
         of_kind = chosen[question.kind]
-        if len(of_kind) < MOST and all(ranks(question, found)):
+        if len(of_kind) < MOST[question.kind] and all(ranks(question, found)):
             of_kind.append(question)
     rng = random.Random(f"demonstrations:{seed}")
     rows = [_row(each, found, rng) for of_kind in chosen.values() for each in of_kind]
