@@ -90,7 +90,7 @@ def keep_freed_blocks() -> None:
     (glibc only).
 
     On its own it gives many of them back to the kernel at once, and each new one costs page faults:
-    a third of a step in bf16 on the CPU.
+    two fifths of the passes in bf16 on the CPU.
     """
     global _kept
     with contextlib.suppress(AttributeError, OSError):
