@@ -13,7 +13,7 @@ from scripts.runs.show import last_evaluated, load_tokenizer, render
 REMIND_S = 15.0  # never a silent minute: say what is waited for at least this often
 
 LEGEND = {  # of the line of a step, in its order
-    "tok/s": "tokens that all actors together sample in a second",
+    "tok/s": "tokens that all actors together sampled in the last second",
     "ready": "finished groups that wait for the learner",
     "staleness": "how many steps old the batch's tokens are",
     "no signal": "groups without a gradient: their rewards are all alike",

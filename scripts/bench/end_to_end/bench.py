@@ -149,6 +149,7 @@ class BenchEndToEndOptions(harness.BenchOptions):
             ("--modes", "modes", self.modes),
             ("--latencies", "latencies", self.latencies),
             ("--only", "cells", self.only),
+            ("--headline", "modes", self.headline),
         ):
             if self.quick and given:
                 raise ConfigError(f"--quick chooses its own {what}: drop {flag}")

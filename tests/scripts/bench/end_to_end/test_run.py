@@ -144,6 +144,7 @@ def test_what_there_is_is_reported_and_what_is_left_named(
         ({"quick": True, "modes": ("sync",)}, "--quick chooses its own modes: drop --modes"),
         ({"quick": True, "latencies": ("zero",)}, "--quick chooses its own latencies: drop"),
         ({"quick": True, "only": "em"}, "--quick chooses its own cells: drop --only"),
+        ({"quick": True, "headline": "async_4"}, "--quick chooses its own modes: drop --headl"),
         ({"quick": True, "seeds": (0, 1)}, "--quick takes one seed: name one after --seeds"),
         ({"task": "wiki", "modes": ("async_8",)}, "--modes 'async_8': one of lockstep, sync, asy"),
         ({"task": "wiki", "quick": True}, "--quick --task wiki: .* do not fit ten minutes"),
