@@ -22,7 +22,7 @@ from tests.scripts.wiki.pipeline.tiny import FEW, lengthened
 
 SUMMARY = {
     "status": "completed",
-    "steps": 48,
+    "steps": 40,
     "eval_questions": 128,
     "wall_s": 3000.0,
     "staleness_max": 2,
