@@ -109,7 +109,7 @@ async def test_the_oldest_first_prefills_less(policy: Any, monkeypatch: pytest.M
     assert policy.statistics.kv_tokens == pytest.approx(10 * CONTEXT, abs=2 * BLOCK)
     as_they_come = await prefilled(policy, lambda number: 0, monkeypatch)
     oldest_first = await prefilled(policy, lambda number: number, monkeypatch)
-    assert as_they_come > 1.2 * oldest_first  # 1.4 on a busy machine, 2 on an idle one
+    assert as_they_come > 1.2 * oldest_first  # 1.4 seen on a busy machine
 
 
 async def test_updates_alone_preempt(policy: Any) -> None:
