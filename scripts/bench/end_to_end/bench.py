@@ -33,12 +33,12 @@ CODE = (  # of these, and of the task's own, kept cells are figures
 )  # fmt: skip
 OF_A_MODE = ("actors.count", "replay.max_staleness")
 METHOD = {
-    "tokens_per_s": "sampled tokens that were trained on, over the counted steps, from the end of "
-    "the last uncounted step to the end of the last",
+    "tokens_per_s": "tokens that were sampled and trained on in the counted steps, from the end of "
+    "the last uncounted step to the end of the last; an asynchronous mode has max_staleness more "
+    "uncounted steps, in which what was rolled out before the first is used up",
     "ideal": "of a token: the most of generation by the engines of the asynchronous modes, "
     "training, and the processor time of both over the cores, each measured alone; updates of "
-    "weights, replay and waiting are free; beside it tokens count that were sampled and trained on "
-    "in the counted steps",
+    "weights, replay and waiting are free",
     "policy": "pace: one that has learned to search, and learns no more (wiki: `made_of`); exact "
     "match: the demo's",
     "rivals": "a ratio is over the best of the modes measured of those named; --quick measures "
@@ -198,8 +198,8 @@ def left(options: BenchEndToEndOptions, kept: Kept) -> Iterator[Cell]:
 def what_is_left(options: BenchEndToEndOptions, kept: Kept) -> str:
     """The cells that are not measured, and about how long they and their parts take, in words."""
     cells = list(left(options, kept))
-    alone = {cell.seed for cell in cells if kept.parts(cell.seed) is None}
-    about_s = len(alone) * options.of.parts_s + sum(cell.about_s for cell in cells)
+    unmeasured = {cell.seed for cell in cells if kept.parts(cell.seed) is None}
+    about_s = len(unmeasured) * options.of.parts_s + sum(cell.about_s for cell in cells)
     return f"{len(cells)} cells left, about {about_s / 60:.0f} minutes, {cells[0].name} first"
 
 
@@ -210,9 +210,9 @@ def present(options: BenchEndToEndOptions, kept: Kept, on: Row) -> None:
     if not rows:
         return
     seeds = dict.fromkeys(cell.seed for cell in cells)
-    parts = {seed: alone for seed in seeds if (alone := kept.parts(seed)) is not None}
+    parts = {seed: known for seed in seeds if (known := kept.parts(seed)) is not None}
     found = summary(rows, parts, task, options.of_headline, cores)
-    made_of = {seed: mark for seed in seeds if (mark := kept.mark(seed))}
+    made_of = {seed: words for seed in seeds if (words := kept.made_of(seed))}
     where = ", ".join(f"{name} {value}" for name, value in on.items())
     work = "; ".join((f"the {task.name} task", *made_of.values(), f"{len(rows)} cells"))
     title = f"{work}; async_over_… are of {options.of_headline}; {where}"
@@ -232,7 +232,7 @@ def bench(options: BenchEndToEndOptions) -> int:
     report, on = harness.reporter(), harness.machine()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the learner's own process has it
     for seed in dict.fromkeys(cell.seed for cell in options.cells):
-        options.of.mark(seed)  # before anything is written, for what it refuses
+        options.of.made_of(seed)  # before anything is written, for what it refuses
     kept = Kept(options.out, measured_of(options, on), options.overrides, options.of)
     if any(left(options, kept)):
         report(what_is_left(options, kept))

@@ -15,11 +15,14 @@ Row = dict[str, Any]
 
 
 def figures(record: Record, usage: Usage, warm_up: int) -> Row:
-    """The figures of the steps after the uncounted ones; per step where nothing else is said."""
+    """The figures of the steps after the uncounted ones; per step where nothing else is said. The
+    pace is of tokens that were sampled and trained on in these steps: what was ready before is no
+    part of it.
+    """
     before, steps = record.steps[warm_up - 1], record.steps[warm_up:]
     begin_s, end_s = before.at_s, steps[-1].at_s
     seconds, count = end_s - begin_s, len(steps)
-    tokens = sum(step.tokens for step in steps)
+    tokens, sampled = sum(step.tokens for step in steps), sum(step.sampled for step in steps)
     update_s = sum(step.update_s for step in steps) / count
     wait_s = sum(step.wait_s for step in steps) / count
     generate_s, search_s = _of_a_turn(steps)
@@ -31,8 +34,8 @@ def figures(record: Record, usage: Usage, warm_up: int) -> Row:
         "rest_s": seconds / count - update_s - wait_s,
         "pause_s": sum(step.pause_s for step in steps) / count,
         "tokens": tokens / count,
-        "tokens_per_s": tokens / seconds,
-        "sampled_over_trained": sum(step.sampled for step in steps) / tokens,
+        "tokens_per_s": min(tokens, sampled) / seconds,
+        "sampled_over_trained": sampled / tokens,
         "staleness": sum(step.staleness * step.tokens for step in steps) / tokens,
         "staleness_max": max(step.staleness_max for step in steps),
         "learner_idle": 1.0 - update_s * count / seconds,
@@ -70,11 +73,8 @@ def ideal_token_s(parts: Parts, engines: int, cores: int) -> float:
 
 
 def of_ideal(row: Row, parts: Parts, engines: int, cores: int) -> float:
-    """A cell's tokens a second over the ideal's. Tokens count once they are sampled and trained on:
-    where the steps used up a store of rollouts, as many as were sampled.
-    """
-    rate = row["tokens_per_s"] * min(1.0, row["sampled_over_trained"])
-    return float(rate * ideal_token_s(parts, engines, cores))
+    """A cell's tokens a second over the ideal's."""
+    return float(row["tokens_per_s"] * ideal_token_s(parts, engines, cores))
 
 
 def synchronous(task: Task, kinds: Sequence[str]) -> list[str]:

@@ -57,7 +57,8 @@ async def _rate(job: Job, config: Config, policy: "VllmPolicy") -> dict[str, flo
     # Siblings are asked one after the other, as in a run, and share their searches.
     siblings = tuple(each for each in asked for _ in range(config.replay.group_size))
     bench = Bench(config, policy, prompter, siblings, job.server, DEADLINE_S)
-    found = await bench.measure(Cell("continuous", AT_ONCE, job.alone), Timing(*job.window), 0)
+    cell = Cell("continuous", AT_ONCE, job.in_flight_alone)
+    found = await bench.measure(cell, Timing(*job.window), 0)
     return {
         "tokens_per_s": found["tokens_per_s"],
         "token_cpu_s": sum(found["cpu"].values()) / found["tokens_per_s"],

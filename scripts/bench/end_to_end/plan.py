@@ -69,9 +69,16 @@ class Cell(msgspec.Struct, frozen=True):
         return f"{self.mode}, latency {self.latency}, seed {self.seed}, {what}"
 
     @property
+    def uncounted(self) -> int:
+        """The steps before those that count: by then what was rolled out ahead of the first is used
+        up, or is always there.
+        """
+        return self.of.warm_up + self.schedule.staleness
+
+    @property
     def last(self) -> int:
         """The last step that counts."""
-        return self.of.em_steps if self.learns else self.of.warm_up + self.steps
+        return self.of.em_steps if self.learns else self.uncounted + self.steps
 
     @property
     def about_s(self) -> float:
@@ -84,7 +91,7 @@ class Cell(msgspec.Struct, frozen=True):
     def overrides(self, files: TaskFiles, url: str, own: Sequence[str] = ()) -> tuple[str, ...]:
         """The configuration, searching at `url`; `own` comes last."""
         task, mode = self.of, self.schedule
-        ahead = mode.staleness + 1  # nothing is rolled out for steps beyond the last
+        ahead = mode.staleness + 1  # nothing is rolled out for steps beyond the last planned one
         steps = self.last if self.learns else self.last + ahead
         course = (f"learner.eval_every={task.em_every}",) if self.learns else PACE
         return (

@@ -31,7 +31,7 @@ class Job(msgspec.Struct, frozen=True):
     learns: bool
     server: tuple[str, int]  # the retrieval server's base URL, without latency, and process id
     out: str = ""
-    alone: int = 0
+    in_flight_alone: int = 0
     window: tuple[float, float] = (0.0, 0.0)
 
 

@@ -29,13 +29,13 @@ class Kept:
         """`of`: what is measured; `own`: the overrides of all cells."""
         self._rows = Rows(folder, of)
         self.own, self.task = tuple(own), task
-        self._marks: dict[int, str] = {}
+        self._made_of: dict[int, str] = {}
 
-    def mark(self, seed: int) -> str:
-        """What a seed is measured with (`Task.mark`), as it was when it was first asked for."""
-        if seed not in self._marks:
-            self._marks[seed] = self.task.mark(seed)
-        return self._marks[seed]
+    def made_of(self, seed: int) -> str:
+        """What a seed is measured with (`Task.made_of`), as it was when it was first asked for."""
+        if seed not in self._made_of:
+            self._made_of[seed] = self.task.made_of(seed)
+        return self._made_of[seed]
 
     def parts(self, seed: int, measure: Callable[[], Parts] | None = None) -> Parts | None:
         """Generation and training alone; measured where it can be and was not yet."""
@@ -50,7 +50,7 @@ class Kept:
         return None if found is None else row_of(cell, found)
 
     def _of(self, seed: int) -> Row:
-        return {"task": self.task.name, "mark": self.mark(seed), "overrides": self.own}
+        return {"task": self.task.name, "made_of": self.made_of(seed), "overrides": self.own}
 
     def _found(self, key: Any, measure: Callable[[], Any] | None) -> Any:
         return self._rows.kept(key) if measure is None else self._rows.get(key, measure)
@@ -95,13 +95,13 @@ def _measure_all(
     """Measure a seed's parts and cells; False once there is no time for the next."""
     if kept.parts(seed) is None and not time_left.fits(kept.task.parts_s):
         return False
-    alone = kept.parts(seed, partial(stand.parts, seed))
-    if alone is None:
+    parts = kept.parts(seed, partial(stand.parts, seed))
+    if parts is None:
         raise BenchError(f"seed {seed}: the parts alone were not measured")
     for cell in cells:
         if not time_left.fits(cell.about_s):
             return False
-        kept.row(cell, partial(stand.cell, cell, alone))
+        kept.row(cell, partial(stand.cell, cell, parts))
     return True
 
 
@@ -125,7 +125,7 @@ class Stand:
         about = f"about {task.parts_s / 60:.0f} minutes"
         self._report(f"generation and training alone, seed {seed}: {about}")
         url = f"{self._server[0]}/{plan.AT_ONCE.path}"
-        seats = f"actors.max_num_seqs={task.alone}"
+        seats = f"actors.max_num_seqs={task.in_flight_alone}"
         same = plan.shared(files, files.settled, seed, url)
         job = Job(
             kind="parts",
@@ -135,17 +135,17 @@ class Stand:
             steps=task.updates,
             learns=False,
             server=self._server,
-            alone=task.alone,
+            in_flight_alone=task.in_flight_alone,
             window=task.window,
         )
         with scratch() as folder:
             self._run(folder, job, task.parts_s)
             return msgspec.json.decode((folder / "record.json").read_bytes(), type=Parts)
 
-    def cell(self, cell: Cell, alone: Parts) -> Row:
+    def cell(self, cell: Cell, parts: Parts) -> Row:
         """The figures of a cell. Raises RunFailed."""
         self._report(f"{cell.name}: about {cell.about_s / 60:.0f} minutes")
-        latency = plan.latency_of(cell.latency, alone.turn_s)
+        latency = plan.latency_of(cell.latency, parts.turn_s)
         url = f"{self._server[0]}/{latency.path}"
         job = Job(
             kind=cell.schedule.kind,
@@ -161,7 +161,7 @@ class Stand:
             usage = self._run(folder, job, cell.about_s)
             whole_s = time.monotonic() - begun
             record = msgspec.json.decode((folder / "record.json").read_bytes(), type=Record)
-        found = figures(record, usage, self._task.warm_up) | {"whole_s": whole_s}
+        found = figures(record, usage, cell.uncounted) | {"whole_s": whole_s}
         if cell.learns:
             found |= learning(record)
         self._report(f"  {found['step_s']:.2f} s a step; {whole_s:.0f} s in all")

@@ -54,7 +54,7 @@ class Task:
     """A work, its schedules and its length. Seconds are those of two cores, to tell whether a cell
     still fits a slice: of a start, of a step under the tail (`step_s`) and without (`soon_s`).
 
-    `files` of a seed, made or found; `mark`: what of them is told by neither code nor
+    `files` of a seed, made or found; `made_of`: what of them is told by neither code nor
     configuration. Both raise ConfigError for what is missing. `code`: modules that only this task
     needs; `seats` of all engines together; `in_flight` of each actor; `updates` of training alone,
     `window`: seconds before and in that of generation alone; `em_steps` and `em_every` of a whole
@@ -64,7 +64,7 @@ class Task:
     name: TaskName
     config: Path
     files: Callable[[int, Report], TaskFiles]
-    mark: Callable[[int], str]
+    made_of: Callable[[int], str]
     code: tuple[str, ...]
     modes: Mapping[str, Mode]
     headline: str
@@ -92,7 +92,7 @@ class Task:
         return self.modes[self.headline].engines
 
     @property
-    def alone(self) -> int:
+    def in_flight_alone(self) -> int:
         """Rollouts in flight of one engine alone: as many as it has seats."""
         return self.seats // self.engines
 
@@ -125,7 +125,7 @@ def _wiki_files(seed: int, report: Report) -> TaskFiles:
     return TaskFiles(model, model, files.train, files.eval, files.index, fitting)
 
 
-def _wiki_mark(seed: int) -> str:
+def _wiki_made_of(seed: int) -> str:
     with refusing(WikiError):
         plan = _wiki_plan(seed)
         if start.chosen(plan.start) is None:
@@ -137,7 +137,7 @@ DEMO = Task(
     name="demo",
     config=REPOSITORY / "configs" / "demo.yaml",
     files=_demo_files,
-    mark=lambda seed: "",
+    made_of=lambda seed: "",
     code=("scripts.demo",),
     modes={
         "lockstep": Mode("lockstep", threads=2),
@@ -145,10 +145,10 @@ DEMO = Task(
         "sync": Mode("sync", threads=2),
         "sync_1_thread": Mode("sync"),
         "sync_2_engines": Mode("sync", threads=2, engines=2),
-        "one_step_off": Mode("async", engines=2, staleness=1),
-        "async_2": Mode("async", engines=2, staleness=2),
-        "async_4": Mode("async", engines=2, staleness=4),
-        "async_8": Mode("async", engines=2, staleness=8),
+        "one_step_off": Mode("async", staleness=1),
+        "async_2": Mode("async", staleness=2),
+        "async_4": Mode("async", staleness=4),
+        "async_8": Mode("async", staleness=8),
     },
     headline="async_8",
     goals={
@@ -168,9 +168,9 @@ DEMO = Task(
     in_flight=256,
     updates=3,
     window=(2.0, 8.0),
-    start_s={"lockstep": 30.0, "sync": 30.0, "async": 50.0},
-    step_s={"lockstep": 5.0, "sync": 4.5, "async": 2.5},
-    soon_s=3.0,
+    start_s={"lockstep": 30.0, "sync": 30.0, "async": 40.0},
+    step_s={"lockstep": 4.5, "sync": 4.0, "async": 1.5},
+    soon_s=1.8,
     parts_s=60.0,
     quick={  # an engine to each of two cores, as the asynchronous mode has, fills them best
         "tail": ("lockstep_2_engines", "sync_2_engines", "async_8"),
@@ -185,7 +185,7 @@ WIKI = Task(
     name="wiki",
     config=settings.CONFIG,
     files=_wiki_files,
-    mark=_wiki_mark,
+    made_of=_wiki_made_of,
     code=("scripts.wiki",),
     modes={  # two cores hold one engine beside the learner
         "lockstep": Mode("lockstep", threads=2),
@@ -204,12 +204,12 @@ WIKI = Task(
     steps=4,
     seats=64,
     in_flight=64,
-    updates=1,
+    updates=2,
     window=(10.0, 40.0),
     start_s={"lockstep": 60.0, "sync": 60.0, "async": 90.0},
     step_s={"lockstep": 100.0, "sync": 95.0, "async": 85.0},
     soon_s=90.0,
-    parts_s=500.0,
+    parts_s=650.0,
     quick={},  # its parts and three cells of two steps take twice as long
 )
 TASKS: Mapping[TaskName, Task] = {"demo": DEMO, "wiki": WIKI}

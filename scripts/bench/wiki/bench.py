@@ -52,7 +52,8 @@ METHOD = {
     "em": "exact match on the first held-out questions; greedy, and one sample at T = 1; a rollout "
     "that failed counts as wrong",
     "interval": "95 %, percentile bootstrap over questions, those of all seeds together: it says "
-    "how much other questions would change, and nothing of other seeds, which by_seed shows",
+    "how much other questions would change, and nothing of other seeds, which by_seed shows; a "
+    "question that two seeds hold out counts in both",
     "difference": "trained minus the other, question by question, with the same kind of interval",
     "no_search, rag": "the model as it comes, under Search-R1's prompts for these; …_trained: the "
     "trained model under the same prompts, since it knows the form of an answer",
@@ -147,14 +148,16 @@ def measure(
     present(options, seeds, on | {"load_after": harness.machine()["load"]})
     if failure:
         raise failure
-    if left := left_of(seeds):
+    if left := left_of(options, seeds):
         print(f"{len(left)} pieces left, {left[0]} first: give the same command again to go on")
     return Exit.STOPPED if left else Exit.DONE
 
 
-def left_of(seeds: Iterable[Seed]) -> list[str]:
-    """The pieces that are not there."""
-    return [f"seed {seed.number}: {piece}" for seed in seeds for piece in seed.left]
+def left_of(options: BenchWikiOptions, seeds: Iterable[Seed]) -> list[str]:
+    """The pieces that are not there; of a seed that was not come to, its files."""
+    left = {seed.number: seed.left for seed in seeds}
+    wanted = (each.seed for each in options.wanted)
+    return [f"seed {n}: {piece}" for n in wanted for piece in left.get(n, ["files"])]
 
 
 def present(options: BenchWikiOptions, seeds: Sequence[Seed], on: dict[str, Any]) -> None:
@@ -164,14 +167,14 @@ def present(options: BenchWikiOptions, seeds: Sequence[Seed], on: dict[str, Any]
     otherwise = [f"seed {seed.number}: {piece}" for seed in seeds for piece in seed.made_otherwise]
     code = {"digest": code_digest(), "otherwise": otherwise}
     found = summary(seeds)
-    found |= {"left": left_of(seeds), "code": code, "machine": on, "method": METHOD}
+    found |= {"left": left_of(options, seeds), "code": code, "machine": on, "method": METHOD}
     where = ", ".join(f"{name} {value}" for name, value in on.items())
     steps = ", ".join(str(seed.steps) for seed in seeds if seed.plan.is_trained) or "no"
     fewer = [f"{s.lacking} fewer than asked of seed {s.number}; " for s in seeds if s.lacking > 0]
     title = f"held-out questions of {len(seeds)} seeds; {''.join(fewer)}{steps} steps; {where}"
     harness.finish(options, found, [*tables(found, title), goals_table(found)], width=190)
     if otherwise:
-        print(f"made with other code: {', '.join(otherwise)}")
+        print(f"made with other code, or by make wiki with whichever: {', '.join(otherwise)}")
     shown = [(seed.number, each) for seed in seeds for each in shown_of(seed)]
     if shown:
         write_durably(options.out / "rollouts.md", page(shown))

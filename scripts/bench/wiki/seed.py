@@ -1,7 +1,7 @@
 """One seed of `forage bench wiki`: its models, their evaluations, and what of them is there.
 
     supervised/             the supervised baseline (scripts/bench/wiki/supervised.py)
-    MODEL-greedy, -sampled  `forage evaluate` of a model on held-out questions
+    MODEL-HOW-DIGEST        `forage evaluate` of a model on held-out questions; of its weights
     seconds.json            what each piece took, over all slices
     code.json               digests of the code that made each piece, over all slices
     commands.log            what the commands printed
@@ -23,6 +23,7 @@ from configs.runtime.files import write_json
 from scripts.bench import harness
 from scripts.bench.wiki import supervised
 from scripts.bench.wiki.supervised import BEST, Schedule, is_learnt, teach
+from scripts.evaluation.plan import digest
 from scripts.evaluation.rows import FILE_NAME, Row, Rows
 from scripts.fleet.launch import ResumeOptions, TrainOptions
 from scripts.wiki.packages import WikiError
@@ -34,11 +35,15 @@ from scripts.wiki.pipeline.start import LOG, SET, WARM, Tell, choose, evaluate
 SECONDS, CODE = "seconds.json", "code.json"
 SOURCES = (  # what a piece depends on
     "actors", "learner", "replay", "weight_sync", "retrieval_server", "configs", "scripts.wiki",
-    "scripts.warm_start", "scripts.evaluation",
+    "scripts.warm_start", "scripts.evaluation", "scripts.fleet", "scripts.setup",
+    "scripts.bench.wiki",
 )  # fmt: skip
 START, TRAINING, SUPERVISED = "start", "training", "supervised"
 BASE, TRAINED = "base", "trained"
 SAMPLINGS = {"greedy": 0.0, "sampled": 1.0}  # temperatures
+# Of the untaught model, which thinks at length before it answers: room for all that taught rollouts
+# write in their turns together.
+LONGER = ("actors.max_action_tokens=256",)
 
 
 class Method(NamedTuple):
@@ -83,7 +88,7 @@ class Seed:
         self, number: int, plan: Plan, out: Path, questions: int, schedule: Schedule
     ) -> None:
         self.number, self.plan, self._questions, self._schedule = number, plan, questions, schedule
-        self.folder = out / f"seed-{number}-{plan.mark}"
+        self.folder = out / f"seed-{number}-{plan.settings_digest}"
         self.folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -152,7 +157,7 @@ class Seed:
         if piece == SUPERVISED:
             return is_learnt(self.folder / SUPERVISED, self.plan, self._schedule)
         model, how = EVALUATIONS[piece]
-        if model == TRAINED and not self.plan.is_trained:
+        if (model == TRAINED and not self.plan.is_trained) or not self._home(model).is_dir():
             return False
         report = self._place(model, how) / "report.json"
         return report.exists() and _asked(json.loads(report.read_text())) >= len(self.facts)
@@ -216,22 +221,26 @@ class Seed:
             temperature=SAMPLINGS[how],
             config=self.plan.start / WARM / supervised.SETTINGS if model == BASE else None,
             environments=asked,
+            overrides=LONGER if model == BASE else (),
             run=run,
         )
 
     def _place(self, model: str, how: str) -> Path:
-        name = f"{TRAINED}-{self.steps}" if model == TRAINED else model
-        return self.folder / f"{name}-{how}"
+        return self.folder / f"{model}-{how}-{weights_of(self._home(model))}"
 
-    def _model(self, model: str) -> Path:
-        """The folder of a model. Raises WikiError."""
+    def _home(self, model: str) -> Path:
         places: Mapping[str, Path] = {
             BASE: self.plan.files.model,
             START: self.plan.start / WARM / "model",
             SUPERVISED: self.folder / SUPERVISED / BEST,
             TRAINED: self.plan.run / "checkpoints" / f"step-{self.steps}",
         }
-        if not places[model].is_dir():
+        return places[model]
+
+    def _model(self, model: str) -> Path:
+        """The folder of a model. Raises WikiError."""
+        home = self._home(model)
+        if not home.is_dir():
             made_with = {
                 START: self.plan.start,
                 SUPERVISED: self.folder / SUPERVISED,
@@ -240,8 +249,23 @@ class Seed:
             remedy = "the same command makes it again"
             if model in made_with:
                 remedy = f"remove {made_with[model]} and it is made again"
-            raise WikiError(f"seed {self.number}: the model {places[model]} is gone: {remedy}")
-        return places[model]
+            raise WikiError(f"seed {self.number}: the model {home} is gone: {remedy}")
+        return home
+
+
+def weights_of(folder: Path) -> str:
+    """A short digest of a model's files, or a checkpoint's; reckoned anew where they differ in size
+    or time.
+    """
+    inner = folder / "model"
+    home = inner if inner.is_dir() else folder
+    stats = ((each.name, each.stat()) for each in sorted(home.iterdir()))
+    return _weights_of(home, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
+
+
+@functools.cache
+def _weights_of(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> str:
+    return digest(folder)[:8]
 
 
 def _asked(report: Mapping[str, Any]) -> int:

@@ -14,7 +14,8 @@ from configs.runtime.signals import Interrupt
 from scripts.wiki.packages import WikiError
 
 POLL_S = 0.1
-_ENDED = (Exit.INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL)  # in order, or before or after that
+# Drained; ended before its handler stood; killed after the patience.
+_ENDED = (Exit.INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL)
 Run = Callable[[Sequence[str], Path], None]  # of a command's words; its tables go to the file
 
 

@@ -21,7 +21,7 @@ from scripts.setup.resolve import is_run, resolve
 from scripts.wiki.packages import require_room
 from scripts.wiki.pipeline import ending, settings
 from scripts.wiki.pipeline.settings import CONFIG, WikiOptions
-from scripts.wiki.pipeline.start import Recipe, choose
+from scripts.wiki.pipeline.start import Choice, Recipe, choose, chosen, read
 from scripts.wiki.wiki import WikiFiles, build, phase
 
 CACHE, RUNS = REPOSITORY / ".cache" / "wiki", REPOSITORY / "runs"
@@ -32,15 +32,15 @@ FAILED = "training failed, see above: once that is mended, the same command goes
 
 @dataclass(frozen=True)
 class Plan:
-    """One wiki task: its files, the settings of start and run, and where both are. `mark` names the
-    run's settings; `config`: the run's, with its directory.
+    """One wiki task: its files, the settings of start and run, and where both are.
+    `settings_digest`: of the run's; `config`: the run's, with its directory.
     """
 
     files: WikiFiles
     recipe: Recipe
     of_start: tuple[str, ...]
     of_run: tuple[str, ...]
-    mark: str
+    settings_digest: str
     start: Path
     config: Config
 
@@ -71,6 +71,9 @@ def run(options: WikiOptions, cache: Path = CACHE, recipe: Recipe | None = None)
         files = build(cache, options.seed, _tell, dense=options.dense)
     plan = planned(options, files, cache, recipe or Recipe())
     check_run(plan)
+    if plan.is_trained:
+        _tell(f"trained already: {plan.run}; --steps takes it further, run_dir=… begins another")
+        return _ended(plan, read(plan.start), chosen(plan.start), minutes)
     with _phase("start", minutes):
         least = plan.recipe.least_em
         _tell(f"supervised steps until sampled EM is {least} on validation questions")
@@ -79,34 +82,41 @@ def run(options: WikiOptions, cache: Path = CACHE, recipe: Recipe | None = None)
     with _phase("training", minutes):
         code = _train(plan, model)
     if code == Exit.DONE:
-        summary = plan.summary
-        minutes |= {"start": choice.seconds / 60, "training": summary["wall_s"] / 60}
-        places = {"run": plan.run, "start": model, "held-out questions": files.eval}
-        print(*ending.lines(summary, minutes, places), sep="\n", flush=True)
-        if faults := ending.faults(summary):
-            print(f"not as it should be: {faults}, where 0 are due: see {plan.run}", flush=True)
-            return Exit.FAILED
-    elif code == Exit.INTERRUPTED:
+        return _ended(plan, choice, model, minutes)
+    if code == Exit.INTERRUPTED:
         print("the same command goes on where this was interrupted", flush=True)
     elif code != Exit.STOPPED:  # by a rule, which holds again
         print(FAILED, flush=True)
     return code
 
 
+def _ended(plan: Plan, choice: Choice, model: Path | None, minutes: dict[str, float]) -> int:
+    """Say what came of it; the exit code, 1 after faults. `model`: the start's, if it is there."""
+    summary = plan.summary
+    minutes |= {"start": choice.seconds / 60, "training": summary["wall_s"] / 60}
+    places = {"run": plan.run, "held-out questions": plan.files.eval}
+    places |= {"start": model} if model else {}
+    print(*ending.lines(summary, minutes, places), sep="\n", flush=True)
+    if faults := ending.faults(summary):
+        print(f"not as it should be: {faults}, where 0 are due: see {plan.run}", flush=True)
+        return Exit.FAILED
+    return Exit.DONE
+
+
 def planned(options: WikiOptions, files: WikiFiles, cache: Path, recipe: Recipe) -> Plan:
     """The plan; the same settings have the same start and the same run. Raises ConfigError."""
     of_run, of_start = settings.of_run(options, files), settings.of_start(options, files)
-    mark_of_start = settings.digest(of_start, recipe)
-    mark = settings.digest(of_run, mark_of_start)
+    digest_of_start = settings.digest(of_start, recipe)
+    digest = settings.digest(of_run, digest_of_start)
     config = load(CONFIG, of_run)
-    run_dir = Path(config.run_dir or RUNS / f"wiki-{options.seed}-{mark}").expanduser().resolve()
+    run_dir = Path(config.run_dir or RUNS / f"wiki-{options.seed}-{digest}").expanduser().resolve()
     return Plan(
         files=files,
         recipe=recipe,
         of_start=of_start,
         of_run=of_run,
-        mark=mark,
-        start=cache / f"start-{options.seed}-{mark_of_start}",
+        settings_digest=digest,
+        start=cache / f"start-{options.seed}-{digest_of_start}",
         config=msgspec.structs.replace(config, run_dir=str(run_dir)),
     )
 
@@ -149,8 +159,6 @@ def _train(plan: Plan, model: Path) -> int:
             _tell(f"going on with {plan.run}")
             return resume(options)
         case None:
-            further = "--steps takes it further, run_dir=… begins another"
-            _tell(f"trained already: {plan.run}; {further}")
             return Exit.DONE
 
 

@@ -93,8 +93,10 @@ def choose(
             f"the best had {best.sampled_em:.3f} after {best.steps}: try another "
             "--seed (make: SEED)"
         )
+    if not (model := warm / "model").is_dir():
+        raise WikiError(f"the start's model {model} is gone: remove {folder} and it is made again")
     remove_folder(warm / CHECKPOINTS)  # gigabytes of an optimiser that has done its work
-    return warm / "model", choice
+    return model, choice
 
 
 def chosen(folder: Path) -> Path | None:
@@ -148,6 +150,7 @@ def evaluate(
     temperature: float = 1.0,
     config: Path | None = None,
     environments: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     run: Run = forage,
 ) -> Figures:
     """The report of `forage evaluate` on a file of questions, a set called SET; goes on with what
@@ -157,7 +160,7 @@ def evaluate(
     given += ["--temperature", str(temperature)]
     given += [] if config is None else ["--config", str(config)]
     given += ["--environment", *environments] if environments else []
-    run(["evaluate", str(model), *given], out.parent / LOG)
+    run(["evaluate", str(model), *overrides, *given], out.parent / LOG)
     return dict(json.loads((out / "report.json").read_text()))
 
 

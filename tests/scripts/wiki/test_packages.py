@@ -54,7 +54,8 @@ def test_a_wheel_of_another_digest_is_refused_and_nothing_is_left(
     offered = f"the registry offers sha256:{content}, not the pinned {wheel.digest}: use the"
     with pytest.raises(WikiError, match=rf"{offered} official .*https://pypi.org/") as raised:
         fetch([wheel], tmp_path)
-    assert f"-m pip download --no-deps -d {tmp_path}/a-1.0 a==1.0" in str(raised.value)
+    by_hand = f"pip download --no-deps a==1.0, then put {wheel.file} into {tmp_path}/a-1.0"
+    assert by_hand in str(raised.value)
     assert not left(tmp_path)
 
 
@@ -97,7 +98,7 @@ def test_without_a_network_the_command_that_fetches_is_named(
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://127.0.0.1:9")
     with pytest.raises(WikiError, match=r"a 1.0 cannot be fetched: pip reaches no package index;"):
         fetch([wheel], tmp_path)
-    with pytest.raises(WikiError, match=r"cannot be reached .*npm pack b@1.0 --pack-destination"):
+    with pytest.raises(WikiError, match=r"cannot be reached .*npm pack b@1.0, then put b-1.0.tgz"):
         fetch([package], tmp_path)
     assert not left(tmp_path)
 

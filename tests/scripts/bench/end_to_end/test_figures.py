@@ -45,12 +45,7 @@ def usage(**seen: dict[int, list[Seen]]) -> Usage:
 
 
 def row(mode: str, rate: float, seed: int = 0, latency: str = "tail", **more: Any) -> Any:
-    told = {
-        "learns": False,
-        "learner_idle": 0.1,
-        "engine_idle": 0.2,
-        "sampled_over_trained": 1.0,
-    }
+    told = {"learns": False, "learner_idle": 0.1, "engine_idle": 0.2}
     named = {"mode": mode, "tokens_per_s": rate, "seed": seed, "latency": latency}
     return named | told | more
 
@@ -65,7 +60,7 @@ def test_figures_are_of_the_steps_after_the_uncounted() -> None:
     assert (found["step_s"], found["update_s"], found["wait_s"]) == (2.0, 0.5, 1.0)
     assert found["rest_s"] == pytest.approx(0.5) and found["oldest_s"] == 0.25
     assert found["learner_idle"] == 0.75
-    assert (found["tokens"], found["tokens_per_s"]) == (200.0, 100.0)
+    assert (found["tokens"], found["tokens_per_s"]) == (200.0, 55.0)  # 220 were sampled
     assert found["sampled_over_trained"] == pytest.approx(220 / 400)
     assert (found["staleness"], found["staleness_max"]) == (1.5, 3.0)
     assert found["engine_idle"] is None and found["cpu"] == {}

@@ -181,7 +181,7 @@ def test_figures_of_a_task_are_of_what_makes_its_files(task: TaskName, name: str
 def test_figures_are_of_the_files_that_they_were_measured_with(tmp_path: Path) -> None:
     cell = Cell("wiki", "sync", "tail", 0, 4)
     as_it_comes, started = (
-        Kept(tmp_path, "code", task=dataclasses.replace(WIKI, mark=lambda seed, of=of: of))
+        Kept(tmp_path, "code", task=dataclasses.replace(WIKI, made_of=lambda seed, of=of: of))
         for of in ("as it comes", "start-0, 8 steps")
     )
     as_it_comes.row(cell, lambda: ROW)

@@ -1,6 +1,8 @@
 """Stand-ins for `forage`: each writes what the real command would leave, and no more."""
 
 import json
+import re
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,8 +45,8 @@ class Commands:
 
     @property
     def names(self) -> list[str]:
-        """The commands in order, evaluations with their folder."""
-        return [w[0] if w[0] != "evaluate" else Path(_after(w, "--out")).name for w in self.asked]
+        """The commands in order, an evaluation by its folder."""
+        return [w[0] if w[0] != "evaluate" else folder_of(w) for w in self.asked]
 
     def _learn(self, words: list[str]) -> None:
         model = Path(_after(words, "--out")) / "model"
@@ -56,7 +58,9 @@ class Commands:
     def _train(self, words: list[str]) -> None:
         given = [word for word in words if word.startswith("run_dir=")][-1]
         run = Path(given.removeprefix("run_dir="))
-        (run / "checkpoints" / f"step-{STEPS}").mkdir(parents=True)
+        model = run / "checkpoints" / f"step-{STEPS}"
+        model.mkdir(parents=True)
+        (model / "config.json").write_text(secrets.token_hex())  # never the same to the bit
         (run / "config.yaml").touch()
         summary = {"status": "completed", "steps": STEPS, "wall_s": 90.0}
         (run / "summary.json").write_text(json.dumps(summary))
@@ -106,6 +110,11 @@ def seed(folder: Path, number: int = 0, questions: int = 4, steps: int = STEPS) 
     plan: Plan = pipeline.planned(options, files(home / "files"), home, Recipe(first=2, last=2))
     assert load(CONFIG, plan.of_run).learner.total_steps == steps
     return Seed(number, plan, folder / "out", questions, Schedule(every=4, patience=2))
+
+
+def folder_of(words: Sequence[str]) -> str:
+    """The name of an evaluation's folder, without the digest of its weights."""
+    return re.sub("-[0-9a-f]{8}$", "", Path(_after(words, "--out")).name)
 
 
 def _after(words: Sequence[str], option: str) -> str:

@@ -1,6 +1,7 @@
 """The wiki benchmark's pieces: in slices, gone on with, reported; then a tiny one for real."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from scripts.bench.wiki.run import ENDING_S, START_S, Slice, work
 from scripts.bench.wiki.seed import METHODS, PIECES, SAMPLINGS
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.commands import OutOfTime
-from tests.scripts.bench.wiki.commands import STEPS, Commands, seed
+from tests.scripts.bench.wiki.commands import STEPS, Commands, folder_of, seed
 from tests.scripts.wiki.pipeline.tiny import FEW, lengthened
 
 ALL = 2 + 1 + 2 * 3 + 8  # start, training, three supervised measurements, evaluations
@@ -85,12 +86,16 @@ def test_slices_of_two_commands_each_come_to_the_same(tmp_path: Path) -> None:
 def test_each_model_is_asked_under_its_environments(tmp_path: Path) -> None:
     commands, one = Commands(), seed(tmp_path)
     work([one], whole(commands), print)
-    asked = {Path(w[w.index("--out") + 1]).name: w for w in commands.asked if w[0] == "evaluate"}
-    of_trained, of_base = asked[f"trained-{STEPS}-greedy"], asked["base-sampled"]
+    asked = {folder_of(w): w for w in commands.asked if w[0] == "evaluate"}
+    of_trained, of_base = asked["trained-greedy"], asked["base-sampled"]
     assert of_trained[-3:] == ["no_search", "rag", "search_r1"]
     assert of_trained[1].endswith(f"checkpoints/step-{STEPS}") and "--config" not in of_trained
     assert of_base[-2:] == ["no_search", "rag"] and "--config" in of_base
     assert of_base[of_base.index("--temperature") + 1] == "1.0"
+    assert {each for each in asked if "actors.max_action_tokens=256" in asked[each]} == {
+        "base-greedy",
+        "base-sampled",
+    }
     assert asked["supervised-greedy"][1].endswith("supervised/best")
     assert len(one.rows("rag_trained", "greedy")) == 4
     assert {row.environment for row in one.rows("no_search", "sampled").values()} == {"no_search"}
@@ -103,6 +108,16 @@ def test_more_questions_are_asked_of_what_is_trained_already(tmp_path: Path) -> 
     work([more], whole(commands), print)
     assert len(commands.asked) == 8 and len(more.rows("start", "greedy")) == 6
     assert seed(tmp_path, questions=3).left == []
+
+
+def test_a_model_that_is_trained_anew_is_asked_anew(tmp_path: Path) -> None:
+    one = seed(tmp_path)
+    work([one], whole(Commands()), print)
+    shutil.rmtree(one.plan.run)
+    assert one.left == ["training", "trained, greedy", "trained, sampled"]
+    again = Commands()
+    work([one], whole(again), print)
+    assert again.names == ["train", "trained-greedy", "trained-sampled"] and one.left == []
 
 
 def test_kinds_are_joined_by_id_from_the_task_s_file(tmp_path: Path) -> None:
@@ -135,7 +150,8 @@ def test_what_there_is_is_reported_and_what_is_left_named(
     work([seeds[0]], whole(Commands()), print)
     present(options, seeds, {"cores": 2})
     found = json.loads(file.read_text())
-    assert found["left"] == left_of(seeds) and found["left"][0] == "seed 1: start"
+    assert found["left"] == left_of(options, seeds) and found["left"][0] == "seed 1: start"
+    assert left_of(options, seeds[:1]) == ["seed 1: files"]  # it was not come to
     assert found["em"].keys() == METHODS.keys()
     assert found["em"]["trained"]["greedy"]["by_seed"] == {"0": 0.5}
     assert found["difference"]["rag"]["sampled"]["questions"] == 4

@@ -84,7 +84,7 @@ def test_each_phase_is_named_and_what_came_of_it_is_said(phases: Phases, capsys:
     assert pipeline.run(WikiOptions(), Path("/cache")) == Exit.DONE
     assert phases.called == ["build", "choose", "train"]
     said = capsys.readouterr().out
-    assert [f"{n} of 3: {name} ..." in said for n, name in enumerate(pipeline.PHASES, 1)]
+    assert all(f"{n} of 3: {name} ..." in said for n, name in enumerate(pipeline.PHASES, 1))
     assert "greedy            0.250 -> 0.750\n" in said
     assert "    2 hops          0.200 -> 0.700\n" in said
     assert "token mismatches 0, refits 0, retrieval errors 0" in said
@@ -106,7 +106,7 @@ def test_a_finished_run_is_told_of_and_more_steps_go_on_with_it(
 ) -> None:
     pipeline.run(WikiOptions(), Path("/cache"))
     assert pipeline.run(WikiOptions(), Path("/cache")) == Exit.DONE
-    assert phases.called.count("train") == 1 and "resume" not in phases.called
+    assert phases.called == ["build", "choose", "train", "build"]  # its start may be gone
     assert capsys.readouterr().out.count("-> 0.750") == 6  # three lines, twice
     pipeline.run(WikiOptions(steps=80), Path("/cache"))
     assert phases.called[-1] == "resume"

@@ -58,6 +58,9 @@ def test_the_fewest_steps_that_reach_the_bound_are_chosen(
     model, choice = chosen(commands, tmp_path / "start")
     assert choice.chosen == 10 and [each.steps for each in choice.candidates] == [6, 8, 10]
     assert model.is_dir() and not (model.parent / "checkpoints").exists()
+    model.rename(tmp_path / "elsewhere")
+    with pytest.raises(WikiError, match=rf"model {model} is gone: remove {tmp_path / 'start'} and"):
+        chosen(commands, tmp_path / "start")
     assert commands.names == ["warm-start", "evaluate"] * 3
     warm, evaluation = commands.asked[-2:]
     assert warm[warm.index("--steps") + 1] == "10" and warm[-1] == "seed=0"
