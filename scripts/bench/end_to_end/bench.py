@@ -42,7 +42,7 @@ METHOD = {
     "policy": "pace: one that has learned to search, and learns no more (wiki: `made_of`); exact "
     "match: the demo's",
     "rivals": "a ratio is over the best of the modes measured of those named; --quick measures "
-    "those with two engines, as the asynchronous mode has",
+    "those with two engines, one to each core, which fill them best",
     "search_share": "the mean seconds of a search over those of a turn's generation, as the cell's "
     "rollouts saw both, waits for others included",
     "idle": "learner: not in an update; engines: nothing to run, on average",

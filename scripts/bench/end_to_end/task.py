@@ -145,6 +145,8 @@ DEMO = Task(
         "sync": Mode("sync", threads=2),
         "sync_1_thread": Mode("sync"),
         "sync_2_engines": Mode("sync", threads=2, engines=2),
+        # A core each for engine and learner: of a small model one engine with all rollouts costs
+        # less processor time a token than two with half of them.
         "one_step_off": Mode("async", staleness=1),
         "async_2": Mode("async", staleness=2),
         "async_4": Mode("async", staleness=4),
@@ -172,7 +174,7 @@ DEMO = Task(
     step_s={"lockstep": 4.5, "sync": 4.0, "async": 1.5},
     soon_s=1.8,
     parts_s=60.0,
-    quick={  # an engine to each of two cores, as the asynchronous mode has, fills them best
+    quick={  # of the synchronous modes an engine to each of two cores fills them best
         "tail": ("lockstep_2_engines", "sync_2_engines", "async_8"),
         "scaled": ("async_8",),
         "zero": ("sync_2_engines", "async_8"),
