@@ -30,9 +30,9 @@ class DemoOptions(Options):
     retrieval: Literal["bm25", "dense"] = option(
         "find passages by words, or by an encoder's vectors; demo trains one first", default="bm25"
     )
-    quick: bool = option("wiki: 8 steps and 64 held-out questions, not 40, 128", default=False)
+    quick: bool = option("wiki: 8 steps and 64 held-out questions, not 36, 128", default=False)
     steps: int | None = option(
-        "wiki: steps of training (default 40; --quick 8)", metavar="N", least=1
+        "wiki: steps of training (default 36; --quick 8)", metavar="N", least=1
     )
 
     def __post_init__(self) -> None:
