@@ -20,6 +20,9 @@ from scripts.demo.task import DemoFiles, prepare
 from scripts.fleet import guardian
 from tests.integration.spelt import Task, make_task
 
+# One may be killed, or leave, while the other serves.
+TWO_ACTORS = ("actors.count=2", "actors.rollouts_in_flight=64", "actors.max_num_seqs=64")
+
 
 class Run:
     """A launched run whose output is collected line by line."""
@@ -174,6 +177,7 @@ def launch(
             f"questions.train={files.train}",
             f"questions.eval={files.eval}",
             f"retrieval.corpus={files.corpus}",
+            *TWO_ACTORS,
         ]
         again = ["--resume", str(run_dir)]
         return begin(run_dir, [*(again if resume else arguments), *overrides])

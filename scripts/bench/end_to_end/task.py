@@ -167,7 +167,7 @@ DEMO = Task(
     seats=256,  # two batches' rollouts
     # Where a schedule may begin more than a batch's: under the tail most wait for a search, and a
     # step of an engine costs nearly the same for few as for many.
-    in_flight=256,
+    in_flight=384,
     updates=3,
     window=(2.0, 8.0),
     start_s={"lockstep": 30.0, "sync": 30.0, "async": 40.0},
