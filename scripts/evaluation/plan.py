@@ -23,6 +23,7 @@ from configs.schema import Config, QuestionColumns
 from replay.question_files import QuestionsError, question_files, question_rows
 from replay.questions import load_questions
 from replay.trajectory import Question
+from scripts.evaluation.model_files import digest
 from scripts.evaluation.rows import Asked, QuestionSet, Rows, asked_of
 from scripts.options import Options, argument, option, overrides
 from scripts.setup import hub, model_source, preflight
@@ -63,8 +64,6 @@ _WITHOUT_EFFECT = {
     "actors.drain_deadline_s",
     "environment.name",  # a row says it
 }
-# What answers depend on in a model folder: weights, shape, tokenizer, template, code.
-_MODEL_FILES = {".safetensors", ".json", ".jinja", ".model", ".txt", ".py"}
 # A run's own port may be in use, by that run; its recorded searches answer no others.
 _NOT_INHERITED = ("retrieval.port=0", "retrieval.recorded=")
 _SET_BY = {
@@ -328,17 +327,3 @@ def configured(found: Found, config_path: str | None, changes: Sequence[str]) ->
     """The configuration to evaluate with: `--config`, else the recorded. Raises ConfigError."""
     applied = [*_NOT_INHERITED, *changes]
     return model_source.configured(found.given, found.record, config_path, applied)
-
-
-def digest(folder: Path) -> str:
-    """blake2b of the files, names included, that answers depend on. Raises ConfigError."""
-    whole = hashlib.blake2b(digest_size=16)
-    try:
-        for path in sorted(folder.iterdir()):
-            if path.suffix in _MODEL_FILES and path.is_file():
-                with path.open("rb") as file:
-                    content = hashlib.file_digest(file, "blake2b").hexdigest()
-                whole.update(f"{path.name} {content}\n".encode())
-    except OSError as error:
-        raise ConfigError(f"MODEL = {str(folder)!r} cannot be read: {error}") from error
-    return whole.hexdigest()

@@ -23,7 +23,7 @@ from configs.runtime.files import write_json
 from scripts.bench import harness
 from scripts.bench.wiki import supervised
 from scripts.bench.wiki.supervised import BEST, Schedule, is_learnt, teach
-from scripts.evaluation.plan import digest
+from scripts.evaluation.model_files import digest
 from scripts.evaluation.rows import FILE_NAME, Row, Rows
 from scripts.fleet.launch import ResumeOptions, TrainOptions
 from scripts.wiki.packages import WikiError

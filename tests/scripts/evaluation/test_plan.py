@@ -1,4 +1,4 @@
-"""The plan of an evaluation: sets of questions, the model's configuration and digest, settings."""
+"""The plan of an evaluation: sets of questions, the model's configuration, settings."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from configs.load import ConfigError, leaves, parse
 from configs.schema import Config
 from scripts.evaluation import plan
-from scripts.evaluation.plan import SETTINGS, Settings, agree, configured, digest, load_sets
+from scripts.evaluation.plan import SETTINGS, Settings, agree, configured, load_sets
 from scripts.setup.model_source import find
 from tests.scripts.conftest import Folder
 
@@ -104,18 +104,6 @@ def test_recorded_searches_are_not_taken_from_it(folder: Folder, checkpointed: P
     assert config.retrieval.recorded == ""
     given = configured(find(str(checkpointed)), None, ["retrieval.recorded=runs/old"])
     assert given.retrieval.recorded == "runs/old"
-
-
-def test_the_digest_is_of_weights_and_tokenizer(checkpointed: Path) -> None:
-    folder = checkpointed / "checkpoints" / "step-10" / "model"
-    first = digest(folder)
-    (folder / "README.md").write_text("words")
-    assert digest(folder) == first
-    (folder / "tokenizer.json").write_text("{ }")
-    second = digest(folder)
-    (folder / "model.safetensors").write_text("other")
-    assert len({first, second, digest(folder)}) == 3
-    assert digest(checkpointed / "checkpoints" / "step-20" / "model") == first
 
 
 BASE = "model: {path: /models/a}\nactors: {max_turns: 4}\n"
