@@ -25,9 +25,11 @@ from tests.faults.victims import KINDS, Blow, ChaosFailed, RunCompleted, Victims
 END_S = 1500.0
 HOLD_S = 12.0  # longer than replay.dead_after_s: a stopped actor is given up and comes back
 LEARNER_HOLD_S = 120.0  # nothing may pile up while nobody trains
+# One may be killed, or leave, while the other serves.
+TWO_ACTORS = ("actors.count=2", "actors.rollouts_in_flight=64", "actors.max_num_seqs=64")
 SETTINGS = (
     *("fleet.restarts=1000", "fleet.first_pause_s=0.1", "learner.checkpoint_every=5"),
-    *("actors.count=2", "actors.rollouts_in_flight=64", "actors.max_num_seqs=64"),
+    *TWO_ACTORS,
 )
 
 

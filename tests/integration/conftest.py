@@ -18,10 +18,8 @@ import pytest
 from configs.runtime.process import REPOSITORY, socket_dir
 from scripts.demo.task import DemoFiles, prepare
 from scripts.fleet import guardian
+from tests.faults.chaos import TWO_ACTORS
 from tests.integration.spelt import Task, make_task
-
-# One may be killed, or leave, while the other serves.
-TWO_ACTORS = ("actors.count=2", "actors.rollouts_in_flight=64", "actors.max_num_seqs=64")
 
 
 class Run:

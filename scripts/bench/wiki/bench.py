@@ -83,7 +83,7 @@ class BenchWikiOptions(harness.BenchOptions):
     seeds: tuple[int, ...] = option(
         "seeds to run (default 0 1 2; quick: 0)", default=(), metavar="N", least=0
     )
-    steps: int | None = option("steps of training (default 40; quick: 8)", metavar="N", least=1)
+    steps: int | None = option("steps of training (default 36; quick: 8)", metavar="N", least=1)
     questions: int | None = option(
         f"held-out questions to ask of each seed (default {QUESTIONS}; quick: {QUICK_QUESTIONS})",
         metavar="N",
