@@ -23,6 +23,7 @@ ROLES = {  # by words of a command line
     "end_to_end.worker": "driver",  # launcher of the fleet, or learner and rollouts in one
     "overlap.server": "retrieval",
 }
+OTHER = "other"
 
 
 class Seen(NamedTuple):
@@ -35,7 +36,7 @@ class Seen(NamedTuple):
 
 def role_of(line: str) -> str:
     """The role of a process by its command line."""
-    return next((role for words, role in ROLES.items() if words in line), "other")
+    return next((role for words, role in ROLES.items() if words in line), OTHER)
 
 
 class Usage:
@@ -46,6 +47,7 @@ class Usage:
     ) -> None:
         self._root, self._others, self._now = root, others, now
         self._looked_s = 0.0
+        self._role: dict[int, str] = {}
         self.seen: dict[str, dict[int, list[Seen]]] = defaultdict(dict)
 
     def look(self) -> None:
@@ -64,9 +66,18 @@ class Usage:
         used = process.cpu_times()
         schedule = Path(f"/proc/{process.pid}/schedstat").read_text(encoding="ascii").split()
         active_s = (int(schedule[0]) + int(schedule[1])) / 1e9
-        role = role_of(" ".join(process.cmdline()))
-        seen = self.seen[role].setdefault(process.pid, [])
-        seen.append(Seen(self._now(), used.user + used.system, active_s))
+        looks = self._looks_of(process.pid, " ".join(process.cmdline()))
+        looks.append(Seen(self._now(), used.user + used.system, active_s))
+
+    def _looks_of(self, pid: int, line: str) -> list[Seen]:
+        """The looks at a process, all under its latest role: its command line is its parent's
+        before it has begun, and empty while it ends.
+        """
+        known = self._role.get(pid, OTHER)
+        role = role_of(line) if line else known
+        looks = self.seen[known].pop(pid, [])
+        self._role[pid], self.seen[role][pid] = role, looks
+        return looks
 
     def cpu_s(self, begin_s: float, end_s: float) -> dict[str, float]:
         """Processor seconds by role."""

@@ -1,9 +1,12 @@
 """The arithmetic of the end-to-end benchmark: figures, ideal, ratios, exact match by mode."""
 
 import math
+import os
+import subprocess
 from typing import Any
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from scripts.bench.end_to_end.figures import (
@@ -92,12 +95,30 @@ def test_a_process_is_known_by_its_command_line() -> None:
 
 
 def test_a_look_sees_this_process_and_looks_no_more_than_twice_a_second() -> None:
-    import os
-
     looked = Usage(os.getpid())
     looked.look()
     looked.look()
     assert [len(looks) for pids in looked.seen.values() for looks in pids.values()].count(1) >= 1
+
+
+def test_a_process_is_seen_once_whatever_its_command_line_has_been(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Process(psutil.Process):  # type: ignore[misc]
+        lines = [["bash"], ["VLLM::EngineCore"], []]
+
+        def cmdline(self) -> list[str]:
+            return self.lines.pop(0)
+
+    monkeypatch.setattr(psutil, "Process", Process)
+    times = iter(float(at) for at in range(1, 100))
+    with subprocess.Popen(["sleep", "60"]) as process:
+        looked = Usage(process.pid, now=lambda: next(times))
+        for _ in range(3):
+            looked.look()
+        process.kill()
+    assert [len(looks) for looks in looked.seen["engine"].values()] == [3]
+    assert not looked.seen["other"]
 
 
 def test_learning_tells_when_the_goal_was_reached() -> None:
