@@ -168,8 +168,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
-        print("forage: interrupted", file=sys.stderr)
-        return Exit.INTERRUPTED
+        return _interrupted()
     except _failures() as error:
         if isinstance(error, OSError) and not _is_the_user_s(error):
             raise
@@ -207,6 +206,11 @@ def _choices(group: str = "") -> str:
 def _refuse(text: str) -> int:
     complain(text)
     return Exit.BAD_INPUT
+
+
+def _interrupted() -> int:
+    print("forage: interrupted", file=sys.stderr)
+    return Exit.INTERRUPTED
 
 
 def application(name: str) -> typer.Typer:
@@ -269,7 +273,10 @@ def _callback(command: Command) -> Callable[..., int | None]:
 
     def call(**given: Any) -> int | None:
         values = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
-        return function(options(**values))
+        try:
+            return function(options(**values))
+        except KeyboardInterrupt:  # typer would end without a word
+            return _interrupted()
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}

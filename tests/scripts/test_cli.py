@@ -138,6 +138,17 @@ def test_of_the_system_s_errors_only_the_user_s_are_one_line(
         assert raised.value is error
 
 
+def test_an_interrupted_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(options: AskedOptions) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.Command, "function", lambda self: interrupted)
+    assert cli.main(["asked", "m"]) == Exit.INTERRUPTED
+    assert capsys.readouterr().err == "forage: interrupted\n"
+
+
 def test_every_command_has_a_theme_and_its_function() -> None:
     themed = {word for words in cli.THEMES.values() for word in words}
     for path, command in cli.COMMANDS.items():
