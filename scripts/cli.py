@@ -168,12 +168,11 @@ def main(words: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
-        return _interrupted()
+        return _end("interrupted", Exit.INTERRUPTED)
     except _failures() as error:
         if isinstance(error, OSError) and not _is_the_user_s(error):
             raise
-        complain(str(error))
-        return Exit.FAILED
+        return _end(str(error), Exit.FAILED)
 
 
 def _failures() -> tuple[type[Exception], ...]:
@@ -203,14 +202,13 @@ def _choices(group: str = "") -> str:
     return f"name a command: {', '.join(names)}; `forage {f'{group} --help'.strip()}` tells more"
 
 
-def _refuse(text: str) -> int:
+def _end(text: str, code: int) -> int:
     complain(text)
-    return Exit.BAD_INPUT
+    return code
 
 
-def _interrupted() -> int:
-    print("forage: interrupted", file=sys.stderr)
-    return Exit.INTERRUPTED
+def _refuse(text: str) -> int:
+    return _end(text, Exit.BAD_INPUT)
 
 
 def application(name: str) -> typer.Typer:
@@ -276,7 +274,7 @@ def _callback(command: Command) -> Callable[..., int | None]:
         try:
             return function(options(**values))
         except KeyboardInterrupt:  # typer would end without a word
-            return _interrupted()
+            return _end("interrupted", Exit.INTERRUPTED)
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}

@@ -42,7 +42,7 @@ from scripts.wiki.pipeline.settings import CONFIG, WikiOptions
 from scripts.wiki.pipeline.start import Recipe
 from scripts.wiki.wiki import build
 
-SEEDS, QUESTIONS, QUICK_QUESTIONS = (0, 1, 2), 512, 64
+SEEDS, QUESTIONS, QUICK_QUESTIONS = (0, 1, 2), 176, 64
 _REFUSED = {
     "seed": "seed is what --seeds says: drop the override",
     "learner.total_steps": "learner.total_steps is what --steps says: drop the override",
@@ -90,7 +90,7 @@ class BenchWikiOptions(harness.BenchOptions):
         least=1,
     )
     minutes: float = option(
-        "length of a slice: what is under way at its end is ended in order", default=30.0, least=3
+        "length of a slice: what is under way at its end is ended in order", default=30.0, least=5
     )
     out: Path = option(
         "folder that keeps finished measurements", default=REPOSITORY / "runs" / "bench_wiki"

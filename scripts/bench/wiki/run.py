@@ -9,13 +9,13 @@ from scripts.bench.wiki.seed import Seed
 from scripts.wiki.pipeline.commands import OutOfTime, forage
 
 START_S = 90.0  # about what an engine takes to start: nothing is begun for less
-ENDING_S = 60.0  # what an end in order may take: an update under way, then its checkpoint
+ENDING_S = 150.0  # what an end in order takes: an update under way (two minutes), its checkpoint
 Forage = Callable[[Sequence[str], Path, Callable[[], bool], float], None]
 
 
 class Slice:
-    """The time of one call. Call it to run a command. What is under way a minute before its end is
-    ended in order, and killed a minute after its end. Towards the end none is begun but the first.
+    """The time of one call. Call it to run a command. What is under way `ENDING_S` before its end is
+    ended in order, and killed as long after its end. Towards the end none is begun but the first.
     """
 
     def __init__(

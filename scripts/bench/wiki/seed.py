@@ -20,6 +20,7 @@ import msgspec
 
 from configs.load import ConfigError
 from configs.runtime.files import write_json
+from configs.runtime.process import REPOSITORY
 from scripts.bench import harness
 from scripts.bench.wiki import supervised
 from scripts.bench.wiki.supervised import BEST, Schedule, is_learnt, teach
@@ -36,7 +37,7 @@ SECONDS, CODE = "seconds.json", "code.json"
 SOURCES = (  # what a piece depends on
     "actors", "learner", "replay", "weight_sync", "retrieval_server", "configs", "scripts.wiki",
     "scripts.warm_start", "scripts.evaluation", "scripts.fleet", "scripts.setup",
-    "scripts.bench.wiki",
+    "scripts.bench.wiki.seed", "scripts.bench.wiki.supervised",
 )  # fmt: skip
 START, TRAINING, SUPERVISED = "start", "training", "supervised"
 BASE, TRAINED = "base", "trained"
@@ -69,8 +70,9 @@ PIECES = (START, TRAINING, SUPERVISED, *EVALUATIONS)
 
 @functools.cache
 def code_digest() -> str:
-    """A digest of the code that makes the pieces."""
-    return harness.digest_of(harness.sources(*SOURCES))
+    """A digest of the code and the locked packages that make the pieces."""
+    locks = sorted((REPOSITORY / "requirements").glob("*.lock"))
+    return harness.digest_of([*harness.sources(*SOURCES), *locks])
 
 
 class Fact(msgspec.Struct, frozen=True):

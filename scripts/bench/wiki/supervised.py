@@ -31,7 +31,7 @@ class Schedule:
     demonstration has been seen, do not exceed the best.
     """
 
-    every: int = 16
+    every: int = 24
     patience: int = 2
     questions: int = 0
 
