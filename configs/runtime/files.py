@@ -41,6 +41,11 @@ def weights_bytes(folder: str) -> int:
     return sum(file.stat().st_size for file in files)
 
 
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder; 0 where there is none."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
 def sync(path: Path) -> None:
     """Force a file, or the names in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

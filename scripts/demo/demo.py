@@ -30,7 +30,7 @@ class DemoOptions(Options):
     retrieval: Literal["bm25", "dense"] = option(
         "find passages by words, or by an encoder's vectors; demo trains one first", default="bm25"
     )
-    quick: bool = option("wiki: 8 steps and 64 held-out questions, not 36, 128", default=False)
+    quick: bool = option("wiki: 6 steps and 64 held-out questions, not 36, 128", default=False)
     steps: int | None = option(
         "wiki: steps of training (default 36; --quick 8)", metavar="N", least=1
     )

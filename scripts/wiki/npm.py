@@ -9,14 +9,17 @@ import http.client
 import os
 import shutil
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 OFFICIAL = "https://registry.npmjs.org/"
 TIMEOUT_S = 60.0  # without a byte
+DEADLINE_S = 1800.0  # of a whole package
 _CHUNK = 1 << 16
 
 
@@ -51,7 +54,7 @@ def download(name: str, version: str, path: Path) -> None:
         with _opened(about) as reply:
             told = msgspec.json.decode(reply.read(), type=_Version)
         with _opened(told.dist.tarball) as reply, path.open("wb") as file:
-            shutil.copyfileobj(reply, file, _CHUNK)
+            _copy(reply, file)
             _require_whole(told.dist.tarball, file.tell(), reply.headers["Content-Length"])
     except msgspec.DecodeError as error:
         raise NpmError(f"{about} describes no package ({error})") from error
@@ -60,8 +63,17 @@ def download(name: str, version: str, path: Path) -> None:
             raise NpmError(f"{error.url} answers {error.code} {error.reason}") from None
     except urllib.error.URLError as error:
         raise NpmError(f"{about} cannot be reached ({error.reason})") from error
-    except (http.client.HTTPException, TimeoutError, ValueError) as error:
+    except (http.client.HTTPException, TimeoutError, ConnectionError, ValueError) as error:
         raise NpmError(f"{about} gives no whole package ({error})") from error
+
+
+def _copy(reply: http.client.HTTPResponse, file: BinaryIO) -> None:
+    """Copy to the end. Raises TimeoutError where that takes longer than `DEADLINE_S`."""
+    end = time.monotonic() + DEADLINE_S
+    while chunk := reply.read1(_CHUNK):
+        file.write(chunk)
+        if time.monotonic() > end:
+            raise TimeoutError(f"not done after {DEADLINE_S:g} s, {file.tell()} bytes")
 
 
 def _require_whole(url: str, size: int, announced: str | None) -> None:

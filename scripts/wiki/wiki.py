@@ -135,15 +135,15 @@ def _sweep(folder: Path) -> None:
 
 def _build(folder: Path, seed: int, tell: Tell, dense: bool) -> WikiFiles:
     packages = folder / "packages"
-    with phase("packages", tell):
-        files = fetch([TEXTS, COUNTRIES], packages)
-    with phase("language model", tell):
-        model.language_model(folder, packages)
-    require_room(folder, ROOM_BYTES)
     places = _places(folder, seed)
     corpus, by_words = places.corpus, places.index
     home, own = corpus.parent, places.train.parent
+    with phase("language model", tell):
+        model.language_model(folder, packages)
     if not (home.is_dir() and own.is_dir()):
+        with phase("packages", tell):
+            files = fetch([TEXTS, COUNTRIES], packages)
+        require_room(folder, ROOM_BYTES)
         with phase("articles and countries", tell):
             read = articles.read(files[TEXTS]), countries.read(files[COUNTRIES])
             world = task.read_world(*read)

@@ -42,12 +42,14 @@ METHOD = {
     "policy": "pace: one that has learned to search, and learns no more (wiki: `made_of`); exact "
     "match: the demo's",
     "rivals": "a ratio is over the best of the modes measured of those named; --quick measures "
-    "those with two engines, one to each core, which fill them best",
+    "those that whole measurements on two cores had as the best of their latency",
     "search_share": "the mean seconds of a search over those of a turn's generation, as the cell's "
     "rollouts saw both, waits for others included",
     "idle": "learner: not in an update; engines: nothing to run, on average",
-    "latency": "drawn by the words of a query: the same for all modes; tail: log-normal, p50 200 "
-    f"ms, p99 2 s; scaled: of its shape, its mean {plan.SEARCH_SHARE:g} of a turn's generation",
+    "latency": "drawn by the words of a query: the same words are as late in every mode; tail: "
+    "log-normal, p50 200 ms, p99 2 s; scaled: of its shape; its mean, as put in, "
+    f"{plan.SEARCH_SHARE:g} of a turn's generation alone: search_share shows what waiting for "
+    "processors adds",
     "em_goal_s": "seconds of training to greedy exact match .9; without the evaluations where "
     "training stands still for them, with them where it does not",
     "difference": f"of greedy exact match at the end from that of {plan.BASELINE}, paired by seed",

@@ -149,13 +149,15 @@ def summary(
         name: over(rows, mode, synchronous(task, kinds), latency)
         for name, (latency, kinds) in RIVALS.items()
     }
+    em = em_by_mode(rows)
     return ratios | {
         "rivals": rivals(rows, task),
         "async_over_ideal": beside_ideal("tail"),
         "async_over_ideal_scaled": beside_ideal("scaled"),
         "learner_idle": _median(own, "learner_idle"),
         "engine_idle": _median(own, "engine_idle"),
-        "em_by_mode": em_by_mode(rows) or None,
+        "em_difference": em[mode]["difference"] if mode in em else None,
+        "em_by_mode": em or None,
     }
 
 

@@ -21,6 +21,7 @@ RATIOS = (
     "async_over_lockstep", "async_over_overlapped", "async_over_ideal", "async_over_ideal_scaled",
     "async_over_sync_zero_latency",
 )  # fmt: skip
+IDLE = ("learner_idle", "engine_idle")
 COLUMNS = (
     "latency", "mode", "seed", "s/step", "update", "wait (oldest)", "rest", "tokens/s",
     "s per {tokens}", "of ideal", "idle: learner, engines", "pause", "staleness (max)",
@@ -53,7 +54,7 @@ def tables(
     made = [_paces(in_order(rows, task), parts, Table(title=title), task.engines, cores)]
     if found["em_by_mode"]:
         made.append(_learning(found["em_by_mode"], list(task.modes)))
-    names = [*RATIOS, "learner_idle", "engine_idle"]
+    names = [*RATIOS, *(name for name in task.goals if name not in RATIOS), *IDLE]
     return [*made, goals_table(found, task.goals, names, title=_not_beside(found))]
 
 

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.runtime.files import folder_bytes
 from configs.runtime.process import begin
 from retrieval_server.corpus import load_corpus
 from retrieval_server.index.base import Index
@@ -78,7 +79,7 @@ def build(
             peak = processes.peak_rss_bytes.get("build", 0)
             told["peak_rss_bytes"] = max(told.get("peak_rss_bytes", 0), peak)
             record.write_text(json.dumps(told))
-    told["file_bytes"] = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
+    told["file_bytes"] = folder_bytes(made)
     return made, told
 
 

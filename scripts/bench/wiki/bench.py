@@ -51,9 +51,10 @@ _REFUSED = {
 METHOD = {
     "em": "exact match on the first held-out questions; greedy, and one sample at T = 1; a rollout "
     "that failed counts as wrong",
-    "interval": "95 %, percentile bootstrap over questions, those of all seeds together: it says "
-    "how much other questions would change, and nothing of other seeds, which by_seed shows; a "
-    "question that two seeds hold out counts in both",
+    "interval": "95 %, percentile bootstrap over questions, those of all seeds together, as if "
+    "they were independent, though several may need one passage: it says how much other questions "
+    "would change, and nothing of other seeds, which by_seed shows; a question that two seeds hold "
+    "out counts in both",
     "difference": "trained minus the other, question by question, with the same kind of interval",
     "no_search, rag": "the model as it comes, under Search-R1's prompts for these; …_trained: the "
     "trained model under the same prompts, since it knows the form of an answer",
@@ -78,12 +79,12 @@ class BenchWikiOptions(harness.BenchOptions):
 
     overrides: tuple[str, ...] = overrides()
     quick: bool = option(
-        "seed 0, 64 questions, 8 steps: the run of forage demo wiki --quick", default=False
+        "seed 0, 64 questions, 6 steps: the run of forage demo wiki --quick", default=False
     )
     seeds: tuple[int, ...] = option(
         "seeds to run (default 0 1 2; quick: 0)", default=(), metavar="N", least=0
     )
-    steps: int | None = option("steps of training (default 36; quick: 8)", metavar="N", least=1)
+    steps: int | None = option("steps of training (default 36; quick: 6)", metavar="N", least=1)
     questions: int | None = option(
         f"held-out questions to ask of each seed (default {QUESTIONS}; quick: {QUICK_QUESTIONS})",
         metavar="N",
@@ -148,6 +149,8 @@ def measure(
     present(options, seeds, on | {"load_after": harness.machine()["load"]})
     if failure:
         raise failure
+    minutes = sum(sum(seed.seconds.values()) for seed in seeds) / 60
+    print(f"{minutes:.0f} minutes of work so far, over all slices")
     if left := left_of(options, seeds):
         print(f"{len(left)} pieces left, {left[0]} first: give the same command again to go on")
     return Exit.STOPPED if left else Exit.DONE

@@ -14,8 +14,8 @@ Forage = Callable[[Sequence[str], Path, Callable[[], bool], float], None]
 
 
 class Slice:
-    """The time of one call. Call it to run a command. What is under way `ENDING_S` before its end is
-    ended in order, and killed as long after its end. Towards the end none is begun but the first.
+    """The time of one call. Call it to run a command. What is under way `ENDING_S` before its end
+    is ended in order, and killed as long after it. Towards the end none is begun but the first.
     """
 
     def __init__(

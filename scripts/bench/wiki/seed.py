@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from configs.load import ConfigError
-from configs.runtime.files import write_json
+from configs.runtime.files import folder_bytes, write_json
 from configs.runtime.process import REPOSITORY
 from scripts.bench import harness
 from scripts.bench.wiki import supervised
@@ -27,10 +27,10 @@ from scripts.bench.wiki.supervised import BEST, Schedule, is_learnt, teach
 from scripts.evaluation.model_files import digest
 from scripts.evaluation.rows import FILE_NAME, Row, Rows
 from scripts.fleet.launch import ResumeOptions, TrainOptions
-from scripts.wiki.packages import WikiError
+from scripts.wiki.packages import WikiError, require_room
 from scripts.wiki.pipeline import start
 from scripts.wiki.pipeline.commands import Run
-from scripts.wiki.pipeline.pipeline import Plan, check_run, training
+from scripts.wiki.pipeline.pipeline import Plan, check_run, checkpoints_bytes, training
 from scripts.wiki.pipeline.start import LOG, SET, WARM, Tell, choose, evaluate
 
 SECONDS, CODE = "seconds.json", "code.json"
@@ -197,6 +197,8 @@ class Seed:
         elif piece == TRAINING:
             self._train(run)
         elif piece == SUPERVISED:
+            held = folder_bytes(self.folder / SUPERVISED)
+            require_room(self.folder, max(0, checkpoints_bytes(plan) - held))
             teach(self.folder / SUPERVISED, plan, self._schedule, run, tell)
         else:
             self._evaluate(piece, run)

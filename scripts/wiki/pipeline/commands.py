@@ -1,6 +1,5 @@
 """Commands of ours as processes of their own: their memory is given back when they end."""
 
-import math
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from configs.runtime.signals import Interrupt
 from scripts.wiki.packages import WikiError
 
 POLL_S = 0.1
+DRAIN_S = 900.0  # of a command that was interrupted: an update under way, then its checkpoint
 # Drained; ended before its handler stood; killed after the patience.
 _ENDED = (Exit.INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL)
 Run = Callable[[Sequence[str], Path], None]  # of a command's words; its tables go to the file
@@ -27,12 +27,13 @@ def forage(
     words: Sequence[str],
     log: Path,
     is_over: Callable[[], bool] = lambda: False,
-    patience_s: float = math.inf,
+    patience_s: float = DRAIN_S,
 ) -> None:
     """Run a command; its tables go to the end of `log`, progress and errors to standard error.
 
     Ctrl-C and SIGTERM have it end in order, once, and so does its time when it `is_over`; then it
-    is killed after `patience_s`. Raises WikiError, KeyboardInterrupt and OutOfTime.
+    is killed after `patience_s`, or, after Ctrl-C or SIGTERM, `DRAIN_S`. Raises WikiError,
+    KeyboardInterrupt and OutOfTime.
     """
     command = [sys.executable, "-m", "scripts.cli", *words]
     told = os.environ | {"FORAGE_PARENT": str(os.getpid())}
@@ -64,7 +65,7 @@ def _wait(
     patience_s: float,
 ) -> tuple[int, bool]:
     """The exit code, and whether the process was told to end."""
-    told, kill_s = False, math.inf
+    told, kill_s = False, 0.0
     while True:
         try:
             return process.wait(POLL_S), told
@@ -72,6 +73,6 @@ def _wait(
             if not told and (interrupt.cause or is_over()):
                 process.terminate()
                 told = True
-                kill_s = math.inf if interrupt.cause else time.monotonic() + patience_s
-            elif time.monotonic() > kill_s:
+                kill_s = time.monotonic() + (DRAIN_S if interrupt.cause else patience_s)
+            elif told and time.monotonic() > kill_s:
                 process.kill()

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from configs.load import load
-from configs.runtime.files import weights_bytes
+from configs.runtime.files import folder_bytes, weights_bytes
 from configs.runtime.process import REPOSITORY, Exit
 from configs.schema import Config
 from scripts.fleet.launch import ResumeOptions, TrainOptions, resume, train
@@ -21,7 +21,7 @@ from scripts.setup.resolve import is_run, resolve
 from scripts.wiki.packages import require_room
 from scripts.wiki.pipeline import ending, settings
 from scripts.wiki.pipeline.settings import CONFIG, WikiOptions
-from scripts.wiki.pipeline.start import Choice, Recipe, choose, chosen, read
+from scripts.wiki.pipeline.start import WARM, Choice, Recipe, choose, chosen, read
 from scripts.wiki.wiki import WikiFiles, build, phase
 
 CACHE, RUNS = REPOSITORY / ".cache" / "wiki", REPOSITORY / "runs"
@@ -138,9 +138,15 @@ def check_run(plan: Plan) -> None:
         return
     config, model = plan.config, plan.files.model
     preflight.check(resolve(config, "wiki"), resumed=is_run(plan.run))
-    weights = weights_bytes(config.model.path) or weights_bytes(str(model))
+    held = sum(folder_bytes(each) for each in (plan.run / "checkpoints", plan.start / WARM))
     for place in (plan.run, model):  # the start's are removed before the run's are written
-        require_room(place, CHECKPOINTS * config.learner.saved_bytes(weights))
+        require_room(place, max(0, checkpoints_bytes(plan) - held))
+
+
+def checkpoints_bytes(plan: Plan) -> int:
+    """All checkpoints that are there at once, of the start or of the run."""
+    weights = weights_bytes(plan.config.model.path) or weights_bytes(str(plan.files.model))
+    return int(CHECKPOINTS * plan.config.learner.saved_bytes(weights))
 
 
 def training(plan: Plan, model: Path) -> TrainOptions | ResumeOptions | None:

@@ -40,6 +40,11 @@ def test_what_a_program_says_and_ends_with_is_told(tmp_path: Path) -> None:
     assert (code, said.splitlines()) == (1, ["one", "two"])
 
 
+def test_a_program_that_does_not_end_is_ended_at_the_deadline(tmp_path: Path) -> None:
+    code, said = child.run("import time\ntime.sleep(60)", [], tmp_path / "log", deadline_s=0.5)
+    assert code == -signal.SIGKILL and "ended by us: not done after 0.5 s" in said
+
+
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGTERM, 130), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)],

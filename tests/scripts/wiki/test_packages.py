@@ -82,6 +82,27 @@ def test_a_download_that_is_cut_off_is_no_other_digest(
     assert not left(tmp_path)
 
 
+def test_a_download_that_trickles_is_ended(
+    registries: Registries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(npm, "DEADLINE_S", 0.0)
+    package = registries.npm("b", {"b/y": b"2"})
+    with pytest.raises(WikiError, match=r"gives no whole package \(not done after 0 s"):
+        fetch([package], tmp_path)
+    assert not package.where(tmp_path).exists()
+
+
+def test_a_connection_that_breaks_is_the_registry_s(
+    registries: Registries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(npm, "_copy", broken)
+    with pytest.raises(WikiError, match="gives no whole package .*reset by peer"):
+        fetch([registries.npm("b", {})], tmp_path)
+
+
 def test_a_registry_that_holds_a_part_is_said(registries: Registries, tmp_path: Path) -> None:
     package = registries.npm("b", {"b/y": b"2"})
     registries.files[package.file] = registries.files[package.file][:20]

@@ -17,7 +17,7 @@ from configs.runtime.process import REPOSITORY
 from replay.questions import load_questions
 from scripts import terminal
 from scripts.warm_start.demonstrations import read_files
-from scripts.wiki import articles, wiki
+from scripts.wiki import articles, packages, wiki
 from scripts.wiki.packages import WikiError
 from scripts.wiki.questions import KINDS
 from scripts.wiki.wiki import WikiFiles, build, find
@@ -97,7 +97,18 @@ def test_what_is_made_is_not_made_again(folder: Path, files: WikiFiles) -> None:
     told: list[str] = []
     before = files.train.stat().st_mtime_ns
     assert build(folder, 0, told.append) == files and files.train.stat().st_mtime_ns == before
-    assert [line.split(":")[0] for line in told] == ["packages", "language model", "index"]
+    assert [line.split(":")[0] for line in told] == ["language model", "index"]
+
+
+def test_what_is_made_needs_neither_its_packages_nor_room(
+    folder: Path, files: WikiFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "SPARE_BYTES", 1 << 60)
+    aside = (folder / "packages").rename(folder / "aside")
+    try:
+        assert build(folder, 0, lambda line: None) == files
+    finally:
+        aside.rename(folder / "packages")
 
 
 def test_what_is_made_is_found_and_what_is_not_is_named(folder: Path, files: WikiFiles) -> None:

@@ -266,6 +266,22 @@ def test_exact_match_without_sampling_is_reported() -> None:
     assert list(learned.columns[3].cells) == ["–"]
 
 
+def test_the_difference_in_exact_match_has_a_goal() -> None:
+    whole = {"learns": True, "sampled_em": None, "em_goal_s": None}
+    ems = {"sync": (0.96, 0.9), "async_8": (0.9, 0.88)}
+    rows = [
+        row(mode, 1.0, **whole, em=em, seed=seed)
+        for mode, of in ems.items()
+        for seed, em in enumerate(of)
+    ]
+    found = summary(rows, {}, DEMO, "async_8", 2)
+    assert found["em_difference"] == pytest.approx(-0.04)
+    *_, goals = tables(rows, {}, found, DEMO, title="one work", cores=2)
+    told = [list(column.cells) for column in goals.columns]
+    assert [each[0] for each in told[:3]] == ["em_difference", "-0.04", "≥ -0.03"]
+    assert "missed" in str(told[3][0])
+
+
 # ---- what is shown
 
 

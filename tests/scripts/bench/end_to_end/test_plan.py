@@ -28,13 +28,14 @@ def test_a_quick_plan_has_six_cells_with_every_ratio_s_both_sides() -> None:
     by_latency = {name: {c.mode for c in planned if c.latency == name} for name in LATENCIES}
     assert by_latency["tail"] == {"lockstep_2_engines", "sync_2_engines", DEMO.headline}
     assert by_latency["scaled"] == {DEMO.headline}
-    assert by_latency["zero"] == {"sync_2_engines", DEMO.headline}
+    assert by_latency["zero"] == {"sync", DEMO.headline}
     assert sum(c.about_s for c in planned) + DEMO.parts_s <= 600.0
     assert {(c.seed, c.steps) for c in planned} == {(3, 8)}
     # What was rolled out ahead of the first step is used up before one counts.
     assert {(c.mode, c.last) for c in planned} == {
         ("lockstep_2_engines", 10),
         ("sync_2_engines", 10),
+        ("sync", 10),
         (DEMO.headline, 18),
     }
 

@@ -12,6 +12,7 @@ import pytest
 
 from configs.runtime.process import REPOSITORY
 from scripts.wiki.packages import WikiError
+from scripts.wiki.pipeline import commands
 from scripts.wiki.pipeline.commands import OutOfTime, forage
 
 
@@ -61,6 +62,16 @@ def test_a_command_that_does_not_end_in_order_is_killed(
     with pytest.raises(OutOfTime):
         forage(["train"], tmp_path / "log", (tmp_path / "begun").exists, patience_s=0.0)
     assert (tmp_path / "log").read_text() in ("", "told\n")
+
+
+def test_an_interrupted_command_that_does_not_end_in_order_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "DRAIN_S", 0.0)
+    patient(tmp_path, monkeypatch, None)
+    threading.Thread(target=_stop_once, args=(tmp_path / "begun",)).start()
+    with pytest.raises(KeyboardInterrupt, match="interrupted by SIGTERM"):
+        forage(["train"], tmp_path / "log")
 
 
 def patient(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int | None) -> None:

@@ -128,6 +128,20 @@ def test_a_failed_run_is_not_called_interrupted(phases: Phases, capsys: Any) -> 
     assert "interrupted" not in said
 
 
+def test_checkpoints_that_are_there_are_room_that_is_had(
+    phases: Phases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[int]()
+    phases.code, phases.summary = Exit.INTERRUPTED, SUMMARY | {"status": "interrupted"}
+    monkeypatch.setattr(pipeline, "require_room", lambda place, needed: asked.append(needed))
+    monkeypatch.setattr(pipeline, "checkpoints_bytes", lambda plan: 300)
+    for _ in ("from nothing", "with 100 bytes"):
+        pipeline.run(WikiOptions(), Path("/cache"))
+        (phases.run_dir / "checkpoints" / "step-5").mkdir(parents=True, exist_ok=True)
+        (phases.run_dir / "checkpoints" / "step-5" / "state").write_bytes(bytes(100))
+    assert asked == [300, 300, 200, 200]
+
+
 def test_another_setting_is_another_run(phases: Phases) -> None:
     pipeline.run(WikiOptions(), Path("/cache"))
     first = phases.run_dir

@@ -22,7 +22,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_run_takes_what_the_command_says_last() -> None:
     options = WikiOptions(seed=3, quick=True, overrides=OWN)
     config = load(CONFIG, of_run(options, FILES))
-    assert (config.seed, config.learner.total_steps, config.questions.eval_limit) == (3, 8, 64)
+    assert (config.seed, config.learner.total_steps, config.questions.eval_limit) == (3, 6, 64)
     assert (config.learner.lr, config.replay.group_size) == (1e-5, 4)
     assert config.retrieval.index == "/wiki/index" and config.questions.eval == "/wiki/eval"
     assert load(CONFIG, of_run(WikiOptions(quick=True, steps=5))).learner.total_steps == 5
