@@ -99,7 +99,7 @@ def test_a_connection_that_breaks_is_the_registry_s(
         raise ConnectionResetError(104, "Connection reset by peer")
 
     monkeypatch.setattr(npm, "_copy", broken)
-    with pytest.raises(WikiError, match="gives no whole package .*reset by peer"):
+    with pytest.raises(WikiError, match=r"gives no whole package .*reset by peer"):
         fetch([registries.npm("b", {})], tmp_path)
 
 
