@@ -147,9 +147,7 @@ def _train(run: "Run", resume: bool) -> str:
 def _prepare_torch(config: Config) -> None:
     # Heavy imports come after `begin` has set the number of threads.
     import torch
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
     torch.set_num_threads(config.learner.threads)
     torch.manual_seed(config.seed)
 

@@ -294,11 +294,9 @@ def sync(options: SyncOptions) -> int:
         recorded = recorded_batches(options.recorded) if options.recorded else None
         begin("sync")
         import torch
-        from transformers.utils import logging as transformers_logging
 
         from learner.trainer import Trainer
 
-        transformers_logging.disable_progress_bar()
         torch.set_num_threads(config.learner.threads)
         with status("loading the model"):
             trainer = Trainer(config)

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from learner.errors import BadModel
 from learner.model.head import CHUNK_BYTES, ChunkLoss, HeadOutput, LogProbHead
 
 if TYPE_CHECKING:  # the scorer needs torch and transformers alone
     from configs.schema import ModelConfig
+
+disable_progress_bar()  # one for each of a model's loads and saves, in milliseconds
 
 
 class TokenScores(NamedTuple):

@@ -98,12 +98,9 @@ def learn(recording: Recording, overrides: Sequence[str], steps: int) -> Iterato
     """Train `steps` recorded batches, yielding a row each. Raises BadModel, LearnerError."""
     # Heavy imports come after `begin` has set the number of threads.
     import torch
-    from transformers.utils import logging as transformers_logging
 
     from learner.batch import build
     from learner.trainer import Trainer
-
-    transformers_logging.disable_progress_bar()
 
     @lru_cache(maxsize=1)
     def learner_config(first: int) -> Config:

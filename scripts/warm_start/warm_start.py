@@ -273,7 +273,6 @@ def run(plan: Plan, console: Console, listen: Callable[[], Sequence[str]]) -> in
 def start(plan: Plan, out: OutputFolder, stack: contextlib.ExitStack, console: Console) -> Learning:
     """Start the other ranks, and load the model on all of them."""
     import torch
-    from transformers.utils import logging as transformers_logging
 
     from learner.metrics import Metrics
     from learner.ranks.leader import lead
@@ -281,7 +280,6 @@ def start(plan: Plan, out: OutputFolder, stack: contextlib.ExitStack, console: C
     config, folder = plan.config, out.path
     torch.set_num_threads(config.learner.threads)
     torch.manual_seed(config.seed)
-    transformers_logging.disable_progress_bar()
     ranks = stack.enter_context(other_ranks(config, console))
     begins = out.done + 1 if out.done else 0  # a loss is measured before step 1
     again = (folder / "tensorboard").exists()
