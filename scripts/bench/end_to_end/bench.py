@@ -224,7 +224,8 @@ def present(options: BenchEndToEndOptions, kept: Kept, on: Row) -> None:
     written |= {"left": remaining, "machine": on, "method": METHOD}
     shown = tables(rows, parts, found, task, title=title, cores=cores)
     harness.finish(options, written, shown, width=190)
-    print(f"plot: {draw(rows, task, options.plot or options.out / f'{task.name}.png')}")
+    if plot := draw(rows, task, options.plot or options.out / f"{task.name}.png"):
+        print(f"plot: {plot}")
 
 
 def bench(options: BenchEndToEndOptions) -> int:

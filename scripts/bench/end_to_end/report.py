@@ -119,10 +119,14 @@ def _shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def draw(rows: Sequence[Row], task: Task, path: Path) -> Path:
-    """Plot where a step's seconds go: of the learner, and of the engines; a row per latency."""
+def draw(rows: Sequence[Row], task: Task, path: Path) -> Path | None:
+    """Plot where a step's seconds go: of the learner, and of the engines; a row per latency. None,
+    and no plot, where no pace was measured.
+    """
     paces = in_order(rows, task)
     latencies = [name for name in LATENCIES if any(row["latency"] == name for row in paces)]
+    if not latencies:
+        return None
     figure, panels = pyplot.subplots(
         len(latencies), 2, figsize=(10, 0.8 + 2.6 * len(latencies)), sharex="row", squeeze=False
     )

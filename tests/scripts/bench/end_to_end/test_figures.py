@@ -298,7 +298,13 @@ def test_tables_and_plot_show_every_cell(tmp_path: Any) -> None:
     assert paces.row_count == 4 and list(paces.columns[1].cells)[:2] == ["sync", "async_4"]
     assert "async_over_overlapped: without sync_1_thread, sync_2_engines" in str(goals.title)
     assert goals.row_count == 4  # no lock-step, no scaled latency, no engine seen
-    assert draw(rows, DEMO, tmp_path / "plot.png").stat().st_size > 0
+    plot = draw(rows, DEMO, tmp_path / "plot.png")
+    assert plot is not None and plot.stat().st_size > 0
+
+
+def test_whole_runs_alone_have_no_plot(tmp_path: Any) -> None:
+    whole = row("sync", 1.0, learns=True, em=0.9, sampled_em=None, em_goal_s=None)
+    assert draw([whole], DEMO, tmp_path / "plot.png") is None
 
 
 def test_an_unknown_idle_share_is_no_bar() -> None:
