@@ -28,9 +28,10 @@ if TYPE_CHECKING:  # importing it imports DeepSpeed
     from learner.trainer import Trainer
 
 log = logging.getLogger(__name__)
-# One version may be under way when the awaited one is published; each has five phases with the
-# deadline (connecting, forming, receiving, applying, checksum) and may be sent anew.
-PHASES_TO_APPLY = 15
+# One version may be under way when the awaited one is published; each has seven phases with the
+# deadline (connecting, readers of relays, forming, receiving, applying by way of a relay, checksum)
+# and may be sent anew.
+PHASES_TO_APPLY = 21
 START_PROBE = "start_probe.json"  # in the run's directory: a restarted learner calibrates by it
 
 

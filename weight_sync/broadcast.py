@@ -6,6 +6,7 @@ the version anew. Sockets and threads are unknown here.
 """
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -26,6 +27,9 @@ from weight_sync.protocol import (
     Ping,
     Receiving,
     Refused,
+    RelayFailed,
+    Release,
+    Rendezvous,
     Sent,
     SyncTimeout,
     TransportFailed,
@@ -36,6 +40,7 @@ from weight_sync.protocol import (
     as_error,
     describe,
 )
+from weight_sync.routes import Routes, routes
 from weight_sync.staging import Parcel
 from weight_sync.transports.base import Forming, Transport, host
 from weight_sync.transports.selection import choose, shown
@@ -70,12 +75,16 @@ class Broadcast:
         self._has: dict[str, int] = {}  # the version of this incarnation that serves there
         self._served: set[str] = set()  # who has applied weights, verified, of any incarnation
         self._devices: dict[str, tuple[str, ...]] = {}  # of the actors' workers, by rank
+        self._nodes: dict[str, str] = {}  # of the actors
+        self._apart: set[str] = set()  # nodes on which handing on has failed
         self._verification = Verification()
         self._transport: Transport | None = None
-        self._group: tuple[str, ...] = ()  # the actors in it, by rank
+        self._group: tuple[str, ...] = ()  # the actors that it serves
+        self._routes = Routes({}, {}, 0)  # to them
         self._replaced: set[str] = set()  # who joined since the group was formed
         self._epoch = 0
         self._failures = self._refused = 0
+        self._sent = (-1, 0)  # a version, and its bytes that went over the network
 
     def hear(self, deadline: float | None) -> Answer | None:
         """Take one message; return it when it is an answer. Raises what an actor reports."""
@@ -85,6 +94,7 @@ class Broadcast:
             sound = own and not self._verification.doubts(message.actor_id)
             self._has[message.actor_id] = message.policy_version if sound else -1
             self._devices[message.actor_id] = message.devices
+            self._nodes[message.actor_id] = message.node
             self._replaced.add(message.actor_id)
             self._note_served(message.actor_id, message.policy_version >= 0)
             log.info("%s joined", message.actor_id)
@@ -110,7 +120,7 @@ class Broadcast:
         """
         names = self.behind(parcel.version)
         try:
-            gauges = self._send(parcel, self._joined_by(names), names)
+            gauges = self._send(parcel, self._joined_by(names, parcel.nbytes), names)
         except (_LostError, TransportFailed) as error:
             self.close()
             self._failures += 1
@@ -131,39 +141,58 @@ class Broadcast:
         if transport is not None:
             transport.close()
 
-    def _joined_by(self, names: tuple[str, ...]) -> Transport:
+    def _joined_by(self, names: tuple[str, ...], nbytes: int) -> Transport:
         """The collective of these actors; formed unless it is the last one."""
         if self._transport and self._group == names and self._replaced.isdisjoint(names):
             return self._transport
         self.close()
         self._epoch += 1
-        deadline_s = self._config.publish_deadline_s
-        devices = {name: self._devices[name] for name in names}
-        kind = self._choose(devices)
+        shared = self._config.transport == "snapshot"  # all nodes see one folder
+        nodes = {} if shared else self._nodes
         here = self._learner_host
+        found = self._routes = routes(
+            {name: self._devices[name] for name in names},
+            {name: nodes.get(name, here.node) for name in names},
+            here.node,
+            self._apart,
+        )
+        kind = self._choose(found.members)
         transport = host(
             kind,
             address=here.folder if kind == "snapshot" else here.address,
-            world_size=1 + sum(map(len, devices.values())),
+            world_size=1 + sum(map(len, found.members.values())),
             incarnation=self._incarnation,
             epoch=self._epoch,
-            timeout_s=deadline_s,
+            timeout_s=self._config.publish_deadline_s,
         )
         self._transport, self._group, self._replaced = transport, names, set()
-        rank = 1
-        for name, workers in devices.items():
-            self._tell(name, msgspec.structs.replace(transport.rendezvous, rank=rank))
-            rank += len(workers)
-        self._gather(Connecting, names, "", deadline_s)
+        self._call_together(msgspec.structs.replace(transport.rendezvous, nbytes=nbytes))
         self._form(transport, names)
         log.info(
-            "weights go from %s by %s to %s (group %d)",
-            self._learner_host.device,
+            "weights go from %s by %s to %s%s (group %d)",
+            here.device,
             kind,
-            shown(devices),
+            shown(found.members),
+            found.said(),
             self._epoch,
         )
         return transport
+
+    def _call_together(self, where: Rendezvous) -> None:
+        """Tell the members where the group forms, and then who reads from relays, which have made
+        their folders meanwhile."""
+        deadline_s, found = self._config.publish_deadline_s, self._routes
+        folders = {relay: secrets.token_hex(8) for relay in found.relays}
+        rank = 1
+        for name, workers in found.members.items():
+            folder = folders.get(name, "")
+            self._tell(name, msgspec.structs.replace(where, rank=rank, hand_on=folder))
+            rank += len(workers)
+        self._gather(Connecting, tuple(found.members), "", deadline_s)
+        readers = {name: folders[relay] for relay, names in found.relays.items() for name in names}
+        for name, folder in readers.items():
+            self._tell(name, msgspec.structs.replace(where, transport="node", prefix=folder))
+        self._gather(Connecting, tuple(readers), "", deadline_s)
 
     def _choose(self, devices: dict[str, tuple[str, ...]]) -> str:
         """The transport to these actors. One whose device it cannot reach is refused where others
@@ -199,11 +228,10 @@ class Broadcast:
     def _send(
         self, parcel: Parcel, transport: Transport, names: tuple[str, ...]
     ) -> dict[str, float]:
-        version, config = parcel.version, self._config
+        version, size = parcel.version, parcel.nbytes
         # The first version of all may be an engine's first request, as slow as its start.
         first = max(self._has.values()) < 0
-        size = sum(bucket.numel() for bucket in parcel.buckets)
-        deadline_s = config.deadline_s(size, first)
+        deadline_s = self._config.deadline_s(self._routes.hops * size, first)
         of = f" of version {version} ({size / 1e9:.2g} GB)"
         manifest = self._manifest(parcel)
         for name in names:
@@ -213,12 +241,17 @@ class Broadcast:
         begun = time.perf_counter()
         transport.broadcast(parcel.buckets, deadline_s)
         gauges = {"sync/broadcast_s": time.perf_counter() - begun}
+        before = self._sent[1] if self._sent[0] == version else 0
+        self._sent = version, before + self._routes.remote * size
         sent = Sent(self._incarnation, version)
         for name in names:
             self._tell(name, sent)
         applied = self._gather(Applied, names, of, deadline_s)
         self._verification.compare(applied, version)
         self._again(names)
+        for relay in self._routes.relays:
+            self._tell(relay, Release())
+        gauges["sync/sent_bytes"] = float(self._sent[1])
         gauges["sync/refits"] = float(self._verification.refits)
         gauges["sync/refused"] = float(self._refused)
         for each in ("generation_pause_s", "receive_s", "apply_s", "probe_error", "probe_mean"):
@@ -289,6 +322,9 @@ class Broadcast:
         if stranger and name in self._channel.joined:
             self._refuse(name, text)
         if answer.epoch == self._epoch and name in self._group:
+            if isinstance(error, RelayFailed):
+                self._apart.add(self._nodes[name])
+                log.warning("each actor of node %s receives for itself now", self._nodes[name])
             self._channel.drop(name)
             log.warning("%s failed: %s", name, text)
 

@@ -39,11 +39,14 @@ class Closing(WeightSyncError):
 
 @dataclass(frozen=True)
 class LearnerHost:
-    """The learner's `device` (see `device_name`), `address` for stores, `folder` for snapshots."""
+    """The learner's `device` (see `device_name`), `address` for stores, `folder` for snapshots, and
+    `node` (see `own_node`).
+    """
 
     device: str
     address: str
     folder: str
+    node: str
 
 
 class Channel(Protocol):

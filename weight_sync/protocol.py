@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-PROTOCOL = 5
+PROTOCOL = 6
 # vLLM's `worker_extension_cls`; a name, so that nobody has to import vLLM to say it
 WORKER_EXTENSION = "weight_sync.vllm_worker.WeightSyncWorker"
 
@@ -28,6 +28,7 @@ class WeightSyncError(Exception):
     ├── PeerFailed         the other side has left, or failed by a fault of its own
     ├── TransportUnusable  the transport that was asked for cannot join these devices
     ├── TransportFailed    the group could not be formed, or broke
+    │   └── RelayFailed    weights could not be handed on between the actors of a node
     └── SyncTimeout        a named phase passed its deadline
     """
 
@@ -56,6 +57,10 @@ class TransportFailed(WeightSyncError):
     """The group could not be formed, or broke while bytes were under way."""
 
 
+class RelayFailed(TransportFailed):
+    """The file by which a node's actors hand weights on could not be written, or was not seen."""
+
+
 class SyncTimeout(WeightSyncError):
     """A named phase of the sync passed its deadline."""
 
@@ -76,13 +81,14 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
     `incarnation` and `policy_version` are of the weights that serve here, -1 before the first;
     `devices` are the engine's workers' by rank, as `transports.base.device_name` says them: each
-    worker receives for itself.
+    worker receives for itself. `node` names what shares files and memory (`own_node`).
     """
 
     actor_id: str
     incarnation: int = -1
     policy_version: int = -1
     devices: tuple[str, ...] = ("cpu",)
+    node: str = ""
     protocol: int = PROTOCOL
 
 
@@ -93,9 +99,10 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
 class Rendezvous(msgspec.Struct, frozen=True, tag=True):
     """Learner → actor: where the group forms. Rank 0 is the learner. It ends all groups before it.
 
-    `rank` is of the actor's first worker; its others follow.
+    `rank` is of the actor's first worker; its others follow. A relay is told where to `hand_on`,
+    and its first worker alone is in the group.
     `prefix` is of the group's keys in the store; of a snapshot, which has no store, it is the
-    folder.
+    folder, and of who reads from a relay what that one was told.
     """
 
     incarnation: int
@@ -107,6 +114,8 @@ class Rendezvous(msgspec.Struct, frozen=True, tag=True):
     rank: int
     world_size: int
     timeout_s: float
+    hand_on: str = ""  # the name of the relay's folder on its node
+    nbytes: int = 0  # of a version
 
 
 class Connecting(msgspec.Struct, frozen=True, tag=True):
@@ -155,6 +164,10 @@ class Sent(msgspec.Struct, frozen=True, tag=True):
     policy_version: int
 
 
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Learner → relays, once all have applied a version: remove your node's copy of it."""
+
+
 class Applied(msgspec.Struct, frozen=True, tag=True):
     """Actor → learner: this version serves here, verified (or, with `error`, does not).
 
@@ -201,7 +214,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
 Answer = Connecting | Receiving | Applied
 FromActor = Join | Answer
-FromLearner = Ping | Rendezvous | WeightManifest | Sent | Refused
+FromLearner = Ping | Rendezvous | WeightManifest | Sent | Release | Refused
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_actor = msgspec.msgpack.Decoder(FromActor).decode
@@ -241,7 +254,7 @@ def require_done(answers: Sequence[bytes]) -> WorkerReport:
 def as_error(text: str) -> WeightSyncError:
     """The exception that a message's `error` text describes, by its leading type name."""
     known: list[type[WeightSyncError]] = [ManifestMismatch, EngineDiffers, VerificationFailed]
-    known += [TransportUnusable, TransportFailed, SyncTimeout]
+    known += [TransportUnusable, TransportFailed, RelayFailed, SyncTimeout]
     kinds = {kind.__name__: kind for kind in known}
     return kinds.get(text.partition(":")[0], PeerFailed)(text)
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import torch
 
 from configs.keys import Keys
+from configs.runtime.node import own_node
 from configs.schema import WeightSyncConfig
 from weight_sync.broadcast import Broadcast
 from weight_sync.control import Closing, LearnerHost, RouterChannel
@@ -192,7 +193,12 @@ def _learner_host(endpoint: str, folder: str) -> LearnerHost:
     scheme, _, path = endpoint.partition("://")
     host = urlsplit(endpoint).hostname if scheme == "tcp" else None
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return LearnerHost(device_name(device), host or "127.0.0.1", folder or str(Path(path).parent))
+    return LearnerHost(
+        device=device_name(device),
+        address=host or "127.0.0.1",
+        folder=folder or str(Path(path).parent),
+        node=own_node(),
+    )
 
 
 def _missing(joined: Sequence[str], actors: int) -> str:

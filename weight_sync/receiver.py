@@ -30,6 +30,7 @@ from weight_sync.protocol import (
     encode,
 )
 from weight_sync.transports.base import Forming, Transport, device_name, join
+from weight_sync.transports.node_file import NodeFile, NodeTransport, remove_leftovers
 from weight_sync.transports.selection import CPU
 
 
@@ -56,6 +57,7 @@ class Receiver:
         self._worker, self._workers = worker, workers
         self._checksum = checksum
         self._connection: Forming | None = None
+        self._node_file: NodeFile | None = None  # of a relay's first worker
         self._reception: _Reception | None = None
         self._summing: Future[str] | None = None
         self._thread = ThreadPoolExecutor(1, "weight-checksum")
@@ -67,6 +69,15 @@ class Receiver:
     def connect(self, rendezvous: bytes) -> bytes:
         """Begin to join the group of an encoded Rendezvous; what was under way is given up."""
         where = decode_rendezvous(rendezvous)
+        if self._node_file is not None:
+            self._node_file.close()
+            self._node_file = None
+        remove_leftovers()
+        try:
+            if where.hand_on and not self._worker:
+                self._node_file = NodeFile(where)
+        except WeightSyncError as error:
+            return failure(error)
         self._connection = Forming(where.epoch, partial(self._join, where))
         self._connection.start()
         return encode(WorkerReport())
@@ -111,9 +122,17 @@ class Receiver:
             return encode(WorkerReport(pending=True))
         return encode(WorkerReport(weights_checksums=(self._summing.result(),)))
 
+    def release(self) -> bytes:
+        """Remove what was handed on to the other actors of this node: all have it."""
+        if self._node_file is not None:
+            self._node_file.clear()
+        return encode(WorkerReport())
+
     def _join(self, where: Rendezvous) -> Transport:
         """On a thread, whose current GPU is the first one, wherever the model lies."""
         _use(self._device)
+        if where.hand_on and self._worker:
+            return NodeTransport.join(msgspec.structs.replace(where, prefix=where.hand_on))
         return join(msgspec.structs.replace(where, rank=where.rank + self._worker))
 
     def _expected(self) -> "_Reception":
@@ -136,7 +155,9 @@ class Receiver:
             staging = last.staging
         else:
             staging = buckets.allocate(manifest.bucket_bytes, place)
-        self._reception = _Reception(transport, manifest, staging, deadline_s, self._device)
+        self._reception = _Reception(
+            transport, manifest, staging, deadline_s, self._device, self._node_file
+        )
         self._reception.start()
 
 
@@ -150,6 +171,7 @@ class _Reception(threading.Thread):
         staging: list[torch.Tensor],
         deadline_s: float,
         device: torch.device | str,
+        node_file: NodeFile | None,
     ) -> None:
         super().__init__(name="weight-reception", daemon=True)
         self.manifest = manifest
@@ -157,18 +179,28 @@ class _Reception(threading.Thread):
         self.seconds = 0.0
         self.transport = transport
         self._deadline_s, self._device = deadline_s, device
+        self._node_file = node_file
         self._digest = ""
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """Receive, then digest."""
+        """Receive, then digest; a relay then hands on what is right."""
         begun = time.perf_counter()
         try:
             _use(self._device)
             self.transport.broadcast(self.staging, self._deadline_s)
             self._digest = buckets.digest(self.staging)
+            if self._digest != self.manifest.bytes_digest:
+                raise VerificationFailed(
+                    f"version {self.manifest.policy_version}: announced digest "
+                    f"{self.manifest.bytes_digest!r}, received {self._digest!r}"
+                )
+            if self._node_file is not None:
+                self._node_file.write(self.staging)
         except Exception as error:  # noqa: BLE001 - raised again by `look`
             self._error = error
+            if self._node_file is not None:
+                self._node_file.close()  # nobody need wait for it
         self.seconds = time.perf_counter() - begun
 
     def fits(self, sizes: Sequence[int], place: str) -> bool:
@@ -183,11 +215,6 @@ class _Reception(threading.Thread):
             return WorkerReport(pending=True)
         if self._error is not None:
             raise self._error
-        if self._digest != self.manifest.bytes_digest:
-            raise VerificationFailed(
-                f"version {self.manifest.policy_version}: announced digest "
-                f"{self.manifest.bytes_digest!r}, received {self._digest!r}"
-            )
         return WorkerReport(self._digest, receive_s=self.seconds)
 
 

@@ -31,6 +31,11 @@ class Parcel:
         """The bytes, uint8[size] each."""
         return self.views.buckets
 
+    @property
+    def nbytes(self) -> int:
+        """How many they are."""
+        return sum(map(len, self.buckets))
+
 
 class Staging:
     """The double buffer; `put` on one thread, `newest` on another."""

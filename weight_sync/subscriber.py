@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.keys import Keys
+from configs.runtime.node import own_node
 from configs.schema import WeightSyncConfig
 from weight_sync import probe
 from weight_sync.control import Link
@@ -31,6 +32,7 @@ from weight_sync.protocol import (
     Join,
     Receiving,
     Refused,
+    Release,
     Rendezvous,
     Sent,
     SyncTimeout,
@@ -88,17 +90,19 @@ class Subscriber:
         config: WeightSyncConfig,
         on_verified: Callable[[int, int], None] | None = None,
         keys: Keys | None = None,
+        node: str = "",
     ) -> None:
         self.verified: tuple[int, int] | None = None
         self.serving = asyncio.Event()
         self.on_verified = on_verified
         self.on_loaded: Callable[[int, bool], None] | None = None
-        self._actor_id = actor_id
+        self._actor_id, self._node = actor_id, node or own_node()
         self._endpoint, self._keys = endpoint, keys
         self._engine = engine
         self._config = config
         self._devices: tuple[str, ...] = ()  # where the model lies, worker by worker
         self._epoch = -1  # of the group joined last
+        self._hops = 1  # of its bytes on their way here
         self._loaded: tuple[int, int] | None = None  # what the engine holds, verified or not
         self._manifest: WeightManifest | None = None  # announced, not yet sent
         self._start: probe.Distance | None = None  # of the weights that the engine loaded itself
@@ -131,12 +135,14 @@ class Subscriber:
         return dict(self._gauges)
 
     def _deadline_s(self, manifest: WeightManifest) -> float:
-        return self._config.deadline_s(sum(manifest.bucket_bytes), first=not self.verified)
+        size = self._hops * sum(manifest.bucket_bytes)
+        return self._config.deadline_s(size, first=not self.verified)
 
     async def _join(self, link: Link) -> None:
         serves = self.serving.is_set() and self.verified
         incarnation, version = serves or (-1, -1)
-        await link.send(Join(self._actor_id, incarnation, version, devices=self._devices))
+        join = Join(self._actor_id, incarnation, version, self._devices, self._node)
+        await link.send(join)
 
     async def _where(self) -> tuple[str, ...]:
         return require_done(await self._engine.call_workers("weight_sync_device")).devices
@@ -146,6 +152,7 @@ class Subscriber:
             raise WeightSyncError(f"{link.peer} refused: {message.cause}")
         if isinstance(message, Rendezvous):
             self._epoch, self._manifest = message.epoch, None
+            self._hops = 2 if message.hand_on or message.transport == "node" else 1
             report = await self._call("weight_sync_connect", encode(message))
             await link.send(Connecting(self._actor_id, message.epoch, report.error))
         elif isinstance(message, WeightManifest):
@@ -153,6 +160,8 @@ class Subscriber:
         elif isinstance(message, Sent) and self._manifest is not None:
             manifest, self._manifest = self._manifest, None
             await link.send(await self._apply(manifest))
+        elif isinstance(message, Release):
+            await self._call("weight_sync_release")
 
     async def _expect(self, link: Link, manifest: WeightManifest) -> None:
         """Have the bytes of what is announced received while generation goes on."""

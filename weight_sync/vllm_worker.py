@@ -120,6 +120,10 @@ class WeightSyncWorker:
         """The checksum of the model as it was loaded last, once it has been made."""
         return self._weight_sync_receiver.checksum()
 
+    def weight_sync_release(self) -> bytes:
+        """Remove what was handed on to the other actors of this node."""
+        return self._weight_sync_receiver.release()
+
     def load_snapshot(self, path: str, version: int) -> bytes:
         """Write a safetensors file's tensors into the model; called while paused.
 

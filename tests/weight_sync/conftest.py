@@ -1,6 +1,7 @@
 """An engine whose model is two bare tensors.
 
-Run as a script, this file is one actor process around it: `python conftest.py ACTOR_ID ENDPOINT`.
+Run as a script, this file is one actor process around it: `python conftest.py ACTOR_ID ENDPOINT
+[ROWS]`, with so many rows in each tensor.
 """
 
 import asyncio
@@ -26,10 +27,10 @@ CONFIG = WeightSyncConfig(
 )
 
 
-def make_weights(seed: int) -> dict[str, torch.Tensor]:
+def make_weights(seed: int, rows: int = 8) -> dict[str, torch.Tensor]:
     """A model of two tensors."""
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(8, 4, generator=generator) for name in ("embed", "head")}
+    return {name: torch.randn(rows, 4, generator=generator) for name in ("embed", "head")}
 
 
 def score(weights: dict[str, torch.Tensor], tokens: Sequence[int]) -> list[float]:
@@ -45,8 +46,8 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 class BareEngine:
     """A ServingEngine; `scored` stands between the weights and what `score` answers."""
 
-    def __init__(self) -> None:
-        self.weights = make_weights(-1)
+    def __init__(self, rows: int = 8) -> None:
+        self.weights = make_weights(-1, rows)
         self.scored: Callable[[list[float]], list[float]] = lambda values: values
         self.calls: list[str] = []
         self.version = -1
@@ -94,8 +95,8 @@ class Fleet:
         self.subscribers: list[Subscriber] = []
         self.tasks: list[asyncio.Task[None]] = []
 
-    def add(self, actor_id: str, config: WeightSyncConfig = CONFIG) -> BareEngine:
-        engine = BareEngine()
+    def add(self, actor_id: str, config: WeightSyncConfig = CONFIG, rows: int = 8) -> BareEngine:
+        engine = BareEngine(rows)
         self.subscribers.append(Subscriber(actor_id, self.endpoint, engine, config, keys=self.keys))
         self.tasks.append(asyncio.create_task(self.subscribers[-1].run()))
         return engine
@@ -103,8 +104,8 @@ class Fleet:
     def publisher(self, actors: int, config: WeightSyncConfig = CONFIG) -> Publisher:
         return Publisher(config, actors, 7, self.endpoint, self.keys)
 
-    def publish(self, publisher: Publisher, version: int) -> dict[str, torch.Tensor]:
-        weights = make_weights(version)
+    def publish(self, publisher: Publisher, version: int, rows: int = 8) -> dict[str, torch.Tensor]:
+        weights = make_weights(version, rows)
         publisher.publish(version, weights.items(), PROBE, score(weights, PROBE))
         return weights
 
@@ -128,14 +129,19 @@ async def fleet(endpoint: str) -> AsyncIterator[Fleet]:
 
 @pytest.fixture
 def start(fleet) -> Iterator[Start]:
-    """start("actor-0"): an actor in a process of its own."""
+    """start("actor-0"): an actor in a process of its own, perhaps of another `node` and with so
+    many `rows`; `inside` is the command that starts it, as `ip netns exec NAME`.
+    """
     from tests.children import ends_with_us  # as a script, this file does not see the tests
 
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(actor_id: str) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, str(fleet.script), actor_id, fleet.endpoint]
-        started.append(subprocess.Popen(command, env=ends_with_us()))
+    def begin(
+        actor_id: str, node: str = "", rows: int = 8, inside: Sequence[str] = ()
+    ) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, str(fleet.script), actor_id, fleet.endpoint, str(rows)]
+        environment = ends_with_us(**({"FORAGE_NODE": node} if node else {}))
+        started.append(subprocess.Popen([*inside, *command], env=environment))
         return started[-1]
 
     yield begin
@@ -146,4 +152,5 @@ def start(fleet) -> Iterator[Start]:
 
 if __name__ == "__main__":
     die_with_parent()
-    asyncio.run(Subscriber(sys.argv[1], sys.argv[2], BareEngine(), CONFIG).run())
+    engine = BareEngine(int(sys.argv[3]))
+    asyncio.run(Subscriber(sys.argv[1], sys.argv[2], engine, CONFIG).run())

@@ -1,9 +1,10 @@
-"""Transports of a version's bytes: one interface, four kinds, selected from the devices.
+"""Transports of a version's bytes: one interface, five kinds, selected from devices and nodes.
 
     gloo       CPUs, or whatever mixture no other way can join; over the network
     nccl       the learner and every actor on a GPU of their own
     cuda_ipc   the learner and every actor on one and the same GPU
     snapshot   files in a folder that all hosts see, on one host perhaps /dev/shm; when asked for
+    node       a file from one actor to the others of its node; rank 0 has no part in it
 
 Rank 0 is the learner. The learner calls `host`, tells the actors where, then `form`; an actor calls
 `join`. Buckets are uint8 tensors. Every wait has a deadline.
@@ -20,11 +21,13 @@ import torch
 from weight_sync.protocol import Rendezvous, TransportFailed
 from weight_sync.transports.collective import GlooTransport, NcclTransport
 from weight_sync.transports.cuda_ipc import CudaIpcTransport
+from weight_sync.transports.node_file import NodeTransport
 from weight_sync.transports.snapshot import SnapshotTransport
 
 _KINDS = {
     each.kind: each for each in (GlooTransport, NcclTransport, CudaIpcTransport, SnapshotTransport)
 }
+_JOINED = {**_KINDS, NodeTransport.kind: NodeTransport}
 
 
 class Transport(Protocol):
@@ -65,7 +68,7 @@ def host(
 
 def join(rendezvous: Rendezvous) -> Transport:
     """Take part in the group of a Rendezvous; blocks until it is formed. Raises TransportFailed."""
-    return _KINDS[rendezvous.transport].join(rendezvous)
+    return _JOINED[rendezvous.transport].join(rendezvous)
 
 
 class Forming(threading.Thread):

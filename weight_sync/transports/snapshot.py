@@ -92,11 +92,7 @@ class SnapshotTransport:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write(self, path: Path, buckets: Sequence[torch.Tensor]) -> None:
-        with replacing(path, durable=False) as draft, draft.open("wb", buffering=0) as file:
-            for bucket in buckets:
-                view = memoryview(bucket.numpy())
-                while len(view):
-                    view = view[file.write(view) :]
+        write_buckets(path, buckets)
         (self._folder / str(self._sent - _KEPT)).unlink(missing_ok=True)
 
     def _read(self, path: Path, buckets: Sequence[torch.Tensor], deadline: float) -> None:
@@ -104,10 +100,24 @@ class SnapshotTransport:
             if time.monotonic() >= deadline:
                 raise TransportFailed(f"rank {self.rendezvous.rank}: {path} did not appear in time")
             time.sleep(_LOOK_S)
-        with path.open("rb", buffering=0) as file:
-            for bucket in buckets:
-                view = memoryview(bucket.numpy())
-                while len(view):
-                    if not (count := file.readinto(view)):
-                        raise TransportFailed(f"{path} is too short")
-                    view = view[count:]
+        read_buckets(path, buckets)
+
+
+def write_buckets(path: Path, buckets: Sequence[torch.Tensor]) -> None:
+    """Write a file of all buckets in order, which appears whole."""
+    with replacing(path, durable=False) as draft, draft.open("wb", buffering=0) as file:
+        for bucket in buckets:
+            view = memoryview(bucket.cpu().numpy())
+            while len(view):
+                view = view[file.write(view) :]
+
+
+def read_buckets(path: Path, buckets: Sequence[torch.Tensor]) -> None:
+    """Fill the buckets, in order, from such a file. Raises OSError where it is too short."""
+    with path.open("rb", buffering=0) as file:
+        for bucket in buckets:
+            view = memoryview(bucket.numpy())
+            while len(view):
+                if not (count := file.readinto(view)):
+                    raise OSError("it is too short")
+                view = view[count:]

@@ -1,0 +1,132 @@
+"""Relays in processes of their own: killed as they hand on, and behind real network interfaces."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.weight_sync.conftest import Fleet, Start
+from tests.weight_sync.test_kills import wait_for_peers
+from weight_sync.publisher import Publisher
+from weight_sync.transports import node_file
+
+ROWS = 1 << 16
+BYTES = 2 * 16 * ROWS
+PATIENCE_S = 300.0  # for processes that start on a busy machine
+HOME = Path("/dev/shm", f"forage-{os.getuid()}-weights")
+
+
+async def serve(fleet: Fleet, publisher: Publisher, version: int, rows: int = ROWS) -> None:
+    fleet.publish(publisher, version, rows)
+    await asyncio.to_thread(publisher.wait_applied, version, 20.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.soak("sync"))])
+async def test_relays_that_are_killed_leave_nothing_and_the_others_are_served(
+    fleet: Fleet, start: Start, kills: int
+) -> None:
+    """The learner goes on publishing; the killed actor comes back as another node-mate."""
+    chance, version, before = random.Random(0), 0, {*HOME.glob("*")}
+    with fleet.publisher(3) as publisher:
+        living = {f"actor-{n}": start(f"actor-{n}", "far", ROWS) for n in range(3)}
+        await asyncio.to_thread(publisher.wait_for_actors, PATIENCE_S)
+        await serve(fleet, publisher, 0)
+        assert publisher.gauges()["sync/sent_bytes"] == BYTES
+        for kill in range(kills):
+            version += 1
+            fleet.publish(publisher, version, ROWS)
+            await asyncio.sleep(chance.random() * 0.1)
+            relay = living.pop(min(living))  # the first by name hands on
+            os.kill(relay.pid, signal.SIGKILL)
+            relay.wait()
+            await serve(fleet, publisher, version := version + 1)
+            name = f"actor-{kill + 3:02}"
+            living[name] = start(name, "far", ROWS)
+            await wait_for_peers(publisher, 3, PATIENCE_S)
+            await serve(fleet, publisher, version := version + 1)
+            assert publisher.gauges()["sync/sent_bytes"] == BYTES
+        assert len({*HOME.glob("*")} - before) == 1, "the folder of the relay that lives"
+        assert not [file for folder in {*HOME.glob("*")} - before for file in folder.iterdir()]
+    for each in living.values():
+        each.kill()
+        each.wait()
+    node_file.remove_leftovers()
+    assert not {*HOME.glob("*")} - before
+
+
+class Net:
+    """Two network namespaces and this one on a bridge; `address` is ours."""
+
+    def __init__(self) -> None:
+        self.name = f"fr{os.getpid() % 100000}"
+        self.address = "10.213.77.1"
+        self._do(f"link add {self.name} type bridge")
+        self._do(f"addr add {self.address}/24 dev {self.name}")
+        self._do(f"link set {self.name} up")
+        for number in (1, 2):
+            space, veth = f"{self.name}n{number}", f"{self.name}v{number}"
+            self._do(f"netns add {space}")
+            self._do(f"link add {veth} type veth peer name eth0 netns {space}")
+            self._do(f"link set {veth} master {self.name} up")
+            inside = f"-n {space}"
+            self._do(f"{inside} addr add 10.213.77.{number + 1}/24 dev eth0")
+            self._do(f"{inside} link set eth0 up")
+            self._do(f"{inside} link set lo up")
+
+    def inside(self, number: int) -> list[str]:
+        """What starts a command in a namespace."""
+        return ["ip", "netns", "exec", f"{self.name}n{number}"]
+
+    def sent(self, number: int) -> int:
+        """Bytes that went into a namespace."""
+        statistics = Path(f"/sys/class/net/{self.name}v{number}/statistics")
+        return int((statistics / "tx_bytes").read_text())
+
+    def close(self) -> None:
+        """Remove all of it."""
+        for number in (1, 2):
+            subprocess.run(["ip", "netns", "del", f"{self.name}n{number}"], capture_output=True)
+        subprocess.run(["ip", "link", "del", self.name], capture_output=True)
+
+    def _do(self, words: str) -> None:
+        try:
+            subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.close()
+            pytest.skip(f"no network namespaces here: {getattr(error, 'stderr', error)}")
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    built = Net()
+    yield built
+    built.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_each_version_crosses_the_network_once_a_node(
+    fleet: Fleet, start: Start, net: Net
+) -> None:
+    """Counted by the interfaces: three actors on one node, one on another, one beside us."""
+    fleet.endpoint = f"tcp://{net.address}:7713"
+    with fleet.publisher(5) as publisher:
+        fleet.add("actor-0", rows=ROWS)
+        for number, node in enumerate((1, 1, 1, 2), start=1):
+            start(f"actor-{number}", rows=ROWS, inside=net.inside(node))
+        await asyncio.to_thread(publisher.wait_for_actors, PATIENCE_S)
+        await serve(fleet, publisher, 0)
+        before = [net.sent(number) for number in (1, 2)]
+        for version in range(1, 6):
+            await serve(fleet, publisher, version)
+        assert publisher.gauges()["sync/sent_bytes"] == 2 * BYTES
+        grown = [net.sent(number) - last for number, last in zip((1, 2), before, strict=True)]
+        # To a tree of ranks: a node may also pass on what goes to the other one.
+        assert min(grown) >= 5 * BYTES and sum(grown) < 10 * BYTES * 1.2, grown
