@@ -7,6 +7,7 @@ and vLLM's are not touched.
 """
 
 import contextlib
+import ipaddress
 import os
 import socket
 import time
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Self
 
+import psutil
 import torch
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
@@ -192,6 +194,8 @@ class NcclTransport(_Collective):
         here = self.rendezvous
         options = ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=_WATCHDOG * here.timeout_s)
+        if name := interface(_own_address(here.store_host, here.store_port)):
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # read once a process
         self._stream = torch.cuda.Stream()  # else it would queue behind what trains or generates
         with _bearing_errors():
             self._group = ProcessGroupNCCL(store, here.rank, here.world_size, options)
@@ -265,6 +269,14 @@ def _on_gpu(buckets: Sequence[torch.Tensor], filled: bool) -> Iterable[torch.Ten
             through = torch.empty(size, dtype=torch.uint8, device="cuda")
         place = through[: len(bucket)]
         yield place.copy_(bucket, non_blocking=True) if filled else place
+
+
+def interface(address: str) -> str:
+    """The name of this machine's interface that has an address; '' for the loopback or none."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return "" if ipaddress.ip_address(address).is_loopback else name
+    return ""
 
 
 def _own_address(host: str, port: int) -> str:
