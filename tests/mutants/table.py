@@ -125,6 +125,20 @@ MUTANTS = (
         ("tests/weight_sync/test_vllm.py::test_the_tied_head_follows_the_embedding",),
     ),
     Mutant(
+        "bytes of another digest taken and handed on",
+        "weight_sync/receiver.py",
+        "if self._digest != self.manifest.bytes_digest:",
+        "if not self._digest:",
+        ("tests/weight_sync/test_faults.py", "tests/weight_sync/test_relays.py"),
+    ),
+    Mutant(
+        "weights sent to each actor of another node",
+        "weight_sync/routes.py",
+        "if node != own and node not in apart",
+        "if node == own and node not in apart",
+        ("tests/weight_sync/test_routes.py", "tests/weight_sync/test_relays.py"),
+    ),
+    Mutant(
         "admission off by one",
         "replay/ledger/admission.py",
         "admitted < allowed_groups(",
