@@ -199,8 +199,10 @@ class _Reception(threading.Thread):
                 self._node_file.write(self.staging)
         except Exception as error:  # noqa: BLE001 - raised again by `look`
             self._error = error
-            if self._node_file is not None:
-                self._node_file.close()  # nobody need wait for it
+            # Of bytes that did not verify the learner must hear from this actor before it hears of
+            # readers that gave up: they wait for the next group, whose forming closes this.
+            if self._node_file is not None and not isinstance(error, VerificationFailed):
+                self._node_file.close()
         self.seconds = time.perf_counter() - begun
 
     def fits(self, sizes: Sequence[int], place: str) -> bool:
