@@ -285,12 +285,12 @@ class LearnerConfig(Section, frozen=True):
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat = 1.0
-    ranks: Positive = 1
-    rendezvous: str = ""  # empty: a socket in the run's own directory; else tcp://host:port
-    zero_stage: Annotated[int, Meta(ge=0, le=3)] = 1
+    ranks: Annotated[Positive, CHANGEABLE] = 1
+    rendezvous: Annotated[str, OF_THE_MACHINE] = ""  # tcp://HOST:PORT of rank 0; empty: one host
+    zero_stage: Annotated[int, Meta(ge=0, le=3), CHANGEABLE] = 1
     gradient_checkpointing: bool = False
     # cpu: optimiser and averages in the host's memory; auto: where the GPUs would not hold them
-    offload: Literal["none", "cpu", "auto"] = "none"
+    offload: Annotated[Literal["none", "cpu", "auto"], CHANGEABLE] = "none"
     micro_batch_tokens: Positive = 16384  # padded, per forward pass of a rank
     logprob_chunk_bytes: NonNegative = 0  # the largest piece of logits; 0: by device, `chunk_bytes`
     threads: Positive = 1

@@ -2,9 +2,10 @@
 incarnation, the number of the learner's starts, in `<run_dir>/incarnation`.
 
 A folder is written under another name, fsynced, then renamed: a reader (or a restart) never meets
-half of one. `model`, `ema` and `anchor` are Hugging Face folders, usable as `model.path` by
-transformers and by vLLM; resuming needs `state` and `checkpoint.json`. Nothing here imports torch:
-a launcher reads checkpoints too.
+half of one. Each rank forces its part of `state` to the disk itself before rank 0 names the whole;
+another number of ranks may go on from it. `model`, `ema` and `anchor` are Hugging Face folders,
+usable as `model.path` by transformers and by vLLM; resuming needs `state` and `checkpoint.json`.
+Nothing here imports torch: a launcher reads checkpoints too.
 """
 
 import hashlib
@@ -200,8 +201,8 @@ def check(checkpoint: Checkpoint, config: Config) -> None:
             f"checkpoint {str(checkpoint.folder)!r} is of {what}: {'; '.join(unequal)}; put "
             "back the run's own settings, model.path and checkpoints, or start a new run"
         )
-    state, ranks = checkpoint.folder / "state", range(config.learner.ranks)
-    states = [state / f"rank-{rank}.safetensors" for rank in ranks]
+    state, ranks = checkpoint.folder / "state", checkpoint.manifest.ranks
+    states = [state / f"rank-{rank}.safetensors" for rank in range(ranks)]  # of whoever saved it
     if missing := [str(path) for path in states if not path.is_file()]:
         raise BadCheckpoint(
             f"checkpoint {str(checkpoint.folder)!r} is not whole: {', '.join(missing)} is missing; "

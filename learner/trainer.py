@@ -13,7 +13,6 @@ from torch import Tensor, distributed
 from configs.schema import Config
 from learner.algorithm.schedule import learning_rate
 from learner.batch import TrainingBatch
-from learner.errors import BadModel
 from learner.imitation import imitate, measure
 from learner.model.ema import Averages
 from learner.model.engine import Engine
@@ -22,6 +21,7 @@ from learner.update import update
 
 Argument = Literal["shares", "tokens", "folder", "none"]  # what a collective method is given
 Method = TypeVar("Method", bound=Callable[..., Any])
+STATE = "state"  # in a checkpoint
 COLLECTIVES: dict[str, Argument] = {}  # the marked methods of Trainer
 
 
@@ -80,29 +80,24 @@ class Trainer:
     def export(self, folder: Path, /) -> None:
         """Write `folder/model` and, where there are such averages, `folder/ema` and
         `folder/anchor`, Hugging Face folders without tokenizer, and each rank's
-        `folder/state/rank-R.safetensors`. Nothing is synced.
+        `folder/state/rank-R.safetensors`, which alone is synced: the rank that wrote it must.
         """
         self._export_weights(folder / "model")
         for name, average in self.averages.all().items():
             with average.swapped_in(self.engine):
                 self._export_weights(folder / name)
-        save_state(_state_path(folder, self.rank), self.config, self.engine, self.averages)
+        save_state(folder / STATE, self.config, self.engine, self.averages)
         if self.ranks > 1:
             distributed.barrier()
 
     @collective("folder")
     def restore(self, folder: Path, /) -> None:
-        """Go on from `folder/state` as if never interrupted, bit for bit.
+        """Go on from `folder/state` as if never interrupted: bit for bit with as many ranks and the
+        ZeRO stage that it was made with, otherwise but for rounding.
 
-        Raises BadModel naming what differs: architecture, ranks, ZeRO stage, optimiser, dtype.
+        Raises BadModel naming what is missing, or differs: architecture, optimiser, dtype.
         """
-        path = _state_path(folder, self.rank)
-        if not path.is_file():
-            raise BadModel(
-                f"checkpoint {str(folder)!r} has no {path.name}: learner.ranks = {self.ranks!r}, "
-                f"and it was made by {len(list(path.parent.glob('rank-*')))}; resume with as many"
-            )
-        load_state(path, self.config, self.engine, self.averages)
+        load_state(folder / STATE, self.config, self.engine, self.averages)
 
     def close(self) -> None:
         """Release the engine."""
@@ -122,7 +117,3 @@ class Trainer:
             state = model.state_dict()
             weights |= {name: state[name].cpu() for name in sorted(buffers & state.keys())}
             model.save_pretrained(folder, state_dict=weights)
-
-
-def _state_path(folder: Path, rank: int) -> Path:
-    return Path(folder) / "state" / f"rank-{rank}.safetensors"

@@ -190,16 +190,17 @@ class Engine:
     def _find_shards(self) -> Shards:
         optimiser = self._optimiser
         if self._clips_itself:
-            return Whole(self._trainable)
+            return Whole(self._trainable, None, self.rank, self.ranks)
         if self._stage == 0:
             masters = dict(zip(self._trainable, optimiser.fp32_groups[0], strict=True))
             # DeepSpeed made the moments by a step without gradient, which decays and counts.
             optimiser.optimizer.state.clear()
             for name, weight in self._trainable.items():
                 masters[name].data.copy_(weight)
-            return Whole(self._trainable, masters)
+            return Whole(self._trainable, masters, self.rank, self.ranks)
         if self._stage == 3:
             return Scattered(
+                self._trainable,
                 optimiser.fp32_partitioned_groups_flat,
                 optimiser.fp16_partitioned_groups_flat,
                 optimiser.parameter_offload.partition_all_parameters,
@@ -210,7 +211,7 @@ class Engine:
         else:
             masters, flats = optimiser.single_partition_of_fp32_groups, optimiser.bit16_groups_flat
             parts = optimiser.parallel_partitioned_bit16_groups
-        return Partitioned(masters, flats, [group[self.rank] for group in parts])
+        return Partitioned(self._trainable, masters, flats, [group[self.rank] for group in parts])
 
     def _gathered(self, weight: Tensor) -> contextlib.AbstractContextManager[Any]:
         if self._stage == 3:

@@ -39,7 +39,7 @@ from scripts.options import refusing
 from scripts.setup import preflight
 from scripts.setup.fit import fitted
 from scripts.setup.hub import with_hub_paths
-from scripts.setup.overrides import fields_of, get_field, with_field
+from scripts.setup.overrides import fields_of, get_field, with_fields
 from scripts.setup.resolve import can_listen, run_directory, with_absolute_paths, with_port
 from scripts.terminal import status
 
@@ -89,10 +89,11 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
         )
     if problems:
         raise ConfigError("\n".join(problems))
-    config = recorded
-    for field in fields:
-        if field in MAY_DIFFER:
-            config = with_field(config, field, get_field(given, field))
+    changes = {field: get_field(given, field) for field in fields if field in MAY_DIFFER}
+    try:
+        config: Config = with_fields(recorded, changes)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     retrieval = config.retrieval
     if not ("retrieval.port" in fields and retrieval.port):
         retrieval = msgspec.structs.replace(retrieval, port=recorded.retrieval.port)

@@ -1,7 +1,7 @@
 """Overrides on a command line, `a.b=c`, and the fields that they set."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -51,9 +51,20 @@ def get_field(section: Any, field: str) -> Any:
 
 def with_field(section: Any, field: str, value: Any) -> Any:
     """A copy of a section whose (dotted) field is this."""
-    name, _, rest = field.partition(".")
-    new = with_field(getattr(section, name), rest, value) if rest else value
-    return msgspec.structs.replace(section, **{name: new})
+    return with_fields(section, {field: value})
+
+
+def with_fields(section: Any, values: Mapping[str, Any]) -> Any:
+    """A copy of a section whose (dotted) fields are these, checked once all are set."""
+    new, inner = dict[str, Any](), dict[str, dict[str, Any]]()
+    for field, value in values.items():
+        name, _, rest = field.partition(".")
+        if rest:
+            inner.setdefault(name, {})[rest] = value
+        else:
+            new[name] = value
+    new |= {name: with_fields(getattr(section, name), each) for name, each in inner.items()}
+    return msgspec.structs.replace(section, **new)
 
 
 def fields_of(overrides: Sequence[str]) -> list[str]:

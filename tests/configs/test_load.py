@@ -184,10 +184,13 @@ def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
         "learner.total_steps",
         "learner.eval_every",
         "learner.checkpoint_every",
+        "learner.ranks",
+        "learner.zero_stage",
+        "learner.offload",
     )
     of_the_machine = {"run_dir", "actors.count", "retrieval.port", "retrieval.token_file"}
     of_the_machine |= {"rewards.judge.url", "rewards.judge.key_file", "actors.kv_cache_bytes"}
-    of_the_machine |= {"actors.tensor_parallel"}
+    of_the_machine |= {"actors.tensor_parallel", "learner.rendezvous"}
     assert {*CHANGEABLE_FIELDS} | of_the_machine == MAY_DIFFER
 
 

@@ -167,18 +167,27 @@ def test_another_architecture_is_refused_by_name(
 
 def test_another_setting_is_refused_by_name(config: Config, save: Callable[..., Path]) -> None:
     save(1)
-    learner = msgspec.structs.replace(config.learner, zero_stage=3, lr=0.5, kl_estimator="k1")
+    learner = msgspec.structs.replace(config.learner, lr=0.5, kl_estimator="k1")
     changed = msgspec.structs.replace(config, learner=learner, seed=5)
     with pytest.raises(BadCheckpoint, match=r"seed = 0 there, 5 here; ") as raised:
         checkpoint.check(checkpoint.newest(config.run_dir), changed)
-    for words in ("zero_stage = 1 there, 3 here", "lr = ", "there, 0.5 here", "kl_estimator = "):
+    for words in ("lr = ", "there, 0.5 here", "kl_estimator = "):
         assert words in str(raised.value)
 
 
-def test_length_cadence_and_place_may_be_others(config: Config, save: Callable[..., Path]) -> None:
+def test_length_cadence_ranks_and_place_may_be_others(
+    config: Config, save: Callable[..., Path]
+) -> None:
     save(1)
     learner = msgspec.structs.replace(
-        config.learner, total_steps=900, eval_every=7, checkpoint_every=3
+        config.learner,
+        total_steps=900,
+        eval_every=7,
+        checkpoint_every=3,
+        ranks=2,
+        zero_stage=3,
+        offload="cpu",
+        rendezvous="tcp://10.0.0.1:4000",
     )
     changed = msgspec.structs.replace(
         config,
@@ -187,6 +196,16 @@ def test_length_cadence_and_place_may_be_others(config: Config, save: Callable[.
         retrieval=msgspec.structs.replace(config.retrieval, port=4321),
     )
     checkpoint.check(checkpoint.newest(config.run_dir), changed)
+
+
+def test_a_state_is_whole_as_whoever_saved_it_made_it(config: Config, word_tokenizer: Any) -> None:
+    learner = msgspec.structs.replace(config.learner, ranks=2)
+    two = msgspec.structs.replace(config, learner=learner)
+    folder = checkpoint.save(two, 1, Exporter(), word_tokenizer)
+    with pytest.raises(BadCheckpoint, match=r"is not whole: \S+rank-1.safetensors is missing"):
+        checkpoint.check(checkpoint.newest(config.run_dir), config)
+    (folder / "state" / "rank-1.safetensors").touch()
+    checkpoint.check(checkpoint.newest(config.run_dir), config)
 
 
 def test_a_setting_that_is_not_known_any_more_is_refused(

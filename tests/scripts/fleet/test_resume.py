@@ -57,6 +57,17 @@ def test_cadence_and_length_may_change(folder: Folder, tmp_path: Path) -> None:
     assert config.learner == learner
 
 
+def test_ranks_stage_and_offload_may_change_together(folder: Folder) -> None:
+    folder.log(*BEGUN, *TRAINED).saved(20)
+    words = ["learner.offload=cpu", "learner.zero_stage=0"]
+    assert "learner.offload = 'cpu' moves what ZeRO keeps" in folder.refused(*words)
+    given = {"ranks": 2, "zero_stage": 3, "offload": "cpu", "rendezvous": "tcp://10.0.0.1:4000"}
+    learner = folder.checked(*(f"learner.{name}={value}" for name, value in given.items()))[
+        0
+    ].learner
+    assert learner == msgspec.structs.replace(folder.config.learner, **given)
+
+
 def test_the_defaults_of_a_device_are_no_differences(folder: Folder, tmp_path: Path) -> None:
     folder.log(*BEGUN)
     (tmp_path / "more.yaml").write_text("defaults: cpu\nlearner: {total_steps: 50}\n")

@@ -1,0 +1,38 @@
+"""One of two ranks that go on from a checkpoint: `python one_resumed_rank.py FOLDER RANK`.
+
+FOLDER holds `config.json`, `start` with a checkpoint, and `share-STEP.RANK`, the shares of steps.
+Leaves a checkpoint of what it has read (`again`), one of the last step (`end`) and `gauges`.
+"""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import distributed
+
+from configs.runtime.process import die_with_parent
+from configs.schema import Config
+from learner.model.engine import join_process_group
+from learner.ranks.shares import decode_share
+from learner.trainer import Trainer
+
+
+def main(folder: Path, rank: int) -> None:
+    die_with_parent()
+    torch.set_num_threads(1)
+    config = msgspec.json.decode((folder / "config.json").read_bytes(), type=Config)
+    join_process_group(distributed.FileStore(str(folder / "store"), 2), rank, config.learner)
+    trainer = Trainer(config)
+    trainer.restore(folder / "start")
+    trainer.export(folder / "again")
+    paths = sorted(folder.glob(f"share-*.{rank}"))
+    gauges = [trainer.learn([decode_share(path.read_bytes())]) for path in paths]
+    trainer.export(folder / "end")
+    trainer.close()
+    if rank == 0:
+        (folder / "gauges").write_bytes(msgspec.json.encode(gauges))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
