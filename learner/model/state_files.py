@@ -60,6 +60,10 @@ class _File:
         value: Tensor = self._content.get_tensor(name)
         return value
 
+    def is_number(self, name: str) -> bool:
+        """True where a tensor has one value; its elements are not read."""
+        return not self._content.get_slice(name).get_shape()
+
     def overlap(self, piece: Piece, kind: str = MASTER) -> range:
         """The elements of a piece that are here, counted in the weight."""
         if (name := f"{kind}/{piece.weight}") not in self.names:
@@ -92,8 +96,8 @@ class StateFiles:
     def scalar(self, kind: str, weight: str) -> Tensor | None:
         """A number of a weight; None where this is no number but a value of each element."""
         name = f"{kind}/{weight}"
-        value = next(file.tensor(name) for file in self._files if name in file.names)
-        return None if value.dim() else value
+        file = next(file for file in self._files if name in file.names)
+        return file.tensor(name) if file.is_number(name) else None
 
     def copy(self, kind: str, piece: Piece, into: Tensor) -> None:
         """Put a piece's elements into a flat tensor of as many."""
