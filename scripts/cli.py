@@ -76,20 +76,17 @@ COMMANDS = {
     "data audit": Command("data.corpus_audit:audit", "Count the questions a corpus answers."),
     "index": Command("data.build_index:index", "Build an index of a corpus."),
     "memory": Command("setup.memory:memory", "Reckon what GPUs must hold, and a run's pace."),
+    "plan": Command("plan.plan:plan", "Simulate a run: tokens a second, staleness, GPUs."),
     "doctor": Command("setup.doctor:doctor", "Check this machine for what a run needs."),
     "bench learner": Command("bench.learner:bench", "Time and memory of a learner's step."),
     "bench staleness": Command(
         "bench.staleness.bench:bench", "Exact match by the data's age, for each correction."
     ),
-    "bench stream": Command(
-        "bench.stream.bench:bench", "Trajectories a second into the durable log."
-    ),
+    "bench stream": Command("bench.stream.bench:bench", "Trajectories a second into the log."),
     "bench weight-sync": Command(
         "bench.weight_sync.bench:bench", "Time that new weights take to reach the actors."
     ),
-    "bench retrieval": Command(
-        "bench.retrieval.bench:bench", "Searches a second, and their latency."
-    ),
+    "bench retrieval": Command("bench.retrieval.bench:bench", "Searches a second, and how late."),
     "bench engine": Command(
         "bench.engine.bench:bench", "Rollouts a second, by the order of an engine's queue."
     ),
@@ -99,9 +96,7 @@ COMMANDS = {
     "bench end-to-end": Command(
         "bench.end_to_end.bench:bench", "Tokens a second and exact match, by training schedule."
     ),
-    "bench wiki": Command(
-        "bench.wiki.bench:bench", "Exact match of the wiki task beside its baselines."
-    ),
+    "bench wiki": Command("bench.wiki.bench:bench", "Exact match of the wiki task, and baselines."),
 }
 MEANT = {  # by a word that is no command
     "help": "--help",
@@ -131,7 +126,7 @@ THEMES = {
     "Train": ("demo", "train", "resume", "scale", "sync", "warm-start"),
     "Use a model": ("evaluate", "ask", "try"),
     "Look into a run": ("show", "plot", "audit", "compact", "relearn"),
-    "Prepare": ("data", "index", "memory", "doctor"),
+    "Prepare": ("data", "index", "memory", "plan", "doctor"),
     "Measure": ("bench",),
 }
 

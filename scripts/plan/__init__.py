@@ -1,0 +1,1 @@
+"""A run's pace, reckoned before it is started."""
