@@ -196,7 +196,7 @@ class _Attempts:
         self._servers, self._backoff = servers, backoff
         self._deadline = time.monotonic() + timeout_s
         self._last = self._deadline - min(LEAST_S, timeout_s / 2)
-        self._left, self._made = retries + len(servers.all) - 1, 0
+        self._left, self._pauses = retries + len(servers.all) - 1, 0
         self._met: dict[Server, RetrievalError] = {}
         self._tried: set[Server] = set()  # since the last pause
 
@@ -215,7 +215,8 @@ class _Attempts:
         met, pause = not isinstance(error, NOT_MET), 0.0
         others = self._servers.able(self._tried)
         if not others:
-            pause = self._backoff.pause_s(self._made) + self._servers.wait_s()
+            pause = self._backoff.pause_s(self._pauses) + self._servers.wait_s()
+            self._pauses += 1
             self._tried.clear()
         final = (met and not self._left) or (isinstance(error, RetrievalDenied) and not others)
         if final or time.monotonic() + pause >= self._last:
@@ -224,7 +225,7 @@ class _Attempts:
             await asyncio.sleep(pause)
         if time.monotonic() >= self._last:  # it was a long sleep
             raise self._error(error)
-        self._left, self._made = self._left - met, self._made + 1
+        self._left -= met
         return self.first()
 
     def _error(self, error: RetrievalError) -> RetrievalError:

@@ -145,12 +145,27 @@ def test_a_search_is_tried_with_the_run_s_token(run: Start, tmp_path: Path, toke
             joining.configuration(run().replay.endpoint, "", words)
 
 
+def test_a_server_of_another_index_is_not_the_run_s(run: Start) -> None:
+    endpoint, words = run().replay.endpoint, ["retrieval.top_k=1", "retrieval.timeout_s=1"]
+    words.append("retrieval.index_version=f00")
+    with serving() as url:
+        with pytest.raises(ConfigError, match=r"from 2 of 2 .* this run searches 'f00'"):
+            urls = f"retrieval.url=[{url},http://127.0.0.1:1]"
+            joining.configuration(endpoint, "", [*words, urls])
+        with pytest.raises(ConfigError, match=r"serves index '\w+', the run searches 'f00': name"):
+            joining.configuration(endpoint, "", [*words, f"retrieval.url={url}"])
+
+
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
         ({"weight_sync": {"endpoint": "tcp://127.0.0.1:5"}}, "weight_sync.endpoint = 'tcp://127"),
         ({"weight_sync": {"endpoint": "ipc:///tmp/sync"}}, "weight_sync.endpoint = 'ipc:///tmp/"),
         ({}, "retrieval.host = '127.0.0.1': .* retrieval.url=http://HOST:PORT"),
+        (
+            {"retrieval": {"url": ["http://203.0.113.9:6", "http://127.0.0.1:6"]}},
+            "retrieval.url = .*: the retrieval server at http://127.0.0.1:6 cannot be reached",
+        ),
         (
             {"rewards": {"judge": {"url": "http://localhost:9/v1", "model": "m"}} | JUDGED},
             "rewards.judge.url = 'http://localhost:9/v1': .* rewards.judge.url=http://HOST:PORT/v1",
