@@ -1,6 +1,6 @@
 """The retriever of a run: a client of its retrieval server, or the log of a recorded run.
 
-A 503 is retried in `retrieval_server/client.py` (`_post`); one that lasts ends the rollout as a
+A 503 is retried in `retrieval_server/client.py` (`_Attempts`); one that lasts ends the rollout as a
 failed lease, to be leased again (`_serve` in `actors/runner.py`): it is never text or a reward.
 """
 

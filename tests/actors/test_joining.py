@@ -146,7 +146,7 @@ def test_a_search_is_tried_with_the_run_s_token(run: Start, tmp_path: Path, toke
 
 
 def test_a_server_of_another_index_is_not_the_run_s(run: Start) -> None:
-    endpoint, words = run().replay.endpoint, ["retrieval.top_k=1", "retrieval.timeout_s=1"]
+    endpoint, words = run().replay.endpoint, ["retrieval.top_k=1", "retrieval.timeout_s=0.5"]
     words.append("retrieval.index_version=f00")
     with serving() as url:
         with pytest.raises(ConfigError, match=r"from 2 of 2 .* this run searches 'f00'"):
