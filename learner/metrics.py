@@ -15,6 +15,7 @@ COUNTERS = {
     "requests",
     "errors",
     "retried",
+    "failovers",
     "lost_requests",
     "failed_leases",
     "token_mismatch",

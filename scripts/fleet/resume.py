@@ -41,6 +41,7 @@ from scripts.setup.fit import fitted
 from scripts.setup.hub import with_hub_paths
 from scripts.setup.overrides import fields_of, get_field, with_fields
 from scripts.setup.resolve import can_listen, run_directory, with_absolute_paths, with_port
+from scripts.setup.retrieval import with_index_version
 from scripts.terminal import status
 
 SWEEP_DEADLINE_S = 15.0
@@ -65,6 +66,7 @@ def checked(
     config = fitted(merged(recorded, path, overrides, folder))
     with status("checking what is on record"):
         preflight.check(config, resumed=True, here=here)
+        config = with_index_version(config) if here else config
         return config, _progress(config)
 
 
@@ -81,6 +83,12 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
         for field in fields
         if field not in MAY_DIFFER and get_field(given, field) != get_field(recorded, field)
     ]
+    urls = given.retrieval.url, recorded.retrieval.url
+    if "retrieval.url" in fields and bool(urls[0]) != bool(urls[1]):
+        problems.append(
+            f"retrieval.url = {list(urls[0])}: the run was started with {list(urls[1])}: other "
+            "servers may take the place of such, not of its own, nor the reverse: leave it out"
+        )
     places = [Path(place).resolve() for place in (folder, recorded.run_dir)]
     if given.run_dir and Path(given.run_dir).resolve() not in places:
         problems.append(

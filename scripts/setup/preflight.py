@@ -36,7 +36,7 @@ from retrieval_server.protocol import BadIndex, RetrievalError
 from scripts.setup.machine import lacks, lacks_for_an_engine
 from scripts.setup.model_checks import folder, has_tokenizer, limits, prompts
 from scripts.setup.resolve import can_listen, is_run, resolve
-from scripts.setup.retrieval import ServerFailed, try_search
+from scripts.setup.retrieval import ServerFailed, try_search, with_index_version
 from scripts.terminal import status
 
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
@@ -47,7 +47,7 @@ def checked(path: str, overrides: Sequence[str], here: bool = True) -> Config:
     config = resolve(load(path, overrides), Path(path).stem)
     with status("checking the configuration"):
         check(config, here=here)
-    return config
+        return with_index_version(config) if here else config
 
 
 def check(config: Config, resumed: bool = False, here: bool = True) -> None:

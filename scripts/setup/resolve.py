@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from configs.load import ConfigError, marked
-from configs.schema import Config, RetrievalConfig
+from configs.retrieval import RetrievalConfig
+from configs.schema import Config
 from configs.section import INPUT_PATH
 from scripts.setup.fit import fitted
 from scripts.setup.hub import with_hub_paths

@@ -139,10 +139,21 @@ def test_a_search_is_tried_with_the_run_s_token(run: Start, tmp_path: Path, toke
     with serving("sesame-12") as url:
         words = ["retrieval.top_k=1", f"retrieval.url={url}", *named]
         if token == "sesame-12":
-            assert joining.configuration(run().replay.endpoint, "", words).retrieval.url == url
+            assert joining.configuration(run().replay.endpoint, "", words).retrieval.url == (url,)
             return
         with pytest.raises(ConfigError, match=r"refused: .* 401: retrieval\.token_file does not"):
             joining.configuration(run().replay.endpoint, "", words)
+
+
+def test_a_server_of_another_index_is_not_the_run_s(run: Start) -> None:
+    endpoint, words = run().replay.endpoint, ["retrieval.top_k=1", "retrieval.timeout_s=0.5"]
+    words.append("retrieval.index_version=f00")
+    with serving() as url:
+        with pytest.raises(ConfigError, match=r"from 2 of 2 .* this run searches 'f00'"):
+            urls = f"retrieval.url=[{url},http://127.0.0.1:1]"
+            joining.configuration(endpoint, "", [*words, urls])
+        with pytest.raises(ConfigError, match=r"serves index '\w+', the run searches 'f00': name"):
+            joining.configuration(endpoint, "", [*words, f"retrieval.url={url}"])
 
 
 @pytest.mark.parametrize(
@@ -151,6 +162,10 @@ def test_a_search_is_tried_with_the_run_s_token(run: Start, tmp_path: Path, toke
         ({"weight_sync": {"endpoint": "tcp://127.0.0.1:5"}}, "weight_sync.endpoint = 'tcp://127"),
         ({"weight_sync": {"endpoint": "ipc:///tmp/sync"}}, "weight_sync.endpoint = 'ipc:///tmp/"),
         ({}, "retrieval.host = '127.0.0.1': .* retrieval.url=http://HOST:PORT"),
+        (
+            {"retrieval": {"url": ["http://203.0.113.9:6", "http://127.0.0.1:6"]}},
+            "retrieval.url = .*: the retrieval server at http://127.0.0.1:6 cannot be reached",
+        ),
         (
             {"rewards": {"judge": {"url": "http://localhost:9/v1", "model": "m"}} | JUDGED},
             "rewards.judge.url = 'http://localhost:9/v1': .* rewards.judge.url=http://HOST:PORT/v1",
@@ -173,8 +188,8 @@ def test_another_host_s_loopback_is_not_ours(tree: dict[str, Any], said: str) ->
         raise ConfigError("\n".join(problems))
 
 
-@pytest.mark.parametrize("retrieval", [{"url": "http://203.0.113.9:6"}, {"recorded": "runs/a"}])
-def test_addresses_that_others_reach_are_taken(retrieval: dict[str, str]) -> None:
+@pytest.mark.parametrize("retrieval", [{"url": ["http://203.0.113.9:6"]}, {"recorded": "runs/a"}])
+def test_addresses_that_others_reach_are_taken(retrieval: dict[str, object]) -> None:
     tree = {
         "replay": {"endpoint": "tcp://203.0.113.9:4"},
         "weight_sync": {"endpoint": "tcp://learner.example:5"},

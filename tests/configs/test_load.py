@@ -14,7 +14,7 @@ from configs.load import (
     load,
     marked,
     parse,
-    retrieval_url,
+    retrieval_urls,
     save,
 )
 from configs.runtime.process import REPOSITORY
@@ -110,7 +110,7 @@ def test_saved_configuration_loads_equal(yaml_file: Path, tmp_path: Path) -> Non
 
 def test_a_port_that_is_still_open_has_no_url(yaml_file: Path) -> None:
     with pytest.raises(ConfigError, match=r"retrieval\.port"):
-        retrieval_url(load(yaml_file))
+        retrieval_urls(load(yaml_file))
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,7 @@ def test_what_is_no_list_is_shown_as_one(text: str, said: str) -> None:
         ("ftp://host:1/retrieve", "did you mean http://host:1/retrieve?"),
         ("http://", "give one such as http://127.0.0.1:8000"),
         ("http://host:port", "give one such as http://127.0.0.1:8000"),
+        ("http://a:1,http://b:1", "write a list, retrieval.url=[http://a:1,http://b:1]"),
     ],
 )
 def test_a_retrieval_url_says_how_it_is_reached(yaml_file: Path, url: str, remedy: str) -> None:
@@ -162,6 +163,40 @@ def test_a_retrieval_url_says_how_it_is_reached(yaml_file: Path, url: str, remed
         load(yaml_file, [f"retrieval.url={url}"])
     said = f"retrieval.url = {url!r} is no http:// or https:// address: {remedy}"
     assert str(raised.value) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "urls"),
+    [
+        ("retrieval: {url: 'http://a:8000'}", [], ("http://a:8000",)),
+        ("retrieval: {url: ['http://a:8000', 'http://b']}", [], ("http://a:8000", "http://b")),
+        ("", ["retrieval.url=http://a:8000"], ("http://a:8000",)),
+        ("", ["retrieval.url=[http://a:8000,http://b:8000]"], ("http://a:8000", "http://b:8000")),
+        ("retrieval: {url: 'http://a'}", ["retrieval.port=8000", "retrieval.url="], None),
+        ("retrieval: {url: ''}", ["retrieval.port=8000"], None),
+    ],
+)
+def test_retrieval_servers_are_one_or_a_list(
+    text: str, overrides: list[str], urls: tuple[str, ...] | None
+) -> None:
+    config = parse(text, overrides, "test")
+    assert config.retrieval.url == (urls or ())
+    assert retrieval_urls(config) == (urls or ("http://127.0.0.1:8000",))
+    assert parse(dump(config), [], "saved") == config
+
+
+@pytest.mark.parametrize(
+    ("urls", "said"),
+    [
+        ("[http://a,localhost:1]", "retrieval.url = 'localhost:1' is no .*did you mean"),
+        ("[http://a,http://a/retrieve]", "retrieval.url = \\['http://a', .*twice: keep one"),
+        ("[3]", "retrieval.url"),
+        ("['']", "retrieval.url = '' is no"),
+    ],
+)
+def test_each_retrieval_server_of_a_list_is_checked(urls: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse("", [f"retrieval.url={urls}"], "test")
 
 
 def test_searches_are_answered_by_one(yaml_file: Path) -> None:
@@ -191,6 +226,7 @@ def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
     of_the_machine = {"run_dir", "actors.count", "retrieval.port", "retrieval.token_file"}
     of_the_machine |= {"rewards.judge.url", "rewards.judge.key_file", "actors.kv_cache_bytes"}
     of_the_machine |= {"actors.tensor_parallel", "learner.rendezvous"}
+    of_the_machine |= {"retrieval.url", "retrieval.index_version"}
     assert {*CHANGEABLE_FIELDS} | of_the_machine == MAY_DIFFER
 
 

@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,17 +63,24 @@ def running(app: Any) -> Iterator[str]:
     thread.start()
     while not server.started and thread.is_alive():
         time.sleep(0.01)
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join(timeout=30)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=30)
     assert not thread.is_alive()
 
 
 @contextmanager
-def serving(token: str = "", index: Index | None = None, limits: Limits = LIMITS) -> Iterator[str]:
-    """Our server over CONTENTS (p0, p1 …): its base URL."""
-    documents = [Document(f"p{i}", contents) for i, contents in enumerate(CONTENTS)]
-    with running(create_app(documents, index or BM25Index(CONTENTS), 2, token, limits)) as url:
+def serving(
+    token: str = "",
+    index: Index | None = None,
+    limits: Limits = LIMITS,
+    contents: Sequence[str] = CONTENTS,
+) -> Iterator[str]:
+    """Our server over the contents (p0, p1 …): its base URL."""
+    documents = [Document(f"p{i}", text) for i, text in enumerate(contents)]
+    with running(create_app(documents, index or BM25Index(contents), 2, token, limits)) as url:
         yield url
 
 
@@ -101,13 +108,15 @@ def http(status: int, body: object, length: int | None = None, headers: str = ""
 class Faulty:
     """A server whose n-th request meets the n-th reply of its script; the last one repeats.
 
-    A reply is raw bytes; b"" closes the connection unanswered, None never answers.
+    A reply is raw bytes; b"" closes the connection unanswered, None never answers. What is got
+    instead of posted is answered with `got`, and counts as no request.
     """
 
     def __init__(self, script: list[bytes | None]) -> None:
         self.script = script
         self.bodies: list[dict[str, object]] = []
-        self.connections = 0
+        self.connections = self.gets = 0
+        self.got = http(404, b"")  # as Search-R1's servers do
         self.url = ""
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -122,6 +131,9 @@ class Faulty:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         except asyncio.IncompleteReadError:
             return b""
+        if head.startswith("get "):
+            self.gets += 1
+            return self.got
         length = int(head.split("content-length: ")[1].split("\r\n")[0])
         self.bodies.append(json.loads(await reader.readexactly(length)))
         reply = self.script[min(len(self.bodies), len(self.script)) - 1]

@@ -21,6 +21,7 @@ from scripts.fleet.guardian import PID_FILE
 from scripts.setup.fit import fitted
 from scripts.setup.resolve import with_port
 from tests.replay.conftest import record_searches
+from tests.retrieval_server.conftest import serving
 from tests.scripts.conftest import Folder, as_text
 
 BEGUN = [LearnerResumed(2.0, 1, 0)]
@@ -96,6 +97,17 @@ def test_what_follows_the_machine_is_taken_up(folder: Folder, tmp_path: Path) ->
     assert config.rewards.judge.key_file == str(key)
     assert config.retrieval.token_file == str(token) and config.retrieval.port > 0
     assert config.actors == msgspec.structs.replace(folder.config.actors, count=3)
+
+
+def test_other_servers_take_the_place_of_such_alone(folder: Folder) -> None:
+    with serving() as one, serving() as other:
+        said = folder.refused(f"retrieval.url={one}")
+        assert f"retrieval.url = ['{one}']: the run was started with []: other servers" in said
+        folder.edited("retrieval.url", [one])
+        folder.config = load(folder.path / "config.yaml")
+        config, _ = folder.log(*BEGUN).checked(f"retrieval.url=[{one},{other}]")
+        assert config.retrieval.url == (one, other) and config.retrieval.index_version
+        assert "the run was started with" in folder.refused("retrieval.url=")
 
 
 def test_keys_and_values_are_found_anew_for_another_machine(folder: Folder) -> None:

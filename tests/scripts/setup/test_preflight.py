@@ -12,6 +12,7 @@ from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -27,6 +28,7 @@ from scripts.fleet import launch
 from scripts.setup import gpu_memory, preflight
 from scripts.setup.resolve import resolve
 from tests.replay.conftest import record_searches
+from tests.retrieval_server.conftest import CONTENTS, serving
 
 BOTH = {"model": True, "retrieval": True}
 
@@ -402,6 +404,30 @@ def test_a_server_that_is_no_retrieval_server_is_refused(
         ConfigError, match=f"search at retrieval.url = '{web_server}' failed: .*501"
     ):
         preflight.check(config(good | {"retrieval.url": web_server}), resumed=True)
+
+
+def test_each_server_of_a_list_must_answer(good: dict[str, str], web_server: str) -> None:
+    with serving() as url:
+        servers = f"[{url},http://127.0.0.1:1,{web_server}]"
+        with pytest.raises(ConfigError) as raised:
+            preflight.check(config(good | {"retrieval.url": servers}))
+    dead, other = str(raised.value).splitlines()
+    assert dead.startswith("retrieval.url = 'http://127.0.0.1:1': no retrieval server can be")
+    assert dead.endswith("start it first, or leave it out")
+    assert other.startswith(f"a search at retrieval.url = '{web_server}' failed: ")
+
+
+def test_servers_of_a_list_must_serve_one_index(good: dict[str, str], tmp_path: Path) -> None:
+    path = str(tmp_path / "saved.yaml")
+    save(config(good), Path(path))
+    with serving() as one, serving() as same, serving(contents=CONTENTS[:2]) as other:
+        checked = preflight.checked(path, [f"retrieval.url=[{one},{same}]"])
+        version = httpx.get(f"{one}/info", trust_env=False).json()["index_version"]
+        assert checked.retrieval.index_version == version
+        assert preflight.checked(path, [f"retrieval.url={one}"]).retrieval.index_version == ""
+        said = f"they serve different indexes .{one} '{version}', {other} '"
+        with pytest.raises(ConfigError, match=said):
+            preflight.checked(path, [f"retrieval.url=[{one},{other}]"])
 
 
 def test_a_run_directory_in_use_is_kept(good: dict[str, str]) -> None:
