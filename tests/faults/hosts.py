@@ -14,6 +14,7 @@ import random
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from configs.runtime.process import REPOSITORY
 
 FOLDERS, PREFIX = Path("/tmp"), "fhost"
 NAMESPACES = Path("/run/netns")  # of iproute2
+FILES = Path("/etc/netns")  # of iproute2: NAME/FILE is seen in namespace NAME as /etc/FILE
 NETWORK = "10.77"
 SUBNETS = range(1, 255)
 INTERFACE = "eth0"  # of every host, inside
@@ -82,9 +84,13 @@ class Host:
         self.environment = environment
         self._bridge, self._cable = f"{PREFIX}{subnet}", f"{PREFIX}{subnet}v{number}"
 
-    def make(self) -> None:
-        """Make its namespace, its interface and the cable to the bridge."""
+    def make(self, names: str) -> None:
+        """Make its namespace, its interface and the cable; `names` is what its /etc/hosts holds."""
         self.folder.mkdir()
+        files = FILES / self.name
+        files.mkdir(parents=True)
+        (files / "hosts").write_text(names)
+        (files / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # refuses at once
         inner = f"{self._cable}i"
         _ip("netns", "add", self.name)
         _ip("link", "add", self._cable, "type", "veth", "peer", "name", inner)
@@ -195,8 +201,9 @@ def hosts(count: int) -> Iterator[list[Host]]:
         _ip("link", "set", f"{PREFIX}{subnet}", "up")
         environment = {"PYTHONPATH": str(REPOSITORY), **ray_environment(secrets.token_hex(32))}
         made = [Host(subnet, number, folder, environment) for number in range(1, count + 1)]
+        names = names_for(made)
         for host in made:
-            host.make()
+            host.make(names)
         yield made
     finally:
         remove(subnet)
@@ -239,6 +246,12 @@ def ray_environment(token: str) -> dict[str, str]:
     }
 
 
+def names_for(made: Sequence[Host]) -> str:
+    """An /etc/hosts of these: as on Debian, the machine's own name is of no use to others."""
+    lines = ["127.0.0.1 localhost", f"127.0.1.1 {socket.gethostname()}"]
+    return "\n".join([*lines, *(f"{each.address} {each.name}" for each in made), ""])
+
+
 def folder_of(subnet: int) -> Path:
     """The folder of the hosts of a subnet, which their maker has locked."""
     return FOLDERS / f"{PREFIX}{subnet}"
@@ -273,6 +286,7 @@ def remove(subnet: int) -> None:
         _ip("link", "delete", name)
     for name in names:
         _ip("netns", "delete", name)
+        shutil.rmtree(FILES / name, ignore_errors=True)
     shutil.rmtree(folder_of(subnet), ignore_errors=True)
 
 

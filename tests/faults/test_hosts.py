@@ -78,6 +78,7 @@ def test_hosts_reach_each_other_until_a_cable_is_out() -> None:
         assert one.run(*call) == "refused\n" and min(two.traffic()) > 0
         two.cut()
         assert one.run(*call) == "silent\n"
+        assert one.run("getent", "hosts", two.name).split() == [two.address, two.name]
         two.mend()
         assert one.run(*call) == "refused\n"
 
@@ -90,6 +91,7 @@ def test_nothing_is_left_of_hosts_whose_test_failed() -> None:
         raise ZeroDivisionError
     assert sleeper.wait(10) == -signal.SIGKILL and not one.folder.parent.exists()
     assert one.name not in subprocess.check_output(["ip", "netns", "list"], text=True)
+    assert not (module.FILES / one.name).exists()
 
 
 @needs_hosts
