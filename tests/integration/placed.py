@@ -15,7 +15,7 @@ from replay.log.event_log import FILE_NAME, read_whole
 from replay.log.records import Record
 from tests.faults.hosts import Host
 
-PREPARE_S = 120.0
+PREPARE_S, ENDED_S = 120.0, 10.0
 REPLAY_PORT, SYNC_PORT, RETRIEVAL_PORT = 7001, 7002, 7003
 SERVICES = ("replay", "retrieval_server")
 
@@ -32,15 +32,9 @@ def printed_commands(text: str) -> tuple[dict[str, str], dict[str, list[str]]]:
 
 
 class Placed:
-    """One run. `where` says in which host each process lies; those of `waiting` start later."""
+    """One run. `where` says in which host each process lies."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        where: Mapping[str, Host],
-        overrides: Sequence[str],
-        waiting: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, run_dir: Path, where: Mapping[str, Host], overrides: Sequence[str]) -> None:
         self.run_dir = run_dir
         endpoints = (
             f"run_dir={run_dir}",
@@ -50,7 +44,7 @@ class Placed:
             f"retrieval.port={RETRIEVAL_PORT}",
         )
         train = (sys.executable, "-m", "scripts.cli", "train", "configs/demo.yaml")
-        said = where["learner"].run(
+        said = where["retrieval_server"].run(  # whose port is looked at
             *train, "--prepare-only", *endpoints, *overrides, timeout_s=PREPARE_S
         )
         self._variables, self._commands = printed_commands(said)
@@ -58,11 +52,12 @@ class Placed:
         (run_dir / "logs").mkdir()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         for name, host in where.items():
-            if name not in waiting:
-                self.start(name, host)
+            self.start(name, host)
 
     def start(self, name: str, host: Host, *more: str) -> None:
-        """Start a process, or start it again, with more words in its command."""
+        """Start a process, or one that has ended again, with more words in its command."""
+        if (last := self.processes.get(name)) is not None:
+            last.wait(ENDED_S)
         self.processes[name] = host.start(
             *self._commands[name],
             *more,
