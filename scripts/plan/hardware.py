@@ -1,8 +1,8 @@
 """Constants that a plan is reckoned from: GPUs, a CPU's core, replay, retrieval, weight sync.
 
-Of GPUs they are their makers' figures, less what is not reached; everything else was measured by
-Forage's benchmarks (docs/benchmarks.md) on two shared Xeon or EPYC cores. docs/plan.md has them in
-a table.
+Of GPUs they are their makers' figures, less what is not reached; of replay, retrieval and gloo,
+figures of docs/benchmarks.md, measured on two shared cores; of a CPU's core, fitted to figures
+there. docs/plan.md has them in a table.
 """
 
 import difflib

@@ -49,8 +49,16 @@ LIBRARIES = {
     "faiss": "dense search",
     "deepspeed": "the learner's engine",
 }
+# As vLLM chooses its kernels (vllm/platforms/cpu.py): on x86 there are some for each kind of CPU.
+_KERNELS = """
+import torch
+kinds = {file.name.split(".")[0]: file for file in folder.glob("_C*.so")}
+kind = "_C" if torch.cpu._is_avx512_bf16_supported() else "_C_AVX512"
+kind = kind if torch.cpu._is_avx512_supported() else "_C_AVX2"
+torch.ops.load_library(kinds.get(kind, kinds["_C"]))
+"""
 PARTS = {  # to load, of what takes seconds to import: vLLM's kernels; DeepSpeed is plain Python
-    "vllm": "import torch; torch.ops.load_library(min(folder.glob('_C*.so')))",
+    "vllm": _KERNELS,
     "deepspeed": "",
 }
 COMPILERS = ("cc", "gcc", "clang")

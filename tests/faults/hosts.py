@@ -286,7 +286,8 @@ def remove(subnet: int) -> None:
         _ip("link", "delete", name)
     for name in names:
         _ip("netns", "delete", name)
-        shutil.rmtree(FILES / name, ignore_errors=True)
+    for files in FILES.glob(f"{PREFIX}{subnet}-*"):  # also of one that somebody else has deleted
+        shutil.rmtree(files, ignore_errors=True)
     shutil.rmtree(folder_of(subnet), ignore_errors=True)
 
 
