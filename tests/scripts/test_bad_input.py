@@ -53,6 +53,8 @@ COMMANDS = [
         for each in ("train", "sync", "try", "data audit", "doctor")
     ),
     ("memory none.yaml --gpus 1", "'none.yaml' does not exist"),
+    ("plan none.yaml --gpus 1", "'none.yaml' does not exist"),
+    ("plan BASE --gpu H10", "did you mean H100?"),
     ("warm-start none --from-run none", NO_CONFIG),
     *((f"{each} none", NO_RUN) for each in ("resume", "relearn", "show", "audit", "compact")),
     *(
@@ -77,7 +79,7 @@ COMMANDS = [
     ("bench overlap --seats 0", "--seats 0: at least 1"),
     ("bench end-to-end --modes asink", "--modes 'asink': one of lockstep, lockstep_2_engines"),
     ("bench end-to-end --task wiki --quick", "--quick --task wiki: its modes do not fit ten"),
-    ("bench wiki --minutes 1", "--minutes 1.0: at least 3"),
+    ("bench wiki --minutes 1", "--minutes 1.0: at least 5"),
     ("bench weight-sync --updates -1", "--updates -1: at least 0"),
     ("-help", "no option -help: did you mean --help?"),
     ("train -h", "train: no option -h: did you mean --help?"),
@@ -134,7 +136,7 @@ COMMANDS = [
     ("train BASE --model here", "train: no option --model: did you mean model.path=VALUE?"),
     ("train BASE --seed 3", "train: no option --seed: did you mean seed=VALUE?"),
     ("train BASE --resume", "train: no option --resume: did you mean forage resume?"),
-    ("train BASE --gpus 4", "train: no option --gpus: forage memory takes it"),
+    ("train BASE --gpus 4", "train: no option --gpus: forage memory and plan take it"),
     ("sync BASE learner.ranks=2 GOOD", "learner.ranks = 2: one process has one rank"),
     ("resume lates", "RUN = 'lates': there is no such directory: did you mean runs/latest?"),
     (
