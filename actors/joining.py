@@ -8,7 +8,6 @@ engine starts. Replay and the retrieval server have deadlines.
 import asyncio
 import ipaddress
 import re
-import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,7 +17,9 @@ import msgspec
 from actors.policies import engine_keys
 from actors.retrieval import open_retrieval
 from configs.keys import Addresses, Keys
-from configs.load import ConfigError, parse, retrieval_url
+from configs.load import ConfigError, parse, retrieval_urls
+from configs.retrieval import shown_urls
+from configs.runtime.hosts import is_own_host
 from configs.schema import Config
 from replay.clients.launcher import ConfigReader
 from replay.protocol import ReplayTimeout
@@ -118,13 +119,14 @@ def _retrieval(config: Config) -> Iterator[str]:
     asked = config.retrieval
     if not asked.top_k or asked.recorded or on_this_host(config.replay.endpoint):
         return
-    url = retrieval_url(config)
-    if _stays_inside(urlsplit(url).hostname or ""):
-        yield (
-            f"retrieval.host = {config.retrieval.host!r}: the retrieval server at {url} cannot be "
-            "reached from this host: start the run with retrieval.host=HOST, an address that both "
-            "know, or say here where one is: retrieval.url=http://HOST:PORT"
-        )
+    field, value = ("url", shown_urls(asked.url)) if asked.url else ("host", repr(asked.host))
+    for url in retrieval_urls(config):
+        if _stays_inside(urlsplit(url).hostname or ""):
+            yield (
+                f"retrieval.{field} = {value}: the retrieval server at {url} cannot be reached "
+                f"from this host: start the run with retrieval.{field}={field.upper()}, an address "
+                "that both know, or say here where one is: retrieval.url=http://HOST:PORT"
+            )
 
 
 def _judge(config: Config) -> Iterator[str]:
@@ -143,38 +145,29 @@ async def _search(config: Config) -> None:
     if config.retrieval.recorded:
         open_retrieval(config)
         return
-    url = retrieval_url(config)
+    asked, where = config.retrieval, shown_urls(retrieval_urls(config))
     try:
         async with open_retrieval(config) as client:
             await client.retrieve(["forage"], 1)
+            found = client.index_version
     except RetrievalRefused as error:
         raise ConfigError(f"a search from this host was refused: {error}") from error
     except RetrievalError as error:
         raise ConfigError(
-            f"retrieval.url = {url!r}: a search from this host failed: {error}: say here where the "
+            f"retrieval.url = {where}: a search from this host failed: {error}: say here where the "
             "retrieval server is: retrieval.url=http://HOST:PORT"
         ) from error
+    if asked.index_version not in ("", found):
+        raise ConfigError(
+            f"retrieval.url = {where}: serves index {found!r}, the run searches "
+            f"{asked.index_version!r}: name servers of the same index"
+        )
 
 
 def on_this_host(endpoint: str) -> bool:
     """True where an endpoint is on this host: its loopback and files can be reached."""
     host = urlsplit(endpoint).hostname
-    if endpoint.startswith("ipc://") or host is None:
-        return True
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
-    except OSError:
-        return False
-    return any(_is_own(family, address[0]) for family, _, _, _, address in found)
-
-
-def _is_own(family: int, address: str | int) -> bool:
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))  # only to an address of this machine
-        except OSError:
-            return False
-    return True
+    return endpoint.startswith("ipc://") or host is None or is_own_host(host)
 
 
 def _stays_inside(host: str) -> bool:

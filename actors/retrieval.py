@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Self
 
 from actors.environments.base import shown_order
-from configs.load import ConfigError, retrieval_url
-from configs.schema import Config, RetrievalConfig
+from configs.load import ConfigError, retrieval_urls
+from configs.retrieval import RetrievalConfig
+from configs.schema import Config
 from replay.log.history import Searched, SearchLog
 from replay.protocol import ReplayError
 from retrieval_server.auth import read_token
@@ -29,12 +30,13 @@ def open_retrieval(config: Config) -> "Retrieval":
     if asked.recorded:
         return RecordedRetriever.open(config)
     return RetrievalClient(
-        retrieval_url(config),
+        retrieval_urls(config),
         timeout_s=asked.timeout_s,
         retries=asked.retries,
         max_connections=asked.max_connections,
         token=read_token(asked.token_file),
         cache_queries=asked.cache_queries,
+        index_version=asked.index_version,
     )
 
 
@@ -45,6 +47,8 @@ class RecordedRetriever:
     shown, so the server's own order is recovered first. A search that is not on record is an error,
     never an empty result.
     """
+
+    index_version = ""  # which one it was is not on record
 
     def __init__(
         self, run: str, top_k: int, results: Results, passages: Mapping[str, Passage]

@@ -44,6 +44,9 @@ _ELSEWHERE = {
     "model.path": ("model", "model_name", "model_name_or_path", "model_path", "pretrained"),
     "questions.train": ("dataset", "data", "train_file", "train_files", "train_data"),
     "questions.eval": ("eval_file", "val_files", "eval_data", "eval_dataset", "test_file"),
+    "retrieval.url": (
+        "urls", "servers", "search_url", "retriever_url", "retrieval_service_url",
+    ),
     "retrieval.top_k": ("topk", "k", "num_passages"),
     "rewards.weights.em": ("exact_match", "accuracy"),
     "rewards.custom": ("reward_fn", "reward_func", "reward_function", "reward_funcs"),

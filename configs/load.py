@@ -16,7 +16,7 @@ import yaml
 from configs import devices, hints
 from configs.runtime.files import write_durably
 from configs.schema import Config
-from configs.section import CHANGEABLE, OF_THE_MACHINE, Section
+from configs.section import CHANGEABLE, OF_THE_MACHINE, ONE_OR_MORE, Section
 
 
 class ConfigError(ValueError):
@@ -104,6 +104,7 @@ def parse(text: str, overrides: Sequence[str], source: str, gpus: int | None = N
         _override(tree, override)
     tree = _with_defaults(tree, gpus)
     _check_keys(tree, Config, "")
+    _as_lists(tree)
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
@@ -177,15 +178,17 @@ def differences(recorded: Config, given: Config) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def retrieval_url(config: Config) -> str:
-    """The retrieval server's base URL. Raises ConfigError while the port is still open (0)."""
+def retrieval_urls(config: Config) -> tuple[str, ...]:
+    """The base URLs of the retrieval servers. Raises ConfigError while the port is still open (0)
+    of a server of the run's own.
+    """
     if config.retrieval.url:
         return config.retrieval.url
     if not config.retrieval.port:
         raise ConfigError(
             "retrieval.port is 0: give a port or retrieval.url when starting processes by hand"
         )
-    return f"http://{config.retrieval.host}:{config.retrieval.port}"
+    return (f"http://{config.retrieval.host}:{config.retrieval.port}",)
 
 
 def read_override(override: str) -> tuple[str, Any]:
@@ -276,6 +279,17 @@ def _check_keys(tree: dict[str, Any], section: type[Section], prefix: str) -> No
                 )
             else:
                 _check_keys(value, inner, f"{prefix}{key}.")
+
+
+def _as_lists(tree: dict[str, Any]) -> None:
+    """Make a list of the single text of each field that takes one or more."""
+    for field in marked(ONE_OR_MORE):
+        *sections, leaf = field.split(".")
+        node: Any = tree
+        for section in sections:
+            node = node.get(section, {})
+        if isinstance(value := node.get(leaf), str):
+            node[leaf] = [value] if value else []
 
 
 def _meant(key: str, value: Any, section: type[Section]) -> str:

@@ -5,12 +5,13 @@ where a value came from. Suffixes carry units (`_s`, `_bytes`, `_tokens`).
 """
 
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from msgspec import Meta
 
 from configs.environment import EnvironmentConfig
+from configs.fleet import ClusterConfig, FleetConfig
 from configs.prompts import SEARCH_R1_CORRECTION
+from configs.retrieval import RetrievalConfig
 from configs.rewards import RewardsConfig
 from configs.section import (
     CHANGEABLE,
@@ -59,64 +60,6 @@ class QuestionsConfig(Section, frozen=True):
     columns: QuestionColumns = QuestionColumns()  # of both
     prompt: str = ""  # with {question}; empty: the environment's own
     chat_template: bool = True  # applied when the tokenizer has one
-
-
-class RetrievalConfig(Section, frozen=True):
-    """The retrieval server and its client, or the recorded run that answers in its place."""
-
-    corpus: InputPath = ""  # JSONL, plain or .gz, or parquet
-    index: InputPath = ""  # of `forage index`, or a FAISS file; empty: BM25, made at the start
-    encoder: ModelPath = ""  # of a dense index; empty: where it was when the index was built
-    encoder_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: Literal["cpu", "cuda"] = "cpu"  # of the encoder
-    index_device: Literal["cpu", "cuda"] = "cpu"  # of the vectors; cuda: over all GPUs, in halves
-    map_index: bool = False  # vectors stay on the disk, read when needed (Flat and HNSW on a CPU)
-    ef_search: Annotated[int, Meta(ge=100)] = 256  # HNSW: how many neighbours are looked at
-    nprobe: NonNegative = 0  # IVF: lists looked into; 0: five times the root of their number
-    threads: Positive = 1  # of the encoder and of FAISS
-    url: str = ""  # non-empty: an external server; none is started
-    recorded: InputPath = ""  # non-empty: a run's directory, whose log answers; none is started
-    host: str = "127.0.0.1"
-    # 0 = a free one, chosen by the launcher
-    port: Annotated[int, Meta(ge=0, le=65535), OF_THE_MACHINE] = 0
-    # 0600; holds what clients must show; empty: everybody is let in
-    token_file: Annotated[InputPath, OF_THE_MACHINE] = ""
-    top_k: Annotated[int, Meta(ge=0, le=100)] = 3  # 0: nothing is asked, every observation is empty
-    timeout_s: Seconds = 30.0
-    retries: NonNegative = 3  # of what a server met; until timeout_s while none listens
-    max_connections: Positive = 64
-    cache_queries: NonNegative = 8192  # whose results each actor remembers
-    max_waiting_queries: Positive = 8192  # at the server; beyond it answers 503 and Retry-After
-    request_deadline_s: Seconds = 12.0  # of a search there; then 503 too; under half of timeout_s
-    drain_notice_s: Annotated[float, Meta(ge=0.0)] = 0.0  # /ready says so, then the port closes
-
-    def __post_init__(self) -> None:
-        if self.url:
-            self._require_url()
-        if self.url and self.recorded:
-            raise ValueError(
-                f"retrieval.recorded = {self.recorded!r} and retrieval.url = {self.url!r}: a "
-                "recorded run answers searches, or a server does: leave one of them empty"
-            )
-
-    def _require_url(self) -> None:
-        whole = self.url.startswith(("http://", "https://"))
-        meant = self.url if whole else f"http://{self.url.rpartition('://')[2]}"
-        try:
-            parts = urlsplit(meant)
-            found = bool(parts.hostname) and parts.port != 0  # a port that is none raises
-        except ValueError:
-            found = False
-        if not (whole and found):
-            remedy = f"did you mean {meant}?" if found else "give one such as http://127.0.0.1:8000"
-            raise ValueError(
-                f"retrieval.url = {self.url!r} is no http:// or https:// address: {remedy}"
-            )
-
-    @property
-    def has_own_server(self) -> bool:
-        """True where the run starts a retrieval server of its own."""
-        return not self.url and not self.recorded
 
 
 def _require_address(field: str, endpoint: str) -> None:
@@ -180,7 +123,8 @@ class ActorsConfig(Section, frozen=True):
 class ReplayConfig(Section, frozen=True):
     """Admission, deadlines and the event log. Raises ValueError where two contradict each other."""
 
-    endpoint: str = ""  # empty: ipc:// in the run's own socket directory
+    # Empty: ipc:// in the run's own socket directory; over several nodes the launcher chooses one
+    endpoint: Annotated[str, OF_THE_MACHINE] = ""
     groups_per_step: Positive = 16
     group_size: Positive = 8
     max_staleness: NonNegative = 2
@@ -207,7 +151,7 @@ class ReplayConfig(Section, frozen=True):
 class WeightSyncConfig(Section, frozen=True):
     """The transport of weights to the actors, its probe and deadlines."""
 
-    endpoint: str = ""  # empty: ipc:// in the run's own socket directory
+    endpoint: Annotated[str, OF_THE_MACHINE] = ""  # empty: as replay.endpoint
     # auto: cuda_ipc where learner and actors share one GPU, nccl where each has its own, else gloo
     transport: Literal["auto", "gloo", "nccl", "cuda_ipc", "snapshot"] = "auto"
     snapshot_dir: str = ""  # of transport snapshot; empty: the run's own socket directory
@@ -286,7 +230,8 @@ class LearnerConfig(Section, frozen=True):
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat = 1.0
     ranks: Positive = 1
-    rendezvous: str = ""  # empty: a socket in the run's own directory; else tcp://host:port
+    # Empty: a socket in the run's own directory, and over several nodes chosen; else tcp://host:port
+    rendezvous: Annotated[str, OF_THE_MACHINE] = ""
     zero_stage: Annotated[int, Meta(ge=0, le=3)] = 1
     gradient_checkpointing: bool = False
     # cpu: optimiser and averages in the host's memory; auto: where the GPUs would not hold them
@@ -356,16 +301,6 @@ class LearnerConfig(Section, frozen=True):
         return "start_of_update" if self.objective == "reinforce" else self.proximal
 
 
-class FleetConfig(Section, frozen=True):
-    """The launcher's restarts of a process that ends or stands still."""
-
-    restarts: NonNegative = 8  # in all, per launch; then the run ends with the first cause
-    first_pause_s: Seconds = 0.5  # before a restart; doubled each time one ends soon again
-    longest_pause_s: Seconds = 30.0
-    stopped_deadline_s: Seconds = 300.0  # how long a process may be stopped (SIGSTOP)
-    silence_deadline_s: Seconds = 30.0  # how long replay may give the launcher no answer
-
-
 class Config(Section, frozen=True):
     """One run."""
 
@@ -382,6 +317,7 @@ class Config(Section, frozen=True):
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     learner: LearnerConfig = LearnerConfig()
     fleet: FleetConfig = FleetConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
     @property
     def starts_retrieval_server(self) -> bool:

@@ -15,6 +15,8 @@ NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
 # machine.
 CHANGEABLE = Meta(extra={"resume": "changeable"})
 OF_THE_MACHINE = Meta(extra={"resume": "of the machine"})
+# A list of texts that may be given as one text.
+ONE_OR_MORE = Meta(extra={"form": "one or more"})
 # A file or folder that a run reads: the launcher makes the path absolute.
 INPUT_PATH = Meta(extra={"path": "input"})
 InputPath = Annotated[str, INPUT_PATH]

@@ -1,52 +1,37 @@
 """Client of retrieval servers: pooled, with a deadline, retrying named failures only.
 
-A search takes at most `timeout_s`, retries included; only the gauges tell of a server that was
-started again within that time. An infrastructure failure is always an exception, never a result:
-its text cannot reach a trajectory. Replies of Search-R1's servers may lack ids, or hold a passage
-that was not found.
+A search takes at most `timeout_s`, retries and other servers included; only the gauges tell of a
+server that was started again within that time. An infrastructure failure is always an exception,
+never a result: its text cannot reach a trajectory.
 """
 
 import asyncio
 import random
-import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Self
 
-import httpx
 import msgspec
-from blake3 import blake3
 
 from retrieval_server.batching import Batcher
 from retrieval_server.cache import QueryCache
 from retrieval_server.protocol import (
-    INDEX_VERSION,
     MAX_QUERY_CHARS,
-    RETRIED,
     BadQuery,
-    BadReply,
     Passage,
     RetrievalDenied,
     RetrievalError,
-    RetrievalOverloaded,
-    RetrievalRefused,
     RetrievalTimeout,
-    RetrievalUnavailable,
-    RetrievalUnreachable,
     RetrieveRequest,
 )
+from retrieval_server.servers import FAILED, LOOK_EVERY_S, NOT_MET, Server, Servers
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _POST_QUERIES = 64
 _WINDOW = 1024  # calls that the percentiles look back on
 _GATHER_S = 0.002
 _GRACE_S = 0.25  # for a POST's own, better named, end
-_SHOWN_BYTES = 200  # of a reply, in messages
-_NO_HIT = -3e38  # a score at or below this is of a passage that was not found
-_OF_THE_REQUEST = (400, 408, 413, 414, 422)  # another one may be answered
-# httpx makes one for each connection else, also for plain HTTP, in half a millisecond.
-_UNUSED_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 class Backoff:
@@ -81,68 +66,69 @@ class Latencies:
         }
 
 
-class _Document(msgspec.Struct, frozen=True, gc=False):
-    """Any server's document."""
-
-    contents: str
-    id: str | int | None = None
-
-
-class _Hit(msgspec.Struct, frozen=True, gc=False):
-    document: _Document
-    score: float
-
-
-class _Reply(msgspec.Struct, frozen=True):
-    result: list[list[_Hit]]
-
-
 LEAST_S = 0.02  # of an attempt: with less it would be late, and hide what was met before
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(_Reply)
 
 
 class RetrievalClient:
-    """Asks one server; use as `async with`, from one event loop.
+    """Asks one server, or those of a list; use as `async with`, from one event loop.
 
     Calls made while a POST is under way gather for `_GATHER_S` and share the next one; at most
-    `max_connections` POSTs are under way. `url`: the server's base URL, or that of its `/retrieve`.
+    `max_connections` POSTs are under way. `urls`: the servers' base URLs, or those of their
+    `/retrieve`; `retrieval_server.servers` says which is asked.
     `timeout_s`: deadline of a search, waiting for a connection and all retries included; while
     retries are left, an attempt may use half of the time that remains, so that one lost reply does
-    not use it up. `retries` bounds attempts that a server met; while nobody listens, or the server
-    says that too much is waiting and when to ask again, it is tried until the deadline.
-    `token`: shown with every request, unless it is empty. `cache_queries`: the results of so many
-    are remembered, until the server's index is another one; the same query asked for twice at once
-    is sent once in any case.
+    not use it up. `retries` bounds attempts that servers met beyond one for each server; while
+    nobody listens, or the server says that too much is waiting and when to ask again, it is tried
+    until the deadline. `token`: shown with every request, unless it is empty. `cache_queries`: the
+    results of so many are remembered, until the server's index is another one; the same query
+    asked for twice at once is sent once in any case. `index_version`: that which several servers
+    must serve, where it is known before the first reply.
     """
 
     def __init__(
         self,
-        url: str,
+        urls: str | Sequence[str],
         timeout_s: float = 30.0,
         retries: int = 3,
         max_connections: int = 64,
         token: str = "",
         cache_queries: int = 0,
+        index_version: str = "",
+        look_every_s: float = LOOK_EVERY_S,
     ) -> None:
         self._cache = QueryCache(cache_queries)
-        self._poster = _Poster(url, token, self._cache.of_version)
+        self._servers = Servers(
+            (urls,) if isinstance(urls, str) else urls,
+            token,
+            self._cache.of_version,
+            index_version,
+            look_every_s,
+        )
         self._timeout_s = timeout_s
         self._retries = retries
         self._batcher = Batcher(
             self._post, max_batch=_POST_QUERIES, max_wait_s=_GATHER_S, max_running=max_connections
         )
         self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-        self._requests = self._errors = self._retried = self._calls = 0
+        self._requests = self._errors = self._retried = self._calls = self._failovers = 0
         self._latencies = Latencies()
 
     async def __aenter__(self) -> Self:
+        await self._servers.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._cache.close()
         await self._batcher.close()
-        await self._poster.close()
+        await self._servers.close()
+
+    @property
+    def index_version(self) -> str:
+        """The version of the index that is searched; "" before the first reply, or where the
+        servers tell none.
+        """
+        return self._servers.version or ""
 
     async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
         """Per query at most `top_k` passages, best first; no match is an empty list.
@@ -181,144 +167,68 @@ class RetrievalClient:
             "retrieval/calls": float(self._calls),  # POSTs, retries not counted
             "retrieval/remembered": float(self._cache.remembered),  # queries, from the cache
             "retrieval/shared": float(self._cache.shared),  # queries that others were asking
+            "retrieval/servers_up": float(self._servers.up),
+            "retrieval/failovers": float(self._failovers),  # POSTs again, at another server
             **self._latencies.gauges("retrieval/latency"),
         }
 
     async def _post(self, queries: list[str], top_k: int) -> list[list[Passage]]:
         body = _encoder.encode(RetrieveRequest(queries, top_k, return_scores=True))
         self._calls += 1
-        deadline = time.monotonic() + self._timeout_s
-        last = deadline - min(LEAST_S, self._timeout_s / 2)
-        left, attempt = self._retries, 0
+        attempts = _Attempts(self._servers, self._backoff, self._timeout_s, self._retries)
+        server, seconds = attempts.first()
         while True:
-            remaining = deadline - time.monotonic()
-            pause = self._backoff.pause_s(attempt)
             try:
-                return await self._poster.post(
-                    body, len(queries), remaining / 2 if left else remaining
-                )
-            except RETRIED as error:
-                met = not isinstance(error, RetrievalUnreachable | RetrievalOverloaded)
-                if isinstance(error, RetrievalOverloaded):
-                    pause += error.retry_after_s
-                if (met and not left) or time.monotonic() + pause >= last:
-                    raise
-                await asyncio.sleep(pause)
-                if time.monotonic() >= last:  # it was a long sleep
-                    raise
-            left, attempt = left - met, attempt + 1
+                return await self._servers.post(server, body, len(queries), seconds)
+            except FAILED as error:
+                last = server
+                server, seconds = await attempts.after(server, error)
             self._retried += 1
+            self._failovers += server is not last
 
 
-class _Poster:
-    """POSTs over kept connections, each reused last in, first out.
-
-    One httpx transport a connection: a shared httpx pool looks at all its connections for every
-    request, which at 64 of them costs far more than the request. The caller bounds how many are
-    used at once.
+class _Attempts:
+    """The attempts of one search: who is asked next, and for how long. Both ways to ask on raise
+    the search's error where nobody may be asked any more.
     """
 
-    def __init__(self, url: str, token: str, of_version: Callable[[str], None]) -> None:
-        """`of_version` is told the version of the index that a reply is of, "" where none is."""
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"retrieval url must begin with http:// or https://, got {url!r}")
-        self._of_version = of_version
-        self._url = httpx.URL(url.rstrip("/").removesuffix("/retrieve") + "/retrieve")
-        self._headers = {"content-type": "application/json"}
-        if token:
-            self._headers["authorization"] = f"Bearer {token}"
-        self._tls = httpx.create_ssl_context() if self._url.scheme == "https" else _UNUSED_TLS
-        self._idle: list[httpx.AsyncHTTPTransport] = []
+    def __init__(self, servers: Servers, backoff: Backoff, timeout_s: float, retries: int) -> None:
+        self._servers, self._backoff = servers, backoff
+        self._deadline = time.monotonic() + timeout_s
+        self._last = self._deadline - min(LEAST_S, timeout_s / 2)
+        self._left, self._made = retries + len(servers.all) - 1, 0
+        self._met: dict[Server, RetrievalError] = {}
+        self._tried: set[Server] = set()  # since the last pause
 
-    async def post(self, body: bytes, expected: int, seconds: float) -> list[list[Passage]]:
-        """Send one request body; returns `expected` lists, or raises the RetrievalError it met."""
-        transport = self._idle.pop() if self._idle else self._connection()
-        good = False
-        try:
-            response, content = await self._exchange(transport, body, seconds)
-            rows = parse_reply(response, content, expected, f"{self._url}")
-            good = True
-        except RetrievalOverloaded:  # in order; under load, connecting again would add to it
-            good = True
-            raise
-        finally:
-            if good:
-                self._idle.append(transport)
-            else:  # what may still come of a reply cut off, or be left of a bad one, answers nobody
-                await transport.aclose()
-        self._of_version(response.headers.get(INDEX_VERSION, ""))
-        return rows
+    def first(self) -> tuple[Server, float]:
+        """The server to ask, and the seconds it may take."""
+        if (server := self._servers.choose(self._tried)) is None:
+            raise self._servers.nobody(self._met)
+        remaining = self._deadline - time.monotonic()
+        return server, remaining / 2 if self._left else remaining
 
-    async def _exchange(
-        self, transport: httpx.AsyncHTTPTransport, body: bytes, seconds: float
-    ) -> tuple[httpx.Response, bytes]:
-        request = httpx.Request("POST", self._url, content=body, headers=self._headers)
-        try:
-            async with asyncio.timeout(seconds):
-                response = await transport.handle_async_request(request)
-                return response, await response.aread()
-        except TimeoutError as error:
-            raise RetrievalTimeout(f"{self._url} did not answer within {seconds:.3g} s") from error
-        except httpx.ConnectError as error:
-            raise RetrievalUnreachable(f"{self._url}: {type(error).__name__}: {error}") from error
-        except httpx.RequestError as error:
-            raise RetrievalUnavailable(f"{self._url}: {type(error).__name__}: {error}") from error
+    async def after(self, server: Server, error: RetrievalError) -> tuple[Server, float]:
+        """`first`, once this has failed: at another server at once, else after a pause."""
+        self._met.pop(server, None)
+        self._met[server] = error  # the last of them
+        self._tried.add(server)
+        met, pause = not isinstance(error, NOT_MET), 0.0
+        others = self._servers.able(self._tried)
+        if not others:
+            pause = self._backoff.pause_s(self._made) + self._servers.wait_s()
+            self._tried.clear()
+        final = (met and not self._left) or (isinstance(error, RetrievalDenied) and not others)
+        if final or time.monotonic() + pause >= self._last:
+            raise self._error(error)
+        if pause:
+            await asyncio.sleep(pause)
+        if time.monotonic() >= self._last:  # it was a long sleep
+            raise self._error(error)
+        self._left, self._made = self._left - met, self._made + 1
+        return self.first()
 
-    async def close(self) -> None:
-        """Close the kept connections."""
-        while self._idle:
-            await self._idle.pop().aclose()
-
-    def _connection(self) -> httpx.AsyncHTTPTransport:
-        # A proxy of the environment must not come between us and a loopback server.
-        limits = httpx.Limits(max_connections=1, keepalive_expiry=30.0)
-        return httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=limits)
-
-
-def parse_reply(
-    response: httpx.Response, content: bytes, expected: int, url: str
-) -> list[list[Passage]]:
-    """Return the `expected` lists of passages in a reply.
-
-    Over a Lucene index, Search-R1's servers send no ids: a passage is then named after its contents
-    (`blake3-` and 16 hexadecimal digits). Where FAISS finds too little they send some other passage
-    with the lowest float32 as its score: it is left out. Raises RetrievalUnavailable,
-    RetrievalRefused or BadReply.
-    """
-    said = repr(content[:_SHOWN_BYTES].decode(errors="replace"))
-    if response.status_code != 200:
-        raise _error(response, f"{url} answered {response.status_code}", said)
-    try:
-        reply = _decoder.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadReply(f"{url}: {error}; body {said}") from error
-    if len(reply.result) != expected:
-        raise BadReply(f"{url}: {len(reply.result)} results for {expected} queries")
-    return [[_passage(hit) for hit in row if hit.score > _NO_HIT] for row in reply.result]
-
-
-def _error(
-    response: httpx.Response, what: str, said: str
-) -> RetrievalUnavailable | RetrievalRefused:
-    status, after = response.status_code, response.headers.get("retry-after", "")
-    if status == 503 and after.isdecimal():
-        return RetrievalOverloaded(f"{what}: {said}", float(after))
-    if status == 429 or status >= 500:
-        return RetrievalUnavailable(f"{what}: {said}")
-    if status in _OF_THE_REQUEST:
-        return RetrievalRefused(f"{what}: {said}")
-    remedy = "see retrieval.url and retrieval.token_file"
-    if status == 401:
-        remedy = "retrieval.token_file does not hold its token: give a copy of the server's"
-    return RetrievalDenied(f"{what}: {remedy}: {said}")
-
-
-def _passage(hit: _Hit) -> Passage:
-    document = hit.document
-    name = document.id
-    if name is None:
-        name = f"blake3-{blake3(document.contents.encode()).hexdigest(length=8)}"
-    return Passage(str(name), document.contents, hit.score)
+    def _error(self, error: RetrievalError) -> RetrievalError:
+        return error if self._servers.alone else self._servers.nobody(self._met)
 
 
 def _check(queries: Sequence[str]) -> None:

@@ -28,7 +28,8 @@ class RetrievalError(Exception):
     ├── RetrievalTimeout      no answer within the call's deadline           (retried)
     ├── RetrievalUnavailable  a broken connection, 429 or 5xx                (retried)
     │   ├── RetrievalUnreachable  no connection                              (until the deadline)
-    │   └── RetrievalOverloaded   503 with Retry-After             (until the deadline)
+    │   ├── RetrievalOverloaded   503 with Retry-After             (until the deadline)
+    │   └── OtherIndex        a server of a list serves another index        (at another server)
     ├── BadReply              a reply that is not what was asked for         (retried)
     ├── NotRecorded           a search that the recorded run never made      (never retried)
     └── RetrievalRefused      any other 4xx: the request itself is at fault  (never retried)
@@ -63,6 +64,10 @@ class RetrievalOverloaded(RetrievalUnavailable):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class OtherIndex(RetrievalUnavailable):
+    """A server of a list serves another index than the run's: its passages are not taken."""
 
 
 class BadReply(RetrievalError):

@@ -16,9 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from configs import load
+from configs.retrieval import RetrievalConfig, shown_urls
 from configs.runtime import process
 from configs.runtime.signals import on_stop
-from configs.schema import Config, RetrievalConfig
+from configs.schema import Config
 from retrieval_server.auth import is_loopback, read_token
 from retrieval_server.protocol import DEFAULT_TOP_K, MAX_TOP_K, BadIndex, CorpusError
 
@@ -58,8 +59,8 @@ def check(config: Config) -> None:
     retrieval = config.retrieval
     if retrieval.url:
         raise load.ConfigError(
-            f"retrieval.url = {retrieval.url!r}: names an external server, so none is started; "
-            "leave it empty to start one"
+            f"retrieval.url = {shown_urls(retrieval.url)}: names an external server, so none is "
+            "started; leave it empty to start one"
         )
     if retrieval.recorded:
         raise load.ConfigError(

@@ -76,7 +76,7 @@ COMMANDS = {
     "data audit": Command("data.corpus_audit:audit", "Count the questions a corpus answers."),
     "index": Command("data.build_index:index", "Build an index of a corpus."),
     "memory": Command("setup.memory:memory", "Reckon what GPUs must hold, and a run's pace."),
-    "doctor": Command("setup.doctor:doctor", "Check this machine for what a run needs."),
+    "doctor": Command("fleet.doctor:doctor", "Check what a run needs, here or on a cluster."),
     "bench learner": Command("bench.learner:bench", "Time and memory of a learner's step."),
     "bench staleness": Command(
         "bench.staleness.bench:bench", "Exact match by the data's age, for each correction."

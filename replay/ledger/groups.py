@@ -11,8 +11,8 @@ from replay.log.summary import Summary
 from replay.trajectory import Kind, Question
 
 # A rollout was interrupted from outside: replay or its actor went away or was drained, its weights
-# did not verify or were too old, the retrieval server was not there, had too much to do or let
-# nobody in. It is made again as it was, with the same seeds.
+# did not verify or were too old, the retrieval server was not there, had too much to do, let
+# nobody in or had another index. It is made again as it was, with the same seeds.
 INTERRUPTED = (
     "not_held",
     "absent",
@@ -24,6 +24,7 @@ INTERRUPTED = (
     "RetrievalUnreachable",
     "RetrievalOverloaded",
     "RetrievalDenied",
+    "OtherIndex",
 )
 # A rollout came to nothing by itself, by no fault of its question: it took too long, its engine
 # died, a user's tool or environment failed.

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from configs.schema import RetrievalConfig
+from configs.retrieval import RetrievalConfig
 from retrieval_server import digests
 from retrieval_server.corpus import load_corpus, reopen
 from retrieval_server.encoder_settings import digest_of, require_encoder

@@ -41,6 +41,7 @@ from scripts.setup.fit import fitted
 from scripts.setup.hub import with_hub_paths
 from scripts.setup.overrides import fields_of, get_field, with_field
 from scripts.setup.resolve import can_listen, run_directory, with_absolute_paths, with_port
+from scripts.setup.retrieval import with_index_version
 from scripts.terminal import status
 
 SWEEP_DEADLINE_S = 15.0
@@ -62,9 +63,12 @@ def checked(
     recorded = load(folder / "config.yaml")
     _refuse_living(folder, Path(recorded.run_dir))
     _check_record(folder, recorded)
-    config = fitted(merged(recorded, path, overrides, folder))
+    config = merged(recorded, path, overrides, folder)
+    if not config.cluster.address:
+        config = fitted(config)
     with status("checking what is on record"):
         preflight.check(config, resumed=True, here=here)
+        config = with_index_version(config) if here else config
         return config, _progress(config)
 
 
@@ -81,6 +85,12 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
         for field in fields
         if field not in MAY_DIFFER and get_field(given, field) != get_field(recorded, field)
     ]
+    urls = given.retrieval.url, recorded.retrieval.url
+    if "retrieval.url" in fields and bool(urls[0]) != bool(urls[1]):
+        problems.append(
+            f"retrieval.url = {list(urls[0])}: the run was started with {list(urls[1])}: other "
+            "servers may take the place of such, not of its own, nor the reverse: leave it out"
+        )
     places = [Path(place).resolve() for place in (folder, recorded.run_dir)]
     if given.run_dir and Path(given.run_dir).resolve() not in places:
         problems.append(
@@ -96,8 +106,10 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
     retrieval = config.retrieval
     if not ("retrieval.port" in fields and retrieval.port):
         retrieval = msgspec.structs.replace(retrieval, port=recorded.retrieval.port)
-        if retrieval.has_own_server and (
-            not retrieval.port or can_listen(retrieval.host, retrieval.port)
+        if (
+            retrieval.has_own_server
+            and not config.cluster.address
+            and (not retrieval.port or can_listen(retrieval.host, retrieval.port))
         ):
             retrieval = with_port(msgspec.structs.replace(retrieval, port=0))
     return msgspec.structs.replace(config, run_dir=str(folder), retrieval=retrieval)

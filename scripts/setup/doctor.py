@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -26,10 +26,9 @@ from rich.table import Table
 
 from configs.devices import on_cpu
 from configs.load import ConfigError, load
-from configs.runtime.files import weights_bytes, write_json
-from configs.runtime.process import REPOSITORY, Exit
+from configs.runtime.files import weights_bytes
+from configs.runtime.process import REPOSITORY
 from configs.schema import Config
-from scripts.options import Options, argument, option, overrides
 from scripts.setup import machine, preflight
 from scripts.setup.fit import fitted
 from scripts.setup.gpu_memory import GIB
@@ -49,19 +48,20 @@ LIBRARIES = {
     "faiss": "dense search",
     "deepspeed": "the learner's engine",
 }
+# As vLLM chooses its kernels (vllm/platforms/cpu.py): on x86 there are some for each kind of CPU.
+_KERNELS = """
+import torch
+kinds = {file.name.split(".")[0]: file for file in folder.glob("_C*.so")}
+kind = "_C" if torch.cpu._is_avx512_bf16_supported() else "_C_AVX512"
+kind = kind if torch.cpu._is_avx512_supported() else "_C_AVX2"
+torch.ops.load_library(kinds.get(kind, kinds["_C"]))
+"""
 PARTS = {  # to load, of what takes seconds to import: vLLM's kernels; DeepSpeed is plain Python
-    "vllm": "import torch; torch.ops.load_library(min(folder.glob('_C*.so')))",
+    "vllm": _KERNELS,
     "deepspeed": "",
 }
 COMPILERS = ("cc", "gcc", "clang")
 INSTALL = "run `make .venv` (with GPU=1 on a machine with GPUs)"
-
-
-@dataclass(frozen=True)
-class DoctorOptions(Options):
-    config: str | None = argument("check for this configuration too", default=None)
-    overrides: tuple[str, ...] = overrides()
-    json: Path | None = option("write the findings there", metavar="FILE")
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,14 @@ class Finding:
         return len(self.remedy.splitlines()) if self.required and not self.ok else 0
 
 
-def doctor(options: DoctorOptions) -> int:
-    """Check, show, and fail where something needed is missing. Raises ConfigError."""
-    config = fitted(load(options.config, options.overrides)) if options.config else None
-    console = Console()
+def of_this_machine(path: str | None, overrides: Sequence[str]) -> list[Finding]:
+    """What was found here; with a configuration, also for that one. Raises ConfigError."""
+    config = fitted(load(path, overrides)) if path else None
     with status("looking at this machine, loading its libraries"):
         found = list(findings(config))
-    if config is not None and options.config:
-        found.append(configuration(resolve(config, Path(options.config).stem)))
-    show(found, console)
-    if options.json:
-        write_json(options.json, [asdict(each) for each in found])
-    return Exit.FAILED if any(each.problems for each in found) else Exit.DONE
+    if config is not None and path:
+        found.append(configuration(resolve(config, Path(path).stem)))
+    return found
 
 
 def findings(config: Config | None = None) -> Iterator[Finding]:
@@ -275,7 +271,7 @@ def configuration(config: Config) -> Finding:
 
 
 def show(found: Sequence[Finding], console: Console) -> None:
-    """A table of all, then the remedies."""
+    """A table of all, then the remedies, and whether a run can start."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", "what", "has", "needs"):
         table.add_column(column, overflow="fold")

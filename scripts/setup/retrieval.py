@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from configs.load import retrieval_url, save
+from actors.environments.registry import searches
+from configs.load import ConfigError, retrieval_urls, save
+from configs.retrieval import shown_urls
 from configs.runtime.process import end_child, start_child
 from configs.schema import Config
 from retrieval_server.auth import read_token
@@ -137,34 +139,80 @@ def serving(
             said.unlink(missing_ok=True)
 
 
-async def probe(config: Config, deadline_s: float = PROBE_S, retries: int = 0) -> None:
-    """Search once as rollouts will: a wrong address or token is told first. Raises ServerFailed."""
-    asked, url = config.retrieval, retrieval_url(config)
+async def probe(config: Config, deadline_s: float = PROBE_S, retries: int = 0) -> str:
+    """Search once as rollouts will: a wrong address or token is told first. Returns the version of
+    the index that was searched. Raises ServerFailed.
+    """
+    return await _search(config, retrieval_urls(config), deadline_s, retries)
+
+
+async def _search(config: Config, urls: Sequence[str], deadline_s: float, retries: int) -> str:
+    asked, where = config.retrieval, f"a search at retrieval.url = {shown_urls(urls)}"
     deadline_s, token = min(deadline_s, asked.timeout_s), read_token(asked.token_file)
     try:
-        async with RetrievalClient(url, deadline_s, retries, token=token) as client:
+        async with RetrievalClient(urls, deadline_s, retries, token=token) as client:
             await client.retrieve(["forage"], asked.top_k)
+            return client.index_version
     except RetrievalRefused as error:
-        raise ServerFailed(f"a search at retrieval.url = {url!r} was refused: {error}") from error
+        raise ServerFailed(f"{where} was refused: {error}") from error
     except RetrievalError as error:
         raise ServerFailed(
-            f"a search at retrieval.url = {url!r} failed: {error}: say where the retrieval server "
-            "is, retrieval.url=URL"
+            f"{where} failed: {error}: say where the retrieval server is, retrieval.url=URL"
         ) from error
 
 
 def try_search(config: Config) -> None:
-    """`probe` before a run, with a rollout's patience for a server that does listen; where none
-    does, that is told at once. Raises ServerFailed.
+    """`probe` of each server before a run, with a rollout's patience for one that does listen;
+    where none does, that is told at once. Raises ServerFailed, which lists those that failed, and
+    where they serve different indexes.
     """
+    urls = config.retrieval.url
+    tried = asyncio.run(_try_each(config, urls))
+    if failed := [str(each) for each in tried if isinstance(each, ServerFailed)]:
+        raise ServerFailed("\n".join(failed))
+    if len(set(tried)) > 1:
+        served = ", ".join(f"{url} {version!r}" for url, version in zip(urls, tried, strict=True))
+        raise ServerFailed(
+            f"retrieval.url = {shown_urls(urls)}: they serve different indexes ({served}), and a "
+            "run searches one: serve the same corpus and index everywhere, or leave servers out"
+        )
+
+
+def with_index_version(config: Config) -> Config:
+    """The configuration with the version of the index that its several servers serve: an actor
+    that is started later must find the same. Raises ConfigError.
+    """
+    asked, version = config.retrieval, ""
+    if len(asked.url) > 1 and searches(config):
+        try:
+            version = asyncio.run(probe(config, asked.timeout_s, max(asked.retries, RETRIES)))
+        except ServerFailed as error:
+            raise ConfigError(str(error)) from error
+    return msgspec.structs.replace(
+        config, retrieval=msgspec.structs.replace(asked, index_version=version)
+    )
+
+
+async def _try_each(config: Config, urls: Sequence[str]) -> "list[str | ServerFailed]":
+    async def version(url: str) -> str | ServerFailed:
+        try:
+            await asyncio.to_thread(_reach, url, len(urls))
+            return await _search(config, [url], asked.timeout_s, max(asked.retries, RETRIES))
+        except ServerFailed as error:
+            return error
+
     asked = config.retrieval
-    parts = urlsplit(asked.url)
+    return await asyncio.gather(*map(version, urls))
+
+
+def _reach(url: str, servers: int) -> None:
+    parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         socket.create_connection((str(parts.hostname), port), PROBE_S).close()
     except OSError as error:
+        other = "leave retrieval.url empty for one of the run's own"
         raise ServerFailed(
-            f"retrieval.url = {asked.url!r}: no retrieval server can be reached there ({error}): "
-            "start it first, or leave retrieval.url empty for one of the run's own"
+            f"retrieval.url = {url!r}: no retrieval server can be reached there ({error}): "
+            f"start it first, or {'leave it out' if servers > 1 else other}"
         ) from error
-    asyncio.run(probe(config, asked.timeout_s, max(asked.retries, RETRIES)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
-from configs.schema import RetrievalConfig
+from configs.retrieval import RetrievalConfig
 from retrieval_server.index.base import Index
 from retrieval_server.index.open_index import open_index
 from retrieval_server.protocol import Document

@@ -15,8 +15,9 @@ from actors.rewards.scorer import Rewards
 from actors.rollout import rollout
 from configs.environment import EnvironmentConfig
 from configs.prompts import SEARCH_R1_CORRECTION, SEARCH_R1_PROMPT
+from configs.retrieval import RetrievalConfig
 from configs.rewards import RewardsConfig
-from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig, RetrievalConfig
+from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling, Trajectory
 from retrieval_server.protocol import Passage

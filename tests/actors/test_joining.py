@@ -139,7 +139,7 @@ def test_a_search_is_tried_with_the_run_s_token(run: Start, tmp_path: Path, toke
     with serving("sesame-12") as url:
         words = ["retrieval.top_k=1", f"retrieval.url={url}", *named]
         if token == "sesame-12":
-            assert joining.configuration(run().replay.endpoint, "", words).retrieval.url == url
+            assert joining.configuration(run().replay.endpoint, "", words).retrieval.url == (url,)
             return
         with pytest.raises(ConfigError, match=r"refused: .* 401: retrieval\.token_file does not"):
             joining.configuration(run().replay.endpoint, "", words)
@@ -173,8 +173,8 @@ def test_another_host_s_loopback_is_not_ours(tree: dict[str, Any], said: str) ->
         raise ConfigError("\n".join(problems))
 
 
-@pytest.mark.parametrize("retrieval", [{"url": "http://203.0.113.9:6"}, {"recorded": "runs/a"}])
-def test_addresses_that_others_reach_are_taken(retrieval: dict[str, str]) -> None:
+@pytest.mark.parametrize("retrieval", [{"url": ["http://203.0.113.9:6"]}, {"recorded": "runs/a"}])
+def test_addresses_that_others_reach_are_taken(retrieval: dict[str, object]) -> None:
     tree = {
         "replay": {"endpoint": "tcp://203.0.113.9:4"},
         "weight_sync": {"endpoint": "tcp://learner.example:5"},

@@ -17,7 +17,8 @@ from actors.retrieval import RecordedRetriever, open_retrieval
 from actors.rewards.scorer import Rewards
 from actors.rollout import rollout
 from configs.load import ConfigError
-from configs.schema import Config, ReplayConfig, RetrievalConfig
+from configs.retrieval import RetrievalConfig
+from configs.schema import Config, ReplayConfig
 from replay.codec import encode_trajectory
 from replay.log.compaction import compact
 from replay.log.event_log import FILE_NAME
@@ -246,7 +247,7 @@ def test_what_cannot_be_replayed_is_refused(
 def test_a_passage_that_the_corpus_lacks_is_named(tmp_path: Path, plain: Config) -> None:
     said = refusal(plain, tmp_path / "run", searched(found("a", "p0", "p7"), found("b", "p9")))
     assert "does not hold passages 'p7', 'p9'" in said and "retrieval.corpus=FILE" in said
-    external = replaying(plain, Path(), recorded="", corpus="", url="http://host")
+    external = replaying(plain, Path(), recorded="", corpus="", url=("http://host",))
     record_searches(tmp_path / "external", external, searched(found("a", "p0")))
     with pytest.raises(ConfigError, match="names no corpus of its own: say where"):
         RecordedRetriever.open(replaying(plain, tmp_path / "external", corpus=""))

@@ -2,24 +2,18 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from configs.load import (
     CHANGEABLE_FIELDS,
-    MAY_DIFFER,
     ConfigError,
-    differences,
     dump,
     load,
-    marked,
     parse,
-    retrieval_url,
+    retrieval_urls,
     save,
 )
 from configs.runtime.process import REPOSITORY
-from configs.schema import LearnerConfig, WeightSyncConfig
-from configs.section import INPUT_PATH
 
 
 @pytest.fixture
@@ -110,7 +104,7 @@ def test_saved_configuration_loads_equal(yaml_file: Path, tmp_path: Path) -> Non
 
 def test_a_port_that_is_still_open_has_no_url(yaml_file: Path) -> None:
     with pytest.raises(ConfigError, match=r"retrieval\.port"):
-        retrieval_url(load(yaml_file))
+        retrieval_urls(load(yaml_file))
 
 
 @pytest.mark.parametrize(
@@ -155,6 +149,7 @@ def test_what_is_no_list_is_shown_as_one(text: str, said: str) -> None:
         ("ftp://host:1/retrieve", "did you mean http://host:1/retrieve?"),
         ("http://", "give one such as http://127.0.0.1:8000"),
         ("http://host:port", "give one such as http://127.0.0.1:8000"),
+        ("http://a:1,http://b:1", "write a list, retrieval.url=[http://a:1,http://b:1]"),
     ],
 )
 def test_a_retrieval_url_says_how_it_is_reached(yaml_file: Path, url: str, remedy: str) -> None:
@@ -162,6 +157,40 @@ def test_a_retrieval_url_says_how_it_is_reached(yaml_file: Path, url: str, remed
         load(yaml_file, [f"retrieval.url={url}"])
     said = f"retrieval.url = {url!r} is no http:// or https:// address: {remedy}"
     assert str(raised.value) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "urls"),
+    [
+        ("retrieval: {url: 'http://a:8000'}", [], ("http://a:8000",)),
+        ("retrieval: {url: ['http://a:8000', 'http://b']}", [], ("http://a:8000", "http://b")),
+        ("", ["retrieval.url=http://a:8000"], ("http://a:8000",)),
+        ("", ["retrieval.url=[http://a:8000,http://b:8000]"], ("http://a:8000", "http://b:8000")),
+        ("retrieval: {url: 'http://a'}", ["retrieval.port=8000", "retrieval.url="], None),
+        ("retrieval: {url: ''}", ["retrieval.port=8000"], None),
+    ],
+)
+def test_retrieval_servers_are_one_or_a_list(
+    text: str, overrides: list[str], urls: tuple[str, ...] | None
+) -> None:
+    config = parse(text, overrides, "test")
+    assert config.retrieval.url == (urls or ())
+    assert retrieval_urls(config) == (urls or ("http://127.0.0.1:8000",))
+    assert parse(dump(config), [], "saved") == config
+
+
+@pytest.mark.parametrize(
+    ("urls", "said"),
+    [
+        ("[http://a,localhost:1]", "retrieval.url = 'localhost:1' is no .*did you mean"),
+        ("[http://a,http://a/retrieve]", "retrieval.url = \\['http://a', .*twice: keep one"),
+        ("[3]", "retrieval.url"),
+        ("['']", "retrieval.url = '' is no"),
+    ],
+)
+def test_each_retrieval_server_of_a_list_is_checked(urls: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse("", [f"retrieval.url={urls}"], "test")
 
 
 def test_searches_are_answered_by_one(yaml_file: Path) -> None:
@@ -187,55 +216,4 @@ def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
     )
     of_the_machine = {"run_dir", "actors.count", "retrieval.port", "retrieval.token_file"}
     of_the_machine |= {"rewards.judge.url", "rewards.judge.key_file", "actors.kv_cache_bytes"}
-    of_the_machine |= {"actors.tensor_parallel"}
-    assert {*CHANGEABLE_FIELDS} | of_the_machine == MAY_DIFFER
-
-
-def test_the_schema_marks_what_a_run_reads() -> None:
-    assert {*marked(INPUT_PATH)} == {
-        "keys",
-        "model.path",
-        "questions.train",
-        "questions.eval",
-        "retrieval.corpus",
-        "retrieval.index",
-        "retrieval.encoder",
-        "retrieval.recorded",
-        "retrieval.token_file",
-        "rewards.judge.key_file",
-        "rewards.similarity.model",
-    }
-
-
-def test_deadlines_are_a_floor_and_the_time_of_the_bytes() -> None:
-    learner, sync = LearnerConfig(step_deadline_s=300.0), WeightSyncConfig(publish_deadline_s=30.0)
-    assert learner.saving_s(0) == 300.0 and learner.saving_s(1_000_000_000) == 400.0
-    anchored = msgspec.structs.replace(learner, anchor="frozen")
-    assert anchored.saved_bytes(15_231_233_024) == 198_006_029_312  # 7.6e9 parameters
-    alone = msgspec.structs.replace(learner, proximal="behaviour")
-    assert alone.saved_bytes(1) == 7
-    assert sync.deadline_s(0) == 30.0 and sync.deadline_s(64_000_000_000) == 350.0
-    assert sync.deadline_s(2_000_000_000, first=True) == sync.join_deadline_s + 10.0
-
-
-def test_offload_needs_what_zero_keeps() -> None:
-    with pytest.raises(ValueError, match=r"learner.zero_stage = 0 is without: set learner.zero_st"):
-        LearnerConfig(offload="cpu", zero_stage=0)
-
-
-def test_the_keys_of_the_engines_own_arguments_are_open_and_kept(yaml_file: Path) -> None:
-    config = load(yaml_file, ["actors.engine.kv_cache_dtype=fp8", "actors.engine.a={b: 1}"])
-    assert config.actors.engine == {"kv_cache_dtype": "fp8", "a": {"b": 1}}
-    assert parse(dump(config), [], "written").actors.engine == config.actors.engine
-    assert parse("actors:\n  engine:\n", [], "empty").actors.engine == {}
-    with pytest.raises(ConfigError, match=r"actors\.engine = 4: .*; write a line `key: value` for"):
-        load(yaml_file, ["actors.engine=4"])
-    with pytest.raises(ConfigError, match=r"did you mean 'actors\.engine\.kv_cache_dtype'\?"):
-        load(yaml_file, ["actors.kv_cache_dtype=fp8"])
-
-
-def test_another_engine_is_another_run(yaml_file: Path) -> None:
-    plain = load(yaml_file)
-    other = load(yaml_file, ["actors.engine.kv_cache_dtype=fp8"])
-    assert differences(plain, other) == {"actors.engine": ({}, {"kv_cache_dtype": "fp8"})}
-    assert differences(other, plain) == {"actors.engine": ({"kv_cache_dtype": "fp8"}, {})}
+    of_the_machine |= {"retrieval.url", "retrieval.index_version"}

@@ -11,7 +11,8 @@ import pytest
 from actors.prompt import Prompter
 from configs.environment import EnvironmentConfig
 from configs.load import ConfigError, save
-from configs.schema import Config, ModelConfig, QuestionsConfig, RetrievalConfig
+from configs.retrieval import RetrievalConfig
+from configs.schema import Config, ModelConfig, QuestionsConfig
 from replay.codec import encode_trajectory
 from replay.log.event_log import FILE_NAME, EventLog
 from replay.log.records import Delivered, GroupOpened

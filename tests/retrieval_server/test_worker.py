@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from configs.load import ConfigError, load
+from configs.retrieval import RetrievalConfig
 from configs.runtime.process import REPOSITORY
-from configs.schema import Config, RetrievalConfig
+from configs.schema import Config
 from retrieval_server.app import create_app
 from retrieval_server.encoder import Encoder
 from retrieval_server.index.build import build_dense
@@ -157,7 +158,7 @@ def test_a_port_in_use_is_named(run: Run) -> None:
     ("retrieval", "said"),
     [
         (RetrievalConfig(), "retrieval.corpus = ''"),
-        (RetrievalConfig(corpus="c", url="http://x"), "retrieval.url = 'http://x'"),
+        (RetrievalConfig(corpus="c", url=("http://x",)), "retrieval.url = 'http://x'"),
         (RetrievalConfig(corpus="c", recorded="/run"), "retrieval.recorded = '/run': that run's"),
         (RetrievalConfig(corpus="c", top_k=101), "retrieval.top_k = 101: at most 100"),
         (RetrievalConfig(corpus="c", encoder="e"), "retrieval.encoder = 'e': without"),

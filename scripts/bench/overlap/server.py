@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
+from configs.retrieval import RetrievalConfig
 from configs.runtime.process import begin, end_child, start_child
-from configs.schema import RetrievalConfig
 
 END_S = 10.0
 _BACKLOG = 1024

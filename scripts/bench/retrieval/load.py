@@ -24,7 +24,8 @@ import msgspec
 
 from configs.runtime.files import write_durably
 from configs.runtime.process import begin
-from retrieval_server.client import RetrievalClient, _Poster
+from retrieval_server.client import RetrievalClient
+from retrieval_server.poster import Poster
 from retrieval_server.protocol import Passage, RetrievalError, RetrieveRequest
 
 KEPT = 2048  # units whose results are told
@@ -119,11 +120,11 @@ async def ours(plan: LoadPlan) -> AsyncIterator[Client]:
 @asynccontextmanager
 async def bare(plan: LoadPlan) -> AsyncIterator[Client]:
     """Our connections alone: a POST a query, no coalescing, no single-flight, no retry."""
-    poster = _Poster(plan.url, "", lambda version: None)
+    poster = Poster(plan.url)
 
     async def ask(query: str) -> Found:
         body = msgspec.json.encode(RetrieveRequest([query], plan.top_k, return_scores=True))
-        [passages] = await poster.post(body, 1, plan.deadline_s)
+        [passages], _ = await poster.post(body, 1, plan.deadline_s)
         return _pairs(passages)
 
     try:

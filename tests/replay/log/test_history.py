@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.schema import Config, RetrievalConfig
+from configs.retrieval import RetrievalConfig
+from configs.schema import Config
 from replay.log.event_log import FILE_NAME, EventLog
 from replay.log.history import Searched, SearchLog
 from replay.log.records import LeaseReturned, Stopped

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from configs.schema import RetrievalConfig
+from configs.retrieval import RetrievalConfig
 from retrieval_server.encoder import Encoder
 from retrieval_server.index import build
 from retrieval_server.index.bm25 import BM25Index

@@ -14,7 +14,8 @@ import numpy as np
 from actors.policies.base import Completion, Stops
 from actors.prompt import Prompter
 from configs.environment import EnvironmentConfig
-from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig, RetrievalConfig
+from configs.retrieval import RetrievalConfig
+from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig
 from retrieval_server.protocol import Passage
 from scripts.ask.stream import Asker, StreamDecoder, View
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from configs.load import ConfigError, save
+from configs.retrieval import RetrievalConfig
 from configs.runtime.process import Exit
-from configs.schema import Config, ModelConfig, RetrievalConfig
+from configs.schema import Config, ModelConfig
 from learner import checkpoint
 from scripts import cli
 from scripts.ask import ask
@@ -110,7 +111,7 @@ def test_a_retrieval_server_that_runs_takes_the_place_of_what_the_run_had(
 ) -> None:
     url = "http://host:8000"
     config = configured(str(model), base, "--retrieval", url, "retrieval.recorded=runs/x")
-    assert (config.retrieval.url, config.retrieval.recorded) == (url, "")
+    assert (config.retrieval.url, config.retrieval.recorded) == ((url,), "")
 
 
 def test_a_url_is_asked_with_a_tokenizer_s_folder(tmp_path: Path, base: str, corpus: str) -> None:

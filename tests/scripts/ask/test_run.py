@@ -16,8 +16,9 @@ import pytest
 
 from actors.prompt import Prompter
 from configs.load import save
+from configs.retrieval import RetrievalConfig
 from configs.runtime.process import REPOSITORY, Exit
-from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig, RetrievalConfig
+from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig
 from learner import checkpoint
 from replay.trajectory import Question
 from retrieval_server.protocol import Passage

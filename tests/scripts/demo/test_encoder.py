@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from configs.schema import RetrievalConfig
+from configs.retrieval import RetrievalConfig
 from retrieval_server.encoder import Encoder
 from retrieval_server.encoder_settings import settings_of
 from retrieval_server.index import manifest

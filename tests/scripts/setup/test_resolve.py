@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs.load import ConfigError
-from configs.schema import RetrievalConfig
+from configs.retrieval import RetrievalConfig
 from scripts.setup.resolve import PORTS, can_listen, with_port
 
 

@@ -21,7 +21,8 @@ from actors.prompt import Prompter
 from actors.rewards.scorer import Rewards
 from actors.rollout import rollout
 from actors.runner import MeteredPolicy
-from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig, RetrievalConfig
+from configs.retrieval import RetrievalConfig
+from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig
 from replay.trajectory import Question
 from retrieval_server.client import RetrievalClient
 from retrieval_server.protocol import Passage

@@ -1,0 +1,90 @@
+"""The section `retrieval`: the servers that answer searches, and what their clients ask."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from msgspec import Meta
+
+from configs.section import (
+    OF_THE_MACHINE,
+    ONE_OR_MORE,
+    InputPath,
+    ModelPath,
+    NonNegative,
+    Positive,
+    Seconds,
+    Section,
+)
+
+
+class RetrievalConfig(Section, frozen=True):
+    """The retrieval server and its client, or the recorded run that answers in its place."""
+
+    corpus: InputPath = ""  # JSONL, plain or .gz, or parquet
+    index: InputPath = ""  # of `forage index`, or a FAISS file; empty: BM25, made at the start
+    encoder: ModelPath = ""  # of a dense index; empty: where it was when the index was built
+    encoder_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"  # of the encoder
+    index_device: Literal["cpu", "cuda"] = "cpu"  # of the vectors; cuda: over all GPUs, in halves
+    map_index: bool = False  # vectors stay on the disk, read when needed (Flat and HNSW on a CPU)
+    ef_search: Annotated[int, Meta(ge=100)] = 256  # HNSW: how many neighbours are looked at
+    nprobe: NonNegative = 0  # IVF: lists looked into; 0: five times the root of their number
+    threads: Positive = 1  # of the encoder and of FAISS
+    # External servers, all of one index; where any is named, none is started
+    url: Annotated[tuple[str, ...], ONE_OR_MORE, OF_THE_MACHINE] = ()
+    # Of several servers; empty: found when a run is prepared
+    index_version: Annotated[str, OF_THE_MACHINE] = ""
+    recorded: InputPath = ""  # non-empty: a run's directory, whose log answers; none is started
+    host: str = "127.0.0.1"
+    # 0 = a free one, chosen by the launcher
+    port: Annotated[int, Meta(ge=0, le=65535), OF_THE_MACHINE] = 0
+    # 0600; holds what clients must show; empty: everybody is let in
+    token_file: Annotated[InputPath, OF_THE_MACHINE] = ""
+    top_k: Annotated[int, Meta(ge=0, le=100)] = 3  # 0: nothing is asked, every observation is empty
+    timeout_s: Seconds = 30.0
+    retries: NonNegative = 3  # of what a server met; until timeout_s while none listens
+    max_connections: Positive = 64
+    cache_queries: NonNegative = 8192  # whose results each actor remembers
+    max_waiting_queries: Positive = 8192  # at the server; beyond it answers 503 and Retry-After
+    request_deadline_s: Seconds = 12.0  # of a search there; then 503 too; under half of timeout_s
+    drain_notice_s: Annotated[float, Meta(ge=0.0)] = 0.0  # /ready says so, then the port closes
+
+    def __post_init__(self) -> None:
+        for url in self.url:
+            _require_url(url)
+        if len({url.rstrip("/").removesuffix("/retrieve") for url in self.url}) < len(self.url):
+            raise ValueError(
+                f"retrieval.url = {shown_urls(self.url)}: a server is named twice: keep one"
+            )
+        if self.url and self.recorded:
+            raise ValueError(
+                f"retrieval.recorded = {self.recorded!r} and retrieval.url = "
+                f"{shown_urls(self.url)}: a recorded run answers searches, or a server does: leave "
+                "one of them empty"
+            )
+
+    @property
+    def has_own_server(self) -> bool:
+        """True where the run starts a retrieval server of its own."""
+        return not self.url and not self.recorded
+
+
+def shown_urls(urls: Sequence[str]) -> str:
+    """Servers' addresses for a message: one as a text, several as a list."""
+    return repr(urls[0] if len(urls) == 1 else list(urls))
+
+
+def _require_url(url: str) -> None:
+    whole = url.startswith(("http://", "https://"))
+    meant = url if whole else f"http://{url.rpartition('://')[2]}"
+    try:
+        parts = urlsplit(meant)
+        found = bool(parts.hostname) and parts.port != 0  # a port that is none raises
+    except ValueError:
+        found = False
+    if not (whole and found) or "," in url:
+        remedy = f"did you mean {meant}?" if found else "give one such as http://127.0.0.1:8000"
+        if "," in url:
+            remedy = f"write a list, retrieval.url=[{url}]"
+        raise ValueError(f"retrieval.url = {url!r} is no http:// or https:// address: {remedy}")
