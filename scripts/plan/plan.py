@@ -156,24 +156,22 @@ def _scenario(
         return build.on_gpus(found.config, found.model, gpu, gpus, workload)
     costs = Cores.of_size(found.config, found.model)
     if options.measured:
-        costs = _measured(options.measured, Path(found.config.model.path).name)
+        costs = _measured(options.measured, found.model.parameters)
     return build.on_cores(found.config, found.model, options.cores, costs, workload)
 
 
-def _measured(path: Path, model: str) -> Cores:
-    """The constants of a model in what `forage bench plan` wrote. Raises ConfigError."""
+def _measured(path: Path, parameters: int) -> Cores:
+    """A model's constants, by its size, in what `forage bench plan` wrote. Raises ConfigError."""
     try:
-        constants = json.loads(path.read_text(encoding="utf-8"))["constants"]
-        named = {each["model"]: each for each in constants.values()}
-        if model not in named:
-            raise ConfigError(
-                f"--measured {str(path)!r} has constants of {', '.join(named)}, not of "
-                f"model.path's {model!r}: measure it, or leave --measured out"
-            )
-        return Cores.measured(named[model])
+        constants = json.loads(path.read_text(encoding="utf-8"))["constants"].values()
+        known = {each["parameters"]: each for each in constants}
+        if found := known.get(parameters):
+            return Cores.measured(found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(
             f"--measured {str(path)!r} is no JSON of forage bench plan ({error!r})"
         ) from error
+    raise ConfigError(
+        f"--measured {str(path)!r} has constants of {', '.join(map('{:,}'.format, known))} "
+        f"parameters, and model.path has {parameters:,}: leave --measured out"
+    )

@@ -54,7 +54,8 @@ def test_a_laptop_is_planned_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_measured_constants_are_taken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    constants = {"model": "Qwen2.5-0.5B", "launch_s": 0.5, "sequence_s": 0.0, "prefill_s": 0.0,
+    size = find_model("Qwen2.5-0.5B").parameters
+    constants = {"parameters": size, "launch_s": 0.5, "sequence_s": 0.0, "prefill_s": 0.0,
                  "learn_token_s": 0.0, "learner_cores": 1.0, "publish_s": 0.0, "transfer_s": 0.0,
                  "pause_s": 0.0, "engine_cores": 1.0, "beside": 1.0}  # fmt: skip
     (path := tmp_path / "m.json").write_text(json.dumps({"constants": {"demo": constants}}))
@@ -64,7 +65,7 @@ def test_measured_constants_are_taken(capsys: pytest.CaptureFixture[str], tmp_pa
     found = json.loads((tmp_path / "p.json").read_text())
     assert found["scenario"]["engines"]["decode"]["launch_s"] == 0.5
     code, _, err = said(capsys, *words, "model.path=Qwen2.5-1.5B")
-    assert code == Exit.BAD_INPUT and "constants of Qwen2.5-0.5B, not of" in err
+    assert code == Exit.BAD_INPUT and f"constants of {size:,} parameters" in err
 
 
 @pytest.mark.parametrize(
