@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from configs.environment import EnvironmentConfig
+from configs.fleet import ClusterConfig, FleetConfig
 from configs.prompts import SEARCH_R1_CORRECTION
 from configs.retrieval import RetrievalConfig
 from configs.rewards import RewardsConfig
@@ -122,7 +123,8 @@ class ActorsConfig(Section, frozen=True):
 class ReplayConfig(Section, frozen=True):
     """Admission, deadlines and the event log. Raises ValueError where two contradict each other."""
 
-    endpoint: str = ""  # empty: ipc:// in the run's own socket directory
+    # Empty: ipc:// in the run's own socket directory; over several nodes the launcher chooses one
+    endpoint: Annotated[str, OF_THE_MACHINE] = ""
     groups_per_step: Positive = 16
     group_size: Positive = 8
     max_staleness: NonNegative = 2
@@ -149,7 +151,7 @@ class ReplayConfig(Section, frozen=True):
 class WeightSyncConfig(Section, frozen=True):
     """The transport of weights to the actors, its probe and deadlines."""
 
-    endpoint: str = ""  # empty: ipc:// in the run's own socket directory
+    endpoint: Annotated[str, OF_THE_MACHINE] = ""  # empty: as replay.endpoint
     # auto: cuda_ipc where learner and actors share one GPU, nccl where each has its own, else gloo
     transport: Literal["auto", "gloo", "nccl", "cuda_ipc", "snapshot"] = "auto"
     snapshot_dir: str = ""  # of transport snapshot; empty: the run's own socket directory
@@ -298,16 +300,6 @@ class LearnerConfig(Section, frozen=True):
         return "start_of_update" if self.objective == "reinforce" else self.proximal
 
 
-class FleetConfig(Section, frozen=True):
-    """The launcher's restarts of a process that ends or stands still."""
-
-    restarts: NonNegative = 8  # in all, per launch; then the run ends with the first cause
-    first_pause_s: Seconds = 0.5  # before a restart; doubled each time one ends soon again
-    longest_pause_s: Seconds = 30.0
-    stopped_deadline_s: Seconds = 300.0  # how long a process may be stopped (SIGSTOP)
-    silence_deadline_s: Seconds = 30.0  # how long replay may give the launcher no answer
-
-
 class Config(Section, frozen=True):
     """One run."""
 
@@ -324,6 +316,7 @@ class Config(Section, frozen=True):
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     learner: LearnerConfig = LearnerConfig()
     fleet: FleetConfig = FleetConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
     @property
     def starts_retrieval_server(self) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from configs.load import ConfigError, dump, leaves, load
+from configs.load import MAY_DIFFER, ConfigError, dump, leaves, load
 from configs.runtime.process import Exit, announce_ready, begin, socket_dir
 from configs.runtime.signals import on_stop
 from configs.schema import Config
@@ -160,8 +160,10 @@ def _beginning(config: Config, recorded: str | None, restart: bool) -> Record:
         return RunStarted(now, config.seed, text)
     if not restart:
         return RunResumed(now, text)
-    if recorded != text:
-        raise ConfigError(_changes(yaml.safe_load(recorded), msgspec.to_builtins(config)))
+    if recorded != text and (
+        wrong := _changes(yaml.safe_load(recorded), msgspec.to_builtins(config))
+    ):
+        raise ConfigError(wrong)
     return ReplayRestarted(now)
 
 
@@ -171,7 +173,7 @@ def _changes(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> str:
         f"--restart: {field} = {here.get(field)!r}: the event log has {there.get(field)!r}: put "
         "that back, or stop the run and go on with --resume"
         for field in sorted(here.keys() | there.keys())
-        if here.get(field) != there.get(field)
+        if field not in MAY_DIFFER and here.get(field) != there.get(field)
     )
 
 

@@ -223,7 +223,11 @@ def end_child(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
 
 
 def socket_dir(run_dir: str) -> Path:
-    """The run's own 0700 directory under /tmp for ipc sockets, whose paths end at 107 bytes."""
+    """The run's own 0700 directory under /tmp for ipc sockets, whose paths end at 107 bytes; the
+    one that `FORAGE_SOCKETS` names, if any: each node of a cluster has its own.
+    """
+    if named := os.environ.get("FORAGE_SOCKETS"):
+        return Path(named)
     digest = hashlib.blake2b(str(Path(run_dir).resolve()).encode(), digest_size=5).hexdigest()
     return Path("/tmp") / f"forage-{os.getuid()}-{digest}"
 

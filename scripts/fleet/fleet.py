@@ -2,7 +2,9 @@
 
 Ray only *places*: a host starts one `python -m <package>.worker` in its own group and reports its
 exit code. The worker asks the kernel to die with its parent, so a host (or Ray, or the launcher)
-that is killed takes its worker along. Every wait has a deadline. The only module that imports ray.
+that is killed takes its worker along. Every wait has a deadline. Where hosts lie is a `Place`: this
+machine (`Here`), or the nodes of a cluster (scripts/fleet/cluster.py); both import ray, nobody
+else.
 """
 
 import contextlib
@@ -11,12 +13,11 @@ import logging
 import os
 import secrets
 import signal
-import subprocess
 import sys
-import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -24,103 +25,19 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")
 # Ray gives its workers way to everything else on the machine (15); they are the work here.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-import psutil
 import ray
 
-from configs.runtime.process import Exit, start_child
+from configs.runtime.process import Exit
 from configs.runtime.watchdog import phase
 from scripts.fleet import guardian
+from scripts.fleet.host import CALL_DEADLINE_S, FleetError, Host, tail
 
 RAY_STARTS = 3  # on a machine that is busy
 RAY_DEADLINE_S = 180.0  # of all of them: to connect to what it has started Ray waits without end
 LOCKED_S = 10.0  # after that: the process ends, and says where it stood
-CALL_DEADLINE_S = 30.0
+PLACE_DEADLINE_S = 60.0  # of a host: Ray starts a process for it
 MONITOR = "RAY_memory_monitor_refresh_ms"  # 0: Ray does not look at memory
-_GONE = (ray.exceptions.RayError,)
 log = logging.getLogger(__name__)
-
-
-class FleetError(RuntimeError):
-    """A process could not be placed or did not answer; the message names it."""
-
-
-class Host:
-    """Runs one worker process; lives in a Ray actor. The kernel's parent-death signal follows the
-    *thread* that forked, so a thread that lives as long as the worker starts it and waits for it.
-    """
-
-    def __init__(
-        self, command: list[str], environment: dict[str, str], log_path: str, ready_path: str
-    ) -> None:
-        self._command, self._log_path, self._ready_path = command, log_path, ready_path
-        self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self, command: list[str] | None = None) -> tuple[int, float, int]:
-        """Start the worker; return its pid, when that was (epoch) and how long its log was."""
-        if self._process is not None and self._process.poll() is None:
-            raise FleetError(f"process {self._process.pid} still runs {' '.join(self._command)}")
-        self._command, self._process = command or self._command, None
-        Path(self._ready_path).unlink(missing_ok=True)
-        started = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
-        self._thread.start()
-        process = self._process if started.wait(CALL_DEADLINE_S) else None
-        if process is None:
-            raise FleetError(f"could not start {' '.join(self._command)}")
-        return process.pid, self._started_at, self._log_from
-
-    def ready_at(self) -> float | None:
-        """The time, since the epoch, at which the worker said that it works; None before."""
-        try:
-            return Path(self._ready_path).stat().st_mtime
-        except FileNotFoundError:
-            return None
-
-    def poll(self) -> int | None:
-        """The worker's exit code (negative: the signal that ended it), or None while it runs."""
-        return None if self._process is None else self._process.poll()
-
-    def wait(self) -> int:
-        """Return the exit code of the worker that runs now, once it has ended."""
-        thread, process = self._thread, self._process
-        thread.join()
-        assert process is not None  # there is a thread
-        return process.wait()
-
-    def stopped(self) -> list[int]:
-        """The pids that are stopped (SIGSTOP) of the worker and its own, such as its engine."""
-        if self._process is None or self._process.poll() is not None:
-            return []
-        found = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            worker = psutil.Process(self._process.pid)
-            for each in (worker, *worker.children(recursive=True)):
-                with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
-                    if each.status() == psutil.STATUS_STOPPED:
-                        found.append(each.pid)
-        return found
-
-    def kill(self, signal_number: int) -> None:
-        """Send a signal to the worker if it still runs."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal_number)
-
-    def _run(self, started: threading.Event) -> None:
-        self._started_at = time.time()
-        log_path = Path(self._log_path)
-        self._log_from = log_path.stat().st_size if log_path.exists() else 0
-        self._process = start_child(
-            self._command,
-            log=log_path,
-            ready=Path(self._ready_path),
-            environment=self._environment,
-            # Ctrl-C at the terminal is the launcher's alone. No session of its own: Linux
-            # shares the CPU out by session first, and only within one by niceness.
-            own_group=True,
-        )
-        started.set()
-        self._process.wait()
 
 
 def start_ray(cores: int | None, folder: Path) -> None:
@@ -141,8 +58,139 @@ def _leave(message: str) -> None:
     os._exit(Exit.FAILED)
 
 
-def _answer(method: Any, *arguments: object) -> Any:
-    return ray.get(method.remote(*arguments), timeout=CALL_DEADLINE_S)
+class NodeGone(FleetError):
+    """The machine of a host answers no more."""
+
+
+_GONE = (ray.exceptions.RayError, NodeGone)
+
+
+class Seat:
+    """The place of one host. `words` end the command of its process, which finds the sockets and
+    files of the run in `directory`; `gone` says why nothing is there any more.
+    """
+
+    gone = ""
+    look_s = CALL_DEADLINE_S  # how often, while a host is awaited, `gone` is looked at
+
+    def __init__(
+        self,
+        directory: Path,
+        environment: Mapping[str, str] | None = None,
+        words: Sequence[str] = (),
+    ) -> None:
+        self.directory, self.words = directory, list(words)
+        self.environment = dict(environment or {})
+
+    def options(self) -> dict[str, Any]:
+        """The options of the host's Ray actor."""
+        return {}
+
+    def tail(self, log: Path, offset: int) -> str:
+        """What a log has from there on; raises nothing."""
+        return tail(str(log), offset)
+
+    def why_not(self) -> str:
+        """Why Ray may not have placed the host, where that is known."""
+        return ""
+
+
+class Place(Protocol):
+    """Where the hosts of a run may lie."""
+
+    def open(self, token: str, directory: Path) -> None:
+        """Have Ray run, and all that hosts need be there. Raises FleetError."""
+
+    def close(self) -> None:
+        """Leave Ray; end what `open` has started."""
+
+    def seat(self, name: str) -> Seat:
+        """The seat of a process that is about to start. Raises NoRoom."""
+
+    def room(self, name: str) -> str:
+        """Why no seat can be had for this process; ''."""
+
+    def beside(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """The commands of further processes that these need where they now lie."""
+
+    def outdated(self, words: Sequence[str]) -> bool:
+        """True where a process with these words looks for the learner where it is no longer."""
+
+    def news(self) -> list[str]:
+        """Lines on nodes that went or came since the last call."""
+
+
+class Here:
+    """This machine alone, with a Ray of the run's own."""
+
+    def open(self, token: str, directory: Path) -> None:
+        """Start Ray."""
+        self._seat = Seat(directory)
+        os.environ.update({"SPT_NOENV": "1", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+        # Ray's monitor would end the hosts, which are small, for what their processes hold; the
+        # kernel ends the process that holds most, and that one is started again.
+        os.environ.setdefault(MONITOR, "0")
+        with watched("starting Ray"):
+            self._start_ray(directory / "ray")
+
+    def _start_ray(self, folder: Path) -> None:
+        for left in reversed(range(RAY_STARTS)):
+            try:
+                start_ray(os.cpu_count(), folder)
+                return
+            except Exception as error:  # Ray raises it bare
+                ray.shutdown()
+                if not left or "timed out during startup" not in str(error):  # it waits for 30 s
+                    raise
+
+    def close(self) -> None:
+        """End Ray."""
+        ray.shutdown()
+
+    def seat(self, name: str) -> Seat:
+        """The same for all."""
+        return self._seat
+
+    def room(self, name: str) -> str:
+        """There always is."""
+        return ""
+
+    def beside(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """None."""
+        return {}
+
+    def outdated(self, words: Sequence[str]) -> bool:
+        """Never."""
+        return False
+
+    def news(self) -> list[str]:
+        """None."""
+        return []
+
+
+@contextlib.contextmanager
+def watched(name: str) -> Iterator[None]:
+    """Have this process end where Ray does not come back from what is done inside."""
+    # Where Ray holds the interpreter's lock while it waits, no thread of Python's can watch.
+    faulthandler.dump_traceback_later(RAY_DEADLINE_S + LOCKED_S, exit=True)
+    try:
+        with phase(name, RAY_DEADLINE_S, _leave, who="the launcher"):
+            yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _answer(seat: Seat, method: Any, *arguments: object) -> Any:
+    """A host's answer. Raises Ray's errors, and NodeGone as soon as its machine is."""
+    reference, end = method.remote(*arguments), time.monotonic() + CALL_DEADLINE_S
+    while True:
+        if seat.gone:
+            raise NodeGone(seat.gone)
+        try:
+            return ray.get(reference, timeout=min(seat.look_s, CALL_DEADLINE_S))
+        except ray.exceptions.GetTimeoutError:
+            if time.monotonic() >= end:
+                raise
 
 
 class Member:
@@ -155,16 +203,19 @@ class Member:
         started: tuple[int, float, int],
         log_path: Path,
         command: list[str],
+        seat: Seat,
     ) -> None:
+        """`command` is without the words of its seat."""
         self.name, self.log_path, self.command, self.host = name, log_path, command, host
         self.pid, self.started_at, self._log_from = started
+        self.seat, self.words = seat, list(seat.words)
         self.exit_code: int | None = None
         self._end = host.wait.remote()  # asked once: to ask again and again costs each host
 
     def ready_at(self) -> float | None:
         """The time, since the epoch, at which the process said that it works; None before."""
         with contextlib.suppress(*_GONE):  # `poll` says what has become of it
-            found: float | None = _answer(self.host.ready_at)
+            found: float | None = _answer(self.seat, self.host.ready_at)
             return found
         return None
 
@@ -173,7 +224,7 @@ class Member:
         host that does not answer.
         """
         try:
-            return list(_answer(self.host.stopped))
+            return list(_answer(self.seat, self.host.stopped))
         except ray.exceptions.GetTimeoutError as error:
             raise FleetError(
                 f"the host of {self.name} did not answer in {CALL_DEADLINE_S} s"
@@ -184,12 +235,14 @@ class Member:
     def host_lives(self) -> bool:
         """True where the host answers, so that it may start the process again."""
         with contextlib.suppress(*_GONE):
-            _answer(self.host.poll)
+            _answer(self.seat, self.host.poll)
             return True
         return False
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs; a host that is gone counts as killed (-9)."""
+        if self.exit_code is None and self.seat.gone:
+            self.exit_code = -signal.SIGKILL
         if self.exit_code is None and ray.wait([self._end], timeout=0)[0]:
             try:
                 self.exit_code = ray.get(self._end)
@@ -200,85 +253,93 @@ class Member:
     def signal(self, number: int) -> None:
         """Send a signal to the process if it still runs."""
         try:
-            _answer(self.host.kill, number)
+            _answer(self.seat, self.host.kill, number)
         except _GONE:
             log.warning("the host of %s is gone", self.name)
 
     def last_words(self, lines: int = 12) -> str:
         """The end of its log, since its last start."""
-        if not self.log_path.exists():
-            return ""
-        with self.log_path.open("rb") as file:
-            file.seek(self._log_from)
-            text = file.read().decode(errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(self.seat.tail(self.log_path, self._log_from).splitlines()[-lines:])
 
 
 class Fleet:
     """Every process of a run, by name; `with Fleet(...)` ends them all, whatever happens."""
 
-    def __init__(self, log_dir: Path, directory: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        log_dir: Path,
+        directory: Path,
+        environment: dict[str, str],
+        place: Place | None = None,
+    ) -> None:
         """`directory` is the run's own 0700 directory under /tmp: sockets, and Ray's session inside
         it. `environment` is added to that of every process.
         """
         self.log_dir, self.directory, self._environment = log_dir, directory, environment
         self.members: dict[str, Member] = {}
+        self._place: Place = place or Here()
 
     def __enter__(self) -> "Fleet":
         token = f"{self.directory.name}-{os.getpid()}"
         self._guardian = guardian.start(token, self.directory)
-        os.environ.update(
-            {guardian.TOKEN: token, "SPT_NOENV": "1", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        )
-        # Ray's monitor would end the hosts, which are small, for what their processes hold; the
-        # kernel ends the process that holds most, and that one is started again.
-        os.environ.setdefault(MONITOR, "0")
-        # Where Ray holds the interpreter's lock while it waits, no thread of Python's can watch.
-        faulthandler.dump_traceback_later(RAY_DEADLINE_S + LOCKED_S, exit=True)
-        try:
-            with phase("starting Ray", RAY_DEADLINE_S, _leave, who="the launcher"):
-                self._start_ray()
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+        os.environ[guardian.TOKEN] = token
+        self._place.open(token, self.directory)
         return self
-
-    def _start_ray(self) -> None:
-        for left in reversed(range(RAY_STARTS)):
-            try:
-                start_ray(os.cpu_count(), self.directory / "ray")
-                return
-            except Exception as error:  # Ray raises it bare
-                ray.shutdown()
-                if not left or "timed out during startup" not in str(error):  # it waits for 30 s
-                    raise
 
     def __exit__(self, *_: object) -> None:
         self.end(list(self.members), deadline_s=5.0)
-        ray.shutdown()
+        self._place.close()
         assert self._guardian.stdin is not None
         self._guardian.stdin.close()
         self._guardian.wait(CALL_DEADLINE_S)
 
-    def start(self, commands: dict[str, list[str]]) -> None:
-        """Place the processes all at once; one that has ended is replaced. Raises FleetError."""
-        placed = {name: self._place(name, command) for name, command in commands.items()}
-        for name, (host, start) in placed.items():
+    def start(self, commands: dict[str, list[str]]) -> list[str]:
+        """Place the processes all at once; one that has ended is replaced. Returns their names, and
+        of others that they need beside them. Raises FleetError, and NoRoom.
+        """
+        placed = {name: self._put(name, command) for name, command in commands.items()}
+        for name, command in self._place.beside(list(commands)).items():
+            if name not in placed and (name not in self.members or self.members[name].seat.gone):
+                commands = {**commands, name: command}
+                placed[name] = self._put(name, command)
+        for name, (seat, host, start) in placed.items():
             try:
-                started = ray.get(start, timeout=60.0)
+                started = ray.get(start, timeout=PLACE_DEADLINE_S)
             except (ray.exceptions.RayError, FleetError) as error:
-                raise FleetError(f"could not place {name}: {error}") from error
-            self.members[name] = Member(name, host, started, self._log_path(name), commands[name])
+                why = seat.gone or seat.why_not() or error
+                raise FleetError(f"could not place {name}: {why}") from error
+            path = self._log_path(name)
+            self.members[name] = Member(name, host, started, path, commands[name], seat)
+        return list(placed)
 
-    def _place(self, name: str, command: list[str]) -> tuple[Any, Any]:
-        """The host of a process, its last one if that lives, and what its start will return."""
-        if name in self.members and self.members[name].host_lives():
-            host = self.members[name].host
-            return host, host.start.remote(command)
-        ready = str(self.directory / f"{name}.ready")
+    def _put(self, name: str, command: list[str]) -> tuple[Seat, Any, Any]:
+        """The seat of a process, its host, the last one if that lives, and what its start will
+        return.
+        """
+        before, seat = self.members.get(name), self._place.seat(name)
+        words = [*command, *seat.words]
+        if before is not None and before.seat is seat and before.host_lives():
+            return seat, before.host, before.host.start.remote(words)
+        ready = str(seat.directory / f"{name}.ready")
         # Two calls at once: one waits for the worker's end, beside all others.
-        remote = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)(Host)
-        host = remote.remote(command, self._environment, str(self._log_path(name)), ready)
-        return host, host.start.remote()
+        options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 2} | seat.options()
+        environment = {**self._environment, **seat.environment}
+        log_path = str(self._log_path(name))
+        host = ray.remote(**options)(Host).remote(words, environment, log_path, ready)
+        return seat, host, host.start.remote()
+
+    def room(self, name: str) -> str:
+        """Why no seat can be had for this process; ''."""
+        return self._place.room(name)
+
+    def outdated(self) -> list[str]:
+        """Actors that look for the learner where it is no longer."""
+        alive = [m for m in self.members.values() if m.name.startswith("actor-") and not m.poll()]
+        return [m.name for m in alive if m.exit_code is None and self._place.outdated(m.words)]
+
+    def news(self) -> list[str]:
+        """Lines on nodes that went or came since the last call."""
+        return self._place.news()
 
     def _log_path(self, name: str) -> Path:
         return self.log_dir / f"{name}.log"

@@ -24,10 +24,15 @@ TOKEN = "FORAGE_RUN"
 SWEEPS = 100  # in at least ten seconds: on a busy machine even the killed need time to end
 
 
-def start(token: str, directory: Path) -> subprocess.Popen[bytes]:
-    """Start the guardian of the run `token`; it lives until our end of its pipe closes."""
+DETACHED = "detached"
+
+
+def start(token: str, directory: Path, detached: bool = False) -> subprocess.Popen[bytes]:
+    """Start the guardian of the run `token`; it lives until our end of its pipe closes. `detached`:
+    as nobody's child, for Ray ends the children of its workers with them.
+    """
     return start_child(
-        ["-m", "scripts.fleet.guardian", token, str(directory)],
+        ["-m", "scripts.fleet.guardian", token, str(directory), *[DETACHED] * detached],
         environment={TOKEN: ""},  # a launcher that runs inside another run hands that one's on
         stdin=subprocess.PIPE,
         own_session=True,
@@ -98,7 +103,9 @@ def _guardian_of(directory: Path) -> int | None:
 
 def main() -> None:
     """Wait for the launcher's end, sweep, remove the run's socket directory."""
-    token, directory = sys.argv[1:]
+    token, directory, *detached = sys.argv[1:]
+    if detached and os.fork():
+        os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdin.buffer.read()
     sweep(token)

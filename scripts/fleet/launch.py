@@ -10,13 +10,14 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from configs.keys import Address, Addresses
-from configs.load import save
+from configs.load import ConfigError, save
 from configs.runtime.files import replacing
 from configs.runtime.process import REPOSITORY, Exit, make_socket_dir
 from configs.runtime.signals import Interrupt
@@ -26,9 +27,11 @@ from replay.log.event_log import FILE_NAME
 from replay.protocol import ReplayError
 from replay.questions import left_out
 from scripts.fleet import resume as resuming
+from scripts.fleet.cluster import Cluster, joined
 from scripts.fleet.console import Console
-from scripts.fleet.fleet import Fleet, FleetError
+from scripts.fleet.fleet import Fleet
 from scripts.fleet.guardian import PID_FILE
+from scripts.fleet.host import FleetError
 from scripts.fleet.resume import Progress
 from scripts.fleet.supervisor import RunFailed, Supervisor
 from scripts.options import argument, option, overrides
@@ -72,7 +75,7 @@ class ResumeOptions:
 def train(options: TrainOptions) -> int:
     """Train from the start. Raises ConfigError before anything is started."""
     here = not options.prepare_only
-    config = preflight.checked(options.config, options.overrides, here)
+    config = preflight.checked(options.config, options.overrides, here, nodes=True)
     return _launch(config, None, options.prepare_only)
 
 
@@ -88,13 +91,32 @@ def _launch(config: Config, progress: Progress | None, prepare_only: bool) -> in
     for line in left_out(config.questions):
         console.say(line, "yellow")
     if prepare_only:
+        _refuse_nodes(config)
         save(config, Path(config.run_dir) / "config.yaml")
         _print_commands(commands(config, progress))
         return Exit.DONE
+    if config.cluster.address:
+        return _launch_on_nodes(config, console, progress)
     for line, _ in machine.gpu_plan(config):
         console.say(line)
     console.say(f"weights will travel by {machine.transport(config)}")
     return run(config, console, progress)
+
+
+def _launch_on_nodes(config: Config, console: Console, progress: Progress | None) -> int:
+    console.phase(f"looking at the nodes of {config.cluster.address}")
+    with joined(config) as cluster:
+        for line in cluster.arrangement.table():
+            console.say(line)
+        return run(cluster.arrangement.config, console, progress, cluster)
+
+
+def _refuse_nodes(config: Config) -> None:
+    if config.cluster.address:
+        raise ConfigError(
+            f"cluster.address = {config.cluster.address!r}: --prepare-only prepares processes of "
+            "this machine alone: set it to '', and give the endpoints of the others yourself"
+        )
 
 
 def _print_commands(commands: dict[str, list[str]]) -> None:
@@ -106,8 +128,12 @@ def _print_commands(commands: dict[str, list[str]]) -> None:
     print("# Once the learner and the actors have ended, end the others with Ctrl-C.")
 
 
-def commands(config: Config, progress: Progress | None = None) -> dict[str, list[str]]:
-    """The worker command of every process; with `progress` replay and learner go on."""
+def commands(
+    config: Config, progress: Progress | None = None, servers: Sequence[str] = ()
+) -> dict[str, list[str]]:
+    """The worker command of every process; with `progress` replay and learner go on. `servers`: the
+    names of the retrieval servers, where there are several.
+    """
     path = str(Path(config.run_dir) / "config.yaml")
     members = {
         "retrieval_server": ["-m", "retrieval_server.worker", path],
@@ -116,6 +142,9 @@ def commands(config: Config, progress: Progress | None = None) -> dict[str, list
     }
     if not config.starts_retrieval_server:
         del members["retrieval_server"]
+    elif servers:
+        command = members.pop("retrieval_server")
+        members = dict.fromkeys(servers, command) | members
     if progress:
         members["learner"].append("--resume")
         members["replay"] += ["--resume"] if progress.log else []
@@ -132,18 +161,25 @@ def actor_command(config: Config, name: str) -> list[str]:
     return ["-m", "actors.worker", path, "--actor-id", name]
 
 
-def run(config: Config, console: Console, progress: Progress | None = None) -> int:
-    """Run one resolved configuration, from its start or from where it is; return the exit code."""
+def run(
+    config: Config,
+    console: Console,
+    progress: Progress | None = None,
+    cluster: Cluster | None = None,
+) -> int:
+    """Run one resolved configuration, from its start or from where it is, on this machine or on the
+    nodes of a cluster; return the exit code.
+    """
     begun, run_dir = time.monotonic(), Path(config.run_dir)
-    addresses = Addresses.of(config)
+    addresses = Addresses.of(cluster.arrangement.wired() if cluster else config)
     directory = _prepare(config, addresses, resumed=progress is not None)
     outcome, cause, gauges = "failed", "", {}
     with Interrupt(polled=True) as stop:
         try:
             console.phase("starting Ray and placing processes")
-            with Fleet(run_dir / "logs", directory, ENVIRONMENT) as fleet:
+            with Fleet(run_dir / "logs", directory, ENVIRONMENT, cluster) as fleet:
                 stop.arm()  # Ray has put handlers of its own in the way
-                fleet.start(commands(config, progress))
+                fleet.start(commands(config, progress, cluster.servers if cluster else ()))
                 console.phase(AGAIN if progress else FIRST)
                 shown, start = progress or Progress(), partial(actor_command, config)
                 supervisor = Supervisor(config, fleet, console, stop, shown, start)

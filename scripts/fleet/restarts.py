@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from configs.fleet import FleetConfig
 from configs.runtime.process import Exit
-from configs.schema import FleetConfig
 from scripts.fleet.fleet import Fleet, Member
 from scripts.runs.fleet_log import FleetLog
 
 SOON_S = 60.0  # a process that ends later than this after its start starts afresh
-LOOK_S = 3.0  # how often stopped processes are looked for
+HOMELESS_S = 600.0  # how long a run waits for a node that has room for any of its actors
+LOOK_S = 3.0  # how often stopped processes are looked for, and room for those left out
 
 
 class BudgetSpent(RuntimeError):
@@ -44,6 +45,9 @@ class Restarts:
         self._looked_s = 0.0
         self._leaving: set[str] = set()  # told to
         self._returning: list[str] = []
+        self._left_out: dict[str, str] = {}  # no node has room for them: why
+        self._homeless_s = math.inf  # since when that is so of all actors
+        self._counted: set[str] = set()  # nodes whose end has cost its restart
         self._note_started(list(fleet.members))
 
     @property
@@ -64,7 +68,11 @@ class Restarts:
         for name, member in self._fleet.members.items():
             if member.exit_code is not None:
                 found[name] = f"has ended with {member.exit_code}"
+        for name, why in self._left_out.items():
+            found[name] = f"is left out: {why}"
         for name, due in self._due.items():
+            if name in self._left_out:
+                continue
             found[name] = f"has ended, and starts again in {max(0.0, due - now):.1f} s"
         return found
 
@@ -79,19 +87,49 @@ class Restarts:
         due = [n for n, at in self._due.items() if at <= now or (at_once and n in broken)]
         # The ranks of a learner find each other only if all start anew.
         due = [name for name in due if self._fleet.members[name].poll() is not None]
+        due = [name for name in due if self._has_room(name, now)]
         if due:
-            self._fleet.start({name: self._command(name) for name in due})
-            for name in due:
-                del self._due[name]
-            self._note_started(due)
+            self._note_started(self._fleet.start({name: self._command(name) for name in due}))
+            self._follow_the_learner(due)
+
+    def _has_room(self, name: str, now: float) -> bool:
+        """True where a process finds a node; one that does not is looked at again. Raises
+        BudgetSpent where the run cannot do without it.
+        """
+        if not (why := self._fleet.room(name)):
+            return True
+        if is_rank(name) or name == "replay":
+            raise BudgetSpent(f"{name} cannot be started again: {why}")
+        self._leave_out(name, why)
+        self._due[name] = now + LOOK_S
+        actors = [each for each in self._fleet.members if each.startswith("actor-")]
+        if all(each in self._left_out for each in actors if not self.unwanted(each)):
+            self._homeless_s = min(self._homeless_s, now)
+            if now - self._homeless_s > HOMELESS_S:
+                raise BudgetSpent(f"for {HOMELESS_S:g} s no node had room for an actor: {why}")
+        return False
+
+    def _leave_out(self, name: str, why: str) -> None:
+        if self._left_out.get(name) != why:
+            self._say(f"{name} is left out: {why}", "bold yellow")
+        self._left_out[name] = why
+
+    def _follow_the_learner(self, started: list[str]) -> None:
+        """Have actors that look for a learner where it is no longer leave, and come back."""
+        if "learner" in started and (actors := self._fleet.outdated()):
+            for name in actors:
+                self._fleet.members[name].signal(signal.SIGTERM)
+            self._returning += [name for name in actors if name not in self._returning]
+            self._say(f"the learner has moved: {', '.join(actors)} start again", "bold yellow")
 
     def scale(self, count: int, actor_command: Callable[[str], list[str]]) -> None:
         """Have `actor-0` to `actor-(count - 1)` run, and the other actors drain and leave."""
         members, names = self._fleet.members, [f"actor-{index}" for index in range(count)]
         self._wanted = count
         new = [n for n in names if n not in members or members[n].poll() == 0]
-        self._fleet.start({name: actor_command(name) for name in new})
-        self._note_started(new)
+        lacking = {name: why for name in new if (why := self._fleet.room(name))}
+        new = [name for name in new if name not in lacking]
+        self._note_started(self._fleet.start({name: actor_command(name) for name in new}))
         leaving = [n for n in members if self.unwanted(n) and members[n].poll() is None]
         for name in leaving:
             members[name].signal(signal.SIGTERM)
@@ -99,7 +137,8 @@ class Restarts:
         self._leaving = {*leaving, *self._returning}
         for name in [name for name in self._due if self.unwanted(name)]:
             del self._due[name]
-        changes = [f"{name} starts" for name in new] + [f"{name} is to leave" for name in leaving]
+        changes = [f"{name} finds no room: {why}" for name, why in lacking.items()]
+        changes += [f"{name} starts" for name in new] + [f"{name} is to leave" for name in leaving]
         self._say(f"{count} actors wanted: {', '.join(changes) or 'as it is'}", "bold yellow")
 
     def unwanted(self, name: str) -> bool:
@@ -115,9 +154,11 @@ class Restarts:
                 self._worked.add(name)
                 self._log.write("ready", name, at_s)
         for name in [n for n in self._returning if self._fleet.members[n].poll() is not None]:
+            if why := self._fleet.room(name):
+                self._leave_out(name, why)
+                continue
             self._returning.remove(name)  # it had been told to leave, and is wanted again
-            self._fleet.start({name: self._fleet.members[name].command})
-            self._note_started([name])
+            self._note_started(self._fleet.start({name: self._fleet.members[name].command}))
         now = time.monotonic()
         if now - self._looked_s < LOOK_S:
             return
@@ -161,6 +202,9 @@ class Restarts:
             raise BudgetSpent(cause)
         # Who ends because another stands still, or is about to be back, costs nothing.
         free = code == Exit.CONSEQUENCE and bool(self._stopped or self._due)
+        gone = self._fleet.members[name].seat.gone
+        free = free or gone in self._counted  # a node's end counts once
+        self._counted |= {gone} if gone else set()
         if not free and len(self.made) >= self._config.restarts:
             raise BudgetSpent(self._spent(cause))
         soon = now - self._since[name] < SOON_S
@@ -196,12 +240,14 @@ class Restarts:
     def _actors(self) -> list[str]:
         members = self._fleet.members
         there = [n for n in members if n.startswith("actor-") and members[n].exit_code != Exit.DONE]
-        return [name for name in there if not self.unwanted(name)]
+        return [n for n in there if not self.unwanted(n) and n not in self._left_out]
 
     def _note_started(self, names: list[str]) -> None:
         for name in names:
             self._since[name] = time.monotonic()
-            self._stopped.pop(name, None)
+            for noted in (self._stopped, self._due, self._left_out):
+                noted.pop(name, None)
+            self._homeless_s = math.inf if name.startswith("actor-") else self._homeless_s
             self._unready.add(name)
             member = self._fleet.members[name]
             self._log.write("started", name, member.started_at, pid=member.pid)
@@ -214,6 +260,8 @@ def is_rank(name: str) -> bool:
 
 def cause_of(member: Member, code: int) -> str:
     """Say how a process ended and where its log is, and quote the end of that."""
+    if member.seat.gone:
+        return f"{member.name} has ended: {member.seat.gone}"
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     return f"{member.name} {how} (log: {member.log_path})\n{member.last_words()}".rstrip()
 

@@ -63,7 +63,9 @@ def checked(
     recorded = load(folder / "config.yaml")
     _refuse_living(folder, Path(recorded.run_dir))
     _check_record(folder, recorded)
-    config = fitted(merged(recorded, path, overrides, folder))
+    config = merged(recorded, path, overrides, folder)
+    if not config.cluster.address:
+        config = fitted(config)
     with status("checking what is on record"):
         preflight.check(config, resumed=True, here=here)
         config = with_index_version(config) if here else config
@@ -105,9 +107,8 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
     retrieval = config.retrieval
     if not ("retrieval.port" in fields and retrieval.port):
         retrieval = msgspec.structs.replace(retrieval, port=recorded.retrieval.port)
-        if retrieval.has_own_server and (
-            not retrieval.port or can_listen(retrieval.host, retrieval.port)
-        ):
+        chooses = retrieval.has_own_server and not config.cluster.address
+        if chooses and (not retrieval.port or can_listen(retrieval.host, retrieval.port)):
             retrieval = with_port(msgspec.structs.replace(retrieval, port=0))
     return msgspec.structs.replace(config, run_dir=str(folder), retrieval=retrieval)
 

@@ -74,6 +74,8 @@ class Supervisor:
         while True:
             # Exit codes first: who ended well has told replay why, so the status explains them.
             dead = self._fleet.dead()
+            for line in self._fleet.news():
+                self._console.say(line, "bold yellow")
             self.restarts.look()
             if (wanted := self._wanted.change()) and not self._asked:
                 self.restarts.scale(wanted, self._actor_command)
@@ -98,13 +100,13 @@ class Supervisor:
     def drain(self) -> None:
         """Await the ranks and the actors; end replay, then retrieval. Raises RunFailed."""
         fleet = self._fleet
-        fleet.end([name for name in self.restarts.waiting if name not in SERVICES], deadline_s=5.0)
-        others = [name for name in fleet.members if name not in (*SERVICES, "learner")]
+        services = {name for name in fleet.members for each in SERVICES if is_service(name, each)}
+        fleet.end([name for name in self.restarts.waiting if name not in services], deadline_s=5.0)
+        others = [name for name in fleet.members if name not in services | {"learner"}]
         left = fleet.wait(others, self._config.actors.drain_deadline_s + DRAIN_MARGIN_S)
         fleet.end(left, deadline_s=5.0)
         for service in SERVICES:
-            if service in fleet.members:
-                fleet.end([service], deadline_s=10.0)
+            fleet.end([name for name in fleet.members if is_service(name, service)], 10.0)
         if left:
             raise RunFailed(f"{', '.join(left)} did not drain within actors.drain_deadline_s")
 
@@ -226,3 +228,8 @@ class Supervisor:
         if not (self._training or self._asked):
             self._training = True
             self._console.phase("training")
+
+
+def is_service(name: str, service: str) -> bool:
+    """True for a process that is this service, or one of several."""
+    return name == service or name.startswith(f"{service}-")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from actors.policies.engine import gpus_of_actor, too_few_for_workers
@@ -203,6 +204,28 @@ def _buckets(config: Config, model: Model, pinned: bool) -> int:
             sizes.append(0)
         sizes[-1] += width * elements
     return sum(1 << (size - 1).bit_length() if pinned and size else size for size in sizes)
+
+
+def memory_by_process(config: Config, on_gpus: bool, model: Model | None = None) -> dict[str, int]:
+    """Bytes of a machine's memory without which a run is refused (`least_memory`), of one rank, one
+    actor, replay and one retrieval server, wherever each lies.
+    """
+    ranks, workers = config.learner.ranks, config.actors.tensor_parallel
+
+    def least(count: int) -> int:
+        actors = msgspec.structs.replace(config.actors, count=count)
+        counted = msgspec.structs.replace(config, actors=actors)
+        gpus = ranks + count * workers if on_gpus else 0
+        return least_memory(memory_needed(counted, gpus, model))
+
+    actor, vectors = least(2) - least(1), gpu_memory.vector_bytes(config)
+    learner = least(1) - actor - vectors - 3 * PROCESS_BYTES
+    return {
+        "rank": -(-learner // ranks),
+        "actor": actor,
+        "replay": 2 * PROCESS_BYTES,  # and the launcher
+        "retrieval_server": PROCESS_BYTES + vectors,
+    }
 
 
 def least_memory(needed: Mapping[str, int]) -> int:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from actors.environments import registry
 from actors.errors import Unscorable
 from actors.policies import engine_keys
@@ -23,6 +25,7 @@ from actors.rewards.scorer import try_own
 from actors.user_code import load_entry_point
 from configs import hints
 from configs.environment import BUILT_IN
+from configs.fleet import ClusterConfig
 from configs.keys import Addresses
 from configs.load import ConfigError, load
 from configs.schema import Config
@@ -35,6 +38,7 @@ from retrieval_server.index.open_index import look
 from retrieval_server.protocol import BadIndex, RetrievalError
 from scripts.setup.machine import lacks, lacks_for_an_engine
 from scripts.setup.model_checks import folder, has_tokenizer, limits, prompts
+from scripts.setup.overrides import get_field
 from scripts.setup.resolve import can_listen, is_run, resolve
 from scripts.setup.retrieval import ServerFailed, try_search, with_index_version
 from scripts.terminal import status
@@ -42,9 +46,14 @@ from scripts.terminal import status
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
-def checked(path: str, overrides: Sequence[str], here: bool = True) -> Config:
-    """Load, resolve and check a configuration. Raises ConfigError before anything is started."""
-    config = resolve(load(path, overrides), Path(path).stem)
+def checked(path: str, overrides: Sequence[str], here: bool = True, nodes: bool = False) -> Config:
+    """Load, resolve and check a configuration, of this machine alone unless what runs may lie on
+    `nodes`. Raises ConfigError before anything is started.
+    """
+    config = load(path, overrides)
+    if not nodes:
+        config = msgspec.structs.replace(config, cluster=ClusterConfig())
+    config = resolve(config, Path(path).stem)
     with status("checking the configuration"):
         check(config, here=here)
         return with_index_version(config) if here else config
@@ -52,9 +61,12 @@ def checked(path: str, overrides: Sequence[str], here: bool = True) -> Config:
 
 def check(config: Config, resumed: bool = False, here: bool = True) -> None:
     """Raise ConfigError listing every problem found; a resumed run has a directory already. Without
-    `here`, what this machine has and reaches now is left out: nothing is started on it.
+    `here`, what this machine has and reaches now is left out: nothing is started on it. What the
+    nodes of a cluster have is checked there (scripts/fleet/node_checks.py).
     """
-    checks = (*_CHECKS, *(_OF_HERE if here else ()), *(() if resumed else (_run_dir,)))
+    mine = (_chosen,) if config.cluster.address else (lacks,)
+    now = (_search, _endpoints, *mine) if here else ()
+    checks = (*_CHECKS, *now, *(() if resumed else (_run_dir,)))
     _refuse(config, checks)
 
 
@@ -140,6 +152,8 @@ def _retrieval(config: Config) -> Iterator[str]:
         except (RetrievalError, ValueError, OSError) as error:
             near = hints.did_you_mean(Path(path)) if path else ""
             yield ": ".join(filter(None, (_fault("retrieval.corpus", path, error), near)))
+    if config.cluster.address:
+        return
     if config.retrieval.port and (why := can_listen(config.retrieval.host, config.retrieval.port)):
         yield (
             f"retrieval.port = {config.retrieval.port!r}: cannot listen on "
@@ -248,7 +262,7 @@ def _unwritable(folder: Path) -> str:
 
 def _keys(config: Config) -> Iterator[str]:
     folder, keys = Path(config.keys), Addresses.of(config).keys
-    if config.keys and keys is None:
+    if config.keys and keys is None and not config.cluster.address:
         yield (
             f"keys = {config.keys!r} acts on nothing without a tcp:// endpoint: leave it empty, or "
             "set replay.endpoint or weight_sync.endpoint to tcp://HOST:PORT"
@@ -259,12 +273,22 @@ def _keys(config: Config) -> Iterator[str]:
 
 def _endpoints(config: Config) -> Iterator[str]:
     """Yield the tcp:// endpoints at which this machine cannot listen."""
-    for section in ("replay", "weight_sync"):
+    for section in ("replay",) if config.cluster.address else ("replay", "weight_sync"):
         parts = urlsplit(endpoint := getattr(config, section).endpoint)
         if parts.scheme == "tcp" and (why := can_listen(str(parts.hostname), parts.port or 0)):
             yield (
                 f"{section}.endpoint = {endpoint!r}: this machine cannot listen there ({why}): "
                 "name an address of it, and a free port"
+            )
+
+
+def _chosen(config: Config) -> Iterator[str]:
+    """Yield what the launcher chooses over several nodes, as the learner may move."""
+    for field in ("weight_sync.endpoint", "learner.rendezvous"):
+        if value := get_field(config, field):
+            yield (
+                f"{field} = {value!r}: with cluster.address = {config.cluster.address!r} the "
+                "launcher chooses it: leave it out"
             )
 
 
@@ -291,7 +315,6 @@ _CHECKS = (
     _vllm,
     engine_keys.problems,
 )
-_OF_HERE = (_search, lacks, _endpoints)
 
 
 def check_parts(config: Config, model: bool, retrieval: bool, rewards: bool = False) -> None:

@@ -1,6 +1,7 @@
 """A configuration with nothing left open: run directory, retrieval port, paths, sizes."""
 
 import difflib
+import itertools
 import random
 import socket
 import time
@@ -21,14 +22,16 @@ _RECORDS = ("config.yaml", "events.log")
 
 
 def resolve(config: Config, name: str) -> Config:
-    """The configuration with nothing left open; a run without a directory is named after `name`."""
+    """The configuration with nothing left open; a run without a directory is named after `name`.
+    What depends on the nodes of a cluster is found there (scripts/fleet).
+    """
     run_dir = config.run_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    config = fitted(with_absolute_paths(with_hub_paths(config)))
-    return msgspec.structs.replace(
-        config,
-        run_dir=str(Path(run_dir).expanduser().resolve()),
-        retrieval=with_port(config.retrieval),
-    )
+    config = with_absolute_paths(with_hub_paths(config))
+    config = msgspec.structs.replace(config, run_dir=str(Path(run_dir).expanduser().resolve()))
+    if config.cluster.address:
+        return config
+    config = fitted(config)
+    return msgspec.structs.replace(config, retrieval=with_port(config.retrieval))
 
 
 def run_directory(path: Path) -> Path:
@@ -85,12 +88,16 @@ def with_port(retrieval: RetrievalConfig) -> RetrievalConfig:
                 "runs elsewhere is retrieval.url"
             ) from error
         chosen = msgspec.structs.replace(retrieval, port=probe.getsockname()[1])
-    # Better none that the system gives away: a run takes its port seconds later, and Ray, which
-    # starts meanwhile, opens many connections.
-    for port in random.SystemRandom().sample(PORTS, 100):
-        if not can_listen(retrieval.host, port):
-            return msgspec.structs.replace(retrieval, port=port)
-    return chosen
+    found = free_ports(retrieval.host, 1)
+    return msgspec.structs.replace(retrieval, port=found[0]) if found else chosen
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """So many free ports of this host, or fewer. None that the system gives away: a run takes its
+    port seconds later, and Ray, which starts meanwhile, opens many connections.
+    """
+    ports = random.SystemRandom().sample(PORTS, 100 + count)
+    return list(itertools.islice((port for port in ports if not can_listen(host, port)), count))
 
 
 def can_listen(host: str, port: int) -> str:

@@ -227,6 +227,9 @@ def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
     of_the_machine |= {"rewards.judge.url", "rewards.judge.key_file", "actors.kv_cache_bytes"}
     of_the_machine |= {"actors.tensor_parallel", "learner.rendezvous"}
     of_the_machine |= {"retrieval.url", "retrieval.index_version"}
+    of_the_machine |= {"replay.endpoint", "weight_sync.endpoint", "cluster.address"}
+    of_the_machine |= {"cluster.learner", "cluster.actors", "cluster.retrieval_replicas"}
+    of_the_machine |= {"cluster.shared"}
     assert {*CHANGEABLE_FIELDS} | of_the_machine == MAY_DIFFER
 
 
@@ -243,6 +246,7 @@ def test_the_schema_marks_what_a_run_reads() -> None:
         "retrieval.token_file",
         "rewards.judge.key_file",
         "rewards.similarity.model",
+        "cluster.shared",
     }
 
 

@@ -12,7 +12,8 @@ import ray
 
 from configs.runtime.process import Exit
 from scripts.fleet import fleet, guardian
-from scripts.fleet.fleet import Fleet, FleetError, Member
+from scripts.fleet.fleet import Fleet, Member, Seat
+from scripts.fleet.host import FleetError
 
 
 def gone(error: type[Exception]) -> Any:
@@ -43,7 +44,7 @@ class Waiting:
 def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Member:
     host: Any = Waiting()
     monkeypatch.setattr(ray, "wait", host.look)
-    return Member("replay", host, (1, 0.0, 0), tmp_path / "replay.log", [])
+    return Member("replay", host, (1, 0.0, 0), tmp_path / "replay.log", [], Seat(tmp_path))
 
 
 @pytest.mark.parametrize("error", [ray.exceptions.OutOfMemoryError, ray.exceptions.RaySystemError])

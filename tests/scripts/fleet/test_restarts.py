@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from configs.fleet import FleetConfig
 from configs.load import differences
 from configs.runtime.process import Exit
-from configs.schema import ActorsConfig, Config, FleetConfig
+from configs.schema import ActorsConfig, Config
 from scripts.fleet import restarts
-from scripts.fleet.fleet import Host
+from scripts.fleet.host import Host
 from scripts.fleet.restarts import BudgetSpent, Restarts
 from scripts.runs.fleet_log import read_fleet_log
 
@@ -26,9 +27,11 @@ class Fleet:
     def __init__(self) -> None:
         self.members: dict[str, Any] = {}
         self.started: list[dict[str, list[str]]] = []
+        self.full: dict[str, str] = {}  # who finds no room, and why
+        self.stale: list[str] = []
         self.start({name: [name] + (["--rank", "1"] if "-1" in name else []) for name in NAMES})
 
-    def start(self, commands: dict[str, list[str]]) -> None:
+    def start(self, commands: dict[str, list[str]]) -> list[str]:
         self.started.append(commands)
         for name, command in commands.items():
             member = SimpleNamespace(name=name, command=command, pid=7, exit_code=None)
@@ -36,7 +39,15 @@ class Fleet:
             member.log_path, member.last_words = f"{name}.log", lambda: "its last words"
             member.stopped, member.poll = list, lambda member=member: member.exit_code
             member.signal = lambda number, m=member: setattr(m, "exit_code", -int(number))
+            member.seat = SimpleNamespace(gone="")
             self.members[name] = member
+        return list(commands)
+
+    def room(self, name: str) -> str:
+        return self.full.get(name, "")
+
+    def outdated(self) -> list[str]:
+        return self.stale
 
     def end(self, name: str, code: int) -> dict[str, int]:
         self.members[name].exit_code = code

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from configs.fleet import FleetConfig
 from configs.runtime.process import Exit
-from configs.schema import Config, FleetConfig, LearnerConfig
+from configs.schema import Config, LearnerConfig
 from replay.protocol import ReplayTimeout, Status, StepReport
 from scripts.fleet.console import Console
 from scripts.fleet.resume import Progress
@@ -21,6 +22,7 @@ Gauges = dict[str, dict[str, float]]
 class Member:
     """A process that ends when it is signalled."""
 
+    seat = SimpleNamespace(gone="")
     exit_code, pid, started_at, ready_at = 0, 1, 0.0, lambda _: 1.0
 
     def __init__(self, name: str, told: list[str]) -> None:
@@ -36,6 +38,9 @@ class Fleet:
     def __init__(self, told: list[str], polls: int = 12) -> None:
         names = ("retrieval_server", "replay", "learner", "learner-1", "actor-0", "actor-1")
         self.members, self.told, self.polls = {n: Member(n, told) for n in names}, told, polls
+
+    def news(self) -> list[str]:
+        return []
 
     def dead(self) -> dict[str, int]:
         self.polls -= 1
@@ -104,10 +109,12 @@ def first_to_blame(tmp_path: Path, ends: list[dict[str, int]]) -> str:
     """The cause that the supervisor names when these have ended, poll by poll."""
     status = Status((), (), {}, SERVING, phase="", stop_cause="")
     fleet = SimpleNamespace(members={}, dead=lambda: ends.pop(0) if len(ends) > 1 else ends[0])
+    fleet.news = list
     for name in ("replay", "learner", "actor-0", "actor-1"):
         words = {"name": name, "log_path": f"{name}.log", "last_words": lambda: ""}
         fleet.members[name] = SimpleNamespace(pid=1, started_at=0.0, exit_code=0, **words)
         fleet.members[name].ready_at = lambda: 1.0
+        fleet.members[name].seat = SimpleNamespace(gone="")
     fragile = FleetConfig(restarts=0)
     config, stop = Config(run_dir=str(tmp_path), fleet=fragile), SimpleNamespace(cause="")
     parts = (config, fleet, Console(), stop, Progress(), lambda name: [name])
@@ -150,7 +157,10 @@ def test_replay_comes_back_at_once_for_an_end_that_somebody_asked_for(tmp_path: 
     fleet = SimpleNamespace(
         members=members,
         dead=lambda: {"learner": 0} if started else {"replay": -9},
-        start=lambda commands: started.extend(commands),
+        start=lambda commands: started.extend(commands) or list(commands),
+        room=lambda name: "",
+        outdated=list,
+        news=list,
     )
     config = Config(run_dir=str(tmp_path), fleet=FleetConfig(first_pause_s=100.0))
     stop = SimpleNamespace(cause=CAUSE)

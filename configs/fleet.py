@@ -1,0 +1,48 @@
+"""The sections `fleet` and `cluster`: a run's processes started again, and the machines they lie
+on. A leaf module.
+"""
+
+from typing import Annotated
+
+from configs.section import OF_THE_MACHINE, InputPath, NonNegative, Seconds, Section
+
+
+class FleetConfig(Section, frozen=True):
+    """The launcher's restarts of a process that ends or stands still."""
+
+    restarts: NonNegative = 8  # in all, per launch; then the run ends with the first cause
+    first_pause_s: Seconds = 0.5  # before a restart; doubled each time one ends soon again
+    longest_pause_s: Seconds = 30.0
+    stopped_deadline_s: Seconds = 300.0  # how long a process may be stopped (SIGSTOP)
+    silence_deadline_s: Seconds = 30.0  # how long replay may give the launcher no answer
+
+
+class ClusterConfig(Section, frozen=True):
+    """The machines of a run: nodes of a Ray cluster that the launcher's machine is one of. Raises
+    ValueError for an address that is none, and for nodes without one.
+    """
+
+    # Of Ray's head, HOST:PORT, or auto (the cluster that Ray finds here); empty: this machine alone
+    address: Annotated[str, OF_THE_MACHINE] = ""
+    # Nodes, by the address or the name that Ray tells, that may have ranks; empty: any
+    learner: Annotated[tuple[str, ...], OF_THE_MACHINE] = ()
+    actors: Annotated[tuple[str, ...], OF_THE_MACHINE] = ()  # that may have actors; empty: any
+    # Own servers on each node that has actors; 0: one in all, beside the launcher
+    retrieval_replicas: Annotated[NonNegative, OF_THE_MACHINE] = 1
+    # A folder that all nodes see, with run_dir in it: so the learner may lie on several, and move
+    shared: Annotated[InputPath, OF_THE_MACHINE] = ""
+
+    def __post_init__(self) -> None:
+        host, _, port = self.address.rpartition(":")
+        known = host and "/" not in host and port.isdigit() and 0 < int(port) < 1 << 16
+        if self.address not in ("", "auto") and not known:
+            raise ValueError(
+                f"cluster.address = {self.address!r} is no Ray cluster: give 'auto', or HOST:PORT "
+                "as `ray start --head --port=PORT` says on its first machine"
+            )
+        for field in ("learner", "actors", "shared"):
+            if (value := getattr(self, field)) and not self.address:
+                raise ValueError(
+                    f"cluster.{field} = {value!r} acts on nothing on this machine alone: set "
+                    "cluster.address to 'auto', or leave it out"
+                )

@@ -1,0 +1,242 @@
+"""The arrangement of a run over nodes: who lies where, at which addresses, and the words that tell
+each process so. It decides from facts alone, and asks nobody.
+
+    replay.endpoint, weight_sync.endpoint    tcp, on the launcher's node and on rank 0's
+    learner.rendezvous                       tcp on rank 0's node, where ranks lie on several
+    retrieval.url                            of an actor: its own node's servers, then the others'
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from configs.devices import on_cpu
+from configs.keys import Addresses
+from configs.runtime.process import socket_dir
+from configs.schema import Config
+from scripts.fleet.node_checks import gpu_lines, problems, retrieval_share
+from scripts.fleet.nodes import Surveyed
+from scripts.fleet.placement import (
+    ACTOR,
+    GIB,
+    LEARNER,
+    REPLAY,
+    RETRIEVAL,
+    Need,
+    NoRoom,
+    Room,
+    Seats,
+    kind_of,
+    placed,
+    servers,
+)
+from scripts.setup.fit import fitted
+from scripts.setup.machine import LESS, memory_by_process
+from scripts.setup.model_size import Model, known_model
+from scripts.setup.overrides import with_field
+
+TOKEN_FILE = "retrieval_token"  # in the folder of keys
+_REPLAY_PORT, _SYNC_PORT, _RENDEZVOUS_PORT, _RETRIEVAL_PORT = range(4)  # of a node's free ones
+
+
+def ports_needed(config: Config) -> int:
+    """How many free ports of a node may be used."""
+    return _RETRIEVAL_PORT + max(1, config.cluster.retrieval_replicas)
+
+
+class Arrangement:
+    """Of one run. `config` has the sizes that its nodes leave; `seats`, by process, the addresses
+    of nodes. Raises NoRoom.
+    """
+
+    def __init__(self, config: Config, found: Mapping[str, Surveyed], here: str) -> None:
+        self.here, self.found = here, dict(found)
+        self._model = known_model(Path(config.model.path))
+        self.config = _fitted(config, list(found.values()), self._model)
+        self._needs = _needs(self.config, self._model)
+        rooms = [_room(each) for each in found.values()]
+        first = placed(self.config, rooms, self._needs, here)
+        self._seats = Seats(self.config, rooms, self._needs, here)
+        for name, address in first.items():
+            self._seats.take(name, address)
+
+    @property
+    def seats(self) -> Mapping[str, str]:
+        """The address of each process's node."""
+        return self._seats.by_name
+
+    def problems(self, came: Sequence[str]) -> Iterator[str]:
+        """Yield what is wrong with the nodes in use (scripts/fleet/node_checks.py)."""
+        yield from problems(self.config, self.found, self.seats, self.here, came)
+        for line, fits in gpu_lines(self.config, self.found, self.seats, self._model):
+            if not fits:
+                yield f"too little memory on a GPU: {line}; {LESS}"
+
+    def places(self) -> dict[str, list[int]]:
+        """The ports that processes listen at, by their nodes' addresses."""
+        found: dict[str, list[int]] = {}
+        urls = [self._replay, self._weight_sync, *self._rendezvous, *self._servers().values()]
+        for url in urls:
+            parts = urlsplit(url)
+            found.setdefault(str(parts.hostname), []).append(int(parts.port or 0))
+        return found
+
+    def table(self) -> Iterator[str]:
+        """Yield a line a node: who lies there, with what they need."""
+        for address, there in self.found.items():
+            names = [name for name, at in self.seats.items() if at == address]
+            needs = [self._needs[kind_of(name)] for name in names]
+            memory, gpus = sum(n.memory_bytes for n in needs), sum(n.gpus for n in needs)
+            has = f"{memory / GIB:.1f} of {there.facts.memory_bytes / GIB:.1f} GiB"
+            if there.node.gpus:
+                has += f", {gpus} of {there.node.gpus} GPUs"
+            yield f"node {there.node.shown}: {', '.join(names) or 'nobody'}; {has}"
+
+    def gpus(self, name: str) -> int:
+        """How many GPUs a process has for itself."""
+        return self._needs[kind_of(name)].gpus
+
+    # ---- seats that change
+
+    def seat(self, name: str) -> str:
+        """The address of a process's node, found anew where it has none. Raises NoRoom."""
+        kind = kind_of(name)
+        if name in self.seats:
+            return self.seats[name]
+        if kind in (RETRIEVAL, REPLAY):
+            address = self.here if name in (RETRIEVAL, REPLAY) else _node_of(name)
+            if address not in self.found:
+                raise NoRoom(f"node {address} is gone")
+            return self._seats.take(name, address)
+        return self._seats.seat(name)
+
+    def beside(self, names: Sequence[str]) -> list[str]:
+        """The retrieval servers that nodes of these actors are to have and lack."""
+        if not (self.config.starts_retrieval_server and any(kind_of(n) == ACTOR for n in names)):
+            return []
+        return [
+            name for name in servers(self.config, self.seats, self.here) if name not in self.seats
+        ]
+
+    def leave(self, name: str) -> None:
+        """Have a process lie nowhere."""
+        self._seats.leave(name)
+
+    def remove(self, address: str) -> None:
+        """Have a node no longer."""
+        self._seats.remove(address)
+        self.found.pop(address, None)
+
+    def add(self, node: Surveyed) -> None:
+        """Have a node, new or back."""
+        self.found[node.node.address] = node
+        self._seats.add(_room(node))
+
+    # ---- what each process is told
+
+    def wired(self) -> Config:
+        """The configuration with the run's endpoints."""
+        config: Config = with_field(self.config, "replay.endpoint", self._replay)
+        return msgspec.structs.replace(
+            config,
+            weight_sync=msgspec.structs.replace(config.weight_sync, endpoint=self._weight_sync),
+        )
+
+    def words(self, name: str) -> list[str]:
+        """The fields that a process is told beside its configuration, as overrides."""
+        kind, own = kind_of(name), self._servers()
+        words = [f"replay.endpoint={self._replay}", self.learner_word]
+        words += [f"learner.rendezvous={each}" for each in self._rendezvous]
+        if own:
+            words.append(f"retrieval.token_file={self.token_file}")
+        if own and kind in (RETRIEVAL, REPLAY):  # replay tells it to who joins
+            parts = urlsplit(own[name] if kind == RETRIEVAL else next(iter(own.values())))
+            words += [f"retrieval.host={parts.hostname}", f"retrieval.port={parts.port}"]
+        if own and kind == ACTOR:
+            at = self.seats[name]
+            urls = sorted(own.values(), key=lambda url: urlsplit(url).hostname != at)
+            words.append(f"retrieval.url=[{','.join(urls)}]")
+        return words
+
+    @property
+    def learner_word(self) -> str:
+        """The one that says where weights come from."""
+        return f"weight_sync.endpoint={self._weight_sync}"
+
+    @property
+    def token_file(self) -> str:
+        """What searches show, where the user names none: it goes with the keys."""
+        folder = Addresses.of(self.wired()).keys
+        assert folder is not None  # endpoints are tcp
+        return self.config.retrieval.token_file or str(folder.folder / TOKEN_FILE)
+
+    def directory(self, address: str) -> Path:
+        """The folder of a node for sockets: no two nodes' are one, though they may see one /tmp."""
+        own = socket_dir(self.config.run_dir)
+        return own if address == self.here else own.with_name(f"{own.name}-{address}")
+
+    @property
+    def _replay(self) -> str:
+        return self.config.replay.endpoint or self._endpoint(self.here, _REPLAY_PORT)
+
+    @property
+    def _weight_sync(self) -> str:
+        return self._endpoint(self.seats[LEARNER], _SYNC_PORT)
+
+    @property
+    def _rendezvous(self) -> list[str]:
+        nodes = {at for name, at in self.seats.items() if kind_of(name) == LEARNER}
+        return [self._endpoint(self.seats[LEARNER], _RENDEZVOUS_PORT)] if len(nodes) > 1 else []
+
+    def _servers(self) -> dict[str, str]:
+        """The addresses of the run's own retrieval servers, by name."""
+        names = [name for name in self.seats if kind_of(name) == RETRIEVAL]
+        own, found = self.config.retrieval.port, {}
+        for name in names:
+            address = self.seats[name]
+            number = sum(self.seats[each] == address for each in names[: names.index(name)])
+            ports = self.found[address].facts.ports
+            port = own + number if own else ports[_RETRIEVAL_PORT + number]
+            found[name] = f"http://{_host(address)}:{port}"
+        return found
+
+    def _endpoint(self, address: str, port: int) -> str:
+        return f"tcp://{_host(address)}:{self.found[address].facts.ports[port]}"
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _node_of(server: str) -> str:
+    """The address in the name of a retrieval server."""
+    return server.removeprefix(f"{RETRIEVAL}-").split("-")[0]
+
+
+def _room(found: Surveyed) -> Room:
+    return Room(found.node, found.node.gpus, found.facts.memory_bytes)
+
+
+def _needs(config: Config, model: Model) -> dict[str, Need]:
+    """What each kind of process needs of its node."""
+    gpus = 0 if on_cpu() else 1
+    memory = memory_by_process(config, bool(gpus), model)
+    return {
+        LEARNER: Need(gpus, memory["rank"]),
+        ACTOR: Need(gpus * config.actors.tensor_parallel, memory["actor"]),
+        REPLAY: Need(0, memory["replay"]),
+        RETRIEVAL: Need(0, memory["retrieval_server"]),
+    }
+
+
+def _fitted(config: Config, found: Sequence[Surveyed], model: Model) -> Config:
+    """With the sizes that the smallest GPU among the nodes leaves, one for each rank and worker."""
+    sizes = [size for each in found for size in each.facts.gpu_bytes]
+    count = config.learner.ranks + config.actors.count * config.actors.tensor_parallel
+    gpus = [] if on_cpu() or not sizes else [min(sizes) - retrieval_share(config, found)] * count
+    # A retrieval server's share is taken off each GPU of its node: here it has none.
+    retrieval = msgspec.structs.replace(config.retrieval, device="cpu", index_device="cpu")
+    made = fitted(msgspec.structs.replace(config, retrieval=retrieval), gpus, model)
+    return msgspec.structs.replace(made, retrieval=config.retrieval)

@@ -1,0 +1,106 @@
+"""The host of one process: it starts a worker on the machine that it lies on, and tells of it."""
+
+import contextlib
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from configs.runtime.process import start_child
+
+CALL_DEADLINE_S = 30.0
+
+
+class FleetError(RuntimeError):
+    """A process could not be placed or did not answer; the message names it."""
+
+
+class Host:
+    """Runs one worker process; lives in a Ray actor. The kernel's parent-death signal follows the
+    *thread* that forked, so a thread that lives as long as the worker starts it and waits for it.
+    """
+
+    def __init__(
+        self, command: list[str], environment: dict[str, str], log_path: str, ready_path: str
+    ) -> None:
+        self._command, self._log_path, self._ready_path = command, log_path, ready_path
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, command: list[str] | None = None) -> tuple[int, float, int]:
+        """Start the worker; return its pid, when that was (epoch) and how long its log was."""
+        if self._process is not None and self._process.poll() is None:
+            raise FleetError(f"process {self._process.pid} still runs {' '.join(self._command)}")
+        self._command, self._process = command or self._command, None
+        Path(self._ready_path).unlink(missing_ok=True)
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
+        self._thread.start()
+        process = self._process if started.wait(CALL_DEADLINE_S) else None
+        if process is None:
+            raise FleetError(f"could not start {' '.join(self._command)}")
+        return process.pid, self._started_at, self._log_from
+
+    def ready_at(self) -> float | None:
+        """The time, since the epoch, at which the worker said that it works; None before."""
+        try:
+            return Path(self._ready_path).stat().st_mtime
+        except FileNotFoundError:
+            return None
+
+    def poll(self) -> int | None:
+        """The worker's exit code (negative: the signal that ended it), or None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def wait(self) -> int:
+        """Return the exit code of the worker that runs now, once it has ended."""
+        thread, process = self._thread, self._process
+        thread.join()
+        assert process is not None  # there is a thread
+        return process.wait()
+
+    def stopped(self) -> list[int]:
+        """The pids that are stopped (SIGSTOP) of the worker and its own, such as its engine."""
+        if self._process is None or self._process.poll() is not None:
+            return []
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker = psutil.Process(self._process.pid)
+            for each in (worker, *worker.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                    if each.status() == psutil.STATUS_STOPPED:
+                        found.append(each.pid)
+        return found
+
+    def kill(self, signal_number: int) -> None:
+        """Send a signal to the worker if it still runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal_number)
+
+    def _run(self, started: threading.Event) -> None:
+        self._started_at = time.time()
+        log_path = Path(self._log_path)
+        self._log_from = log_path.stat().st_size if log_path.exists() else 0
+        self._process = start_child(
+            self._command,
+            log=log_path,
+            ready=Path(self._ready_path),
+            environment=self._environment,
+            # Ctrl-C at the terminal is the launcher's alone. No session of its own: Linux
+            # shares the CPU out by session first, and only within one by niceness.
+            own_group=True,
+        )
+        started.set()
+        self._process.wait()
+
+
+def tail(path: str, offset: int) -> str:
+    """What a log has from there on; '' where there is none."""
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(offset)
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,95 @@
+"""The launcher's outpost on a node: it tells the node's facts, lays what processes there read
+first, shows the ends of their logs, and its answers are the node's pulse. It lives in a Ray actor.
+
+A guardian of its own ends every process of the run on the node when the outpost ends, however.
+"""
+
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from configs.runtime.files import replacing
+from configs.runtime.process import make_private
+from scripts.fleet import guardian
+from scripts.fleet.host import tail
+from scripts.fleet.nodes import Asked, Facts, Listeners, look, unreachable
+
+CLOSE_S, LOOK_S = 5.0, 0.05  # of the guardian: how long it is waited for
+
+
+class Laid(msgspec.Struct, frozen=True):
+    """A file that processes on a node read; its folder is made 0700 where it is `private`."""
+
+    path: str
+    content: bytes
+    private: bool = False
+
+
+class Outpost:
+    """One node's. Ray calls its methods from several threads."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._listeners = Listeners()
+        self._guardian: subprocess.Popen[bytes] | None = None
+
+    def clock(self) -> float:
+        """The node's time, in seconds since the epoch."""
+        return time.time()
+
+    def look(self, asked: Asked) -> Facts:
+        """Find the node's facts."""
+        return look(asked, self._address)
+
+    def listen(self, ports: Sequence[int]) -> None:
+        """Listen on these until `deafen`, for other nodes to try. Raises OSError."""
+        self._listeners.open(self._address, ports)
+
+    def deafen(self) -> None:
+        """Close what `listen` opened."""
+        self._listeners.close()
+
+    def unreachable(self, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """Why connections from here failed, by place."""
+        return unreachable(places)
+
+    def lay(
+        self, token: str, directory: str, folders: Sequence[str], files: Sequence[Laid]
+    ) -> None:
+        """End what an earlier outpost of the run left; make its directory for sockets, which goes
+        with us, and write the files. Raises OSError.
+        """
+        guardian.sweep(token)
+        make_private(Path(directory))
+        self._directory = Path(directory)
+        self._guardian = guardian.start(token, self._directory, detached=True)
+        for folder in folders:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        for file in files:
+            _write(file)
+
+    def tail(self, path: str, offset: int) -> str:
+        """What a log has from there on."""
+        return tail(path, offset)
+
+    def close(self) -> None:
+        """End whatever of the run is left on the node; the guardian removes its directory last."""
+        if self._guardian is not None and self._guardian.stdin is not None:
+            self._guardian.stdin.close()
+            self._guardian.wait()
+            end = time.monotonic() + CLOSE_S
+            while self._directory.exists() and time.monotonic() < end:
+                time.sleep(LOOK_S)
+
+
+def _write(file: Laid) -> None:
+    path = Path(file.path)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if file.private else 0o777)
+    if path.is_file() and path.read_bytes() == file.content:
+        return
+    with replacing(path, durable=False, contended=True) as draft:
+        draft.touch(mode=0o600 if file.private else 0o666)
+        draft.write_bytes(file.content)
