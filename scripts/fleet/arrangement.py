@@ -53,6 +53,7 @@ class Arrangement:
 
     def __init__(self, config: Config, found: Mapping[str, Surveyed], here: str) -> None:
         self.here, self.found = here, dict(found)
+        self._closed: set[str] = set()  # addresses of nodes that are to go
         self._model = known_model(Path(config.model.path))
         self.config = _fitted(config, list(found.values()), self._model)
         self._needs = _needs(self.config, self._model)
@@ -102,14 +103,15 @@ class Arrangement:
 
     def seat(self, name: str) -> str:
         """The address of a process's node, found anew where it has none. Raises NoRoom."""
-        kind = kind_of(name)
-        if name in self.seats:
-            return self.seats[name]
-        if kind in (RETRIEVAL, REPLAY):
+        before = self.seats.get(name, "")
+        if before and before not in self._closed:
+            return before
+        if kind_of(name) in (RETRIEVAL, REPLAY):
             address = self.here if name in (RETRIEVAL, REPLAY) else _node_of(name)
-            if address not in self.found:
-                raise NoRoom(f"node {address} is gone")
+            if address not in self.found or address in self._closed:
+                raise NoRoom(f"node {address} is {'to go' if address in self.found else 'gone'}")
             return self._seats.take(name, address)
+        self._seats.leave(name)
         return self._seats.seat(name)
 
     def beside(self, names: Sequence[str]) -> list[str]:
@@ -124,14 +126,29 @@ class Arrangement:
         """Have a process lie nowhere."""
         self._seats.leave(name)
 
+    def close(self, address: str) -> str:
+        """Give no more seats on a node that is to go; what becomes of those who cannot leave it."""
+        self._closed.add(address)
+        self._seats.close(address)
+        there = {kind_of(name) for name, at in self.seats.items() if at == address}
+        if REPLAY in there:
+            return ": the run ends with it: end it (Ctrl-C), and go on elsewhere (forage resume)"
+        if LEARNER not in there:
+            return ""
+        if not self.config.cluster.shared:
+            return ": the run ends with it, for its learner is there: set cluster.shared"
+        return ": its learner then goes on elsewhere, from the last checkpoint"
+
     def remove(self, address: str) -> None:
         """Have a node no longer."""
+        self._closed.discard(address)
         self._seats.remove(address)
         self.found.pop(address, None)
 
     def add(self, node: Surveyed) -> None:
         """Have a node, new or back."""
         self.found[node.node.address] = node
+        self._closed.discard(node.node.address)
         self._seats.add(_room(node))
 
     # ---- what each process is told

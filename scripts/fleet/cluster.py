@@ -29,10 +29,10 @@ from scripts.fleet.arrangement import Arrangement
 from scripts.fleet.fleet import Seat, watched
 from scripts.fleet.host import FleetError
 from scripts.fleet.node_checks import problems
-from scripts.fleet.node_watch import NodeWatch
+from scripts.fleet.node_watch import NodeEvent, NodeWatch
 from scripts.fleet.nodes import CONNECT_S, Node, Surveyed
 from scripts.fleet.outpost import Laid
-from scripts.fleet.placement import RETRIEVAL, NoRoom, kind_of
+from scripts.fleet.placement import LEARNER, RETRIEVAL, NoRoom, kind_of
 from scripts.fleet.post import LOOK_S, Post, all_of
 from scripts.fleet.survey import refused, survey, unreachable
 
@@ -97,6 +97,11 @@ class NodeSeat(Seat):
         """Why its node is given up; ''."""
         return self.post.gone
 
+    @property
+    def leaving(self) -> str:  # type: ignore[override]
+        """What was said of its node that is to go; ''."""
+        return self.post.leaving
+
     def options(self) -> dict[str, Any]:
         """In a placement group of its own, which keeps its GPUs while it is started again."""
         if self._group is None:
@@ -135,7 +140,7 @@ class Cluster:
         self._given, self._here = config, ray.util.get_node_ip_address()
         self._posts: dict[str, Post] = {}
         self._seats: dict[str, NodeSeat] = {}
-        self._watch = NodeWatch(self._posts, self._newcomers, self._inspect)
+        self._watch = NodeWatch(self._posts, self._newcomers, self._inspect, _to_go)
         self._token = ""
 
     # ---- before anything starts
@@ -238,6 +243,7 @@ class Cluster:
         """Why no seat can be had for this process; ''."""
         try:
             self.arrangement.seat(name)
+            self.arrangement.seat(LEARNER)  # all are told where it is
         except NoRoom as error:
             return str(error)
         return ""
@@ -253,21 +259,22 @@ class Cluster:
         return self.arrangement.learner_word not in words
 
     def news(self) -> list[str]:
-        """Take note of nodes that went or came; a line on each."""
-        lines = []
-        for line, post, surveyed in self._watch.events():
-            lines.append(line)
-            if post is None:
-                continue
-            if surveyed is not None:
-                self._posts[post.node.address] = post
-                self.arrangement.add(surveyed)
-            elif self._posts.get(post.node.address) is post:
-                del self._posts[post.node.address]
-                self.arrangement.remove(post.node.address)
-                for name in [n for n, seat in self._seats.items() if seat.post is post]:
-                    self._seats.pop(name).leave()
-        return lines
+        """Take note of nodes that went, came or are to go; a line on each."""
+        return [self._note(event) for event in self._watch.events()]
+
+    def _note(self, event: NodeEvent) -> str:
+        post = event.post
+        if post is not None and event.surveyed is not None:
+            self._posts[post.node.address] = post
+            self.arrangement.add(event.surveyed)
+        elif post is not None and self._posts.get(post.node.address) is post:
+            if event.is_to_go:
+                return f"{event.said}{self.arrangement.close(post.node.address)}"
+            del self._posts[post.node.address]
+            self.arrangement.remove(post.node.address)
+            for name in [n for n, seat in self._seats.items() if seat.post is post]:
+                self._seats.pop(name).leave()
+        return event.said
 
     # ---- nodes that come, on the watch's thread
 
@@ -293,15 +300,23 @@ class Cluster:
 
 
 def _alive() -> list[tuple[Node, str]]:
-    """The nodes that Ray counts as alive, with its ids."""
-    found = []
+    """The nodes that Ray counts as alive and that are not to go, with its ids."""
+    found, leave = [], _to_go()
     for each in ray.nodes():
-        if each["Alive"]:
+        if each["Alive"] and each["NodeID"] not in leave:
             has = each["Resources"]
             address, name = each["NodeManagerAddress"], each["NodeManagerHostname"]
             node = Node(address, name, int(has.get("GPU", 0)), has.get("CPU", 0.0))
             found.append((node, each["NodeID"]))
     return found
+
+
+def _to_go() -> dict[str, float]:
+    """Ray's ids of the nodes that are drained, each with the time in seconds since the epoch when
+    it ends; 0: it is not known.
+    """
+    # What `ray drain-node`, autoscalers and pre-emption hooks say; no public function tells it.
+    return {id: ms / 1e3 for id, ms in ray._private.state.state.get_draining_nodes().items()}
 
 
 def _number(address: str) -> tuple[int, str]:

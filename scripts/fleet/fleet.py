@@ -67,10 +67,11 @@ _GONE = (ray.exceptions.RayError, NodeGone)
 
 class Seat:
     """The place of one host. `words` end the command of its process, which finds the sockets and
-    files of the run in `directory`; `gone` says why nothing is there any more.
+    files of the run in `directory`; `gone` says why nothing is there any more, `leaving` that it
+    will not be for long.
     """
 
-    gone = ""
+    gone = leaving = ""
     look_s = CALL_DEADLINE_S  # how often, while a host is awaited, `gone` is looked at
 
     def __init__(
@@ -336,6 +337,11 @@ class Fleet:
         """Actors that look for the learner where it is no longer."""
         alive = [m for m in self.members.values() if m.name.startswith("actor-") and not m.poll()]
         return [m.name for m in alive if m.exit_code is None and self._place.outdated(m.words)]
+
+    def evicted(self) -> dict[str, str]:
+        """Actors that run where they cannot stay, each with the reason."""
+        alive = [m for m in self.members.values() if m.name.startswith("actor-")]
+        return {m.name: m.seat.leaving for m in alive if m.seat.leaving and m.poll() is None}
 
     def news(self) -> list[str]:
         """Lines on nodes that went or came since the last call."""

@@ -1,27 +1,44 @@
-"""The watch over nodes, on threads of its own: it feels their pulses, and sees who comes.
+"""The watch over nodes, on threads of its own: it feels their pulses, hears who is to go, and sees
+who comes.
 
 What it finds are events, which the launcher takes when it gets to them: nothing else changes.
 """
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import ray
 
 from configs.load import ConfigError
 from scripts.fleet.host import FleetError
 from scripts.fleet.nodes import Node, Surveyed
-from scripts.fleet.post import LOOK_S, START_S, Post
+from scripts.fleet.post import LOOK_S, PULSE_S, START_S, Post
 
 NEWS_S, AGAIN_S = 5.0, 60.0  # how often nodes that come are looked for; one that was refused
-Event = tuple[str, Post | None, Surveyed | None]  # what to say; of which node; facts: it came
+
+
+@dataclass(frozen=True)
+class NodeEvent:
+    """What has happened, in words, and to which node; `surveyed`, of one that has come, are its
+    facts. One that `is_to_go` is there for a while.
+    """
+
+    said: str
+    post: Post | None = None
+    surveyed: Surveyed | None = None
+    is_to_go: bool = False
 
 
 class NodeWatch:
     """Watches the nodes of `posts`, by address, which others change.
 
     `newcomers()` lists nodes, with Ray's ids, that nobody has; `inspect(node, id)` makes a post
-    there and returns it with the node's facts, or raises FleetError.
+    there and returns it with the node's facts, or raises FleetError; `leavers()` lists the ids of
+    nodes that are to go, each with the time, in seconds since the epoch, or 0.
     """
 
     def __init__(
@@ -29,55 +46,78 @@ class NodeWatch:
         posts: Mapping[str, Post],
         newcomers: Callable[[], list[tuple[Node, str]]],
         inspect: Callable[[Node, str], tuple[Post, Surveyed]],
+        leavers: Callable[[], Mapping[str, float]],
     ) -> None:
         self._posts, self._newcomers, self._inspect = posts, newcomers, inspect
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._leavers = leavers
+        self._events: queue.SimpleQueue[NodeEvent] = queue.SimpleQueue()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True, name="nodes")
-        self._looker = threading.Thread(target=self._look, daemon=True, name="new nodes")
-        self._told: set[Post] = set()
+        self._told: set[Post] = set()  # whose end is
         self._known: set[str] = set()  # ids that came, and are not taken note of yet
+        self._refused: dict[str, float] = {}  # until when, by id
+        # One that waits for a new node would miss the others' pulses.
+        self._threads = [
+            threading.Thread(target=self._every, args=each, daemon=True, name=each[1].__name__)
+            for each in ((LOOK_S, self._feel), (PULSE_S, self._hear), (NEWS_S, self._look))
+        ]
 
     def start(self) -> None:
-        """Begin both threads: one that waits for a new node would miss the others' pulses."""
-        self._thread.start()
-        self._looker.start()
+        """Begin to watch."""
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """End them; twice is harmless."""
+        """End the threads; twice is harmless."""
         self._over.set()
-        for thread in (self._thread, self._looker):
+        for thread in self._threads:
             if thread.is_alive():
                 thread.join(START_S)
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[NodeEvent]:
         """Yield what has happened since the last call."""
         while not self._events.empty():
             yield self._events.get()
 
-    def _watch(self) -> None:
-        while not self._over.wait(LOOK_S):
-            for post in list(self._posts.values()):
-                if not post.gone:
-                    post.feel()
-                if post.gone and post not in self._told:
-                    self._told.add(post)
-                    self._known.discard(post.node_id)
-                    self._events.put((post.gone, post, None))
+    def _every(self, seconds: float, do: Callable[[], None]) -> None:
+        while not self._over.wait(seconds):
+            # Ray's head may be away for a while; who is gone the pulses tell.
+            with contextlib.suppress(ray.exceptions.RayError, ConnectionError, TimeoutError):
+                do()
+
+    def _feel(self) -> None:
+        for post in list(self._posts.values()):
+            if not post.gone:
+                post.feel()
+            if post.gone and post not in self._told:
+                self._told.add(post)
+                self._known.discard(post.node_id)
+                self._events.put(NodeEvent(post.gone, post))
+
+    def _hear(self) -> None:
+        """Have the posts of nodes that are to go say so."""
+        at_s = self._leavers()
+        for post in list(self._posts.values()):
+            if post.node_id in at_s and not post.leaving:
+                post.leaving = f"node {post.node.shown} is to go{_in(at_s[post.node_id])}"
+                self._events.put(NodeEvent(post.leaving, post, is_to_go=True))
 
     def _look(self) -> None:
-        refused: dict[str, float] = {}  # until when, by id
-        while not self._over.wait(NEWS_S):
-            for node, node_id in self._newcomers():
-                if node_id in self._known or refused.get(node_id, 0.0) > time.monotonic():
-                    continue
-                try:
-                    post, surveyed = self._inspect(node, node_id)
-                except (FleetError, ConfigError) as error:
-                    if not self._over.is_set():
-                        refused[node_id] = time.monotonic() + AGAIN_S
-                        said = f"node {node.shown} has come and cannot be used: {error}"
-                        self._events.put((said, None, None))
-                    continue
-                self._known.add(node_id)
-                self._events.put((f"node {node.shown} has come", post, surveyed))
+        for node, node_id in self._newcomers():
+            waits = self._refused.get(node_id, 0.0) > time.monotonic()
+            if waits or node_id in self._known or self._over.is_set():
+                continue
+            try:
+                post, surveyed = self._inspect(node, node_id)
+            except (FleetError, ConfigError) as error:
+                if not self._over.is_set():
+                    self._refused[node_id] = time.monotonic() + AGAIN_S
+                    said = f"node {node.shown} has come and cannot be used: {error}"
+                    self._events.put(NodeEvent(said))
+                continue
+            self._known.add(node_id)
+            self._events.put(NodeEvent(f"node {node.shown} has come", post, surveyed))
+
+
+def _in(at_s: float) -> str:
+    """How soon that is, of a time since the epoch."""
+    return f" in {max(0.0, at_s - time.time()):.0f} s" if at_s else ""

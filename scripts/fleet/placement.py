@@ -127,9 +127,13 @@ class Seats:
         """Have a node, new or back, with nothing on it."""
         self._rooms[room.node.address] = room
 
+    def close(self, address: str) -> None:
+        """Give no more seats on a node."""
+        self._rooms.pop(address, None)
+
     def remove(self, address: str) -> None:
         """Have a node no longer, nor anybody on it."""
-        self._rooms.pop(address, None)
+        self.close(address)
         self.by_name = {name: at for name, at in self.by_name.items() if at != address}
 
     def _allowed(self, kind: str) -> list[Room]:

@@ -8,7 +8,7 @@ the last; the ranks of a learner start together. Nothing here waits. Every event
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from configs.fleet import FleetConfig
@@ -49,6 +49,11 @@ class Restarts:
         self._homeless_s = math.inf  # since when that is so of all actors
         self._counted: set[str] = set()  # nodes whose end has cost its restart
         self._note_started(list(fleet.members))
+
+    @property
+    def returning(self) -> set[str]:
+        """Actors that were told to leave, and are to come back."""
+        return set(self._returning)
 
     @property
     def waiting(self) -> set[str]:
@@ -101,7 +106,8 @@ class Restarts:
         if is_rank(name) or name == "replay":
             raise BudgetSpent(f"{name} cannot be started again: {why}")
         self._leave_out(name, why)
-        self._due[name] = now + LOOK_S
+        if name in self._due:
+            self._due[name] = now + LOOK_S
         actors = [each for each in self._fleet.members if each.startswith("actor-")]
         if all(each in self._left_out for each in actors if not self.unwanted(each)):
             self._homeless_s = min(self._homeless_s, now)
@@ -117,10 +123,20 @@ class Restarts:
     def _follow_the_learner(self, started: list[str]) -> None:
         """Have actors that look for a learner where it is no longer leave, and come back."""
         if "learner" in started and (actors := self._fleet.outdated()):
-            for name in actors:
-                self._fleet.members[name].signal(signal.SIGTERM)
-            self._returning += [name for name in actors if name not in self._returning]
+            self._call_back(actors)
             self._say(f"the learner has moved: {', '.join(actors)} start again", "bold yellow")
+
+    def _evict(self) -> None:
+        """Have actors drain whose node is to go, and come back on another."""
+        for name, why in self._fleet.evicted().items():
+            if name not in self._returning and not self.unwanted(name):
+                self._call_back([name])
+                self._say(f"{name} drains: {why}", "bold yellow")
+
+    def _call_back(self, actors: Sequence[str]) -> None:
+        for name in actors:
+            self._fleet.members[name].signal(signal.SIGTERM)
+        self._returning += [name for name in actors if name not in self._returning]
 
     def scale(self, count: int, actor_command: Callable[[str], list[str]]) -> None:
         """Have `actor-0` to `actor-(count - 1)` run, and the other actors drain and leave."""
@@ -133,7 +149,8 @@ class Restarts:
         leaving = [n for n in members if self.unwanted(n) and members[n].poll() is None]
         for name in leaving:
             members[name].signal(signal.SIGTERM)
-        self._returning = [n for n in names if n in self._leaving and n not in new]
+        back = self._leaving.union(self._returning)
+        self._returning = [n for n in names if n in back and n not in new]
         self._leaving = {*leaving, *self._returning}
         for name in [name for name in self._due if self.unwanted(name)]:
             del self._due[name]
@@ -153,11 +170,11 @@ class Restarts:
                 self._unready.discard(name)
                 self._worked.add(name)
                 self._log.write("ready", name, at_s)
+        self._evict()
         for name in [n for n in self._returning if self._fleet.members[n].poll() is not None]:
-            if why := self._fleet.room(name):
-                self._leave_out(name, why)
+            if not self._has_room(name, time.monotonic()):
                 continue
-            self._returning.remove(name)  # it had been told to leave, and is wanted again
+            self._returning.remove(name)
             self._note_started(self._fleet.start({name: self._fleet.members[name].command}))
         now = time.monotonic()
         if now - self._looked_s < LOOK_S:
@@ -202,8 +219,8 @@ class Restarts:
             raise BudgetSpent(cause)
         # Who ends because another stands still, or is about to be back, costs nothing.
         free = code == Exit.CONSEQUENCE and bool(self._stopped or self._due)
-        gone = self._fleet.members[name].seat.gone
-        free = free or gone in self._counted  # a node's end counts once
+        gone, leaving = (seat := self._fleet.members[name].seat).gone, seat.leaving
+        free = free or bool(leaving) or gone in self._counted  # a node's end counts once
         self._counted |= {gone} if gone else set()
         if not free and len(self.made) >= self._config.restarts:
             raise BudgetSpent(self._spent(cause))

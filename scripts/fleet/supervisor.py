@@ -5,10 +5,11 @@ last gauges; waits for the learner to end well, unblocked by its exit, by a deat
 makes good, or by Ctrl-C.
 """
 
+import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from configs.runtime.process import Exit
@@ -76,7 +77,8 @@ class Supervisor:
             dead = self._fleet.dead()
             for line in self._fleet.news():
                 self._console.say(line, "bold yellow")
-            self.restarts.look()
+            with _within_budget():
+                self.restarts.look()
             if (wanted := self._wanted.change()) and not self._asked:
                 self.restarts.scale(wanted, self._actor_command)
             try:
@@ -150,10 +152,8 @@ class Supervisor:
         return True
 
     def _tend(self, broken: dict[str, int], at_once: bool = False) -> None:
-        try:
+        with _within_budget():
             self.restarts.tend(broken, at_once)
-        except BudgetSpent as spent:
-            raise RunFailed(str(spent)) from spent
 
     def _explain(self) -> None:
         age_s = max(0.0, time.monotonic() - self._heard_s)
@@ -165,6 +165,7 @@ class Supervisor:
     def _without_leavers(self, broken: dict[str, int]) -> dict[str, int]:
         """Without the actors that were asked to leave and have; the last one may not."""
         actors = {name for name in self._fleet.members if name.startswith("actor-")}
+        broken = {n: code for n, code in broken.items() if n not in self.restarts.returning}
         leavers = {n for n in actors & broken.keys() if not broken[n] or self.restarts.unwanted(n)}
         for name in sorted(leavers - self._left):
             self._console.say(f"{name} has left", "bold yellow")
@@ -228,6 +229,14 @@ class Supervisor:
         if not (self._training or self._asked):
             self._training = True
             self._console.phase("training")
+
+
+@contextlib.contextmanager
+def _within_budget() -> Iterator[None]:
+    try:
+        yield
+    except BudgetSpent as spent:
+        raise RunFailed(str(spent)) from spent
 
 
 def is_service(name: str, service: str) -> bool:

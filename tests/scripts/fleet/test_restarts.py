@@ -39,7 +39,7 @@ class Fleet:
             member.log_path, member.last_words = f"{name}.log", lambda: "its last words"
             member.stopped, member.poll = list, lambda member=member: member.exit_code
             member.signal = lambda number, m=member: setattr(m, "exit_code", -int(number))
-            member.seat = SimpleNamespace(gone="")
+            member.seat = SimpleNamespace(gone="", leaving="")
             self.members[name] = member
         return list(commands)
 
@@ -48,6 +48,10 @@ class Fleet:
 
     def outdated(self) -> list[str]:
         return self.stale
+
+    def evicted(self) -> dict[str, str]:
+        alive = {n: m for n, m in self.members.items() if m.exit_code is None}
+        return {n: m.seat.leaving for n, m in alive.items() if m.seat.leaving}
 
     def end(self, name: str, code: int) -> dict[str, int]:
         self.members[name].exit_code = code
@@ -258,3 +262,82 @@ def test_input_that_was_good_once_is_tried_again(keep, clock) -> None:
 def test_a_scaled_learner_may_resume_its_checkpoint() -> None:
     given = Config(actors=ActorsConfig(count=3))
     assert differences(Config(actors=ActorsConfig(count=2)), given) == {}
+
+
+def test_actors_of_a_node_that_is_to_go_drain_and_come_back_elsewhere(keep, clock) -> None:
+    fleet, kept, said = keep()
+    last, told = fleet.members["actor-1"], []
+    last.seat.leaving, last.signal = "node b is to go in 60 s", told.append
+    for _ in range(2):
+        kept.look()
+    assert told == [signal.SIGTERM] and said == ["actor-1 drains: node b is to go in 60 s"]
+    assert kept.returning == {"actor-1"} and len(fleet.started) == 1
+    kept.scale(2, lambda name: [name])
+    last.exit_code = 0
+    kept.look()
+    assert fleet.started[-1] == {"actor-1": last.command} and not kept.returning
+    assert kept.made == []
+
+
+def test_an_actor_that_finds_no_node_is_left_out_until_one_has_room(keep, clock) -> None:
+    fleet, kept, said = keep()
+    fleet.full = {"actor-1": "no GPU is free"}
+    dead = fleet.end("actor-1", -9)
+    for _ in range(3):
+        kept.tend(dead)
+        clock.s += restarts.LOOK_S
+    assert said[1:] == ["actor-1 is left out: no GPU is free"] and len(fleet.started) == 1
+    assert kept.states()["actor-1"] == "is left out: no GPU is free"
+    fleet.full.clear()
+    kept.tend(dead)
+    assert list(fleet.started[-1]) == ["actor-1"] and kept.states()["actor-1"].startswith("starts")
+
+
+def test_a_run_waits_for_room_for_any_actor_but_not_for_ever(keep, clock) -> None:
+    fleet, kept, _ = keep()
+    fleet.full = dict.fromkeys(("actor-0", "actor-1"), "no node is left")
+    dead = fleet.end("actor-0", -9) | fleet.end("actor-1", -9)
+    kept.tend(dead)
+    clock.s += 3.1
+    kept.tend(dead)
+    clock.s += restarts.HOMELESS_S - 1.0
+    kept.tend(dead)
+    clock.s += 4.1
+    with pytest.raises(BudgetSpent, match="no node had room for an actor: no node is left"):
+        kept.tend(dead)
+
+
+@pytest.mark.parametrize("name", ["learner", "replay"])
+def test_a_run_does_not_go_on_without_room_for_its_learner_or_replay(keep, clock, name) -> None:
+    fleet, kept, _ = keep()
+    fleet.full = {name: "node a is gone"}
+    dead = fleet.end(name, -9)
+    kept.tend(dead)
+    clock.s += 1.1
+    with pytest.raises(BudgetSpent, match=f"{name} cannot be started again: node a is gone"):
+        kept.tend(dead)
+
+
+def test_the_end_of_a_node_counts_once(keep, clock) -> None:
+    fleet, kept, said = keep(restarts=1)
+    for name in ("retrieval_server", "actor-0", "actor-1"):
+        fleet.members[name].seat.gone = "node b is gone (no answer for 8 s)"
+    kept.tend(fleet.end("actor-0", -9) | fleet.end("actor-1", -9))
+    kept.tend(fleet.end("retrieval_server", -9))
+    assert [each["cause"] for each in kept.made] == [
+        "actor-0 has ended: node b is gone (no answer for 8 s)"
+    ]
+
+
+def test_actors_look_for_a_learner_that_has_moved(keep, clock) -> None:
+    fleet, kept, said = keep()
+    dead = fleet.end("learner", -9)
+    kept.tend(dead)
+    fleet.stale = ["actor-0"]
+    clock.s += 1.1
+    kept.tend(dead | fleet.end("learner-1", -9))
+    assert said[-1] == "the learner has moved: actor-0 start again"
+    assert fleet.members["actor-0"].exit_code == -signal.SIGTERM
+    fleet.stale = []
+    kept.look()
+    assert fleet.started[-1] == {"actor-0": ["actor-0"]}

@@ -22,7 +22,7 @@ Gauges = dict[str, dict[str, float]]
 class Member:
     """A process that ends when it is signalled."""
 
-    seat = SimpleNamespace(gone="")
+    seat = SimpleNamespace(gone="", leaving="")
     exit_code, pid, started_at, ready_at = 0, 1, 0.0, lambda _: 1.0
 
     def __init__(self, name: str, told: list[str]) -> None:
@@ -41,6 +41,9 @@ class Fleet:
 
     def news(self) -> list[str]:
         return []
+
+    def evicted(self) -> dict[str, str]:
+        return {}
 
     def dead(self) -> dict[str, int]:
         self.polls -= 1
@@ -109,12 +112,12 @@ def first_to_blame(tmp_path: Path, ends: list[dict[str, int]]) -> str:
     """The cause that the supervisor names when these have ended, poll by poll."""
     status = Status((), (), {}, SERVING, phase="", stop_cause="")
     fleet = SimpleNamespace(members={}, dead=lambda: ends.pop(0) if len(ends) > 1 else ends[0])
-    fleet.news = list
+    fleet.news, fleet.evicted = list, dict
     for name in ("replay", "learner", "actor-0", "actor-1"):
         words = {"name": name, "log_path": f"{name}.log", "last_words": lambda: ""}
         fleet.members[name] = SimpleNamespace(pid=1, started_at=0.0, exit_code=0, **words)
         fleet.members[name].ready_at = lambda: 1.0
-        fleet.members[name].seat = SimpleNamespace(gone="")
+        fleet.members[name].seat = SimpleNamespace(gone="", leaving="")
     fragile = FleetConfig(restarts=0)
     config, stop = Config(run_dir=str(tmp_path), fleet=fragile), SimpleNamespace(cause="")
     parts = (config, fleet, Console(), stop, Progress(), lambda name: [name])
@@ -161,6 +164,7 @@ def test_replay_comes_back_at_once_for_an_end_that_somebody_asked_for(tmp_path: 
         room=lambda name: "",
         outdated=list,
         news=list,
+        evicted=dict,
     )
     config = Config(run_dir=str(tmp_path), fleet=FleetConfig(first_pause_s=100.0))
     stop = SimpleNamespace(cause=CAUSE)
