@@ -319,7 +319,7 @@ def test_a_run_does_not_go_on_without_room_for_its_learner_or_replay(keep, clock
 
 
 def test_the_end_of_a_node_counts_once(keep, clock) -> None:
-    fleet, kept, said = keep(restarts=1)
+    fleet, kept, _ = keep(restarts=1)
     for name in ("retrieval_server", "actor-0", "actor-1"):
         fleet.members[name].seat.gone = "node b is gone (no answer for 8 s)"
     kept.tend(fleet.end("actor-0", -9) | fleet.end("actor-1", -9))
