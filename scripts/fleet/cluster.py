@@ -259,7 +259,9 @@ class Cluster:
         return self.arrangement.learner_word not in words
 
     def news(self) -> list[str]:
-        """Take note of nodes that went, came or are to go; a line on each."""
+        """Take note of nodes that went, came or are to go; a line on each. Raises FleetError once
+        the launcher's own is gone.
+        """
         return [self._note(event) for event in self._watch.events()]
 
     def _note(self, event: NodeEvent) -> str:
@@ -268,6 +270,8 @@ class Cluster:
             self._posts[post.node.address] = post
             self.arrangement.add(event.surveyed)
         elif post is not None and self._posts.get(post.node.address) is post:
+            if post.node.address == self.arrangement.here and not event.is_to_go:
+                raise FleetError(f"{event.said}: it is the launcher's own: start Ray here again")
             if event.is_to_go:
                 return f"{event.said}{self.arrangement.close(post.node.address)}"
             del self._posts[post.node.address]

@@ -1,0 +1,101 @@
+"""Who lies where, what each process is told, and what becomes of that when nodes go and come."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import parse
+from scripts.fleet.arrangement import Arrangement
+from scripts.fleet.nodes import Facts, Node, Surveyed
+from scripts.fleet.placement import GIB, NoRoom
+
+PORTS = (21_000, 21_001, 21_002, 21_003, 21_004)
+
+
+def node(address: str) -> Surveyed:
+    facts = Facts({}, "/forage", {}, 100 * GIB, (), GIB, GIB, PORTS, "", "")
+    return Surveyed(Node(address, "", 0, 4.0), facts)
+
+
+def arranged(tmp_path: Path, *nodes: str, **fields: Any) -> Arrangement:
+    """Two actors on these nodes, the launcher on the first."""
+    words = [f"{name.replace('__', '.')}={value}" for name, value in fields.items()]
+    fixed = (
+        "cluster.address=auto",
+        f"run_dir={tmp_path / 'run'}",
+        "retrieval.corpus=/c.jsonl",
+        "actors.count=2",
+    )
+    config = parse("", [*fixed, *words], "a test")
+    return Arrangement(config, {at: node(at) for at in nodes}, nodes[0])
+
+
+def test_each_process_is_told_the_endpoints_and_its_own_server_first(tmp_path: Path) -> None:
+    plan = arranged(tmp_path, "a", "b", "c")
+    assert plan.seats["actor-0"] == "b" and plan.seats["actor-1"] == "c"
+    endpoints = ["replay.endpoint=tcp://a:21000", "weight_sync.endpoint=tcp://a:21001"]
+    assert plan.words("learner")[:2] == endpoints
+    servers = {at: f"http://{at}:21003" for at in "bc"}
+    assert plan.words("actor-1")[-1] == f"retrieval.url=[{servers['c']},{servers['b']}]"
+    own = ["retrieval.host=c", "retrieval.port=21003"]
+    assert plan.words("retrieval_server-c")[-2:] == own
+    assert plan.places() == {"a": [21_000, 21_001], "b": [21_003], "c": [21_003]}
+
+
+def test_ranks_on_several_nodes_are_told_where_to_meet(tmp_path: Path) -> None:
+    plan = arranged(tmp_path, "a", "b", learner__ranks=2)
+    assert not [word for word in plan.words("learner-1") if "rendezvous" in word]
+    plan._seats.take("learner-1", "b")
+    for rank in ("learner", "learner-1"):
+        assert "learner.rendezvous=tcp://a:21002" in plan.words(rank)
+
+
+def test_a_node_that_goes_leaves_its_processes_to_others(tmp_path: Path) -> None:
+    plan = arranged(tmp_path, "a", "b", "c")
+    plan.remove("c")
+    with pytest.raises(NoRoom, match="node c is gone"):
+        plan.seat("retrieval_server-c")
+    assert plan.seat("actor-1") == "a"
+    assert plan.beside(["actor-1"]) == ["retrieval_server-a"]
+    plan.add(node("c"))
+    assert plan.seat("retrieval_server-c") == "c" and plan.seat("actor-1") == "a"
+    plan.leave("actor-1")
+    assert plan.seat("actor-1") == "c"
+
+
+def test_on_a_node_that_is_to_go_nothing_new_is_placed(tmp_path: Path) -> None:
+    plan = arranged(tmp_path, "a", "b", "c")
+    assert plan.close("c") == ""
+    assert plan.seats["actor-1"] == "c"  # it drains there
+    assert plan.seat("actor-1") == "a"
+    with pytest.raises(NoRoom, match="node c is to go"):
+        plan.seat("retrieval_server-c")
+    plan.remove("c")
+    plan.add(node("c"))
+    assert plan.seat("retrieval_server-c") == "c"
+
+
+def test_what_becomes_of_who_cannot_leave_is_said(tmp_path: Path) -> None:
+    assert "end it (Ctrl-C)" in arranged(tmp_path, "a", "b").close("a")
+    away = {"cluster__learner": "[b]", "cluster__actors": "[c]"}
+    assert "set cluster.shared" in arranged(tmp_path, "a", "b", "c", **away).close("b")
+    away["cluster__shared"] = str(tmp_path)
+    plan = arranged(tmp_path, "a", "b", "c", **away)
+    assert "from the last checkpoint" in plan.close("b")
+    with pytest.raises(NoRoom, match="no such node is there: name some of"):
+        plan.seat("learner")
+
+
+def test_a_learner_that_moves_is_looked_for_where_it_is(tmp_path: Path) -> None:
+    plan = arranged(tmp_path, "a", "b", "c", cluster__shared=tmp_path, cluster__actors="[c]")
+    before, at = plan.learner_word, plan.seats["learner"]
+    plan.close(at)
+    assert plan.seat("learner") != at and plan.learner_word != before
+    assert plan.learner_word in plan.words("actor-0")
+
+
+def test_the_table_says_who_lies_where_with_what_they_need(tmp_path: Path) -> None:
+    lines = list(arranged(tmp_path, "a", "b").table())
+    assert lines[0].startswith("node a: replay, learner") and "of 100.0 GiB" in lines[0]
+    assert "actor-0" in lines[1]

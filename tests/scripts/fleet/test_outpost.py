@@ -1,0 +1,55 @@
+"""An outpost lays what a node's processes read, and leaves nothing of the run on the node."""
+
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from scripts.fleet import guardian
+from scripts.fleet.outpost import Laid, Outpost
+from tests.scripts.fleet.test_guardian import sleeper
+
+
+def until(true: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 20.0
+    while not true() and time.monotonic() < end:
+        time.sleep(0.05)
+    return true()
+
+
+def test_what_is_laid_is_there_and_goes_with_the_outpost(tmp_path: Path) -> None:
+    token, sockets = f"outpost-{time.time_ns()}", tmp_path / "sockets"
+    earlier = sleeper(token)
+    files = [
+        Laid(str(tmp_path / "run" / "config.yaml"), b"a: 1\n"),
+        Laid(str(tmp_path / "keys" / "secret"), b"s", private=True),
+    ]
+    outpost = Outpost("127.0.0.1")
+    outpost.lay(token, str(sockets), [str(tmp_path / "run" / "logs")], files)
+    assert earlier.wait(20.0) == -9  # of an outpost before, which was cut off
+    assert (tmp_path / "run" / "logs").is_dir() and stat.S_IMODE(sockets.stat().st_mode) == 0o700
+    secret = tmp_path / "keys" / "secret"
+    assert secret.read_bytes() == b"s" and stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE(secret.parent.stat().st_mode) == 0o700
+    own, other = sleeper(token), sleeper(f"{token}-other")
+    outpost.close()
+    assert own.wait(20.0) == -9 and not sockets.exists() and other.poll() is None
+    assert (tmp_path / "run" / "config.yaml").exists()
+    other.kill()
+    other.wait()
+
+
+def test_a_log_s_end_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\nafter\n")
+    assert Outpost("127.0.0.1").tail(str(log), 7) == "after\n"
+
+
+def test_an_outpost_that_dies_takes_the_run_s_processes_along(tmp_path: Path) -> None:
+    token = f"outpost-{time.time_ns()}"
+    watcher = guardian.start(token, tmp_path / "sockets", detached=True)
+    own = sleeper(token)
+    assert watcher.wait(20.0) == 0  # it lives on as nobody's child
+    assert own.poll() is None and watcher.stdin is not None
+    watcher.stdin.close()
+    assert own.wait(20.0) == -9
