@@ -24,7 +24,8 @@ class ClusterConfig(Section, frozen=True):
 
     # Of Ray's head, HOST:PORT, or auto (the cluster that Ray finds here); empty: this machine alone
     address: Annotated[str, OF_THE_MACHINE] = ""
-    # Nodes, by the address or the name that Ray tells, that may have ranks; empty: any
+    # Nodes, by the address or the name that Ray tells, that may have ranks, of those that hold as
+    # many the first; empty: the launcher's, or any where there is cluster.shared
     learner: Annotated[tuple[str, ...], OF_THE_MACHINE] = ()
     actors: Annotated[tuple[str, ...], OF_THE_MACHINE] = ()  # that may have actors; empty: any
     # Own servers on each node that has actors; 0: one in all, beside the launcher

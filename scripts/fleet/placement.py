@@ -141,7 +141,10 @@ class Seats:
         names = cluster.learner if kind == LEARNER else cluster.actors
         if kind == LEARNER and not (names or cluster.shared):  # where its checkpoints are found
             return [room for room in rooms if room.node.address == self._here]
-        return [room for room in rooms if room.node.is_one_of(names)]
+        if not names:
+            return list(rooms)
+        named = (room for name in names for room in rooms if room.node.is_one_of((name,)))
+        return list({room.node.address: room for room in named}.values())
 
     def _count(self, kind: str, address: str) -> int:
         return sum(at == address and kind_of(n) == kind for n, at in self.by_name.items())
