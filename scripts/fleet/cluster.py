@@ -306,7 +306,9 @@ class Cluster:
 def _alive() -> list[tuple[Node, str]]:
     """The nodes that Ray counts as alive and that are not to go, with its ids."""
     found, leave = [], _to_go()
-    for each in ray.nodes():
+    with _head_answers():
+        told = ray.nodes()
+    for each in told:
         if each["Alive"] and each["NodeID"] not in leave:
             has = each["Resources"]
             address, name = each["NodeManagerAddress"], each["NodeManagerHostname"]
@@ -320,7 +322,17 @@ def _to_go() -> dict[str, float]:
     it ends; 0: it is not known.
     """
     # What `ray drain-node`, autoscalers and pre-emption hooks say; no public function tells it.
-    return {id: ms / 1e3 for id, ms in ray._private.state.state.get_draining_nodes().items()}
+    with _head_answers():
+        at_ms = ray._private.state.state.get_draining_nodes()
+    return {node_id: ms / 1e3 for node_id, ms in at_ms.items()}
+
+
+@contextlib.contextmanager
+def _head_answers() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # Ray raises many kinds
+        raise FleetError(f"Ray's head does not answer: {error}") from error
 
 
 def _number(address: str) -> tuple[int, str]:

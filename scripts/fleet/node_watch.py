@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-import ray
-
 from configs.load import ConfigError
 from scripts.fleet.host import FleetError
 from scripts.fleet.nodes import Node, Surveyed
@@ -38,7 +36,8 @@ class NodeWatch:
 
     `newcomers()` lists nodes, with Ray's ids, that nobody has; `inspect(node, id)` makes a post
     there and returns it with the node's facts, or raises FleetError; `leavers()` lists the ids of
-    nodes that are to go, each with the time, in seconds since the epoch, or 0.
+    nodes that are to go, each with the time, in seconds since the epoch, or 0. The first and the
+    last may raise FleetError, and are asked again.
     """
 
     def __init__(
@@ -80,8 +79,7 @@ class NodeWatch:
 
     def _every(self, seconds: float, do: Callable[[], None]) -> None:
         while not self._over.wait(seconds):
-            # Ray's head may be away for a while; who is gone the pulses tell.
-            with contextlib.suppress(ray.exceptions.RayError, ConnectionError, TimeoutError):
+            with contextlib.suppress(FleetError):  # Ray's head is away for a while
                 do()
 
     def _feel(self) -> None:

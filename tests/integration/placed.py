@@ -164,4 +164,6 @@ class Launched(OverHosts):
 
     def logs(self) -> str:
         """What the launcher said, and the end of every process's log."""
-        return f"{self._log.read_text(errors='replace')[-8000:]}\n{super().logs()}"
+        lines = self._log.read_text(errors="replace").splitlines()
+        said = [line for line in lines if not line.startswith("step ")]
+        return "\n".join([*said, super().logs()])

@@ -148,7 +148,7 @@ def test_a_node_that_dies_is_missed_in_time_and_used_again(launch: Launch) -> No
         three.mend()
         back_s = time.time()
         start_ray([three], head=one)
-        run.wait_for_words(f"node {three.address} has come", 60.0)
+        run.wait_for_words(f"node {three.address} has come", START_S)
         # The other node with actors goes: what lay there finds room on the one that is back.
         two.die()
         run.wait_for_words(f"node {two.address} is gone", 60.0)

@@ -95,7 +95,7 @@ def test_a_node_that_cannot_be_used_is_not_tried_all_the_time(watched: SimpleNam
 def test_a_head_that_is_away_for_a_while_ends_no_thread(watched: SimpleNamespace) -> None:
     class Away(dict[str, float]):
         def __contains__(self, _: object) -> bool:
-            raise ConnectionError("no head")
+            raise FleetError("no head")
 
     watched.leavers = Away()
     assert silent(watched)
