@@ -35,6 +35,7 @@ def problems(
             *_clock(there),
             *_paths(config, there, found[here], kinds),
             *_folders(config, there, kinds, address in came),
+            *_cores(config, there, kinds),
             *_gpus(there),
         ):
             yield f"node {there.node.shown}: {problem}"
@@ -166,6 +167,20 @@ def _folders(config: Config, there: Surveyed, kinds: Collection[str], came: bool
 
 
 _UNSEEN = "what it wrote there does not come to the launcher"
+
+
+def _cores(config: Config, there: Surveyed, kinds: Collection[str]) -> Iterator[str]:
+    wanted = {
+        "learner.threads": config.learner.threads if LEARNER in kinds else 0,
+        "actors.threads": config.actors.threads if ACTOR in kinds else 0,
+        "retrieval.threads": config.retrieval.threads if RETRIEVAL in kinds else 0,
+    }
+    for field, count in wanted.items():
+        if count > there.facts.cores:
+            yield (
+                f"{field} = {count!r}: {there.facts.cores} cores are there: lower it, or let other "
+                "nodes have it (cluster.learner, cluster.actors)"
+            )
 
 
 def _gpus(there: Surveyed) -> Iterator[str]:

@@ -66,6 +66,7 @@ class Facts(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     python_path: str  # by which a process there imports what this one did
     sizes: dict[str, int | None]
+    cores: int  # that processes there may use
     memory_bytes: int
     gpu_bytes: tuple[int, ...]
     tmp_bytes: int
@@ -91,6 +92,7 @@ def look(asked: Asked, address: str) -> Facts:
         versions=versions(),
         python_path=os.pathsep.join(dict.fromkeys(folders)),
         sizes={path: size_of(Path(path)) for path in asked.paths},
+        cores=len(os.sched_getaffinity(0)),
         memory_bytes=psutil.virtual_memory().available,
         gpu_bytes=tuple(_gpu_bytes()),
         tmp_bytes=shutil.disk_usage("/tmp").free,

@@ -14,7 +14,7 @@ PORTS = (21_000, 21_001, 21_002, 21_003, 21_004)
 
 
 def node(address: str) -> Surveyed:
-    facts = Facts({}, "/forage", {}, 100 * GIB, (), GIB, GIB, PORTS, "", "")
+    facts = Facts({}, "/forage", {}, 4, 100 * GIB, (), GIB, GIB, PORTS, "", "")
     return Surveyed(Node(address, "", 0, 4.0), facts)
 
 

@@ -22,6 +22,7 @@ CONFIG = parse(
         "model.path=/m",
         "retrieval.corpus=/c.jsonl",
         "actors.tensor_parallel=2",
+        "actors.threads=4",
     ],
     "a test",
 )
@@ -29,6 +30,7 @@ FACTS = Facts(
     versions={"Python": "3.12.1", "vllm": "1.0", "forage": "1 (ab)"},
     python_path="/forage",
     sizes={"/m": 10, "/c.jsonl": 5},
+    cores=8,
     memory_bytes=GIB,
     gpu_bytes=(80 * GIB, 80 * GIB),
     tmp_bytes=GIB,
@@ -55,6 +57,11 @@ def test_nodes_that_are_alike_are_good() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
+        (
+            {"cores": 2},
+            "node b: actors.threads = 4: 2 cores are there: lower it, or let other nodes have it "
+            "(cluster.learner, cluster.actors)",
+        ),
         (
             {"versions": FACTS.versions | {"vllm": "0.9"}},
             "node b: vllm is 0.9 there and 1.0 here: install the same there",
