@@ -2,6 +2,7 @@
 address and a Ray node of its own, on this machine.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -44,12 +45,7 @@ pytestmark = [
     pytest.mark.skipif(bool(supported()), reason=f"no hosts: {supported()}"),
 ]
 NOTICED_S, NOTICE_S = 10.0, 60
-DRAIN_NODE = (
-    "drain-node",
-    "--reason=DRAIN_NODE_REASON_PREEMPTION",
-    "--reason-message=spot",
-    f"--deadline-remaining-seconds={NOTICE_S}",
-)
+COMMAND_S = 90.0  # of one that connects to Ray
 Launch = Callable[..., Launched]
 
 
@@ -76,6 +72,35 @@ def workers_in(host: Host) -> list[str]:
     return sorted(module for module in modules if module.endswith(".worker"))
 
 
+def ray_ids(host: Host, address: str) -> dict[str, str]:
+    """Ray's id of each living node of the cluster, by the node's address."""
+    told = host.run(sys.executable, "-c", _IDS, address, timeout_s=COMMAND_S).splitlines()
+    return dict(line.split()[1:] for line in told if line.startswith("node "))
+
+
+_IDS = """
+import ray, sys
+ray.init(address=sys.argv[1], log_to_driver=False)
+for each in ray.nodes():
+    if each["Alive"]:
+        print("node", each["NodeManagerAddress"], each["NodeID"])
+"""
+
+
+def give_notice(host: Host, address: str) -> None:
+    """Say that this host will be taken away. Ray finds its node by itself where one is to find."""
+    host.run(
+        str(Path(sys.executable).with_name("ray")),
+        "drain-node",
+        f"--address={address}",
+        f"--node-id={ray_ids(host, address)[host.address]}",
+        "--reason=DRAIN_NODE_REASON_PREEMPTION",
+        "--reason-message=spot",
+        f"--deadline-remaining-seconds={NOTICE_S}",
+        timeout_s=COMMAND_S,
+    )
+
+
 def delivers(actor_id: str, after_s: float = 0.0) -> Callable[[Record], bool]:
     """True of a delivery by this actor later than then."""
     return lambda r: isinstance(r, Delivered) and r.actor_id == actor_id and r.now > after_s
@@ -90,8 +115,7 @@ def test_a_run_over_two_nodes_completes_and_leaves_the_cluster_as_it_was(launch:
         assert workers_in(two) == ["actors.worker", "retrieval_server.worker"]
         assert run.wait_for_end(START_S) == Exit.DONE
         assert workers_in(one) == workers_in(two) == []
-        ray = "import ray; ray.init(address='auto', log_to_driver=False); print(len(ray.nodes()))"
-        assert one.run(".venv/bin/python", "-c", ray, timeout_s=60.0).strip().endswith("2")
+        assert ray_ids(one, address).keys() == {one.address, two.address}
     check_books(run)
     assert f"node {one.address}" in run.said() and f"node {two.address}" in run.said()
     assert [each.result.step for each in of(run, EvaluationFinished)] == [0, 3]
@@ -171,7 +195,7 @@ def test_a_node_that_is_to_go_drains_without_a_lost_lease(launch: Launch) -> Non
         run.wait_for("Delivered of actor-1", delivers("actor-1"), START_S)
         wait_for_step(run, 2)
         at_s = time.time()
-        three.run(".venv/bin/ray", *DRAIN_NODE, timeout_s=60.0)
+        give_notice(three, address)
         left = run.wait_for(
             "ActorLeft", lambda r: isinstance(r, ActorLeft) and r.actor_id == "actor-1", NOTICE_S
         )
