@@ -2,6 +2,7 @@
 address and a Ray node of its own, on this machine.
 """
 
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -70,6 +71,11 @@ def workers_in(host: Host) -> list[str]:
     lines = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in host.pids()]
     modules = [line[2].decode() for line in lines if len(line) > 2 and line[1] == b"-m"]
     return sorted(module for module in modules if module.endswith(".worker"))
+
+
+def shown(host: Host) -> str:
+    """The name of its node in what the launcher says."""
+    return f"node {host.address} ({socket.gethostname()})"
 
 
 def ray_ids(host: Host, address: str) -> dict[str, str]:
@@ -161,7 +167,7 @@ def test_a_node_that_dies_is_missed_in_time_and_used_again(launch: Launch) -> No
         wait_for_step(run, 3)
         at_s, done = time.time(), steps(run)
         three.die()
-        run.wait_for_words(f"node {three.address} is gone", 60.0)
+        run.wait_for_words(f"{shown(three)} is gone", 60.0)
         noticed_s = time.time() - at_s
         left = run.wait_for(
             "ActorLeft", lambda r: isinstance(r, ActorLeft) and r.actor_id == "actor-1", 60.0
@@ -172,10 +178,10 @@ def test_a_node_that_dies_is_missed_in_time_and_used_again(launch: Launch) -> No
         three.mend()
         back_s = time.time()
         start_ray([three], head=one)
-        run.wait_for_words(f"node {three.address} has come", START_S)
+        run.wait_for_words(f"{shown(three)} has come", START_S)
         # The other node with actors goes: what lay there finds room on the one that is back.
         two.die()
-        run.wait_for_words(f"node {two.address} is gone", 60.0)
+        run.wait_for_words(f"{shown(two)} is gone", 60.0)
         again = run.wait_for("actor-0 elsewhere", delivers("actor-0", time.time()), START_S)
         assert "actors.worker" in workers_in(three)
         assert run.end(DRAIN_S) == Exit.INTERRUPTED
