@@ -24,6 +24,8 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 # Ray gives its workers way to everything else on the machine (15); they are the work here.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# It would print what it notices of nodes and processes between our lines, which say that already.
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")
 
 import ray
 
