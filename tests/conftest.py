@@ -84,8 +84,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _scope(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    if Path(file).name == "test_vllm.py":
-        return "engine"  # these share the session's one
+    if Path(file).name == "test_vllm.py" or Path(file).parent.name == "engine":
+        return "engine"  # these share the session's one, or its imports
     return "runs" if Path(file).name in RUNS and "integration" in Path(file).parts else file
 
 
