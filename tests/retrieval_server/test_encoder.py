@@ -1,6 +1,7 @@
 """Settings read beside models, and vectors against a naive computation of each pooling."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,25 +23,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_encoder(tmp_path_factory.mktemp("encoders") / "tiny")
 
 
-def _naive(folder: Path, text: str, usage: Settings) -> np.ndarray:
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> tuple[Any, Any]:
+    """The tokenizer and the model of transformers."""
+    return AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+
+
+def _naive(plain: tuple[Any, Any], text: str, usage: Settings) -> np.ndarray:
     """One text alone, without padding."""
-    ids = AutoTokenizer.from_pretrained(folder)(text, truncation=True, max_length=64)["input_ids"]
+    tokenizer, model = plain
+    ids = tokenizer(text, truncation=True, max_length=64)["input_ids"]
     with torch.no_grad():
-        hidden = AutoModel.from_pretrained(folder).eval()(torch.tensor([ids])).last_hidden_state[0]
+        hidden = model(torch.tensor([ids])).last_hidden_state[0]
     pooled = {"mean": hidden.mean(0), "cls": hidden[0], "last": hidden[-1]}[usage.pooling]
     return (pooled / pooled.norm() if usage.normalise else pooled).numpy()
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 @pytest.mark.parametrize("normalise", [True, False])
-def test_vectors_agree_with_the_naive_ones(folder: Path, pooling: str, normalise: bool) -> None:
+def test_vectors_agree_with_the_naive_ones(
+    folder: Path, plain: tuple[Any, Any], pooling: str, normalise: bool
+) -> None:
     usage = Settings(pooling, normalise, passage_prefix="passage: ")  # type: ignore[arg-type]
     encoder = Encoder(folder, usage)
     for texts, vectors in (
         (TEXTS, encoder.queries(TEXTS)),
         ([f"passage: {text}" for text in TEXTS], encoder.passages(TEXTS)),
     ):
-        expected = np.stack([_naive(folder, text, usage) for text in texts])
+        expected = np.stack([_naive(plain, text, usage) for text in texts])
         np.testing.assert_allclose(vectors, expected, atol=2e-6)
 
 
