@@ -12,8 +12,11 @@ from typing import Any
 
 import msgspec
 import yaml
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
 
 from configs import devices, hints
+from configs.runtime import libyaml
 from configs.runtime.files import write_durably
 from configs.schema import Config
 from configs.section import CHANGEABLE, OF_THE_MACHINE, ONE_OR_MORE, Section
@@ -23,8 +26,8 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; the message names field, value and remedy."""
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads `1e-6` as a number and refuses a key given twice."""
+class _Strict(SafeConstructor, Resolver):
+    """Reads `1e-6` as a number and refuses a key given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuse duplicate keys, which plain YAML silently overwrites."""
@@ -37,6 +40,21 @@ class _Loader(yaml.SafeLoader):
                 )
             lines[name] = line
         return super().construct_mapping(node, deep)
+
+
+_Strict.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+class _Loader(_Strict, libyaml.SafeLoader):
+    """What reads a configuration."""
+
+
+class _Explainer(_Strict, yaml.SafeLoader):
+    """The same, slower, and its complaints are those that have a remedy here."""
 
 
 # The field that a text in place of a whole section is meant for.
@@ -55,14 +73,6 @@ _OF_YAML = {  # remedies for PyYAML's complaints
     "mapping values are not allowed": f"write `key: value`, with a space after the colon; {_FORM}",
     "could not find expected ':'": f"write `key: value`, with a space after the colon; {_FORM}",
 }
-_Loader.yaml_implicit_resolvers = {
-    k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+0123456789."),
-)
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), gpus: int | None = None) -> Config:
@@ -89,7 +99,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), gpus: int | None = Non
 def parse(text: str, overrides: Sequence[str], source: str, gpus: int | None = None) -> Config:
     """`load`, of text that came from `source`."""
     try:
-        tree = yaml.load(text, _Loader) or {}
+        tree = _read(text) or {}
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" (line {mark.line + 1})" if mark else ""
@@ -113,6 +123,13 @@ def parse(text: str, overrides: Sequence[str], source: str, gpus: int | None = N
     return config
 
 
+def _read(text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        return yaml.load(text, _Explainer)
+
+
 def save(config: Config, path: Path) -> None:
     """Write the whole resolved configuration, durably."""
     write_durably(path, dump(config))
@@ -120,7 +137,8 @@ def save(config: Config, path: Path) -> None:
 
 def dump(config: Config) -> str:
     """The whole resolved configuration as YAML; `parse` reads it."""
-    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, width=1000)
+    tree = msgspec.to_builtins(config)
+    return yaml.dump(tree, Dumper=libyaml.SafeDumper, sort_keys=False, width=1000)
 
 
 def marked(mark: msgspec.Meta, section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
@@ -203,7 +221,7 @@ def read_override(override: str) -> tuple[str, Any]:
     if text and kind is str and text[0] not in "'\"" and text not in ("null", "~"):
         return key, text
     try:
-        value = yaml.load(text, _Loader) if text else ""
+        value = _read(text) if text else ""
     except yaml.YAMLError as error:
         raise ConfigError(
             f"override {override!r}: {text!r} is not a YAML value: quote it"
