@@ -20,6 +20,7 @@ from configs.load import (
     load,
     recorded_config,
 )
+from configs.runtime.libyaml import SafeLoader
 from configs.runtime.process import socket_dir
 from configs.schema import Config
 from configs.section import Section
@@ -115,7 +116,7 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
 
 def _given_fields(path: str | None, overrides: Sequence[str]) -> Iterator[str]:
     if path is not None:
-        tree = yaml.safe_load(Path(path).read_text()) or {}
+        tree = yaml.load(Path(path).read_text(), SafeLoader) or {}
         yield from (field for field, _ in leaves(tree) if field != devices.KEY)
     yield from fields_of(overrides)
 
@@ -150,7 +151,7 @@ def _check_record(folder: Path, written: Config) -> None:
         for record in read_whole(path):
             if isinstance(record, RunStarted | RunResumed):
                 text = record.config
-        recorded = written if text is None else recorded_config(yaml.safe_load(text))
+        recorded = written if text is None else recorded_config(yaml.load(text, SafeLoader))
     except LogError as error:
         raise ConfigError(str(error)) from error
     except (ValueError, yaml.YAMLError) as error:
