@@ -38,7 +38,7 @@ def training(config: Config) -> Iterator[Trainer]:
 @pytest.fixture
 def batches(batch: Callable[..., Batch], config: Config) -> list[TrainingBatch]:
     learner = msgspec.structs.replace(config.learner, micro_batch_tokens=60)
-    return [build(batch(step, step - 1, groups=3), learner) for step in range(1, 7)]
+    return [build(batch(step, step - 1, groups=3), learner) for step in range(1, 5)]
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
