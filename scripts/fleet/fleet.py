@@ -3,8 +3,7 @@
 Ray only *places*: a host starts one `python -m <package>.worker` in its own group and reports its
 exit code. The worker asks the kernel to die with its parent, so a host (or Ray, or the launcher)
 that is killed takes its worker along. Every wait has a deadline. Where hosts lie is a `Place`: this
-machine (`Here`), or the nodes of a cluster (scripts/fleet/cluster.py); both import ray, nobody
-else.
+machine (`Here`), or the nodes of a cluster (scripts/fleet/cluster.py).
 """
 
 import contextlib
@@ -19,39 +18,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ.setdefault("RAY_AUTH_MODE", "token")
-# Ray gives its workers way to everything else on the machine (15); they are the work here.
-os.environ.setdefault("RAY_worker_niceness", "0")
-# It would print what it notices of nodes and processes between our lines, which say that already.
-os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")
-
 import ray
 
 from configs.runtime.process import Exit
 from configs.runtime.watchdog import phase
 from scripts.fleet import guardian
 from scripts.fleet.host import CALL_DEADLINE_S, FleetError, Host, tail
+from scripts.fleet.local_ray import MONITOR, start_ray
 
 RAY_STARTS = 3  # on a machine that is busy
 RAY_DEADLINE_S = 180.0  # of all of them: to connect to what it has started Ray waits without end
 LOCKED_S = 10.0  # after that: the process ends, and says where it stood
 PLACE_DEADLINE_S = 60.0  # of a host: Ray starts a process for it
-MONITOR = "RAY_memory_monitor_refresh_ms"  # 0: Ray does not look at memory
 log = logging.getLogger(__name__)
-
-
-def start_ray(cores: int | None, folder: Path) -> None:
-    """Start Ray on so many cores, its session in a folder of the caller's; it says nothing."""
-    ray.init(
-        num_cpus=cores,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-        object_store_memory=100 << 20,
-        _temp_dir=str(folder),
-    )
 
 
 def _leave(message: str) -> None:

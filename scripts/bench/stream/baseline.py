@@ -22,7 +22,7 @@ os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 import msgspec
 
-from scripts.fleet.fleet import start_ray  # isort: skip - it sets the environment that Ray reads
+from scripts.fleet.local_ray import start_ray  # isort: skip - it sets what Ray reads
 
 import ray
 from ray.util.queue import Queue

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,3 +113,27 @@ def test_ray_kills_no_host_for_what_its_process_holds(
         monkeypatch.setenv(name, "before")
     Fleet(tmp_path, tmp_path, {}).__enter__()
     assert seen == ["0"]
+
+
+@pytest.mark.slow
+def test_ray_starts_nothing_that_a_run_has_no_use_for() -> None:
+    code = """
+import os, psutil, secrets, sys
+from pathlib import Path
+os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+from scripts.fleet.local_ray import start_ray
+start_ray(2, Path(sys.argv[1]))
+import ray
+for each in psutil.Process().children(recursive=True):
+    print(each.name(), *each.cmdline())
+pid_of = ray.remote(num_cpus=0)(lambda: os.getpid())
+print(ray.get(pid_of.remote()) != os.getpid())
+"""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # sockets lie in it: a short path
+        command = [sys.executable, "-c", code, folder]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    *started, placed = done.stdout.splitlines()
+    assert placed == "True" and any("raylet" in line for line in started)
+    for unused in ("dashboard.py", "monitor.py"):
+        assert unused not in done.stdout
