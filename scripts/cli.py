@@ -77,7 +77,7 @@ COMMANDS = {
     "index": Command("data.build_index:index", "Build an index of a corpus."),
     "memory": Command("setup.memory:memory", "Reckon what GPUs must hold, and a run's pace."),
     "plan": Command("plan.plan:plan", "Simulate a run: tokens a second, staleness, GPUs."),
-    "doctor": Command("setup.doctor:doctor", "Check this machine for what a run needs."),
+    "doctor": Command("fleet.doctor:doctor", "Check what a run needs, here or on a cluster."),
     "bench learner": Command("bench.learner:bench", "Time and memory of a learner's step."),
     "bench staleness": Command(
         "bench.staleness.bench:bench", "Exact match by the data's age, for each correction."

@@ -12,7 +12,7 @@ import contextlib
 import ipaddress
 import os
 import secrets
-import socket
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,19 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from configs.keys import Addresses
 from configs.load import ConfigError
 from configs.schema import Config
-from scripts.fleet import guardian
+from scripts.fleet import guardian, head
 from scripts.fleet.arrangement import Arrangement
 from scripts.fleet.fleet import Seat, watched
 from scripts.fleet.host import FleetError
 from scripts.fleet.node_checks import problems
 from scripts.fleet.node_watch import NodeEvent, NodeWatch
-from scripts.fleet.nodes import CONNECT_S, Node, Surveyed
+from scripts.fleet.nodes import Node, Surveyed
 from scripts.fleet.outpost import Laid
 from scripts.fleet.placement import LEARNER, RETRIEVAL, NoRoom, kind_of
 from scripts.fleet.post import LOOK_S, Post, all_of
 from scripts.fleet.survey import refused, survey, unreachable
 
-_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+SAID = 300  # characters of what Ray says, which may be a page
 _SLIVER = 0.001  # of a node's own resource: it pins, and takes nothing
 
 
@@ -45,7 +45,7 @@ def joined(config: Config) -> Iterator["Cluster"]:
     """The run arranged on the nodes of `cluster.address`, until the block ends. Raises ConfigError
     listing every problem.
     """
-    _connect(config.cluster.address)
+    connect(config.cluster.address)
     cluster = Cluster(config)
     try:
         cluster.arrange()
@@ -58,28 +58,22 @@ def joined(config: Config) -> Iterator["Cluster"]:
         cluster.close()
 
 
-def _connect(address: str) -> None:
-    tokens = [os.environ.get(name) for name in _TOKENS] + [_default_token()]
-    if not any(tokens):
+def connect(address: str) -> None:
+    """Be a driver of the cluster there. Raises ConfigError."""
+    if not (token := head.token()):
         os.environ["RAY_AUTH_MODE"] = "disabled"
     try:
-        if address != "auto":  # Ray itself would try for minutes
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), CONNECT_S).close()
-        with watched(f"joining the Ray cluster at {address}"):
-            ray.init(address=address, log_to_driver=False, configure_logging=False)
+        at = head.found(address)
+        head.require(at, token)
+        with watched(f"joining the Ray cluster at {at}"):
+            ray.init(address=at, log_to_driver=False, configure_logging=False)
     except Exception as error:  # Ray raises many kinds
-        said = getattr(error, "strerror", "") or str(error) or type(error).__name__
+        said = textwrap.shorten(str(error) or type(error).__name__, SAID).rstrip(".")
         raise ConfigError(
-            f"cluster.address = {address!r}: no cluster can be joined from here: "
-            f"{said.strip().splitlines()[0]}: start Ray on this machine too (ray start --head, or "
-            "ray start --address=HOST:PORT), with the RAY_AUTH_TOKEN_PATH of here"
+            f"cluster.address = {address!r}: no cluster can be joined from here: {said}: start Ray "
+            "on this machine too (ray start --head, or ray start --address=HOST:PORT), with the "
+            "RAY_AUTH_TOKEN_PATH of here"
         ) from error
-
-
-def _default_token() -> str:
-    path = Path.home() / ".ray" / "auth_token"
-    return str(path) if path.is_file() else ""
 
 
 class NodeSeat(Seat):
@@ -147,7 +141,7 @@ class Cluster:
 
     def arrange(self) -> None:
         """Look at the nodes and find all processes a seat. Raises ConfigError, FleetError."""
-        found = _alive()
+        found = alive()
         if self._here not in {node.address for node, _ in found}:
             raise ConfigError(
                 f"cluster.address = {self._given.cluster.address!r}: {self._here}, this machine, "
@@ -284,7 +278,7 @@ class Cluster:
 
     def _newcomers(self) -> list[tuple[Node, str]]:
         known = {post.node_id for post in [*self._posts.values()] if not post.gone}
-        return [(node, id) for node, id in _alive() if id not in known and self._may_be_used(node)]
+        return [(node, id) for node, id in alive() if id not in known and self._may_be_used(node)]
 
     def _inspect(self, node: Node, node_id: str) -> tuple[Post, Surveyed]:
         """Its post and facts. Raises FleetError with all that is wrong with it."""
@@ -303,7 +297,7 @@ class Cluster:
         return post, surveyed[node.address]
 
 
-def _alive() -> list[tuple[Node, str]]:
+def alive() -> list[tuple[Node, str]]:
     """The nodes that Ray counts as alive and that are not to go, with its ids."""
     found, leave = [], _to_go()
     with _head_answers():

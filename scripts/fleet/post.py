@@ -26,12 +26,12 @@ class Post:
     it is to go; `laid`: what processes read is there.
     """
 
-    def __init__(self, node: Node, node_id: str) -> None:
+    def __init__(self, node: Node, node_id: str, kind: type[Outpost] = Outpost) -> None:
         """Have Ray start its outpost; `node_id` is Ray's."""
         self.node, self.node_id, self.gone, self.laid = node, node_id, "", False
         self.leaving = ""
         there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        remote = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4)(Outpost)
+        remote = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4)(kind)
         self._outpost = remote.options(scheduling_strategy=there).remote(node.address)
         self._beat: Any = None
         self._asked_s = self._heard_s = time.monotonic()
@@ -50,9 +50,9 @@ class Post:
                     ) from None
             except ray.exceptions.RayTaskError as error:
                 cause = error.cause if isinstance(error.cause, Exception) else error
-                raise FleetError(f"node {self.node.shown}: {cause}") from error
+                raise FleetError(f"node {self.node.shown}: {_gist(cause)}") from error
             except ray.exceptions.RayError as error:
-                raise FleetError(f"node {self.node.shown}: {_first_line(error)}") from error
+                raise FleetError(f"node {self.node.shown}: {_gist(error)}") from error
         raise NodeGone(self.gone)
 
     def clock(self) -> tuple[float, float]:
@@ -82,7 +82,7 @@ class Post:
             if now - self._heard_s > SILENT_S:
                 self.give_up(f"no answer for {SILENT_S:g} s")
         except ray.exceptions.RayError as error:
-            self.give_up(_first_line(error))
+            self.give_up(_gist(error))
         else:
             self._heard_s = now
         self._beat = None
@@ -102,9 +102,11 @@ class Post:
                 ray.kill(self._outpost)
 
 
-def _first_line(error: Exception) -> str:
-    """Of a message of Ray's, what it says first."""
+def _gist(error: Exception) -> str:
+    """Of a message, what it says first; of a traceback, last: what was raised."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if any("Traceback (most recent call last)" in line for line in lines):
+        lines.reverse()
     return lines[0].rstrip(".:") if lines else type(error).__name__
 
 

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -26,10 +26,9 @@ from rich.table import Table
 
 from configs.devices import on_cpu
 from configs.load import ConfigError, load
-from configs.runtime.files import weights_bytes, write_json
-from configs.runtime.process import REPOSITORY, Exit
+from configs.runtime.files import weights_bytes
+from configs.runtime.process import REPOSITORY
 from configs.schema import Config
-from scripts.options import Options, argument, option, overrides
 from scripts.setup import machine, preflight
 from scripts.setup.fit import fitted
 from scripts.setup.gpu_memory import GIB
@@ -38,6 +37,7 @@ from scripts.terminal import status
 
 PYTHONS = (3, 11), (3, 15)  # from, and before
 LEAST_CORES = 2
+RUNS = "runs"  # where run_dir is by default
 DRIVER = 580  # the first of CUDA 13
 DEMO = REPOSITORY / "configs" / "demo.yaml"
 LEAST_DISK_BYTES, LEAST_SHARED_BYTES = 2 * GIB, GIB // 4
@@ -66,13 +66,6 @@ INSTALL = "run `make .venv` (with GPU=1 on a machine with GPUs)"
 
 
 @dataclass(frozen=True)
-class DoctorOptions(Options):
-    config: str | None = argument("check for this configuration too", default=None)
-    overrides: tuple[str, ...] = overrides()
-    json: Path | None = option("write the findings there", metavar="FILE")
-
-
-@dataclass(frozen=True)
 class Finding:
     """One row: what was looked at. A shortcoming that is not `required` does not hinder a run."""
 
@@ -89,23 +82,22 @@ class Finding:
         return len(self.remedy.splitlines()) if self.required and not self.ok else 0
 
 
-def doctor(options: DoctorOptions) -> int:
-    """Check, show, and fail where something needed is missing. Raises ConfigError."""
-    config = fitted(load(options.config, options.overrides)) if options.config else None
-    console = Console()
+def of_this_machine(path: str | None, overrides: Sequence[str]) -> list[Finding]:
+    """What was found here; with a configuration, also for that one. Raises ConfigError."""
+    config = fitted(load(path, overrides)) if path else None
     with status("looking at this machine, loading its libraries"):
         found = list(findings(config))
-    if config is not None and options.config:
-        found.append(configuration(resolve(config, Path(options.config).stem)))
-    show(found, console)
-    if options.json:
-        write_json(options.json, [asdict(each) for each in found])
-    return Exit.FAILED if any(each.problems for each in found) else Exit.DONE
+    if config is not None and path:
+        run = resolve(config, Path(path).stem)
+        found.append(configuration(lambda: preflight.check(run)))
+    return found
 
 
-def findings(config: Config | None = None) -> Iterator[Finding]:
-    """Everything about the machine; with a configuration, what that one needs of it."""
-    run_dir = Path(config.run_dir if config and config.run_dir else "runs").resolve()
+def findings(config: Config | None = None, runs: str = RUNS) -> Iterator[Finding]:
+    """Everything about the machine; with a configuration, what that one needs of it. `runs`: where
+    runs lie without one.
+    """
+    run_dir = Path(config.run_dir if config and config.run_dir else runs).resolve()
     weights = weights_bytes(config.model.path) if config else 0
     kept = config.learner.keep_checkpoints + 1 if config else 0
     lock = REPOSITORY / "requirements" / ("cpu.lock" if on_cpu() else "gpu.lock")
@@ -272,18 +264,18 @@ def _version(name: str) -> str:
     return ""
 
 
-def configuration(config: Config) -> Finding:
-    """The checks that a run makes before it starts: files, ports, memory, GPUs."""
+def configuration(check: Callable[[], object]) -> Finding:
+    """What `check` raises: it makes the checks of a run before its start."""
     said = ""
     try:
-        preflight.check(config)
+        check()
     except ConfigError as error:
         said = str(error)
     return Finding("configuration", _problems(len(said.splitlines())), "no problem", not said, said)
 
 
 def show(found: Sequence[Finding], console: Console) -> None:
-    """A table of all, then the remedies."""
+    """A table of all, then the remedies, and whether a run can start."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", "what", "has", "needs"):
         table.add_column(column, overflow="fold")

@@ -44,6 +44,11 @@ SEARCH_R1 = {  # scripts/nq_hotpotqa/v0.2/train_grpo.sh
     "learner.weight_decay": 0.01,
     "learner.max_grad_norm": 1.0,
 }
+OVER_NODES = SEARCH_R1 | {  # the same, with a search on each node's CPU
+    "retrieval.device": "cpu",
+    "retrieval.index_device": "cpu",
+    "cluster.address": "auto",
+}
 EMA_PG = SEARCH_R1 | {  # search/train_grpo_ema_pg.sh
     "learner.eval_every": 50 * PER_BATCH,
     "learner.checkpoint_every": 50 * PER_BATCH,
@@ -89,6 +94,7 @@ ASEARCHER = {  # ASearcher/configs/asearcher_local.yaml
 RECIPES: dict[str, dict[str, Any]] = {
     "search_r1_3b_grpo": SEARCH_R1,
     "search_r1_7b_grpo": SEARCH_R1,
+    "search_r1_7b_4x8": OVER_NODES,
     "ema_pg_3b": EMA_PG,
     "asearcher_7b": ASEARCHER,
 }
@@ -96,6 +102,7 @@ FREE_OF_80, FREE_OF_24 = 79.0, 22.0  # GiB that CUDA shows of GPUs of 80 and of 
 CASES = {  # configuration, model, GPUs, GiB of each
     "search_r1_3b_grpo": ("search_r1_3b_grpo", "Qwen2.5-3B", 8, FREE_OF_80),
     "search_r1_7b_grpo": ("search_r1_7b_grpo", "Qwen2.5-7B", 8, FREE_OF_80),
+    "search_r1_7b_4x8": ("search_r1_7b_4x8", "Qwen2.5-7B", 32, FREE_OF_80),
     "ema_pg_3b": ("ema_pg_3b", "Qwen2.5-3B", 8, FREE_OF_80),
     "asearcher_7b": ("asearcher_7b", "Qwen2.5-7B", 8, FREE_OF_80),
     "one_gpu": ("one_gpu", "Qwen2.5-0.5B", 1, FREE_OF_24),

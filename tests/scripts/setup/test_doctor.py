@@ -1,7 +1,5 @@
 """The check of this machine: each finding, and the command."""
 
-import json
-import re
 import resource
 from importlib import metadata
 from io import StringIO
@@ -12,7 +10,6 @@ from rich.console import Console
 
 from configs.load import load
 from configs.runtime.process import REPOSITORY
-from scripts import cli
 from scripts.setup import doctor, machine
 from scripts.setup.doctor import GIB, Finding
 
@@ -106,23 +103,3 @@ def test_it_fits_80_columns_and_every_shortcoming_has_its_remedy() -> None:
     said = console.export_text()
     assert "no cores: buy one" in said and "1 problem: a run cannot start here" in said
     assert max(map(len, said.splitlines())) <= 80
-
-
-def test_the_command_fails_where_something_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(doctor, "LIBRARIES", {"msgspec": "to load"})
-    file = tmp_path / "findings.json"
-    config = str(REPOSITORY / "configs" / "base.yaml")
-    code = cli.main(["doctor", config, f"run_dir={tmp_path / 'run'}", "--json", str(file)])
-    said = " ".join(capsys.readouterr().out.split())
-    assert code == 1 and "no configuration: model.path is empty" in said
-    assert re.search(r"configuration \d problems no problem", said)  # one more where memory lacks
-    assert re.search(r"\d problems: a run cannot", said)
-    found = {each["what"]: each for each in json.loads(file.read_text())}
-    assert found["msgspec"]["ok"] and not found["configuration"]["ok"]
-
-
-def test_an_unknown_configuration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor", "none.yaml"]) == 2
-    assert "'none.yaml' does not exist" in capsys.readouterr().err

@@ -1,0 +1,142 @@
+"""The examination of every node of a Ray cluster, for `forage doctor --cluster`.
+
+Every wait has a deadline. What is wrong with the cluster itself raises ConfigError; a node that
+cannot be looked at is named among those that are.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from configs.load import ConfigError
+from configs.schema import Config
+from scripts.fleet.cluster import alive, connect
+from scripts.fleet.examiner import Examiner
+from scripts.fleet.host import FleetError
+from scripts.fleet.nodes import CONNECT_S, Node, Surveyed
+from scripts.fleet.post import START_S, Post, all_of
+from scripts.fleet.survey import survey
+from scripts.setup.doctor import LOAD_S, Finding
+
+JOIN_S = 300.0  # for the nodes that are waited for
+RATE_S = 1.0  # of one measurement
+Pair = tuple[str, str]  # of addresses: from, to
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One node: its facts, what `forage doctor` says there, and whether the launcher sees what it
+    wrote into `cluster.shared`.
+    """
+
+    surveyed: Surveyed
+    own: list[Finding]
+    came: bool
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What was found: on each node by address, why some could not be looked at, and of pairs of
+    nodes why they do not connect, and the bytes a second from one to the next.
+    """
+
+    seen: dict[str, Seen]
+    lost: dict[Node, str]
+    unreachable: dict[Pair, str]
+    rates: dict[Pair, float]
+
+
+def examined(config: Config, count: int) -> Examined:
+    """What is found on the nodes of `cluster.address`, once there are so many. Raises
+    ConfigError.
+    """
+    connect(config.cluster.address)
+    try:
+        with _posts(_awaited(count, JOIN_S)) as posts:
+            seen, lost = _each(posts, lambda post: _look(config, post))
+            left = [post for post in posts if post.node.address in seen]
+            return Examined(seen, lost, _unreachable(left, seen), _rates(left))
+    except FleetError as error:
+        raise ConfigError(f"cluster.address = {config.cluster.address!r}: {error}") from error
+    finally:
+        ray.shutdown()
+
+
+def _awaited(count: int, deadline_s: float) -> list[tuple[Node, str]]:
+    """The nodes and Ray's ids of them, once there are so many. Raises ConfigError, FleetError."""
+    end = time.monotonic() + deadline_s
+    while len(there := alive()) < count:
+        if time.monotonic() > end:
+            names = ", ".join(node.shown for node, _ in there)
+            raise ConfigError(
+                f"--nodes {count}: {len(there)} in the cluster after {deadline_s:g} s: {names}: "
+                "start the others (deploy/ray.sh worker HEAD), and see what they say"
+            )
+        time.sleep(0.5)
+    return sorted(there, key=lambda each: each[0].address)
+
+
+@contextlib.contextmanager
+def _posts(there: Sequence[tuple[Node, str]]) -> Iterator[list[Post]]:
+    posts = [Post(node, node_id, Examiner) for node, node_id in there]
+    try:
+        yield posts
+    finally:
+        all_of(posts, Post.close)
+
+
+def _each(
+    posts: Sequence[Post], ask: Callable[[Post], Any]
+) -> tuple[dict[str, Any], dict[Node, str]]:
+    """The answers of nodes by address, and why others gave none."""
+
+    def tried(post: Post) -> Any:
+        try:
+            return ask(post)
+        except FleetError as error:
+            return error
+
+    answers = all_of(posts, tried)
+    wrong = {
+        post.node: str(answers.pop(post.node.address))
+        for post in posts
+        if isinstance(answers[post.node.address], FleetError)
+    }
+    return answers, wrong
+
+
+def _look(config: Config, post: Post) -> Seen:
+    surveyed, came = survey(config, [post])
+    own = post.ask("findings", config.run_dir, deadline_s=LOAD_S + START_S)
+    return Seen(surveyed[post.node.address], own, bool(came))
+
+
+def _unreachable(posts: Sequence[Post], seen: dict[str, Seen]) -> dict[Pair, str]:
+    """Why a connection failed, from one node to another. Raises FleetError."""
+    ports = {address: each.surveyed.facts.ports[:1] for address, each in seen.items()}
+    all_of(posts, lambda post: post.ask("listen", ports[post.node.address]))
+
+    def tried(post: Post) -> dict[tuple[str, int], str]:
+        others = [(at, port) for at in ports for port in ports[at] if at != post.node.address]
+        found: dict[tuple[str, int], str] = post.ask(
+            "unreachable", others, deadline_s=START_S + CONNECT_S * len(others)
+        )
+        return found
+
+    failed = all_of(posts, tried)
+    return {(one, at): why for one, whys in failed.items() for (at, _), why in whys.items()}
+
+
+def _rates(posts: Sequence[Post]) -> dict[Pair, float]:
+    """The bytes a second from each node to the next, one after the other. Raises FleetError."""
+    found = {}
+    for one, other in zip(posts, [*posts[1:], *posts[:1]], strict=True):
+        if one is not other:
+            place = other.node.address, other.ask("receive")
+            rate = one.ask("rate", place, RATE_S)
+            found[one.node.address, other.node.address] = float(rate)
+    return found

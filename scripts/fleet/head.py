@@ -1,0 +1,60 @@
+"""The head of a Ray cluster: found, and asked whether it answers, before Ray joins it.
+
+Ray itself tries for minutes, whatever answers there, and says nothing that helps.
+"""
+
+import os
+import socket
+from pathlib import Path
+
+import grpc
+from ray._private import services
+
+ANSWER_S = 5.0  # for a connection, and for an answer
+_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+_REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+class NoHead(Exception):
+    """No cluster can be joined there; the message says why."""
+
+
+def found(address: str) -> str:
+    """HOST:PORT of the head; `auto` is the cluster that Ray finds here. Raises NoHead."""
+    if address != "auto":
+        return address
+    try:
+        at = services.canonicalize_bootstrap_address(address)
+    except (OSError, ValueError) as error:
+        raise NoHead(str(error)) from error
+    if not at:
+        raise NoHead("Ray does not run here")
+    return str(at)
+
+
+def require(address: str, token: str) -> None:
+    """Have the head at HOST:PORT answer. Raises NoHead."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+    except OSError as error:
+        raise NoHead(f"{address} cannot be reached ({error.strerror or error})") from error
+    if os.environ.get("RAY_USE_TLS", "0") != "0":
+        return  # Ray alone knows its certificates
+    shown = [("authorization", f"Bearer {token}")] if token else []
+    with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary(_ALIVE)(b"", timeout=ANSWER_S, metadata=shown)
+        except grpc.RpcError as error:
+            if error.code() in _REFUSED:
+                raise NoHead(f"the head at {address} refuses our token") from error
+            raise NoHead(f"what answers at {address} is no head of Ray") from error
+
+
+def token() -> str:
+    """The token that this machine shows, as Ray finds it; ''."""
+    if told := os.environ.get("RAY_AUTH_TOKEN", ""):
+        return told
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH", "")
+    path = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    return path.read_text().strip() if path.is_file() else ""
