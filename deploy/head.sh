@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# The first host of a cluster: start Ray, wait for the other hosts, check all, then train, or go on where RUN has begun.
+#   deploy/head.sh RUN HOSTS CONFIG [a.b=c ...]     RUN: the run's directory; HOSTS: how many, with this one
+# SIGTERM drains the run, and the same command goes on with it. Ends with the exit code of `forage`.
+# FORAGE_STAY=1: after a completed run Ray stays up until SIGTERM, for a container whose end would start it again.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+run=${1:?name the directory of the run} hosts=${2:?say how many hosts} config=${3:?name a configuration}
+
+train() {
+    forage doctor --cluster auto --nodes "$hosts"
+    if [ -f "$run/config.yaml" ]; then
+        exec forage resume "$run" cluster.address=auto
+    fi
+    exec forage train "$config" "run_dir=$run" cluster.address=auto "$@"
+}
+
+finish() { # wait for a child, through the signals that interrupt this
+    local code=0
+    while wait "$1" || code=$?; kill -0 "$1" 2>/dev/null; do code=0; done
+    return "$code"
+}
+
+"$here/ray.sh" head --block &
+ray=$!
+trap 'kill -TERM "$ray" 2>/dev/null || true; finish "$ray" || true' EXIT
+run_pid='' asked='' code=0
+trap 'asked=yes; [ -z "$run_pid" ] || kill -TERM "$run_pid" 2>/dev/null || true' TERM INT
+train "${@:4}" &
+run_pid=$!
+[ -z "$asked" ] || kill -TERM "$run_pid"
+finish "$run_pid" || code=$?
+if [ "$code" = 0 ] && [ "${FORAGE_STAY:-}" = 1 ]; then
+    trap 'kill -TERM "$ray" 2>/dev/null || true' TERM INT
+    echo "head.sh: $run is completed; Ray stays up until SIGTERM"
+    finish "$ray" || true
+fi
+exit "$code"
