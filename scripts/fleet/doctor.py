@@ -27,7 +27,7 @@ from scripts.terminal import status
 
 LEAST_GBIT_S = 1.0  # between nodes; below, new weights of a small model take seconds
 UNSEEN = "what it wrote there does not come here"
-AGAIN = "install Forage there, in the same folder as here, and start its Ray anew"
+AGAIN = "see that it is up, with Forage in the same folder as here, and start its Ray anew"
 Pair = tuple[str, str]  # of addresses: from, to
 
 

@@ -60,7 +60,7 @@ def test_gpus_that_ray_was_not_told_of_are_said() -> None:
 def test_a_node_that_cannot_be_looked_at_is_named_with_the_reason() -> None:
     (row,) = command.lost({Node("a", "h", 0, 1.0): "node a (h): no module named 'scripts'"})
     assert row.what == "a (h)" and row.problems == 1
-    assert row.remedy.startswith("no module named 'scripts': install Forage there")
+    assert row.remedy.startswith("no module named 'scripts': see that it is up, with Forage")
 
 
 def test_storage_is_seen_by_all_or_those_that_do_not_are_named() -> None:
