@@ -1,13 +1,15 @@
 """Who lies on which node, and what is said where not all find room."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from configs.load import ConfigError, parse
+from configs.load import ConfigError, load, parse
+from configs.runtime.process import REPOSITORY
 from configs.schema import Config
 from scripts.fleet.nodes import Node
-from scripts.fleet.placement import GIB, Need, NoRoom, Room, Seats, placed
+from scripts.fleet.placement import GIB, Need, NoRoom, Room, Seats, kind_of, placed
 
 HERE = "10.0.0.1"
 
@@ -42,6 +44,15 @@ def test_actors_are_spread_evenly_and_first_away_from_the_learner() -> None:
         "2": ["actor-0", "actor-3"],
         "3": ["actor-1"],
     }
+
+
+def test_the_recipe_for_four_nodes_has_one_for_the_learner_and_three_for_actors() -> None:
+    path = REPOSITORY / "configs" / "search_r1_7b_4x8.yaml"
+    config = load(path, ["retrieval.corpus=c", "cluster.shared=/s", "run_dir=/s/run"])
+    lie = by_node(placed(config, rooms_of(8, 8, 8, 8), needs_of(gpus=1), HERE))
+    kinds = {at: Counter(kind_of(name) for name in names) for at, names in lie.items()}
+    assert kinds.pop("1") == {"replay": 1, "learner": 8}
+    assert kinds == {at: {"actor": 8, "retrieval_server": 1} for at in "234"}
 
 
 def test_a_retrieval_server_lies_on_each_node_with_actors() -> None:
