@@ -30,6 +30,7 @@ from configs.section import (
 # What a slow installation still does: a disk in the network, and a link, a digest and a load.
 SLOW_DISK_BYTES_PER_S = 100e6
 SLOW_SYNC_BYTES_PER_S = 200e6
+SLOW_DOWNLOAD_BYTES_PER_S = 1e6  # of a snapshot, by one actor; a slower link is not waited for
 
 
 class ModelConfig(Section, frozen=True):
@@ -166,6 +167,9 @@ class WeightSyncConfig(Section, frozen=True):
     probe_tolerance: Annotated[float, Meta(gt=0.0)] = 1e-3
     join_deadline_s: Seconds = 300.0
     publish_deadline_s: Seconds = 30.0  # of a phase, beside the time of its bytes (`deadline_s`)
+    # What downloads by late actors of other nodes may take of the learner's link, all together;
+    # null: whatever it has. Four at once can then keep their deadline.
+    download_bytes_per_s: Annotated[float, Meta(ge=4 * SLOW_DOWNLOAD_BYTES_PER_S)] | None = None
 
     def __post_init__(self) -> None:
         _require_address("weight_sync.endpoint", self.endpoint)
@@ -185,6 +189,10 @@ class WeightSyncConfig(Section, frozen=True):
         """
         floor = self.join_deadline_s if first else self.publish_deadline_s
         return floor + nbytes / SLOW_SYNC_BYTES_PER_S
+
+    def download_s(self, nbytes: int) -> float:
+        """Seconds that an actor's download of so many bytes may take."""
+        return self.join_deadline_s + nbytes / SLOW_DOWNLOAD_BYTES_PER_S
 
 
 _UNUSED = {"reinforce": ("clip_low", "clip_high", "ratio_cap"), "cispo": ("ratio_cap",)}

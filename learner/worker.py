@@ -198,6 +198,7 @@ def _publisher(config: Config, incarnation: int, address: Address) -> "Publisher
         address.endpoint,
         address.keys,
         config.engine_dtype,
+        config.run_dir,
     )
 
 

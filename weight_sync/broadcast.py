@@ -16,6 +16,7 @@ import msgspec
 from configs.schema import WeightSyncConfig
 from weight_sync import buckets
 from weight_sync.control import Channel, LearnerHost
+from weight_sync.downloads import Downloads
 from weight_sync.protocol import (
     Answer,
     Applied,
@@ -40,7 +41,7 @@ from weight_sync.protocol import (
     as_error,
     describe,
 )
-from weight_sync.routes import Routes, routes
+from weight_sync.routes import Lacking, Routes, lacking, routes
 from weight_sync.staging import Parcel
 from weight_sync.transports.base import Forming, Transport, host
 from weight_sync.transports.selection import choose, shown
@@ -85,31 +86,47 @@ class Broadcast:
         self._epoch = 0
         self._failures = self._refused = 0
         self._sent = (-1, 0)  # a version, and its bytes that went over the network
+        self._settled: set[str] = set()  # who holds weights, and has been in no group since
+        judge = self._verification.late
+        self.downloads = Downloads(
+            config, incarnation, learner_host, channel, self._apart, self._refuse, judge
+        )
 
     def hear(self, deadline: float | None) -> Answer | None:
         """Take one message; return it when it is an answer. Raises what an actor reports."""
         message = self._channel.receive(deadline)
         if isinstance(message, Join):
-            own = message.incarnation == self._incarnation
-            sound = own and not self._verification.doubts(message.actor_id)
-            self._has[message.actor_id] = message.policy_version if sound else -1
-            self._devices[message.actor_id] = message.devices
-            self._nodes[message.actor_id] = message.node
-            self._replaced.add(message.actor_id)
-            self._note_served(message.actor_id, message.policy_version >= 0)
-            log.info("%s joined", message.actor_id)
+            self._joined(message)
+            return None
+        if message is not None and self.downloads.takes(message):
+            if self.downloads.hear(message) and isinstance(message, Applied):
+                self._note_applied(message)
+                self._settled.add(message.actor_id)
             return None
         if isinstance(message, Connecting | Applied) and message.error:
             self._failed(message)
             return None
         if isinstance(message, Applied) and message.incarnation == self._incarnation:
-            self._has[message.actor_id] = message.policy_version
-            self._note_served(message.actor_id, True)
+            self._note_applied(message)
         return message
 
-    def behind(self, version: int) -> tuple[str, ...]:
-        """The actors that do not serve this version yet."""
-        return tuple(name for name in self._channel.joined if self._has[name] < version)
+    def lacking(self, version: int) -> Lacking:
+        """The actors that do not serve this version yet, but for those that download."""
+        busy = self.downloads.names
+        has = {name: self._has[name] for name in self._channel.joined if name not in busy}
+        far = {n for n in has if self._nodes[n] != self._learner_host.node}
+        if not self.downloads.usable:
+            far = set()
+        doubted = {name for name in far if self._verification.doubts(name)}
+        return lacking(has, version, far - doubted, self._settled & far)
+
+    def serves(self, version: int) -> bool:
+        """True where some actor serves this version."""
+        return any(self._has[name] >= version for name in self._channel.joined)
+
+    def download(self, parcel: Parcel, names: tuple[str, ...]) -> None:
+        """Have these actors download a version, and wait for none."""
+        self.downloads.begin(names, self._nodes, parcel, self._manifest)
 
     def deliver(self, parcel: Parcel) -> dict[str, float] | None:
         """Announce, send and have a version applied by all who are behind; returns its gauges.
@@ -118,7 +135,7 @@ class Broadcast:
         VerificationFailed as an actor reports them, and TransportFailed when this fails again and
         again; each names the actors.
         """
-        names = self.behind(parcel.version)
+        names = self.lacking(parcel.version).together
         try:
             gauges = self._send(parcel, self._joined_by(names, parcel.nbytes), names)
         except (_LostError, TransportFailed) as error:
@@ -134,6 +151,22 @@ class Broadcast:
             return None
         self._failures = 0
         return gauges
+
+    def _joined(self, join: Join) -> None:
+        name, own = join.actor_id, join.incarnation == self._incarnation
+        sound = own and not self._verification.doubts(name)
+        self._has[name] = join.policy_version if sound else -1
+        self._devices[name], self._nodes[name] = join.devices, join.node
+        self._replaced.add(name)
+        self._note_served(name, join.policy_version >= 0)
+        self.downloads.forget(name)
+        (self._settled.add if self._has[name] >= 0 else self._settled.discard)(name)
+        log.info("%s joined", name)
+
+    def _note_applied(self, applied: Applied) -> None:
+        self._has[applied.actor_id] = applied.policy_version
+        self._note_served(applied.actor_id, True)
+        self._settled.discard(applied.actor_id)
 
     def close(self) -> None:
         """Leave the group."""

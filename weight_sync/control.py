@@ -40,13 +40,14 @@ class Closing(WeightSyncError):
 @dataclass(frozen=True)
 class LearnerHost:
     """The learner's `device` (see `device_name`), `address` for stores, `folder` for snapshots, and
-    `node` (see `own_node`).
+    `node` (see `own_node`); `serves`: the address is one that other machines may reach.
     """
 
     device: str
     address: str
     folder: str
     node: str
+    serves: bool = False
 
 
 class Channel(Protocol):

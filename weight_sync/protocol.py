@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-PROTOCOL = 6
+PROTOCOL = 7
 # vLLM's `worker_extension_cls`; a name, so that nobody has to import vLLM to say it
 WORKER_EXTENSION = "weight_sync.vllm_worker.WeightSyncWorker"
 
@@ -102,7 +102,8 @@ class Rendezvous(msgspec.Struct, frozen=True, tag=True):
     `rank` is of the actor's first worker; its others follow. A relay is told where to `hand_on`,
     and its first worker alone is in the group.
     `prefix` is of the group's keys in the store; of a snapshot, which has no store, it is the
-    folder, and of who reads from a relay what that one was told.
+    folder, of a download the path, and of who reads from a relay what that one was told.
+    A download has no group: its `epoch` is negative, and `timeout_s` bounds how long no byte comes.
     """
 
     incarnation: int
@@ -116,6 +117,8 @@ class Rendezvous(msgspec.Struct, frozen=True, tag=True):
     timeout_s: float
     hand_on: str = ""  # the name of the relay's folder on its node
     nbytes: int = 0  # of a version
+    transfer_s: float = 0.0  # what a download's bytes may take, beside the deadlines of the rest
+    key: str = ""  # hexadecimal, of a download: with it the requests are signed
 
 
 class Connecting(msgspec.Struct, frozen=True, tag=True):

@@ -9,6 +9,7 @@ message, a new version or `close`. The learner's thread waits only in `wait_for_
 """
 
 import logging
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -43,8 +44,11 @@ class Publisher:
         endpoint: str,
         keys: Keys | None = None,
         dtype: str = "",
+        run_dir: str = "",
     ) -> None:
-        """`dtype`: the actors', as torch names it; empty: the weights' own."""
+        """`dtype`: the actors', as torch names it; empty: the weights' own. `run_dir`: a folder of
+        this host where downloads of late actors may lie; empty: that of temporary files.
+        """
         self._deadline_s, self._endpoint = config.publish_deadline_s, endpoint
         self._staging = Staging(config.bucket_bytes, getattr(torch, dtype) if dtype else None)
         self._changed = threading.Condition()
@@ -54,7 +58,7 @@ class Publisher:
         self._error: BaseException | None = None
         self._gauges: dict[str, float] = {"sync/updates": 0.0}
         self._channel = RouterChannel(endpoint, keys)
-        learner_host = _learner_host(endpoint, config.snapshot_dir)
+        learner_host = _learner_host(endpoint, config.snapshot_dir, run_dir)
         broadcast = Broadcast(config, incarnation, learner_host, self._channel, self._say)
         self._actors = actors
         self._thread = threading.Thread(
@@ -106,7 +110,8 @@ class Publisher:
         self._channel.ring()
 
     def wait_applied(self, version: int, deadline_s: float) -> None:
-        """Wait until every actor that has not left serves `version` or a newer one, verified.
+        """Wait until every actor that has not left serves `version` or a newer one, verified, but
+        for those that come late from other nodes while others serve it.
 
         Raises VerificationFailed, ManifestMismatch, TransportFailed or SyncTimeout, naming the
         actor.
@@ -165,21 +170,33 @@ class Publisher:
             raise
         finally:
             broadcast.close()
+            broadcast.downloads.close()
 
     def _serve(self, broadcast: Broadcast) -> None:
         """Bring the newest version to whoever lacks it, or wait until somebody may."""
         parcel = self._staging.newest()
-        if parcel is not None and broadcast.behind(parcel.version):
+        if parcel is None:
+            self._await_news(broadcast)
+            return
+        lacking = broadcast.lacking(parcel.version)
+        if lacking.together:
             gauges = broadcast.deliver(parcel)
             if gauges is not None and parcel.version > self._applied:
                 gauges["sync/updates"] = self._gauges["sync/updates"] + 1.0
                 self._gauges.update(gauges)
-        elif parcel is not None and parcel.version > self._applied and self._channel.joined:
+        elif parcel.version > self._applied and broadcast.serves(parcel.version):
             self._set(applied=parcel.version)
+        elif lacking.late:
+            broadcast.download(parcel, lacking.late)
         else:
-            alone = "" if self._channel.joined else ", or an actor to join: none is left"
-            self._say(f"a version to be published{alone}")
-            broadcast.hear(None)
+            self._await_news(broadcast)
+        broadcast.downloads.look(parcel.version)
+        self._gauges.update(broadcast.downloads.gauges())
+
+    def _await_news(self, broadcast: Broadcast) -> None:
+        alone = "" if self._channel.joined else ", or an actor to join: none is left"
+        self._say(f"a version to be published{alone}")
+        broadcast.hear(broadcast.downloads.next_look())
 
     def _set(self, **changes: object) -> None:
         with self._changed:
@@ -188,16 +205,18 @@ class Publisher:
             self._changed.notify_all()
 
 
-def _learner_host(endpoint: str, folder: str) -> LearnerHost:
+def _learner_host(endpoint: str, folder: str, run_dir: str) -> LearnerHost:
     """The loopback and the socket's folder serve where all actors are on this machine."""
     scheme, _, path = endpoint.partition("://")
     host = urlsplit(endpoint).hostname if scheme == "tcp" else None
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    own_folder = run_dir or tempfile.gettempdir() if host else str(Path(path).parent)
     return LearnerHost(
         device=device_name(device),
         address=host or "127.0.0.1",
-        folder=folder or str(Path(path).parent),
+        folder=folder or own_folder,
         node=own_node(),
+        serves=host is not None,
     )
 
 

@@ -30,6 +30,7 @@ from weight_sync.protocol import (
     encode,
 )
 from weight_sync.transports.base import Forming, Transport, device_name, join
+from weight_sync.transports.download import DownloadTransport
 from weight_sync.transports.node_file import NodeFile, NodeTransport, remove_leftovers
 from weight_sync.transports.selection import CPU
 
@@ -69,6 +70,8 @@ class Receiver:
     def connect(self, rendezvous: bytes) -> bytes:
         """Begin to join the group of an encoded Rendezvous; what was under way is given up."""
         where = decode_rendezvous(rendezvous)
+        if self._reception is not None:
+            self._reception.give_up()
         if self._node_file is not None:
             self._node_file.close()
             self._node_file = None
@@ -204,6 +207,13 @@ class _Reception(threading.Thread):
             if self._node_file is not None and not isinstance(error, VerificationFailed):
                 self._node_file.close()
         self.seconds = time.perf_counter() - begun
+
+    def give_up(self) -> None:
+        """End a download, which may have hours left. A collective ends at its own deadline: to
+        leave one from another thread would be to wait for it.
+        """
+        if isinstance(self.transport, DownloadTransport):
+            self.transport.close()
 
     def fits(self, sizes: Sequence[int], place: str) -> bool:
         """Return True if its buckets can take a version of these sizes."""

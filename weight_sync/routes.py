@@ -1,12 +1,38 @@
-"""Routes of a version: who receives it from the learner, and who from its node's relay. Pure.
+"""Routes of a version: who gets it with the others, who by a download of its own; who receives it
+from the learner, and who from its node's relay. Pure.
 
 The learner sends each version once to every other node. There the first of the actors that lack it
 is the *relay*: its first worker receives, and hands the version on to all other workers of the node
 by a file. On the learner's own node every worker receives for itself.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """Who lacks a version: a group is formed of those `together`, the `late` download."""
+
+    together: tuple[str, ...]
+    late: tuple[str, ...]
+
+
+def lacking(
+    has: Mapping[str, int], version: int, far: Container[str], settled: Collection[str]
+) -> Lacking:
+    """Who lacks this version (name → the version that serves there, -1: none).
+
+    Of the actors that can download, `far` ones, who has none comes late where others serve. Who
+    holds weights but was in no group yet, the `settled`, waits for the next version while others
+    serve this one: it is not sent this one for its sake alone.
+    """
+    newest = max(has.values(), default=-1)
+    behind = [name for name, held in has.items() if held < version]
+    late = {name for name in behind if name in far and has[name] < 0 <= newest}
+    waits = {name for name in behind if name in settled and newest >= version}
+    together = (name for name in behind if name not in late and name not in waits)
+    return Lacking(tuple(together), tuple(name for name in behind if name in late))
 
 
 @dataclass(frozen=True)

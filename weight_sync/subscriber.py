@@ -103,6 +103,7 @@ class Subscriber:
         self._devices: tuple[str, ...] = ()  # where the model lies, worker by worker
         self._epoch = -1  # of the group joined last
         self._hops = 1  # of its bytes on their way here
+        self._transfer_s = 0.0  # that they may take beside the deadlines, in a download
         self._loaded: tuple[int, int] | None = None  # what the engine holds, verified or not
         self._manifest: WeightManifest | None = None  # announced, not yet sent
         self._start: probe.Distance | None = None  # of the weights that the engine loaded itself
@@ -136,7 +137,7 @@ class Subscriber:
 
     def _deadline_s(self, manifest: WeightManifest) -> float:
         size = self._hops * sum(manifest.bucket_bytes)
-        return self._config.deadline_s(size, first=not self.verified)
+        return self._transfer_s + self._config.deadline_s(size, first=not self.verified)
 
     async def _join(self, link: Link) -> None:
         serves = self.serving.is_set() and self.verified
@@ -153,6 +154,7 @@ class Subscriber:
         if isinstance(message, Rendezvous):
             self._epoch, self._manifest = message.epoch, None
             self._hops = 2 if message.hand_on or message.transport == "node" else 1
+            self._transfer_s = message.transfer_s
             report = await self._call("weight_sync_connect", encode(message))
             await link.send(Connecting(self._actor_id, message.epoch, report.error))
         elif isinstance(message, WeightManifest):

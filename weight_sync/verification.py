@@ -49,6 +49,18 @@ class Verification:
             if each.actor_id not in self._unfit:
                 self._in_a_row.pop(each.actor_id, None)
 
+    def late(self, applied: Applied) -> str:
+        """What is wrong with what one has applied that came late, beside the others with the same
+        version; ''. Its word is good again where nothing is.
+        """
+        name, wrong = applied.actor_id, ""
+        if applied.policy_version == self._version:
+            said = {name: applied.weights_checksums}
+            wrong = self._differing(self._version, said).get(name, "")
+        if not wrong:
+            self._in_a_row.pop(name, None)
+        return wrong
+
     def doubts(self, name: str) -> bool:
         """Return True if this actor's last version did not verify."""
         return name in self._in_a_row

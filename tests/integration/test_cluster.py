@@ -176,6 +176,8 @@ def test_a_host_that_dies_is_missed_in_time_and_used_again(place: Callable[..., 
     print(f"missed after {left.now - at_s:.1f} s; delivered {again.now - back_s:.1f} s after")
     assert left.now - at_s < load(run.run_dir / "config.yaml").replay.dead_after_s + 2.0
     assert len([r for r in of(run, ActorJoined) if r.actor_id == "actor-1"]) == 2
+    downloaded = max(each.gauges.get("sync/downloads", 0.0) for each in of(run, Reported))
+    assert downloaded >= 1.0, "when it is back it downloads a version, and the others go on"
     check_books(run)
 
 

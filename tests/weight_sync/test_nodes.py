@@ -1,10 +1,13 @@
-"""Relays in processes of their own: killed as they hand on, and behind real network interfaces."""
+"""Relays in processes of their own: killed as they hand on, and behind real network interfaces;
+and actors that come late to a host of their own.
+"""
 
 import asyncio
 import os
 import random
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +93,17 @@ class Net:
         """What starts a command in a namespace."""
         return ["ip", "netns", "exec", f"{self.name}n{number}"]
 
+    def alone(self, number: int) -> list[str]:
+        """The same, with folders in memory and for temporary files that nobody else sees."""
+        hide = " && ".join(f"mount -t tmpfs none {folder}" for folder in ("/tmp", "/dev/shm"))
+        return [*self.inside(number), "unshare", "-m", "sh", "-c", f'{hide} && exec "$@"', "sh"]
+
+    def slow(self, number: int, rate: str) -> None:
+        """Let no more than this into a namespace."""
+        shape = f"root tbf rate {rate} burst 64kb latency 200ms"
+        words = ["tc", "qdisc", "add", "dev", f"{self.name}v{number}", *shape.split()]
+        subprocess.run(words, check=True)
+
     def sent(self, number: int) -> int:
         """Bytes that went into a namespace."""
         statistics = Path(f"/sys/class/net/{self.name}v{number}/statistics")
@@ -136,3 +150,35 @@ async def test_each_version_crosses_the_network_once_a_node(
         grown = [net.sent(number) - last for number, last in zip((1, 2), before, strict=True)]
         # To a tree of ranks: a node may also pass on what goes to the other one.
         assert min(grown) >= 5 * BYTES and sum(grown) < 10 * BYTES * 1.2, grown
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_who_comes_late_to_a_slow_host_without_shared_files_downloads_once(
+    fleet: Fleet, start: Start, net: Net
+) -> None:
+    """Two actors of one host; those who serve get their versions meanwhile, as fast as before."""
+    fleet.endpoint = f"tcp://{net.address}:7714"
+    net.slow(1, "8mbit")  # two seconds a version
+    with fleet.publisher(1) as publisher:
+        first = fleet.add("actor-0", rows=ROWS)
+        await asyncio.to_thread(publisher.wait_for_actors, PATIENCE_S)
+        await serve(fleet, publisher, 0)
+        before, version, longest_s = net.sent(1), 0, 0.0
+        for number in (1, 2):
+            start(f"actor-{number}", rows=ROWS, inside=net.alone(1))
+        await wait_for_peers(publisher, 3, PATIENCE_S)
+        while not publisher.gauges()["sync/downloads"]:
+            begun = time.monotonic()
+            await serve(fleet, publisher, version := version + 1)
+            longest_s = max(longest_s, time.monotonic() - begun)
+            await asyncio.sleep(0.1)
+        await until(lambda: publisher.gauges()["sync/downloads"] == 2, "the other one reads it")
+        gauges = publisher.gauges()
+        print(f"{version} versions meanwhile, none took longer than {longest_s:.2f} s")
+        assert version >= 3 and gauges["sync/refits"] == gauges["sync/refused"] == 0
+        assert gauges["sync/downloaded_bytes"] == BYTES
+        assert BYTES < net.sent(1) - before < 1.3 * BYTES, "it crossed the link once"
+        assert first.calls.count("apply") >= version
+        await serve(fleet, publisher, version + 1)
+        assert publisher.gauges()["sync/sent_bytes"] == BYTES, "and the next one in the group"

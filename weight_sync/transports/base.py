@@ -1,10 +1,11 @@
-"""Transports of a version's bytes: one interface, five kinds, selected from devices and nodes.
+"""Transports of a version's bytes: one interface, six kinds, selected from devices and nodes.
 
     gloo       CPUs, or whatever mixture no other way can join; over the network
     nccl       the learner and every actor on a GPU of their own
     cuda_ipc   the learner and every actor on one and the same GPU
     snapshot   files in a folder that all hosts see, on one host perhaps /dev/shm; when asked for
     node       a file from one actor to the others of its node; rank 0 has no part in it
+    http       a download from the learner's host, by an actor that comes late; it has no group
 
 Rank 0 is the learner. The learner calls `host`, tells the actors where, then `form`; an actor calls
 `join`. Buckets are uint8 tensors. Every wait has a deadline.
@@ -21,13 +22,14 @@ import torch
 from weight_sync.protocol import Rendezvous, TransportFailed
 from weight_sync.transports.collective import GlooTransport, NcclTransport
 from weight_sync.transports.cuda_ipc import CudaIpcTransport
+from weight_sync.transports.download import DownloadTransport
 from weight_sync.transports.node_file import NodeTransport
 from weight_sync.transports.snapshot import SnapshotTransport
 
 _KINDS = {
     each.kind: each for each in (GlooTransport, NcclTransport, CudaIpcTransport, SnapshotTransport)
 }
-_JOINED = {**_KINDS, NodeTransport.kind: NodeTransport}
+_JOINED = {**_KINDS, **{each.kind: each for each in (NodeTransport, DownloadTransport)}}
 
 
 class Transport(Protocol):

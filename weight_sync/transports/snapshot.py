@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Self
 
@@ -106,10 +107,15 @@ class SnapshotTransport:
 def write_buckets(path: Path, buckets: Sequence[torch.Tensor]) -> None:
     """Write a file of all buckets in order, which appears whole."""
     with replacing(path, durable=False) as draft, draft.open("wb", buffering=0) as file:
-        for bucket in buckets:
-            view = memoryview(bucket.cpu().numpy())
-            while len(view):
-                view = view[file.write(view) :]
+        write_all(file, buckets)
+
+
+def write_all(file: FileIO, buckets: Sequence[torch.Tensor]) -> None:
+    """Write all buckets in order to an open file."""
+    for bucket in buckets:
+        view = memoryview(bucket.cpu().numpy())
+        while len(view):
+            view = view[file.write(view) :]
 
 
 def read_buckets(path: Path, buckets: Sequence[torch.Tensor]) -> None:
