@@ -41,7 +41,7 @@ from weight_sync.transports.download import PATIENCE
 from weight_sync.verification import REFITS
 
 if TYPE_CHECKING:
-    from weight_sync.snapshot_server import SnapshotServer
+    from weight_sync.transports.snapshot_server import SnapshotServer
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ class Downloads:
         if offered and (self._under_way or offered[0].policy_version == parcel.version):
             return offered
         if self._server is None:
-            from weight_sync.snapshot_server import SnapshotServer
+            from weight_sync.transports.snapshot_server import SnapshotServer
 
             config, host = self._config, self._host
             stall_s, rate = config.publish_deadline_s, config.download_bytes_per_s

@@ -18,12 +18,12 @@ from configs.load import ConfigError, parse
 from tests.faults.tcp_proxy import ChaosProxy, Faults
 from tests.weight_sync.conftest import CONFIG, BareEngine, Fleet
 from tests.weight_sync.test_relays import until
-from weight_sync import downloads, snapshot_server, subscriber
+from weight_sync import downloads, subscriber
 from weight_sync.protocol import Rendezvous, WeightSyncError
 from weight_sync.publisher import Publisher
 from weight_sync.routes import Lacking, lacking
 from weight_sync.subscriber import Subscriber
-from weight_sync.transports import download, node_file
+from weight_sync.transports import download, node_file, snapshot_server
 from weight_sync.transports.collective import GlooTransport
 from weight_sync.transports.download import DownloadTransport
 

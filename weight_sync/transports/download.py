@@ -35,7 +35,7 @@ class _Broken(Exception):
 
 
 class DownloadTransport:
-    """The receiving side; the other one is `weight_sync.snapshot_server`."""
+    """The receiving side; the other one is `weight_sync.transports.snapshot_server`."""
 
     kind = "http"
 

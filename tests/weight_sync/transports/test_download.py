@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from tests.faults.tcp_proxy import ChaosProxy, Faults
-from weight_sync import snapshot_server
 from weight_sync.protocol import Rendezvous, TransportFailed
-from weight_sync.snapshot_server import SnapshotServer
+from weight_sync.transports import snapshot_server
 from weight_sync.transports.base import join
 from weight_sync.transports.download import SCHEME, DownloadTransport, signature
+from weight_sync.transports.snapshot_server import SnapshotServer
 
 SIZES = (300_000, 64, 700_000)
 
