@@ -1,7 +1,7 @@
 """Who joins late from another node downloads a version, and the others' group does not notice."""
 
 import asyncio
-import logging
+import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -15,6 +15,7 @@ import torch
 
 from configs.keys import Keys
 from configs.load import ConfigError, parse
+from configs.schema import WeightSyncConfig
 from tests.faults.tcp_proxy import ChaosProxy, Faults
 from tests.weight_sync.conftest import CONFIG, BareEngine, Fleet
 from tests.weight_sync.test_relays import until
@@ -55,6 +56,14 @@ async def over_tcp(fleet: Fleet, ports: list[int], tmp_path: Path) -> AsyncItera
     fleet.endpoint, fleet.keys = to(ports[0]), Keys(tmp_path / "keys").make()
     fleet.add("actor-0", rows=ROWS)
     yield fleet
+
+
+@contextlib.asynccontextmanager
+async def learner(fleet: Fleet, config: WeightSyncConfig = CONFIG) -> AsyncIterator[Publisher]:
+    """A learner that waits for one actor; it leaves after all of them."""
+    with fleet.publisher(1, config) as publisher:
+        yield publisher
+        await fleet.stop()
 
 
 def join(fleet: Fleet, actor_id: str, node: str = "far", rows: int = ROWS) -> BareEngine:
@@ -119,7 +128,7 @@ async def test_who_comes_late_downloads_and_is_in_the_group_from_the_next_versio
         broadcast(transport, staging, seconds)
 
     monkeypatch.setattr(GlooTransport, "broadcast", noting)
-    with over_tcp.publisher(1) as publisher:
+    async with learner(over_tcp) as publisher:
         weights = await applied(over_tcp, publisher, 0)
         before, carried = list(over_tcp.subscribers[0]._engine.calls), len(ranks)
         late = join(over_tcp, "actor-1")
@@ -134,11 +143,12 @@ async def test_who_comes_late_downloads_and_is_in_the_group_from_the_next_versio
         assert publisher.gauges()["sync/downloaded_bytes"] == BYTES
 
 
+@pytest.mark.slow
 async def test_of_a_node_one_downloads_and_hands_on_also_to_who_joins_meanwhile(
     over_tcp: Fleet, tmp_path: Path
 ) -> None:
     config = msgspec.structs.replace(CONFIG, download_bytes_per_s=4e6)
-    with over_tcp.publisher(1, config) as publisher:
+    async with learner(over_tcp, config) as publisher:
         weights = await applied(over_tcp, publisher, 0)
         engines = [join(over_tcp, f"actor-{number}") for number in (1, 2)]
         engines.append(join(over_tcp, "actor-3", "third"))
@@ -153,11 +163,12 @@ async def test_of_a_node_one_downloads_and_hands_on_also_to_who_joins_meanwhile(
         assert {each.verified for each in over_tcp.subscribers} == {(7, 1)}
 
 
+@pytest.mark.slow
 async def test_a_link_that_breaks_is_taken_up_again_while_the_version_moves_on(
     over_tcp: Fleet, ports: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others get three versions meanwhile; none of them waits for who comes late."""
-    with over_tcp.publisher(1) as publisher:
+    async with learner(over_tcp) as publisher:
         weights = await applied(over_tcp, publisher, 0)
         async with ChaosProxy(to(ports[1]), to(ports[1]), SLOW) as proxy:
             firsts = proxied(monkeypatch, proxy)
@@ -175,7 +186,7 @@ async def test_a_link_that_breaks_is_taken_up_again_while_the_version_moves_on(
     assert over_tcp.subscribers[1].verified == (7, 4) and holds(late, weights)
 
 
-@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize("always", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_a_corrupted_byte_is_refused_by_its_digest_and_never_loaded(
     over_tcp: Fleet,
     monkeypatch: pytest.MonkeyPatch,
@@ -191,7 +202,7 @@ async def test_a_corrupted_byte_is_refused_by_its_digest_and_never_loaded(
         place(views, first, piece)
 
     monkeypatch.setattr(download, "_place", damages)
-    with over_tcp.publisher(1) as publisher, caplog.at_level(logging.WARNING):
+    async with learner(over_tcp) as publisher:
         weights = await applied(over_tcp, publisher, 0)
         late = join(over_tcp, "actor-1")
         if always:
@@ -206,6 +217,7 @@ async def test_a_corrupted_byte_is_refused_by_its_digest_and_never_loaded(
         await applied(over_tcp, publisher, 1)
 
 
+@pytest.mark.slow
 async def test_a_wrong_key_is_refused_and_the_others_go_on(
     over_tcp: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -216,7 +228,7 @@ async def test_a_wrong_key_is_refused_and_the_others_go_on(
         return begun(msgspec.structs.replace(where, key="00" * 32))
 
     monkeypatch.setattr(DownloadTransport, "join", forged)
-    with over_tcp.publisher(1) as publisher:
+    async with learner(over_tcp) as publisher:
         await applied(over_tcp, publisher, 0)
         late = join(over_tcp, "actor-1")
         with pytest.raises(WeightSyncError, match="401 Unauthorized: the key is not this run's"):
@@ -226,10 +238,11 @@ async def test_a_wrong_key_is_refused_and_the_others_go_on(
         await applied(over_tcp, publisher, 1)
 
 
+@pytest.mark.slow
 async def test_one_with_another_run_s_keys_is_told_of_no_download(
     over_tcp: Fleet, tmp_path: Path
 ) -> None:
-    with over_tcp.publisher(1) as publisher:
+    async with learner(over_tcp) as publisher:
         await applied(over_tcp, publisher, 0)
         own, over_tcp.keys = over_tcp.keys, Keys(tmp_path / "others").make()
         join(over_tcp, "actor-1")
@@ -239,6 +252,7 @@ async def test_one_with_another_run_s_keys_is_told_of_no_download(
         assert over_tcp.subscribers[1].verified is None
 
 
+@pytest.mark.slow
 async def test_a_snapshot_that_is_gone_is_followed_by_the_newer_one(
     over_tcp: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -249,7 +263,7 @@ async def test_a_snapshot_that_is_gone_is_followed_by_the_newer_one(
         return begun(msgspec.structs.replace(where, prefix=path))
 
     monkeypatch.setattr(DownloadTransport, "join", gone)
-    with over_tcp.publisher(1) as publisher, caplog.at_level(logging.WARNING):
+    async with learner(over_tcp) as publisher:
         await applied(over_tcp, publisher, 0)
         late = join(over_tcp, "actor-1")
         await until(lambda: "410 Gone" in caplog.text, "it is told")
@@ -257,10 +271,11 @@ async def test_a_snapshot_that_is_gone_is_followed_by_the_newer_one(
         await until(lambda: holds(late, weights), "it has the newer one")
 
 
+@pytest.mark.slow
 async def test_who_leaves_on_the_way_is_forgotten_and_begins_anew(
     over_tcp: Fleet, monkeypatch: pytest.MonkeyPatch, ports: list[int]
 ) -> None:
-    with over_tcp.publisher(1) as publisher:
+    async with learner(over_tcp) as publisher:
         weights = await applied(over_tcp, publisher, 0)
         async with ChaosProxy(to(ports[1]), to(ports[1]), Faults(half_open=True)) as proxy:
             firsts = proxied(monkeypatch, proxy)
@@ -275,11 +290,12 @@ async def test_who_leaves_on_the_way_is_forgotten_and_begins_anew(
             assert holds(late, weights)
 
 
+@pytest.mark.slow
 async def test_where_the_disk_has_no_room_who_comes_late_gets_it_in_a_group(
     over_tcp: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(snapshot_server, "SPARE_BYTES", 1 << 62)
-    with over_tcp.publisher(1) as publisher, caplog.at_level(logging.WARNING):
+    async with learner(over_tcp) as publisher:
         weights = await applied(over_tcp, publisher, 0)
         late = join(over_tcp, "actor-1")
         await serves(over_tcp, 1, 0)
@@ -287,12 +303,13 @@ async def test_where_the_disk_has_no_room_who_comes_late_gets_it_in_a_group(
     assert "who joins late gets weights in a group from now on: no snapshot in" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "auto"])
 async def test_nothing_is_downloaded_on_the_learner_s_node_nor_where_a_transport_is_named(
     over_tcp: Fleet, transport: str
 ) -> None:
     config = msgspec.structs.replace(CONFIG, transport=transport)
-    with over_tcp.publisher(1, config) as publisher:
+    async with learner(over_tcp, config) as publisher:
         await applied(over_tcp, publisher, 0)
         if transport == "auto":
             over_tcp.add("actor-1", rows=ROWS)

@@ -71,7 +71,6 @@ def test_a_snapshot_arrives_and_leaves_no_file(server: SnapshotServer, tmp_path:
     kept = empty()
     of(server, server.offer(sent := buckets())).broadcast(kept, 10.0)
     assert same(kept, sent) and list(tmp_path.iterdir()) == []
-    assert server.sent_bytes == sum(SIZES)
 
 
 async def test_a_link_that_breaks_is_taken_up_where_it_broke(
@@ -142,6 +141,7 @@ def test_what_has_been_withdrawn_is_gone(server: SnapshotServer) -> None:
     assert same(kept, sent)
 
 
+@pytest.mark.slow
 def test_one_that_is_withdrawn_on_the_way_goes_on_to_the_end_of_its_connection(
     tmp_path: Path,
 ) -> None:
@@ -166,6 +166,7 @@ def test_a_snapshot_of_another_size_is_refused(server: SnapshotServer) -> None:
         of(server, path).broadcast([torch.zeros(8, dtype=torch.uint8)], 10.0)
 
 
+@pytest.mark.slow
 def test_so_many_are_served_at_once_and_others_wait(
     server: SnapshotServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +196,7 @@ def of_nobody(port: int) -> DownloadTransport:
     return DownloadTransport.join(where)
 
 
+@pytest.mark.slow
 def test_a_download_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
     slow = SnapshotServer("127.0.0.1", str(tmp_path), 5.0, bytes_per_s=1e6)
     transport = of(slow, slow.offer([torch.ones(20_000_000, dtype=torch.uint8)]))
@@ -216,6 +218,7 @@ def test_a_download_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
     assert failed and time.monotonic() - begun < 2.0
 
 
+@pytest.mark.slow
 def test_a_rate_is_kept_by_all_together(tmp_path: Path) -> None:
     slow = SnapshotServer("127.0.0.1", str(tmp_path), 5.0, bytes_per_s=20e6)
     path, begun = slow.offer([torch.ones(4 << 20, dtype=torch.uint8)]), time.monotonic()
@@ -233,6 +236,7 @@ def test_a_rate_is_kept_by_all_together(tmp_path: Path) -> None:
     slow.close()
 
 
+@pytest.mark.slow
 def test_who_does_not_read_on_is_given_up(tmp_path: Path) -> None:
     server = SnapshotServer("127.0.0.1", str(tmp_path), 0.2)
     path = server.offer([torch.ones(64 << 20, dtype=torch.uint8)])
