@@ -153,7 +153,8 @@ class WeightSyncConfig(Section, frozen=True):
     """The transport of weights to the actors, its probe and deadlines."""
 
     endpoint: Annotated[str, OF_THE_MACHINE] = ""  # empty: as replay.endpoint
-    # auto: cuda_ipc where learner and actors share one GPU, nccl where each has its own, else gloo
+    # auto: cuda_ipc where learner and actors share one GPU, nccl where each has its own, else gloo;
+    # and who comes late from another node downloads (weight_sync/downloads.py)
     transport: Literal["auto", "gloo", "nccl", "cuda_ipc", "snapshot"] = "auto"
     snapshot_dir: str = ""  # of transport snapshot; empty: the run's own socket directory
     publish_every: Positive = 1
