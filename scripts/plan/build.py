@@ -1,6 +1,7 @@
 """Scenarios of configurations: what their fields, their model and their machine come to."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from actors.policies.capacity import AIM, MOST
 from configs.schema import Config
@@ -120,7 +121,7 @@ def transfer_s(config: Config, sent: int, auto: str) -> float:
 
 @dataclass(frozen=True)
 class Cores:
-    """What a model costs a CPU, reckoned from its size."""
+    """What a model costs a CPU: measured (`forage bench plan`), or reckoned from its size."""
 
     decode: Decode
     prefill_s: float
@@ -147,6 +148,19 @@ class Cores:
             own + hardware.FRONTEND_CORES,
             hardware.CORE_BESIDE,
         )
+
+    @classmethod
+    def measured(cls, tree: dict[str, Any]) -> "Cores":
+        """From what the benchmark has written. Raises KeyError, TypeError for anything else."""
+        return cls(
+            Decode(tree["launch_s"], 0.0, tree["sequence_s"]),
+            tree["prefill_s"],
+            Learner(token_s=tree["learn_token_s"], publish_s=tree["publish_s"],
+                    cores=tree["learner_cores"]),
+            Sync(tree["transfer_s"], tree["pause_s"]),
+            tree["engine_cores"],
+            tree["beside"],
+        )  # fmt: skip
 
 
 def on_cores(

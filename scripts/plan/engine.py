@@ -17,12 +17,13 @@ CLOSE = 1e-9  # tokens: rounding
 class Group:
     """The siblings of a question: the version they were begun under, and how many are under way."""
 
-    __slots__ = ("closed_at", "left", "number", "rollouts", "version")
+    __slots__ = ("answers_s", "closed_at", "left", "number", "rollouts", "version")
 
     def __init__(self, number: int, version: int, size: int) -> None:
         self.number, self.version, self.left = number, version, size
         self.closed_at = 0  # the learner's step
         self.rollouts: list[Rollout] = []
+        self.answers_s: dict[int, float] = {}  # of the queries that its siblings share: latency
 
 
 class Rollout:

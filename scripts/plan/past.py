@@ -1,5 +1,7 @@
 """The workload of a run that was, by its log."""
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import quantiles
 
@@ -17,31 +19,51 @@ def workload_of_run(run: Path, no_signal: float) -> Workload:
     """Its training rollouts, as many as its log still holds, and the latency of their searches.
     Raises ConfigError where there are none.
     """
-    shapes, seconds = list[Shape](), list[float]()
+    groups: dict[int, list[Trajectory]] = {}
     try:
         for record in read(log_of(run)):
             if isinstance(record, Delivered) and record.summary.kind == "train" and record.payload:
                 rollout = decode_trajectory(record.payload)
-                shapes.append(shape_of(rollout))
-                seconds += searched_s(rollout)
+                groups.setdefault(rollout.group_id, []).append(rollout)
     except ReplayError:
         pass  # of a run that was cut off, up to there
-    if not shapes:
+    if not groups:
         raise ConfigError(f"--like {str(run)!r}: its log holds no rollouts that were trained on")
-    return Workload(tuple(shapes), latency_of(seconds), no_signal)
+    rollouts = (rollout for group in groups.values() for rollout in group)
+    seconds = [each for rollout in rollouts for each in searched_s(rollout)]
+    return workload_of_groups(groups.values(), latency_of(seconds), no_signal)
 
 
-def shape_of(rollout: Trajectory) -> Shape:
-    """What a rollout looked like."""
-    turns = tuple(
-        Turn(
-            len(turn.action_tokens),
-            len(turn.observation_tokens),
-            any(search.status != "skipped" for search in turn.searches),
+def workload_of_groups(
+    groups: Iterable[Sequence[Trajectory]], latency: Latency, no_signal: float = 0.0
+) -> Workload:
+    """The rollouts of these groups, siblings together; of groups of several sizes the commonest."""
+    groups = list(groups)
+    siblings = Counter(map(len, groups)).most_common(1)[0][0]
+    whole = (shapes_of(group) for group in groups if len(group) == siblings)
+    shapes = tuple(shape for group in whole for shape in group)
+    return Workload(shapes, latency, no_signal, siblings)
+
+
+def shapes_of(group: Sequence[Trajectory]) -> list[Shape]:
+    """What the rollouts of a group looked like; who asked the same has the same `query`."""
+    queries: dict[tuple[str, ...], int] = {}
+    return [_shape(rollout, queries) for rollout in group]
+
+
+def _shape(rollout: Trajectory, queries: dict[tuple[str, ...], int]) -> Shape:
+    turns = []
+    for turn in rollout.turns:
+        asked = tuple(search.query for search in turn.searches if search.status != "skipped")
+        turns.append(
+            Turn(
+                len(turn.action_tokens),
+                len(turn.observation_tokens),
+                bool(asked),
+                queries.setdefault(asked, len(queries) + 1) if asked else 0,
+            )
         )
-        for turn in rollout.turns
-    )
-    return Shape(len(rollout.prompt_tokens), turns)
+    return Shape(len(rollout.prompt_tokens), tuple(turns))
 
 
 def searched_s(rollout: Trajectory) -> list[float]:

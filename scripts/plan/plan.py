@@ -4,6 +4,7 @@ The configuration is simulated (scripts/plan/simulation.py), by constants of the
 or, on a CPU, by what a core was measured to do; then the best split of the GPUs is looked for.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class PlanOptions(Options):
         "share of groups whose rewards are all alike (default .5)", metavar="X", least=0
     )
     like: Path | None = option("take rollouts and latency from this run", metavar="RUN")
+    measured: Path | None = option("a CPU's constants, from forage bench plan", metavar="FILE")
     steps: int | None = option("steps that are counted (default 20)", metavar="N", least=1)
     seed: int = option("of what is drawn", default=0, metavar="N", least=0)
     plot: Path | None = option("draw it there", metavar="FILE")
@@ -149,6 +151,27 @@ def _scenario(
     options: PlanOptions, found: Reckoned, gpu: Gpu | None, gpus: int, workload: Workload
 ) -> Any:
     if gpu is not None:
+        if options.measured:
+            raise ConfigError("--measured holds a CPU's constants: give --gpus 0 with it")
         return build.on_gpus(found.config, found.model, gpu, gpus, workload)
     costs = Cores.of_size(found.config, found.model)
+    if options.measured:
+        costs = _measured(options.measured, found.model.parameters)
     return build.on_cores(found.config, found.model, options.cores, costs, workload)
+
+
+def _measured(path: Path, parameters: int) -> Cores:
+    """A model's constants, by its size, in what `forage bench plan` wrote. Raises ConfigError."""
+    try:
+        constants = json.loads(path.read_text(encoding="utf-8"))["constants"].values()
+        known = {each["parameters"]: each for each in constants}
+        if found := known.get(parameters):
+            return Cores.measured(found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"--measured {str(path)!r} is no JSON of forage bench plan ({error!r})"
+        ) from error
+    raise ConfigError(
+        f"--measured {str(path)!r} has constants of {', '.join(map('{:,}'.format, known))} "
+        f"parameters, and model.path has {parameters:,}: leave --measured out"
+    )

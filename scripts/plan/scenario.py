@@ -74,7 +74,7 @@ class Sync:
 class Machine:
     """Cores that learner and engines share, each thread as much of them as any other; on GPUs of
     their own they share nothing. `beside`: by how much each is slower than its share of the cores
-    says while both work, since caches and memory are shared too.
+    says while more than one of them works, since caches and memory are shared too.
     """
 
     cores: float = UNLIMITED

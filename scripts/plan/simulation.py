@@ -34,7 +34,7 @@ class Simulation:
         rules = scenario.rules
         self._of, self._last, self._warm_up = scenario, steps + warm_up, warm_up
         self._chance = random.Random(f"plan {seed}")
-        self._shapes, self._late = scenario.workload.shapes, self._lates()
+        self._late = self._lates()
         self._ledger, self._act = Ledger(rules), Engines(scenario)
         self._engines = [Engine(scenario.engines.capacity) for _ in range(scenario.engines.count)]
         self._meter = Meter(scenario)
@@ -110,7 +110,7 @@ class Simulation:
             self._at(self._replay_free_s, _DELIVERED, rollout)
         elif turn.searches:
             self._meter.searched(self._now)
-            self._at(self._now + next(self._late), _FOUND, rollout)
+            self._at(self._now + self._late_s(rollout.group, turn.query), _FOUND, rollout)
         else:
             self._act.begin(engine, rollout)
 
@@ -133,7 +133,7 @@ class Simulation:
         if machine.cores == UNLIMITED:
             return
         wanted = busy * self._of.engines.cores + self._training * self._of.learner.cores
-        both = machine.beside if busy and self._training else 1.0
+        both = machine.beside if busy + self._training > 1 else 1.0
         self._pace = min(1.0, machine.cores / wanted if wanted else 1.0) / both
 
     # ---- replay
@@ -155,8 +155,7 @@ class Simulation:
     def _begin(self, group: Group, engine: Engine, size: int) -> None:
         idle = not engine.running
         self._act.advance(engine, self._work)
-        for _ in range(size):
-            shape = self._shapes[int(self._chance.random() * len(self._shapes))]
+        for shape in self._of.workload.group(size, self._chance):
             self._act.begin(engine, Rollout(group, engine, shape, self._now))
         self._look(engine)
         self._meter.begun(self._now, size)
@@ -237,6 +236,14 @@ class Simulation:
         self._meter.paused(self._of.sync.pause_s)
         self._send()
         self._lease()
+
+    def _late_s(self, group: Group, query: int) -> float:
+        """Seconds of a search; of siblings that ask the same, the same."""
+        if not query:
+            return next(self._late)
+        if query not in group.answers_s:
+            group.answers_s[query] = next(self._late)
+        return group.answers_s[query]
 
     def _lates(self) -> Iterator[float]:
         drawn = self._of.workload.latency.draws(self._chance)

@@ -19,11 +19,14 @@ _P99 = NormalDist().inv_cdf(0.99)  # standard deviations above the median
 
 
 class Turn(NamedTuple):
-    """Tokens sampled, tokens read after them, and whether they come of a search."""
+    """Tokens sampled, tokens read after them, and whether they come of a search. Siblings whose
+    turns have one `query`, other than 0, ask the same and are answered together.
+    """
 
     action: int
     observation: int = 0
     searches: bool = False
+    query: int = 0
 
 
 class Shape(NamedTuple):
@@ -84,12 +87,21 @@ class Latency:
 @dataclass(frozen=True)
 class Workload:
     """The shapes of rollouts, each as likely, the latency of their searches, and the share of
-    groups that are dropped because their rewards are all alike.
+    groups that are dropped because their rewards are all alike. `siblings`: the shapes lie question
+    by question, so many of each, and a group's are those of one; 0: they are all alike likely.
     """
 
     shapes: tuple[Shape, ...]
     latency: Latency = field(default_factory=lambda: Latency(0.0, 0.0))
     no_signal: float = 0.0
+    siblings: int = 0
+
+    def group(self, size: int, chance: random.Random) -> list[Shape]:
+        """Draw the shapes of a group."""
+        of_question = self.siblings or len(self.shapes)
+        first = int(chance.random() * (len(self.shapes) // of_question)) * of_question
+        begun = int(chance.random() * of_question)
+        return [self.shapes[first + (begun + n) % of_question] for n in range(size)]
 
     @cached_property
     def sampled_tokens(self) -> float:

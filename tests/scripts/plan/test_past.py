@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from pytest import approx
 
 from configs.load import ConfigError
-from scripts.plan.past import latency_of, workload_of_run
+from replay.trajectory import Sampling, Search, StopReason, Trajectory
+from replay.trajectory import Turn as Said
+from scripts.plan.past import latency_of, workload_of_groups, workload_of_run
 from scripts.plan.workload import Latency, Shape, Turn
 
 ALL_ALIKE = Shape(5, (Turn(4, 2), Turn(4, 0)))
@@ -19,12 +22,37 @@ def test_rollouts_are_those_of_the_log(make_recorded_run: Callable[..., Any]) ->
     run.train(1)
     found = workload_of_run(run.path, 0.25)
     assert found.shapes == (ALL_ALIKE,) * 8 and found.no_signal == 0.25
+    assert found.siblings == 2
     assert found.latency == Latency(0.0, 0.0)  # it made no searches
 
 
 def test_a_run_without_rollouts_is_refused(make_recorded_run: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="holds no rollouts"):
         workload_of_run(make_recorded_run().path, 0.0)
+
+
+def rollout(*queries: str, status: str = "ok") -> Trajectory:
+    """One of a turn for each query, of a token each."""
+    ids = np.array([1], np.int32)
+    asked = [(Search(query, ("d",), 0.1, status),) for query in queries]  # type: ignore[arg-type]
+    turns = tuple(Said(ids, ids.astype(np.float32), ids, ids, each) for each in asked)
+    return Trajectory(
+        group_id=1, sibling=0, question_id="q", kind="train", actor_id="a", sampling=Sampling(),
+        prompt_tokens=ids, turns=turns, stop_reason=StopReason.ANSWERED, answer="", reward=0.0,
+    )  # fmt: skip
+
+
+def test_siblings_that_asked_the_same_have_the_same_query() -> None:
+    groups = [[rollout("a", "b"), rollout("a", "c")], [rollout("a")] * 2, [rollout("d")]]
+    found = workload_of_groups(groups, Latency(0.1, 0.1))
+    assert found.siblings == 2  # the third group lacks one
+    queries = [[turn.query for turn in shape.turns] for shape in found.shapes]
+    assert queries == [[1, 2], [1, 3], [1], [1]]
+
+
+def test_what_was_not_asked_is_no_search() -> None:
+    (shape,) = workload_of_groups([[rollout("a", status="skipped")]], Latency(0, 0)).shapes
+    assert shape.turns == (Turn(1, 1),)
 
 
 def test_latencies_are_told_by_median_and_p99() -> None:

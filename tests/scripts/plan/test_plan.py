@@ -53,6 +53,21 @@ def test_a_laptop_is_planned_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == Exit.DONE and "on 2 cores" in out and "best of" not in out
 
 
+def test_measured_constants_are_taken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    size = find_model("Qwen2.5-0.5B").parameters
+    constants = {"parameters": size, "launch_s": 0.5, "sequence_s": 0.0, "prefill_s": 0.0,
+                 "learn_token_s": 0.0, "learner_cores": 1.0, "publish_s": 0.0, "transfer_s": 0.0,
+                 "pause_s": 0.0, "engine_cores": 1.0, "beside": 1.0}  # fmt: skip
+    (path := tmp_path / "m.json").write_text(json.dumps({"constants": {"demo": constants}}))
+    words = (str(REPOSITORY / "configs" / "base.yaml"), "defaults=cpu", "--gpus", "0", *SHORT,
+             "--measured", str(path), "--json", str(tmp_path / "p.json"))  # fmt: skip
+    assert said(capsys, *words, "model.path=Qwen2.5-0.5B")[0] == Exit.DONE
+    found = json.loads((tmp_path / "p.json").read_text())
+    assert found["scenario"]["engines"]["decode"]["launch_s"] == 0.5
+    code, _, err = said(capsys, *words, "model.path=Qwen2.5-1.5B")
+    assert code == Exit.BAD_INPUT and f"constants of {size:,} parameters" in err
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -63,6 +78,8 @@ def test_a_laptop_is_planned_too(capsys: pytest.CaptureFixture[str]) -> None:
         (("--latency", "2", "1"), "0 < median"),
         (("--latency", "2"), "give two numbers"),
         (("--no-signal", "1"), "below 1"),
+        (("--gpus", "0", "--measured", "no.json"), "is no JSON of forage bench plan"),
+        (("--measured", "no.json"), "give --gpus 0 with it"),
         (("--like", "runs/none", "--searches", "1"), "drop what else says"),
         (("--like", "/nowhere"), "RUN = "),
         (("--plot", "/nowhere/p.png"), "no such folder"),

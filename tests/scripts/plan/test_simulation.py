@@ -9,7 +9,7 @@ from pytest import approx
 from scripts.plan.outcome import Outcome
 from scripts.plan.scenario import Machine, Scenario, Sync
 from scripts.plan.simulation import simulate, unheld
-from scripts.plan.workload import Turn, alike
+from scripts.plan.workload import Latency, Turn, Workload, alike
 from tests.scripts.plan.scenarios import scenario, varied
 
 ONE_TURN = alike(10, [Turn(100)])
@@ -109,6 +109,22 @@ def test_cores_are_shared_out_among_all_who_work() -> None:
     assert two.step_s == approx(1.0, rel=0.05)
     beside = run(replace(one, machine=Machine(cores=2, beside=1.5)), 20)
     assert beside.step_s == approx(1.5, rel=0.05)
+
+
+def test_engines_slow_each_other_down_too() -> None:
+    one = scenario(ONE_TURN, capacity=16, update_s=0.0, machine=Machine(cores=2, beside=1.5))
+    assert run(one).step_s == approx(1.0)
+    two = scenario(ONE_TURN, actors=2, capacity=8, update_s=0.0, machine=one.machine)
+    assert run(two).step_s == approx(1.5)
+
+
+def test_siblings_that_ask_the_same_are_answered_together() -> None:
+    late = Latency(0.2, 2.0)
+    shapes = (alike(10, [Turn(1, 20, True, n), Turn(1)]).shapes for n in (0, 1))
+    scenarios = (scenario(Workload(of, late), groups=1, size=16, update_s=0.0) for of in shapes)
+    apart, together = (run(of, 100) for of in scenarios)
+    assert together.step_s == approx(late.mean_s + 0.02, rel=0.25)
+    assert apart.step_s > 2 * together.step_s  # the latest of sixteen
 
 
 def test_a_lock_step_shares_no_cores() -> None:

@@ -36,6 +36,25 @@ def test_shapes_have_the_means_they_were_asked_for() -> None:
     assert work.tokens == approx(300 + 2.5 * 50 + 1.5 * 400, rel=0.06)
 
 
+def test_siblings_are_those_of_one_question() -> None:
+    shapes = tuple(Shape(n, (Turn(1),)) for n in range(12))
+    work, chance = Workload(shapes, siblings=3), random.Random(0)
+    groups = {frozenset(shape.prompt for shape in work.group(3, chance)) for _ in range(99)}
+    assert groups == {frozenset(range(n, n + 3)) for n in (0, 3, 6, 9)}
+    assert sorted(shape.prompt for shape in work.group(6, chance))[::2] in (
+        [0, 1, 2],
+        [3, 4, 5],
+        [6, 7, 8],
+        [9, 10, 11],
+    )
+
+
+def test_rollouts_of_no_question_are_drawn_of_all() -> None:
+    work, chance = Workload(tuple(Shape(n, (Turn(1),)) for n in range(5))), random.Random(0)
+    drawn = [shape.prompt for _ in range(2000) for shape in work.group(2, chance)]
+    assert fmean(drawn) == approx(2.0, abs=0.1) and set(drawn) == set(range(5))
+
+
 def test_a_context_ends_at_its_limit() -> None:
     shapes = Means(100, 3.0, 8, 60, 100, 200, 500).shapes(0)
     assert max(shape.tokens for shape in shapes) <= 500

@@ -1,0 +1,1 @@
+"""A plan beside what it is a plan of."""

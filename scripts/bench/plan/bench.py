@@ -1,0 +1,121 @@
+"""A plan beside the run that it is of: `forage bench plan [--quick] [--json FILE]`.
+
+Generation and training are measured of a model alone, and one run is fitted; by these constants
+other runs are planned, and then run in full: one to three actors, staleness 0 to 4, latencies up to
+a second, two models. Finished measurements are files in `--out`: the same command goes on where it
+was cut off, and `--minutes` ends a slice. Exit code 3: something is left.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from configs.runtime.process import REPOSITORY, Exit
+from scripts.bench import harness
+from scripts.bench.end_to_end.run import Slice
+from scripts.bench.plan.cells import Cell, all_cells, fitted_cell, quick_cells
+from scripts.bench.plan.compared import Planner, Row, compared, measured, summary
+from scripts.bench.plan.large import large
+from scripts.bench.plan.report import tables
+from scripts.bench.plan.run import Files, Kept, measure
+from scripts.options import option
+
+CODE = (
+    "actors", "learner", "replay", "weight_sync", "retrieval_server", "configs", "scripts.fleet",
+    "scripts.setup", "scripts.train_sync", "scripts.demo", "scripts.bench.overlap",
+    "scripts.bench.harness", "scripts.bench.end_to_end", "scripts.plan.past",
+    "scripts.plan.workload",
+    *(f"scripts.bench.plan.{name}" for name in ("cells", "parts", "record", "run", "worker")),
+)  # fmt: skip
+STEPS, QUICK_STEPS = 16, 8
+GOALS = {"plan_error_max": harness.at_most(0.15), "actors_10000_s": harness.at_most(60.0)}
+METHOD = {
+    "plan_error_max": "the largest |planned / measured - 1| of tokens/s, of all configurations "
+    "that were run but those that constants are fitted to; seconds a step, idle and staleness are "
+    "told beside it and are not part of it",
+    "tokens_per_s": "tokens that the policy sampled, trained on in the counted steps, over their "
+    "seconds: of the run, and of the plan as the mean of four simulations of as many steps",
+    "errors": "of tokens/s and of a step's seconds: planned / measured - 1; of the learner's idle "
+    "share (not in an update) and of staleness (mean over trained tokens): planned - measured",
+    "constants": "of a model alone: generation with 32, 96 and 256 rollouts in flight and no "
+    "latency, a token that is taken in, a step of the learner, and what its rollouts look like; of "
+    "one run with one actor, staleness 1 and no latency, which is not compared: how versions "
+    "travel, what a step has beside its update, the cores of all other processes, and by how much "
+    "processes slow each other down (`beside`: so that this run's step is as long as planned)",
+    "policy": "one that has learned to search, and learns no more; `deep`: the same in eight "
+    "layers, of which six add nothing",
+    "actors_10000_s": "processor seconds of one simulation: 10,000 actors of 8 rollouts, 500,000 "
+    "rollouts trained on",
+}
+
+
+@dataclass(frozen=True)
+class BenchPlanOptions(harness.BenchOptions):
+    """Options of `forage bench plan`."""
+
+    quick: bool = option("three configurations of the demo: at most ten minutes", default=False)
+    minutes: float = option(
+        "length of a slice: nothing but the first begins that would end later",
+        default=30.0,
+        least=0,
+    )
+    out: Path = option(
+        "folder that keeps finished measurements", default=REPOSITORY / "runs" / "bench_plan"
+    )
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The configurations in the order in which they are run."""
+        return quick_cells(QUICK_STEPS) if self.quick else all_cells(STEPS)
+
+
+def bench(options: BenchPlanOptions) -> int:
+    """Measure what is missing, plan, compare; 3 when something is left. Raises BenchError."""
+    report, on = harness.reporter(), harness.machine()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the learner's own process has it
+    locks = (REPOSITORY / "requirements").glob("*.lock")
+    digest = harness.digest_of([*harness.sources(*CODE), *locks])
+    kept = Kept(options.out, f"{digest} {on['processor']} {on['cores']} {options.quick}")
+    files, time_left = Files(report), Slice(options.minutes)
+    measure(options.cells, kept, files, time_left, quick=options.quick, report=report)
+    found = figures(options, kept, files, on["cores"]) | {"machine": on, "method": METHOD}
+    found |= _large(report) if not found["left"] else {"actors_10000_s": None}
+    told = ", ".join(f"{name} {value}" for name, value in on.items())
+    title = f"{len(found['rows'])} configurations; {told}"
+    harness.finish(options, found, tables(found, GOALS, title), width=80)
+    if not found["left"]:
+        return Exit.DONE
+    print(f"{len(found['left'])} left: give the same command again to go on")
+    return Exit.STOPPED
+
+
+def figures(options: BenchPlanOptions, kept: Kept, files: Files, cores: int) -> dict[str, Any]:
+    """What there is, and what is left."""
+    rows, constants, runs = list[Row](), dict[str, Any](), dict[str, Row]()
+    for model in dict.fromkeys(cell.model for cell in options.cells):
+        own = [cell for cell in options.cells if cell.model == model]
+        fitted = fitted_cell(model, own[0].steps)
+        parts, run = kept.parts(model), kept.row(fitted)
+        if parts is None or run is None:
+            continue
+        path = files.model(model)
+        planner = Planner(parts, path, cores)
+        known = planner.constants(fitted, fitted.config(files.task, path), run)
+        constants[model], runs[model] = msgspec.to_builtins(known), run
+        for cell in own:
+            if (row := kept.row(cell)) is not None:
+                plan = planner.planned(cell, cell.config(files.task, path), known)
+                rows.append(compared(cell, plan, measured(row)))
+    left = [cell.name for cell in options.cells if kept.row(cell) is None]
+    found = {"rows": rows, "constants": constants, "fitted": runs, "left": left}
+    return summary(rows) | found
+
+
+def _large(report: harness.Report) -> dict[str, Any]:
+    report("10,000 actors, 500,000 rollouts: about a minute")
+    took = large()
+    return {"actors_10000_s": took.cpu_s, "actors_10000_wall_s": took.wall_s,
+            "actors_10000_rollouts": took.rollouts}  # fmt: skip

@@ -1,0 +1,92 @@
+"""The plan of a configuration beside its run: constants, what is planned, and the errors."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from configs.schema import Config
+from scripts.bench.plan.cells import Cell
+from scripts.bench.plan.constants import Constants, constants_of, workload_of
+from scripts.bench.plan.record import Parts
+from scripts.plan.build import Cores, on_cores
+from scripts.plan.simulation import simulate
+from scripts.plan.workload import Latency
+from scripts.setup.model_size import Model, find_model
+
+DRAWS = 4  # simulations of a configuration, of which the mean is its plan
+FIGURES = (  # of a plan and of a run
+    "tokens_per_s", "step_s", "learner_idle", "engine_idle", "staleness", "staleness_max",
+    "update_s", "wait_s", "rest_s",
+)  # fmt: skip
+BY_SHARE, BY_DIFFERENCE = ("tokens_per_s", "step_s"), ("learner_idle", "staleness")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans runs of one model by its parts. `cores`: of the machine; `path`: the model's folder."""
+
+    parts: Parts
+    path: Path
+    cores: int
+
+    def constants(self, cell: Cell, config: Config, row: Mapping[str, Any]) -> Constants:
+        """The constants by the run that is fitted: its cell, configuration and figures."""
+        model = self._model
+
+        def step_s(tried: Constants) -> float:
+            return float(self._planned(cell, config, tried, draws=1)["step_s"])
+
+        return constants_of(self.parts, row, self.path.name, model.parameters, step_s)
+
+    def planned(self, cell: Cell, config: Config, constants: Constants) -> Row:
+        """The figures of a configuration's plan, counted over the steps that its run counts."""
+        return self._planned(cell, config, constants, DRAWS)
+
+    def _planned(self, cell: Cell, config: Config, constants: Constants, draws: int) -> Row:
+        workload = workload_of(self.parts, Latency(cell.latency.p50_s, cell.latency.p99_s))
+        costs = Cores.measured(msgspec.to_builtins(constants))
+        scenario = on_cores(config, self._model, self.cores, costs, workload)
+        found = [
+            simulate(scenario, steps=cell.steps, warm_up=cell.uncounted, seed=seed)
+            for seed in range(draws)
+        ]
+        told = [asdict(each) | {"tokens_per_s": each.trained_per_s} for each in found]
+        return {name: statistics.fmean(each[name] for each in told) for name in FIGURES}
+
+    @property
+    def _model(self) -> Model:
+        return find_model(str(self.path))
+
+
+def measured(row: Mapping[str, Any]) -> Row:
+    """The same figures of a run: of tokens, those that were trained on in the counted steps."""
+    return dict(row) | {"tokens_per_s": row["tokens"] / row["step_s"]}
+
+
+def compared(cell: Cell, plan: Row, run: Row) -> Row:
+    """A configuration's row: planned, measured, the errors; of shares by difference."""
+    shares = {name: plan[name] / run[name] - 1.0 for name in BY_SHARE}
+    return {
+        "name": cell.name,
+        "cell": msgspec.to_builtins(cell),
+        "plan": plan,
+        "run": run,
+        "errors": shares | {name: plan[name] - run[name] for name in BY_DIFFERENCE},
+    }
+
+
+def summary(rows: Sequence[Row]) -> Row:
+    """The largest error of tokens/s, whose it is, and the mean; None without rows."""
+    errors = [(abs(row["errors"]["tokens_per_s"]), row["name"]) for row in rows]
+    worst = max(errors, default=None)
+    return {
+        "plan_error_max": worst and worst[0],
+        "plan_error_max_of": worst and worst[1],
+        "plan_error_mean": statistics.fmean(error for error, _ in errors) if errors else None,
+        "configurations": len(errors),
+    }

@@ -1,0 +1,199 @@
+"""The parts and cells as they are run, each in a child process, and kept once measured."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replay.log import records
+from replay.log.event_log import FILE_NAME, read_whole
+from scripts.bench.end_to_end.figures import figures
+from scripts.bench.end_to_end.plan import AT_ONCE, PACE, shared
+from scripts.bench.end_to_end.record import Job, Record
+from scripts.bench.end_to_end.run import LIMIT_S, Slice
+from scripts.bench.end_to_end.run import WORKER as FLEET_WORKER
+from scripts.bench.end_to_end.task import TaskFiles
+from scripts.bench.end_to_end.usage import Usage
+from scripts.bench.harness import Processes, Report, Rows, scratch
+from scripts.bench.overlap.server import serving
+from scripts.bench.plan.cells import (
+    CONFIG,
+    LAYERS,
+    ROLLOUTS,
+    SEED,
+    Cell,
+    ModelName,
+    fitted_cell,
+)
+from scripts.bench.plan.record import Generation, Parts, PartsJob, Training
+
+WORKER = "scripts.bench.plan.worker"
+IN_FLIGHT = (32, 96, ROLLOUTS)
+PARTS_S: dict[ModelName, float] = {"demo": 75.0, "deep": 150.0}  # about, on two cores
+Row = dict[str, Any]
+
+
+class Kept:
+    """What has been measured, kept from one call of the command to the next."""
+
+    def __init__(self, folder: Path, of: str) -> None:
+        self._rows = Rows(folder, of)
+
+    def parts(self, model: ModelName, measure: Callable[[], Parts] | None = None) -> Parts | None:
+        """A model's parts; measured where they can be and were not yet."""
+        plain = None if measure is None else lambda: msgspec.to_builtins(measure())
+        found = self._found({"parts": model}, plain)
+        return None if found is None else msgspec.convert(found, Parts)
+
+    def row(self, cell: Cell, measure: Callable[[], Row] | None = None) -> Row | None:
+        """A cell's figures."""
+        found: Row | None = self._found({"cell": msgspec.to_builtins(cell)}, measure)
+        return found
+
+    def _found(self, key: Any, measure: Callable[[], Any] | None) -> Any:
+        return self._rows.kept(key) if measure is None else self._rows.get(key, measure)
+
+
+class Files:
+    """The demo's files and both models, made where they are missing."""
+
+    def __init__(self, report: Report) -> None:
+        from scripts.bench.end_to_end.task import DEMO
+        from scripts.bench.overlap.task import prepare_model  # late: torch takes seconds
+
+        self.task: TaskFiles = DEMO.files(SEED, report)
+        self._make = partial(prepare_model, self.task.model, report=report)
+
+    def model(self, name: ModelName) -> Path:
+        """The folder of a model."""
+        return self._make(layers=LAYERS[name])
+
+
+def measure(
+    cells: Sequence[Cell],
+    kept: Kept,
+    files: Files,
+    time_left: Slice,
+    *,
+    quick: bool,
+    report: Report,
+) -> None:
+    """Measure what is missing and fits, model by model: its parts, the run that is fitted, the
+    others. Raises BenchError.
+    """
+    order = in_order(cells)
+    if all(kept.row(cell) is not None for cell in order):
+        return  # and so are the parts, which come first
+    with serving(files.task.passages, SEED) as server:
+        stand = Stand(files, server, quick=quick, report=report)
+        for cell in order:
+            model = cell.model
+            if kept.parts(model) is None:
+                if not time_left.fits(PARTS_S[model]):
+                    return
+                kept.parts(model, partial(stand.parts, model))
+            if kept.row(cell) is None:
+                if not time_left.fits(cell.about_s):
+                    return
+                kept.row(cell, partial(stand.cell, cell))
+
+
+class Stand:
+    """The files and the retrieval server to measure with."""
+
+    def __init__(
+        self, files: Files, server: tuple[str, int], *, quick: bool, report: Report
+    ) -> None:
+        self._files, self._server, self._quick, self._report = files, server, quick, report
+
+    def parts(self, model: ModelName) -> Parts:
+        """A model's parts. Raises RunFailed."""
+        self._report(f"{model}: parts alone, about {PARTS_S[model] / 60:.1f} minutes")
+        path, url = self._files.model(model), f"{self._server[0]}/{AT_ONCE.path}"
+        same = shared(self._files.task, path, SEED, url)
+        with scratch() as folder, Processes(folder) as processes:
+            seats = f"actors.max_num_seqs={ROLLOUTS}"
+            job = PartsJob(
+                config=str(CONFIG),
+                overrides=(*same, *PACE, seats, f"run_dir={folder / 'run'}"),
+                server=self._server,
+                in_flight=IN_FLIGHT,
+                batches=4,
+                window=(1.0, 6.0) if self._quick else (2.0, 12.0),
+                updates=5,
+                folder=str(folder),
+            )
+            told = msgspec.json.encode(job).decode()
+            for name in ("generate", "train"):
+                processes.run(name, "-m", WORKER, name, told, limit_s=LIMIT_S)
+            return Parts(
+                msgspec.json.decode((folder / "generate.json").read_bytes(), type=Generation),
+                msgspec.json.decode((folder / "train.json").read_bytes(), type=Training),
+            )
+
+    def cell(self, cell: Cell) -> Row:
+        """The figures of a run. Raises RunFailed."""
+        self._report(f"{cell.name}: about {cell.about_s / 60:.1f} minutes")
+        begun = time.monotonic()
+        with scratch() as folder:
+            found = self._run(cell, folder)
+            log = read_whole(folder / "run" / FILE_NAME)
+            found["sent_s"] = sent_s(log, cell.uncounted)
+        whole_s = time.monotonic() - begun
+        self._report(f"  {found['step_s']:.2f} s a step; {whole_s:.0f} s in all")
+        return found | {"whole_s": whole_s}
+
+    def _run(self, cell: Cell, folder: Path) -> Row:
+        url = f"{self._server[0]}/{cell.latency.path}"
+        overrides = cell.overrides(self._files.task, self._files.model(cell.model), url)
+        job = Job(
+            kind="async",
+            config=str(CONFIG),
+            overrides=(*overrides, f"run_dir={folder / 'run'}"),
+            engines=cell.actors,
+            steps=cell.last,
+            learns=False,
+            server=self._server,
+            out=str(folder / "record.json"),
+        )
+        with Processes(folder) as processes:
+            processes.start("cell", "-m", FLEET_WORKER, msgspec.json.encode(job).decode())
+            usage = Usage(processes.pid("cell"), (self._server[1],))
+
+            def look() -> bool:
+                usage.look()
+                return False
+
+            processes.wait(["cell"], LIMIT_S, look)
+        record = msgspec.json.decode((folder / "record.json").read_bytes(), type=Record)
+        return figures(record, usage, cell.uncounted)
+
+
+def in_order(cells: Sequence[Cell]) -> list[Cell]:
+    """All runs, model by model, the one that is fitted before the others."""
+    found = list[Cell]()
+    for model in dict.fromkeys(cell.model for cell in cells):
+        own = [cell for cell in cells if cell.model == model]
+        found += [fitted_cell(model, own[0].steps), *own]
+    return found
+
+
+def sent_s(log: Iterable[records.Record], uncounted: int) -> float:
+    """Seconds from a step's end until the first group is opened under its version: the median over
+    the counted steps.
+    """
+    ended, opened = dict[int, float](), dict[int, float]()
+    for record in log:
+        match record:
+            case records.Reported() if record.step > uncounted:
+                ended[record.step] = record.now
+            case records.GroupOpened() if record.kind == "train":
+                opened.setdefault(record.version, record.now)
+            case _:
+                pass
+    found = [opened[step] - at_s for step, at_s in ended.items() if step in opened]
+    return max(0.0, statistics.median(found)) if found else 0.0

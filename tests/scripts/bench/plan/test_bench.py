@@ -1,0 +1,181 @@
+"""The plan's benchmark: constants of parts and of the fitted run, errors, and what is kept."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pytest import approx
+
+from replay.log import records
+from replay.trajectory import Question
+from scripts.bench.plan.bench import GOALS
+from scripts.bench.plan.cells import NONE, Cell, all_cells, fitted_cell, late, quick_cells
+from scripts.bench.plan.compared import Planner, compared, measured, summary
+from scripts.bench.plan.constants import Constants, constants_of, engine_cores, fitted, solved
+from scripts.bench.plan.large import large
+from scripts.bench.plan.record import Generation, Parts, Rate, Training
+from scripts.bench.plan.report import tables
+from scripts.bench.plan.run import Kept, in_order, sent_s
+from scripts.plan.build import Cores
+
+SHAPES = ((10, ((20, 30, True, 1), (20, 0, False, 0))),) * 8
+RUN = {
+    "step_s": 2.0, "update_s": 1.2, "wait_s": 0.7, "rest_s": 0.06, "sent_s": 0.15, "pause_s": 0.05,
+    "tokens": 5120.0, "learner_idle": 0.4, "engine_idle": 0.1, "staleness": 0.9,
+    "staleness_max": 1.0, "cpu": {"engine": 0.8, "learner": 0.6, "actor": 0.2, "replay": 0.04},
+}  # fmt: skip
+
+
+def rate(n: int, launch_s: float = 0.01, sequence_s: float = 2e-4) -> Rate:
+    return Rate(n, n / (launch_s + sequence_s * n), 1.2)
+
+
+def parts() -> Parts:
+    generation = Generation(tuple(map(rate, (32, 96, 256))), 1e-5, SHAPES, siblings=8)
+    return Parts(generation, Training(tokens=8 * 80, update_s=0.05, cpu_s=0.05))
+
+
+def constants(**others: float) -> Constants:
+    return constants_of(parts(), RUN | others, "demo", 240_000, lambda each: each.beside * 1.6)
+
+
+def test_an_engines_step_is_fitted_less_what_it_takes_in() -> None:
+    launch_s, sequence_s = fitted([rate(n) for n in (32, 96, 256)], 5e-5)
+    assert (launch_s, sequence_s) == (approx(0.01), approx(1.5e-4))
+
+
+def test_a_fit_has_no_part_below_zero() -> None:
+    assert fitted([Rate(32, 4000.0, 1.0), Rate(256, 3000.0, 1.0)], 0.0)[0] == 0.0
+
+
+def test_constants_are_those_of_the_parts_and_of_the_fitted_run() -> None:
+    found = constants()
+    assert found.learn_token_s == approx(0.05 / 640)
+    assert found.sequence_s == approx(2e-4 - 1e-5 * 40 / 40)
+    assert (found.learner_cores, found.engine_cores) == (approx(1.0), approx(1.3))
+    assert found.publish_s == approx(0.06 * 0.05 / 1.2)  # an update took as much longer in the run
+    assert (found.transfer_s, found.pause_s) == (approx(0.1), 0.05)
+    assert found.beside == approx(2.0 / 1.6, abs=0.003)
+    assert Cores.measured(msgspec.to_builtins(found)).decode.launch_s == approx(0.01)
+
+
+def test_a_run_that_was_faster_than_alone_is_no_reason_for_more() -> None:
+    found = constants(update_s=0.04, sent_s=0.01)
+    assert (found.publish_s, found.transfer_s) == (0.06, 0.0)
+
+
+def test_processes_beside_an_engine_are_counted_by_its_seconds() -> None:
+    assert engine_cores(1.1, {"engine": 0.5, "learner": 1.0, "actor": 0.1}) == approx(1.2)
+    assert engine_cores(1.3, {"engine": 0.5, "actor": 0.1}) == engine_cores(1.3, {}) == 1.3
+
+
+def test_what_is_solved_lies_within_its_bounds() -> None:
+    assert solved(lambda x: x * x, 4.0) == approx(2.0, abs=0.003)
+    assert solved(lambda x: x, 99.0) == approx(3.0, abs=0.003)
+    assert solved(lambda x: x, 0.0) == approx(0.8, abs=0.003)
+
+
+def test_the_configurations_differ_in_all_that_is_promised() -> None:
+    cells = all_cells(12)
+    assert len(cells) >= 6 and {cell.model for cell in cells} == {"demo", "deep"}
+    assert {cell.actors for cell in cells} == {1, 2, 3}
+    assert {cell.staleness for cell in cells} == {0, 1, 2, 4}
+    assert max(cell.latency.p50_s for cell in cells) == 1.0
+    assert sum(cell.about_s for cell in quick_cells(8)) < 200
+
+
+@pytest.mark.parametrize("cells", [quick_cells(8), all_cells(8)])
+def test_no_configuration_is_one_that_is_fitted(cells: list[Cell]) -> None:
+    fits = [fitted_cell(model, 8) for model in dict.fromkeys(cell.model for cell in cells)]
+    assert not set(fits) & set(cells)
+    order = in_order(cells)
+    assert len(order) == len(cells) + len(fits)
+    for fit in fits:  # comes first of its model
+        assert next(cell for cell in order if cell.model == fit.model) == fit
+
+
+def test_a_version_is_on_its_way_until_a_group_is_opened_under_it() -> None:
+    question = Question("q", "?", ("a",))
+
+    def opened(version: int, now: float) -> records.GroupOpened:
+        return records.GroupOpened(now, version, "train", question, 1, version)
+
+    def step(number: int, now: float) -> records.Reported:
+        return records.Reported(now, 1, number, {})
+
+    log = [step(1, 1.0), opened(1, 9.0), step(2, 10.0), opened(2, 10.2), opened(2, 15.0),
+           step(3, 20.0), opened(3, 20.4), step(4, 30.0)]  # fmt: skip
+    assert sent_s(log, 1) == approx(0.3) and sent_s(log, 3) == 0.0
+
+
+@pytest.fixture
+def planner() -> Planner:
+    return Planner(parts(), Path("Qwen2.5-0.5B"), 2)
+
+
+def test_a_run_is_planned_as_it_was_fitted(planner: Planner, tmp_path: Path) -> None:
+    from scripts.bench.end_to_end.task import TaskFiles
+
+    files, fit = TaskFiles(*([tmp_path] * 5)), fitted_cell("demo", 3)
+    config = fit.config(files, planner.path)
+    free = planner.planned(fit, config, msgspec.structs.replace(constants(), beside=1.0))
+    run = RUN | {"step_s": 1.3 * free["step_s"]}
+    found = planner.constants(fit, config, run)
+    assert found.beside > 1.2
+    assert planner.planned(fit, config, found)["step_s"] == approx(run["step_s"], rel=0.05)
+    assert free["staleness_max"] <= 1 and free["update_s"] > 0.05 * 128 / 8
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    yield Kept(tmp_path / "kept", "here")
+
+
+def test_what_is_kept_is_not_measured_again(kept: Kept, tmp_path: Path) -> None:
+    cell = Cell("demo", 1, 0, NONE, 4)
+    assert kept.row(cell) is None and kept.parts("demo") is None
+    assert kept.row(cell, lambda: {"step_s": 2.0}) == kept.row(cell) == {"step_s": 2.0}
+    assert kept.parts("demo", parts) == kept.parts("demo") == parts()
+    assert kept.parts("deep") is None and kept.row(Cell("demo", 1, 1, late(0.1), 4)) is None
+    assert Kept(tmp_path / "kept", "other code").row(cell) is None
+
+
+def row(tokens: float, step: float) -> dict[str, Any]:
+    run = measured(RUN)
+    plan = run | {"tokens_per_s": run["tokens_per_s"] * tokens, "step_s": run["step_s"] * step,
+                  "staleness": 0.7}  # fmt: skip
+    return compared(quick_cells(8)[0], plan, run)
+
+
+def test_tokens_are_those_that_were_trained_on() -> None:
+    assert measured(RUN)["tokens_per_s"] == approx(5120 / 2.0)
+
+
+def test_the_error_is_the_largest_of_tokens_a_second_whichever_way() -> None:
+    found = summary([row(1.1, 1.5), row(0.8, 1.0)])
+    assert found["plan_error_max"] == approx(0.2) and found["configurations"] == 2
+    assert found["plan_error_max_of"] == quick_cells(8)[0].name
+    assert found["plan_error_mean"] == approx(0.15)
+    assert row(1.0, 1.0)["errors"]["staleness"] == approx(-0.2)
+    assert summary([])["plan_error_max"] is None
+
+
+def test_the_tables_show_plan_and_run_in_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    told = {"demo": msgspec.to_builtins(constants())}
+    rows = [row(0.8, 1.25) | {"name": max((cell.name for cell in all_cells(8)), key=len)}]
+    found = summary(rows) | {"rows": rows, "constants": told, "actors_10000_s": None}
+    made = tables(found, GOALS, "1 configuration")
+    assert (made[0].row_count, made[2].row_count) == (4, 1)
+    Console(width=80).print(*made)
+    out = capsys.readouterr().out
+    for words in ("tokens/s", "2,560", "2,048", "-20%", "-0.20", "beside", "missed"):
+        assert words in out
+
+
+def test_a_large_fleet_is_timed() -> None:
+    took = large(actors=40, rollouts=400)
+    assert took.rollouts == 400 and 0 < took.cpu_s < 30
