@@ -34,7 +34,7 @@ class Simulation:
         rules = scenario.rules
         self._of, self._last, self._warm_up = scenario, steps + warm_up, warm_up
         self._chance = random.Random(f"plan {seed}")
-        self._late = self._lates()
+        self._late, self._beside_s = self._lates(), scenario.workload.beside_s
         self._ledger, self._act = Ledger(rules), Engines(scenario)
         self._engines = [Engine(scenario.engines.capacity) for _ in range(scenario.engines.count)]
         self._meter = Meter(scenario)
@@ -110,7 +110,8 @@ class Simulation:
             self._at(self._replay_free_s, _DELIVERED, rollout)
         elif turn.searches:
             self._meter.searched(self._now)
-            self._at(self._now + self._late_s(rollout.group, turn.query), _FOUND, rollout)
+            found_s = self._late_s(rollout.group, turn.query) + self._beside_s
+            self._at(self._now + found_s, _FOUND, rollout)
         else:
             self._act.begin(engine, rollout)
 

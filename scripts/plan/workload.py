@@ -89,12 +89,14 @@ class Workload:
     """The shapes of rollouts, each as likely, the latency of their searches, and the share of
     groups that are dropped because their rewards are all alike. `siblings`: the shapes lie question
     by question, so many of each, and a group's are those of one; 0: they are all alike likely.
+    `beside_s`: what a search takes beside its latency, in client and server.
     """
 
     shapes: tuple[Shape, ...]
     latency: Latency = field(default_factory=lambda: Latency(0.0, 0.0))
     no_signal: float = 0.0
     siblings: int = 0
+    beside_s: float = 0.0
 
     def group(self, size: int, chance: random.Random) -> list[Shape]:
         """Draw the shapes of a group."""

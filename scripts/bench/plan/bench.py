@@ -7,6 +7,7 @@ was cut off, and `--minutes` ends a slice. Exit code 3: something is left.
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def bench(options: BenchPlanOptions) -> int:
     kept = Kept(options.out, f"{digest} {on['processor']} {on['cores']} {options.quick}")
     files, time_left = Files(report), Slice(options.minutes)
     measure(options.cells, kept, files, time_left, quick=options.quick, report=report)
-    found = figures(options, kept, files, on["cores"]) | {"machine": on, "method": METHOD}
+    found = figures(options.cells, kept, files, on["cores"]) | {"machine": on, "method": METHOD}
     found |= _large(report) if not found["left"] else {"actors_10000_s": None}
     told = ", ".join(f"{name} {value}" for name, value in on.items())
     title = f"{len(found['rows'])} configurations; {told}"
@@ -92,11 +93,11 @@ def bench(options: BenchPlanOptions) -> int:
     return Exit.STOPPED
 
 
-def figures(options: BenchPlanOptions, kept: Kept, files: Files, cores: int) -> dict[str, Any]:
+def figures(cells: Sequence[Cell], kept: Kept, files: Files, cores: int) -> dict[str, Any]:
     """What there is, and what is left."""
     rows, constants, runs = list[Row](), dict[str, Any](), dict[str, Row]()
-    for model in dict.fromkeys(cell.model for cell in options.cells):
-        own = [cell for cell in options.cells if cell.model == model]
+    for model in dict.fromkeys(cell.model for cell in cells):
+        own = [cell for cell in cells if cell.model == model]
         fitted = fitted_cell(model, own[0].steps)
         parts, run = kept.parts(model), kept.row(fitted)
         if parts is None or run is None:
@@ -109,7 +110,7 @@ def figures(options: BenchPlanOptions, kept: Kept, files: Files, cores: int) -> 
             if (row := kept.row(cell)) is not None:
                 plan = planner.planned(cell, cell.config(files.task, path), known)
                 rows.append(compared(cell, plan, measured(row)))
-    left = [cell.name for cell in options.cells if kept.row(cell) is None]
+    left = [cell.name for cell in cells if kept.row(cell) is None]
     found = {"rows": rows, "constants": constants, "fitted": runs, "left": left}
     return summary(rows) | found
 

@@ -35,7 +35,10 @@ def workload_of(parts: Parts, latency: Latency) -> Workload:
         Shape(prompt, tuple(Turn(*each) for each in turns))
         for prompt, turns in parts.generation.rollouts
     )
-    return Workload(tuple(shapes), latency, siblings=parts.generation.siblings)
+    made = parts.generation
+    return Workload(
+        tuple(shapes), latency, siblings=made.siblings, beside_s=made.alone[-1].search_s
+    )
 
 
 def constants_of(
@@ -82,7 +85,7 @@ def fitted(rates: Sequence[Rate], read_s: float) -> tuple[float, float]:
     """The a and b of an engine's step of n sequences, a + (b + read_s)·n seconds, which gives n
     tokens; each point by its share, and neither below 0.
     """
-    n = np.array([rate.in_flight for rate in rates], float)
+    n = np.array([rate.running for rate in rates])
     step_s = n / np.array([rate.tokens_per_s for rate in rates])
     slope, launch_s = np.polyfit(n, step_s, 1, w=1.0 / step_s)
     if launch_s < 0:

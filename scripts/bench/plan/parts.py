@@ -50,7 +50,10 @@ async def _generate(job: PartsJob, config: Config) -> Generation:
         async with rolling_out(config, policy, Freely) as rollouts:
             batches = [await rollouts.batch(0) for _ in range(job.batches)]
         bench = _bench(job, config, policy)
-        alone = [await _rate(bench, job, n, number) for number, n in enumerate(job.in_flight)]
+        alone = [
+            await _rate(bench, job, n, number, config.actors.max_num_seqs)
+            for number, n in enumerate(job.in_flight)
+        ]
         prefill_s = await _prefill_s(policy, config)
     write_durably(Path(job.folder) / BATCH, encode(batches[0]))
     groups = [list(map(decode_trajectory, group)) for each in batches for group in each.groups]
@@ -67,10 +70,16 @@ def _bench(job: PartsJob, config: Config, policy: "VllmPolicy") -> Bench:
     return Bench(config, policy, prompter, siblings, job.server, DEADLINE_S)
 
 
-async def _rate(bench: Bench, job: PartsJob, in_flight: int, number: int) -> Rate:
+async def _rate(bench: Bench, job: PartsJob, in_flight: int, number: int, seats: int) -> Rate:
     cell = Cell("continuous", AT_ONCE, in_flight)
     found = await bench.measure(cell, Timing(*job.window), 1_000_000 * number)
-    return Rate(in_flight, found["tokens_per_s"], sum(found["cpu"].values()))
+    return Rate(
+        in_flight=in_flight,
+        running=found["seats_filled"] * seats,
+        tokens_per_s=found["tokens_per_s"],
+        cores=sum(found["cpu"].values()),
+        search_s=found["waited_p50_s"],
+    )
 
 
 async def _prefill_s(policy: "VllmPolicy", config: Config) -> float:

@@ -22,11 +22,15 @@ class PartsJob(msgspec.Struct, frozen=True):
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """Generation with so many rollouts in flight: sampled tokens/s, cores of all who take part."""
+    """Generation with so many rollouts in flight, of which so many are in the engine on average:
+    sampled tokens/s, cores of all who take part, seconds of a search (p50).
+    """
 
     in_flight: int
+    running: float
     tokens_per_s: float
     cores: float
+    search_s: float
 
 
 class Generation(msgspec.Struct, frozen=True):

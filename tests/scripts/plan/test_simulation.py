@@ -118,6 +118,12 @@ def test_engines_slow_each_other_down_too() -> None:
     assert run(two).step_s == approx(1.5)
 
 
+def test_a_search_takes_something_beside_its_latency() -> None:
+    of = scenario()
+    more = replace(of, workload=replace(of.workload, beside_s=0.25))
+    assert run(more).step_s == approx(run(of).step_s + 0.25)
+
+
 def test_siblings_that_ask_the_same_are_answered_together() -> None:
     late = Latency(0.2, 2.0)
     shapes = (alike(10, [Turn(1, 20, True, n), Turn(1)]).shapes for n in (0, 1))

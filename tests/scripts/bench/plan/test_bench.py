@@ -10,15 +10,24 @@ from pytest import approx
 
 from replay.log import records
 from replay.trajectory import Question
-from scripts.bench.plan.bench import GOALS
+from scripts.bench.end_to_end.run import Slice
+from scripts.bench.plan.bench import GOALS, figures
 from scripts.bench.plan.cells import NONE, Cell, all_cells, fitted_cell, late, quick_cells
 from scripts.bench.plan.compared import Planner, compared, measured, summary
-from scripts.bench.plan.constants import Constants, constants_of, engine_cores, fitted, solved
+from scripts.bench.plan.constants import (
+    Constants,
+    constants_of,
+    engine_cores,
+    fitted,
+    solved,
+    workload_of,
+)
 from scripts.bench.plan.large import large
 from scripts.bench.plan.record import Generation, Parts, Rate, Training
 from scripts.bench.plan.report import tables
-from scripts.bench.plan.run import Kept, in_order, sent_s
+from scripts.bench.plan.run import Files, Kept, in_order, measure, sent_s
 from scripts.plan.build import Cores
+from scripts.plan.workload import Latency
 
 SHAPES = ((10, ((20, 30, True, 1), (20, 0, False, 0))),) * 8
 RUN = {
@@ -29,7 +38,7 @@ RUN = {
 
 
 def rate(n: int, launch_s: float = 0.01, sequence_s: float = 2e-4) -> Rate:
-    return Rate(n, n / (launch_s + sequence_s * n), 1.2)
+    return Rate(n, 0.9 * n, 0.9 * n / (launch_s + sequence_s * 0.9 * n), 1.2, 0.02)
 
 
 def parts() -> Parts:
@@ -46,8 +55,14 @@ def test_an_engines_step_is_fitted_less_what_it_takes_in() -> None:
     assert (launch_s, sequence_s) == (approx(0.01), approx(1.5e-4))
 
 
+def test_rollouts_are_those_measured_and_searches_take_what_they_took() -> None:
+    work = workload_of(parts(), Latency(0.5, 0.5))
+    assert (len(work.shapes), work.siblings, work.beside_s) == (8, 8, 0.02)
+    assert (work.tokens, work.sampled_tokens, work.searches) == (80, 40, 1)
+
+
 def test_a_fit_has_no_part_below_zero() -> None:
-    assert fitted([Rate(32, 4000.0, 1.0), Rate(256, 3000.0, 1.0)], 0.0)[0] == 0.0
+    assert fitted([Rate(32, 32, 4000.0, 1.0, 0.0), Rate(256, 256, 3000.0, 1.0, 0.0)], 0.0)[0] == 0.0
 
 
 def test_constants_are_those_of_the_parts_and_of_the_fitted_run() -> None:
@@ -179,3 +194,22 @@ def test_the_tables_show_plan_and_run_in_eighty_columns(capsys: pytest.CaptureFi
 def test_a_large_fleet_is_timed() -> None:
     took = large(actors=40, rollouts=400)
     assert took.rollouts == 400 and 0 < took.cpu_s < 30
+
+
+@pytest.mark.soak("benchmarks")
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_parts_and_runs_are_measured_kept_and_gone_on_with(kept: Kept) -> None:
+    cells, files, said = [Cell("demo", 1, 0, NONE, 2)], Files(print), list[str]()
+    measure(cells, kept, files, Slice(0.0), quick=True, report=said.append)
+    assert kept.parts("demo") and figures(cells, kept, files, 2)["left"] == [cells[0].name]
+    measure(cells, kept, files, Slice(30.0), quick=True, report=said.append)
+    found = figures(cells, kept, files, 2)
+    (row,), fit = found["rows"], found["fitted"]["demo"]
+    assert found["left"] == [] and found["plan_error_max"] == abs(row["errors"]["tokens_per_s"])
+    assert row["run"]["staleness_max"] == 0.0 and 0.0 < fit["staleness_max"] <= 1.0
+    assert 0.0 < row["run"]["sent_s"] < row["run"]["step_s"] and fit["pause_s"] > 0.0
+    assert sum("parts alone" in each for each in said) == 1
+    said.clear()
+    measure(cells, kept, files, Slice(30.0), quick=True, report=said.append)
+    assert said == []
