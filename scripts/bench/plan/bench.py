@@ -1,8 +1,8 @@
 """A plan beside the run that it is of: `forage bench plan [--quick] [--json FILE]`.
 
-Generation and training are measured of a model alone, and one run is fitted; by these constants
-other runs are planned, and then run in full: one to three actors, staleness 0 to 4, latencies up to
-a second, two models. Finished measurements are files in `--out`: the same command goes on where it
+Generation is measured of a model alone, and two runs are fitted; by these constants other runs are
+planned, and then run in full: one to three actors, staleness 0 to 4, latencies up to a second, two
+models. Finished measurements are files in `--out`: the same command goes on where it
 was cut off, and `--minutes` ends a slice. Exit code 3: something is left.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 from configs.runtime.process import REPOSITORY, Exit
 from scripts.bench import harness
 from scripts.bench.end_to_end.run import Slice
-from scripts.bench.plan.cells import Cell, all_cells, fitted_cell, quick_cells
+from scripts.bench.plan.cells import Cell, all_cells, fitted_cells, quick_cells
 from scripts.bench.plan.compared import Planner, Row, compared, measured, summary
 from scripts.bench.plan.large import large
 from scripts.bench.plan.report import tables
@@ -29,7 +29,7 @@ CODE = (
     "scripts.setup", "scripts.train_sync", "scripts.demo", "scripts.bench.overlap",
     "scripts.bench.harness", "scripts.bench.end_to_end", "scripts.plan.past",
     "scripts.plan.workload",
-    *(f"scripts.bench.plan.{name}" for name in ("cells", "parts", "record", "run", "worker")),
+    *(f"scripts.bench.plan.{name}" for name in ("cells", "generation", "record", "run", "worker")),
 )  # fmt: skip
 STEPS, QUICK_STEPS = 16, 8
 GOALS = {"plan_error_max": harness.at_most(0.15), "actors_10000_s": harness.at_most(60.0)}
@@ -41,11 +41,12 @@ METHOD = {
     "seconds: of the run, and of the plan as the mean of four simulations of as many steps",
     "errors": "of tokens/s and of a step's seconds: planned / measured - 1; of the learner's idle "
     "share (not in an update) and of staleness (mean over trained tokens): planned - measured",
-    "constants": "of a model alone: generation with 32, 96 and 256 rollouts in flight and no "
-    "latency, a token that is taken in, a step of the learner, and what its rollouts look like; of "
-    "one run with one actor, staleness 1 and no latency, which is not compared: how versions "
-    "travel, what a step has beside its update, the cores of all other processes, and by how much "
-    "processes slow each other down (`beside`: so that this run's step is as long as planned)",
+    "constants": "of a model's generation alone: 32, 96 and 256 rollouts in flight, no latency, "
+    "a token that is taken in, what rollouts look like; of two runs with one actor and no latency, "
+    "which are not compared: at staleness 0 the learner's step, what it has beside its update, the "
+    "pause, and how long a version is on its way (so that this run is as fast as planned); "
+    "at staleness 1 the cores of all other processes, and by how much processes slow each other "
+    "down (`beside`, likewise)",
     "policy": "one that has learned to search, and learns no more; `deep`: the same in eight "
     "layers, of which six add nothing",
     "actors_10000_s": "processor seconds of one simulation: 10,000 actors of 8 rollouts, 500,000 "
@@ -95,21 +96,20 @@ def bench(options: BenchPlanOptions) -> int:
 
 def figures(cells: Sequence[Cell], kept: Kept, files: Files, cores: int) -> dict[str, Any]:
     """What there is, and what is left."""
-    rows, constants, runs = list[Row](), dict[str, Any](), dict[str, Row]()
+    rows, constants, runs = list[Row](), dict[str, Any](), dict[str, list[Row]]()
     for model in dict.fromkeys(cell.model for cell in cells):
         own = [cell for cell in cells if cell.model == model]
-        fitted = fitted_cell(model, own[0].steps)
-        parts, run = kept.parts(model), kept.row(fitted)
-        if parts is None or run is None:
+        fits = fitted_cells(model, own[0].steps)
+        generation = kept.generation(model)
+        fitted = [row for cell in fits if (row := kept.row(cell)) is not None]
+        if generation is None or len(fitted) < len(fits):
             continue
-        path = files.model(model)
-        planner = Planner(parts, path, cores)
-        known = planner.constants(fitted, fitted.config(files.task, path), run)
-        constants[model], runs[model] = msgspec.to_builtins(known), run
+        planner = Planner(generation, files.model(model), files.task, cores)
+        known = planner.constants(fits, fitted)
+        constants[model], runs[model] = msgspec.to_builtins(known), fitted
         for cell in own:
             if (row := kept.row(cell)) is not None:
-                plan = planner.planned(cell, cell.config(files.task, path), known)
-                rows.append(compared(cell, plan, measured(row)))
+                rows.append(compared(cell, planner.planned(cell, known), measured(row)))
     left = [cell.name for cell in cells if kept.row(cell) is None]
     found = {"rows": rows, "constants": constants, "fitted": runs, "left": left}
     return summary(rows) | found

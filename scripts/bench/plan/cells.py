@@ -76,11 +76,9 @@ class Cell(msgspec.Struct, frozen=True):
 NONE, TAIL = Latency(0.0, 0.0), Latency(0.2, 2.0)
 
 
-def fitted_cell(model: ModelName, steps: int) -> Cell:
-    """The run that constants are fitted to. At staleness 1 with two batches in flight a version
-    that has arrived is seen at once, by the groups that are opened under it.
-    """
-    return Cell(model, 1, 1, NONE, steps)
+def fitted_cells(model: ModelName, steps: int) -> tuple[Cell, Cell]:
+    """The runs that constants are fitted to: learner and engine take turns, and work at once."""
+    return Cell(model, 1, 0, NONE, steps), Cell(model, 1, 1, NONE, steps)
 
 
 def late(seconds: float) -> Latency:
@@ -93,14 +91,14 @@ def quick_cells(steps: int) -> list[Cell]:
     return [
         Cell("demo", 1, 2, TAIL, steps),
         Cell("demo", 2, 1, late(0.5), steps),
-        Cell("demo", 1, 0, NONE, steps),
+        Cell("demo", 1, 0, late(0.2), steps),
     ]
 
 
 def all_cells(steps: int) -> list[Cell]:
     """All: actors, staleness, latency and model each vary."""
     return [
-        Cell("demo", 1, 0, NONE, steps),
+        Cell("demo", 1, 0, late(0.2), steps),
         Cell("demo", 1, 2, TAIL, steps),
         Cell("demo", 2, 1, late(0.5), steps),
         Cell("demo", 3, 4, late(1.0), steps),

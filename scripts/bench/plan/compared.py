@@ -3,21 +3,22 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from configs.schema import Config
+from scripts.bench.end_to_end.task import TaskFiles
 from scripts.bench.plan.cells import Cell
-from scripts.bench.plan.constants import Constants, constants_of, workload_of
-from scripts.bench.plan.record import Parts
+from scripts.bench.plan.constants import Constants, Fit, constants_of, workload_of
+from scripts.bench.plan.record import Generation
 from scripts.plan.build import Cores, on_cores
 from scripts.plan.simulation import simulate
 from scripts.plan.workload import Latency
 from scripts.setup.model_size import Model, find_model
 
-DRAWS = 4  # simulations of a configuration, of which the mean is its plan
+DRAWS, FITTED = 4, 2  # simulations of a configuration, of which the mean is its plan; of a fit
 FIGURES = (  # of a plan and of a run
     "tokens_per_s", "step_s", "learner_idle", "engine_idle", "staleness", "staleness_max",
     "update_s", "wait_s", "rest_s",
@@ -28,27 +29,38 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans runs of one model by its parts. `cores`: of the machine; `path`: the model's folder."""
+    """Plans runs of one model by its generation. `cores`: of the machine; `path`: the model's
+    folder; `files`: of the task; `fits`: simulations of a run that is fitted.
+    """
 
-    parts: Parts
+    generation: Generation
     path: Path
+    files: TaskFiles
     cores: int
+    fits: int = FITTED
 
-    def constants(self, cell: Cell, config: Config, row: Mapping[str, Any]) -> Constants:
-        """The constants by the run that is fitted: its cell, configuration and figures."""
-        model = self._model
+    def constants(self, cells: tuple[Cell, Cell], rows: Sequence[Row]) -> Constants:
+        """The constants by the two runs that are fitted, the serial one first."""
+        serial, overlapped = (
+            Fit(row, partial(self._tokens_per_s, cell))
+            for cell, row in zip(cells, rows, strict=True)
+        )
+        return constants_of(
+            self.generation,
+            serial,
+            overlapped,
+            model=self.path.name,
+            parameters=self._model.parameters,
+        )
 
-        def step_s(tried: Constants) -> float:
-            return float(self._planned(cell, config, tried, draws=1)["step_s"])
+    def _tokens_per_s(self, cell: Cell, tried: Constants) -> float:
+        return float(self.planned(cell, tried, self.fits)["tokens_per_s"])
 
-        return constants_of(self.parts, row, self.path.name, model.parameters, step_s)
-
-    def planned(self, cell: Cell, config: Config, constants: Constants) -> Row:
+    def planned(self, cell: Cell, constants: Constants, draws: int = DRAWS) -> Row:
         """The figures of a configuration's plan, counted over the steps that its run counts."""
-        return self._planned(cell, config, constants, DRAWS)
-
-    def _planned(self, cell: Cell, config: Config, constants: Constants, draws: int) -> Row:
-        workload = workload_of(self.parts, Latency(cell.latency.p50_s, cell.latency.p99_s))
+        latency = Latency(cell.latency.p50_s, cell.latency.p99_s)
+        workload = workload_of(self.generation, latency)
+        config = cell.config(self.files, self.path)
         costs = Cores.measured(msgspec.to_builtins(constants))
         scenario = on_cores(config, self._model, self.cores, costs, workload)
         found = [

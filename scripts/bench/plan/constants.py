@@ -1,15 +1,16 @@
-"""The constants of a model: by its parts alone, and by the one run that is fitted."""
+"""The constants of a model: by its generation alone, and by two runs that are fitted."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from scripts.bench.plan.record import Parts, Rate
+from scripts.bench.plan.record import Generation, Rate
 from scripts.plan.workload import Latency, Shape, Turn, Workload
 
-LEAST, MOST, HALVINGS = 0.8, 3.0, 10  # of `beside`
+WAY_S, BESIDE = (0.0, 2.0), (0.8, 3.0)  # within which they are looked for
+HALVINGS = 10
 
 
 class Constants(msgspec.Struct, frozen=True):
@@ -29,48 +30,68 @@ class Constants(msgspec.Struct, frozen=True):
     pause_s: float
 
 
-def workload_of(parts: Parts, latency: Latency) -> Workload:
+class Fit(NamedTuple):
+    """A run that is fitted: its figures, and its planned tokens/s by constants."""
+
+    row: Mapping[str, Any]
+    tokens_per_s: Callable[[Constants], float]
+
+    def too_slow(self, constants: Constants) -> bool:
+        """True where it is planned slower than it was."""
+        return self.tokens_per_s(constants) < self.row["tokens"] / self.row["step_s"]
+
+
+def workload_of(generation: Generation, latency: Latency) -> Workload:
     """The rollouts that were measured, under a latency."""
     shapes = (
-        Shape(prompt, tuple(Turn(*each) for each in turns))
-        for prompt, turns in parts.generation.rollouts
+        Shape(prompt, tuple(Turn(*each) for each in turns)) for prompt, turns in generation.rollouts
     )
-    made = parts.generation
     return Workload(
-        tuple(shapes), latency, siblings=made.siblings, beside_s=made.alone[-1].search_s
+        tuple(shapes),
+        latency,
+        siblings=generation.siblings,
+        beside_s=generation.alone[-1].search_s,
     )
 
 
 def constants_of(
-    parts: Parts, run: Mapping[str, Any], model: str, parameters: int, step_s: Callable[..., float]
+    generation: Generation, serial: Fit, overlapped: Fit, *, model: str, parameters: int
 ) -> Constants:
-    """The constants of a model. `run`: the row of the run that is fitted; `step_s(constants)`: the
-    seconds of its step as they are planned.
+    """The constants of a model. `serial`: a run whose learner and engine take turns, which tells
+    what each takes undisturbed, and how long a version is on its way; `overlapped`: one whose
+    learner and engine work at once, which tells by how much they slow each other down.
     """
-    work = workload_of(parts, Latency(0.0, 0.0))
+    work, alone = workload_of(generation, Latency(0.0, 0.0)), serial.row
     read = (work.tokens - work.sampled_tokens) / work.sampled_tokens  # tokens, of a sampled one
-    made, learnt = parts.generation, parts.training
-    launch_s, sequence_s = fitted(made.alone, made.prefill_s * read)
-    slower = max(1.0, run["update_s"] / learnt.update_s)  # in a run than alone
+    launch_s, sequence_s = fitted(generation.alone, generation.prefill_s * read)
     found = Constants(
         model=model,
         parameters=parameters,
         launch_s=launch_s,
         sequence_s=sequence_s,
-        prefill_s=made.prefill_s,
-        learn_token_s=learnt.update_s / learnt.tokens,
-        publish_s=run["rest_s"] / slower,
-        learner_cores=learnt.cpu_s / learnt.update_s,
-        engine_cores=engine_cores(made.alone[-1].cores, run["cpu"]),
+        prefill_s=generation.prefill_s,
+        learn_token_s=alone["update_s"] / (alone["tokens"] * (1.0 + read)),
+        publish_s=alone["rest_s"],
+        learner_cores=alone["cpu"]["learner"] / (1.0 - alone["learner_idle"]),
+        engine_cores=engine_cores(generation.alone[-1].cores, overlapped.row["cpu"]),
         beside=1.0,
-        transfer_s=max(0.0, run["sent_s"] - run["pause_s"]),
-        pause_s=run["pause_s"],
+        transfer_s=0.0,
+        pause_s=alone["pause_s"],
     )
+    found = solved("transfer_s", found, serial, WAY_S)
+    return solved("beside", found, overlapped, BESIDE)
 
-    def at(beside: float) -> float:
-        return step_s(msgspec.structs.replace(found, beside=beside))
 
-    return msgspec.structs.replace(found, beside=solved(at, run["step_s"]))
+def solved(name: str, constants: Constants, fit: Fit, within: tuple[float, float]) -> Constants:
+    """The constants with the value of one at which this run is as fast as planned, or that end of
+    its bounds which comes nearest, by halving. More of it is slower.
+    """
+    low, high = within
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        slow = fit.too_slow(msgspec.structs.replace(constants, **{name: middle}))
+        low, high = (low, middle) if slow else (middle, high)
+    return msgspec.structs.replace(constants, **{name: (low + high) / 2})
 
 
 def engine_cores(alone: float, cpu: Mapping[str, float]) -> float:
@@ -91,12 +112,3 @@ def fitted(rates: Sequence[Rate], read_s: float) -> tuple[float, float]:
     if launch_s < 0:
         return 0.0, max(0.0, float(np.mean(step_s / n)) - read_s)
     return float(launch_s), max(0.0, float(slope) - read_s)
-
-
-def solved(rising: Callable[[float], float], wanted: float) -> float:
-    """Where a rising function has this value, from LEAST to MOST, by halving."""
-    low, high = LEAST, MOST
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if rising(middle) > wanted else (middle, high)
-    return (low + high) / 2

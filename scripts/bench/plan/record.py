@@ -1,14 +1,14 @@
-"""What the children of `forage bench plan` are told, and what they write."""
+"""What the child of `forage bench plan` is told, and what it writes."""
 
 import msgspec
 
 ShapeTree = tuple[int, tuple[tuple[int, int, bool, int], ...]]  # `scripts.plan.workload.Shape`
 
 
-class PartsJob(msgspec.Struct, frozen=True):
-    """The order to measure a part of a model: a configuration file and overrides, the retrieval
-    server's base URL and process id, batches to roll out, seconds before and in each window, a
-    folder for what is written.
+class GenerationJob(msgspec.Struct, frozen=True):
+    """The order to measure a model's generation: a configuration file and overrides, the retrieval
+    server's base URL and process id, rollouts in flight, batches to roll out, seconds before and in
+    each window, and where to write the `Generation`.
     """
 
     config: str
@@ -17,8 +17,7 @@ class PartsJob(msgspec.Struct, frozen=True):
     in_flight: tuple[int, ...]
     batches: int
     window: tuple[float, float]
-    updates: int
-    folder: str
+    out: str
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -42,18 +41,3 @@ class Generation(msgspec.Struct, frozen=True):
     prefill_s: float
     rollouts: tuple[ShapeTree, ...]
     siblings: int
-
-
-class Training(msgspec.Struct, frozen=True):
-    """A step of the learner alone on so many tokens: its seconds and processor seconds."""
-
-    tokens: int
-    update_s: float
-    cpu_s: float
-
-
-class Parts(msgspec.Struct, frozen=True):
-    """A model's parts, each with the machine to itself."""
-
-    generation: Generation
-    training: Training

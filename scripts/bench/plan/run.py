@@ -1,16 +1,13 @@
-"""The parts and cells as they are run, each in a child process, and kept once measured."""
+"""Generation and cells as they are run, each in a child process, and kept once measured."""
 
-import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from replay.log import records
-from replay.log.event_log import FILE_NAME, read_whole
 from scripts.bench.end_to_end.figures import figures
 from scripts.bench.end_to_end.plan import AT_ONCE, PACE, shared
 from scripts.bench.end_to_end.record import Job, Record
@@ -27,13 +24,13 @@ from scripts.bench.plan.cells import (
     SEED,
     Cell,
     ModelName,
-    fitted_cell,
+    fitted_cells,
 )
-from scripts.bench.plan.record import Generation, Parts, PartsJob, Training
+from scripts.bench.plan.record import Generation, GenerationJob
 
 WORKER = "scripts.bench.plan.worker"
 IN_FLIGHT = (32, 96, ROLLOUTS)
-PARTS_S: dict[ModelName, float] = {"demo": 75.0, "deep": 150.0}  # about, on two cores
+ALONE_S: dict[ModelName, float] = {"demo": 60.0, "deep": 120.0}  # about, on two cores
 Row = dict[str, Any]
 
 
@@ -43,11 +40,13 @@ class Kept:
     def __init__(self, folder: Path, of: str) -> None:
         self._rows = Rows(folder, of)
 
-    def parts(self, model: ModelName, measure: Callable[[], Parts] | None = None) -> Parts | None:
-        """A model's parts; measured where they can be and were not yet."""
+    def generation(
+        self, model: ModelName, measure: Callable[[], Generation] | None = None
+    ) -> Generation | None:
+        """A model's generation; measured where it can be and was not yet."""
         plain = None if measure is None else lambda: msgspec.to_builtins(measure())
-        found = self._found({"parts": model}, plain)
-        return None if found is None else msgspec.convert(found, Parts)
+        found = self._found({"generation": model}, plain)
+        return None if found is None else msgspec.convert(found, Generation)
 
     def row(self, cell: Cell, measure: Callable[[], Row] | None = None) -> Row | None:
         """A cell's figures."""
@@ -82,20 +81,20 @@ def measure(
     quick: bool,
     report: Report,
 ) -> None:
-    """Measure what is missing and fits, model by model: its parts, the run that is fitted, the
-    others. Raises BenchError.
+    """Measure what is missing and fits, model by model: its generation, the runs that are
+    fitted, the others. Raises BenchError.
     """
     order = in_order(cells)
     if all(kept.row(cell) is not None for cell in order):
-        return  # and so are the parts, which come first
+        return  # and so is generation, which comes first
     with serving(files.task.passages, SEED) as server:
         stand = Stand(files, server, quick=quick, report=report)
         for cell in order:
             model = cell.model
-            if kept.parts(model) is None:
-                if not time_left.fits(PARTS_S[model]):
+            if kept.generation(model) is None:
+                if not time_left.fits(ALONE_S[model]):
                     return
-                kept.parts(model, partial(stand.parts, model))
+                kept.generation(model, partial(stand.generation, model))
             if kept.row(cell) is None:
                 if not time_left.fits(cell.about_s):
                     return
@@ -110,30 +109,25 @@ class Stand:
     ) -> None:
         self._files, self._server, self._quick, self._report = files, server, quick, report
 
-    def parts(self, model: ModelName) -> Parts:
-        """A model's parts. Raises RunFailed."""
-        self._report(f"{model}: parts alone, about {PARTS_S[model] / 60:.1f} minutes")
+    def generation(self, model: ModelName) -> Generation:
+        """A model's generation. Raises RunFailed."""
+        self._report(f"{model}: generation alone, about {ALONE_S[model] / 60:.1f} minutes")
         path, url = self._files.model(model), f"{self._server[0]}/{AT_ONCE.path}"
         same = shared(self._files.task, path, SEED, url)
         with scratch() as folder, Processes(folder) as processes:
             seats = f"actors.max_num_seqs={ROLLOUTS}"
-            job = PartsJob(
+            job = GenerationJob(
                 config=str(CONFIG),
                 overrides=(*same, *PACE, seats, f"run_dir={folder / 'run'}"),
                 server=self._server,
                 in_flight=IN_FLIGHT,
                 batches=4,
                 window=(1.0, 6.0) if self._quick else (2.0, 12.0),
-                updates=5,
-                folder=str(folder),
+                out=str(folder / "record.json"),
             )
             told = msgspec.json.encode(job).decode()
-            for name in ("generate", "train"):
-                processes.run(name, "-m", WORKER, name, told, limit_s=LIMIT_S)
-            return Parts(
-                msgspec.json.decode((folder / "generate.json").read_bytes(), type=Generation),
-                msgspec.json.decode((folder / "train.json").read_bytes(), type=Training),
-            )
+            processes.run("generation", "-m", WORKER, told, limit_s=LIMIT_S)
+            return msgspec.json.decode(Path(job.out).read_bytes(), type=Generation)
 
     def cell(self, cell: Cell) -> Row:
         """The figures of a run. Raises RunFailed."""
@@ -141,8 +135,6 @@ class Stand:
         begun = time.monotonic()
         with scratch() as folder:
             found = self._run(cell, folder)
-            log = read_whole(folder / "run" / FILE_NAME)
-            found["sent_s"] = sent_s(log, cell.uncounted)
         whole_s = time.monotonic() - begun
         self._report(f"  {found['step_s']:.2f} s a step; {whole_s:.0f} s in all")
         return found | {"whole_s": whole_s}
@@ -174,26 +166,9 @@ class Stand:
 
 
 def in_order(cells: Sequence[Cell]) -> list[Cell]:
-    """All runs, model by model, the one that is fitted before the others."""
+    """All runs, model by model, those that are fitted before the others."""
     found = list[Cell]()
     for model in dict.fromkeys(cell.model for cell in cells):
         own = [cell for cell in cells if cell.model == model]
-        found += [fitted_cell(model, own[0].steps), *own]
+        found += [*fitted_cells(model, own[0].steps), *own]
     return found
-
-
-def sent_s(log: Iterable[records.Record], uncounted: int) -> float:
-    """Seconds from a step's end until the first group is opened under its version: the median over
-    the counted steps.
-    """
-    ended, opened = dict[int, float](), dict[int, float]()
-    for record in log:
-        match record:
-            case records.Reported() if record.step > uncounted:
-                ended[record.step] = record.now
-            case records.GroupOpened() if record.kind == "train":
-                opened.setdefault(record.version, record.now)
-            case _:
-                pass
-    found = [opened[step] - at_s for step, at_s in ended.items() if step in opened]
-    return max(0.0, statistics.median(found)) if found else 0.0

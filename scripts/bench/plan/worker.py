@@ -1,5 +1,5 @@
-"""The children of `forage bench plan`: `python -m scripts.bench.plan.worker generate|train JOB`, a
-`PartsJob` in JSON. Each writes what it measured into the job's folder, as `NAME.json`.
+"""The child of `forage bench plan`: `python -m scripts.bench.plan.worker JOB`, a `GenerationJob` in
+JSON. It writes what it measured, and ends at once with its starter, its engine with it.
 """
 
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from configs.runtime.process import begin, die_with_parent, leave
-from scripts.bench.plan.record import PartsJob
+from scripts.bench.plan.record import GenerationJob
 
 if __name__ == "__mp_main__":  # the engine's spawned child imports its parent's main module first
     die_with_parent()
@@ -17,11 +17,10 @@ if __name__ == "__mp_main__":  # the engine's spawned child imports its parent's
 def main(words: list[str]) -> int:
     """Measure and write."""
     begin("bench_plan")
-    from scripts.bench.plan import parts
+    from scripts.bench.plan.generation import generate
 
-    name, job = words[0], msgspec.json.decode(words[1], type=PartsJob)
-    found = parts.train(job) if name == "train" else parts.generate(job)
-    (Path(job.folder) / f"{name}.json").write_bytes(msgspec.json.encode(found))
+    job = msgspec.json.decode(words[0], type=GenerationJob)
+    Path(job.out).write_bytes(msgspec.json.encode(generate(job)))
     return 0
 
 
