@@ -1,5 +1,6 @@
 """The tables of `forage bench plan`, at 80 columns."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ from rich.table import Table
 
 from scripts.bench.harness import Goal, goals_table
 
+NAME = 34  # columns of a configuration's
 TOLD = {  # by name: what a table calls it, its format, and that of its error
     "tokens_per_s": ("tokens/s", "{:,.0f}", "{:+.0%}"),
     "step_s": ("seconds a step", "{:.2f}", "{:+.0%}"),
@@ -30,7 +32,7 @@ def _configurations(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     for name in ("run", "plan", "error"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        names = iter([row["name"]])
+        names = iter(textwrap.wrap(row["name"], NAME))
         for name, (told, shown, apart) in TOLD.items():
             pair = (shown.format(row[side][name]) for side in ("run", "plan"))
             error = apart.format(row["errors"][name])

@@ -122,7 +122,7 @@ class Stand:
                 server=self._server,
                 in_flight=IN_FLIGHT,
                 batches=4,
-                window=(1.0, 6.0) if self._quick else (2.0, 12.0),
+                window=(1.0, 5.0) if self._quick else (2.0, 12.0),
                 out=str(folder / "record.json"),
             )
             told = msgspec.json.encode(job).decode()
