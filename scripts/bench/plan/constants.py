@@ -38,7 +38,7 @@ class Fit(NamedTuple):
 
     def too_slow(self, constants: Constants) -> bool:
         """True where it is planned slower than it was."""
-        return self.tokens_per_s(constants) < self.row["tokens"] / self.row["step_s"]
+        return bool(self.tokens_per_s(constants) < self.row["tokens"] / self.row["step_s"])
 
 
 def workload_of(generation: Generation, latency: Latency) -> Workload:
