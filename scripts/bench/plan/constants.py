@@ -9,7 +9,7 @@ import numpy as np
 from scripts.bench.plan.record import Generation, Rate
 from scripts.plan.workload import Latency, Shape, Turn, Workload
 
-WAY_S, BESIDE = (0.0, 2.0), (0.8, 3.0)  # within which they are looked for
+WAY_S, BESIDE = (0.0, 2.0), (0.5, 3.0)  # within which they are looked for
 HALVINGS = 10
 
 
