@@ -44,7 +44,8 @@ METHOD = {
     "constants": "of a model's generation alone: 32, 96 and 256 rollouts in flight, no latency, "
     "a token that is taken in, what rollouts look like; of two runs with one actor and no latency, "
     "which are not compared: at staleness 0 the learner's step, what it has beside its update, the "
-    "pause, and how long a version is on its way (so that this run is as fast as planned); "
+    "pause, and how long a version is on its way (so that this run is as fast as planned; where "
+    "that would be below 0, the engine is taken as faster than alone); "
     "at staleness 1 the cores of all other processes, and by how much processes slow each other "
     "down (`beside`, likewise)",
     "policy": "one that has learned to search, and learns no more; `deep`: the same in eight "

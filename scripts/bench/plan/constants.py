@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from scripts.bench.plan.record import Generation, Rate
 from scripts.plan.workload import Latency, Shape, Turn, Workload
 
-WAY_S, BESIDE = (0.0, 2.0), (0.5, 3.0)  # within which they are looked for
+WAY_S, ENGINE, BESIDE = (0.0, 2.0), (0.05, 1.0), (0.5, 3.0)  # within which they are looked for
 HALVINGS = 10
 
 
@@ -78,20 +79,32 @@ def constants_of(
         transfer_s=0.0,
         pause_s=alone["pause_s"],
     )
-    found = solved("transfer_s", found, serial, WAY_S)
-    return solved("beside", found, overlapped, BESIDE)
+    found = slower(found, serial) if not serial.too_slow(found) else faster(found, serial)
+    return solved(lambda x: replace(found, beside=x), overlapped, BESIDE)
 
 
-def solved(name: str, constants: Constants, fit: Fit, within: tuple[float, float]) -> Constants:
-    """The constants with the value of one at which this run is as fast as planned, or that end of
-    its bounds which comes nearest, by halving. More of it is slower.
+def slower(constants: Constants, fit: Fit) -> Constants:
+    """The constants with versions so long on their way that this run is as fast as planned."""
+    return solved(lambda x: replace(constants, transfer_s=x), fit, WAY_S)
+
+
+def faster(constants: Constants, fit: Fit) -> Constants:
+    """The constants with an engine so much faster than alone that this run is as planned."""
+    launch_s, sequence_s = constants.launch_s, constants.sequence_s
+    return solved(
+        lambda x: replace(constants, launch_s=x * launch_s, sequence_s=x * sequence_s), fit, ENGINE
+    )
+
+
+def solved(of: Callable[[float], Constants], fit: Fit, within: tuple[float, float]) -> Constants:
+    """The constants of that value at which this run is as fast as planned, or of that end of the
+    bounds which comes nearest, by halving. More of it is slower.
     """
     low, high = within
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        slow = fit.too_slow(msgspec.structs.replace(constants, **{name: middle}))
-        low, high = (low, middle) if slow else (middle, high)
-    return msgspec.structs.replace(constants, **{name: (low + high) / 2})
+        low, high = (low, middle) if fit.too_slow(of(middle)) else (middle, high)
+    return of((low + high) / 2)
 
 
 def engine_cores(alone: float, cpu: Mapping[str, float]) -> float:

@@ -19,7 +19,7 @@ from scripts.bench.plan.constants import (
     constants_of,
     engine_cores,
     fitted,
-    solved,
+    slower,
     workload_of,
 )
 from scripts.bench.plan.large import large
@@ -84,9 +84,15 @@ def test_constants_are_those_of_generation_and_of_the_fitted_runs() -> None:
 @pytest.mark.parametrize(("step_s", "found_s"), [(0.1, 0.0), (99.0, 2.0)])
 def test_what_is_fitted_lies_within_its_bounds(step_s: float, found_s: float) -> None:
     fit = Fit(SERIAL | {"step_s": step_s}, lambda each: 5120 / (1.7 + each.transfer_s))
-    assert solved("transfer_s", constants(), fit, (0.0, 2.0)).transfer_s == approx(
-        found_s, abs=0.003
-    )
+    assert slower(constants(), fit).transfer_s == approx(found_s, abs=0.003)
+
+
+def test_an_engine_that_was_slower_alone_than_in_a_run_is_taken_as_in_the_run() -> None:
+    serial = Fit(SERIAL, lambda each: 5120 / (1.0 + 200 * each.launch_s))  # 2 s a step at .005
+    overlapped = Fit(OVERLAPPED, lambda each: 5120 / (1.28 * each.beside))
+    found = constants_of(generation(), serial, overlapped, model="demo", parameters=1)
+    assert (found.launch_s, found.transfer_s) == (approx(0.005, rel=0.01), 0.0)
+    assert found.sequence_s == approx(1.9e-4 / 2, rel=0.01)
 
 
 def test_processes_beside_an_engine_are_counted_by_its_seconds() -> None:
@@ -118,9 +124,9 @@ def test_a_run_is_planned_as_it_was_fitted(tmp_path: Path) -> None:
     planner = Planner(generation(), Path("Qwen2.5-0.5B"), files, cores=2, fits=1)
     fast = msgspec.structs.replace(constants(), beside=1.0, transfer_s=0.0)
     rows = []
-    for cell, slower in zip(cells, (1.1, 1.3), strict=True):
+    for cell, factor in zip(cells, (1.1, 1.3), strict=True):
         plan = planner.planned(cell, fast)
-        seconds = {name: slower * plan[name] for name in ("step_s", "update_s", "wait_s")}
+        seconds = {name: factor * plan[name] for name in ("step_s", "update_s", "wait_s")}
         rows.append(SERIAL | seconds | {"tokens": plan["tokens_per_s"] * plan["step_s"]})
     found = planner.constants(cells, rows)
     assert found.transfer_s > 0.0
