@@ -143,6 +143,12 @@ class Engines:
         engine.contexts += rollout.context
         engine.starts += engine.progress
 
+    def is_over(self, engine: Engine) -> bool:
+        """True where the next turn has ended, or will before the clock can tell."""
+        if engine.running[0][0] <= engine.progress + CLOSE:
+            return True
+        return self.next_end(engine) <= engine.at
+
     def end(self, engine: Engine) -> Rollout:
         """Take the turn that ends first off its seat, and give that to whoever waits."""
         end, _, rollout = heappop(engine.running)

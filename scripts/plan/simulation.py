@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import cycle, islice
 from typing import Any
 
-from scripts.plan.engine import CLOSE, Engine, Engines, Group, Rollout
+from scripts.plan.engine import Engine, Engines, Group, Rollout
 from scripts.plan.ledger import Ledger
 from scripts.plan.outcome import Meter, Outcome
 from scripts.plan.scenario import UNLIMITED, Learner, Rules, Scenario, Sync
@@ -92,7 +92,7 @@ class Simulation:
     def _turns_end(self, engine: Engine) -> None:
         act, running = self._act, engine.running
         act.advance(engine, self._work)
-        while running and running[0][0] <= engine.progress + CLOSE:
+        while running and act.is_over(engine):
             self._go_on(engine, act.end(engine))
         self._look(engine)
         if not running:

@@ -152,3 +152,10 @@ def test_all_that_is_sampled_is_trained_once() -> None:
     found = simulate(scenario(varied(), update_s=0.5, staleness=2), steps=30, warm_up=0)
     assert found.trained_per_s <= found.sampled_per_s
     assert found.rollouts_per_s * found.step_s >= 16
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("update_s", [1e6, 1e8])
+def test_turns_end_where_the_clock_is_too_coarse_for_a_token(update_s: float) -> None:
+    of = scenario(varied(), actors=3, capacity=32, update_s=update_s, staleness=3, prefill_s=1e-3)
+    assert run(of).step_s == approx(update_s, rel=1e-3)
