@@ -30,7 +30,7 @@ from weight_sync.transports.download import DownloadTransport
 
 ROWS = 1 << 13
 BYTES = 2 * 16 * ROWS
-SLOW = Faults(delay_s=0.05)  # of each chunk: four of them a version
+SLOW = Faults(delay_s=0.2)  # of each chunk: four of them a version
 
 
 @pytest.fixture(autouse=True)
@@ -174,11 +174,13 @@ async def test_a_link_that_breaks_is_taken_up_again_while_the_version_moves_on(
             firsts = proxied(monkeypatch, proxy)
             late = join(over_tcp, "actor-1")
             await until(lambda: arrived(late), "its first bytes are there")
+            proxy.faults = Faults(half_open=True)
             proxy.cut()
             await until(lambda: len(firsts) == 2, "it goes on")
             for version in (1, 2, 3):
                 await applied(over_tcp, publisher, version)
             assert over_tcp.subscribers[1].verified is None, "it was not waited for"
+            proxy.faults = Faults()
             await serves(over_tcp, 1, 0)
             assert holds(late, weights) and 0 == firsts[0] < firsts[1]
             assert late.calls.count("apply") == 1
