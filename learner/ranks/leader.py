@@ -18,6 +18,7 @@ from configs.runtime.watchdog import die, phase
 from configs.schema import Config
 from learner.errors import BadBatch, BadModel, RankLost
 from learner.model.engine import join_process_group
+from learner.model.placement import Placement
 from learner.ranks.link import CLOSE
 from learner.ranks.rendezvous import Rendezvous, admit_ranks, join_leader
 from learner.ranks.shares import decode_share, encode_share
@@ -27,10 +28,16 @@ from learner.trainer import COLLECTIVES, Argument, Trainer
 class Leader(Trainer):
     """Rank 0 of several: the other ranks make its collective calls too (assigned below)."""
 
-    def __init__(self, config: Config, model_path: str | None, rendezvous: Rendezvous) -> None:
+    def __init__(
+        self,
+        config: Config,
+        model_path: str | None,
+        rendezvous: Rendezvous,
+        placement: Placement,
+    ) -> None:
         """All ranks have joined; `close` dismisses them."""
         self._rendezvous = rendezvous
-        super().__init__(config, model_path)
+        super().__init__(config, model_path, placement)
 
     def close(self) -> None:
         """Dismiss the other ranks and release the engine."""
@@ -131,9 +138,10 @@ def lead(
     rendezvous = Rendezvous(on_stall)
     try:
         with rendezvous.naming_lost_rank():
-            join_process_group(admit_ranks(config, rendezvous), 0, learner, _longest_s(config))
+            store, placement = admit_ranks(config, rendezvous)
+            join_process_group(store, placement, learner, _longest_s(config))
             with phase("loading the model", learner.step_deadline_s, on_stall):
-                return Leader(config, model_path, rendezvous)
+                return Leader(config, model_path, rendezvous, placement)
     except BaseException:
         rendezvous.close()
         raise
@@ -154,10 +162,10 @@ def follow(
     rendezvous = Rendezvous(on_stall)
     try:
         with rendezvous.naming_lost_rank():
-            link, store = join_leader(config, rank, rendezvous)
-            join_process_group(store, rank, learner, _longest_s(config))
+            link, store, placement = join_leader(config, rank, rendezvous)
+            join_process_group(store, placement, learner, _longest_s(config))
             with phase(f"loading the model on rank {rank}", learner.step_deadline_s, on_stall):
-                trainer = Trainer(config, model_path)
+                trainer = Trainer(config, model_path, placement)
             announce_ready()
             while (call := link.receive())[0] != CLOSE:
                 name = f"{call[0]} on rank {rank}"

@@ -14,6 +14,7 @@ from torch import distributed
 from configs.runtime.process import die_with_parent
 from configs.schema import Config
 from learner.model.engine import join_process_group
+from learner.model.placement import Placement
 from learner.ranks.shares import decode_share
 from learner.trainer import Trainer
 
@@ -22,7 +23,8 @@ def main(folder: Path, rank: int) -> None:
     die_with_parent()
     torch.set_num_threads(1)
     config = msgspec.json.decode((folder / "config.json").read_bytes(), type=Config)
-    join_process_group(distributed.FileStore(str(folder / "store"), 2), rank, config.learner)
+    store = distributed.FileStore(str(folder / "store"), 2)
+    join_process_group(store, Placement.on_one_host(rank, 2), config.learner)
     trainer = Trainer(config)
     trainer.restore(folder / "start")
     trainer.export(folder / "again")

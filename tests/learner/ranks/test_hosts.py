@@ -1,0 +1,169 @@
+"""Ranks on several hosts: network namespaces with addresses of their own, and nodes by name."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from configs.keys import Keys
+from configs.runtime.process import socket_dir
+from configs.schema import Config
+from learner.batch import build_shares
+from learner.ranks.shares import encode_share
+from replay.protocol import Batch
+from tests.children import ends_with_us
+
+pytestmark = [pytest.mark.slow, pytest.mark.soak("ranks"), pytest.mark.timeout(900)]
+PROGRAM = Path(__file__).with_name("one_led_rank.py")
+ADDRESSES = ("10.231.7.1", "10.231.7.2")  # of the two namespaces, which nobody else sees
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a cable between them."""
+    names = (f"forage-a{os.getpid()}", f"forage-b{os.getpid()}")
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ends = [f"fg{end}{os.getpid()}" for end in "ab"]
+        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for name, end, address in zip(names, ends, ADDRESSES, strict=True):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+    except (OSError, subprocess.CalledProcessError) as error:
+        remove(names)
+        pytest.skip(f"no network namespaces here: {getattr(error, 'stderr', error)}")
+    yield names
+    remove(names)
+
+
+def remove(names: Sequence[str]) -> None:
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def configured(config: Config, ranks: int, **learner: Any) -> Config:
+    given = {"zero_stage": 3, "micro_batch_tokens": 60, "step_deadline_s": 200.0} | learner
+    replaced = msgspec.structs.replace(config.learner, ranks=ranks, **given)
+    return msgspec.structs.replace(config, learner=replaced)
+
+
+@contextmanager
+def ranks_of(
+    config: Config,
+    batch: Callable[..., Batch],
+    folder: Path,
+    within: Sequence[Sequence[str]] | None = None,
+    nodes: Sequence[str] = (),
+) -> Iterator[list["subprocess.Popen[bytes]"]]:
+    """The processes of all ranks, each run by the words of `within`, or on a node of `nodes`."""
+    folder.mkdir()
+    (folder / "config.json").write_bytes(msgspec.json.encode(config))
+    for step in (1, 2):
+        made = batch(step, step - 1, groups=3)
+        for rank, share in enumerate(build_shares(made, config.learner)):
+            (folder / f"share-{step}.{rank}").write_bytes(encode_share(share))
+    ranks = []
+    for rank in range(config.learner.ranks):
+        words = [*(within[rank] if within else ()), sys.executable, str(PROGRAM), str(folder)]
+        more = {"FORAGE_NODE": nodes[rank]} if nodes else {}
+        with (folder / f"errors-{rank}").open("wb") as errors:
+            started = subprocess.Popen([*words, str(rank)], stderr=errors, env=ends_with_us(**more))
+            ranks.append(started)
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+        shutil.rmtree(socket_dir(config.run_dir), ignore_errors=True)
+
+
+def findings(folder: Path, ranks: Sequence["subprocess.Popen[bytes]"]) -> dict[str, Any]:
+    deadline = time.monotonic() + 400
+    while not (folder / "steps").exists():
+        errors = [path.read_text()[-1500:] for path in sorted(folder.glob("errors-*"))]
+        assert all(rank.poll() is None for rank in ranks) and time.monotonic() < deadline, errors
+        time.sleep(0.1)
+    return msgspec.json.decode((folder / "steps").read_bytes())
+
+
+def within(hosts: Sequence[str]) -> list[list[str]]:
+    return [["ip", "netns", "exec", host] for host in hosts]
+
+
+def test_two_hosts_learn_bit_for_bit_what_one_does(
+    config: Config, batch: Callable[..., Batch], hosts: tuple[str, str], tmp_path: Path
+) -> None:
+    with ranks_of(one := configured(config, 2), batch, tmp_path / "one") as ranks:
+        expected = findings(tmp_path / "one", ranks)
+    apart = configured(one, 2, rendezvous=f"tcp://{ADDRESSES[0]}:4100")
+    with ranks_of(apart, batch, tmp_path / "two", within(hosts)) as ranks:
+        assert findings(tmp_path / "two", ranks) == expected
+        (tmp_path / "two" / "close").touch()
+        assert [rank.wait(120) for rank in ranks] == [0, 0]
+
+
+def test_a_host_that_is_cut_off_is_named(
+    config: Config, batch: Callable[..., Batch], hosts: tuple[str, str], tmp_path: Path
+) -> None:
+    apart = configured(config, 2, rendezvous=f"tcp://{ADDRESSES[0]}:4100")
+    with ranks_of(apart, batch, tmp_path / "two", within(hosts)) as ranks:
+        findings(tmp_path / "two", ranks)
+        ip("-n", hosts[1], "link", "set", f"fgb{os.getpid()}", "down")
+        begun = time.monotonic()
+        assert [rank.wait(60) != 0 for rank in ranks] == [True, True]
+        assert time.monotonic() - begun < 40.0
+    said = [(tmp_path / "two" / f"errors-{rank}").read_text() for rank in (0, 1)]
+    host = re.escape(socket.gethostname())
+    assert re.search(rf"rank 1 of the learner on {host} \({ADDRESSES[1]}\) is gone", said[0])
+    assert f"rank 0 of the learner at tcp://{ADDRESSES[0]}:4100 is gone" in said[1]
+
+
+def test_a_run_directory_that_a_host_does_not_share_is_refused(
+    config: Config, batch: Callable[..., Batch], hosts: tuple[str, str], tmp_path: Path
+) -> None:
+    apart = configured(config, 2, rendezvous=f"tcp://{ADDRESSES[0]}:4100")
+    Keys(tmp_path / "keys").make()
+    apart = msgspec.structs.replace(apart, keys=str(tmp_path / "keys"))
+    Path(apart.run_dir).mkdir()
+    hide = f'mount -t tmpfs none "{apart.run_dir}" && exec "$@"'
+    lonely = ["unshare", "--mount", "--propagation=private", "sh", "-c", hide, "sh"]
+    words = within(hosts)
+    words[1] = [*words[1], *lonely]
+    with ranks_of(apart, batch, tmp_path / "two", words) as ranks:
+        assert [rank.wait(120) != 0 for rank in ranks] == [True, True]
+    for rank in (0, 1):
+        said = (tmp_path / "two" / f"errors-{rank}").read_text()
+        assert "is not seen by rank 1 of the learner on" in said
+        assert "name a folder that all hosts share" in said
+
+
+def test_copies_within_hosts_change_no_bit(
+    config: Config, batch: Callable[..., Batch], tmp_path: Path
+) -> None:
+    found = {}
+    for copies in (False, True):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            place = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        four = configured(config, 4, rendezvous=place, hierarchical=copies, anchor="ema")
+        folder = tmp_path / str(copies)
+        with ranks_of(four, batch, folder, nodes=("one", "one", "two", "two")) as ranks:
+            found[copies] = findings(folder, ranks)
+    assert found[True] == found[False]
