@@ -52,10 +52,12 @@ def listen(config: Config, address: Address) -> socket.socket:
     return listener
 
 
-def let_in(connection: socket.socket, keys: Keys | None) -> bool:
-    """Have who has connected to rank 0 prove itself; close the connection where it does not."""
+def refusal(connection: socket.socket, keys: Keys | None) -> str:
+    """Have who has connected to rank 0 prove itself. Where it does not, close the connection and
+    return who it was, and why it is refused; else nothing.
+    """
     if keys is None:
-        return True
+        return ""
     ours, peer = secrets.token_bytes(_BYTES), "somebody"
     try:
         peer = connection.getpeername()[0]
@@ -65,33 +67,29 @@ def let_in(connection: socket.socket, keys: Keys | None) -> bool:
         theirs, proof = answer[:_BYTES], answer[_BYTES:]
         known = compare_digest(proof, keys.proof(_JOINS, ours, theirs))
         connection.sendall(keys.proof(_LEADS, theirs, ours) if known else _REFUSED)
+        connection.settimeout(None)
+        why = "" if known else "its key is not this run's"
     except OSError as error:
-        known, why = False, f"it broke off the handshake ({error})"
-    else:
-        why = "its key is not this run's"
-    if not known:
-        log.warning("refused a rank's connection from %s: %s", peer, why)
-        connection.close()
-        return False
-    connection.settimeout(None)
-    return True
+        why = f"it broke off the handshake ({error})"
+    if not why:
+        return ""
+    log.warning("refused a rank's connection from %s: %s", peer, why)
+    connection.close()
+    return f"{peer}: {why}"
 
 
-def connect(config: Config, address: Address) -> socket.socket | None:
-    """A connection to rank 0, which has proved itself; None while it is not there.
+def connect(config: Config, address: Address) -> socket.socket:
+    """A connection to rank 0, which has proved itself.
 
-    Raises ConfigError where one of the two has other keys.
+    Raises OSError while it is not there, and ConfigError where one of the two has other keys.
     """
-    try:
-        if address.keys is None:
-            return _connected(config, address)
-        connection = socket.create_connection(host_and_port(address), timeout=CONNECT_S)
-        with _closed_on_error(connection):
-            _introduce(connection, address.keys, address.endpoint)
-            connection.settimeout(None)
-            return connection
-    except OSError:
-        return None
+    if address.keys is None:
+        return _connected(config, address)
+    connection = socket.create_connection(host_and_port(address), timeout=CONNECT_S)
+    with _closed_on_error(connection):
+        _introduce(connection, address.keys, address.endpoint)
+        connection.settimeout(None)
+        return connection
 
 
 def _connected(config: Config, address: Address) -> socket.socket:

@@ -8,9 +8,12 @@ and for a checkpoint the time of its bytes. A lost rank is named.
 import contextlib
 import functools
 import inspect
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import Store
 
 from configs.runtime.files import weights_bytes
 from configs.runtime.process import announce_ready
@@ -123,6 +126,19 @@ def _longest_s(config: Config) -> float:
     return config.learner.saving_s(weights_bytes(config.model.path))
 
 
+def _form_group(store: Store, placement: Placement, config: Config) -> None:
+    """Connect this rank to every other one. Raises RankLost where it does not reach them."""
+    try:
+        join_process_group(store, placement, config.learner, _longest_s(config))
+    except RuntimeError as error:
+        by = f" by its interface {placement.interface!r}" if placement.interface else ""
+        raise RankLost(
+            f"rank {placement.rank} of the learner, on {socket.gethostname()}, does not reach "
+            f"every other rank{by} ({error}): the machines of ranks must reach each other at any "
+            "TCP port"
+        ) from error
+
+
 def lead(
     config: Config, model_path: str | None = None, on_stall: Callable[[str], None] = die
 ) -> Trainer:
@@ -139,7 +155,7 @@ def lead(
     try:
         with rendezvous.naming_lost_rank():
             store, placement = admit_ranks(config, rendezvous)
-            join_process_group(store, placement, learner, _longest_s(config))
+            _form_group(store, placement, config)
             with phase("loading the model", learner.step_deadline_s, on_stall):
                 return Leader(config, model_path, rendezvous, placement)
     except BaseException:
@@ -163,7 +179,7 @@ def follow(
     try:
         with rendezvous.naming_lost_rank():
             link, store, placement = join_leader(config, rank, rendezvous)
-            join_process_group(store, placement, learner, _longest_s(config))
+            _form_group(store, placement, config)
             with phase(f"loading the model on rank {rank}", learner.step_deadline_s, on_stall):
                 trainer = Trainer(config, model_path, placement)
             announce_ready()

@@ -8,7 +8,6 @@ with which the process ends.
 """
 
 import contextlib
-import hashlib
 import logging
 import socket
 import tempfile
@@ -29,7 +28,7 @@ from configs.runtime.process import make_socket_dir
 from configs.schema import Config
 from learner.errors import BadModel, RankLost
 from learner.model.placement import Placement
-from learner.ranks.connection import connect, host_and_port, let_in, listen
+from learner.ranks.connection import connect, host_and_port, listen, refusal
 from learner.ranks.link import Link
 from learner.ranks.shared_folder import SEEN_S, Mark, marked
 
@@ -47,6 +46,7 @@ class Rendezvous:
     def __init__(self, on_stall: Callable[[str], None]) -> None:
         self.links: dict[int, Link] = {}
         self.nodes: dict[int, str] = {}  # of the ranks that have joined rank 0
+        self.refused: set[str] = set()  # who has connected and was no rank, and why
         self.resources = contextlib.ExitStack()
         self._on_stall = on_stall
         self._lost, self._dismissed = threading.Event(), False
@@ -104,7 +104,7 @@ class Hello(msgspec.Struct, frozen=True):
     """The first message of a rank that joins."""
 
     rank: int
-    made_of: str  # digest of its configuration
+    settings: dict[str, Any]  # in which it must agree with rank 0
     node: str
     host: str  # the name of its machine, for people
 
@@ -129,12 +129,17 @@ def admit_ranks(config: Config, rendezvous: Rendezvous) -> tuple[distributed.Sto
     deadline = time.monotonic() + learner.step_deadline_s
     with listen(config, address) as listener:
         while missing := sorted(set(range(1, learner.ranks)) - rendezvous.links.keys()):
-            listener.settimeout(max(deadline - time.monotonic(), 0.001))
+            left_s = deadline - time.monotonic()
+            listener.settimeout(max(left_s, 0.001))
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
-                raise RankLost(_missing(missing, config)) from None
-            if let_in(connection, address.keys):
+                left_s = 0.0
+            if left_s <= 0.0:
+                raise RankLost(_missing(missing, config, rendezvous.refused))
+            if why := refusal(connection, address.keys):
+                rendezvous.refused.add(why)
+            else:
                 _admit(connection, config, rendezvous)
     nodes = (own_node(), *(rendezvous.nodes[rank] for rank in range(1, learner.ranks)))
     store, place = _make_store(config, address, rendezvous)
@@ -153,16 +158,17 @@ def join_leader(
     """
     learner, address = config.learner, Addresses.of(config).rendezvous
     deadline = time.monotonic() + learner.step_deadline_s
-    while (connection := connect(config, address)) is None:
-        if time.monotonic() > deadline:
-            at = f" at {learner.rendezvous}" if address.keys else ""
-            raise RankLost(
-                f"rank 0 of the learner has not been there for {learner.step_deadline_s:g} s{at}"
-            )
+    while True:
+        try:
+            connection = connect(config, address)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise RankLost(_absent(config, error)) from error
         time.sleep(RETRY_S)
     link = Link(connection, "rank 0 of the learner")
     rendezvous.add(0, link, f" at {learner.rendezvous}" if address.keys else "")
-    hello = Hello(rank, digest_of(config), own_node(), socket.gethostname())
+    hello = Hello(rank, settings_of(config), own_node(), socket.gethostname())
     link.send("join", msgspec.to_builtins(hello))
     _, told = link.receive(learner.step_deadline_s)
     meeting = msgspec.convert(told, Meeting)
@@ -184,10 +190,10 @@ def _admit(connection: socket.socket, config: Config, rendezvous: Rendezvous) ->
     if rank not in range(1, config.learner.ranks) or rank in rendezvous.links:
         link.send("failed", f"rank {rank!r} is taken or not one of {config.learner.ranks}")
         link.close()
-    elif hello.made_of != digest_of(config):
+    elif unequal := _unequal(hello.settings, settings_of(config)):
         why = (
-            f"rank {rank} of the learner has another configuration: start every rank with the same "
-            "CONFIG and overrides"
+            f"rank {rank} of the learner on {hello.host} has another configuration: {unequal}; "
+            "start every rank with the same CONFIG and overrides"
         )
         link.send("failed", why)
         link.close()
@@ -212,19 +218,32 @@ def _await_sight(config: Config, rendezvous: Rendezvous) -> None:
             raise ConfigError(why)
 
 
-def _missing(ranks: list[int], config: Config) -> str:
+def _missing(ranks: list[int], config: Config, refused: set[str]) -> str:
     learner = config.learner
     text = (
         f"ranks {ranks!r} of the learner have not joined within {learner.step_deadline_s:g} s "
         f"(learner.ranks = {learner.ranks!r}): start them with `python -m learner.worker CONFIG "
         "--rank R`"
     )
+    if refused:
+        text += f"; refused {' and '.join(sorted(refused)[:3])}"
     if learner.rendezvous and not _interface(Addresses.of(config).rendezvous):
         text += (
             f"; learner.rendezvous = {learner.rendezvous!r} is the loopback here, where ranks on "
             "other machines cannot reach it"
         )
     return text
+
+
+def _absent(config: Config, error: OSError) -> str:
+    learner = config.learner
+    text = f"rank 0 of the learner has not been there for {learner.step_deadline_s:g} s"
+    if not learner.rendezvous:
+        return text
+    return (
+        f"{text}: learner.rendezvous = {learner.rendezvous!r} ({error.strerror or error}): start "
+        "it on that machine, and let other machines reach it there"
+    )
 
 
 def _make_store(
@@ -269,7 +288,20 @@ def _interface(address: Address) -> str:
     return interface(own_address(*host_and_port(address))) if address.keys else ""
 
 
-def digest_of(config: Config) -> str:
-    """A digest of what all ranks must agree in."""
-    encoded = msgspec.json.encode((config.seed, config.model, config.learner))
-    return hashlib.blake2b(encoded, digest_size=8).hexdigest()
+def settings_of(config: Config) -> dict[str, Any]:
+    """The fields that all ranks must agree in, and their values as they travel."""
+    sections = {"model": config.model, "learner": config.learner}
+    fields = {
+        f"{name}.{field}": value
+        for name, section in sections.items()
+        for field, value in msgspec.json.decode(msgspec.json.encode(section)).items()
+    }
+    return {"seed": config.seed, **fields}
+
+
+def _unequal(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{field} = {theirs.get(field)!r} there, {ours.get(field)!r} here"
+        for field in sorted(theirs.keys() | ours.keys())
+        if theirs.get(field) != ours.get(field)
+    )

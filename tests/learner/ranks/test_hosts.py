@@ -1,6 +1,5 @@
 """Ranks on several hosts: network namespaces with addresses of their own, and nodes by name."""
 
-import os
 import re
 import shutil
 import socket
@@ -22,40 +21,15 @@ from learner.batch import build_shares
 from learner.ranks.shares import encode_share
 from replay.protocol import Batch
 from tests.children import ends_with_us
+from tests.faults.hosts import Host, hosts, supported
 
-pytestmark = [pytest.mark.slow, pytest.mark.soak("ranks"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(supported()), reason=f"no hosts: {supported()}"),
+]
 PROGRAM = Path(__file__).with_name("one_led_rank.py")
-ADDRESSES = ("10.231.7.1", "10.231.7.2")  # of the two namespaces, which nobody else sees
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
-
-
-@pytest.fixture
-def hosts() -> Iterator[tuple[str, str]]:
-    """Two network namespaces with a cable between them."""
-    names = (f"forage-a{os.getpid()}", f"forage-b{os.getpid()}")
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ends = [f"fg{end}{os.getpid()}" for end in "ab"]
-        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for name, end, address in zip(names, ends, ADDRESSES, strict=True):
-            ip("link", "set", end, "netns", name)
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
-            ip("-n", name, "link", "set", end, "up")
-            ip("-n", name, "link", "set", "lo", "up")
-    except (OSError, subprocess.CalledProcessError) as error:
-        remove(names)
-        pytest.skip(f"no network namespaces here: {getattr(error, 'stderr', error)}")
-    yield names
-    remove(names)
-
-
-def remove(names: Sequence[str]) -> None:
-    for name in names:
-        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+PORT = 4100
 
 
 def configured(config: Config, ranks: int, **learner: Any) -> Config:
@@ -96,6 +70,7 @@ def ranks_of(
 
 
 def findings(folder: Path, ranks: Sequence["subprocess.Popen[bytes]"]) -> dict[str, Any]:
+    """What the ranks have found, once they have; fails where one has ended."""
     deadline = time.monotonic() + 400
     while not (folder / "steps").exists():
         errors = [path.read_text()[-1500:] for path in sorted(folder.glob("errors-*"))]
@@ -104,57 +79,68 @@ def findings(folder: Path, ranks: Sequence["subprocess.Popen[bytes]"]) -> dict[s
     return msgspec.json.decode((folder / "steps").read_bytes())
 
 
-def within(hosts: Sequence[str]) -> list[list[str]]:
-    return [["ip", "netns", "exec", host] for host in hosts]
+def inside(*where: Host) -> list[list[str]]:
+    """The words that run a rank in each host."""
+    return [["ip", "netns", "exec", host.name] for host in where]
+
+
+def apart(config: Config, first: Host, **learner: Any) -> Config:
+    """Two ranks that meet in the host of the first."""
+    return configured(config, 2, rendezvous=f"tcp://{first.address}:{PORT}", **learner)
 
 
 def test_two_hosts_learn_bit_for_bit_what_one_does(
-    config: Config, batch: Callable[..., Batch], hosts: tuple[str, str], tmp_path: Path
+    config: Config, batch: Callable[..., Batch], tmp_path: Path
 ) -> None:
-    with ranks_of(one := configured(config, 2), batch, tmp_path / "one") as ranks:
+    with ranks_of(configured(config, 2), batch, tmp_path / "one") as ranks:
         expected = findings(tmp_path / "one", ranks)
-    apart = configured(one, 2, rendezvous=f"tcp://{ADDRESSES[0]}:4100")
-    with ranks_of(apart, batch, tmp_path / "two", within(hosts)) as ranks:
-        assert findings(tmp_path / "two", ranks) == expected
-        (tmp_path / "two" / "close").touch()
-        assert [rank.wait(120) for rank in ranks] == [0, 0]
+    with hosts(2) as (one, two):
+        run = ranks_of(apart(config, one), batch, tmp_path / "two", inside(one, two))
+        with run as ranks:
+            assert findings(tmp_path / "two", ranks) == expected
+            (tmp_path / "two" / "close").touch()
+            assert [rank.wait(120) for rank in ranks] == [0, 0]
 
 
+@pytest.mark.soak("hosts")
 def test_a_host_that_is_cut_off_is_named(
-    config: Config, batch: Callable[..., Batch], hosts: tuple[str, str], tmp_path: Path
+    config: Config, batch: Callable[..., Batch], tmp_path: Path
 ) -> None:
-    apart = configured(config, 2, rendezvous=f"tcp://{ADDRESSES[0]}:4100")
-    with ranks_of(apart, batch, tmp_path / "two", within(hosts)) as ranks:
-        findings(tmp_path / "two", ranks)
-        ip("-n", hosts[1], "link", "set", f"fgb{os.getpid()}", "down")
-        begun = time.monotonic()
-        assert [rank.wait(60) != 0 for rank in ranks] == [True, True]
-        assert time.monotonic() - begun < 40.0
+    with hosts(2) as (one, two):
+        run = ranks_of(apart(config, one), batch, tmp_path / "two", inside(one, two))
+        with run as ranks:
+            findings(tmp_path / "two", ranks)
+            two.cut()
+            begun = time.monotonic()
+            assert [rank.wait(60) != 0 for rank in ranks] == [True, True]
+            assert time.monotonic() - begun < 40.0
     said = [(tmp_path / "two" / f"errors-{rank}").read_text() for rank in (0, 1)]
-    host = re.escape(socket.gethostname())
-    assert re.search(rf"rank 1 of the learner on {host} \({ADDRESSES[1]}\) is gone", said[0])
-    assert f"rank 0 of the learner at tcp://{ADDRESSES[0]}:4100 is gone" in said[1]
+    name = re.escape(socket.gethostname())
+    assert re.search(rf"rank 1 of the learner on {name} \({two.address}\) is gone", said[0])
+    assert f"rank 0 of the learner at tcp://{one.address}:{PORT} is gone" in said[1]
 
 
+@pytest.mark.soak("hosts")
 def test_a_run_directory_that_a_host_does_not_share_is_refused(
-    config: Config, batch: Callable[..., Batch], hosts: tuple[str, str], tmp_path: Path
+    config: Config, batch: Callable[..., Batch], tmp_path: Path
 ) -> None:
-    apart = configured(config, 2, rendezvous=f"tcp://{ADDRESSES[0]}:4100")
     Keys(tmp_path / "keys").make()
-    apart = msgspec.structs.replace(apart, keys=str(tmp_path / "keys"))
-    Path(apart.run_dir).mkdir()
-    hide = f'mount -t tmpfs none "{apart.run_dir}" && exec "$@"'
+    config = msgspec.structs.replace(config, keys=str(tmp_path / "keys"))
+    Path(config.run_dir).mkdir()
+    hide = f'mount -t tmpfs none "{config.run_dir}" && exec "$@"'
     lonely = ["unshare", "--mount", "--propagation=private", "sh", "-c", hide, "sh"]
-    words = within(hosts)
-    words[1] = [*words[1], *lonely]
-    with ranks_of(apart, batch, tmp_path / "two", words) as ranks:
-        assert [rank.wait(120) != 0 for rank in ranks] == [True, True]
+    with hosts(2) as (one, two):
+        words = inside(one, two)
+        words[1] += lonely
+        with ranks_of(apart(config, one), batch, tmp_path / "two", words) as ranks:
+            assert [rank.wait(120) != 0 for rank in ranks] == [True, True]
     for rank in (0, 1):
         said = (tmp_path / "two" / f"errors-{rank}").read_text()
         assert "is not seen by rank 1 of the learner on" in said
         assert "name a folder that all hosts share" in said
 
 
+@pytest.mark.soak("hosts")
 def test_copies_within_hosts_change_no_bit(
     config: Config, batch: Callable[..., Batch], tmp_path: Path
 ) -> None:

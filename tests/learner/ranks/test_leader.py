@@ -1,6 +1,7 @@
 """Ranks that lead, follow, refuse each other and die: real processes, and their links alone."""
 
 import inspect
+import re
 import shutil
 import signal
 import socket
@@ -17,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from configs.keys import Addresses, Keys
+from configs.keys import Address, Addresses, Keys
 from configs.load import ConfigError
 from configs.runtime.process import socket_dir
 from configs.schema import Config
@@ -26,7 +27,14 @@ from learner.errors import BadBatch, BadModel, RankLost
 from learner.ranks.connection import connect, host_and_port
 from learner.ranks.leader import Leader, announce, follow, lead, make_call
 from learner.ranks.link import CLOSE, Link
-from learner.ranks.rendezvous import Hello, Meeting, Rendezvous, admit_ranks, digest_of, join_leader
+from learner.ranks.rendezvous import (
+    Hello,
+    Meeting,
+    Rendezvous,
+    admit_ranks,
+    join_leader,
+    settings_of,
+)
 from learner.ranks.shared_folder import Mark
 from learner.ranks.shares import decode_share, encode_share
 from learner.trainer import COLLECTIVES, Argument, Trainer
@@ -190,9 +198,12 @@ def test_a_rank_with_another_configuration_is_refused(two_ranks: Config) -> None
     meetings = [Rendezvous(print), Rendezvous(print)]
     with ThreadPoolExecutor() as pool:
         leading = pool.submit(admit_ranks, two_ranks, meetings[0])
-        with pytest.raises(RankLost, match=r"rank 1 of the learner has another configuration"):
+        words = (
+            r"rank 1 .* on .* has another configuration: learner.lr = 0.5 there, 0.01 here; start"
+        )
+        with pytest.raises(RankLost, match=words):
             join_leader(other, 1, meetings[1])
-        with pytest.raises(BadModel, match=r"start every rank with the same CONFIG"):
+        with pytest.raises(BadModel, match=words):
             leading.result()
     for rendezvous in meetings:
         rendezvous.close()
@@ -265,10 +276,9 @@ def test_a_rank_that_does_not_see_the_run_s_directory_is_named(over_tcp: Config)
     leader, address = Rendezvous(print), Addresses.of(over_tcp).rendezvous
     with ThreadPoolExecutor() as pool:
         leading = pool.submit(admit_ranks, over_tcp, leader)
-        while (connection := connect(over_tcp, address)) is None:
-            time.sleep(0.05)
+        connection = once_there(over_tcp, address)
         link = Link(connection, "rank 0")
-        hello = Hello(1, digest_of(over_tcp), "another node", "node-7")
+        hello = Hello(1, settings_of(over_tcp), "another node", "node-7")
         link.send("join", msgspec.to_builtins(hello))
         meeting = msgspec.convert(link.receive(30.0)[1], Meeting)
         assert meeting.mark.seen() and not Mark(meeting.mark.path + "x", "").seen(0.0)
@@ -283,6 +293,34 @@ def test_a_rank_that_does_not_see_the_run_s_directory_is_named(over_tcp: Config)
             link.receive(30.0)
     leader.close()
     link.close()
+
+
+def once_there(config: Config, address: Address) -> socket.socket:
+    """A connection to rank 0, as soon as it listens."""
+    deadline = time.monotonic() + 30.0
+    while True:
+        try:
+            return connect(config, address)
+        except OSError:
+            assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ranks_that_do_not_come_and_who_came_instead_are_told(
+    over_tcp: Config, tmp_path: Path
+) -> None:
+    Keys(tmp_path / "others").make()
+    stranger = msgspec.structs.replace(over_tcp, keys=str(tmp_path / "others"))
+    place = re.escape(over_tcp.learner.rendezvous)
+    with pytest.raises(RankLost, match=rf"for 0.5 s: learner.rendezvous = '{place}' \(Connection"):
+        join_leader(impatient(over_tcp), 1, Rendezvous(print))
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(join_leader, stranger, 1, Rendezvous(print))
+        words = r"ranks \[1\] .* within 0.5 s .*; refused 127.0.0.1: its key is not this run's"
+        with pytest.raises(RankLost, match=words):
+            admit_ranks(impatient(over_tcp), Rendezvous(print))
+        with pytest.raises(ConfigError, match=r"refused this key"):
+            joining.result()
 
 
 def test_a_rendezvous_on_the_loopback_is_told_to_who_waits(over_tcp: Config) -> None:
