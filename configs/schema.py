@@ -241,7 +241,7 @@ class LearnerConfig(Section, frozen=True):
     ranks: Annotated[Positive, CHANGEABLE] = 1
     rendezvous: Annotated[str, OF_THE_MACHINE] = ""  # tcp://HOST:PORT of rank 0; empty: one host
     zero_stage: Annotated[int, Meta(ge=0, le=3), CHANGEABLE] = 1
-    hierarchical: Annotated[bool | None, OF_THE_MACHINE] = None  # ZeRO 3: a copy on each host
+    hierarchical: Annotated[bool, OF_THE_MACHINE] = False  # ZeRO 3: a copy of weights on each host
     gradient_checkpointing: bool = False
     # cpu: optimiser and averages in the host's memory; auto: where the GPUs would not hold them
     offload: Annotated[Literal["none", "cpu", "auto"], CHANGEABLE] = "none"

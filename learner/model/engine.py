@@ -115,7 +115,7 @@ class Engine:
             # by one that does not keep weights (in bf16 that rounds before the bias is added).
             self._on_close.enter_context(_environment(_local_rank(placement)))
             self._on_close.callback(setattr, functional, "linear", functional.linear)
-        shared = placement.secondary_partition(config.learner, torch.cuda.is_available())
+        shared = placement.secondary_partition(config.learner)
         self._copies_within_hosts = shared > 1
         # DeepSpeed keeps the group of a host for the process, and the next engine would take it.
         self._on_close.callback(setattr, groups, "_ZERO_PARAM_INTRA_PARALLEL_GROUP", None)

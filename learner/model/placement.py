@@ -40,20 +40,20 @@ class Placement:
         blocks = [self.nodes[first : first + each] for first in range(0, ranks, each)]
         return 0 if over or any(len({*block}) > 1 for block in blocks) else each
 
-    def secondary_partition(self, config: LearnerConfig, on_gpus: bool) -> int:
+    def secondary_partition(self, config: LearnerConfig) -> int:
         """Ranks over which each host holds a copy of the weights of ZeRO 3, to gather them from for
         every pass but the first after a step (ZeRO++'s hpZ); 1: no such copy.
 
         Raises BadModel where `learner.hierarchical` asks for it and it cannot be.
         """
+        if not config.hierarchical:
+            return 1
         each = self.ranks_per_host
-        applies = config.zero_stage == 3 and self.hosts > 1 and each > 1
-        if config.hierarchical and not applies:
+        if config.zero_stage != 3 or self.hosts == 1 or each < 2:
             raise BadModel(
                 f"learner.hierarchical = True: learner.zero_stage = {config.zero_stage!r}, with "
                 f"{len(self.nodes)} ranks on {self.hosts} hosts{'' if each else ', unequally'}: it "
                 "needs stage 3, several hosts and on each as many ranks, two or more, with numbers "
                 "in a row: place them so, or leave it out"
             )
-        wanted = on_gpus if config.hierarchical is None else config.hierarchical
-        return each if applies and wanted else 1
+        return each

@@ -33,12 +33,18 @@ def host_and_port(address: Address) -> tuple[str, int]:
     return str(parts.hostname), int(parts.port or 0)
 
 
+def serve(host: str, port: int = 0) -> socket.socket:
+    """Listen at this address alone, by default at a port that is free."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, port), family=family)
+
+
 def listen(config: Config, address: Address) -> socket.socket:
     """Listen as rank 0, with the run's keys made. Raises ConfigError."""
     if address.keys:
         address.keys.make()
         try:
-            return socket.create_server(host_and_port(address))
+            return serve(*host_and_port(address))
         except OSError as error:
             raise ConfigError(
                 f"learner.rendezvous = {address.endpoint!r}: rank 0 cannot listen there "

@@ -126,23 +126,29 @@ def _longest_s(config: Config) -> float:
     return config.learner.saving_s(weights_bytes(config.model.path))
 
 
-def _form_group(store: Store, placement: Placement, config: Config) -> None:
-    """Connect this rank to every other one. Raises RankLost where it does not reach them."""
+def _form_group(config: Config, rendezvous: Rendezvous, store: Store, placement: Placement) -> None:
+    """Connect this rank to every other one. Raises RankLost, and tells the other side, where it
+    does not reach them.
+    """
     try:
-        join_process_group(store, placement, config.learner, _longest_s(config))
-    except RuntimeError as error:
+        with rendezvous.naming_lost_rank():
+            join_process_group(store, placement, config.learner, _longest_s(config))
+    except RuntimeError as error:  # and nobody is lost
         by = f" by its interface {placement.interface!r}" if placement.interface else ""
-        raise RankLost(
+        why = (
             f"rank {placement.rank} of the learner, on {socket.gethostname()}, does not reach "
             f"every other rank{by} ({error}): the machines of ranks must reach each other at any "
             "TCP port"
-        ) from error
+        )
+        rendezvous.send_all("failed", why)
+        raise RankLost(why) from error
 
 
 def lead(
     config: Config, model_path: str | None = None, on_stall: Callable[[str], None] = die
 ) -> Trainer:
-    """The trainer of rank 0, once every other rank has joined. Raises BadModel and RankLost.
+    """The trainer of rank 0, once every other rank has joined. Raises BadModel, ConfigError and
+    RankLost.
 
     `on_stall(message)` must end the process: it is called where a rank is lost and nothing else
     here would notice.
@@ -155,7 +161,7 @@ def lead(
     try:
         with rendezvous.naming_lost_rank():
             store, placement = admit_ranks(config, rendezvous)
-            _form_group(store, placement, config)
+            _form_group(config, rendezvous, store, placement)
             with phase("loading the model", learner.step_deadline_s, on_stall):
                 return Leader(config, model_path, rendezvous, placement)
     except BaseException:
@@ -168,7 +174,7 @@ def follow(
 ) -> None:
     """Join as rank `rank` > 0, and make rank 0's calls until it closes.
 
-    Raises BadModel and RankLost; `on_stall` as in `lead`.
+    Raises BadModel, ConfigError and RankLost; `on_stall` as in `lead`.
     """
     learner = config.learner
     if not 0 < rank < learner.ranks:
@@ -179,7 +185,7 @@ def follow(
     try:
         with rendezvous.naming_lost_rank():
             link, store, placement = join_leader(config, rank, rendezvous)
-            _form_group(store, placement, config)
+            _form_group(config, rendezvous, store, placement)
             with phase(f"loading the model on rank {rank}", learner.step_deadline_s, on_stall):
                 trainer = Trainer(config, model_path, placement)
             announce_ready()

@@ -28,7 +28,7 @@ from configs.runtime.process import make_socket_dir
 from configs.schema import Config
 from learner.errors import BadModel, RankLost
 from learner.model.placement import Placement
-from learner.ranks.connection import connect, host_and_port, listen, refusal
+from learner.ranks.connection import connect, host_and_port, listen, refusal, serve
 from learner.ranks.link import Link
 from learner.ranks.shared_folder import SEEN_S, Mark, marked
 
@@ -257,7 +257,7 @@ def _make_store(
         return distributed.FileStore(path, learner.ranks), path
     # The store is handed a bound socket: left to itself it listens on every interface.
     host = host_and_port(address)[0]
-    listener = socket.create_server((host, 0))
+    listener = serve(host)
     port = listener.getsockname()[1]
     store = distributed.TCPStore(
         host,
