@@ -1,7 +1,7 @@
 """One of two ranks that go on from a checkpoint: `python one_resumed_rank.py FOLDER RANK`.
 
 FOLDER holds `config.json`, `start` with a checkpoint, and `share-STEP.RANK`, the shares of steps.
-Leaves a checkpoint of what it has read (`again`), one of the last step (`end`) and `gauges`.
+Leaves a checkpoint of what it has read (`again`), one before the last step (`end`) and `gauges`.
 """
 
 import sys
@@ -29,8 +29,10 @@ def main(folder: Path, rank: int) -> None:
     trainer.restore(folder / "start")
     trainer.export(folder / "again")
     paths = sorted(folder.glob(f"share-*.{rank}"))
-    gauges = [trainer.learn([decode_share(path.read_bytes())]) for path in paths]
+    *shares, last = [decode_share(path.read_bytes()) for path in paths]
+    gauges = [trainer.learn([share]) for share in shares]
     trainer.export(folder / "end")
+    gauges.append(trainer.learn([last]))
     trainer.close()
     if rank == 0:
         (folder / "gauges").write_bytes(msgspec.json.encode(gauges))

@@ -176,7 +176,7 @@ def test_copies_within_hosts_change_no_bit(
     config: Config, batch: Callable[..., Batch], tmp_path: Path
 ) -> None:
     found = {}
-    for copies in (False, True):
+    for copies in (True, False):
         with socket.create_server(("127.0.0.1", 0)) as free:
             place = f"tcp://127.0.0.1:{free.getsockname()[1]}"
         four = configured(config, 4, rendezvous=place, hierarchical=copies, anchor="ema")
