@@ -9,7 +9,6 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import yaml
@@ -19,7 +18,7 @@ from yaml.resolver import Resolver
 from configs import devices, hints
 from configs.runtime import libyaml
 from configs.runtime.files import write_durably
-from configs.schema import Config, LearnerConfig
+from configs.schema import Config
 from configs.section import CHANGEABLE, OF_THE_MACHINE, ONE_OR_MORE, Section
 
 
@@ -359,28 +358,7 @@ def _kind(field: str) -> Any:
     return kind
 
 
-def _check_ranks(learner: LearnerConfig) -> None:
-    if learner.rendezvous:
-        given = urlsplit(learner.rendezvous)
-        try:
-            known = given.scheme == "tcp" and given.hostname not in (None, "0.0.0.0", "::", "*")
-            known = known and bool(given.port) and not given.path
-        except ValueError:  # of the port
-            known = False
-        if not known:
-            raise ConfigError(
-                f"learner.rendezvous = {learner.rendezvous!r}: give tcp://HOST:PORT of rank 0's "
-                "machine, as the others reach it, or leave it empty when all ranks are on one"
-            )
-    if learner.hierarchical and learner.zero_stage != 3:
-        raise ConfigError(
-            f"learner.hierarchical = True with learner.zero_stage = {learner.zero_stage!r}: it "
-            "copies the weights that stage 3 scatters: set learner.zero_stage to 3, or leave it out"
-        )
-
-
 def _check_relations(config: Config) -> None:
-    _check_ranks(config.learner)
     sync, replay = config.weight_sync, config.replay
     if sync.publish_every > replay.max_staleness + 1:
         raise ConfigError(

@@ -49,11 +49,10 @@ class Placement:
         if not config.hierarchical:
             return 1
         each = self.ranks_per_host
-        if config.zero_stage != 3 or self.hosts == 1 or each < 2:
+        if self.hosts == 1 or each < 2:
             raise BadModel(
-                f"learner.hierarchical = True: learner.zero_stage = {config.zero_stage!r}, with "
-                f"{len(self.nodes)} ranks on {self.hosts} hosts{'' if each else ', unequally'}: it "
-                "needs stage 3, several hosts and on each as many ranks, two or more, with numbers "
-                "in a row: place them so, or leave it out"
+                f"learner.hierarchical = True: {len(self.nodes)} ranks on {self.hosts} hosts"
+                f"{'' if each else ', unequally'}: it needs several hosts and on each as many "
+                "ranks, two or more, with numbers in a row: place them so, or leave it out"
             )
         return each

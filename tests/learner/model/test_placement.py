@@ -41,10 +41,8 @@ def test_each_host_keeps_a_copy_where_that_is_asked_for(
     assert places(nodes)[0].secondary_partition(learner) == expected
 
 
-@pytest.mark.parametrize(
-    ("nodes", "stage"), [("aaaa", 3), ("ab", 3), ("aab", 3), ("abab", 3), ("aabb", 2)]
-)
-def test_a_copy_that_cannot_be_is_refused(nodes: str, stage: int) -> None:
-    learner = LearnerConfig(zero_stage=stage, hierarchical=True)
+@pytest.mark.parametrize("nodes", ["aaaa", "ab", "aab", "abab"])
+def test_a_copy_that_cannot_be_is_refused(nodes: str) -> None:
+    learner = LearnerConfig(zero_stage=3, hierarchical=True)
     with pytest.raises(BadModel, match=r"hierarchical = True: .* ranks on . hosts.*: it"):
         places(nodes)[0].secondary_partition(learner)
