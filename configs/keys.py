@@ -1,10 +1,13 @@
-"""Addresses of a run's processes, and the CurveZMQ keys that TCP connections to them need.
+"""Addresses of a run's processes, and the keys that TCP connections to them need.
 
-One key pair serves, the other asks; a peer with neither is refused before its bytes are read.
+One CurveZMQ key pair serves, the other asks; a peer with neither is refused before its bytes are
+read. The learner's ranks, which do not speak ZeroMQ to each other, prove that they hold the latter.
 `ipc://` endpoints lie in a 0700 directory and need no keys. The launcher makes the folder of keys,
 or the first process that serves; a machine that joins gets a copy of it.
 """
 
+import hashlib
+import hmac
 import logging
 import shutil
 import tempfile
@@ -68,6 +71,13 @@ class Keys:
         socket.curve_publickey, socket.curve_secretkey = self._load(SERVER, secret=True)
         socket.curve_server = True
         return Guard(context, socket, allowed)
+
+    def proof(self, *said: bytes) -> bytes:
+        """32 bytes that only who holds this run's client key can make of `said`, whose parts have
+        lengths that are known. Raises ConfigError.
+        """
+        secret = self._load(CLIENT, secret=True)[1]
+        return hmac.new(secret, b"".join(said), hashlib.sha256).digest()
 
     def _load(self, name: str, secret: bool) -> tuple[bytes, bytes]:
         path = self.folder / f"{name}.key{'_secret' if secret else ''}"
@@ -133,13 +143,14 @@ class Address:
 
 @dataclass(frozen=True)
 class Addresses:
-    """The addresses of replay and of the learner's weight publisher.
+    """The addresses of replay, of the learner's weight publisher, and where its ranks meet.
 
     Each process resolves them once, from its configuration, and passes them on.
     """
 
     replay: Address
     weight_sync: Address
+    rendezvous: Address
 
     @classmethod
     def of(cls, config: Config) -> "Addresses":
@@ -153,9 +164,10 @@ class Addresses:
         return cls(
             replay=resolved(config.replay.endpoint, "replay"),
             weight_sync=resolved(config.weight_sync.endpoint, "weight_sync"),
+            rendezvous=resolved(config.learner.rendezvous, "learner.sock"),
         )
 
     @property
     def keys(self) -> Keys | None:
         """The run's keys where any process of it is reached over TCP."""
-        return self.replay.keys or self.weight_sync.keys
+        return self.replay.keys or self.weight_sync.keys or self.rendezvous.keys

@@ -5,6 +5,7 @@ where a value came from. Suffixes carry units (`_s`, `_bytes`, `_tokens`).
 """
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta
 
@@ -241,6 +242,7 @@ class LearnerConfig(Section, frozen=True):
     ranks: Annotated[Positive, CHANGEABLE] = 1
     rendezvous: Annotated[str, OF_THE_MACHINE] = ""  # tcp://HOST:PORT of rank 0; empty: one host
     zero_stage: Annotated[int, Meta(ge=0, le=3), CHANGEABLE] = 1
+    hierarchical: Annotated[bool, OF_THE_MACHINE] = False  # ZeRO 3: a copy of weights on each host
     gradient_checkpointing: bool = False
     # cpu: optimiser and averages in the host's memory; auto: where the GPUs would not hold them
     offload: Annotated[Literal["none", "cpu", "auto"], CHANGEABLE] = "none"
@@ -252,6 +254,17 @@ class LearnerConfig(Section, frozen=True):
     step_deadline_s: Seconds = 300.0  # of a step, a checkpoint beside its bytes (`saving_s`)
 
     def __post_init__(self) -> None:
+        if self.rendezvous and not _is_meeting_place(self.rendezvous):
+            raise ValueError(
+                f"learner.rendezvous = {self.rendezvous!r}: give tcp://HOST:PORT of rank 0's "
+                "machine, as the others reach it, or leave it empty when all ranks are on one"
+            )
+        if self.hierarchical and self.zero_stage != 3:
+            raise ValueError(
+                f"learner.hierarchical = True with learner.zero_stage = {self.zero_stage!r}: it "
+                "copies the weights that stage 3 scatters: set learner.zero_stage to 3, or leave "
+                "it out"
+            )
         for name in _UNUSED.get(self.objective, ()):
             if (value := getattr(self, name)) is not None:
                 raise ValueError(
@@ -341,3 +354,13 @@ class Config(Section, frozen=True):
     def engine_dtype(self) -> str:
         """The dtype that the engines compute in and weights travel as."""
         return self.actors.dtype or self.model.dtype
+
+
+def _is_meeting_place(endpoint: str) -> bool:
+    given = urlsplit(endpoint)
+    try:
+        port = given.port
+    except ValueError:
+        return False
+    anywhere = given.hostname in (None, "0.0.0.0", "::", "*")
+    return given.scheme == "tcp" and bool(port) and not anywhere and not given.path

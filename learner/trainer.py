@@ -16,6 +16,7 @@ from learner.batch import TrainingBatch
 from learner.imitation import imitate, measure
 from learner.model.ema import Averages
 from learner.model.engine import Engine
+from learner.model.placement import Placement
 from learner.model.state import load_state, save_state
 from learner.update import update
 
@@ -41,10 +42,14 @@ def collective(argument: Argument) -> Callable[[Method], Method]:
 class Trainer:
     """One rank's engine and averages."""
 
-    def __init__(self, config: Config, model_path: str | None = None) -> None:
-        """Load `model_path` (default `model.path`); raises BadModel."""
+    def __init__(
+        self, config: Config, model_path: str | None = None, placement: Placement | None = None
+    ) -> None:
+        """Load `model_path` (default `model.path`); `placement`: where the ranks are, all on this
+        host by default. Raises BadModel.
+        """
         self.config = config
-        self.engine = Engine(config, model_path)
+        self.engine = Engine(config, model_path, placement)
         self.averages = Averages.begin(self.engine, config.learner)
         self.rank, self.ranks = self.engine.rank, self.engine.ranks
 

@@ -27,6 +27,7 @@ from configs.schema import Config, LearnerConfig
 from learner.errors import BadModel
 from learner.model.collectives import Facts, gather_facts, sums
 from learner.model.head import ChunkLoss
+from learner.model.placement import Placement
 from learner.model.scorer import TokenScorer, TokenScores, load_model
 from learner.model.shards import Partitioned, Scattered, Shards, Whole
 from learner.packing import MicroBatch
@@ -37,6 +38,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 with contextlib.redirect_stdout(sys.stderr):
     import deepspeed
+    from deepspeed.utils import groups
 
 _ds_logger = logging.getLogger("DeepSpeed")
 _ds_logger.handlers.clear()  # its own handler writes to stdout
@@ -45,18 +47,21 @@ _ds_logger.setLevel(logging.ERROR)
 
 
 def join_process_group(
-    store: distributed.Store, rank: int, config: LearnerConfig, deadline_s: float = 0.0
+    store: distributed.Store, placement: Placement, config: LearnerConfig, deadline_s: float = 0.0
 ) -> None:
-    """Make this process a rank of `learner.ranks`; a collective of all that takes more than
+    """Make this process a rank of those in `placement`; a collective of all that takes more than
     `deadline_s` (default `step_deadline_s`) raises. DeepSpeed's own groups have no such bound: the
     caller's phases do.
     """
-    with _quietly(local=not config.rendezvous):
+    if placement.interface:
+        name = f"={placement.interface}"
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)  # read once a process
+    with _quietly(placement):
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             store=store,
-            rank=rank,
-            world_size=config.ranks,
+            rank=placement.rank,
+            world_size=len(placement.nodes),
             timeout=timedelta(seconds=deadline_s or config.step_deadline_s),
         )
 
@@ -64,11 +69,15 @@ def join_process_group(
 class Engine:
     """The model in training and its optimiser. One per process: `close()` before making another."""
 
-    def __init__(self, config: Config, model_path: str | None = None) -> None:
-        """Load `model_path` (default `model.path`). Raises BadModel, also for too high a rank."""
+    def __init__(
+        self, config: Config, model_path: str | None = None, placement: Placement | None = None
+    ) -> None:
+        """Load `model_path` (default `model.path`); `placement`: where the ranks are, all on this
+        host by default. Raises BadModel, also for too high a rank.
+        """
         learner = config.learner
         if not distributed.is_initialized() and learner.ranks == 1:
-            join_process_group(distributed.HashStore(), 0, learner)
+            join_process_group(distributed.HashStore(), Placement.on_one_host(0, 1), learner)
         found = distributed.get_world_size() if distributed.is_initialized() else 1
         if found != learner.ranks:
             raise BadModel(
@@ -76,34 +85,48 @@ class Engine:
                 "every rank (`python -m learner.worker CONFIG --rank R`)"
             )
         self.rank, self.ranks = distributed.get_rank(), learner.ranks
+        placement = placement or Placement.on_one_host(self.rank, self.ranks)
         self._on_close = contextlib.ExitStack()
-        if names := list(gpus := visible()):
-            held = hold([names[self.rank % len(names)]], gpus)  # engines that join keep off it
-            self._on_close.callback(held.release)
+        self._hold_gpu(placement)
         self.model = _load(config, model_path)
         self._stage, self._offload = learner.zero_stage, learner.offload
         self._bf16 = config.model.dtype == "bfloat16"
         chunk_bytes = learner.chunk_bytes(_place())
         self.scorer = TokenScorer(self.model, chunk_bytes, config.model.head_dtype)
         self._trainable = {n: w for n, w in self.model.named_parameters() if w.requires_grad}
-        if self._stage == 3:
-            # It asks for the launcher's variable at every forward pass, and replaces torch's linear
-            # by one that does not keep weights (in bf16 that rounds before the bias is added).
-            self._on_close.enter_context(_environment(_local_rank()))
-            self._on_close.callback(setattr, functional, "linear", functional.linear)
-        with _quietly(local=not learner.rendezvous), _words_into(config.run_dir):
-            self._engine, self._optimiser, _, _ = deepspeed.initialize(
-                model=self.scorer,
-                optimizer=_make_optimiser(list(self._trainable.values()), learner),
-                config=_deepspeed_config(config),
-                dist_init_required=False,
-            )
+        self._begin(config, placement)
         self._norm: Tensor | None = None
         if self._clips_itself:
             self._max_norm = learner.max_grad_norm
             self._optimiser.register_step_pre_hook(self._clip)
         self.shards: Shards = self._find_shards()
         self.device = self._engine.device
+
+    def _hold_gpu(self, placement: Placement) -> None:
+        if names := list(gpus := visible()):
+            own = names[placement.local_rank % len(names)]
+            held = hold([own], gpus)  # engines that join keep off it
+            self._on_close.callback(held.release)
+
+    def _begin(self, config: Config, placement: Placement) -> None:
+        """Start DeepSpeed. Raises BadModel where no host can hold the copy that is asked for."""
+        if self._stage == 3:
+            # It asks for the launcher's variable at every forward pass, and replaces torch's linear
+            # by one that does not keep weights (in bf16 that rounds before the bias is added).
+            self._on_close.enter_context(_environment(_local_rank(placement)))
+            self._on_close.callback(setattr, functional, "linear", functional.linear)
+        shared = placement.secondary_partition(config.learner)
+        self._copies_within_hosts = shared > 1
+        # DeepSpeed keeps the group of a host for the process, and the next engine would take it.
+        self._on_close.callback(setattr, groups, "_ZERO_PARAM_INTRA_PARALLEL_GROUP", None)
+        optimiser = _make_optimiser(list(self._trainable.values()), config.learner)
+        with _quietly(placement), _words_into(config.run_dir):
+            self._engine, self._optimiser, _, _ = deepspeed.initialize(
+                model=self.scorer,
+                optimizer=optimiser,
+                config=_deepspeed_config(config, shared),
+                dist_init_required=False,
+            )
 
     def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
         """Log-probs and entropies of the action tokens, without gradient."""
@@ -203,7 +226,7 @@ class Engine:
                 self._trainable,
                 optimiser.fp32_partitioned_groups_flat,
                 optimiser.fp16_partitioned_groups_flat,
-                optimiser.parameter_offload.partition_all_parameters,
+                self._release,
             )
         if self._stage == 1 and self._bf16 and self._offload != "cpu":
             masters, flats = optimiser.fp32_groups_flat_partition, optimiser.bf16_groups_flat
@@ -212,6 +235,12 @@ class Engine:
             masters, flats = optimiser.single_partition_of_fp32_groups, optimiser.bit16_groups_flat
             parts = optimiser.parallel_partitioned_bit16_groups
         return Partitioned(self._trainable, masters, flats, [group[self.rank] for group in parts])
+
+    def _release(self) -> None:
+        """Drop what is still gathered, and the copies within hosts: both are of older weights."""
+        self._optimiser.parameter_offload.partition_all_parameters()
+        if self._copies_within_hosts:
+            self._optimiser.invalidate_secondary_tensor()
 
     def _gathered(self, weight: Tensor) -> contextlib.AbstractContextManager[Any]:
         if self._stage == 3:
@@ -252,7 +281,7 @@ def _checkpoint_gradients(model: PreTrainedModel) -> None:
             module.training = True
 
 
-def _deepspeed_config(config: Config) -> dict[str, Any]:
+def _deepspeed_config(config: Config, secondary_partition: int = 1) -> dict[str, Any]:
     learner, bf16 = config.learner, config.model.dtype == "bfloat16"
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
@@ -264,6 +293,7 @@ def _deepspeed_config(config: Config) -> dict[str, Any]:
             "stage": learner.zero_stage,
             # Small tensors would stay gathered and never see a swap.
             "stage3_param_persistence_threshold": 0,
+            "zero_hpz_partition_size": secondary_partition,
         },
         "zero_allow_untested_optimizer": True,
         # A gradient joins the fp32 sum as soon as it is whole: else all are held twice.
@@ -289,15 +319,15 @@ def _place() -> str:
 
 
 @contextlib.contextmanager
-def _quietly(local: bool) -> Iterator[None]:
-    """Keep DeepSpeed from asking for a launcher's variables, compiling and writing to stdout; with
-    all ranks on this machine, keep gloo from listening on the network.
+def _quietly(placement: Placement) -> Iterator[None]:
+    """Keep DeepSpeed from asking for a launcher's variables, compiling and writing to stdout, and
+    gloo from listening elsewhere than towards the other ranks.
     """
     # DeepSpeed would compile shared-memory collectives at first use.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    variables = _local_rank()
-    if local and sys.platform == "linux":
-        variables["GLOO_SOCKET_IFNAME"] = "lo"  # gloo opens a listener per group even for one rank
+    variables = _local_rank(placement)
+    if sys.platform == "linux":  # gloo opens a listener per group even for one rank
+        variables["GLOO_SOCKET_IFNAME"] = placement.interface or "lo"
     with _environment(variables), contextlib.redirect_stdout(sys.stderr):
         yield
 
@@ -314,9 +344,8 @@ def _words_into(run_dir: str) -> Iterator[None]:
         yield
 
 
-def _local_rank() -> dict[str, str]:
-    rank = distributed.get_rank() if distributed.is_initialized() else 0
-    return {"LOCAL_RANK": str(rank % max(torch.cuda.device_count(), 1))}
+def _local_rank(placement: Placement) -> dict[str, str]:
+    return {"LOCAL_RANK": str(placement.local_rank % max(torch.cuda.device_count(), 1))}
 
 
 @contextlib.contextmanager

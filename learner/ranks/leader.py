@@ -8,9 +8,12 @@ and for a checkpoint the time of its bytes. A lost rank is named.
 import contextlib
 import functools
 import inspect
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import Store
 
 from configs.runtime.files import weights_bytes
 from configs.runtime.process import announce_ready
@@ -18,6 +21,7 @@ from configs.runtime.watchdog import die, phase
 from configs.schema import Config
 from learner.errors import BadBatch, BadModel, RankLost
 from learner.model.engine import join_process_group
+from learner.model.placement import Placement
 from learner.ranks.link import CLOSE
 from learner.ranks.rendezvous import Rendezvous, admit_ranks, join_leader
 from learner.ranks.shares import decode_share, encode_share
@@ -27,10 +31,16 @@ from learner.trainer import COLLECTIVES, Argument, Trainer
 class Leader(Trainer):
     """Rank 0 of several: the other ranks make its collective calls too (assigned below)."""
 
-    def __init__(self, config: Config, model_path: str | None, rendezvous: Rendezvous) -> None:
+    def __init__(
+        self,
+        config: Config,
+        model_path: str | None,
+        rendezvous: Rendezvous,
+        placement: Placement,
+    ) -> None:
         """All ranks have joined; `close` dismisses them."""
         self._rendezvous = rendezvous
-        super().__init__(config, model_path)
+        super().__init__(config, model_path, placement)
 
     def close(self) -> None:
         """Dismiss the other ranks and release the engine."""
@@ -116,10 +126,29 @@ def _longest_s(config: Config) -> float:
     return config.learner.saving_s(weights_bytes(config.model.path))
 
 
+def _form_group(config: Config, rendezvous: Rendezvous, store: Store, placement: Placement) -> None:
+    """Connect this rank to every other one. Raises RankLost, and tells the other side, where it
+    does not reach them.
+    """
+    try:
+        with rendezvous.naming_lost_rank():
+            join_process_group(store, placement, config.learner, _longest_s(config))
+    except RuntimeError as error:  # and nobody is lost
+        by = f" by its interface {placement.interface!r}" if placement.interface else ""
+        why = (
+            f"rank {placement.rank} of the learner, on {socket.gethostname()}, does not reach "
+            f"every other rank{by} ({error}): the machines of ranks must reach each other at any "
+            "TCP port"
+        )
+        rendezvous.send_all("failed", why)
+        raise RankLost(why) from error
+
+
 def lead(
     config: Config, model_path: str | None = None, on_stall: Callable[[str], None] = die
 ) -> Trainer:
-    """The trainer of rank 0, once every other rank has joined. Raises BadModel and RankLost.
+    """The trainer of rank 0, once every other rank has joined. Raises BadModel, ConfigError and
+    RankLost.
 
     `on_stall(message)` must end the process: it is called where a rank is lost and nothing else
     here would notice.
@@ -131,9 +160,10 @@ def lead(
     rendezvous = Rendezvous(on_stall)
     try:
         with rendezvous.naming_lost_rank():
-            join_process_group(admit_ranks(config, rendezvous), 0, learner, _longest_s(config))
+            store, placement = admit_ranks(config, rendezvous)
+            _form_group(config, rendezvous, store, placement)
             with phase("loading the model", learner.step_deadline_s, on_stall):
-                return Leader(config, model_path, rendezvous)
+                return Leader(config, model_path, rendezvous, placement)
     except BaseException:
         rendezvous.close()
         raise
@@ -144,7 +174,7 @@ def follow(
 ) -> None:
     """Join as rank `rank` > 0, and make rank 0's calls until it closes.
 
-    Raises BadModel and RankLost; `on_stall` as in `lead`.
+    Raises BadModel, ConfigError and RankLost; `on_stall` as in `lead`.
     """
     learner = config.learner
     if not 0 < rank < learner.ranks:
@@ -154,10 +184,10 @@ def follow(
     rendezvous = Rendezvous(on_stall)
     try:
         with rendezvous.naming_lost_rank():
-            link, store = join_leader(config, rank, rendezvous)
-            join_process_group(store, rank, learner, _longest_s(config))
+            link, store, placement = join_leader(config, rank, rendezvous)
+            _form_group(config, rendezvous, store, placement)
             with phase(f"loading the model on rank {rank}", learner.step_deadline_s, on_stall):
-                trainer = Trainer(config, model_path)
+                trainer = Trainer(config, model_path, placement)
             announce_ready()
             while (call := link.receive())[0] != CLOSE:
                 name = f"{call[0]} on rank {rank}"

@@ -20,6 +20,7 @@ Message = tuple[str, Any]  # name and value
 CLOSE = "close"  # the last message of a rank that leaves in order: its end is not reported
 _HEADER = struct.Struct(">Q")
 _KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 5}  # seconds, seconds, probes
+_UNHEARD_MS = 10_000  # how long what was sent may stay without a sign of it
 
 
 class Link:
@@ -33,7 +34,7 @@ class Link:
         self._on_end: Callable[[str], None] | None = None
         if connection.family != socket.AF_UNIX:  # a machine that loses power closes nothing
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _KEEPALIVE.items():
+            for name, value in {**_KEEPALIVE, "TCP_USER_TIMEOUT": _UNHEARD_MS}.items():
                 if hasattr(socket, name):
                     connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._reader = threading.Thread(target=self._read, daemon=True, name=f"link to {peer}")

@@ -75,6 +75,7 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
     width, on_gpu = width_of(config.model.dtype), device == "cuda"
     # ZeRO shares out gradients from stage 2, weights from 3.
     shared = {stage: learner.ranks if learner.zero_stage >= stage else 1 for stage in (2, 3)}
+    half = max(1, learner.ranks // 2)  # on two hosts
     activations, head = activation_bytes(config, model), head_bytes(config, model, device)
     offloads = learner.offload == "cpu" and on_gpu
     state = {} if offloads else state_bytes(config, model)
@@ -83,6 +84,7 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
     stepping = 0 if offloads else 4 * STEP_COPIES[device] * count // ranks
     needs = {
         "weights": width * count // shared[3],
+        "weights within a host": width * count // half if learner.hierarchical else 0,
         "gradients": (width if offloads else 4) * count // shared[2],
         **state,
         "activations": activations,

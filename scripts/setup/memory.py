@@ -31,6 +31,7 @@ from scripts.setup.pace import Pace, speed_of
 
 _REASONS = {  # of a part of who lies on a GPU
     "weights": "{width} x {elements}{over3}",
+    "weights within a host": "{width} x {elements} / a host's ranks, of two hosts",
     "gradients": "{gradient} x {elements}{over2}",
     "optimiser, with fp32 weights": "{state} x {elements}{over1}",
     "averages": "{averages} x {elements}{over1}",

@@ -10,7 +10,7 @@ import zmq
 
 from configs.keys import Addresses, Keys
 from configs.load import ConfigError
-from configs.schema import Config, ReplayConfig
+from configs.schema import Config, LearnerConfig, ReplayConfig
 
 
 @pytest.fixture
@@ -87,12 +87,21 @@ def test_a_copy_that_others_can_read_is_named(keys: Keys) -> None:
         keys.check()
 
 
+def test_a_proof_is_of_what_was_said_and_of_the_keys(keys: Keys, tmp_path: Path) -> None:
+    proof = keys.proof(b"joins", b"1" * 32)
+    assert proof == Keys(keys.folder).proof(b"joins", b"1" * 32) and len(proof) == 32
+    others = Keys(tmp_path / "others").make()
+    assert len({proof, keys.proof(b"leads", b"1" * 32), others.proof(b"joins", b"1" * 32)}) == 3
+
+
 def test_only_tcp_needs_keys(tmp_path: Path) -> None:
     there = ReplayConfig(endpoint="tcp://127.0.0.1:5555")
     found = Addresses.of(Config(run_dir=str(tmp_path), replay=there))
     assert found.weight_sync.keys is None and found.replay.endpoint == there.endpoint
     assert found.keys is found.replay.keys and found.keys and found.keys.folder == tmp_path / "keys"
     assert Addresses.of(Config(run_dir=str(tmp_path))).keys is None
+    meet = Addresses.of(Config(learner=LearnerConfig(rendezvous="tcp://10.0.0.1:4000")))
+    assert meet.keys is meet.rendezvous.keys and meet.keys
 
 
 def test_sockets_lie_in_the_run_s_own_short_directory(tmp_path: Path) -> None:

@@ -214,6 +214,21 @@ def test_shipped_configurations_load(path: Path) -> None:
     load(path)
 
 
+@pytest.mark.parametrize(
+    "given", ["here", "tcp://host", "http://host:1", "tcp://0.0.0.0:1", "tcp://h:99999", "ipc:///x"]
+)
+def test_a_rendezvous_that_is_no_address_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"learner.rendezvous = .*: give tcp://HOST:PORT"):
+        parse("", [f"learner.rendezvous={given}"], "test")
+
+
+def test_a_copy_on_each_host_is_for_stage_3_alone() -> None:
+    with pytest.raises(ConfigError, match=r"hierarchical = True with learner.zero_stage = "):
+        parse("", ["learner.hierarchical=true"], "test")
+    given = parse("", ["learner.hierarchical=true", "learner.zero_stage=3"], "test")
+    assert given.learner.hierarchical
+
+
 def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
     assert CHANGEABLE_FIELDS == (
         "learner.total_steps",
@@ -229,7 +244,7 @@ def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
     of_the_machine |= {"retrieval.url", "retrieval.index_version"}
     of_the_machine |= {"replay.endpoint", "weight_sync.endpoint", "cluster.address"}
     of_the_machine |= {"cluster.learner", "cluster.actors", "cluster.retrieval_replicas"}
-    of_the_machine |= {"cluster.shared"}
+    of_the_machine |= {"cluster.shared", "learner.hierarchical"}
     assert {*CHANGEABLE_FIELDS} | of_the_machine == MAY_DIFFER
 
 

@@ -7,7 +7,6 @@ and vLLM's are not touched.
 """
 
 import contextlib
-import ipaddress
 import os
 import socket
 import time
@@ -16,10 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Self
 
-import psutil
 import torch
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
+from configs.runtime.node import interface, own_address
 from weight_sync.protocol import Rendezvous, TransportFailed
 
 _LOOK_S = 0.001  # how often a broadcast between GPUs is looked after
@@ -170,7 +169,7 @@ class GlooTransport(_Collective):
     def _enter(self, store: PrefixStore) -> None:
         here = self.rendezvous
         options = ProcessGroupGloo._Options()
-        address = _own_address(here.store_host, here.store_port)
+        address = own_address(here.store_host, here.store_port)
         options._devices = [ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = timedelta(seconds=here.timeout_s)
         self._group = ProcessGroupGloo(store, here.rank, here.world_size, options)
@@ -194,7 +193,7 @@ class NcclTransport(_Collective):
         here = self.rendezvous
         options = ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=_WATCHDOG * here.timeout_s)
-        if name := interface(_own_address(here.store_host, here.store_port)):
+        if name := interface(own_address(here.store_host, here.store_port)):
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # read once a process
         self._stream = torch.cuda.Stream()  # else it would queue behind what trains or generates
         with _bearing_errors():
@@ -269,19 +268,3 @@ def _on_gpu(buckets: Sequence[torch.Tensor], filled: bool) -> Iterable[torch.Ten
             through = torch.empty(size, dtype=torch.uint8, device="cuda")
         place = through[: len(bucket)]
         yield place.copy_(bucket, non_blocking=True) if filled else place
-
-
-def interface(address: str) -> str:
-    """The name of this machine's interface that has an address; '' for the loopback or none."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
-            return "" if ipaddress.ip_address(address).is_loopback else name
-    return ""
-
-
-def _own_address(host: str, port: int) -> str:
-    """The address of this machine that a peer on the way to `host` would see; sends no packet."""
-    family = socket.getaddrinfo(host, port)[0][0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))
-        return str(probe.getsockname()[0])

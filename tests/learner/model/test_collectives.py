@@ -9,6 +9,7 @@ from configs.schema import LearnerConfig
 from learner.diagnostics import TokenFacts
 from learner.model.collectives import gather_facts, sums
 from learner.model.engine import join_process_group
+from learner.model.placement import Placement
 
 DTYPES = {
     "rows": torch.int64,
@@ -26,7 +27,7 @@ def facts(count: int) -> TokenFacts:
 
 def test_what_is_gathered_is_what_was_brought() -> None:
     if not distributed.is_initialized():
-        join_process_group(distributed.HashStore(), 0, LearnerConfig())
+        join_process_group(distributed.HashStore(), Placement.on_one_host(0, 1), LearnerConfig())
     brought = [facts(3), facts(0), facts(5)]
     for one, other in zip(gather_facts(brought, CPU), brought, strict=True):
         for field in fields(TokenFacts):

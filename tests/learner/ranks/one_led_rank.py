@@ -1,4 +1,4 @@
-"""One of several ranks: `python one_led_rank.py FOLDER RANK`; rank 0 leads two steps, then waits.
+"""One of several ranks: `python one_led_rank.py FOLDER RANK`; rank 0 leads steps, then waits.
 
 FOLDER holds `config.json` and `share-STEP.RANK`. Rank 0 writes `steps` when it has done its work,
 and closes when `close` appears.
@@ -21,8 +21,9 @@ from learner.ranks.shares import decode_share
 
 def work(folder: Path, config: Config) -> None:
     trainer = lead(config)
+    ranks = range(config.learner.ranks)
     shares = [
-        [decode_share((folder / f"share-{step}.{rank}").read_bytes()) for rank in (0, 1)]
+        [decode_share((folder / f"share-{step}.{rank}").read_bytes()) for rank in ranks]
         for step in (1, 2)
     ]
     trainer.learn(shares[0])

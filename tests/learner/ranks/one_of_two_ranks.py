@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from configs.runtime.process import die_with_parent
 from configs.schema import Config
 from learner.model.engine import join_process_group
+from learner.model.placement import Placement
 from learner.model.scorer import TokenScorer
 from learner.ranks.shares import decode_share
 from learner.trainer import Trainer
@@ -122,7 +123,8 @@ def main(folder: Path, rank: int) -> None:
     die_with_parent()
     torch.set_num_threads(1)
     one = Rank(folder, rank)
-    join_process_group(distributed.FileStore(str(folder / "store"), 2), rank, one.config.learner)
+    store = distributed.FileStore(str(folder / "store"), 2)
+    join_process_group(store, Placement.on_one_host(rank, 2), one.config.learner)
     one.sgd()
     one.adamw("float32")
     one.adamw("bfloat16")

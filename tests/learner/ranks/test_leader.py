@@ -1,6 +1,7 @@
 """Ranks that lead, follow, refuse each other and die: real processes, and their links alone."""
 
 import inspect
+import re
 import shutil
 import signal
 import socket
@@ -17,13 +18,24 @@ import psutil
 import pytest
 import torch
 
+from configs.keys import Address, Addresses, Keys
+from configs.load import ConfigError
 from configs.runtime.process import socket_dir
 from configs.schema import Config
 from learner.batch import build_shares
 from learner.errors import BadBatch, BadModel, RankLost
+from learner.ranks.connection import connect, host_and_port
 from learner.ranks.leader import Leader, announce, follow, lead, make_call
 from learner.ranks.link import CLOSE, Link
-from learner.ranks.rendezvous import Rendezvous, admit_ranks, join_leader
+from learner.ranks.rendezvous import (
+    Hello,
+    Meeting,
+    Rendezvous,
+    admit_ranks,
+    join_leader,
+    settings_of,
+)
+from learner.ranks.shared_folder import Mark
 from learner.ranks.shares import decode_share, encode_share
 from learner.trainer import COLLECTIVES, Argument, Trainer
 from replay.protocol import Batch
@@ -186,36 +198,146 @@ def test_a_rank_with_another_configuration_is_refused(two_ranks: Config) -> None
     meetings = [Rendezvous(print), Rendezvous(print)]
     with ThreadPoolExecutor() as pool:
         leading = pool.submit(admit_ranks, two_ranks, meetings[0])
-        with pytest.raises(RankLost, match=r"rank 1 of the learner has another configuration"):
+        words = (
+            r"rank 1 .* on .* has another configuration: learner.lr = 0.5 there, 0.01 here; start"
+        )
+        with pytest.raises(RankLost, match=words):
             join_leader(other, 1, meetings[1])
-        with pytest.raises(BadModel, match=r"start every rank with the same CONFIG"):
+        with pytest.raises(BadModel, match=words):
             leading.result()
     for rendezvous in meetings:
         rendezvous.close()
 
 
-@pytest.mark.parametrize("given", ["here", "tcp://host", "http://host:1"])
-def test_a_meeting_place_that_is_none_is_refused(two_ranks: Config, given: str) -> None:
-    learner = msgspec.structs.replace(two_ranks.learner, rendezvous=given)
-    with pytest.raises(BadModel, match=r"learner.rendezvous = .*tcp://HOST:PORT"):
-        lead(msgspec.structs.replace(two_ranks, learner=learner))
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
-@pytest.mark.parametrize("rendezvous", ["", "tcp://127.0.0.1:{port}"])
-def test_two_that_meet_share_a_store(two_ranks: Config, rendezvous: str) -> None:
+IPV6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+
+
+@pytest.mark.parametrize("host", ["", "127.0.0.1", pytest.param("[::1]", marks=IPV6)])
+def test_two_that_meet_share_a_store(two_ranks: Config, host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        place = rendezvous.format(port=free.getsockname()[1])
+        place = f"tcp://{host}:{free.getsockname()[1]}" if host else ""
     learner = msgspec.structs.replace(two_ranks.learner, rendezvous=place)
     config = msgspec.structs.replace(two_ranks, learner=learner)
     meetings = [Rendezvous(print), Rendezvous(print)]
     with ThreadPoolExecutor() as pool:
         leading = pool.submit(admit_ranks, config, meetings[0])
-        _, store = join_leader(config, 1, meetings[1])
-        leading.result().set("key", "value")
+        _, store, placement = join_leader(config, 1, meetings[1])
+        led, first = leading.result()
+        led.set("key", "value")
     assert store.get("key") == b"value"
-    assert all(address == "127.0.0.1" for address in listening())
+    assert (first.local_rank, placement.local_rank, placement.hosts) == (0, 1, 1)
+    assert not list(Path(config.run_dir).glob(".ranks-*")), "the mark is gone"
+    assert listening() <= {"127.0.0.1", host.strip("[]")}
     for rendezvous in meetings:
         rendezvous.close()
+
+
+@pytest.fixture
+def over_tcp(two_ranks: Config) -> Config:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    learner = msgspec.structs.replace(two_ranks.learner, rendezvous=place, step_deadline_s=60.0)
+    return msgspec.structs.replace(two_ranks, learner=learner)
+
+
+def test_who_has_no_key_of_the_run_is_refused_and_keeps_nobody_out(
+    over_tcp: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Keys(tmp_path / "others").make()
+    stranger = msgspec.structs.replace(over_tcp, keys=str(tmp_path / "others"))
+    meetings = [Rendezvous(print) for _ in range(3)]
+    with ThreadPoolExecutor() as pool:
+        leading = pool.submit(admit_ranks, over_tcp, meetings[0])
+        with pytest.raises(ConfigError, match=r"others': rank 0 .* refused this key: copy the"):
+            join_leader(stranger, 1, meetings[1])
+        host, _, port = over_tcp.learner.rendezvous.removeprefix("tcp://").partition(":")
+        with socket.create_connection((host, int(port))) as scan:
+            scan.sendall(b"GET / HTTP/1.1\r\n")
+        join_leader(over_tcp, 1, meetings[2])
+        leading.result()
+    assert "refused a rank's connection from 127.0.0.1: its key is not this run's" in caplog.text
+    assert "refused a rank's connection from 127.0.0.1: it broke off the handshake" in caplog.text
+    for rendezvous in meetings:
+        rendezvous.close()
+
+
+def test_who_listens_in_rank_0_s_place_is_found_out(over_tcp: Config, tmp_path: Path) -> None:
+    Keys(Path(over_tcp.run_dir) / "keys").make()
+    host, port = host_and_port(Addresses.of(over_tcp).rendezvous)
+    with socket.create_server((host, port)) as listener, ThreadPoolExecutor() as pool:
+        joining = pool.submit(join_leader, over_tcp, 1, Rendezvous(print))
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"x" * 32)
+            connection.recv(64)
+            connection.sendall(b"y" * 32)
+        with pytest.raises(ConfigError, match=r"who answers there did not know this key"):
+            joining.result()
+
+
+def test_a_rank_that_does_not_see_the_run_s_directory_is_named(over_tcp: Config) -> None:
+    leader, address = Rendezvous(print), Addresses.of(over_tcp).rendezvous
+    with ThreadPoolExecutor() as pool:
+        leading = pool.submit(admit_ranks, over_tcp, leader)
+        connection = once_there(over_tcp, address)
+        link = Link(connection, "rank 0")
+        hello = Hello(1, settings_of(over_tcp), "another node", "node-7")
+        link.send("join", msgspec.to_builtins(hello))
+        meeting = msgspec.convert(link.receive(30.0)[1], Meeting)
+        assert meeting.mark.seen() and not Mark(meeting.mark.path + "x", "").seen(0.0)
+        link.send("sees", False)
+        words = (
+            r"is not seen by rank 1 of the learner on node-7 \(127.0.0.1\), which could not save "
+            r"its part of a checkpoint: name a folder that all hosts share"
+        )
+        with pytest.raises(ConfigError, match=words):
+            leading.result()
+        with pytest.raises(RankLost, match=words):
+            link.receive(30.0)
+    leader.close()
+    link.close()
+
+
+def once_there(config: Config, address: Address) -> socket.socket:
+    """A connection to rank 0, as soon as it listens."""
+    deadline = time.monotonic() + 30.0
+    while True:
+        try:
+            return connect(config, address)
+        except OSError:
+            assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ranks_that_do_not_come_and_who_came_instead_are_told(
+    over_tcp: Config, tmp_path: Path
+) -> None:
+    Keys(tmp_path / "others").make()
+    stranger = msgspec.structs.replace(over_tcp, keys=str(tmp_path / "others"))
+    place = re.escape(over_tcp.learner.rendezvous)
+    with pytest.raises(RankLost, match=rf"for 0.5 s: learner.rendezvous = '{place}' \(Connection"):
+        join_leader(impatient(over_tcp), 1, Rendezvous(print))
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(join_leader, stranger, 1, Rendezvous(print))
+        words = r"ranks \[1\] .* within 0.5 s .*; refused 127.0.0.1: its key is not this run's"
+        with pytest.raises(RankLost, match=words):
+            admit_ranks(impatient(over_tcp), Rendezvous(print))
+        with pytest.raises(ConfigError, match=r"refused this key"):
+            joining.result()
+
+
+def test_a_rendezvous_on_the_loopback_is_told_to_who_waits(over_tcp: Config) -> None:
+    words = r"ranks \[1\] of the learner have not joined within 0.5 s .* is the loopback here"
+    with pytest.raises(RankLost, match=words):
+        admit_ranks(impatient(over_tcp), Rendezvous(print))
 
 
 def listening() -> set[str]:

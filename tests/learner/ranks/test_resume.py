@@ -23,7 +23,9 @@ PROGRAM = Path(__file__).with_name("one_resumed_rank.py")
 START, CHANGE, LAST = 3, 8, 13  # steps: one rank up to START, two up to CHANGE, one again
 SETTINGS = [(3, "float32"), *[(stage, "float32") for stage in (0, 1, 2)]]
 SETTINGS += [(stage, "bfloat16") for stage in (0, 1, 2, 3)]
-FP32 = {"rel": 1e-5, "abs": 1e-6}
+NAMES = ["learner/loss", "learner/grad_norm", "learner/entropy"]
+FP32 = {"rel": 1e-5, "abs": 1e-6}  # a loss is a sum of terms that cancel, of about 1
+BF16 = {"rel": 2e-3, "abs": 5e-4}  # of a step of the same weights
 LONG = [pytest.param(*each, marks=pytest.mark.soak("ranks")) for each in SETTINGS[1:]]
 
 
@@ -41,7 +43,9 @@ def made(
 
 
 def on_two(config: Config, batches: Sequence[Batch], folder: Path) -> list[dict[str, float]]:
-    """The gauges of these steps on two ranks, which go on from `folder/start`."""
+    """The gauges of these steps on two ranks, which go on from `folder/start`; `folder/end` is
+    before the last.
+    """
     learner = msgspec.structs.replace(config.learner, ranks=2)
     two = msgspec.structs.replace(config, learner=learner)
     (folder / "config.json").write_bytes(msgspec.json.encode(two))
@@ -76,18 +80,28 @@ def test_a_run_goes_on_with_two_ranks_and_with_one_again(
     batches = [batch(step, step - 1, groups=3) for step in range(1, LAST + 1)]
     made(config, batches[:START], None, tmp_path / "start")
     expected = made(config, batches[START:], tmp_path / "start", None)
-    found = on_two(config, batches[START:CHANGE], tmp_path)
-    found += made(config, batches[CHANGE:], tmp_path / "end", None)
+    two = on_two(config, batches[START : CHANGE + 1], tmp_path)
+    again = made(config, batches[CHANGE:], tmp_path / "end", None)
     for kind in ("model", "ema", "anchor"):
-        saved, again = (
+        saved, read = (
             load_file(tmp_path / name / kind / "model.safetensors") for name in ("start", "again")
         )
-        assert all(torch.equal(weight, again[name]) for name, weight in saved.items())
-    if dtype == "bfloat16":  # of the same weights; how far later steps may differ is not known
-        found, expected = found[:1], expected[:1]
-        names, rounding = ["learner/entropy"], {"rel": 0.02}
-    else:  # a loss is a sum of terms that cancel, of about 1
-        names, rounding = ["learner/loss", "learner/grad_norm", "learner/entropy"], FP32
-    for name in names:
+        assert all(torch.equal(weight, read[name]) for name, weight in saved.items())
+    # Of the same weights and state, on one rank and on two.
+    same(dtype, [two[0], again[0]], [expected[0], two[-1]])
+    if dtype == "float32":
+        same(dtype, two[:-1] + again, expected)
+
+
+def same(dtype: str, found: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
+    """Fail where these gauges differ by more than rounding.
+
+    In bf16 that holds of a step of the same weights alone: Adam moves a weight whose gradient is
+    near 0 by the sign of its rounding. The entropies of 13 undisturbed steps on one rank and on two
+    are up to 6.9, 4.1, 1.7 and 7.4 % apart at ZeRO 0 to 3; on one rank with other micro-batches
+    7.9, 3.2, 3.4 and 3.5 %; in the first step 0.001 %, and in fp32 0.0003 % throughout.
+    """
+    for name in NAMES:
         values = [[each[name] for each in gauges] for gauges in (found, expected)]
+        rounding = FP32 if dtype == "float32" else BF16
         assert values[0] == pytest.approx(values[1], **rounding), name

@@ -59,6 +59,16 @@ def test_what_zero_shares_out() -> None:
         assert whole == [stage < 1, stage < 2, stage < 3]
 
 
+def test_a_copy_within_each_host_is_counted() -> None:
+    def needs(*more: str) -> dict[str, int]:
+        words = ["learner.ranks=8", "learner.zero_stage=3", *more]
+        return learner_needs(load(REPOSITORY / "configs" / "base.yaml", words), QWEN_HALF_B)
+
+    copy = needs("learner.hierarchical=true")
+    assert copy.pop("weights within a host") == 2 * QWEN_HALF_B.parameters // 4
+    assert copy == needs()
+
+
 def test_fp32_has_no_second_copy_of_the_weights(one_gpu: Config) -> None:
     config = load(REPOSITORY / "configs" / "one_gpu.yaml", ["model.dtype=float32"])
     optimiser = "optimiser, with fp32 weights"

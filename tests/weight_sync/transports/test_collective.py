@@ -1,13 +1,11 @@
 """The end of a collective: completed, failed, or given up at the deadline."""
 
-import socket
 import threading
 import time
 from datetime import timedelta
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 import torch
 
@@ -139,15 +137,3 @@ def test_a_silent_work_is_given_up_at_the_deadline() -> None:
     begun = time.monotonic()
     assert not completed(Unfinished(), begun + 0.05)
     assert time.monotonic() - begun < 1.0
-
-
-def test_the_interface_to_another_host_is_found_by_its_address() -> None:
-    addresses = [
-        (name, each.address)
-        for name, each_of in psutil.net_if_addrs().items()
-        for each in each_of
-        if each.family == socket.AF_INET and not each.address.startswith("127.")
-    ]
-    for name, address in addresses:
-        assert collective.interface(address) == name
-    assert collective.interface("127.0.0.1") == collective.interface("203.0.113.9") == ""
