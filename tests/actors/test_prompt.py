@@ -214,7 +214,9 @@ print(tokenizer_digest(load_tokenizer(sys.argv[1])), "torch" in sys.modules)
 """
 
 
-@pytest.mark.parametrize(("family", "torch"), [("llama", False), ("qwen2", True)])
+@pytest.mark.parametrize(
+    ("family", "torch"), [("llama", False), pytest.param("qwen2", True, marks=pytest.mark.slow)]
+)
 def test_a_llamas_plain_tokenizer_is_the_one_that_auto_chooses_and_needs_no_torch(
     family: str, torch: bool, word_tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ print([check.name for check in checks.checks_of("A")])
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what lacks a GPU")
 
 
+@pytest.mark.slow
 def test_part_a_is_imported_with_torch_and_transformers_alone() -> None:
     program = BLOCKED.format(names=HEAVY)
     command = [sys.executable, "-c", program]
