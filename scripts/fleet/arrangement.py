@@ -74,6 +74,33 @@ class Arrangement:
         for line, fits in gpu_lines(self.config, self.found, self.seats, self._model):
             if not fits:
                 yield f"too little memory on a GPU: {line}; {LESS}"
+        for room in self._seats.overfull():
+            has = self.found[room.node.address].facts.memory_bytes
+            yield (
+                f"node {room.node.shown}: {(has - room.memory_bytes) / GIB:.2f} GiB of memory are "
+                f"needed there, and {has / GIB:.2f} are free: {LESS}"
+            )
+
+    def problems_of(self, comer: Surveyed, came: Sequence[str]) -> Iterator[str]:
+        """Yield what is wrong with a node that is to have what its lists let it have."""
+        at, cluster = comer.node.address, self.config.cluster
+        found = {self.here: self.found[self.here], at: comer}
+        seats = {}
+        if comer.node.is_one_of(cluster.actors):
+            seats["actor-0"] = at
+            if self.config.starts_retrieval_server and cluster.retrieval_replicas:
+                seats[f"{RETRIEVAL}-{at}"] = at
+        if cluster.shared and comer.node.is_one_of(cluster.learner):
+            seats[LEARNER] = at
+        yield from problems(self.config, found, seats, self.here, came)
+        for line, fits in gpu_lines(self.config, found, seats, self._model):
+            if not fits:
+                yield f"too little memory on a GPU: {line}; {LESS}"
+
+    def always_open(self) -> dict[str, list[int]]:
+        """The port that is listened at as long as the run lives, by its node's address."""
+        parts = urlsplit(self._replay)
+        return {str(parts.hostname): [int(parts.port or 0)]}
 
     def places(self) -> dict[str, list[int]]:
         """The ports that processes listen at, by their nodes' addresses."""

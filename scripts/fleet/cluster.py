@@ -28,7 +28,6 @@ from scripts.fleet import guardian, head
 from scripts.fleet.arrangement import Arrangement
 from scripts.fleet.fleet import Seat, watched
 from scripts.fleet.host import FleetError
-from scripts.fleet.node_checks import problems
 from scripts.fleet.node_watch import NodeEvent, NodeWatch
 from scripts.fleet.nodes import Node, Surveyed
 from scripts.fleet.outpost import Laid
@@ -58,21 +57,21 @@ def joined(config: Config) -> Iterator["Cluster"]:
         cluster.close()
 
 
-def connect(address: str) -> None:
-    """Be a driver of the cluster there. Raises ConfigError."""
+def connect(address: str, wait_s: float = 0.0) -> None:
+    """Be a driver of the cluster there, for whose head so long is waited. Raises ConfigError."""
     if not (token := head.token()):
         os.environ["RAY_AUTH_MODE"] = "disabled"
     try:
-        at = head.found(address)
-        head.require(at, token)
+        at = head.awaited(address, token, wait_s)
         with watched(f"joining the Ray cluster at {at}"):
             ray.init(address=at, log_to_driver=False, configure_logging=False)
+    except head.NoHead as error:
+        raise ConfigError(f"cluster.address = {address!r}: {error}") from error
     except Exception as error:  # Ray raises many kinds
         said = textwrap.shorten(str(error) or type(error).__name__, SAID).rstrip(".")
         raise ConfigError(
-            f"cluster.address = {address!r}: no cluster can be joined from here: {said}: start Ray "
-            "on this machine too (ray start --head, or ray start --address=HOST:PORT), with the "
-            "RAY_AUTH_TOKEN_PATH of here"
+            f"cluster.address = {address!r}: {said}: start Ray on this machine too (deploy/ray.sh "
+            "worker HEAD), with the token of here"
         ) from error
 
 
@@ -90,6 +89,11 @@ class NodeSeat(Seat):
     def gone(self) -> str:  # type: ignore[override]
         """Why its node is given up; ''."""
         return self.post.gone
+
+    @property
+    def node_id(self) -> str:  # type: ignore[override]
+        """Ray's, drawn anew each time that the node comes."""
+        return self.post.node_id
 
     @property
     def leaving(self) -> str:  # type: ignore[override]
@@ -156,6 +160,10 @@ class Cluster:
         wrong = [*self.arrangement.problems(came), *unreachable(used, self.arrangement.places())]
         if wrong:
             raise ConfigError("\n".join(wrong))
+        for post in [each for each in self._posts.values() if each not in used]:
+            if post.node.address != self._here:  # the watch looks at it, as at one that comes
+                self._posts.pop(post.node.address).close()
+                self.arrangement.remove(post.node.address)
 
     def _may_be_used(self, node: Node) -> bool:
         cluster = self._given.cluster
@@ -237,7 +245,8 @@ class Cluster:
         """Why no seat can be had for this process; ''."""
         try:
             self.arrangement.seat(name)
-            self.arrangement.seat(LEARNER)  # all are told where it is
+            if LEARNER not in self.arrangement.seats:  # all are told where it will be
+                self.arrangement.seat(LEARNER)
         except NoRoom as error:
             return str(error)
         return ""
@@ -282,19 +291,17 @@ class Cluster:
 
     def _inspect(self, node: Node, node_id: str) -> tuple[Post, Surveyed]:
         """Its post and facts. Raises FleetError with all that is wrong with it."""
-        post, here = Post(node, node_id), self.arrangement.here
+        post = Post(node, node_id)
         try:
             surveyed, came = survey(self._given, [post])
-            found = {here: self.arrangement.found[here], **surveyed}
-            seats = {"actor-0": node.address, f"{RETRIEVAL}-{node.address}": node.address}
-            places = {at: ports for at, ports in self.arrangement.places().items() if at == here}
-            wrong = [*problems(self._given, found, seats, here, came), *refused(post, places)]
+            comer, plan = surveyed[node.address], self.arrangement
+            wrong = [*plan.problems_of(comer, came), *refused(post, plan.always_open())]
             if wrong:
                 raise FleetError("\n".join(wrong))
-        except FleetError:
+        except BaseException:
             post.close()
             raise
-        return post, surveyed[node.address]
+        return post, comer
 
 
 def alive() -> list[tuple[Node, str]]:

@@ -66,11 +66,11 @@ def doctor(options: DoctorOptions) -> int:
     """Check, show, and fail where something needed is missing. Raises ConfigError."""
     console, config = Console(), options.over_nodes()
     if config.cluster.address:
-        found = of_cluster(config, options.nodes or 1)
+        found = of_cluster(config, options.nodes)
         if options.config:
             found.append(configuration(options.config, options.words))
     elif options.nodes:
-        raise ConfigError(f"--nodes {options.nodes}: of a cluster: say --cluster auto too")
+        raise ConfigError(f"--nodes {options.nodes} needs --cluster: say --cluster auto too")
     else:
         found = machine.of_this_machine(options.config, options.overrides)
     machine.show(found, console)
@@ -79,8 +79,10 @@ def doctor(options: DoctorOptions) -> int:
     return Exit.FAILED if any(each.problems for each in found) else Exit.DONE
 
 
-def of_cluster(config: Config, count: int) -> list[Finding]:
-    """What was found on the nodes of `cluster.address`, at least so many. Raises ConfigError."""
+def of_cluster(config: Config, count: int | None) -> list[Finding]:
+    """What was found on the nodes of `cluster.address`, once there are so many; None: on those that
+    are there. Raises ConfigError.
+    """
     from scripts.fleet.examination import examined  # ray, which takes a second
 
     with status("looking at every node, loading its libraries"):

@@ -50,13 +50,13 @@ class Examined:
     rates: dict[Pair, float]
 
 
-def examined(config: Config, count: int) -> Examined:
-    """What is found on the nodes of `cluster.address`, once there are so many. Raises
-    ConfigError.
+def examined(config: Config, count: int | None) -> Examined:
+    """What is found on the nodes of `cluster.address`, once there are so many; None: without
+    waiting for any. Raises ConfigError.
     """
-    connect(config.cluster.address)
+    connect(config.cluster.address, JOIN_S if count else 0.0)
     try:
-        with _posts(_awaited(count, JOIN_S)) as posts:
+        with _posts(_awaited(count or 1, JOIN_S)) as posts:
             seen, lost = _each(posts, lambda post: _look(config, post))
             left = [post for post in posts if post.node.address in seen]
             return Examined(seen, lost, _unreachable(left, seen), _rates(left))

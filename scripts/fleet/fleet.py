@@ -49,10 +49,10 @@ _GONE = (ray.exceptions.RayError, NodeGone)
 class Seat:
     """The place of one host. `words` end the command of its process, which finds the sockets and
     files of the run in `directory`; `gone` says why nothing is there any more, `leaving` that it
-    will not be for long.
+    will not be for long; `node_id` is Ray's, of one of several nodes.
     """
 
-    gone = leaving = ""
+    gone = leaving = node_id = ""
     look_s = CALL_DEADLINE_S  # how often, while a host is awaited, `gone` is looked at
 
     def __init__(
@@ -175,6 +175,30 @@ def _answer(seat: Seat, method: Any, *arguments: object) -> Any:
                 raise
 
 
+def _started(name: str, seat: Seat, start: Any) -> tuple[int, float, int]:
+    """What the start of a host's process returns; of one whose node has gone meanwhile, who counts
+    as killed, pid 0. Raises FleetError.
+    """
+    end = time.monotonic() + PLACE_DEADLINE_S
+    while not seat.gone:
+        try:
+            found: tuple[int, float, int] = ray.get(
+                start, timeout=min(seat.look_s, PLACE_DEADLINE_S)
+            )
+            return found
+        except ray.exceptions.GetTimeoutError as error:
+            if time.monotonic() >= end:
+                why = seat.why_not() or f"no answer in {PLACE_DEADLINE_S:g} s"
+                raise FleetError(f"could not place {name}: {why}") from error
+        except ray.exceptions.ActorUnavailableError:  # its node may be going
+            time.sleep(seat.look_s)
+        except (ray.exceptions.RayError, FleetError) as error:
+            if seat.node_id and isinstance(error, ray.exceptions.ActorDiedError):
+                break
+            raise FleetError(f"could not place {name}: {error}") from error
+    return 0, time.time(), 0
+
+
 class Member:
     """One placed process: its name, log and pid, the command that started it, and when."""
 
@@ -285,11 +309,7 @@ class Fleet:
                 commands = {**commands, name: command}
                 placed[name] = self._put(name, command)
         for name, (seat, host, start) in placed.items():
-            try:
-                started = ray.get(start, timeout=PLACE_DEADLINE_S)
-            except (ray.exceptions.RayError, FleetError) as error:
-                why = seat.gone or seat.why_not() or error
-                raise FleetError(f"could not place {name}: {why}") from error
+            started = _started(name, seat, start)
             path = self._log_path(name)
             self.members[name] = Member(name, host, started, path, commands[name], seat)
         return list(placed)

@@ -4,7 +4,7 @@ who comes.
 What it finds are events, which the launcher takes when it gets to them: nothing else changes.
 """
 
-import contextlib
+import logging
 import queue
 import threading
 import time
@@ -16,6 +16,7 @@ from scripts.fleet.host import FleetError
 from scripts.fleet.nodes import Node, Surveyed
 from scripts.fleet.post import LOOK_S, PULSE_S, START_S, Post
 
+log = logging.getLogger(__name__)
 NEWS_S, AGAIN_S = 5.0, 60.0  # how often nodes that come are looked for; one that was refused
 
 
@@ -79,8 +80,12 @@ class NodeWatch:
 
     def _every(self, seconds: float, do: Callable[[], None]) -> None:
         while not self._over.wait(seconds):
-            with contextlib.suppress(FleetError):  # Ray's head is away for a while
+            try:
                 do()
+            except FleetError:  # Ray's head is away for a while
+                continue
+            except Exception:
+                log.exception("the watch over nodes goes on")
 
     def _feel(self) -> None:
         for post in list(self._posts.values()):

@@ -127,6 +127,10 @@ class Seats:
         """Have a node, new or back, with nothing on it."""
         self._rooms[room.node.address] = room
 
+    def overfull(self) -> list[Room]:
+        """The nodes that lack memory for who lies there."""
+        return [room for room in self._rooms.values() if room.memory_bytes < 0]
+
     def close(self, address: str) -> None:
         """Give no more seats on a node."""
         self._rooms.pop(address, None)

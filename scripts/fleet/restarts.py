@@ -13,11 +13,12 @@ from pathlib import Path
 
 from configs.fleet import FleetConfig
 from configs.runtime.process import Exit
-from scripts.fleet.fleet import Fleet, Member
+from scripts.fleet.fleet import Fleet, Member, NodeGone
 from scripts.runs.fleet_log import FleetLog
 
 SOON_S = 60.0  # a process that ends later than this after its start starts afresh
-HOMELESS_S = 600.0  # how long a run waits for a node that has room for any of its actors
+HOMELESS_S = 600.0  # how long a run waits for a node with room for its learner, or any actor
+_WHOSE_ROOM = ("an actor", "the learner")
 LOOK_S = 3.0  # how often stopped processes are looked for, and room for those left out
 
 
@@ -46,7 +47,7 @@ class Restarts:
         self._leaving: set[str] = set()  # told to
         self._returning: list[str] = []
         self._left_out: dict[str, str] = {}  # no node has room for them: why
-        self._homeless_s = math.inf  # since when that is so of all actors
+        self._homeless_s: dict[str, float] = {}  # since when that is so of all actors, of a rank
         self._counted: set[str] = set()  # nodes whose end has cost its restart
         self._note_started(list(fleet.members))
 
@@ -93,26 +94,39 @@ class Restarts:
         # The ranks of a learner find each other only if all start anew.
         due = [name for name in due if self._fleet.members[name].poll() is not None]
         due = [name for name in due if self._has_room(name, now)]
+        ranks = {name for name in self._fleet.members if is_rank(name)}
+        if ranks & self._left_out.keys():
+            due = [name for name in due if name not in ranks]
         if due:
-            self._note_started(self._fleet.start({name: self._command(name) for name in due}))
+            self._start({name: self._command(name) for name in due})
             self._follow_the_learner(due)
+
+    def _start(self, commands: dict[str, list[str]]) -> None:
+        """Start these; where the node of one goes meanwhile, all of them later."""
+        try:
+            self._note_started(self._fleet.start(commands))
+        except NodeGone as error:
+            self._say(f"{', '.join(commands)} cannot start: {error}", "bold yellow")
+            self._due |= dict.fromkeys(commands, time.monotonic() + LOOK_S)
 
     def _has_room(self, name: str, now: float) -> bool:
         """True where a process finds a node; one that does not is looked at again. Raises
         BudgetSpent where the run cannot do without it.
         """
         if not (why := self._fleet.room(name)):
+            self._left_out.pop(name, None)
             return True
-        if is_rank(name) or name == "replay":
+        if name == "replay":
             raise BudgetSpent(f"{name} cannot be started again: {why}")
         self._leave_out(name, why)
         if name in self._due:
             self._due[name] = now + LOOK_S
         actors = [each for each in self._fleet.members if each.startswith("actor-")]
-        if all(each in self._left_out for each in actors if not self.unwanted(each)):
-            self._homeless_s = min(self._homeless_s, now)
-            if now - self._homeless_s > HOMELESS_S:
-                raise BudgetSpent(f"for {HOMELESS_S:g} s no node had room for an actor: {why}")
+        homeless = all(each in self._left_out for each in actors if not self.unwanted(each))
+        if homeless or is_rank(name):
+            who = _WHOSE_ROOM[is_rank(name)]
+            if now - self._homeless_s.setdefault(who, now) > HOMELESS_S:
+                raise BudgetSpent(f"for {HOMELESS_S:g} s no node had room for {who}: {why}")
         return False
 
     def _leave_out(self, name: str, why: str) -> None:
@@ -175,7 +189,7 @@ class Restarts:
             if not self._has_room(name, time.monotonic()):
                 continue
             self._returning.remove(name)
-            self._note_started(self._fleet.start({name: self._fleet.members[name].command}))
+            self._start({name: self._fleet.members[name].command})
         now = time.monotonic()
         if now - self._looked_s < LOOK_S:
             return
@@ -219,9 +233,10 @@ class Restarts:
             raise BudgetSpent(cause)
         # Who ends because another stands still, or is about to be back, costs nothing.
         free = code == Exit.CONSEQUENCE and bool(self._stopped or self._due)
-        gone, leaving = (seat := self._fleet.members[name].seat).gone, seat.leaving
-        free = free or bool(leaving) or gone in self._counted  # a node's end counts once
-        self._counted |= {gone} if gone else set()
+        seat = self._fleet.members[name].seat
+        counted = bool(seat.gone) and seat.node_id in self._counted  # a node's end counts once
+        free = free or bool(seat.leaving) or counted
+        self._counted |= {seat.node_id} if seat.gone else set()
         if not free and len(self.made) >= self._config.restarts:
             raise BudgetSpent(self._spent(cause))
         soon = now - self._since[name] < SOON_S
@@ -264,7 +279,8 @@ class Restarts:
             self._since[name] = time.monotonic()
             for noted in (self._stopped, self._due, self._left_out):
                 noted.pop(name, None)
-            self._homeless_s = math.inf if name.startswith("actor-") else self._homeless_s
+            if name.startswith("actor-") or is_rank(name):
+                self._homeless_s.pop(_WHOSE_ROOM[is_rank(name)], None)
             self._unready.add(name)
             member = self._fleet.members[name]
             self._log.write("started", name, member.started_at, pid=member.pid)

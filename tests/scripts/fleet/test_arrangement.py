@@ -7,8 +7,9 @@ import pytest
 
 from configs.load import parse
 from scripts.fleet.arrangement import Arrangement
+from scripts.fleet.cluster import Cluster
 from scripts.fleet.nodes import Facts, Node, Surveyed
-from scripts.fleet.placement import GIB, NoRoom
+from scripts.fleet.placement import GIB, Need, NoRoom
 
 PORTS = (21_000, 21_001, 21_002, 21_003, 21_004)
 
@@ -93,6 +94,35 @@ def test_a_learner_that_moves_is_looked_for_where_it_is(tmp_path: Path) -> None:
     plan.close(at)
     assert plan.seat("learner") != at and plan.learner_word != before
     assert plan.learner_word in plan.words("actor-0")
+
+
+def test_a_learner_that_runs_is_looked_for_where_it_is_until_it_ends(tmp_path: Path) -> None:
+    away = {"cluster__learner": "[b,a]", "cluster__actors": "[c,a]", "cluster__shared": tmp_path}
+    plan = arranged(tmp_path, "a", "b", "c", **away)
+    cluster = object.__new__(Cluster)  # its other parts need a cluster
+    cluster.arrangement = plan
+    plan.close("b")
+    assert cluster.room("actor-0") == "" and plan.seats["learner"] == "b"
+    plan.remove("b")
+    assert cluster.room("actor-0") == "" and plan.seats["learner"] == "a"
+
+
+def test_a_node_that_comes_is_checked_for_what_it_may_have(tmp_path: Path) -> None:
+    plan = arranged(tmp_path, "a", "b")
+    assert [*plan.problems_of(node("c"), [])] == [
+        "node c: retrieval.corpus = '/c.jsonl': nothing is there: copy it there, to the same path"
+    ]
+    elsewhere = arranged(tmp_path, "a", "b", cluster__actors="[b]")
+    assert [*elsewhere.problems_of(node("c"), [])] == []
+
+
+def test_memory_for_what_lies_beside_actors_is_asked_for_too(tmp_path: Path) -> None:
+    plan = arranged(tmp_path, "a", "b")
+    plan._seats._needs = {"retrieval_server": Need(0, 60 * GIB)}
+    plan._seats.take("retrieval_server-b-1", "b")
+    plan._seats.take("retrieval_server-b-2", "b")
+    (said,) = (line for line in plan.problems([]) if "of memory are needed there" in line)
+    assert said.startswith("node b: 12") and ", and 100.00 are free: " in said
 
 
 def test_the_table_says_who_lies_where_with_what_they_need(tmp_path: Path) -> None:

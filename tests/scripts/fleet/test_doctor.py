@@ -114,7 +114,7 @@ def test_no_bandwidth_where_nobody_listens() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--nodes", "2"], "--nodes 2: of a cluster: say --cluster auto too"),
+        (["--nodes", "2"], "--nodes 2 needs --cluster: say --cluster auto too"),
         (["--shared", "/shared"], "set cluster.address"),
         (["--cluster", "127.0.0.1:1"], "127.0.0.1:1 cannot be reached (Connection refused)"),
         (["--cluster", "127.0.0.1:x"], "is no Ray cluster: give 'auto', or HOST:PORT"),

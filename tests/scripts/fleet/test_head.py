@@ -73,6 +73,34 @@ def test_nobody_there_is_said() -> None:
         head.require(f"127.0.0.1:{port}", "")
 
 
+def test_a_head_that_starts_meanwhile_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setattr(head, "LOOK_S", 0.01)
+    tried: list[str] = []
+
+    def require(at: str, token: str) -> None:
+        tried.append(at)
+        if len(tried) < 3:
+            raise head.NoHeadYet("not yet")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(head, "require", require)
+        assert head.awaited(address, "", 60.0) == address and len(tried) == 3
+    with pytest.raises(NoHead, match="cannot be reached"):
+        head.awaited(address, "", 0.0)
+
+
+def test_a_token_that_is_refused_is_not_tried_again() -> None:
+    with serving(asks_for_token) as address, pytest.raises(NoHead, match="copy its"):
+        head.awaited(address, "theirs", 60.0)
+
+
+def test_a_name_that_nobody_knows_is_said() -> None:
+    with pytest.raises(NoHead, match="no host that is known here"):
+        head.require("no-such-host.invalid:6379", "")
+
+
 def test_a_token_is_where_ray_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)

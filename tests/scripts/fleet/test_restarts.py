@@ -14,6 +14,7 @@ from configs.load import differences
 from configs.runtime.process import Exit
 from configs.schema import ActorsConfig, Config
 from scripts.fleet import restarts
+from scripts.fleet.fleet import NodeGone
 from scripts.fleet.host import Host
 from scripts.fleet.restarts import BudgetSpent, Restarts
 from scripts.runs.fleet_log import read_fleet_log
@@ -39,7 +40,7 @@ class Fleet:
             member.log_path, member.last_words = f"{name}.log", lambda: "its last words"
             member.stopped, member.poll = list, lambda member=member: member.exit_code
             member.signal = lambda number, m=member: setattr(m, "exit_code", -int(number))
-            member.seat = SimpleNamespace(gone="", leaving="")
+            member.seat = SimpleNamespace(gone="", leaving="", node_id="")
             self.members[name] = member
         return list(commands)
 
@@ -307,26 +308,73 @@ def test_a_run_waits_for_room_for_any_actor_but_not_for_ever(keep, clock) -> Non
         kept.tend(dead)
 
 
-@pytest.mark.parametrize("name", ["learner", "replay"])
-def test_a_run_does_not_go_on_without_room_for_its_learner_or_replay(keep, clock, name) -> None:
+def test_a_run_does_not_go_on_without_room_for_replay(keep, clock) -> None:
     fleet, kept, _ = keep()
-    fleet.full = {name: "node a is gone"}
-    dead = fleet.end(name, -9)
+    fleet.full = {"replay": "node a is gone"}
+    dead = fleet.end("replay", -9)
     kept.tend(dead)
     clock.s += 1.1
-    with pytest.raises(BudgetSpent, match=f"{name} cannot be started again: node a is gone"):
+    with pytest.raises(BudgetSpent, match="replay cannot be started again: node a is gone"):
         kept.tend(dead)
+
+
+def test_ranks_wait_together_for_a_node_with_room_but_not_for_ever(keep, clock) -> None:
+    fleet, kept, said = keep()
+    fleet.full = {"learner-1": "no GPU is free"}
+    dead = fleet.end("learner", -9)
+    kept.tend(dead)
+    dead |= fleet.end("learner-1", -9)
+    for _ in range(3):
+        clock.s += restarts.LOOK_S
+        kept.tend(dead)
+    assert len(fleet.started) == 1 and said[-1] == "learner-1 is left out: no GPU is free"
+    fleet.full.clear()
+    clock.s += restarts.LOOK_S
+    kept.tend(dead)
+    kept.tend(dead)
+    assert set(fleet.started[-1]) == {"learner", "learner-1"}
+    fleet.full = dict.fromkeys(("learner", "learner-1"), "node b is gone")
+    dead = fleet.end("learner", -9) | fleet.end("learner-1", -9)
+    kept.tend(dead)
+    clock.s += 5.0
+    kept.tend(dead)
+    clock.s += restarts.HOMELESS_S + 1.0
+    with pytest.raises(BudgetSpent, match="no node had room for the learner: node b is gone"):
+        kept.tend(dead)
+
+
+def test_a_node_that_goes_while_a_process_is_laid_on_it_does_not_end_the_run(keep, clock) -> None:
+    fleet, kept, said = keep()
+    start, dead = fleet.start, fleet.end("actor-0", -9)
+
+    def gone(_: dict[str, list[str]]) -> list[str]:
+        raise NodeGone("node b is gone (no answer for 8 s)")
+
+    kept.tend(dead)
+    fleet.start = gone
+    clock.s += 1.1
+    kept.tend(dead)
+    assert said[-1] == "actor-0 cannot start: node b is gone (no answer for 8 s)"
+    fleet.start = start
+    clock.s += restarts.LOOK_S
+    kept.tend(dead)
+    assert fleet.started[-1] == {"actor-0": ["actor-0"]}
 
 
 def test_the_end_of_a_node_counts_once(keep, clock) -> None:
     fleet, kept, _ = keep(restarts=1)
     for name in ("retrieval_server", "actor-0", "actor-1"):
-        fleet.members[name].seat.gone = "node b is gone (no answer for 8 s)"
+        seat = fleet.members[name].seat
+        seat.gone, seat.node_id = "node b is gone (no answer for 8 s)", "b's"
     kept.tend(fleet.end("actor-0", -9) | fleet.end("actor-1", -9))
     kept.tend(fleet.end("retrieval_server", -9))
     assert [each["cause"] for each in kept.made] == [
         "actor-0 has ended: node b is gone (no answer for 8 s)"
     ]
+    last = fleet.members["learner"].seat  # the node has come back, and goes again
+    last.gone, last.node_id = "node b is gone (no answer for 8 s)", "b's next"
+    with pytest.raises(BudgetSpent, match=r"fleet.restarts = 1 are spent"):
+        kept.tend(fleet.end("learner", -9))
 
 
 def test_actors_look_for_a_learner_that_has_moved(keep, clock) -> None:

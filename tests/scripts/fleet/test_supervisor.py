@@ -22,7 +22,7 @@ Gauges = dict[str, dict[str, float]]
 class Member:
     """A process that ends when it is signalled."""
 
-    seat = SimpleNamespace(gone="", leaving="")
+    seat = SimpleNamespace(gone="", leaving="", node_id="")
     exit_code, pid, started_at, ready_at = 0, 1, 0.0, lambda _: 1.0
 
     def __init__(self, name: str, told: list[str]) -> None:
@@ -117,7 +117,7 @@ def first_to_blame(tmp_path: Path, ends: list[dict[str, int]]) -> str:
         words = {"name": name, "log_path": f"{name}.log", "last_words": lambda: ""}
         fleet.members[name] = SimpleNamespace(pid=1, started_at=0.0, exit_code=0, **words)
         fleet.members[name].ready_at = lambda: 1.0
-        fleet.members[name].seat = SimpleNamespace(gone="", leaving="")
+        fleet.members[name].seat = SimpleNamespace(gone="", leaving="", node_id="")
     fragile = FleetConfig(restarts=0)
     config, stop = Config(run_dir=str(tmp_path), fleet=fragile), SimpleNamespace(cause="")
     parts = (config, fleet, Console(), stop, Progress(), lambda name: [name])
