@@ -186,12 +186,11 @@ def _started(name: str, seat: Seat, start: Any) -> tuple[int, float, int]:
                 start, timeout=min(seat.look_s, PLACE_DEADLINE_S)
             )
             return found
-        except ray.exceptions.GetTimeoutError as error:
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError) as error:
             if time.monotonic() >= end:
                 why = seat.why_not() or f"no answer in {PLACE_DEADLINE_S:g} s"
                 raise FleetError(f"could not place {name}: {why}") from error
-        except ray.exceptions.ActorUnavailableError:  # its node may be going
-            time.sleep(seat.look_s)
+            time.sleep(0.05)
         except (ray.exceptions.RayError, FleetError) as error:
             if seat.node_id and isinstance(error, ray.exceptions.ActorDiedError):
                 break
