@@ -98,16 +98,19 @@ class Restarts:
         if ranks & self._left_out.keys():
             due = [name for name in due if name not in ranks]
         if due:
-            self._start({name: self._command(name) for name in due})
-            self._follow_the_learner(due)
+            if self._start({name: self._command(name) for name in due}):
+                self._follow_the_learner(due)
+            else:
+                self._due |= dict.fromkeys(due, now + LOOK_S)
 
-    def _start(self, commands: dict[str, list[str]]) -> None:
-        """Start these; where the node of one goes meanwhile, all of them later."""
+    def _start(self, commands: dict[str, list[str]]) -> bool:
+        """Start these; False where the node of one has gone meanwhile."""
         try:
             self._note_started(self._fleet.start(commands))
         except NodeGone as error:
             self._say(f"{', '.join(commands)} cannot start: {error}", "bold yellow")
-            self._due |= dict.fromkeys(commands, time.monotonic() + LOOK_S)
+            return False
+        return True
 
     def _has_room(self, name: str, now: float) -> bool:
         """True where a process finds a node; one that does not is looked at again. Raises
@@ -188,8 +191,8 @@ class Restarts:
         for name in [n for n in self._returning if self._fleet.members[n].poll() is not None]:
             if not self._has_room(name, time.monotonic()):
                 continue
-            self._returning.remove(name)
-            self._start({name: self._fleet.members[name].command})
+            if self._start({name: self._fleet.members[name].command}):
+                self._returning.remove(name)
         now = time.monotonic()
         if now - self._looked_s < LOOK_S:
             return
