@@ -26,6 +26,7 @@ from replay.clients.launcher import Observer
 from replay.log.event_log import FILE_NAME
 from replay.protocol import ReplayError
 from replay.questions import left_out
+from scripts.fleet import head
 from scripts.fleet import resume as resuming
 from scripts.fleet.cluster import Cluster, joined
 from scripts.fleet.console import Console
@@ -104,6 +105,12 @@ def _launch(config: Config, progress: Progress | None, prepare_only: bool) -> in
 
 
 def _launch_on_nodes(config: Config, console: Console, progress: Progress | None) -> int:
+    if not head.token():
+        console.say(
+            "Ray has no token here: who reaches its ports may run programs on every node "
+            "(deploy/token.sh)",
+            "bold yellow",
+        )
     console.phase(f"looking at the nodes of {config.cluster.address}")
     with joined(config) as cluster:
         for line in cluster.arrangement.table():
