@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from configs.load import ConfigError
 from scripts.fleet.host import FleetError
 from scripts.fleet.nodes import Node, Surveyed
-from scripts.fleet.post import LOOK_S, PULSE_S, START_S, Post
+from scripts.fleet.post import LOOK_S, PULSE_S, Post
 
 log = logging.getLogger(__name__)
+END_S = 5.0  # of a thread
 NEWS_S, AGAIN_S = 5.0, 60.0  # how often nodes that come are looked for; one that was refused
 
 
@@ -71,7 +72,7 @@ class NodeWatch:
         self._over.set()
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(START_S)
+                thread.join(END_S)  # one that looks at a node ends with the process
 
     def events(self) -> Iterator[NodeEvent]:
         """Yield what has happened since the last call."""

@@ -64,7 +64,8 @@ def refused(post: Post, places: Mapping[str, Sequence[int]]) -> Iterator[str]:
     """Yield the ports of other nodes that this one does not reach. Raises FleetError."""
     wanted = [(at, port) for at, ports in places.items() for port in ports]
     wanted = [place for place in wanted if place[0] != post.node.address]
-    for (at, port), why in post.ask("unreachable", wanted, deadline_s=START_S).items():
+    limit_s = START_S + nodes.CONNECT_S * len(wanted)
+    for (at, port), why in post.ask("unreachable", wanted, deadline_s=limit_s).items():
         yield (
             f"node {post.node.shown}: cannot connect to {at}:{port} ({why}): let nodes reach each "
             "other over TCP, on all ports above 1023"
