@@ -7,12 +7,14 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from configs.runtime.process import REPOSITORY
 from tests.weight_sync.conftest import Fleet, Start
 from tests.weight_sync.test_kills import wait_for_peers
 from tests.weight_sync.test_relays import until
@@ -95,7 +97,13 @@ class Net:
 
     def alone(self, number: int, own: Path) -> list[str]:
         """The same, where this folder is all that it has of memory and for temporary files."""
-        hide = " && ".join(f"mount --bind {own} {folder}" for folder in ("/dev/shm", "/tmp"))
+        todo = []
+        for needed in (REPOSITORY, Path(sys.prefix)):  # which may lie in /tmp themselves
+            if needed.is_relative_to("/tmp"):
+                (kept := own / needed.relative_to("/tmp")).mkdir(parents=True, exist_ok=True)
+                todo.append(f"mount --bind {needed} {kept}")
+        todo += [f"mount --rbind {own} {folder}" for folder in ("/dev/shm", "/tmp")]
+        hide = " && ".join(todo)
         return [*self.inside(number), "unshare", "-m", "sh", "-c", f'{hide} && exec "$@"', "sh"]
 
     def slow(self, number: int, rate: str = "10gbit") -> None:
