@@ -36,7 +36,7 @@ class RetrievalConfig(Section, frozen=True):
     # Of several servers; empty: found when a run is prepared
     index_version: Annotated[str, OF_THE_MACHINE] = ""
     recorded: InputPath = ""  # non-empty: a run's directory, whose log answers; none is started
-    host: str = "127.0.0.1"
+    host: Annotated[str, OF_THE_MACHINE] = "127.0.0.1"
     # 0 = a free one, chosen by the launcher
     port: Annotated[int, Meta(ge=0, le=65535), OF_THE_MACHINE] = 0
     # 0600; holds what clients must show; empty: everybody is let in

@@ -211,7 +211,7 @@ def test_a_node_that_is_to_go_drains_without_a_lost_lease(launch: Launch) -> Non
         wait_for_step(run, steps(run) + 4)
         assert run.end(DRAIN_S) == Exit.INTERRUPTED
         run.go_on(f"learner.total_steps={steps(run) + 3}")  # on the nodes that are left
-        assert run.wait_for_end(START_S) == Exit.DONE
+        assert run.wait_for_end(START_S) == Exit.DONE, run.said()[-2000:]
     print(f"drained {left.now - at_s:.1f} s after the notice")
     check_drained(run, "actor-1", until_s=left.now)
     check_books(run)
