@@ -241,7 +241,7 @@ def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
     of_the_machine = {"run_dir", "actors.count", "retrieval.port", "retrieval.token_file"}
     of_the_machine |= {"rewards.judge.url", "rewards.judge.key_file", "actors.kv_cache_bytes"}
     of_the_machine |= {"actors.tensor_parallel", "learner.rendezvous"}
-    of_the_machine |= {"retrieval.url", "retrieval.index_version"}
+    of_the_machine |= {"retrieval.url", "retrieval.host", "retrieval.index_version"}
     of_the_machine |= {"replay.endpoint", "weight_sync.endpoint", "cluster.address"}
     of_the_machine |= {"cluster.learner", "cluster.actors", "cluster.retrieval_replicas"}
     of_the_machine |= {"cluster.shared", "learner.hierarchical"}
