@@ -70,10 +70,7 @@ class Arrangement:
 
     def problems(self, came: Sequence[str]) -> Iterator[str]:
         """Yield what is wrong with the nodes in use (scripts/fleet/node_checks.py)."""
-        yield from problems(self.config, self.found, self.seats, self.here, came)
-        for line, fits in gpu_lines(self.config, self.found, self.seats, self._model):
-            if not fits:
-                yield f"too little memory on a GPU: {line}; {LESS}"
+        yield from self._checked(self.found, self.seats, came)
         for room in self._seats.overfull():
             has = self.found[room.node.address].facts.memory_bytes
             yield (
@@ -92,6 +89,11 @@ class Arrangement:
                 seats[f"{RETRIEVAL}-{at}"] = at
         if cluster.shared and comer.node.is_one_of(cluster.learner):
             seats[LEARNER] = at
+        yield from self._checked(found, seats, came)
+
+    def _checked(
+        self, found: Mapping[str, Surveyed], seats: Mapping[str, str], came: Sequence[str]
+    ) -> Iterator[str]:
         yield from problems(self.config, found, seats, self.here, came)
         for line, fits in gpu_lines(self.config, found, seats, self._model):
             if not fits:
@@ -148,10 +150,6 @@ class Arrangement:
         return [
             name for name in servers(self.config, self.seats, self.here) if name not in self.seats
         ]
-
-    def leave(self, name: str) -> None:
-        """Have a process lie nowhere."""
-        self._seats.leave(name)
 
     def close(self, address: str) -> str:
         """Give no more seats on a node that is to go; what becomes of those who cannot leave it."""

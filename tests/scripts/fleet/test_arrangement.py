@@ -61,7 +61,7 @@ def test_a_node_that_goes_leaves_its_processes_to_others(tmp_path: Path) -> None
     assert plan.beside(["actor-1"]) == ["retrieval_server-a"]
     plan.add(node("c"))
     assert plan.seat("retrieval_server-c") == "c" and plan.seat("actor-1") == "a"
-    plan.leave("actor-1")
+    plan._seats.leave("actor-1")
     assert plan.seat("actor-1") == "c"
 
 
