@@ -182,6 +182,7 @@ async def test_a_link_that_breaks_is_taken_up_again_while_the_version_moves_on(
             assert over_tcp.subscribers[1].verified is None, "it was not waited for"
             proxy.faults = Faults()
             await serves(over_tcp, 1, 0)
+            await until(lambda: publisher.gauges()["sync/downloads"] == 1, "it is counted")
             assert holds(late, weights) and 0 == firsts[0] < firsts[1]
             assert late.calls.count("apply") == 1
             weights = await applied(over_tcp, publisher, 4)

@@ -189,7 +189,9 @@ async def test_who_comes_late_to_a_slow_host_without_shared_files_downloads_once
         print(f"{version} versions meanwhile, none took longer than {longest_s:.2f} s")
         assert version >= 3 and gauges["sync/refits"] == gauges["sync/refused"] == 0
         assert gauges["sync/downloaded_bytes"] == BYTES
-        assert BYTES < net.sent(1) - before < 1.3 * BYTES, "it crossed the link once"
+        # The last of these versions may have gone to the group that the download has just joined.
+        crossed = net.sent(1) - before - gauges["sync/sent_bytes"]
+        assert BYTES < crossed < 1.3 * BYTES, "it crossed the link once"
         assert first.calls.count("apply") >= version
         net.slow(1)
         await serve(fleet, publisher, version + 1)
