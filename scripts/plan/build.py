@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.policies.capacity import AIM, MOST
+from actors.policies.engine_keys import block_tokens
 from configs.schema import Config
 from scripts.plan import hardware
 from scripts.plan.hardware import Gpu
@@ -22,6 +23,7 @@ from scripts.setup.pace import PROMPT_TOKENS, Pace
 
 COMPLETION = 0.4  # of actors.max_action_tokens, where nothing is said: Search-R1's 200 of 500
 SEARCHES = 1.5
+NOTHING_FOUND = 1 << 40  # tokens of a block that no context fills
 NO_SIGNAL = 0.5  # of groups, where they are dropped
 
 
@@ -51,6 +53,7 @@ def workload_of(config: Config, asked: Asked, seed: int = 0) -> Workload:
         most_action=actors.max_action_tokens,
         observation=passages if asked.observation_tokens is None else asked.observation_tokens,
         longest=longest,
+        block=cache_block(config),
     )
     dropped = NO_SIGNAL if asked.no_signal is None else asked.no_signal
     return Workload(
@@ -58,6 +61,11 @@ def workload_of(config: Config, asked: Asked, seed: int = 0) -> Workload:
         asked.latency or Latency(0.2, 2.0),
         dropped if config.replay.drop_no_signal else 0.0,
     )
+
+
+def cache_block(config: Config) -> int:
+    """Tokens of a block of the engines' caches, in which a turn finds what was taken in before."""
+    return block_tokens(config) if config.actors.prefix_caching else NOTHING_FOUND
 
 
 def rules_of(config: Config) -> Rules:
@@ -97,6 +105,7 @@ def on_gpus(config: Config, model: Model, gpu: Gpu, gpus: int, workload: Workloa
         seats=config.actors.max_num_seqs,
         decode=Decode(hardware.LAUNCH_S, sent / moved, held_bytes / moved, token_s),
         prefill_s=token_s,
+        block=cache_block(config),
     )
     learnt_s = 2 * model.parameters * pace.passes / (ranks * gpu.done / shares)
     copied_s = 2 * sent / (gpu.moved / shares)
@@ -129,6 +138,7 @@ class Cores:
     sync: Sync
     engine_cores: float
     beside: float
+    queued: float
 
     @classmethod
     def of_size(cls, config: Config, model: Model) -> "Cores":
@@ -147,6 +157,7 @@ class Cores:
             Sync(transfer_s(config, sent, "gloo"), hardware.CORE_PAUSE_S),
             own + hardware.FRONTEND_CORES,
             hardware.CORE_BESIDE,
+            hardware.CORE_QUEUED,
         )
 
     @classmethod
@@ -160,6 +171,7 @@ class Cores:
             Sync(tree["transfer_s"], tree["pause_s"]),
             tree["engine_cores"],
             tree["beside"],
+            tree["queued"],
         )  # fmt: skip
 
 
@@ -176,6 +188,7 @@ def on_cores(
         decode=costs.decode,
         prefill_s=costs.prefill_s,
         cores=costs.engine_cores,
+        block=cache_block(config),
     )
     return Scenario(
         workload,
@@ -183,6 +196,6 @@ def on_cores(
         costs.learner,
         rules_of(config),
         costs.sync,
-        Machine(cores, costs.beside),
+        Machine(cores, costs.beside, costs.queued, hardware.LEARNER_FAVOUR),
         1 / hardware.replay_per_s(config.actors.count, workload.tokens),
     )

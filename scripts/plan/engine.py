@@ -2,8 +2,9 @@
 
 Nothing happens a token at a time. `progress` is how many tokens a sequence that ran all along would
 have been given; a turn that begins at progress p and samples n tokens ends at p + n, however many
-ran beside it. Tokens that are taken in stop everybody for their seconds. New weights are looked at
-only when an engine is looked at: what they cost is reckoned from when they came.
+ran beside it. Tokens that are taken in stop everybody for their seconds; of what siblings share
+each takes in its part, for one of them takes in all and the others find it. New weights are looked
+at only when an engine is looked at: what they cost is reckoned from when they came.
 """
 
 from heapq import heappop, heappush
@@ -30,14 +31,15 @@ class Rollout:
     """A rollout under way. `versions` is the sum of the versions of its sampled tokens."""
 
     __slots__ = (
-        "begun_s", "context", "engine", "fresh", "group", "load", "oldest", "shape", "start",
-        "turn", "versions",
+        "alone", "begun_s", "context", "engine", "fresh", "group", "load", "oldest", "shape",
+        "start", "turn", "versions",
     )  # fmt: skip
 
     def __init__(self, group: Group, engine: "Engine", shape: Shape, begun_s: float) -> None:
         self.group, self.engine, self.shape, self.begun_s = group, engine, shape, begun_s
         self.turn, self.context, self.fresh = 0, 0, shape.prompt  # fresh: tokens not taken in yet
         self.start = 0.0  # progress at which its turn began
+        self.alone = 0.0  # tokens of its context, less what siblings take in for it
         self.load, self.oldest, self.versions = -1, -1, 0.0
 
     def __lt__(self, other: "Rollout") -> bool:
@@ -56,7 +58,7 @@ class Engine:
         self.free, self.version = capacity, 0
         self.running: list[tuple[float, int, Rollout]] = []  # by progress at the turn's end
         self.waiting: list[Rollout] = []
-        self.progress, self.contexts, self.starts = 0.0, 0, 0.0
+        self.progress, self.contexts, self.starts = 0.0, 0.0, 0.0
         self.stamp, self.anew_s = 0, 0.0
         self.at = self.resumed = 0.0  # looked at; nothing is generated before `resumed`
         self.seen = 0  # updates
@@ -69,7 +71,8 @@ class Engines:
 
     def __init__(self, scenario: Scenario) -> None:
         engines = scenario.engines
-        self._seats, self._prefill_s = engines.seats, engines.prefill_s
+        self._seats, self._prefill_s, self._block = engines.seats, engines.prefill_s, engines.block
+        self._by_others = 1.0 - 1.0 / scenario.rules.group_size  # of what siblings share
         self._recompute, self._pause_s = scenario.rules.recompute, scenario.sync.pause_s
         most = min(engines.seats, engines.capacity)
         self._step_s = [engines.decode.step_s(n) for n in range(most + 1)]
@@ -126,21 +129,23 @@ class Engines:
 
     def _seat(self, engine: Engine, rollout: Rollout) -> None:
         load = engine.seen if self._recompute else 0
+        turn = rollout.shape.turns[rollout.turn]
+        own, by_others = rollout.context // self._block * self._block, turn.shared * self._by_others
         known = rollout.load == load  # its earlier turns are in the cache
-        taken_in = rollout.fresh if known else rollout.context + rollout.fresh
-        if not known and rollout.load >= 0:
-            engine.anew_s += rollout.context * self._prefill_s
-        now = engine.at if engine.at > engine.resumed else engine.resumed
-        engine.resumed = now + taken_in * self._prefill_s
-        rollout.load, rollout.start = load, engine.progress
+        if not known and rollout.load >= 0 and own > by_others:
+            engine.anew_s += (own - by_others) * self._prefill_s
+        found = own if known and own > by_others else by_others
         rollout.context += rollout.fresh
         rollout.fresh = 0
+        now = engine.at if engine.at > engine.resumed else engine.resumed
+        engine.resumed = now + (rollout.context - found) * self._prefill_s
+        rollout.load, rollout.start = load, engine.progress
+        rollout.alone = rollout.context - by_others
         if rollout.oldest < 0:
             rollout.oldest = engine.version
         self._numbers += 1
-        end = engine.progress + rollout.shape.turns[rollout.turn].action
-        heappush(engine.running, (end, self._numbers, rollout))
-        engine.contexts += rollout.context
+        heappush(engine.running, (engine.progress + turn.action, self._numbers, rollout))
+        engine.contexts += rollout.alone
         engine.starts += engine.progress
 
     def is_over(self, engine: Engine) -> bool:
@@ -153,7 +158,7 @@ class Engines:
         """Take the turn that ends first off its seat, and give that to whoever waits."""
         end, _, rollout = heappop(engine.running)
         start = rollout.start
-        engine.contexts -= rollout.context
+        engine.contexts -= rollout.alone
         engine.starts -= start
         turn = rollout.shape.turns[rollout.turn]
         if engine.changed <= start:

@@ -28,7 +28,9 @@ CORE_TOKEN_S = 1.0e-5  # of training, beside its operations
 CORE_OPERATIONS_PER_S = {"bfloat16": 1.06e11, "float32": 0.35e11}
 FRONTEND_CORES = 0.3  # of the actor, replay and retrieval beside a busy engine
 CORE_BESIDE = 1.2  # a token .25-.38 ms to sample in a run, .21-.25 alone, on two cores
+CORE_QUEUED = 1.15  # an update takes that much longer beside an engine: bench plan
 CORE_PAUSE_S = 0.030
+LEARNER_FAVOUR = 1.25**5  # Linux's share of a core by niceness, of which actors have 5 more
 
 # Trajectories/s of one replay server by actors, 2,048 tokens each: bench stream
 REPLAY = {1: 5307.0, 16: 4862.0, 256: 4493.0, 1000: 3686.0}

@@ -5,6 +5,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import quantiles
 
+import numpy as np
+from numpy.typing import NDArray
+
 from configs.load import ConfigError
 from replay.codec import decode_trajectory
 from replay.log.event_log import read
@@ -15,9 +18,9 @@ from scripts.plan.workload import Latency, Shape, Turn, Workload
 from scripts.runs.log import log_of
 
 
-def workload_of_run(run: Path, no_signal: float) -> Workload:
-    """Its training rollouts, as many as its log still holds, and the latency of their searches.
-    Raises ConfigError where there are none.
+def workload_of_run(run: Path, no_signal: float, block: int) -> Workload:
+    """Its training rollouts, as many as its log still holds, and the latency of their searches;
+    `block`: tokens of a block of the engines' caches. Raises ConfigError where there are none.
     """
     groups: dict[int, list[Trajectory]] = {}
     try:
@@ -31,39 +34,59 @@ def workload_of_run(run: Path, no_signal: float) -> Workload:
         raise ConfigError(f"--like {str(run)!r}: its log holds no rollouts that were trained on")
     rollouts = (rollout for group in groups.values() for rollout in group)
     seconds = [each for rollout in rollouts for each in searched_s(rollout)]
-    return workload_of_groups(groups.values(), latency_of(seconds), no_signal)
+    return workload_of_groups(groups.values(), latency_of(seconds), block, no_signal)
 
 
 def workload_of_groups(
-    groups: Iterable[Sequence[Trajectory]], latency: Latency, no_signal: float = 0.0
+    groups: Iterable[Sequence[Trajectory]], latency: Latency, block: int, no_signal: float = 0.0
 ) -> Workload:
-    """The rollouts of these groups, siblings together; of groups of several sizes the commonest."""
+    """The rollouts of these groups, siblings together; of groups of several sizes the commonest.
+    `block`: tokens of a block of the engines' caches.
+    """
     groups = list(groups)
     siblings = Counter(map(len, groups)).most_common(1)[0][0]
-    whole = (shapes_of(group) for group in groups if len(group) == siblings)
+    whole = (shapes_of(group, block) for group in groups if len(group) == siblings)
     shapes = tuple(shape for group in whole for shape in group)
     return Workload(shapes, latency, no_signal, siblings)
 
 
-def shapes_of(group: Sequence[Trajectory]) -> list[Shape]:
+def shapes_of(group: Sequence[Trajectory], block: int) -> list[Shape]:
     """What the rollouts of a group looked like; who asked the same has the same `query`."""
     queries: dict[tuple[str, ...], int] = {}
-    return [_shape(rollout, queries) for rollout in group]
-
-
-def _shape(rollout: Trajectory, queries: dict[tuple[str, ...], int]) -> Shape:
-    turns = []
-    for turn in rollout.turns:
-        asked = tuple(search.query for search in turn.searches if search.status != "skipped")
-        turns.append(
-            Turn(
-                len(turn.action_tokens),
-                len(turn.observation_tokens),
-                bool(asked),
-                queries.setdefault(asked, len(queries) + 1) if asked else 0,
+    contexts = [contexts_of(rollout) for rollout in group]
+    found = []
+    for number, rollout in enumerate(group):
+        others = [last for n, (*_, last) in enumerate(contexts) if n != number]
+        turns = []
+        for turn, context in zip(rollout.turns, contexts[number], strict=False):
+            asked = tuple(search.query for search in turn.searches if search.status != "skipped")
+            shared = max((common(context, other) for other in others), default=0)
+            turns.append(
+                Turn(
+                    len(turn.action_tokens),
+                    len(turn.observation_tokens),
+                    bool(asked),
+                    queries.setdefault(asked, len(queries) + 1) if asked else 0,
+                    shared // block * block,
+                )
             )
-        )
-    return Shape(len(rollout.prompt_tokens), tuple(turns))
+        found.append(Shape(len(rollout.prompt_tokens), tuple(turns)))
+    return found
+
+
+def contexts_of(rollout: Trajectory) -> list[NDArray[np.int32]]:
+    """The token ids before each turn of a rollout, and those of all of it."""
+    turns = ([turn.action_tokens, turn.observation_tokens] for turn in rollout.turns)
+    pieces = [rollout.prompt_tokens, *(np.concatenate(pair) for pair in turns)]
+    whole = np.concatenate(pieces)
+    return [whole[:end] for end in np.cumsum([len(piece) for piece in pieces])]
+
+
+def common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """How many tokens two contexts begin with alike."""
+    length = min(len(one), len(other))
+    apart = np.flatnonzero(one[:length] != other[:length])
+    return int(apart[0]) if len(apart) else length
 
 
 def searched_s(rollout: Trajectory) -> list[float]:

@@ -15,7 +15,7 @@ from configs.runtime.process import Exit
 from configs.schema import Config
 from scripts.options import Options, argument, option, overrides
 from scripts.plan import build
-from scripts.plan.build import Asked, Cores, workload_of
+from scripts.plan.build import Asked, Cores, cache_block, workload_of
 from scripts.plan.figures import Planned
 from scripts.plan.hardware import GPUS, Gpu, gpu_of
 from scripts.plan.past import workload_of_run
@@ -144,7 +144,9 @@ def _gpus(options: PlanOptions) -> int:
 
 def _workload(options: PlanOptions, config: Config) -> Workload:
     workload = workload_of(config, options.asked, options.seed)
-    return workload_of_run(options.like, workload.no_signal) if options.like else workload
+    if options.like is None:
+        return workload
+    return workload_of_run(options.like, workload.no_signal, cache_block(config))
 
 
 def _scenario(

@@ -26,7 +26,8 @@ class Decode:
 @dataclass(frozen=True)
 class Engines:
     """The actors' engines, all alike: `capacity` rollouts in flight in each, `seats` of which
-    generate at once; `prefill_s` of a token that is taken in; `cores` that one keeps busy.
+    generate at once; `prefill_s` of a token that is taken in; `cores` that one keeps busy; `block`:
+    tokens of a block of its cache, of which only whole ones are found again.
     """
 
     count: int
@@ -35,6 +36,7 @@ class Engines:
     decode: Decode
     prefill_s: float = 0.0
     cores: float = 1.0
+    block: int = 1
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,27 @@ class Sync:
 
 @dataclass(frozen=True)
 class Machine:
-    """Cores that learner and engines share, each thread as much of them as any other; on GPUs of
-    their own they share nothing. `beside`: by how much each is slower than its share of the cores
-    says while more than one of them works, since caches and memory are shared too.
+    """Cores that learner and engines share; on GPUs of their own they share nothing. `favour`: how
+    much of a core a thread of the learner gets where one of an engine's gets 1. `queued`: by how
+    much longer the learner takes than that where the cores are too few, for its thread stands in
+    line on one of them; what it leaves is the engines'. `beside`: by how much an engine is slower
+    than its share says while another of them works, since caches and memory are shared too.
     """
 
     cores: float = UNLIMITED
     beside: float = 1.0
+    queued: float = 1.0
+    favour: float = 1.0
+
+    def paces(self, engines: float, learner: float) -> tuple[float, float]:
+        """The share that engines and learner get of so many cores that each side wants."""
+        if engines + learner <= self.cores or not (engines and learner):
+            pace = min(1.0, self.cores / max(engines, learner, 1e-9))
+            return pace, pace
+        wanted = self.favour * learner
+        share = min(learner, self.cores * wanted / (wanted + engines)) / self.queued
+        left = min(engines, self.cores - share)
+        return left / engines, min(share, self.cores - left) / learner
 
 
 @dataclass(frozen=True)

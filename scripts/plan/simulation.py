@@ -1,15 +1,15 @@
 """The discrete-event simulation of a run: engines, replay's rules, the learner, weight sync.
 
-There are two clocks. Searches, deliveries and transfers take time. Generation and training take
-*work*: seconds of processes that have all the cores they want. Where the machine has too few, work
-goes by more slowly for everybody, as on a machine whose scheduler treats all threads alike; with
-GPUs of their own both clocks are one. So an engine's next event needs no change when the learner
-begins: only the pace of its clock does.
+There are two clocks. Searches, deliveries and transfers take time. Generation takes *work*: seconds
+of engines that have all the cores they want. Where the machine has too few, work goes by more
+slowly for all of them; with GPUs of their own both clocks are one. So an engine's next event needs
+no change when the learner begins: only the pace of its clock does. The learner has a pace of its
+own, since its threads come before the engines'.
 """
 
 import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import cycle, islice
@@ -21,10 +21,30 @@ from scripts.plan.outcome import Meter, Outcome
 from scripts.plan.scenario import UNLIMITED, Learner, Rules, Scenario, Sync
 
 EVERYTHING = 1 << 40  # of staleness: admission never holds anybody up
-# Of an event on the clock of time, and on that of work.
-_FOUND, _DELIVERED, _ARRIVED = range(3)
-_TURN, _TRAINED, _PUBLISHED = range(3)
+# Of an event on the clock of time; on that of work there are ends of turns alone.
+_FOUND, _DELIVERED, _ARRIVED, _LEARNT = range(4)
 LATENCIES = 20_011  # drawn once each, then again in turn
+
+
+class _Task:
+    """What the learner works at. It ends at `end_s`; another pace changes that, and `stamp`."""
+
+    def __init__(self) -> None:
+        self.then: Callable[[], None] | None = None
+        self.end_s, self.stamp, self._pace = 0.0, 0, 1.0
+
+    def begin(self, now_s: float, seconds: float, then: Callable[[], None]) -> None:
+        self.then, self.stamp = then, self.stamp + 1
+        self.end_s = now_s + seconds / self._pace
+
+    def change(self, now_s: float, pace: float) -> bool:
+        """Go on at another pace; True where something ends at another time for it."""
+        before, self._pace = self._pace, pace
+        if self.then is None or pace == before:
+            return False
+        self.stamp += 1
+        self.end_s = now_s + (self.end_s - now_s) * before / pace
+        return True
 
 
 class Simulation:
@@ -39,30 +59,30 @@ class Simulation:
         self._engines = [Engine(scenario.engines.capacity) for _ in range(scenario.engines.count)]
         self._meter = Meter(scenario)
         self._now = self._work = 0.0
-        self._pace = 1.0  # seconds of work in a second
+        self._pace = 1.0  # seconds of engines' work in a second
+        self._task = _Task()
         self._timers: list[tuple[float, int, int, Any]] = []
-        self._works: list[tuple[float, int, int, Any, int]] = []
+        self._works: list[tuple[float, int, Engine, int]] = []
         self._numbers = 0
         full = scenario.engines.capacity
         self._free = [(-full, n, engine) for n, engine in enumerate(self._engines)]
         self._step = self._done = self._served = self._sending = self._newest = 0
         self._training = False
-        self._asked_s = self._replay_free_s = self._oldest_s = 0.0
+        self._asked_s = self._replay_free_s = self._oldest_s = self._begun_s = 0.0
 
     def run(self) -> Outcome:
         """Simulate all of it."""
         self._lease()
-        on_time = (self._found, self._delivered, self._arrived)
-        on_work = (self._turns_end, self._trained, self._published)
+        on_time = (self._found, self._delivered, self._arrived, self._learnt)
         timers, works = self._timers, self._works
         while self._done < self._last:
             timer_s = timers[0][0] if timers else UNLIMITED
             work_s = self._now + (works[0][0] - self._work) / self._pace if works else UNLIMITED
             if work_s < timer_s:
                 self._now = work_s
-                self._work, _, kind, what, stamp = heappop(works)
-                if kind or stamp == what.stamp:
-                    on_work[kind](what)
+                self._work, _, engine, stamp = heappop(works)
+                if stamp == engine.stamp:
+                    self._turns_end(engine)
             elif timers:
                 self._work += (timer_s - self._now) * self._pace
                 self._now, _, kind, what = heappop(timers)
@@ -75,10 +95,6 @@ class Simulation:
         self._numbers += 1
         heappush(self._timers, (time_s, self._numbers, kind, what))
 
-    def _after_work(self, seconds: float, kind: int, what: Any) -> None:
-        self._numbers += 1
-        heappush(self._works, (self._work + seconds, self._numbers, kind, what, 0))
-
     # ---- engines
 
     def _look(self, engine: Engine) -> None:
@@ -87,7 +103,7 @@ class Simulation:
         if engine.running:
             self._numbers += 1
             end = self._act.next_end(engine)
-            heappush(self._works, (end, self._numbers, _TURN, engine, engine.stamp))
+            heappush(self._works, (end, self._numbers, engine, engine.stamp))
 
     def _turns_end(self, engine: Engine) -> None:
         act, running = self._act, engine.running
@@ -133,9 +149,12 @@ class Simulation:
         machine, busy = self._of.machine, self._meter.busy
         if machine.cores == UNLIMITED:
             return
-        wanted = busy * self._of.engines.cores + self._training * self._of.learner.cores
-        both = machine.beside if busy + self._training > 1 else 1.0
-        self._pace = min(1.0, machine.cores / wanted if wanted else 1.0) / both
+        engines, learner = busy * self._of.engines.cores, self._training * self._of.learner.cores
+        self._pace, pace = machine.paces(engines, learner)
+        if busy + self._training > 1:
+            self._pace /= machine.beside
+        if self._task.change(self._now, pace):
+            self._expect()
 
     # ---- replay
 
@@ -202,15 +221,30 @@ class Simulation:
             group.rollouts.clear()  # they know their group: nothing is left to find circles of
         self._set_pace()
         learner = self._of.learner
-        self._after_work(learner.step_s + learner.token_s * tokens, _TRAINED, self._now)
+        self._begun_s = self._now
+        self._learn(learner.step_s + learner.token_s * tokens, self._trained)
 
-    def _trained(self, begun_s: float) -> None:
+    def _learn(self, seconds: float, then: Callable[[], None]) -> None:
+        """Have the learner work for so long, then do this."""
+        self._task.begin(self._now, seconds, then)
+        self._expect()
+
+    def _expect(self) -> None:
+        """Expect the end of the learner's task, after its pace has changed."""
+        self._at(self._task.end_s, _LEARNT, self._task.stamp)
+
+    def _learnt(self, stamp: int) -> None:
+        if stamp == self._task.stamp and (then := self._task.then):
+            self._task.then = None
+            then()
+
+    def _trained(self) -> None:
         self._step += 1
-        self._meter.updated(self._now - begun_s)
+        self._meter.updated(self._now - self._begun_s)
         due = self._step % self._of.rules.publish_every == 0
-        self._after_work(self._of.learner.publish_s if due else 0.0, _PUBLISHED, None)
+        self._learn(self._of.learner.publish_s if due else 0.0, self._published)
 
-    def _published(self, _: None) -> None:
+    def _published(self) -> None:
         """Hand the version to whoever sends it, and ask for the next batch."""
         self._training, self._done = False, self._step
         if self._step % self._of.rules.publish_every == 0:

@@ -20,13 +20,15 @@ _P99 = NormalDist().inv_cdf(0.99)  # standard deviations above the median
 
 class Turn(NamedTuple):
     """Tokens sampled, tokens read after them, and whether they come of a search. Siblings whose
-    turns have one `query`, other than 0, ask the same and are answered together.
+    turns have one `query`, other than 0, ask the same and are answered together. `shared`: tokens
+    of the context before it that a sibling's begins with too, in whole blocks of the cache.
     """
 
     action: int
     observation: int = 0
     searches: bool = False
     query: int = 0
+    shared: int = 0
 
 
 class Shape(NamedTuple):
@@ -115,6 +117,21 @@ class Workload:
         """Tokens of a rollout's whole context, on average."""
         return sum(shape.tokens for shape in self.shapes) / len(self.shapes)
 
+    def taken_in(self, block: int) -> float:
+        """Tokens that an engine takes in for a rollout, on average, where it finds what it took in
+        before, in whole blocks.
+        """
+        by_others = 1.0 - 1.0 / max(1, self.siblings)
+        total = 0.0
+        for shape in self.shapes:
+            context, own = shape.prompt, 0
+            for turn in shape.turns:
+                total += context - max(own, turn.shared * by_others)
+                own = context = context + turn.action
+                own = own // block * block
+                context += turn.observation
+        return total / len(self.shapes)
+
     @cached_property
     def searches(self) -> float:
         """Searches of a rollout, on average."""
@@ -142,7 +159,8 @@ def _held(shape: Shape) -> float:
 @dataclass(frozen=True)
 class Means:
     """A workload by its means: a rollout's searches (Poisson, at most `most_searches`), tokens of
-    a completion (geometric, at most `most_action`), of what a search shows, of the prompt.
+    a completion (geometric, at most `most_action`), of what a search shows, of the prompt, which
+    siblings share in whole blocks of `block` tokens.
     """
 
     prompt: int
@@ -152,6 +170,7 @@ class Means:
     most_action: int
     observation: int
     longest: int
+    block: int = 1
 
     def shapes(self, seed: int, count: int = SHAPES) -> tuple[Shape, ...]:
         """Draw so many rollouts. A context ends at `longest` tokens, as a rollout does."""
@@ -160,13 +179,14 @@ class Means:
 
     def _shape(self, chance: random.Random) -> Shape:
         turns, room = list[Turn](), self.longest - self.prompt
+        shared = self.prompt // self.block * self.block
         for left in range(_poisson(chance, self.searches, self.most_searches), -1, -1):
             action = min(_geometric(chance, self.action), self.most_action, max(room, 1))
             room -= action
             if not left or room <= self.observation:
-                return Shape(self.prompt, (*turns, Turn(action)))
+                return Shape(self.prompt, (*turns, Turn(action, shared=shared)))
             room -= self.observation
-            turns.append(Turn(action, self.observation, searches=True))
+            turns.append(Turn(action, self.observation, searches=True, shared=shared))
         raise AssertionError("the last turn returns")
 
 

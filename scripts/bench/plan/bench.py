@@ -17,11 +17,11 @@ import msgspec
 from configs.runtime.process import REPOSITORY, Exit
 from scripts.bench import harness
 from scripts.bench.end_to_end.run import Slice
-from scripts.bench.plan.cells import Cell, all_cells, fitted_cells, quick_cells
+from scripts.bench.plan.cells import Cell, all_cells, quick_cells
 from scripts.bench.plan.compared import Planner, Row, compared, measured, summary
 from scripts.bench.plan.large import large
 from scripts.bench.plan.report import tables
-from scripts.bench.plan.run import Files, Kept, measure
+from scripts.bench.plan.run import Files, Kept, fits, in_order, measure, repeats
 from scripts.options import option
 
 CODE = (
@@ -29,7 +29,8 @@ CODE = (
     "scripts.setup", "scripts.train_sync", "scripts.demo", "scripts.bench.overlap",
     "scripts.bench.harness", "scripts.bench.end_to_end", "scripts.plan.past",
     "scripts.plan.workload",
-    *(f"scripts.bench.plan.{name}" for name in ("cells", "generation", "record", "run", "worker")),
+    *(f"scripts.bench.plan.{name}" for name in ("cells", "generation", "probe", "record", "run",
+                                           "worker")),
 )  # fmt: skip
 STEPS, QUICK_STEPS = 16, 8
 GOALS = {"plan_error_max": harness.at_most(0.15), "actors_10000_s": harness.at_most(60.0)}
@@ -41,13 +42,16 @@ METHOD = {
     "seconds: of the run, and of the plan as the mean of four simulations of as many steps",
     "errors": "of tokens/s and of a step's seconds: planned / measured - 1; of the learner's idle "
     "share (not in an update) and of staleness (mean over trained tokens): planned - measured",
-    "constants": "of a model's generation alone: 32, 96 and 256 rollouts in flight, no latency, "
+    "constants": "of a model's generation alone: 8, 32, 96 and 256 rollouts in flight, no latency, "
     "a token that is taken in, what rollouts look like; of two runs with one actor and no latency, "
-    "which are not compared: at staleness 0 the learner's step, what it has beside its update, the "
-    "pause, and how long a version is on its way (so that this run is as fast as planned; where "
-    "that would be below 0, the engine is taken as faster than alone); "
-    "at staleness 1 the cores of all other processes, and by how much processes slow each other "
-    "down (`beside`, likewise)",
+    "which are not compared, each made twice (`--quick`: once): at staleness 0 the learner's step, "
+    "what it has beside its update, the pause, how long neither works, the cores of all that work "
+    "for an engine, and how much longer than alone its step takes (so that this run is as fast as "
+    "planned); at staleness 1 how much longer an update takes (`queued`), and by how much engines "
+    "are slowed down (`beside`, likewise)",
+    "probe": "the same work in memory, twice a second beside each measurement: constants are scaled "
+    "by its median, so that a plan is for a machine as fast as it was; `plan_error_max_unaware` is "
+    "of plans that are not",
     "policy": "one that has learned to search, and learns no more; `deep`: the same in eight "
     "layers, of which six add nothing",
     "actors_10000_s": "processor seconds of one simulation: 10,000 actors of 8 rollouts, 500,000 "
@@ -84,7 +88,8 @@ def bench(options: BenchPlanOptions) -> int:
     kept = Kept(options.out, f"{digest} {on['processor']} {on['cores']} {options.quick}")
     files, time_left = Files(report), Slice(options.minutes)
     measure(options.cells, kept, files, time_left, quick=options.quick, report=report)
-    found = figures(options.cells, kept, files, on["cores"]) | {"machine": on, "method": METHOD}
+    found = figures(options.cells, kept, files, on["cores"], quick=options.quick)
+    found |= {"machine": on, "method": METHOD}
     found |= _large(report) if not found["left"] else {"actors_10000_s": None}
     told = ", ".join(f"{name} {value}" for name, value in on.items())
     title = f"{len(found['rows'])} configurations; {told}"
@@ -95,23 +100,27 @@ def bench(options: BenchPlanOptions) -> int:
     return Exit.STOPPED
 
 
-def figures(cells: Sequence[Cell], kept: Kept, files: Files, cores: int) -> dict[str, Any]:
+def figures(
+    cells: Sequence[Cell], kept: Kept, files: Files, cores: int, *, quick: bool
+) -> dict[str, Any]:
     """What there is, and what is left."""
     rows, constants, runs = list[Row](), dict[str, Any](), dict[str, list[Row]]()
     for model in dict.fromkeys(cell.model for cell in cells):
         own = [cell for cell in cells if cell.model == model]
-        fits = fitted_cells(model, own[0].steps)
+        pairs = fits(model, own[0].steps, repeats(quick))
+        fitted = [kept.row(cell) for pair in pairs for cell in pair]
         generation = kept.generation(model)
-        fitted = [row for cell in fits if (row := kept.row(cell)) is not None]
-        if generation is None or len(fitted) < len(fits):
+        if generation is None or None in fitted:
             continue
+        runs[model] = [row for row in fitted if row is not None]
         planner = Planner(generation, files.model(model), files.task, cores)
-        known = planner.constants(fits, fitted)
-        constants[model], runs[model] = msgspec.to_builtins(known), fitted
+        known = planner.constants(pairs, runs[model])
+        constants[model] = msgspec.to_builtins(known)
         for cell in own:
             if (row := kept.row(cell)) is not None:
-                rows.append(compared(cell, planner.planned(cell, known), measured(row)))
-    left = [cell.name for cell in cells if kept.row(cell) is None]
+                plan = planner.planned(cell, known.at(row["probe_s"]))
+                rows.append(compared(cell, plan, measured(row), planner.planned(cell, known)))
+    left = [cell.name for cell in in_order(cells, repeats(quick)) if kept.row(cell) is None]
     found = {"rows": rows, "constants": constants, "fitted": runs, "left": left}
     return summary(rows) | found
 

@@ -22,13 +22,14 @@ LAYERS: dict[ModelName, int] = {"demo": 2, "deep": 8}  # `deep`: what the demo s
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One run; `steps` are counted ones."""
+    """One run; `steps` are counted ones, `again` its number among runs of the same."""
 
     model: ModelName
     actors: int
     staleness: int
     latency: Latency
     steps: int
+    again: int = 0
 
     @property
     def name(self) -> str:
@@ -76,9 +77,9 @@ class Cell(msgspec.Struct, frozen=True):
 NONE, TAIL = Latency(0.0, 0.0), Latency(0.2, 2.0)
 
 
-def fitted_cells(model: ModelName, steps: int) -> tuple[Cell, Cell]:
+def fitted_cells(model: ModelName, steps: int, again: int = 0) -> tuple[Cell, Cell]:
     """The runs that constants are fitted to: learner and engine take turns, and work at once."""
-    return Cell(model, 1, 0, NONE, steps), Cell(model, 1, 1, NONE, steps)
+    return Cell(model, 1, 0, NONE, steps, again), Cell(model, 1, 1, NONE, steps, again)
 
 
 def late(seconds: float) -> Latency:

@@ -1,6 +1,7 @@
 """The constants of a model: by its generation alone, and by two runs that are fitted."""
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, geometric_mean
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,12 +11,15 @@ from msgspec.structs import replace
 from scripts.bench.plan.record import Generation, Rate
 from scripts.plan.workload import Latency, Shape, Turn, Workload
 
-WAY_S, ENGINE, BESIDE = (0.0, 2.0), (0.05, 1.0), (0.5, 3.0)  # within which they are looked for
+ENGINE, BESIDE = (0.2, 5.0), (0.5, 3.0)  # within which they are looked for
 HALVINGS = 10
+ROLES = ("engine", "actor", "replay", "retrieval")  # that work for an engine
 
 
 class Constants(msgspec.Struct, frozen=True):
-    """What `scripts.plan.build.Cores.measured` reads; `model` is a name, for people."""
+    """What `scripts.plan.build.Cores.measured` reads; `model` is a name, for people; `probe_s`:
+    the probe's, on a machine as fast as that.
+    """
 
     model: str
     parameters: int
@@ -27,19 +31,40 @@ class Constants(msgspec.Struct, frozen=True):
     learner_cores: float
     engine_cores: float
     beside: float
+    queued: float
     transfer_s: float
     pause_s: float
+    probe_s: float
+
+    def at(self, probe_s: float) -> "Constants":
+        """Those of a machine that is as fast as its probe says."""
+        factor = probe_s / self.probe_s
+        seconds = {name: factor * getattr(self, name) for name in SECONDS}
+        return replace(self, probe_s=probe_s, **seconds)
+
+
+SECONDS = (
+    "launch_s", "sequence_s", "prefill_s", "learn_token_s", "publish_s", "transfer_s", "pause_s",
+)  # fmt: skip
 
 
 class Fit(NamedTuple):
-    """A run that is fitted: its figures, and its planned tokens/s by constants."""
+    """Runs of one kind that are fitted: their figures, and their planned tokens/s by constants."""
 
-    row: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
     tokens_per_s: Callable[[Constants], float]
 
     def too_slow(self, constants: Constants) -> bool:
-        """True where it is planned slower than it was."""
-        return bool(self.tokens_per_s(constants) < self.row["tokens"] / self.row["step_s"])
+        """True where they are planned slower than they were, on the whole."""
+        shares = [
+            self.tokens_per_s(constants.at(row["probe_s"])) * row["step_s"] / row["tokens"]
+            for row in self.rows
+        ]
+        return geometric_mean(shares) < 1.0
+
+    def mean(self, of: Callable[[Mapping[str, Any]], float]) -> float:
+        """What something of a run is on average."""
+        return fmean(map(of, self.rows))
 
 
 def workload_of(generation: Generation, latency: Latency) -> Workload:
@@ -56,40 +81,54 @@ def workload_of(generation: Generation, latency: Latency) -> Workload:
 
 
 def constants_of(
-    generation: Generation, serial: Fit, overlapped: Fit, *, model: str, parameters: int
+    generation: Generation,
+    serial: Fit,
+    overlapped: Fit,
+    *,
+    model: str,
+    parameters: int,
 ) -> Constants:
-    """The constants of a model. `serial`: a run whose learner and engine take turns, which tells
-    what each takes undisturbed, and how long a version is on its way; `overlapped`: one whose
-    learner and engine work at once, which tells by how much they slow each other down.
+    """The constants of a model. `serial`: runs whose learner and engine take turns, which tell
+    what each takes undisturbed; `overlapped`: those whose
+    learner and engine work at once, which tell by how much they slow each other down.
     """
-    work, alone = workload_of(generation, Latency(0.0, 0.0)), serial.row
-    read = (work.tokens - work.sampled_tokens) / work.sampled_tokens  # tokens, of a sampled one
-    launch_s, sequence_s = fitted(generation.alone, generation.prefill_s * read)
+    work, probe_s = workload_of(generation, Latency(0.0, 0.0)), generation.probe_s
+    taken_in = work.taken_in(generation.block) / work.sampled_tokens  # tokens, of a sampled one
+    launch_s, sequence_s = fitted(generation.alone, generation.prefill_s * taken_in)
+
+    def alone_s(name: str) -> float:
+        """Seconds of a step, were its machine as fast as that of generation."""
+        return serial.mean(lambda row: row[name] * probe_s / row["probe_s"])
+
+    def update_s(fit: Fit) -> float:
+        """Seconds of a token's update, on the machine of one speed."""
+        return fit.mean(lambda row: row["update_s"] / row["tokens"] / row["probe_s"])
+
+    tokens = serial.mean(lambda row: row["tokens"]) * work.tokens / work.sampled_tokens
     found = Constants(
         model=model,
         parameters=parameters,
         launch_s=launch_s,
         sequence_s=sequence_s,
         prefill_s=generation.prefill_s,
-        learn_token_s=alone["update_s"] / (alone["tokens"] * (1.0 + read)),
-        publish_s=alone["rest_s"],
-        learner_cores=alone["cpu"]["learner"] / (1.0 - alone["learner_idle"]),
-        engine_cores=engine_cores(generation.alone[-1].cores, overlapped.row["cpu"]),
+        learn_token_s=alone_s("update_s") / tokens,
+        publish_s=alone_s("rest_s"),
+        learner_cores=serial.mean(lambda row: row["cpu"]["learner"] / (1.0 - row["learner_idle"])),
+        engine_cores=serial.mean(engine_cores),
         beside=1.0,
-        transfer_s=0.0,
-        pause_s=alone["pause_s"],
+        queued=max(1.0, update_s(overlapped) / update_s(serial)),
+        transfer_s=serial.mean(lambda row: way_s(row) * probe_s / row["probe_s"]),
+        pause_s=alone_s("pause_s"),
+        probe_s=probe_s,
     )
-    found = slower(found, serial) if not serial.too_slow(found) else faster(found, serial)
+    found = in_run(found, serial)
     return solved(lambda x: replace(found, beside=x), overlapped, BESIDE)
 
 
-def slower(constants: Constants, fit: Fit) -> Constants:
-    """The constants with versions so long on their way that this run is as fast as planned."""
-    return solved(lambda x: replace(constants, transfer_s=x), fit, WAY_S)
-
-
-def faster(constants: Constants, fit: Fit) -> Constants:
-    """The constants with an engine so much faster than alone that this run is as planned."""
+def in_run(constants: Constants, fit: Fit) -> Constants:
+    """The constants with an engine's step so many times longer than alone, by what its process
+    does beside it in a run, that these runs are as fast as planned.
+    """
     launch_s, sequence_s = constants.launch_s, constants.sequence_s
     return solved(
         lambda x: replace(constants, launch_s=x * launch_s, sequence_s=x * sequence_s), fit, ENGINE
@@ -107,12 +146,17 @@ def solved(of: Callable[[float], Constants], fit: Fit, within: tuple[float, floa
     return of((low + high) / 2)
 
 
-def engine_cores(alone: float, cpu: Mapping[str, float]) -> float:
-    """Cores of an engine and of all that works for it: as alone, or, where a run's other processes
-    take more beside an engine, by them; `cpu`: its processor seconds a second by role.
+def way_s(row: Mapping[str, Any]) -> float:
+    """Seconds of a step in which neither learner nor engine has anything to do: a version is on its
+    way, leases and deliveries are. Of a run whose learner and engine take turns.
     """
-    others = sum(used for role, used in cpu.items() if role not in ("engine", "learner"))
-    return max(alone, 1.0 + others / cpu["engine"]) if cpu.get("engine") else alone
+    return max(0.0, row["engine_idle"] * row["step_s"] - row["update_s"] - row["rest_s"])
+
+
+def engine_cores(row: Mapping[str, Any]) -> float:
+    """Cores of an engine and of all that works for it, while it has something to do."""
+    cpu = row["cpu"]
+    return float(sum(cpu.get(role, 0.0) for role in ROLES) / (1.0 - row["engine_idle"]))
 
 
 def fitted(rates: Sequence[Rate], read_s: float) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-ShapeTree = tuple[int, tuple[tuple[int, int, bool, int], ...]]  # `scripts.plan.workload.Shape`
+ShapeTree = tuple[int, tuple[tuple[int, int, bool, int, int], ...]]  # `scripts.plan.workload.Shape`
 
 
 class GenerationJob(msgspec.Struct, frozen=True):
@@ -34,10 +34,13 @@ class Rate(msgspec.Struct, frozen=True):
 
 class Generation(msgspec.Struct, frozen=True):
     """Generation alone: by rollouts in flight, the last of them with all seats taken; `prefill_s`
-    of a token that is taken in; `rollouts`, question by question with so many `siblings`.
+    of a token that is taken in; `rollouts`, question by question with so many `siblings`; `block`:
+    tokens of a block of the engine's cache; `probe_s`: the probe's meanwhile.
     """
 
     alone: tuple[Rate, ...]
     prefill_s: float
     rollouts: tuple[ShapeTree, ...]
     siblings: int
+    block: int
+    probe_s: float

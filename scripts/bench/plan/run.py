@@ -26,10 +26,11 @@ from scripts.bench.plan.cells import (
     ModelName,
     fitted_cells,
 )
+from scripts.bench.plan.probe import Probe
 from scripts.bench.plan.record import Generation, GenerationJob
 
 WORKER = "scripts.bench.plan.worker"
-IN_FLIGHT = (32, 96, ROLLOUTS)
+IN_FLIGHT = (8, 32, 96, ROLLOUTS)
 ALONE_S: dict[ModelName, float] = {"demo": 60.0, "deep": 120.0}  # about, on two cores
 Row = dict[str, Any]
 
@@ -84,7 +85,7 @@ def measure(
     """Measure what is missing and fits, model by model: its generation, the runs that are
     fitted, the others. Raises BenchError.
     """
-    order = in_order(cells)
+    order = in_order(cells, repeats(quick))
     if all(kept.row(cell) is not None for cell in order):
         return  # and so is generation, which comes first
     with serving(files.task.passages, SEED) as server:
@@ -99,6 +100,11 @@ def measure(
                 if not time_left.fits(cell.about_s):
                     return
                 kept.row(cell, partial(stand.cell, cell))
+
+
+def repeats(quick: bool) -> int:
+    """How often the runs are made that are fitted."""
+    return 1 if quick else 2
 
 
 class Stand:
@@ -152,7 +158,7 @@ class Stand:
             server=self._server,
             out=str(folder / "record.json"),
         )
-        with Processes(folder) as processes:
+        with Processes(folder) as processes, Probe() as probe:
             processes.start("cell", "-m", FLEET_WORKER, msgspec.json.encode(job).decode())
             usage = Usage(processes.pid("cell"), (self._server[1],))
 
@@ -162,13 +168,21 @@ class Stand:
 
             processes.wait(["cell"], LIMIT_S, look)
         record = msgspec.json.decode((folder / "record.json").read_bytes(), type=Record)
-        return figures(record, usage, cell.uncounted)
+        counted = record.steps[cell.uncounted - 1 :]
+        speed = probe.median_s(counted[0].at_s, counted[-1].at_s)
+        return figures(record, usage, cell.uncounted) | {"probe_s": speed}
 
 
-def in_order(cells: Sequence[Cell]) -> list[Cell]:
-    """All runs, model by model, those that are fitted before the others."""
+def in_order(cells: Sequence[Cell], repeats: int) -> list[Cell]:
+    """All runs, model by model, those that are fitted before the others, and again after them."""
     found = list[Cell]()
     for model in dict.fromkeys(cell.model for cell in cells):
         own = [cell for cell in cells if cell.model == model]
-        found += [*fitted_cells(model, own[0].steps), *own]
+        first, *others = fits(model, own[0].steps, repeats)
+        found += [*first, *own, *(cell for pair in others for cell in pair)]
     return found
+
+
+def fits(model: ModelName, steps: int, repeats: int) -> list[tuple[Cell, Cell]]:
+    """The runs that are fitted, so many times."""
+    return [fitted_cells(model, steps, again) for again in range(repeats)]

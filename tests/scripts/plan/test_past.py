@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from pytest import approx
@@ -20,7 +21,7 @@ def test_rollouts_are_those_of_the_log(make_recorded_run: Callable[..., Any]) ->
     run = make_recorded_run()
     run.train(0)
     run.train(1)
-    found = workload_of_run(run.path, 0.25)
+    found = workload_of_run(run.path, 0.25, 16)
     assert found.shapes == (ALL_ALIKE,) * 8 and found.no_signal == 0.25
     assert found.siblings == 2
     assert found.latency == Latency(0.0, 0.0)  # it made no searches
@@ -28,7 +29,7 @@ def test_rollouts_are_those_of_the_log(make_recorded_run: Callable[..., Any]) ->
 
 def test_a_run_without_rollouts_is_refused(make_recorded_run: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="holds no rollouts"):
-        workload_of_run(make_recorded_run().path, 0.0)
+        workload_of_run(make_recorded_run().path, 0.0, 16)
 
 
 def rollout(*queries: str, status: str = "ok") -> Trajectory:
@@ -44,15 +45,57 @@ def rollout(*queries: str, status: str = "ok") -> Trajectory:
 
 def test_siblings_that_asked_the_same_have_the_same_query() -> None:
     groups = [[rollout("a", "b"), rollout("a", "c")], [rollout("a")] * 2, [rollout("d")]]
-    found = workload_of_groups(groups, Latency(0.1, 0.1))
+    found = workload_of_groups(groups, Latency(0.1, 0.1), 16)
     assert found.siblings == 2  # the third group lacks one
     queries = [[turn.query for turn in shape.turns] for shape in found.shapes]
     assert queries == [[1, 2], [1, 3], [1], [1]]
 
 
 def test_what_was_not_asked_is_no_search() -> None:
-    (shape,) = workload_of_groups([[rollout("a", status="skipped")]], Latency(0, 0)).shapes
+    groups = [[rollout("a", status="skipped")]]
+    (shape,) = workload_of_groups(groups, Latency(0, 0), 16).shapes
     assert shape.turns == (Turn(1, 1),)
+
+
+def written(*turns: tuple[list[int], list[int]]) -> Trajectory:
+    """One with these ids, sampled and read, after a prompt of four."""
+    made = rollout("a")
+    return msgspec.structs.replace(
+        made,
+        prompt_tokens=np.arange(4, dtype=np.int32),
+        turns=tuple(
+            Said(ids(sampled), ids(sampled).astype(np.float32), ids(sampled), ids(read), ())
+            for sampled, read in turns
+        ),
+    )
+
+
+def ids(numbers: list[int]) -> Any:
+    return np.array(numbers, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("block", "shared"),
+    [
+        (1, [[4, 7], [4, 7, 10], [4, 5]]),
+        (4, [[4, 4], [4, 4, 8], [4, 4]]),
+        (16, [[0, 0], [0] * 3, [0, 0]]),
+    ],
+)
+def test_what_siblings_share_is_told_in_whole_blocks(block: int, shared: list[list[int]]) -> None:
+    """Of the context before each turn, as much as any other sibling's begins with."""
+    group = [
+        written(([7, 8], [9]), ([5, 5], [6, 2])),
+        written(([7, 8], [9]), ([5, 5], [6]), ([3], [])),
+        written(([7, 1], [9]), ([5], [])),
+    ]
+    found = workload_of_groups([group], Latency(0.0, 0.0), block)
+    assert [[turn.shared for turn in shape.turns] for shape in found.shapes] == shared
+
+
+def test_one_alone_shares_nothing() -> None:
+    (shape,) = workload_of_groups([[rollout("a")]], Latency(0.0, 0.0), 1).shapes
+    assert shape.turns[0].shared == 0
 
 
 def test_latencies_are_told_by_median_and_p99() -> None:

@@ -57,7 +57,7 @@ def test_measured_constants_are_taken(capsys: pytest.CaptureFixture[str], tmp_pa
     size = find_model("Qwen2.5-0.5B").parameters
     constants = {"parameters": size, "launch_s": 0.5, "sequence_s": 0.0, "prefill_s": 0.0,
                  "learn_token_s": 0.0, "learner_cores": 1.0, "publish_s": 0.0, "transfer_s": 0.0,
-                 "pause_s": 0.0, "engine_cores": 1.0, "beside": 1.0}  # fmt: skip
+                 "pause_s": 0.0, "engine_cores": 1.0, "beside": 1.0, "queued": 1.0}  # fmt: skip
     (path := tmp_path / "m.json").write_text(json.dumps({"constants": {"demo": constants}}))
     words = (str(REPOSITORY / "configs" / "base.yaml"), "defaults=cpu", "--gpus", "0", *SHORT,
              "--measured", str(path), "--json", str(tmp_path / "p.json"))  # fmt: skip

@@ -9,7 +9,7 @@ from pytest import approx
 from scripts.plan.outcome import Outcome
 from scripts.plan.scenario import Machine, Scenario, Sync
 from scripts.plan.simulation import simulate, unheld
-from scripts.plan.workload import Latency, Turn, Workload, alike
+from scripts.plan.workload import Latency, Shape, Turn, Workload, alike
 from tests.scripts.plan.scenarios import scenario, varied
 
 ONE_TURN = alike(10, [Turn(100)])
@@ -108,7 +108,59 @@ def test_cores_are_shared_out_among_all_who_work() -> None:
     two = run(replace(one, machine=Machine(cores=2)), 20)
     assert two.step_s == approx(1.0, rel=0.05)
     beside = run(replace(one, machine=Machine(cores=2, beside=1.5)), 20)
-    assert beside.step_s == approx(1.5, rel=0.05)
+    assert beside.step_s == approx(4 / 3, rel=0.05)  # a third of its second is left after an update
+
+
+def test_the_learners_threads_come_before_the_engines() -> None:
+    """On one core with three shares of four it takes 4/3 s for its second; engines have the rest,
+    and all of it while it waits.
+    """
+    alone = scenario(ONE_TURN, capacity=16, update_s=1.0, staleness=4, machine=Machine(cores=1))
+    found = run(replace(alone, machine=Machine(cores=1, favour=3.0)), 20)
+    assert found.update_s == approx(4 / 3, rel=0.02)
+    assert found.step_s == approx(2.0, rel=0.05), "no work is lost"
+    assert run(alone, 20).update_s == approx(2.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("cores", "engines", "learner", "paces"),
+    [
+        (2.0, 1.0, 1.0, (1.0, 1.0)),  # room for all
+        (2.0, 4.0, 0.0, (0.5, 0.5)),
+        (2.0, 1.5, 1.0, (2 / 3, 1.0)),  # 3/4.5 of two cores are more than it can use
+        (2.0, 6.0, 1.0, (4 / 3 / 6, 2 / 3)),
+        (1.0, 0.5, 4.0, (1 / 25 / 0.5, 24 / 25 / 4)),
+    ],
+)
+def test_cores_are_shared_by_weight(
+    cores: float, engines: float, learner: float, paces: tuple[float, float]
+) -> None:
+    assert Machine(cores, favour=3.0).paces(engines, learner) == approx(paces)
+
+
+def test_what_the_learner_leaves_while_it_stands_in_line_is_the_engines() -> None:
+    machine = Machine(2.0, queued=1.25, favour=3.0)
+    assert machine.paces(1.5, 1.0) == approx((0.8, 0.8))
+    assert machine.paces(1.0, 1.0) == (1.0, 1.0), "nobody stands in line"
+
+
+def test_what_siblings_share_is_taken_in_once() -> None:
+    """Of 40 tokens 32 are a sibling's too: one of four takes them in, and each its last eight."""
+    shared = Workload((Shape(40, (Turn(10, shared=32),)),))
+    apart = alike(40, [Turn(10)])
+    one, four = (
+        run(scenario(each, groups=1, size=4, update_s=0.0, prefill_s=0.001)).step_s
+        for each in (shared, apart)
+    )
+    assert four - one == approx(4 * 32 * 0.001 * 3 / 4)
+
+
+def test_of_its_own_earlier_turns_a_rollout_finds_whole_blocks() -> None:
+    turns = alike(10, [Turn(10, 10, searches=True), Turn(10)])
+    of = scenario(turns, groups=1, size=1, update_s=0.0, prefill_s=0.001)
+    whole, never = (replace(of, engines=replace(of.engines, block=n)) for n in (16, 1 << 40))
+    assert run(whole).step_s - run(of).step_s == approx(0.004)  # of 20 tokens 16 are found
+    assert run(never).step_s - run(of).step_s == approx(0.020)
 
 
 def test_engines_slow_each_other_down_too() -> None:

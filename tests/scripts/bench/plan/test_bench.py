@@ -1,5 +1,7 @@
 """The plan's benchmark: constants of generation and of fitted runs, errors, and what is kept."""
 
+import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from pytest import approx
 
 from scripts.bench.end_to_end.run import Slice
 from scripts.bench.end_to_end.task import TaskFiles
+from scripts.bench.plan import probe
 from scripts.bench.plan.bench import GOALS, figures
 from scripts.bench.plan.cells import NONE, Cell, all_cells, fitted_cells, late, quick_cells
 from scripts.bench.plan.compared import Planner, compared, measured, summary
@@ -19,24 +22,25 @@ from scripts.bench.plan.constants import (
     constants_of,
     engine_cores,
     fitted,
-    slower,
+    in_run,
+    way_s,
     workload_of,
 )
 from scripts.bench.plan.large import large
 from scripts.bench.plan.record import Generation, Rate
 from scripts.bench.plan.report import tables
-from scripts.bench.plan.run import Files, Kept, in_order, measure
+from scripts.bench.plan.run import Files, Kept, fits, in_order, measure
 from scripts.plan.build import Cores
 from scripts.plan.workload import Latency
 
-SHAPES = ((10, ((20, 30, True, 1), (20, 0, False, 0))),) * 8
+SHAPES = ((10, ((20, 30, True, 1, 0), (20, 0, False, 0, 0))),) * 8
 SERIAL = {
     "step_s": 2.0, "update_s": 1.2, "wait_s": 0.7, "rest_s": 0.06, "pause_s": 0.05,
-    "tokens": 5120.0, "learner_idle": 0.4, "engine_idle": 0.6, "staleness": 0.0,
-    "staleness_max": 0.0, "cpu": {"engine": 0.3, "learner": 0.63, "actor": 0.1},
+    "tokens": 5120.0, "learner_idle": 0.4, "engine_idle": 0.65, "staleness": 0.0,
+    "staleness_max": 0.0, "cpu": {"engine": 0.3, "learner": 0.63, "actor": 0.1}, "probe_s": 0.002,
 }  # fmt: skip
 OVERLAPPED = SERIAL | {
-    "step_s": 1.6, "staleness": 0.9, "staleness_max": 1.0,
+    "step_s": 1.6, "update_s": 1.5, "staleness": 0.9, "staleness_max": 1.0,
     "cpu": {"engine": 0.8, "learner": 0.6, "actor": 0.2, "replay": 0.04},
 }  # fmt: skip
 
@@ -46,12 +50,12 @@ def rate(n: int, launch_s: float = 0.01, sequence_s: float = 2e-4) -> Rate:
 
 
 def generation() -> Generation:
-    return Generation(tuple(map(rate, (32, 96, 256))), 1e-5, SHAPES, siblings=8)
+    return Generation(tuple(map(rate, (32, 96, 256))), 1e-5, SHAPES, 8, 1, 0.002)
 
 
 def constants() -> Constants:
-    serial = Fit(SERIAL, lambda each: 5120 / (1.7 + each.transfer_s))
-    overlapped = Fit(OVERLAPPED, lambda each: 5120 / (1.28 * each.beside))
+    serial = Fit([SERIAL], lambda each: 5120 / (1.0 + 50 * each.launch_s))  # 2 s a step at .02
+    overlapped = Fit([OVERLAPPED], lambda each: 5120 / (1.28 * each.beside))
     return constants_of(generation(), serial, overlapped, model="demo", parameters=240_000)
 
 
@@ -73,31 +77,59 @@ def test_a_fit_has_no_part_below_zero() -> None:
 def test_constants_are_those_of_generation_and_of_the_fitted_runs() -> None:
     found = constants()
     assert found.learn_token_s == approx(1.2 / (5120 * 2))  # a token is read for each sampled
-    assert found.sequence_s == approx(2e-4 - 1e-5 * 40 / 40)
-    assert (found.learner_cores, found.engine_cores) == (approx(1.05), approx(1.3))
+    assert found.launch_s == approx(0.02, rel=0.01)  # twice as in generation alone
+    assert found.sequence_s == approx(2 * (2e-4 - 1e-5 * 40 / 40), rel=0.01)
+    assert (found.learner_cores, found.engine_cores) == (approx(1.05), approx(0.4 / 0.35))
     assert (found.publish_s, found.pause_s) == (0.06, 0.05)
-    assert found.transfer_s == approx(0.3, abs=0.003)
-    assert found.beside == approx(1.25, abs=0.003)
-    assert Cores.measured(msgspec.to_builtins(found)).decode.launch_s == approx(0.01)
+    assert found.transfer_s == approx(0.65 * 2.0 - 1.2 - 0.06)
+    assert (found.beside, found.queued) == (approx(1.25, abs=0.003), approx(1.5 / 1.2))
+    cores = Cores.measured(msgspec.to_builtins(found))
+    assert (cores.decode.launch_s, cores.queued) == (found.launch_s, found.queued)
 
 
-@pytest.mark.parametrize(("step_s", "found_s"), [(0.1, 0.0), (99.0, 2.0)])
-def test_what_is_fitted_lies_within_its_bounds(step_s: float, found_s: float) -> None:
-    fit = Fit(SERIAL | {"step_s": step_s}, lambda each: 5120 / (1.7 + each.transfer_s))
-    assert slower(constants(), fit).transfer_s == approx(found_s, abs=0.003)
+@pytest.mark.parametrize(("step_s", "factor"), [(0.1, 0.2), (99.0, 5.0)])
+def test_what_is_fitted_lies_within_its_bounds(step_s: float, factor: float) -> None:
+    fit = Fit([SERIAL | {"step_s": step_s}], lambda each: 5120 / (1.7 + each.launch_s))
+    before = constants()
+    assert in_run(before, fit).launch_s == approx(factor * before.launch_s, rel=0.05)
 
 
-def test_an_engine_that_was_slower_alone_than_in_a_run_is_taken_as_in_the_run() -> None:
-    serial = Fit(SERIAL, lambda each: 5120 / (1.0 + 200 * each.launch_s))  # 2 s a step at .005
-    overlapped = Fit(OVERLAPPED, lambda each: 5120 / (1.28 * each.beside))
-    found = constants_of(generation(), serial, overlapped, model="demo", parameters=1)
-    assert (found.launch_s, found.transfer_s) == (approx(0.005, rel=0.01), 0.0)
-    assert found.sequence_s == approx(1.9e-4 / 2, rel=0.01)
+def test_a_step_whose_engine_never_waits_for_weights_leaves_them_no_time() -> None:
+    assert way_s(SERIAL | {"engine_idle": 0.5}) == 0.0
 
 
-def test_processes_beside_an_engine_are_counted_by_its_seconds() -> None:
-    assert engine_cores(1.1, {"engine": 0.5, "learner": 1.0, "actor": 0.1}) == approx(1.2)
-    assert engine_cores(1.3, {"engine": 0.5, "actor": 0.1}) == engine_cores(1.3, {}) == 1.3
+def test_runs_that_are_fitted_are_averaged_as_on_a_machine_of_one_speed() -> None:
+    """The second of two serial runs was made while everything took half as long again."""
+    slow = SERIAL | {"update_s": 1.8, "rest_s": 0.09, "pause_s": 0.075, "step_s": 3.0,
+                     "probe_s": 0.003}  # fmt: skip
+
+    def tokens_per_s(each: Constants) -> float:
+        return 5120 / (each.probe_s / 0.002 + 50 * each.launch_s)
+
+    overlapped = Fit([OVERLAPPED], lambda each: 5120 / (1.28 * each.beside))
+    both = Fit([SERIAL, slow], tokens_per_s)
+    found = constants_of(generation(), both, overlapped, model="demo", parameters=240_000)
+    once = constants()
+    for name in ("learn_token_s", "publish_s", "pause_s", "transfer_s", "launch_s", "queued"):
+        assert getattr(found, name) == approx(getattr(once, name), rel=0.01), name
+    assert found.at(0.003).learn_token_s == approx(1.5 * once.learn_token_s)
+    assert found.at(0.003).beside == found.beside and found.at(0.003).probe_s == 0.003
+
+
+def test_the_probe_tells_the_seconds_of_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "EVERY_S", 0.01)
+    with probe.Probe() as found:
+        while len(found.seen) < 4:
+            time.sleep(0.01)
+    times, took = zip(*found.seen, strict=True)
+    assert found.median_s() == statistics.median(took) > 0.0
+    assert found.median_s(times[1], times[1]) == took[1]
+    assert found.median_s(times[-1] + 1.0) == took[-1], "none fell into it: the last one"
+
+
+def test_all_that_works_for_an_engine_is_counted_by_its_busy_seconds() -> None:
+    cpu = {"engine": 0.4, "learner": 1.0, "actor": 0.1, "replay": 0.05, "other": 0.3}
+    assert engine_cores({"cpu": cpu, "engine_idle": 0.5}) == approx(1.1)
 
 
 def test_the_configurations_differ_in_all_that_is_promised() -> None:
@@ -111,25 +143,27 @@ def test_the_configurations_differ_in_all_that_is_promised() -> None:
 
 @pytest.mark.parametrize("cells", [quick_cells(8), all_cells(8)])
 def test_no_configuration_is_one_that_is_fitted(cells: list[Cell]) -> None:
-    order = in_order(cells)
+    order = in_order(cells, 2)
     for model in dict.fromkeys(cell.model for cell in cells):
-        fits = fitted_cells(model, 8)
-        assert not set(fits) & set(cells)
-        assert tuple(cell for cell in order if cell.model == model)[:2] == fits
+        first, again = fits(model, 8, 2)
+        assert not {*first, *again} & set(cells)
+        own = [cell for cell in order if cell.model == model]
+        assert (tuple(own[:2]), tuple(own[-2:])) == (first, again)
     assert sorted(map(repr, set(order) & set(cells))) == sorted(map(repr, cells))
 
 
 def test_a_run_is_planned_as_it_was_fitted(tmp_path: Path) -> None:
     files, cells = TaskFiles(*([tmp_path] * 5)), fitted_cells("demo", 1)
     planner = Planner(generation(), Path("Qwen2.5-0.5B"), files, cores=2, fits=1)
-    fast = msgspec.structs.replace(constants(), beside=1.0, transfer_s=0.0)
+    fast = msgspec.structs.replace(constants(), beside=1.0, queued=1.0)
     rows = []
     for cell, factor in zip(cells, (1.1, 1.3), strict=True):
         plan = planner.planned(cell, fast)
         seconds = {name: factor * plan[name] for name in ("step_s", "update_s", "wait_s")}
-        rows.append(SERIAL | seconds | {"tokens": plan["tokens_per_s"] * plan["step_s"]})
-    found = planner.constants(cells, rows)
-    assert found.transfer_s > 0.0
+        tokens, idle = plan["tokens_per_s"] * plan["step_s"], plan["engine_idle"]
+        rows.append(SERIAL | seconds | {"tokens": tokens, "engine_idle": idle})
+    found = planner.constants([cells], rows)
+    assert found.launch_s > fast.launch_s
     for cell, run in zip(cells, rows, strict=True):
         plan = planner.planned(cell, found)
         assert plan["tokens_per_s"] == approx(run["tokens"] / run["step_s"], rel=0.1)
@@ -154,7 +188,7 @@ def row(tokens: float, step: float) -> dict[str, Any]:
     run = measured(OVERLAPPED)
     plan = run | {"tokens_per_s": run["tokens_per_s"] * tokens, "step_s": run["step_s"] * step,
                   "staleness": 0.7}  # fmt: skip
-    return compared(quick_cells(8)[0], plan, run)
+    return compared(quick_cells(8)[0], plan, run, plan)
 
 
 def test_tokens_are_those_that_were_trained_on() -> None:
@@ -167,6 +201,7 @@ def test_the_error_is_the_largest_of_tokens_a_second_whichever_way() -> None:
     assert found["plan_error_max_of"] == quick_cells(8)[0].name
     assert found["plan_error_mean"] == approx(0.15)
     assert row(1.0, 1.0)["errors"]["staleness"] == approx(-0.2)
+    assert found["plan_error_max_unaware"] == approx(0.2)
     assert summary([])["plan_error_max"] is None
 
 
@@ -195,9 +230,11 @@ def test_a_large_fleet_is_timed() -> None:
 def test_generation_and_runs_are_measured_kept_and_gone_on_with(kept: Kept) -> None:
     cells, files, said = [Cell("demo", 1, 0, late(0.1), 2)], Files(print), list[str]()
     measure(cells, kept, files, Slice(0.0), quick=True, report=said.append)
-    assert kept.generation("demo") and figures(cells, kept, files, 2)["left"] == [cells[0].name]
+    assert kept.generation("demo") and figures(cells, kept, files, 2, quick=True)["left"] == [
+        cells[0].name
+    ]
     measure(cells, kept, files, Slice(30.0), quick=True, report=said.append)
-    found = figures(cells, kept, files, 2)
+    found = figures(cells, kept, files, 2, quick=True)
     (row,), (serial, overlapped) = found["rows"], found["fitted"]["demo"]
     assert found["left"] == [] and found["plan_error_max"] == abs(row["errors"]["tokens_per_s"])
     assert row["run"]["staleness_max"] == serial["staleness_max"] == 0.0
