@@ -49,9 +49,9 @@ METHOD = {
     "for an engine, and how much longer than alone its step takes (so that this run is as fast as "
     "planned); at staleness 1 how much longer an update takes (`queued`), and by how much engines "
     "are slowed down (`beside`, likewise)",
-    "probe": "the same work in memory, twice a second beside each measurement: constants are scaled "
-    "by its median, so that a plan is for a machine as fast as it was; `plan_error_max_unaware` is "
-    "of plans that are not",
+    "probe": "the same work in memory, twice a second beside each measurement: constants are "
+    "scaled by its median, so that a plan is for a machine as fast as it was; "
+    "`plan_error_max_unaware` is of plans that are not",
     "policy": "one that has learned to search, and learns no more; `deep`: the same in eight "
     "layers, of which six add nothing",
     "actors_10000_s": "processor seconds of one simulation: 10,000 actors of 8 rollouts, 500,000 "

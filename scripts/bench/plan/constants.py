@@ -66,6 +66,10 @@ class Fit(NamedTuple):
         """What something of a run is on average."""
         return fmean(map(of, self.rows))
 
+    def seconds(self, of: Callable[[Mapping[str, Any]], float], probe_s: float) -> float:
+        """The same of seconds, were the machine as fast as its probe says."""
+        return self.mean(lambda row: of(row) * probe_s / row["probe_s"])
+
 
 def workload_of(generation: Generation, latency: Latency) -> Workload:
     """The rollouts that were measured, under a latency."""
@@ -81,44 +85,30 @@ def workload_of(generation: Generation, latency: Latency) -> Workload:
 
 
 def constants_of(
-    generation: Generation,
-    serial: Fit,
-    overlapped: Fit,
-    *,
-    model: str,
-    parameters: int,
+    generation: Generation, serial: Fit, overlapped: Fit, *, model: str, parameters: int
 ) -> Constants:
-    """The constants of a model. `serial`: runs whose learner and engine take turns, which tell
-    what each takes undisturbed; `overlapped`: those whose
-    learner and engine work at once, which tell by how much they slow each other down.
+    """The constants of a model. `serial`: runs whose learner and engine take turns, which tell what
+    each takes undisturbed; `overlapped`: those whose learner and engine work at once, which tell by
+    how much they slow each other down.
     """
     work, probe_s = workload_of(generation, Latency(0.0, 0.0)), generation.probe_s
     taken_in = work.taken_in(generation.block) / work.sampled_tokens  # tokens, of a sampled one
     launch_s, sequence_s = fitted(generation.alone, generation.prefill_s * taken_in)
-
-    def alone_s(name: str) -> float:
-        """Seconds of a step, were its machine as fast as that of generation."""
-        return serial.mean(lambda row: row[name] * probe_s / row["probe_s"])
-
-    def update_s(fit: Fit) -> float:
-        """Seconds of a token's update, on the machine of one speed."""
-        return fit.mean(lambda row: row["update_s"] / row["tokens"] / row["probe_s"])
-
-    tokens = serial.mean(lambda row: row["tokens"]) * work.tokens / work.sampled_tokens
+    update_s = serial.seconds(token_s, probe_s)
     found = Constants(
         model=model,
         parameters=parameters,
         launch_s=launch_s,
         sequence_s=sequence_s,
         prefill_s=generation.prefill_s,
-        learn_token_s=alone_s("update_s") / tokens,
-        publish_s=alone_s("rest_s"),
+        learn_token_s=update_s * work.sampled_tokens / work.tokens,
+        publish_s=serial.seconds(lambda row: row["rest_s"], probe_s),
         learner_cores=serial.mean(lambda row: row["cpu"]["learner"] / (1.0 - row["learner_idle"])),
         engine_cores=serial.mean(engine_cores),
         beside=1.0,
-        queued=max(1.0, update_s(overlapped) / update_s(serial)),
-        transfer_s=serial.mean(lambda row: way_s(row) * probe_s / row["probe_s"]),
-        pause_s=alone_s("pause_s"),
+        queued=max(1.0, overlapped.seconds(token_s, probe_s) / update_s),
+        transfer_s=serial.seconds(way_s, probe_s),
+        pause_s=serial.seconds(lambda row: row["pause_s"], probe_s),
         probe_s=probe_s,
     )
     found = in_run(found, serial)
@@ -150,7 +140,13 @@ def way_s(row: Mapping[str, Any]) -> float:
     """Seconds of a step in which neither learner nor engine has anything to do: a version is on its
     way, leases and deliveries are. Of a run whose learner and engine take turns.
     """
-    return max(0.0, row["engine_idle"] * row["step_s"] - row["update_s"] - row["rest_s"])
+    idle_s = row["engine_idle"] * row["step_s"]
+    return float(max(0.0, idle_s - row["update_s"] - row["rest_s"]))
+
+
+def token_s(row: Mapping[str, Any]) -> float:
+    """Seconds of an update for a sampled token."""
+    return float(row["update_s"] / row["tokens"])
 
 
 def engine_cores(row: Mapping[str, Any]) -> float:
