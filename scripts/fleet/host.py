@@ -1,6 +1,7 @@
 """The host of one process: it starts a worker on the machine that it lies on, and tells of it."""
 
 import contextlib
+import os
 import subprocess
 import threading
 import time
@@ -11,6 +12,7 @@ import psutil
 from configs.runtime.process import start_child
 
 CALL_DEADLINE_S = 30.0
+TAIL_BYTES = 64 << 10  # of a log, which may have grown to gigabytes
 
 
 class FleetError(RuntimeError):
@@ -97,10 +99,14 @@ class Host:
 
 
 def tail(path: str, offset: int) -> str:
-    """What a log has from there on; '' where there is none."""
+    """What a log has from there on, the end of it where that is much, behind a line that says how
+    much is left out; '' where there is none.
+    """
     try:
         with Path(path).open("rb") as file:
-            file.seek(offset)
-            return file.read().decode(errors="replace")
+            left_out = max(0, file.seek(0, os.SEEK_END) - offset - TAIL_BYTES)
+            file.seek(offset + left_out)
+            said = file.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
+    return f"[{left_out} bytes before this are left out]\n{said}" if left_out else said

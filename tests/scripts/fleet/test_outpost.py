@@ -1,11 +1,13 @@
 """An outpost lays what a node's processes read, and leaves nothing of the run on the node."""
 
+import os
 import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from scripts.fleet import guardian
+from scripts.fleet.host import TAIL_BYTES
 from scripts.fleet.outpost import Laid, Outpost
 from tests.scripts.fleet.test_guardian import sleeper
 
@@ -43,6 +45,18 @@ def test_a_log_s_end_is_told(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("before\nafter\n")
     assert Outpost("127.0.0.1").tail(str(log), 7) == "after\n"
+
+
+def test_of_a_long_log_the_end_is_told_and_how_much_is_not(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        file.truncate(1 << 33)  # a hole: more than any memory holds
+        file.seek(0, os.SEEK_END)
+        file.write(b"the cause\n")
+    first, *_, last = Outpost("127.0.0.1").tail(str(log), 7).splitlines()
+    assert first == f"[{(1 << 33) + 10 - 7 - TAIL_BYTES} bytes before this are left out]"
+    assert last.endswith("the cause") and len(last) == TAIL_BYTES - 1
+    assert Outpost("127.0.0.1").tail(str(log), 1 << 33) == "the cause\n"
 
 
 def test_an_outpost_that_dies_takes_the_run_s_processes_along(tmp_path: Path) -> None:
