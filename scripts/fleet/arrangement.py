@@ -70,7 +70,8 @@ class Arrangement:
 
     def problems(self, came: Sequence[str]) -> Iterator[str]:
         """Yield what is wrong with the nodes in use (scripts/fleet/node_checks.py)."""
-        yield from self._checked(self.found, self.seats, came)
+        used = {at: self.found[at] for at in (self.here, *self.seats.values())}
+        yield from self._checked(used, self.seats, came)
         for room in self._seats.overfull():
             has = self.found[room.node.address].facts.memory_bytes
             yield (
@@ -81,8 +82,7 @@ class Arrangement:
     def problems_of(self, comer: Surveyed, came: Sequence[str]) -> Iterator[str]:
         """Yield what is wrong with a node that is to have what its lists let it have."""
         at, cluster = comer.node.address, self.config.cluster
-        found = {self.here: self.found[self.here], at: comer}
-        seats = {}
+        seats, found = {}, self.found | {at: comer}
         if comer.node.is_one_of(cluster.actors):
             seats["actor-0"] = at
             if self.config.starts_retrieval_server and cluster.retrieval_replicas:

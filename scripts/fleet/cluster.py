@@ -31,9 +31,9 @@ from scripts.fleet.host import FleetError
 from scripts.fleet.node_watch import NodeEvent, NodeWatch
 from scripts.fleet.nodes import Node, Surveyed
 from scripts.fleet.outpost import Laid
-from scripts.fleet.placement import LEARNER, RETRIEVAL, NoRoom, kind_of
+from scripts.fleet.placement import ACTOR, LEARNER, RETRIEVAL, NoRoom, kind_of
 from scripts.fleet.post import LOOK_S, Post, all_of
-from scripts.fleet.survey import refused, survey, unreachable
+from scripts.fleet.survey import refused, survey, unmet, unreachable
 
 SAID = 300  # characters of what Ray says, which may be a page
 _SLIVER = 0.001  # of a node's own resource: it pins, and takes nothing
@@ -157,13 +157,19 @@ class Cluster:
         surveyed, came = survey(self._given, list(self._posts.values()))
         self.arrangement = Arrangement(self._given, surveyed, self._here)
         used = [self._posts[at] for at in dict.fromkeys(self.arrangement.seats.values())]
-        wrong = [*self.arrangement.problems(came), *unreachable(used, self.arrangement.places())]
-        if wrong:
+        reached = unreachable(used, self.arrangement.places())
+        if wrong := [*self.arrangement.problems(came), *reached, *unmet(self._grouped())]:
             raise ConfigError("\n".join(wrong))
         for post in [each for each in self._posts.values() if each not in used]:
             if post.node.address != self._here:  # the watch looks at it, as at one that comes
                 self._posts.pop(post.node.address).close()
                 self.arrangement.remove(post.node.address)
+
+    def _grouped(self) -> list[Post]:
+        """The posts of nodes whose processes form groups: ranks, and who takes in weights."""
+        seats = dict(self.arrangement.seats)
+        at = dict.fromkeys(seats[name] for name in seats if kind_of(name) in (LEARNER, ACTOR))
+        return [post for post in map(self._posts.get, at) if post is not None and not post.gone]
 
     def _may_be_used(self, node: Node) -> bool:
         cluster = self._given.cluster
@@ -295,7 +301,9 @@ class Cluster:
         try:
             surveyed, came = survey(self._given, [post])
             comer, plan = surveyed[node.address], self.arrangement
+            others = [each for each in self._grouped() if each.node.address != node.address]
             wrong = [*plan.problems_of(comer, came), *refused(post, plan.always_open())]
+            wrong += unmet(others, post)
             if wrong:
                 raise FleetError("\n".join(wrong))
         except BaseException:

@@ -4,7 +4,7 @@ Of a cluster each node looks at itself as this machine would, and all are compar
 clocks and connections, what they see of shared storage, and the bandwidth of each to the next.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -16,18 +16,21 @@ from configs.load import ConfigError, load
 from configs.runtime.files import write_json
 from configs.runtime.process import Exit
 from configs.schema import Config
-from scripts.fleet.node_checks import CLOCK_S
+from scripts.fleet.node_checks import CLOCK_S, NTP, clocks_apart
 from scripts.fleet.nodes import OURS, Node, Surveyed
 from scripts.options import Options, argument, option, overrides, refusing
 from scripts.setup import doctor as machine
 from scripts.setup import preflight
 from scripts.setup.doctor import RUNS, Finding
 from scripts.setup.gpu_memory import GIB
+from scripts.setup.resolve import PORTS
 from scripts.terminal import status
 
 LEAST_GBIT_S = 1.0  # between nodes; below, new weights of a small model take seconds
 UNSEEN = "what it wrote there does not come here"
 AGAIN = "see that it is up, with Forage in the same folder as here, and start its Ray anew"
+LATE = "see that it is up, start its Ray anew where it is not, and look again"
+FIXED, CHOSEN = "20000 to 31999", "above 32767 (weights, collectives)"
 Pair = tuple[str, str]  # of addresses: from, to
 
 
@@ -90,7 +93,7 @@ def of_cluster(config: Config, count: int | None) -> list[Finding]:
     surveyed = [each.surveyed for each in found.seen.values()]
     came = {address: each.came for address, each in found.seen.items()}
     alone = [row for each in found.seen.values() for row in of_node(each.surveyed, each.own)]
-    alone += lost(found.lost)
+    alone += lost(found.lost, found.seen)
     if not surveyed:
         return alone
     return [
@@ -137,11 +140,15 @@ def of_node(there: Surveyed, own: Sequence[Finding]) -> Iterator[Finding]:
         )
 
 
-def lost(nodes: Mapping[Node, str]) -> Iterator[Finding]:
-    """Yield the nodes that could not be looked at, with the reason."""
+def lost(nodes: Mapping[Node, str], seen: Collection[str]) -> Iterator[Finding]:
+    """Yield the nodes that could not be looked at, with the reason; those that were `seen`, by
+    address, not to the end.
+    """
     for node, why in nodes.items():
         said = why.removeprefix(f"node {node.shown}").lstrip(": ")
-        yield Finding(node.shown, "cannot be looked at", "to answer", False, f"{said}: {AGAIN}")
+        late = node.address in seen
+        has, remedy = ("stopped answering", LATE) if late else ("cannot be looked at", AGAIN)
+        yield Finding(node.shown, has, "to answer", False, f"{said}: {remedy}")
 
 
 def versions(surveyed: Sequence[Surveyed]) -> Iterator[Finding]:
@@ -167,12 +174,19 @@ def versions(surveyed: Sequence[Surveyed]) -> Iterator[Finding]:
 
 
 def clocks(surveyed: Sequence[Surveyed]) -> Iterator[Finding]:
-    """Yield how far each node's clock is from the one of this machine."""
-    for there in surveyed:
-        off, needs = f"{there.ahead_s:+.2f} s", f"within {CLOCK_S:g} s"
-        ok = abs(there.ahead_s) - there.doubt_s <= CLOCK_S
-        remedy = "set the clocks of both by NTP (timedatectl set-ntp true)"
-        yield Finding(f"{there.node.address}: clock", off, needs, ok, remedy)
+    """Yield how far all clocks are apart at most; where that is too much, pair by pair."""
+    limit, far = f"within {CLOCK_S:g} s", list(clocks_apart(surveyed))
+    if not far:
+        ahead = [there.ahead_s for there in surveyed]
+        yield Finding("clocks", f"{max(ahead) - min(ahead):.2f} s apart", limit, True)
+    for one, other, apart_s in far:
+        yield Finding(
+            what=f"{one.node.address} and {other.node.address}: clocks",
+            has=f"{one.ahead_s:+.2f} s and {other.ahead_s:+.2f} s",
+            needs=limit,
+            ok=False,
+            remedy=f"they are {apart_s:.2f} s apart (here is 0): {NTP}",
+        )
 
 
 def storage(
@@ -198,17 +212,18 @@ def storage(
         )
 
 
-def reach(unreachable: Mapping[Pair, str]) -> Iterator[Finding]:
+def reach(unreachable: Mapping[Pair, Mapping[int, str]]) -> Iterator[Finding]:
     """Yield whether all nodes can connect to each other, pair by pair where not."""
     if not unreachable:
         yield Finding("TCP between nodes", "connects", "to connect", True)
-    for (one, other), why in unreachable.items():
+    for (one, other), whys in unreachable.items():
+        kinds = dict.fromkeys(FIXED if port in PORTS else CHOSEN for port in whys)
         yield Finding(
             what=f"{one} to {other}: TCP",
-            has=why,
+            has=", ".join(f"{port}: {why}" for port, why in whys.items()),
             needs="to connect",
             ok=False,
-            remedy=f"let {one} connect to ports 20000 to 31999 of {other}: see its firewall",
+            remedy=f"let {one} connect to ports {' and '.join(kinds)} of {other}: see its firewall",
         )
 
 

@@ -1,7 +1,7 @@
 """The examination of every node of a Ray cluster, for `forage doctor --cluster`.
 
 Every wait has a deadline. What is wrong with the cluster itself raises ConfigError; a node that
-cannot be looked at is named among those that are.
+cannot be looked at, or stops answering, is named among those that are.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from configs.schema import Config
 from scripts.fleet.cluster import alive, connect
 from scripts.fleet.examiner import Examiner
 from scripts.fleet.host import FleetError
-from scripts.fleet.nodes import CONNECT_S, Node, Surveyed
+from scripts.fleet.nodes import ANY, CONNECT_S, Node, Surveyed
 from scripts.fleet.post import START_S, Post, all_of
 from scripts.fleet.survey import survey
 from scripts.setup.doctor import LOAD_S, Finding
@@ -40,13 +40,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Examined:
-    """What was found: on each node by address, why some could not be looked at, and of pairs of
-    nodes why they do not connect, and the bytes a second from one to the next.
+    """What was found: on each node by address; why some could not be looked at, or not to the end;
+    of pairs of nodes, why they do not connect to which ports, and the bytes a second from one to
+    the next.
     """
 
     seen: dict[str, Seen]
     lost: dict[Node, str]
-    unreachable: dict[Pair, str]
+    unreachable: dict[Pair, dict[int, str]]
     rates: dict[Pair, float]
 
 
@@ -57,13 +58,26 @@ def examined(config: Config, count: int | None) -> Examined:
     connect(config.cluster.address, JOIN_S if count else 0.0)
     try:
         with _posts(_awaited(count or 1, JOIN_S)) as posts:
-            seen, lost = _each(posts, lambda post: _look(config, post))
-            left = [post for post in posts if post.node.address in seen]
-            return Examined(seen, lost, _unreachable(left, seen), _rates(left))
+            return examined_by(posts, config)
     except FleetError as error:
         raise ConfigError(f"cluster.address = {config.cluster.address!r}: {error}") from error
     finally:
         ray.shutdown()
+
+
+def examined_by(posts: Sequence[Post], config: Config) -> Examined:
+    """What is found by these; a node that stops answering loses nothing that was found before."""
+    lost: dict[Node, str] = {}
+    seen = _each(posts, lambda post: _look(config, post), lost)
+    unreachable = _unreachable(posts, seen, lost)
+    rates = _rates(posts, lost)
+    gone = {node.address for node in lost}
+    return Examined(
+        seen,
+        lost,
+        {pair: whys for pair, whys in unreachable.items() if gone.isdisjoint(pair)},
+        {pair: rate for pair, rate in rates.items() if gone.isdisjoint(pair)},
+    )
 
 
 def _awaited(count: int, deadline_s: float) -> list[tuple[Node, str]]:
@@ -90,9 +104,9 @@ def _posts(there: Sequence[tuple[Node, str]]) -> Iterator[list[Post]]:
 
 
 def _each(
-    posts: Sequence[Post], ask: Callable[[Post], Any]
-) -> tuple[dict[str, Any], dict[Node, str]]:
-    """The answers of nodes by address, and why others gave none."""
+    posts: Sequence[Post], ask: Callable[[Post], Any], lost: dict[Node, str]
+) -> dict[str, Any]:
+    """The answers, by address, of nodes that are not lost; those that give none then are."""
 
     def tried(post: Post) -> Any:
         try:
@@ -100,13 +114,12 @@ def _each(
         except FleetError as error:
             return error
 
-    answers = all_of(posts, tried)
-    wrong = {
-        post.node: str(answers.pop(post.node.address))
-        for post in posts
-        if isinstance(answers[post.node.address], FleetError)
-    }
-    return answers, wrong
+    answers = all_of([post for post in posts if post.node not in lost], tried)
+    for post in posts:
+        if isinstance(error := answers.get(post.node.address), FleetError):
+            lost[post.node] = str(error)
+            del answers[post.node.address]
+    return answers
 
 
 def _look(config: Config, post: Post) -> Seen:
@@ -115,10 +128,12 @@ def _look(config: Config, post: Post) -> Seen:
     return Seen(surveyed[post.node.address], own, bool(came))
 
 
-def _unreachable(posts: Sequence[Post], seen: dict[str, Seen]) -> dict[Pair, str]:
-    """Why a connection failed, from one node to another. Raises FleetError."""
-    ports = {address: each.surveyed.facts.ports[:1] for address, each in seen.items()}
-    all_of(posts, lambda post: post.ask("listen", ports[post.node.address]))
+def _unreachable(
+    posts: Sequence[Post], seen: dict[str, Seen], lost: dict[Node, str]
+) -> dict[Pair, dict[int, str]]:
+    """Why connections failed, from one node to another, by port: a fixed one, and any."""
+    fixed = {address: each.surveyed.facts.ports[:1] for address, each in seen.items()}
+    ports = _each(posts, lambda post: post.ask("listen", [*fixed[post.node.address], ANY]), lost)
 
     def tried(post: Post) -> dict[tuple[str, int], str]:
         others = [(at, port) for at in ports for port in ports[at] if at != post.node.address]
@@ -127,16 +142,28 @@ def _unreachable(posts: Sequence[Post], seen: dict[str, Seen]) -> dict[Pair, str
         )
         return found
 
-    failed = all_of(posts, tried)
-    return {(one, at): why for one, whys in failed.items() for (at, _), why in whys.items()}
-
-
-def _rates(posts: Sequence[Post]) -> dict[Pair, float]:
-    """The bytes a second from each node to the next, one after the other. Raises FleetError."""
-    found = {}
-    for one, other in zip(posts, [*posts[1:], *posts[:1]], strict=True):
-        if one is not other:
-            place = other.node.address, other.ask("receive")
-            rate = one.ask("rate", place, RATE_S)
-            found[one.node.address, other.node.address] = float(rate)
+    found: dict[Pair, dict[int, str]] = {}
+    for one, whys in _each(posts, tried, lost).items():
+        for (other, port), why in whys.items():
+            found.setdefault((one, other), {})[port] = why
     return found
+
+
+def _rates(posts: Sequence[Post], lost: dict[Node, str]) -> dict[Pair, float]:
+    """The bytes a second from each node to the next, one after the other."""
+    left = [post for post in posts if post.node not in lost]
+    pairs = zip(left, [*left[1:], *left[:1]], strict=True)
+    return {
+        (one.node.address, other.node.address): rate
+        for one, other in pairs
+        if one is not other and (rate := _rate(one, other, lost)) is not None
+    }
+
+
+def _rate(one: Post, other: Post, lost: dict[Node, str]) -> float | None:
+    """The bytes a second; None where one of both does not answer."""
+    if not (place := _each([other], lambda post: post.ask("receive"), lost)):
+        return None
+    ((at, port),) = place.items()
+    asked = _each([one], lambda post: post.ask("rate", (at, port), RATE_S), lost)
+    return next(map(float, asked.values()), None)

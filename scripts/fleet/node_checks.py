@@ -4,7 +4,9 @@ Each problem is one line that names the node, what is there, what is needed and 
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
+from statistics import median
 
 from configs.schema import Config
 from scripts.fleet.nodes import OURS, Surveyed
@@ -13,6 +15,7 @@ from scripts.setup import gpu_memory
 from scripts.setup.model_size import Model
 
 CLOCK_S = 1.0  # between two nodes' clocks: records and deadlines of a run carry times
+NTP = "set both by NTP (timedatectl set-ntp true)"
 LEAST_BYTES = 256 << 20  # free in /tmp, and in /dev/shm where an engine has several workers
 
 
@@ -23,22 +26,46 @@ def problems(
     here: str,
     came: Collection[str] = (),
 ) -> Iterator[str]:
-    """Yield what is wrong with the nodes that have a seat, by address. `came`: those of which the
-    launcher sees what they wrote into `cluster.shared`.
+    """Yield what is wrong with the nodes that have a seat, by address, and with the clocks of all
+    that are `found`. `came`: those of which the launcher sees what they wrote into
+    `cluster.shared`.
     """
     yield from _storage(config, seats, here)
+    for one, other, apart_s in clocks_apart(list(found.values())):
+        yield (
+            f"the clocks of node {one.node.shown} ({one.ahead_s:+.2f} s from the launcher's) and "
+            f"node {other.node.shown} ({other.ahead_s:+.2f} s) are {apart_s:.2f} s apart, and "
+            f"{CLOCK_S:g} s are allowed: {NTP}"
+        )
     for address in dict.fromkeys(seats.values()):
         there = found[address]
         kinds = {kind_of(name) for name, at in seats.items() if at == address}
         for problem in (
             *_versions(there, found[here]),
-            *_clock(there),
             *_paths(config, there, found[here], kinds),
             *_folders(config, there, kinds, address in came),
             *_cores(config, there, kinds),
             *_gpus(there),
         ):
             yield f"node {there.node.shown}: {problem}"
+
+
+def clocks_apart(found: Sequence[Surveyed]) -> Iterator[tuple[Surveyed, Surveyed, float]]:
+    """Yield the two nodes whose clocks are furthest apart, and the seconds, where that is too much
+    whatever is in doubt; then the same without the one of both that is further from the middle.
+    """
+    left, middle_s = list(found), median(each.ahead_s for each in found) if found else 0.0
+    while pair := max(combinations(left, 2), key=_certainly_apart_s, default=None):
+        if _certainly_apart_s(pair) <= CLOCK_S:
+            return
+        one, other = pair
+        yield one, other, abs(one.ahead_s - other.ahead_s)
+        left.remove(max(pair, key=lambda each: abs(each.ahead_s - middle_s)))
+
+
+def _certainly_apart_s(pair: tuple[Surveyed, Surveyed]) -> float:
+    one, other = pair
+    return abs(one.ahead_s - other.ahead_s) - one.doubt_s - other.doubt_s
 
 
 def paths_of(config: Config, kinds: Collection[str]) -> dict[str, str]:
@@ -121,15 +148,6 @@ def _versions(there: Surveyed, here: Surveyed) -> Iterator[str]:
         if has != wanted:
             remedy = "put the same there" if package == OURS else "install the same there"
             yield f"{package} is {has or 'missing'} there and {wanted or 'missing'} here: {remedy}"
-
-
-def _clock(there: Surveyed) -> Iterator[str]:
-    if abs(there.ahead_s) - there.doubt_s > CLOCK_S:
-        way = "ahead of" if there.ahead_s > 0 else "behind"
-        yield (
-            f"its clock is {abs(there.ahead_s):.1f} s {way} the launcher's, and {CLOCK_S:g} s are "
-            "allowed: set both by NTP (timedatectl set-ntp true)"
-        )
 
 
 def _paths(

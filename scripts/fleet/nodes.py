@@ -26,6 +26,7 @@ from configs.runtime.process import PACKAGES, REPOSITORY
 from scripts.setup.resolve import free_ports
 
 CONNECT_S = 5.0
+ANY = 0  # a port of the system's choice, as weights and collectives take
 LIBRARIES = ("torch", "vllm", "ray", "transformers")
 OURS = "forage"
 _LOCK, _HERE = "lock", "launcher"  # files of the folder that nodes meet in
@@ -237,9 +238,11 @@ class Listeners:
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
-    def open(self, address: str, ports: Sequence[int]) -> None:
-        """Listen there. Raises OSError."""
-        self._sockets += [socket.create_server((address, port)) for port in ports]
+    def open(self, address: str, ports: Sequence[int]) -> list[int]:
+        """Listen there; the ports. Raises OSError."""
+        opened = [socket.create_server((address, port)) for port in ports]
+        self._sockets += opened
+        return [each.getsockname()[1] for each in opened]
 
     def close(self) -> None:
         """Close them all."""

@@ -44,9 +44,9 @@ class Outpost:
         """Find the node's facts."""
         return look(asked, self._address)
 
-    def listen(self, ports: Sequence[int]) -> None:
-        """Listen on these until `deafen`, for other nodes to try. Raises OSError."""
-        self._listeners.open(self._address, ports)
+    def listen(self, ports: Sequence[int]) -> list[int]:
+        """Listen on these until `deafen`, for other nodes to try; the ports. Raises OSError."""
+        return self._listeners.open(self._address, ports)
 
     def deafen(self) -> None:
         """Close what `listen` opened."""

@@ -9,7 +9,7 @@ from configs.schema import Config
 from scripts.fleet import nodes
 from scripts.fleet.arrangement import ports_needed
 from scripts.fleet.node_checks import paths_of
-from scripts.fleet.nodes import Asked, Surveyed
+from scripts.fleet.nodes import ANY, Asked, Surveyed
 from scripts.fleet.placement import ACTOR, LEARNER, REPLAY, RETRIEVAL
 from scripts.fleet.post import START_S, Post, all_of
 
@@ -47,17 +47,34 @@ def _meeting(shared: str) -> Iterator[str]:
         ) from error
 
 
-def unreachable(posts: Sequence[Post], places: Mapping[str, Sequence[int]]) -> Iterator[str]:
-    """Yield which of these nodes do not reach which ports, by address of their nodes, at which
-    nobody listens yet. Raises FleetError.
+def unreachable(
+    posts: Sequence[Post],
+    places: Mapping[str, Sequence[int]],
+    trying: Sequence[Post] | None = None,
+) -> Iterator[str]:
+    """Yield which of those `trying`, else of these nodes, do not reach which ports, by address of
+    their nodes, at which nobody listens yet. Raises FleetError.
     """
     listening = [post for post in posts if post.node.address in places]
-    all_of(listening, lambda post: post.ask("listen", places[post.node.address]))
     try:
-        for found in all_of(posts, lambda post: [*refused(post, places)]).values():
+        opened = all_of(listening, lambda post: post.ask("listen", places[post.node.address]))
+        tried = {**places, **opened}
+        for found in all_of(trying or posts, lambda post: [*refused(post, tried)]).values():
             yield from found
     finally:
         all_of(listening, lambda post: post.ask("deafen"))
+
+
+def unmet(posts: Sequence[Post], comer: Post | None = None) -> Iterator[str]:
+    """Yield which nodes whose processes are to form groups do not reach each other at ports of the
+    system's choice, where groups meet; of a comer, it and the others. Raises FleetError.
+    """
+    places = {post.node.address: [ANY] for post in posts}
+    if comer is None:
+        yield from unreachable(posts, places)
+    elif posts:
+        yield from unreachable(posts, places, trying=[comer])
+        yield from unreachable([comer], {comer.node.address: [ANY]}, trying=posts)
 
 
 def refused(post: Post, places: Mapping[str, Sequence[int]]) -> Iterator[str]:
@@ -68,5 +85,5 @@ def refused(post: Post, places: Mapping[str, Sequence[int]]) -> Iterator[str]:
     for (at, port), why in post.ask("unreachable", wanted, deadline_s=limit_s).items():
         yield (
             f"node {post.node.shown}: cannot connect to {at}:{port} ({why}): let nodes reach each "
-            "other over TCP, on all ports above 1023"
+            "other over TCP, on all ports above 1023: weights and collectives take any of them"
         )

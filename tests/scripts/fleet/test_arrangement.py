@@ -14,9 +14,9 @@ from scripts.fleet.placement import GIB, Need, NoRoom
 PORTS = (21_000, 21_001, 21_002, 21_003, 21_004)
 
 
-def node(address: str) -> Surveyed:
+def node(address: str, ahead_s: float = 0.0) -> Surveyed:
     facts = Facts({}, "/forage", {}, 4, 100 * GIB, (), GIB, GIB, PORTS, "", "")
-    return Surveyed(Node(address, "", 0, 4.0), facts)
+    return Surveyed(Node(address, "", 0, 4.0), facts, ahead_s)
 
 
 def arranged(tmp_path: Path, *nodes: str, **fields: Any) -> Arrangement:
@@ -114,6 +114,13 @@ def test_a_node_that_comes_is_checked_for_what_it_may_have(tmp_path: Path) -> No
     ]
     elsewhere = arranged(tmp_path, "a", "b", cluster__actors="[b]")
     assert [*elsewhere.problems_of(node("c"), [])] == []
+
+
+def test_a_node_that_comes_is_compared_with_all_by_its_clock(tmp_path: Path) -> None:
+    plan = arranged(tmp_path, "a", "b", cluster__actors="[b]")
+    plan.add(node("b", 0.7))
+    (said,) = plan.problems_of(node("c", -0.7), [])
+    assert said.startswith("the clocks of node b (+0.70 s from the launcher's) and node c (-0.70")
 
 
 def test_memory_for_what_lies_beside_actors_is_asked_for_too(tmp_path: Path) -> None:

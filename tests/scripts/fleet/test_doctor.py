@@ -58,7 +58,7 @@ def test_gpus_that_ray_was_not_told_of_are_said() -> None:
 
 
 def test_a_node_that_cannot_be_looked_at_is_named_with_the_reason() -> None:
-    (row,) = command.lost({Node("a", "h", 0, 1.0): "node a (h): no module named 'scripts'"})
+    (row,) = command.lost({Node("a", "h", 0, 1.0): "node a (h): no module named 'scripts'"}, [])
     assert row.what == "a (h)" and row.problems == 1
     assert row.remedy.startswith("no module named 'scripts': see that it is up, with Forage")
 
@@ -82,14 +82,17 @@ def test_versions_are_those_of_the_first_node() -> None:
     assert "install vllm 1.0 there" in found["b: vllm"] and "source" in found["c: forage"]
 
 
-def test_clocks_may_differ_by_a_second() -> None:
-    found = bad(list(command.clocks([node("a"), node("b", -1.05), node("c", 2.0)])))
-    assert list(found) == ["c: clock"] and "NTP" in found["c: clock"]
+def test_any_two_clocks_may_differ_by_a_second() -> None:
+    (whole,) = command.clocks([node("a"), node("b", -0.3), node("c", 0.7)])
+    assert (whole.ok, whole.has) == (True, "1.00 s apart")
+    (far,) = command.clocks([node("a"), node("b", -0.8), node("c", 0.8)])
+    assert (far.what, far.has) == ("b and c: clocks", "-0.80 s and +0.80 s")
+    assert far.problems == 1 and "1.60 s apart" in far.remedy and "NTP" in far.remedy
 
 
 def test_each_pair_without_a_connection_is_named() -> None:
     assert not bad(list(command.reach({})))
-    found = bad(list(command.reach({("a", "b"): "timed out"})))
+    found = bad(list(command.reach({("a", "b"): {20_001: "timed out"}})))
     assert list(found) == ["a to b: TCP"] and "firewall" in found["a to b: TCP"]
 
 

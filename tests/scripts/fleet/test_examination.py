@@ -1,12 +1,18 @@
-"""The nodes of a real Ray cluster, over hosts on this machine."""
+"""The examination of a cluster's nodes: in this process, and over hosts on this machine."""
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from configs.schema import Config
+from scripts.fleet import doctor as command
+from scripts.fleet import examination
+from scripts.fleet.examination import Examined, examined_by
 from tests.faults.hosts import Host, hosts, start_ray, supported
+from tests.scripts.fleet.test_survey import CHOSEN, There
 
 SECONDS = 300.0
 
@@ -21,6 +27,50 @@ def doctor(host: Host, log: Path, *words: str, **environment: str) -> tuple[int,
 def examiners(host: Host) -> list[bytes]:
     lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in host.pids()]
     return [line for line in lines if b"Examiner" in line or b"scripts" in line]
+
+
+def found_where(monkeypatch: pytest.MonkeyPatch, **second: Any) -> Examined:
+    """What is found on three nodes, of which the second is like this."""
+    monkeypatch.setattr(examination, "RATE_S", 0.01)
+    posts: list[Any] = [There("127.0.0.1"), There("127.0.0.2", **second), There("127.0.0.3")]
+    try:
+        return examined_by(posts, Config(run_dir="/tmp/none"))
+    finally:
+        for post in posts:
+            post.end()
+
+
+@pytest.mark.parametrize("dies_at", ["listen", "unreachable", "receive", "rate"])
+def test_what_was_found_is_told_although_a_node_dies_later(
+    dies_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = found_where(monkeypatch, dies_at=dies_at)
+    assert found.seen.keys() == {"127.0.0.1", "127.0.0.2", "127.0.0.3"}
+    assert [node.address for node in found.lost] == ["127.0.0.2"]
+    assert found.unreachable == {} and found.rates[("127.0.0.3", "127.0.0.1")] > 0
+    (row,) = command.lost(found.lost, found.seen)
+    assert (row.what, row.has, row.problems) == ("127.0.0.2", "stopped answering", 1)
+    assert row.remedy.startswith("the actor died: see that it is up")
+
+
+def test_a_node_that_is_never_looked_at_is_told_beside_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = found_where(monkeypatch, dies_at="look")
+    assert found.seen.keys() == {"127.0.0.1", "127.0.0.3"} and len(found.rates) == 2
+    (row,) = command.lost(found.lost, found.seen)
+    assert row.has == "cannot be looked at"
+
+
+def test_ports_are_tried_of_both_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = found_where(monkeypatch, wall=CHOSEN)
+    assert found.unreachable.keys() == {("127.0.0.2", f"127.0.0.{n}") for n in (1, 3)}
+    assert all(len(whys) == 1 for whys in found.unreachable.values())
+    rows = list(command.reach(found.unreachable))
+    assert "connect to ports above 32767 (weights, collectives) of 127.0.0.1: see" in rows[0].remedy
+    found = found_where(monkeypatch, wall=range(65_536))
+    assert all(len(whys) == 2 for whys in found.unreachable.values())
+    assert "ports 20000 to 31999 and above 32767" in next(command.reach(found.unreachable)).remedy
 
 
 @pytest.mark.soak("hosts")
@@ -42,8 +92,8 @@ def test_every_node_of_a_cluster_is_looked_at(tmp_path: Path) -> None:
     found = {each["what"]: each for each in json.loads(file.read_text())}
     version = next(each for what, each in found.items() if what.endswith(": transformers"))
     assert version["what"].startswith(two.address) and version["has"] == "4.0.0"
-    assert found["TCP between nodes"]["ok"] and found["shared storage"]["ok"]
-    assert sum(each["ok"] for what, each in found.items() if what.endswith(": clock")) == 2
+    for what in ("TCP between nodes", "shared storage", "clocks"):
+        assert found[what]["ok"]
     rates = [float(each["has"].split()[0]) for each in found.values() if "Gbit/s" in each["has"]]
     assert len(rates) == 2 and min(rates) > 0
     assert refused[0] == 2 and "refuses our token" in " ".join(refused[1].split())

@@ -8,7 +8,7 @@ import pytest
 
 from configs.load import parse
 from scripts.fleet import nodes
-from scripts.fleet.node_checks import gpu_lines, paths_of, problems
+from scripts.fleet.node_checks import clocks_apart, gpu_lines, paths_of, problems
 from scripts.fleet.nodes import Asked, Facts, Listeners, Node, Surveyed, look, unreachable
 from scripts.setup.model_size import find_model
 
@@ -72,8 +72,8 @@ def test_nodes_that_are_alike_are_good() -> None:
         ),
         (
             {"ahead_s": -2.25, "doubt_s": 0.1},
-            "node b: its clock is 2.2 s behind the launcher's, and 1 s are allowed: set both by "
-            "NTP (timedatectl set-ntp true)",
+            "the clocks of node a (+0.00 s from the launcher's) and node b (-2.25 s) are 2.25 s "
+            "apart, and 1 s are allowed: set both by NTP (timedatectl set-ntp true)",
         ),
         (
             {"sizes": {"/c.jsonl": 5}},
@@ -107,6 +107,23 @@ def test_nodes_that_are_alike_are_good() -> None:
 )
 def test_each_problem_names_node_values_and_remedy(changed: Any, said: str) -> None:
     assert told(**changed) == [said]
+
+
+def apart(**ahead_s: float) -> list[tuple[str, str, float]]:
+    """The pairs of clocks that are said to be too far apart, each known to within 0.1 s."""
+    found = [Surveyed(Node(at, "", 0, 8.0), FACTS, s, 0.1) for at, s in ahead_s.items()]
+    said = clocks_apart(found)
+    return [(one.node.address, other.node.address, round(s, 2)) for one, other, s in said]
+
+
+def test_any_two_clocks_are_compared_each_with_its_doubt() -> None:
+    assert apart() == apart(a=5.0) == apart(a=0.0, b=0.6, c=-0.6) == []
+    assert apart(a=0.0, b=0.8, c=-0.8) == [("b", "c", 1.6)]
+
+
+def test_each_clock_that_is_off_is_named_once() -> None:
+    assert apart(a=0.0, b=0.1, c=7.0, d=-0.1, e=0.0) == [("c", "d", 7.1)]
+    assert apart(a=0.0, b=0.1, c=7.0, d=-3.0, e=0.0) == [("c", "d", 10.0), ("b", "d", 3.1)]
 
 
 def test_a_learner_away_from_the_launcher_needs_shared_storage() -> None:
@@ -169,6 +186,6 @@ def test_a_place_that_nobody_reaches_is_named() -> None:
     (port,) = nodes.free_ports("127.0.0.1", 1)
     place = ("127.0.0.1", port)
     assert unreachable([place]) == {place: "Connection refused"}
-    listeners.open(*place[:1], [port])
+    assert listeners.open(*place[:1], [port]) == [port]
     assert unreachable([place]) == {}
     listeners.close()
