@@ -4,9 +4,14 @@
 #   deploy/drain.sh [SECONDS [RUN]]
 # What they had not finished is leased again to others; nothing delivered is lost. Ray places nothing new here.
 set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=/dev/null
+. "$here/checks.sh"
 seconds=${1:-60} words="-m actors.worker ${2:+${2%/}/config.yaml }"
+require_number SECONDS "$seconds"
+require_commands ray
+require_token
 deadline=$((SECONDS + seconds))
-export RAY_AUTH_MODE=token
 
 actors() {
     local file
@@ -18,11 +23,15 @@ actors() {
     done
 }
 
-ray drain-node --reason=DRAIN_NODE_REASON_PREEMPTION --reason-message=drain.sh --deadline-remaining-seconds="$seconds"
+fail() {
+    echo "drain.sh: $1" >&2
+    exit 1
+}
+
+said=$(ray drain-node --reason=DRAIN_NODE_REASON_PREEMPTION --reason-message=drain.sh \
+    --deadline-remaining-seconds="$seconds" 2>&1) ||
+    fail "Ray takes no note (${said##*$'\n'}): see that it is up on this host, with this token (ray status)"
 while [ -n "$(actors)" ]; do
-    if [ "$SECONDS" -ge "$deadline" ]; then
-        echo "drain.sh: not drained in time: $(actors | xargs)" >&2
-        exit 1
-    fi
+    [ "$SECONDS" -lt "$deadline" ] || fail "not drained in time: $(actors | xargs)"
     sleep 0.2
 done

@@ -5,7 +5,13 @@
 # FORAGE_STAY=1: after a completed run Ray stays up until SIGTERM, for a container whose end would start it again.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-run=${1:?name the directory of the run} hosts=${2:?say how many hosts} config=${3:?name a configuration}
+# shellcheck source=/dev/null
+. "$here/checks.sh"
+[ $# -ge 3 ] || refuse "give run, hosts and configuration: deploy/head.sh RUN HOSTS CONFIG [a.b=c ...]"
+run=$1 hosts=$2 config=$3
+require_number HOSTS "$hosts"
+require_commands ray forage
+require_token
 
 train() {
     forage doctor --cluster auto --nodes "$hosts"

@@ -117,9 +117,50 @@ def test_head_and_worker_open_the_same_ports(host: dict[str, str]) -> None:
         assert "--node-manager-port=6380 --object-manager-port=6381" in call
 
 
-@pytest.mark.parametrize("words", [(), ("worker",), ("tail",)])
-def test_ray_is_told_what_this_host_is(host: dict[str, str], words: tuple[str, ...]) -> None:
-    assert ended(start(host, DEPLOY / "ray.sh", *words))[0] != 0 and not calls(host)
+REFUSED = [
+    ("ray.sh", {}, "say head, or worker HEAD"),
+    ("ray.sh tail", {}, "say head, or worker HEAD"),
+    ("ray.sh worker", {}, "name the head: deploy/ray.sh worker HEAD"),
+    ("ray.sh worker a:6379", {}, "HEAD = a:6379: name it without the port"),
+    ("ray.sh head", {"HOME": ""}, "HOME is not set: name the token's file in RAY_AUTH_TOKEN_PATH"),
+    ("ray.sh head", {"RAY_AUTH_TOKEN_PATH": "/none"}, "no token in /none: deploy/token.sh makes"),
+    ("ray.sh head", {"RAY_AUTH_TOKEN_PATH": "/tmp"}, "no token in /tmp: deploy/token.sh makes"),
+    ("ray.sh head", {"FORAGE_INTERFACE": "no0"}, "FORAGE_INTERFACE = no0 has no IPv4 address"),
+    ("token.sh", {"HOME": ""}, "HOME is not set: name the token's file in RAY_AUTH_TOKEN_PATH"),
+    ("token.sh", {"RAY_AUTH_TOKEN_PATH": "/proc/a/b"}, "no file can be made in /proc/a: make"),
+    ("token.sh", {"RAY_AUTH_TOKEN_PATH": "/tmp"}, "/tmp is a folder: name a file in RAY_AUTH"),
+    ("drain.sh soon", {}, "SECONDS = soon: give a whole number"),
+    ("drain.sh 1", {"RAY_AUTH_TOKEN_PATH": "/none"}, "no token in /none: deploy/token.sh makes"),
+    ("head.sh run 2", {}, "give run, hosts and configuration: deploy/head.sh RUN HOSTS CONFIG"),
+    ("head.sh run two c.yaml", {}, "HOSTS = two: give a whole number"),
+    ("head.sh run 2 c.yaml", {"RAY_AUTH_TOKEN_PATH": "/none"}, "no token in /none: deploy/token"),
+    ("slurm.sbatch c.yaml", {}, "this is no job: sbatch deploy/slurm.sbatch CONFIG"),
+    ("slurm.sbatch", {"SLURM_SUBMIT_DIR": "/"}, "name a configuration, for example configs/"),
+    ("slurm.sbatch c.yaml", {"SLURM_SUBMIT_DIR": "/none"}, "/none is not seen on "),
+    ("slurm.sbatch c.yaml", {"SLURM_SUBMIT_DIR": "/proc"}, "no .venv-gpu in /proc: submit from"),
+    *(
+        (words, {"PATH": "/usr/bin:/bin"}, "ray is not on the PATH: activate Forage's environment")
+        for words in ("ray.sh head", "drain.sh 1", "head.sh run 2 c.yaml")
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "changed", "said"), REFUSED)
+def test_what_is_missing_is_one_line_with_its_remedy(
+    host: dict[str, str], words: str, changed: dict[str, str], said: str
+) -> None:
+    name, *rest = words.split()
+    code, told = ended(start(host, DEPLOY / name, *rest, **changed))
+    assert code == 2 and told.startswith(f"{name}: {said}") and told.count("\n") == 1, told
+    assert not calls(host)
+
+
+def test_a_ray_that_takes_no_note_of_a_drain_is_said(host: dict[str, str]) -> None:
+    ray = Path(host["PATH"].partition(":")[0], "ray")
+    ray.write_text("#!/bin/sh\necho 'Traceback'\necho 'no Ray here' >&2\nexit 1\n")
+    code, said = ended(start(host, DEPLOY / "drain.sh", "1"))
+    line = "drain.sh: Ray takes no note (no Ray here): see that it is up on this host, with this"
+    assert code == 1 and said.startswith(line) and said.count("\n") == 1
 
 
 def head(host: dict[str, str], **more: str) -> subprocess.Popen[str]:
