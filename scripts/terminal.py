@@ -130,11 +130,11 @@ def chatter_to(log: Path) -> Iterator[IO[str]]:
     """
     kept = os.dup(1), os.dup(2)
     with log.open("wb") as file, os.fdopen(os.dup(2), "w", buffering=1) as terminal:
-        _point(file.fileno(), file.fileno())
+        redirect(file.fileno(), file.fileno())
         try:
             yield terminal
         finally:
-            _point(*kept)
+            redirect(*kept)
             for each in kept:
                 os.close(each)
 
@@ -146,7 +146,8 @@ def logged_cause(log: Path) -> str:
     return f"{f': {causes[-1]}' if causes else ''}; see {log}"
 
 
-def _point(out: int, error: int) -> None:
+def redirect(out: int, error: int) -> None:
+    """Have this process write to these descriptors as its standard output and error."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(out, 1)

@@ -22,6 +22,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LOOKING_AFTER = pytest.StashKey[subprocess.Popen[bytes]]()
 RUNS = {  # files whose tests start whole runs, in tests/integration
     "test_cluster.py",
+    "test_detach.py",
     "test_lag0.py",
     "test_restarts.py",
     "test_resume.py",

@@ -148,6 +148,14 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
         os.kill(os.getpid(), signal_number)
 
 
+def outlive_parent() -> None:
+    """No longer end with the thread that started this process, as `die_with_parent` asked (Linux
+    only).
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, 0)
+
+
 def set_title(title: str) -> None:
     """Show `title` as this process's command line and, cut to 15 bytes, as its name: for a fork,
     which shows its parent's (Linux only). It overwrites the arguments alone; the environment stays.

@@ -32,8 +32,9 @@ LEAST_FIRST = (
 class Console:
     """Prints a run. `phases_s` collects how long each named phase took."""
 
-    def __init__(self, rich: RichConsole | None = None) -> None:
-        self._rich = rich or RichConsole(highlight=False, soft_wrap=True)
+    def __init__(self, rich: RichConsole | None = None, record: bool = False) -> None:
+        """`record` what is said, for `moved`."""
+        self._rich = rich or RichConsole(highlight=False, soft_wrap=True, record=record)
         self._explained = False
         self.phases_s: dict[str, float] = {}
         self._phase, self._since = "", time.monotonic()
@@ -43,6 +44,14 @@ class Console:
         """One line."""
         self._rich.print(text, style=style, markup=False)
         self._last_line = time.monotonic()
+
+    def moved(self) -> str:
+        """What was said so far, plain, if that is on record; from now on look anew at what standard
+        output is: a terminal gets colours, a file none.
+        """
+        said = self._rich.export_text() if self._rich.record else ""
+        self._rich = RichConsole(highlight=False, soft_wrap=True)
+        return said
 
     def phase(self, name: str) -> None:
         """Close the phase that is open, saying what it took, and open the next ('' for none)."""

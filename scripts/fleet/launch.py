@@ -26,7 +26,7 @@ from replay.clients.launcher import Observer
 from replay.log.event_log import FILE_NAME
 from replay.protocol import ReplayError
 from replay.questions import left_out
-from scripts.fleet import head
+from scripts.fleet import detach, head
 from scripts.fleet import resume as resuming
 from scripts.fleet.cluster import Cluster, joined
 from scripts.fleet.console import Console
@@ -47,6 +47,7 @@ ENVIRONMENT = {
 }
 FIRST = "starting engines, verifying weights, evaluating the start"
 AGAIN = "starting engines, training recorded batches again, verifying weights"
+DETACH = "return once all is placed; the run goes on without the terminal, and logs to its folder"
 STATUS_S = 2.0  # for an answer of replay; it may be silent for longer (fleet.silence_deadline_s)
 EXIT_CODES = {
     "completed": Exit.DONE,
@@ -63,6 +64,7 @@ class TrainOptions:
     prepare_only: bool = option(
         "make the run directory and print the commands to run by hand", default=False
     )
+    detach: bool = option(DETACH, default=False)
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,13 @@ class ResumeOptions:
     overrides: tuple[str, ...] = overrides()
     config: str | None = option("a YAML file of what is to be different", metavar="FILE")
     prepare_only: bool = option("print the commands to run by hand", default=False)
+    detach: bool = option(DETACH, default=False)
 
 
 def train(options: TrainOptions) -> int:
     """Train from the start. Raises ConfigError before anything is started."""
+    if options.detach:
+        return _detach(options.prepare_only, "train", options.config, *options.overrides)
     here = not options.prepare_only
     config = preflight.checked(options.config, options.overrides, here, nodes=True)
     return _launch(config, None, options.prepare_only)
@@ -82,13 +87,23 @@ def train(options: TrainOptions) -> int:
 
 def resume(options: ResumeOptions) -> int:
     """Go on with a run. Raises ConfigError before anything is started."""
+    if options.detach:
+        given = ["--config", options.config] if options.config else []
+        words = [str(options.run), *given, *options.overrides]
+        return _detach(options.prepare_only, "resume", *words)
     here = not options.prepare_only
     config, progress = resuming.checked(str(options.run), options.config, options.overrides, here)
     return _launch(config, progress, options.prepare_only)
 
 
+def _detach(prepare_only: bool, *words: str) -> int:
+    if prepare_only:
+        raise ConfigError("--detach with --prepare-only, which starts nothing: leave one out")
+    return detach.detached(["-m", "scripts.cli", *words])
+
+
 def _launch(config: Config, progress: Progress | None, prepare_only: bool) -> int:
-    console = Console()
+    console = Console(record=detach.is_detached())
     for line in left_out(config.questions):
         console.say(line, "yellow")
     if prepare_only:
@@ -181,12 +196,13 @@ def run(
     addresses = Addresses.of(cluster.arrangement.wired() if cluster else config)
     directory = _prepare(config, addresses, resumed=progress is not None)
     outcome, cause, gauges = "failed", "", {}
-    with Interrupt(polled=True) as stop:
+    with Interrupt(polled=True) as stop, detach.loose(console, run_dir / detach.LOG) as started:
         try:
             console.phase("starting Ray and placing processes")
             with Fleet(run_dir / "logs", directory, ENVIRONMENT, cluster) as fleet:
                 stop.arm()  # Ray has put handlers of its own in the way
                 fleet.start(commands(config, progress, cluster.servers if cluster else ()))
+                started()
                 console.phase(AGAIN if progress else FIRST)
                 shown, start = progress or Progress(), partial(actor_command, config)
                 supervisor = Supervisor(config, fleet, console, stop, shown, start)
@@ -205,7 +221,6 @@ def run(
                 outcome, cause = "interrupted", f"interrupted by {stop.cause}"
             elif not cause:
                 cause = repr(sys.exception())
-            console.phase("")
             _leave(config, console, outcome, cause, time.monotonic() - begun, gauges)
     return EXIT_CODES[outcome]
 
@@ -232,6 +247,7 @@ def _leave(
     wall_s: float,
     gauges: dict[str, dict[str, float]],
 ) -> None:
+    console.phase("")
     run_dir = Path(config.run_dir)
     report = summary.build(config, outcome, cause, wall_s, console.phases_s, gauges)
     path, curve = summary.write(run_dir, report), plot.draw(run_dir)

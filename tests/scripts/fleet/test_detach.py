@@ -1,0 +1,101 @@
+"""A launcher that goes on by itself: what it says and where, how it ends, who may end it."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from configs.runtime.process import Exit
+from scripts.fleet import detach
+from scripts.fleet.console import Console
+from tests.scripts.terminals import run_in_terminal
+
+# What a launcher does, with stand-ins for its checks and its processes.
+LAUNCHER = """
+import signal, sys
+from pathlib import Path
+from configs.runtime.process import die_with_parent
+from scripts.fleet.detach import is_detached, loose
+
+class Said:
+    def moved(self):
+        return "checked" + chr(10)
+
+die_with_parent()
+print("checked", flush=True)
+if sys.argv[2] == "refuses":
+    sys.exit(2)
+assert is_detached()
+signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+with loose(Said(), Path(sys.argv[1])) as started:
+    print("placing", flush=True)
+    if sys.argv[2] == "fails":
+        sys.exit("no room for it")
+    if sys.argv[2] == "dies":
+        signal.raise_signal(signal.SIGKILL)
+    if sys.argv[2] == "goes on":
+        started()
+    print("at work", sys.stdout.isatty(), flush=True)
+    signal.pause()
+"""
+COMMAND = "import sys; from scripts.fleet.detach import detached; sys.exit(detached(sys.argv[1:]))"
+DEADLINE_S = 60.0
+
+
+def launched(log: Path, how: str) -> tuple[int, str]:
+    """The exit code of the command, and what its terminal was told until that was closed."""
+    return run_in_terminal(["-c", COMMAND, "-c", LAUNCHER, str(log), how])
+
+
+def test_a_launcher_goes_on_when_its_terminal_is_gone(tmp_path: Path) -> None:
+    log = tmp_path / "launcher.log"
+    log.write_text("of an earlier start\n")
+    code, said = launched(log, "goes on")
+    assert code == Exit.DONE and "checked\r\nplacing\r\n" in said
+    pid = int(re.findall(r"kill -INT (\d+)", said)[0])
+    assert f"tail -f {log}" in said and "earlier start" not in said
+    launcher = psutil.Process(pid)
+    assert os.getsid(pid) == pid and launcher.terminal() is None
+    launcher.send_signal(signal.SIGHUP)
+    end = time.monotonic() + DEADLINE_S
+    while "at work" not in log.read_text() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert log.read_text() == "of an earlier start\nchecked\nplacing\nat work False\n"
+    launcher.send_signal(signal.SIGINT)
+    while lives(launcher) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not lives(launcher)
+
+
+def lives(process: psutil.Process) -> bool:
+    """False also of one that nobody has waited for."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("refuses", 2, "checked\r\n"),
+        ("fails", 1, "checked\r\nplacing\r\nno room for it\r\nsee "),
+        ("dies", 1, "checked\r\nplacing\r\nforage: the launcher was ended by SIGKILL\r\nsee "),
+    ],
+)
+def test_a_launcher_that_ends_before_is_shown_to_its_end(
+    how: str, code: int, said: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    found, told = launched(log, how)
+    assert found == code and told.startswith(said)
+    assert log.exists() == (how != "refuses")
+
+
+def test_in_the_foreground_nothing_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    with detach.loose(Console(), Path("/none/log")) as started:
+        started()
+        print("here")
+    assert capsys.readouterr().out == "here\n" and signal.getsignal(signal.SIGHUP) is before
