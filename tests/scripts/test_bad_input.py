@@ -44,6 +44,8 @@ COMMANDS = [
     ("bench --quick", "no option --quick: forage demo, bench learner, "),
     ("--steps 3", "no option --steps: "),
     ("train", "train: name 'CONFIG', a YAML file"),
+    ("train BASE GOOD --detach --prepare-only", "--detach with --prepare-only, which starts noth"),
+    ("resume run --detach --prepare-only", "--detach with --prepare-only, which starts nothing"),
     *(
         (f"{each} none", NO_CONFIG)
         for each in ("train", "sync", "try", "data audit", "memory", "doctor")

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,24 @@ def test_every_node_of_a_cluster_is_looked_at(tmp_path: Path) -> None:
     rates = [float(each["has"].split()[0]) for each in found.values() if "Gbit/s" in each["has"]]
     assert len(rates) == 2 and min(rates) > 0
     assert refused[0] == 2 and "refuses our token" in " ".join(refused[1].split())
+
+
+@pytest.mark.soak("hosts")
+@pytest.mark.skipif(bool(supported()), reason=f"no hosts: {supported()}")
+def test_a_node_that_dies_meanwhile_is_a_line_beside_what_was_found(tmp_path: Path) -> None:
+    log, file = tmp_path / "log", tmp_path / "findings.json"
+    with hosts(2) as (one, two):
+        address = start_ray([one, two])
+        words = ("doctor", "--cluster", address, "--nodes", "2", "--json", str(file))
+        process = one.start(sys.executable, "-m", "scripts.cli", *words, log=log)
+        end = time.monotonic() + SECONDS
+        open_ports = ("ss", "-H", "-l", "-t", "-n", "sport >= :20000 and sport < :32000")
+        while not two.run(*open_ports) and time.monotonic() < end:  # looked at, and now to be tried
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.05)
+        two.die()
+        code = process.wait(SECONDS)
+    assert code == 1 and "Traceback" not in log.read_text()
+    found = {each["what"].partition(" (")[0]: each for each in json.loads(file.read_text())}
+    assert found[two.address]["has"] == "stopped answering"
+    assert "checks" in found[one.address]["has"] and found["versions"]["ok"]
