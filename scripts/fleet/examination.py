@@ -6,7 +6,7 @@ cannot be looked at, or stops answering, is named among those that are.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ def examined_by(posts: Sequence[Post], config: Config) -> Examined:
     lost: dict[Node, str] = {}
     seen = _each(posts, lambda post: _look(config, post), lost)
     unreachable = _unreachable(posts, seen, lost)
-    rates = _rates(posts, lost)
+    rates = _rates(posts, lost, unreachable)
     gone = {node.address for node in lost}
     return Examined(
         seen,
@@ -149,15 +149,18 @@ def _unreachable(
     return found
 
 
-def _rates(posts: Sequence[Post], lost: dict[Node, str]) -> dict[Pair, float]:
-    """The bytes a second from each node to the next, one after the other."""
-    left = [post for post in posts if post.node not in lost]
-    pairs = zip(left, [*left[1:], *left[:1]], strict=True)
-    return {
-        (one.node.address, other.node.address): rate
-        for one, other in pairs
-        if one is not other and (rate := _rate(one, other, lost)) is not None
-    }
+def _rates(
+    posts: Sequence[Post], lost: dict[Node, str], unreachable: Collection[Pair]
+) -> dict[Pair, float]:
+    """The bytes a second from each node to the next that it reaches, one after the other."""
+    left, found = [post for post in posts if post.node not in lost], {}
+    for one, other in zip(left, [*left[1:], *left[:1]], strict=True):
+        pair = one.node.address, other.node.address
+        if one is other or pair in unreachable:
+            continue
+        if (rate := _rate(one, other, lost)) is not None:
+            found[pair] = rate
+    return found
 
 
 def _rate(one: Post, other: Post, lost: dict[Node, str]) -> float | None:

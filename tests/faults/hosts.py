@@ -139,6 +139,8 @@ class Host:
             *place,
             f"--node-ip-address={self.address}",
             f"--num-cpus={cpus}",
+            "--node-manager-port=6380",
+            "--object-manager-port=6381",
             f"--object-store-memory={RAY_STORE_BYTES}",
             f"--temp-dir={self.folder}",
             "--include-log-monitor=false",

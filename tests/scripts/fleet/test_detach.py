@@ -3,13 +3,15 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from configs.runtime.process import Exit
+from configs.runtime.process import REPOSITORY, Exit
 from scripts.fleet import detach
 from scripts.fleet.console import Console
 from tests.scripts.terminals import run_in_terminal
@@ -91,6 +93,17 @@ def test_a_launcher_that_ends_before_is_shown_to_its_end(
     found, told = launched(log, how)
     assert found == code and told.startswith(said)
     assert log.exists() == (how != "refuses")
+
+
+def test_an_interrupt_before_is_handed_on(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    words = [sys.executable, "-c", COMMAND, "-c", LAUNCHER, str(log), "waits"]
+    command = subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
+    end = time.monotonic() + DEADLINE_S
+    while not (log.exists() and "at work" in log.read_text()) and time.monotonic() < end:
+        time.sleep(0.02)
+    command.send_signal(signal.SIGINT)
+    assert command.wait(DEADLINE_S) == Exit.INTERRUPTED
 
 
 def test_in_the_foreground_nothing_changes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,6 +67,7 @@ def test_ports_are_tried_of_both_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     found = found_where(monkeypatch, wall=CHOSEN)
     assert found.unreachable.keys() == {("127.0.0.2", f"127.0.0.{n}") for n in (1, 3)}
     assert all(len(whys) == 1 for whys in found.unreachable.values())
+    assert found.rates.keys() == {("127.0.0.1", "127.0.0.2"), ("127.0.0.3", "127.0.0.1")}
     rows = list(command.reach(found.unreachable))
     assert "connect to ports above 32767 (weights, collectives) of 127.0.0.1: see" in rows[0].remedy
     found = found_where(monkeypatch, wall=range(65_536))
@@ -119,3 +120,21 @@ def test_a_node_that_dies_meanwhile_is_a_line_beside_what_was_found(tmp_path: Pa
     found = {each["what"].partition(" (")[0]: each for each in json.loads(file.read_text())}
     assert found[two.address]["has"] == "stopped answering"
     assert "checks" in found[one.address]["has"] and found["versions"]["ok"]
+
+
+@pytest.mark.soak("hosts")
+@pytest.mark.skipif(bool(supported()), reason=f"no hosts: {supported()}")
+def test_a_firewall_that_closes_the_ports_of_groups_is_found(tmp_path: Path) -> None:
+    file, chosen = tmp_path / "findings.json", "32768-65534"
+    with hosts(2) as (one, two):
+        address = start_ray([one, two])
+        both = ("sport", chosen, "dport", chosen)  # Ray's own lie below
+        one.run("ip", "rule", "add", "ipproto", "tcp", *both, "blackhole")
+        words = ("--cluster", address, "--nodes", "2", "--json", str(file))
+        code, said = doctor(one, tmp_path / "log", *words)
+        pairs = {f"{a.address} to {b.address}: TCP" for a, b in ((one, two), (two, one))}
+    assert code == 1 and "Traceback" not in said
+    found = json.loads(file.read_text())
+    bad = {each["what"]: each["remedy"] for each in found if not each["ok"]}
+    assert bad.keys() >= pairs and not any("Gbit/s" in each["has"] for each in found)
+    assert all("ports above 32767 (weights, collectives)" in bad[pair] for pair in pairs)
