@@ -1,5 +1,5 @@
 """An actor that joins a running run by hand: it fetches the run's configuration from replay and
-checks that everything in it can be reached from this host.
+checks that everything in it can be reached from this machine.
 
 A setting that would keep the actor from working is a ConfigError that names the field, before any
 engine starts. Replay and the retrieval server have deadlines.
@@ -94,7 +94,7 @@ def _model(config: Config) -> Iterator[str]:
     path = config.model.path
     if not Path(path, "config.json").is_file():
         yield (
-            f"model.path = {path!r}: no model there on this host: copy the run's model here and "
+            f"model.path = {path!r}: no model there on this machine: copy the run's model here and "
             "say where: model.path=FOLDER"
         )
 
@@ -110,7 +110,7 @@ def _weight_sync(config: Config) -> Iterator[str]:
     if not reached:
         yield (
             f"weight_sync.endpoint = {config.weight_sync.endpoint!r}: the learner listens at "
-            f"{endpoint}, which this host cannot reach: start the run with "
+            f"{endpoint}, which this machine cannot reach: start the run with "
             "weight_sync.endpoint=tcp://HOST:PORT, HOST an address that both know"
         )
 
@@ -124,8 +124,8 @@ def _retrieval(config: Config) -> Iterator[str]:
         if _stays_inside(urlsplit(url).hostname or ""):
             yield (
                 f"retrieval.{field} = {value}: the retrieval server at {url} cannot be reached "
-                f"from this host: start the run with retrieval.{field}={field.upper()}, an address "
-                "that both know, or say here where one is: retrieval.url=http://HOST:PORT"
+                f"from this machine: start the run with retrieval.{field}={field.upper()}, an "
+                "address that both know, or say here where one is: retrieval.url=http://HOST:PORT"
             )
 
 
@@ -134,7 +134,7 @@ def _judge(config: Config) -> Iterator[str]:
     inside = bool(url) and _stays_inside(urlsplit(url).hostname or "")
     if inside and not on_this_host(config.replay.endpoint):
         yield (
-            f"rewards.judge.url = {url!r}: that judge cannot be reached from this host: start "
+            f"rewards.judge.url = {url!r}: that judge cannot be reached from this machine: start "
             "the run with an address that both know, or say here where one is: "
             "rewards.judge.url=http://HOST:PORT/v1"
         )
@@ -151,11 +151,11 @@ async def _search(config: Config) -> None:
             await client.retrieve(["forage"], 1)
             found = client.index_version
     except RetrievalRefused as error:
-        raise ConfigError(f"a search from this host was refused: {error}") from error
+        raise ConfigError(f"a search from this machine was refused: {error}") from error
     except RetrievalError as error:
         raise ConfigError(
-            f"retrieval.url = {where}: a search from this host failed: {error}: say here where the "
-            "retrieval server is: retrieval.url=http://HOST:PORT"
+            f"retrieval.url = {where}: a search from this machine failed: {error}: say here where "
+            "the retrieval server is: retrieval.url=http://HOST:PORT"
         ) from error
     if asked.index_version not in ("", found):
         raise ConfigError(
@@ -165,7 +165,7 @@ async def _search(config: Config) -> None:
 
 
 def on_this_host(endpoint: str) -> bool:
-    """True where an endpoint is on this host: its loopback and files can be reached."""
+    """True where an endpoint is on this machine: its loopback and files can be reached."""
     host = urlsplit(endpoint).hostname
     return endpoint.startswith("ipc://") or host is None or is_own_host(host)
 

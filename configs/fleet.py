@@ -1,5 +1,5 @@
-"""The sections `fleet` and `cluster`: a run's processes started again, and the machines they lie
-on. A leaf module.
+"""The sections `fleet` and `cluster`: a run's processes started again, and the nodes that they
+run on. A leaf module.
 """
 
 from typing import Annotated
@@ -18,7 +18,7 @@ class FleetConfig(Section, frozen=True):
 
 
 class ClusterConfig(Section, frozen=True):
-    """The machines of a run: nodes of a Ray cluster that the launcher's machine is one of. Raises
+    """The nodes of a run: those of a Ray cluster that the launcher's machine is one of. Raises
     ValueError for an address that is none, and for nodes without one.
     """
 
@@ -30,7 +30,7 @@ class ClusterConfig(Section, frozen=True):
     actors: Annotated[tuple[str, ...], OF_THE_MACHINE] = ()  # that may have actors; empty: any
     # Own servers on each node that has actors; 0: one in all, beside the launcher
     retrieval_replicas: Annotated[NonNegative, OF_THE_MACHINE] = 1
-    # A folder that all nodes see, with run_dir in it: so the learner may lie on several, and move
+    # A folder that all nodes see, with run_dir in it: so the learner may run on several, and move
     shared: Annotated[InputPath, OF_THE_MACHINE] = ""
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class ClusterConfig(Section, frozen=True):
         if self.address not in ("", "auto") and not known:
             raise ValueError(
                 f"cluster.address = {self.address!r} is no Ray cluster: give 'auto', or HOST:PORT "
-                "as `ray start --head --port=PORT` says on its first machine"
+                "as `ray start --head --port=PORT` says on its first node"
             )
         for field in ("learner", "actors", "shared"):
             if (value := getattr(self, field)) and not self.address:

@@ -71,14 +71,14 @@ def _require_address(field: str, endpoint: str) -> None:
     known = endpoint.startswith("tcp://")
     if not (known and host and port.isdigit() and 0 < int(port) < 1 << 16):
         meant = bool(host and port.isdigit() and "/" not in host)
-        remedy = "name this host, as the actors reach it, and a port"
+        remedy = "name this machine, as the actors reach it, and a port"
         if meant and not known:
             remedy = f"did you mean tcp://{endpoint}?"
         raise ValueError(f"{field} = {endpoint!r} is no address tcp://HOST:PORT: {remedy}")
     if host in ("*", "0.0.0.0", "[::]"):
         raise ValueError(
             f"{field} = {endpoint!r} is no address that anybody could connect to: name the one by "
-            "which the actors reach this host"
+            "which the actors reach this machine"
         )
 
 
@@ -103,7 +103,7 @@ class ActorsConfig(Section, frozen=True):
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
     dtype: Literal["", "float32", "bfloat16"] = ""  # of the engines; empty: model.dtype
     # Of keys and values, in each engine over all its workers; 0: found when a run is prepared
-    # (scripts/setup/fit.py), on a GPU what it leaves, else what the seats' contexts fill.
+    # (scripts/setup/fit.py), on a GPU what it leaves, else what the slots' contexts fill.
     kv_cache_bytes: Annotated[NonNegative, OF_THE_MACHINE] = 0
     prefix_caching: bool = True
     enforce_eager: bool = False  # true: no CUDA graphs, which take a minute at the start
@@ -117,7 +117,7 @@ class ActorsConfig(Section, frozen=True):
     @property
     def slots(self) -> int:
         """Rollouts in flight where nothing measures what the engine holds: those set, or one a
-        seat.
+        slot.
         """
         return self.rollouts_in_flight or self.max_num_seqs
 
@@ -182,7 +182,7 @@ class WeightSyncConfig(Section, frozen=True):
         ):
             raise ValueError(
                 "weight_sync.transport = 'snapshot' with a tcp:// endpoint needs "
-                "weight_sync.snapshot_dir: name a folder that all hosts see"
+                "weight_sync.snapshot_dir: name a folder that all nodes see"
             )
 
     def deadline_s(self, nbytes: int, first: bool = False) -> float:

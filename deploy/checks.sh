@@ -24,14 +24,14 @@ token_file() {
     echo "${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}"
 }
 
-# Whoever reaches Ray's ports may run programs on this host: no token, no Ray. Each host holds the same one.
+# Whoever reaches Ray's ports may run programs on this node: no token, no Ray. Each node holds the same one.
 require_token() {
     export RAY_AUTH_MODE=token
     [ -z "${RAY_AUTH_TOKEN:-}" ] || return 0
     local token
     token=$(token_file)
     [ -f "$token" ] && [ -s "$token" ] ||
-        refuse "no token in $token: deploy/token.sh makes one on the first host; copy it to the others"
+        refuse "no token in $token: deploy/token.sh makes one on the first node; copy it to the others"
     [ -r "$token" ] || refuse "$token cannot be read: run chown $(id -un) $token"
     [ -z "$(find -L "$token" -perm /077)" ] || refuse "others may read $token: run chmod 600 $token"
     export RAY_AUTH_TOKEN_PATH=$token

@@ -30,7 +30,7 @@ fail() {
 
 said=$(ray drain-node --reason=DRAIN_NODE_REASON_PREEMPTION --reason-message=drain.sh \
     --deadline-remaining-seconds="$seconds" 2>&1) ||
-    fail "Ray takes no note (${said##*$'\n'}): see that it is up on this host, with this token (ray status)"
+    fail "Ray takes no note (${said##*$'\n'}): see that it is up on this node, with this token (ray status)"
 while [ -n "$(actors)" ]; do
     [ "$SECONDS" -lt "$deadline" ] || fail "not drained in time: $(actors | xargs)"
     sleep 0.2

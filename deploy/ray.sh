@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Start Ray on this host as Forage needs it. Every template calls this; `forage` and `ray` must be on the PATH.
+# Start Ray on this node as Forage needs it. Every template calls this; `forage` and `ray` must be on the PATH.
 #   deploy/ray.sh head [option of `ray start` ...]
-#   deploy/ray.sh worker HEAD [option of `ray start` ...]       HEAD: the first host's name or address
+#   deploy/ray.sh worker HEAD [option of `ray start` ...]       HEAD: the first node's host name or address
 # FORAGE_INTERFACE=ib0 gives Ray that network's address. --block stays in the foreground; `ray stop` ends it.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

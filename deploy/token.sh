@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make the token of a Ray cluster, where there is none; a shared home has it everywhere, else copy it to each host:
-#   deploy/token.sh && ssh HOST 'mkdir -p -m 700 ~/.ray' && scp -p ~/.ray/auth_token HOST:.ray/
+# Make the token of a Ray cluster, where there is none; a shared home has it everywhere, else copy it to each node:
+#   deploy/token.sh && ssh NODE 'mkdir -p -m 700 ~/.ray' && scp -p ~/.ray/auth_token NODE:.ray/
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=/dev/null

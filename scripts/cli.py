@@ -75,7 +75,7 @@ COMMANDS = {
     "data prepare": Command("data.prepare:prepare", "Put data sets into one schema."),
     "data audit": Command("data.corpus_audit:audit", "Count the questions a corpus answers."),
     "index": Command("data.build_index:index", "Build an index of a corpus."),
-    "memory": Command("setup.memory:memory", "Reckon what GPUs must hold, and a run's pace."),
+    "memory": Command("setup.memory:memory", "Calculate what GPUs must hold, and a run's pace."),
     "plan": Command("plan.plan:plan", "Simulate a run: tokens a second, staleness, GPUs."),
     "doctor": Command("fleet.doctor:doctor", "Check what a run needs, here or on a cluster."),
     "bench learner": Command("bench.learner:bench", "Time and memory of a learner's step."),

@@ -87,6 +87,21 @@ def test_a_gauge_of_a_page_exists(page: str, gauge: str) -> None:
     assert gauge in WRITTEN or alone or any(re.fullmatch(each, gauge) for each in MADE)
 
 
+def symptoms() -> list[str]:
+    """The messages in the table of what may be wrong with a cluster; … stands for anything."""
+    section = TEXT["cluster.md"].partition("## When something is wrong")[2].partition("\n## ")[0]
+    first = re.findall(r"^\| (.+?) \|", section, re.M)[1:]
+    return [said for cell in first for said in re.findall(r"`([^`]+)`", cell)]
+
+
+@pytest.mark.parametrize("message", symptoms())
+def test_a_message_of_a_page_is_printed(message: str) -> None:
+    scripts = [file.read_text() for file in (REPOSITORY / "deploy").glob("*.sh")]
+    whole = re.sub(r'"\s+f?"', "", "\n".join([SOURCE, *scripts]))  # of strings in several lines
+    parts = [part.strip() for part in message.split("…")]
+    assert all(part in whole for part in parts), parts
+
+
 @pytest.mark.parametrize(("page", "link"), found(r"\]\(((?!https?:)[^)\s]+)\)", PROSE))
 def test_a_link_of_a_page_leads_somewhere(page: str, link: str) -> None:
     (home,) = (each.parent for each in PAGES if each.name == page)

@@ -68,7 +68,7 @@ _REFUSED = {  # keys, as a pattern: why not
     "pipeline_parallel_size|data_parallel_.+|prefill_context_parallel_size|"
     "decode_context_parallel_size|dcp_.+|cp_.+|nnodes|node_rank|master_.+|device_ids|"
     "distributed_executor_backend|enable_elastic_ep|elastic_.+": "an engine's processes are those "
-    "of actors.tensor_parallel, on this host; more engines: actors.count",
+    "of actors.tensor_parallel, on this machine; more engines: actors.count",
     "enable_expert_parallel|.*eplb.*|enable_ep_.+|all2all_backend|expert_.+": "a mixture of "
     "experts is not supported yet",
     "kv_transfer_config|kv_events_config|kv_offloading_.+|ec_.+": "an update drops the keys and "

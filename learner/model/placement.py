@@ -51,8 +51,8 @@ class Placement:
         each = self.ranks_per_host
         if self.hosts == 1 or each < 2:
             raise BadModel(
-                f"learner.hierarchical = True: {len(self.nodes)} ranks on {self.hosts} hosts"
-                f"{'' if each else ', unequally'}: it needs several hosts and on each as many "
+                f"learner.hierarchical = True: {len(self.nodes)} ranks on {self.hosts} nodes"
+                f"{'' if each else ', unequally'}: it needs several nodes and on each as many "
                 "ranks, two or more, with numbers in a row: place them so, or leave it out"
             )
         return each

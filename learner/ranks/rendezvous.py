@@ -212,7 +212,7 @@ def _await_sight(config: Config, rendezvous: Rendezvous) -> None:
         if sees is not True:
             why = (
                 f"run_dir = {config.run_dir!r} is not seen by {link.peer}, which could not save "
-                "its part of a checkpoint: name a folder that all hosts share"
+                "its part of a checkpoint: name a folder that all nodes share"
             )
             rendezvous.send_all("failed", why)
             raise ConfigError(why)

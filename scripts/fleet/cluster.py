@@ -149,7 +149,7 @@ class Cluster:
         if self._here not in {node.address for node, _ in found}:
             raise ConfigError(
                 f"cluster.address = {self._given.cluster.address!r}: {self._here}, this machine, "
-                "is no node of it: ray start --address=HOST:PORT here"
+                "is no node of it: deploy/ray.sh worker HEAD here"
             )
         wanted = [(node, id) for node, id in found if self._may_be_used(node)]
         wanted.sort(key=lambda each: (each[0].address != self._here, _number(each[0].address)))

@@ -57,7 +57,9 @@ def require(address: str, token: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
     except socket.gaierror as error:
-        raise NoHead(f"{host} is no host that is known here: see the name") from error
+        raise NoHead(
+            f"the host name {host} is not known here: check it, or write it into /etc/hosts"
+        ) from error
     except OSError as error:
         raise NoHeadYet(
             f"{address} cannot be reached ({error.strerror or error}): see that deploy/ray.sh head "

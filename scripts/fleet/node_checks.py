@@ -131,13 +131,13 @@ def _storage(config: Config, seats: Mapping[str, str], here: str) -> Iterator[st
     away = dict.fromkeys(seats[name] for name in ranks if seats[name] != here)
     if away and not shared:
         yield (
-            f"cluster.shared = '': the learner lies on {', '.join(away)}, and its checkpoints "
+            f"cluster.shared = '': the learner runs on {', '.join(away)}, and its checkpoints "
             f"would, away from the launcher on {here}: name a folder that all nodes see, with "
             "run_dir in it, or start the run where the learner has room"
         )
     elif shared and not Path(config.run_dir).is_relative_to(shared):
         yield (
-            f"run_dir = {config.run_dir!r} lies outside cluster.shared = {shared!r}: name a "
+            f"run_dir = {config.run_dir!r} is outside cluster.shared = {shared!r}: name a "
             "directory inside it"
         )
 

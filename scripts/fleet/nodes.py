@@ -33,7 +33,7 @@ _LOCK, _HERE = "lock", "launcher"  # files of the folder that nodes meet in
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine as Ray tells of it: `address` is its name everywhere."""
+    """A machine of the cluster, as Ray tells of it: `address` is its name everywhere."""
 
     address: str
     name: str  # its host name
@@ -201,7 +201,7 @@ def _not_shared(meeting: Path, address: str) -> str:
     """Why the folder here is not the launcher's, or does not do what its files need; ''."""
     try:
         if (meeting / _HERE).read_text() != meeting.name:
-            return "another folder lies there"
+            return "another folder is there"
         draft = meeting / f".{address}"
         with draft.open("w") as file:
             file.write(meeting.name)

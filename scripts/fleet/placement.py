@@ -185,7 +185,7 @@ class Seats:
         lower = f"lower {field} to {seated}" if seated else "add a node that holds one"
         remedy = f"{lower}, or let other nodes have some ({names})"
         if learner and not (chosen or cluster.shared):
-            remedy = "set cluster.shared, so that it may lie on other nodes than the launcher's"
+            remedy = "set cluster.shared, so that it may run on other nodes than the launcher's"
         if not allowed:
             there = ", ".join(room.node.shown for room in self._rooms.values())
             return f"{names} = {list(chosen)!r}: no such node is there: name some of {there}"

@@ -83,7 +83,7 @@ def _memory(planned: Planned) -> Iterator[tuple[str, str, str]]:
         of_role = (each for each in found.gpus if any(who.startswith(role) for who in each))
         held = max((sum(sum(n.values()) for n in each.values()) for each in of_role), default=0)
         too_much = "" if held <= found.total else ": too much (forage memory)"
-        limit = f"of {found.total / GIB:.1f} GiB, reckoned{too_much}"
+        limit = f"of {found.total / GIB:.1f} GiB, calculated{too_much}"
         yield f"memory, {role}'s GPU", f"{held / GIB:.1f} GiB", limit
 
 

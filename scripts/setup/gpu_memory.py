@@ -75,7 +75,7 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
     width, on_gpu = width_of(config.model.dtype), device == "cuda"
     # ZeRO shares out gradients from stage 2, weights from 3.
     shared = {stage: learner.ranks if learner.zero_stage >= stage else 1 for stage in (2, 3)}
-    half = max(1, learner.ranks // 2)  # on two hosts
+    half = max(1, learner.ranks // 2)  # on two nodes
     activations, head = activation_bytes(config, model), head_bytes(config, model, device)
     offloads = learner.offload == "cpu" and on_gpu
     state = {} if offloads else state_bytes(config, model)
@@ -84,7 +84,7 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
     stepping = 0 if offloads else 4 * STEP_COPIES[device] * count // ranks
     needs = {
         "weights": width * count // shared[3],
-        "weights within a host": width * count // half if learner.hierarchical else 0,
+        "weights within a node": width * count // half if learner.hierarchical else 0,
         "gradients": (width if offloads else 4) * count // shared[2],
         **state,
         "activations": activations,
@@ -156,7 +156,9 @@ def vector_bytes(config: Config) -> int:
 
 
 def tenants(config: Config, model: Model, gpus: int) -> list[dict[str, dict[str, int]]]:
-    """What each of `gpus` holds: who, and its bytes by what they are for."""
+    """What each of `gpus` holds: who, and its bytes by what they are for. Over a cluster they are
+    those of all nodes, and retrieval servers are beside actors.
+    """
     ranks, actors = config.learner.ranks, config.actors.count
     workers = config.actors.tensor_parallel
     found: list[dict[str, dict[str, int]]] = [{} for _ in range(gpus)]
@@ -166,8 +168,9 @@ def tenants(config: Config, model: Model, gpus: int) -> list[dict[str, dict[str,
         for worker, gpu in enumerate(gpus_of_actor(index, ranks, gpus, workers)):
             who = f"actor-{index}" + (f" worker {worker}" if workers > 1 else "")
             found[gpu][who] = engine_needs(config, model)
+    first = ranks if config.cluster.address and config.cluster.retrieval_replicas else 0
     for gpu, each in enumerate(found):
-        if needs := retrieval_needs(config, gpu, gpus):
+        if needs := retrieval_needs(config, (gpu - first) % gpus, gpus):
             each["retrieval server"] = needs
     return found
 

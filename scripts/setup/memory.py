@@ -1,5 +1,5 @@
-"""`forage memory`: what GPUs and host must hold, and the pace to be expected, each with how it is
-reckoned. Works for machines and models that are not here.
+"""`forage memory`: what GPUs and host must hold, and the pace to be expected, each with its
+arithmetic. Works for machines and models that are not here.
 """
 
 import re
@@ -31,7 +31,7 @@ from scripts.setup.pace import Pace, speed_of
 
 _REASONS = {  # of a part of who lies on a GPU
     "weights": "{width} x {elements}{over3}",
-    "weights within a host": "{width} x {elements} / a host's ranks, of two hosts",
+    "weights within a node": "{width} x {elements} / a node's ranks, of two nodes",
     "gradients": "{gradient} x {elements}{over2}",
     "optimiser, with fp32 weights": "{state} x {elements}{over1}",
     "averages": "{averages} x {elements}{over1}",
@@ -44,7 +44,7 @@ _REASONS = {  # of a part of who lies on a GPU
     "weights received": "{engine} x {elements}",
     "vectors in halves": "the index over all GPUs",
     "FAISS": "its scratch",
-    "encoder": "of queries, on GPU 0",
+    "encoder": "of queries, on one GPU",
     "CUDA": "a process",
 }
 FILLING = (
@@ -52,8 +52,8 @@ FILLING = (
     "rollouts fill, count by half."
 )
 NOTE = (
-    "Times are reckoned for {moved:g} TB/s and {done:g} TFLOP/s a GPU; none is measured. Rollouts "
-    'are taken to end half way to the context\'s limit, "at most" at it.'
+    "Times are calculated for {moved:g} TB/s and {done:g} TFLOP/s a GPU; none is measured. "
+    'Rollouts are taken to end half way to the context\'s limit, "at most" at it.'
 )
 _OF_ENGINES = {  # of an actor's, where another reason stands above or workers share
     "weights": "{engine} x {elements}{workers}",
@@ -114,10 +114,7 @@ def reckon(options: MemoryOptions) -> Reckoned:
     """All of it, for the GPUs that the options name, that are here, or that a recipe is for."""
     config = load(options.config, options.overrides, options.gpus)
     size = int(options.gib * GIB)
-    if options.gpus is None:
-        gpus = totals() or [size] * gpus_wanted(config)
-    else:
-        gpus = [size] * options.gpus
+    gpus = _gpus(config, size) if options.gpus is None else [size] * options.gpus
     try:
         model = find_model(config.model.path)
     except (OSError, ValueError, KeyError) as error:
@@ -136,6 +133,16 @@ def reckon(options: MemoryOptions) -> Reckoned:
         memory_needed(config, len(gpus), model),
         Pace(config, model, min(gpus, default=0), len(gpus)),
     )
+
+
+def _gpus(config: Config, size: int) -> list[int]:
+    """The bytes of the GPUs that are here, or that a recipe is for, of which a cluster's node has
+    some.
+    """
+    here, wanted = totals(), gpus_wanted(config)
+    if config.cluster.address and len(here) < wanted:
+        return [min(here, default=size)] * wanted
+    return here or [size] * wanted
 
 
 def _memory_table(found: Reckoned) -> Table:
@@ -168,8 +175,8 @@ def _pace_rows(found: Reckoned) -> Iterator[tuple[str, str, str]]:
     pace, config = found.pace, found.config
     actors, sync = config.actors, config.weight_sync
     per = f"{pace.kv_tokens:,} tokens / {pace.context_tokens:,} a context"
-    seats = f", {actors.max_num_seqs} seats"
-    yield "rollouts in flight", f"{actors.count} x {pace.in_flight}", per + seats
+    slots = f", {actors.max_num_seqs} slots"
+    yield "rollouts in flight", f"{actors.count} x {pace.in_flight}", per + slots
     if not found.gpus:
         return
     token = f"{actors.max_action_tokens} tokens of {1e3 * pace.token_s:.0f} ms, a search"
@@ -264,7 +271,7 @@ def _table(unit: str, title: str = "") -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column(title, no_wrap=True)
     table.add_column(unit, justify="right", no_wrap=True)
-    table.add_column("reckoned by", overflow="fold")
+    table.add_column("calculated as", overflow="fold")
     return table
 
 

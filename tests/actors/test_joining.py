@@ -110,7 +110,7 @@ def test_another_run_s_keys_are_named_at_the_deadline(run: Start, tmp_path: Path
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["model.path=/none"], "model.path = '/none': no model there on this host: copy"),
+        (["model.path=/none"], "model.path = '/none': no model there on this machine: copy"),
         (["actors.thread=1"], "did you mean 'actors.threads'"),
         (["actors.engine.block_siz=16"], "did you mean actors.engine.block_size?"),
         (["weight_sync.endpoint=ipc:///none/sync"], "weight_sync.endpoint = 'ipc:///none/sync'"),
@@ -121,7 +121,7 @@ def test_another_run_s_keys_are_named_at_the_deadline(run: Start, tmp_path: Path
         (["weight_sync.endpoint="], "start the run with weight_sync.endpoint=tcp://HOST:PORT"),
         (
             ["retrieval.top_k=1", "retrieval.timeout_s=0.2", "retrieval.url=http://127.0.0.1:1"],
-            "retrieval.url = 'http://127.0.0.1:1': a search from this host failed",
+            "retrieval.url = 'http://127.0.0.1:1': a search from this machine failed",
         ),
     ],
 )
@@ -230,4 +230,4 @@ def test_the_process_names_itself_and_exits_2(run: Start) -> None:
     )
     assert process.returncode == 2 and "Traceback" not in process.stderr
     assert f"{socket.gethostname()}-" in process.stderr
-    assert "model.path = '/none': no model there on this host" in process.stderr
+    assert "model.path = '/none': no model there on this machine" in process.stderr

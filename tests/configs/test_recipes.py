@@ -11,6 +11,7 @@ from configs.rewards import RewardWeights
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
 from scripts.setup.gpu_memory import GIB, HEADROOM
+from scripts.setup.machine import gpus_wanted
 from scripts.setup.memory import MemoryOptions, Reckoned, reckon
 
 PER_BATCH = 10  # optimiser steps on each of Search-R1's batches: 512 x 5 rollouts in parts of 256
@@ -44,10 +45,10 @@ SEARCH_R1 = {  # scripts/nq_hotpotqa/v0.2/train_grpo.sh
     "learner.weight_decay": 0.01,
     "learner.max_grad_norm": 1.0,
 }
-OVER_NODES = SEARCH_R1 | {  # the same, with a search on each node's CPU
-    "retrieval.device": "cpu",
+OVER_NODES = SEARCH_R1 | {  # the same, with an index on each node's CPU
     "retrieval.index_device": "cpu",
     "cluster.address": "auto",
+    "learner.checkpoint_every": 100,  # more nodes fail more often
 }
 EMA_PG = SEARCH_R1 | {  # search/train_grpo_ema_pg.sh
     "learner.eval_every": 50 * PER_BATCH,
@@ -135,6 +136,12 @@ def reckoned(case: str, *overrides: str) -> Reckoned:
     return reckon(MemoryOptions(path, (f"model.path={model}", *overrides), gpus, gib))
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_asks_for_the_gpus_that_it_is_for(name: str) -> None:
+    _, _, gpus, _ = CASES[name]
+    assert gpus_wanted(recipe(name)) == gpus
+
+
 def unfit(found: Reckoned) -> dict[str, tuple[float, float]]:
     """Each number that does not follow from the model and the GPUs: what it is, and its bound."""
     config, pace = found.config, found.pace
@@ -164,7 +171,9 @@ def sizes(found: Reckoned) -> str:
     used = [sum(map(sum, (n.values() for n in each.values()))) for each in found.gpus]
     whose = [f"the GPU {used[0] / GIB:.1f}"]
     if len(used) > 1:
-        whose = [f"a learner's GPU {max(used[:4]) / GIB:.1f}", f"an actor's {used[-1] / GIB:.1f}"]
+        ranks = found.config.learner.ranks
+        whose = [f"a learner's GPU {max(used[:ranks]) / GIB:.1f}"]
+        whose.append(f"an actor's {max(used[ranks:]) / GIB:.1f}")
     pace, count = found.pace, found.config.actors.count
     return (
         f"{whose[0]} of {found.total / GIB:.0f} GiB, {', '.join([*whose[1:], 'of which'])} "
@@ -213,13 +222,13 @@ def row(case: str) -> str:
     name, model, gpus, gib = CASES[case]
     found, used = reckoned(case), []
     for each in found.gpus:
-        used.append(f"{sum(map(sum, (needs.values() for needs in each.values()))) / GIB:.1f}")
-    pace = found.pace
+        used.append(sum(map(sum, (needs.values() for needs in each.values()))) / GIB)
+    pace, ranks = found.pace, found.config.learner.ranks
     cells = (
         f"`{name}`, {model.removeprefix('Qwen2.5-')}",
         f"{gpus} x {gib:.0f}",
-        max(used[: found.config.learner.ranks]),
-        used[-1],
+        f"{max(used[:ranks]):.1f}",
+        f"{max(used[ranks:] or used):.1f}",
         f"{sum(found.host.values()) / GIB:.0f}",
         f"{found.config.actors.count} x {pace.in_flight}",
         *(f"{seconds:.0f} s" for seconds in (pace.rollout_s, pace.step_s, pace.publish_s)),

@@ -15,7 +15,7 @@ import pytest
 from configs.runtime.process import REPOSITORY
 
 DEPLOY = REPOSITORY / "deploy"
-# Until SIGTERM: Ray with --block, and a run; `fails` and `completes` end the run at once.
+# Until SIGTERM: Ray with --block, and a run; `completes`, `stops` and `fails` end the run at once.
 FAKE = """#!/usr/bin/env bash
 name=$(basename "$0")
 trap 'exit 0' TERM
@@ -26,6 +26,7 @@ case "$name $*" in
 "ray drain-node"*) [ ! -e actor ] || kill -TERM "$(cat actor)"; exit 0 ;;
 "forage train"*|"forage resume"*)
     [ ! -e completes ] || exit 0
+    [ ! -e stops ] || exit 3
     [ ! -e fails ] || exit 1
     ;;
 *) exit 0 ;;
@@ -131,8 +132,8 @@ REFUSED = [
     ("token.sh", {"RAY_AUTH_TOKEN_PATH": "/tmp"}, "/tmp is a folder: name a file in RAY_AUTH"),
     ("drain.sh soon", {}, "SECONDS = soon: give a whole number"),
     ("drain.sh 1", {"RAY_AUTH_TOKEN_PATH": "/none"}, "no token in /none: deploy/token.sh makes"),
-    ("head.sh run 2", {}, "give run, hosts and configuration: deploy/head.sh RUN HOSTS CONFIG"),
-    ("head.sh run two c.yaml", {}, "HOSTS = two: give a whole number"),
+    ("head.sh run 2", {}, "give run, nodes and configuration: deploy/head.sh RUN NODES CONFIG"),
+    ("head.sh run two c.yaml", {}, "NODES = two: give a whole number"),
     ("head.sh run 2 c.yaml", {"RAY_AUTH_TOKEN_PATH": "/none"}, "no token in /none: deploy/token"),
     ("slurm.sbatch c.yaml", {}, "this is no job: sbatch deploy/slurm.sbatch CONFIG"),
     ("slurm.sbatch", {"SLURM_SUBMIT_DIR": "/"}, "name a configuration, for example configs/"),
@@ -159,7 +160,7 @@ def test_a_ray_that_takes_no_note_of_a_drain_is_said(host: dict[str, str]) -> No
     ray = Path(host["PATH"].partition(":")[0], "ray")
     ray.write_text("#!/bin/sh\necho 'Traceback'\necho 'no Ray here' >&2\nexit 1\n")
     code, said = ended(start(host, DEPLOY / "drain.sh", "1"))
-    line = "drain.sh: Ray takes no note (no Ray here): see that it is up on this host, with this"
+    line = "drain.sh: Ray takes no note (no Ray here): see that it is up on this node, with this"
     assert code == 1 and said.startswith(line) and said.count("\n") == 1
 
 
@@ -196,14 +197,17 @@ def test_the_head_ends_as_its_run_does(host: dict[str, str]) -> None:
     assert ended(head(host, FORAGE_STAY="1"))[0] == 1
 
 
-def test_a_completed_run_s_head_stays_where_it_is_to(host: dict[str, str]) -> None:
-    Path(host["HOME"], "completes").touch()
+@pytest.mark.parametrize(("how", "code"), [("completes", 0), ("stops", 3)])
+def test_the_head_of_a_run_that_is_over_stays_where_it_is_to(
+    host: dict[str, str], how: str, code: int
+) -> None:
+    Path(host["HOME"], how).touch()
     process = head(host, FORAGE_STAY="1")
     assert process.stdout is not None
     while "stays up" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    assert ended(process)[0] == 0
+    assert ended(process)[0] == code
 
 
 def job(host: dict[str, str], nodes: int) -> subprocess.Popen[str]:

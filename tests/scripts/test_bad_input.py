@@ -282,10 +282,10 @@ SETTINGS = [
     ("actors.tensor_parallel=0", "expected `int` >= 1"),
     ("replay.group_size=1", "give 2 or more"),
     ("replay.endpoint=127.0.0.1:5555", "did you mean tcp://127.0.0.1:5555?"),
-    ("replay.endpoint=tcp://0.0.0.0:5555", "name the one by which the actors reach this host"),
+    ("replay.endpoint=tcp://0.0.0.0:5555", "name the one by which the actors reach this machine"),
     ("replay.endpoint=tcp://203.0.113.9:5555", "this machine cannot listen there (Cannot assign"),
     ("weight_sync.endpoint=tcp://127.0.0.1:{web}", "listen there (Address already in use): name"),
-    ("weight_sync.endpoint=tcp://host", "is no address tcp://HOST:PORT: name this host"),
+    ("weight_sync.endpoint=tcp://host", "is no address tcp://HOST:PORT: name this machine"),
     (
         "weight_sync.transport=nccl",
         "no GPU is visible, and this configuration is for 2 (learner.ra",

@@ -3,7 +3,7 @@
     gloo       CPUs, or whatever mixture no other way can join; over the network
     nccl       the learner and every actor on a GPU of their own
     cuda_ipc   the learner and every actor on one and the same GPU
-    snapshot   files in a folder that all hosts see, on one host perhaps /dev/shm; when asked for
+    snapshot   files in a folder that all nodes see, on one machine perhaps /dev/shm; when asked for
     node       a file from one actor to the others of its node; rank 0 has no part in it
     http       a download from the learner's host, by an actor that comes late; it has no group
 

@@ -1,4 +1,4 @@
-"""Transport by files, in a folder that all hosts see; on one host perhaps /dev/shm.
+"""Transport by files, in a folder that all nodes see; on one machine perhaps /dev/shm.
 
 A version is one file of all buckets in order, which appears whole under its number. A receiver
 waits for it until its deadline, rank 0 for nobody. Of each group the last two files are kept, and
@@ -67,7 +67,7 @@ class SnapshotTransport:
         if not self._folder.is_dir():
             raise TransportFailed(
                 f"{self._folder} is not there: weight_sync.snapshot_dir must be a folder that the "
-                "learner's host and the actor's both see"
+                "learner's node and the actor's both see"
             )
         return self
 

@@ -33,14 +33,14 @@ GOALS = {
 }
 SHOWN = (*GOALS, "probe_largest_bf16")
 METHOD = {
-    "simulated": "vLLM's Scheduler and KV cache, seats, cache and load an eighth of "
+    "simulated": "vLLM's Scheduler and KV cache, slots, cache and load an eighth of "
     "configs/search_r1_7b_grpo.yaml's; a step takes max(12 ms, 10 ms + 240 us a token)",
     "probe_wait_s": "the longest from an update to its probe's answer, 2.5 rollouts in flight a "
-    "seat, an update every 20 s",
+    "slot, an update every 20 s",
     "oversubscribed_over_fcfs": "rollouts/s by priority over those first come, first served, "
-    "2.5 in flight a seat, over 200 s behind 60; the median of seeds; _updates: one every 20 s",
+    "2.5 in flight a slot, over 200 s behind 60; the median of seeds; _updates: one every 20 s",
     "capacity_over_best_fixed": "the mean of the capacity found, over the best of five fixed ones, "
-    "by rollouts/s; the one furthest from 1. With the whole cache seats are short, not room: "
+    "by rollouts/s; the one furthest from 1. With the whole cache slots are short, not room: "
     "rates are nearly flat there, and say more (rate_over_best_fixed)",
     "preemptions_per_1000": "rollouts, without those of updates, after 200 s to settle",
     "probe_mean_bf16": "|difference of log-probs| between learner and engine over the probe's 63 "

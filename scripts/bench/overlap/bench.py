@@ -49,7 +49,7 @@ METHOD = {
     "tokens/s": "sampled tokens, counted when their completion ends, over a window that begins "
     "when as many rollouts have ended as are in flight, or twice as many (`plan`: turnovers), and "
     "ends while all go on; of loops in batches: over whole batches, after the first",
-    "seats filled": "of the engine's seats, on average, those that a rollout was in or queued for",
+    "slots filled": "of the engine's slots, on average, those that a rollout was in or queued for",
     "latency": "put before the real server, drawn by the words of each query; a POST waits for the "
     "longest of its queries'; of the tail: log-normal, p50 200 ms, p99 2 s",
     "waited": "by a rollout for one search: coalescing, HTTP and the search itself included; in "
@@ -207,8 +207,8 @@ def tables(found: dict[str, Any], plan: Plan) -> list[Table]:
     on = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
     rows = Table(
         "measured", "in flight", "tokens/s", "over no latency (min, max)", "goal", "",
-        "seats filled", "waited s: p50, p99", "CPU: engine, actor, server",
-        title=f"Retrieval latency hidden: {plan.seats} seats (max_num_seqs), "
+        "slots filled", "waited s: p50, p99", "CPU: engine, actor, server",
+        title=f"Retrieval latency hidden: {plan.seats} slots (max_num_seqs), "
         f"{found['tokens_per_s_no_latency']:,.0f} tokens/s without latency at "
         f"{found['rollouts_in_flight'][NO_LATENCY]} rollouts in flight",
         caption=f"real vLLM, rollouts, HTTP and index, {plan.layers} layers; {on}",

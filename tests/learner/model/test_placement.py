@@ -44,5 +44,5 @@ def test_each_host_keeps_a_copy_where_that_is_asked_for(
 @pytest.mark.parametrize("nodes", ["aaaa", "ab", "aab", "abab"])
 def test_a_copy_that_cannot_be_is_refused(nodes: str) -> None:
     learner = LearnerConfig(zero_stage=3, hierarchical=True)
-    with pytest.raises(BadModel, match=r"hierarchical = True: .* ranks on . hosts.*: it"):
+    with pytest.raises(BadModel, match=r"hierarchical = True: .* ranks on . nodes.*: it"):
         places(nodes)[0].secondary_partition(learner)

@@ -151,7 +151,7 @@ def test_a_run_directory_that_a_host_does_not_share_is_refused(
     for rank in (0, 1):
         said = (tmp_path / "two" / f"errors-{rank}").read_text()
         assert "is not seen by rank 1 of the learner on" in said
-        assert "name a folder that all hosts share" in said
+        assert "name a folder that all nodes share" in said
 
 
 @pytest.mark.soak("ranks")

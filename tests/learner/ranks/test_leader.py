@@ -296,7 +296,7 @@ def test_a_rank_that_does_not_see_the_run_s_directory_is_named(over_tcp: Config)
         link.send("sees", False)
         words = (
             r"is not seen by rank 1 of the learner on node-7 \(127.0.0.1\), which could not save "
-            r"its part of a checkpoint: name a folder that all hosts share"
+            r"its part of a checkpoint: name a folder that all nodes share"
         )
         with pytest.raises(ConfigError, match=words):
             leading.result()

@@ -90,8 +90,8 @@ def test_nodes_that_are_alike_are_good() -> None:
             "that all nodes can make",
         ),
         (
-            {"shared": "another folder lies there"},
-            "node b: cluster.shared = '/s': another folder lies there: mount the same storage "
+            {"shared": "another folder is there"},
+            "node b: cluster.shared = '/s': another folder is there: mount the same storage "
             "there, or name a folder that all nodes see",
         ),
         (
@@ -132,10 +132,10 @@ def test_a_learner_away_from_the_launcher_needs_shared_storage() -> None:
     alone = msgspec.structs.replace(CONFIG.cluster, shared="")
     config = msgspec.structs.replace(CONFIG, cluster=alone)
     (said,) = problems(config, there, seats, "a")
-    assert said.startswith("cluster.shared = '': the learner lies on b, and its checkpoints would")
+    assert said.startswith("cluster.shared = '': the learner runs on b, and its checkpoints would")
     outside = msgspec.structs.replace(CONFIG, run_dir="/r")
     (said,) = problems(outside, there, seats, "a", "ab")
-    assert said.startswith("run_dir = '/r' lies outside cluster.shared = '/s': name a")
+    assert said.startswith("run_dir = '/r' is outside cluster.shared = '/s': name a")
 
 
 def test_a_gpu_that_is_too_small_is_told_by_node() -> None:
@@ -174,7 +174,7 @@ def test_storage_that_is_not_the_launcher_s_is_told(tmp_path: Path) -> None:
     assert told(tmp_path / "none") == "what the launcher wrote there is not there"
     with nodes.meeting_in(tmp_path) as meeting:
         (meeting / "launcher").write_text("another's")
-        assert told(meeting) == "another folder lies there"
+        assert told(meeting) == "another folder is there"
     with nodes.meeting_in(tmp_path) as meeting:
         (meeting / "lock").unlink()
         (meeting / "lock").touch()  # as where locks stay on their node

@@ -65,7 +65,7 @@ def test_a_copy_within_each_host_is_counted() -> None:
         return learner_needs(load(REPOSITORY / "configs" / "base.yaml", words), QWEN_HALF_B)
 
     copy = needs("learner.hierarchical=true")
-    assert copy.pop("weights within a host") == 2 * QWEN_HALF_B.parameters // 4
+    assert copy.pop("weights within a node") == 2 * QWEN_HALF_B.parameters // 4
     assert copy == needs()
 
 

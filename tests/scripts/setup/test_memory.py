@@ -57,7 +57,7 @@ def test_a_part_says_how_it_is_reckoned(capsys: pytest.CaptureFixture[str]) -> N
         in text
     )
     assert "averages 7.09 4 x 7.62e9 / 4 ranks" in text and "719,431 tokens of 56 KiB" in text
-    assert "719,431 tokens / 2,448 a context, 256 seats" in text
+    assert "719,431 tokens / 2,448 a context, 256 slots" in text
     assert "weight_sync.publish_every = 5" in text
 
 
@@ -118,6 +118,18 @@ def test_the_gpus_that_are_here_are_taken(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("scripts.setup.memory.totals", lambda: [22 << 30])
     here = reckon(MemoryOptions(str(CONFIGS / "one_gpu.yaml"), ("model.path=Qwen2.5-0.5B",)))
     assert here.total == 22 << 30 and len(here.gpus) == 1 and here.fits
+
+
+@pytest.mark.parametrize("here", [[], [70 << 30] * 8])
+def test_over_nodes_the_gpus_that_are_here_are_some(
+    here: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scripts.setup.memory.totals", lambda: here)
+    path = str(CONFIGS / "search_r1_7b_4x8.yaml")
+    found = reckon(MemoryOptions(path, ("model.path=Qwen2.5-7B",)))
+    assert len(found.gpus) == 32 and found.total == (70 << 30 if here else 79 << 30)
+    with_encoder = [gpu for gpu, each in enumerate(found.gpus) if "retrieval server" in each]
+    assert with_encoder == [8]  # beside the first actor; the learner's eight have none
 
 
 @pytest.mark.parametrize("path", ["", "nowhere", "Qwen2.5-8B"])
