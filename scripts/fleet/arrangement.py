@@ -143,6 +143,10 @@ class Arrangement:
         self._seats.leave(name)
         return self._seats.seat(name)
 
+    def leave(self, name: str) -> None:
+        """Have others take the seat of a process that has left for good."""
+        self._seats.leave(name)
+
     def beside(self, names: Sequence[str]) -> list[str]:
         """The retrieval servers that nodes of these actors are to have and lack."""
         if not (self.config.starts_retrieval_server and any(kind_of(n) == ACTOR for n in names)):

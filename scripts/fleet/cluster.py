@@ -247,6 +247,12 @@ class Cluster:
             environment["CUDA_VISIBLE_DEVICES"] = every
         return NodeSeat(post, directory, environment, self.arrangement.gpus(name))
 
+    def leave(self, name: str) -> None:
+        """Free the seat of a process that has left for good, in our books and in Ray's."""
+        if seat := self._seats.pop(name, None):
+            seat.leave()
+        self.arrangement.leave(name)
+
     def room(self, name: str) -> str:
         """Why no seat can be had for this process; ''."""
         try:

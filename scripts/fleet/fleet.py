@@ -92,6 +92,9 @@ class Place(Protocol):
     def room(self, name: str) -> str:
         """Why no seat can be had for this process; ''."""
 
+    def leave(self, name: str) -> None:
+        """Have others take the seat of a process that has left for good."""
+
     def beside(self, names: Sequence[str]) -> dict[str, list[str]]:
         """The commands of further processes that these need where they now lie."""
 
@@ -136,6 +139,9 @@ class Here:
     def room(self, name: str) -> str:
         """There always is."""
         return ""
+
+    def leave(self, name: str) -> None:
+        """It was nobody's."""
 
     def beside(self, names: Sequence[str]) -> dict[str, list[str]]:
         """None."""
@@ -302,36 +308,38 @@ class Fleet:
         """Place the processes all at once; one that has ended is replaced. Returns their names, and
         of others that they need beside them. Raises FleetError, and NoRoom.
         """
-        placed = {name: self._put(name, command) for name, command in commands.items()}
-        for name, command in self._place.beside(list(commands)).items():
-            if name not in placed and (name not in self.members or self.members[name].seat.gone):
-                commands = {**commands, name: command}
-                placed[name] = self._put(name, command)
-        for name, (seat, host, start) in placed.items():
-            started = _started(name, seat, start)
+        others = self._place.beside(list(commands))
+        lost = [n for n in others if n not in self.members or self.members[n].seat.gone]
+        commands = {name: others[name] for name in lost} | commands  # the others are told of them
+        # All have a seat before any is placed: a node that goes meanwhile leaves none half-started.
+        seats = {name: self._place.seat(name) for name in commands}
+        placed = {name: self._put(name, command, seats[name]) for name, command in commands.items()}
+        for name, (host, start) in placed.items():
+            started, seat = _started(name, seats[name], start), seats[name]
             path = self._log_path(name)
             self.members[name] = Member(name, host, started, path, commands[name], seat)
         return list(placed)
 
-    def _put(self, name: str, command: list[str]) -> tuple[Seat, Any, Any]:
-        """The seat of a process, its host, the last one if that lives, and what its start will
-        return.
-        """
-        before, seat = self.members.get(name), self._place.seat(name)
-        words = [*command, *seat.words]
+    def _put(self, name: str, command: list[str], seat: Seat) -> tuple[Any, Any]:
+        """The host of a process, the last one if that lives, and what its start will return."""
+        before, words = self.members.get(name), [*command, *seat.words]
         if before is not None and before.seat is seat and before.host_lives():
-            return seat, before.host, before.host.start.remote(words)
+            return before.host, before.host.start.remote(words)
         ready = str(seat.directory / f"{name}.ready")
         # Two calls at once: one waits for the worker's end, beside all others.
         options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 2} | seat.options()
         environment = {**self._environment, **seat.environment}
         log_path = str(self._log_path(name))
         host = ray.remote(**options)(Host).remote(words, environment, log_path, ready)
-        return seat, host, host.start.remote()
+        return host, host.start.remote()
 
     def room(self, name: str) -> str:
         """Why no seat can be had for this process; ''."""
         return self._place.room(name)
+
+    def leave(self, name: str) -> None:
+        """Have others take the seat of a process that has left for good."""
+        self._place.leave(name)
 
     def outdated(self) -> list[str]:
         """Actors that look for the learner where it is no longer."""

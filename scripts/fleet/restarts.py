@@ -19,7 +19,7 @@ from scripts.runs.fleet_log import FleetLog
 SOON_S = 60.0  # a process that ends later than this after its start starts afresh
 HOMELESS_S = 600.0  # how long a run waits for a node with room for its learner, or any actor
 _WHOSE_ROOM = ("an actor", "the learner")
-LOOK_S = 3.0  # how often stopped processes are looked for, and room for those left out
+LOOK_S = 3.0  # how often stopped processes are looked for, and room for those that wait for it
 
 
 class BudgetSpent(RuntimeError):
@@ -44,16 +44,18 @@ class Restarts:
         self._worked: set[str] = set()  # those that were ready once: their input is good
         self._wanted: int | None = None  # actors, once somebody has asked for a number
         self._looked_s = 0.0
+        self._ending = False
         self._leaving: set[str] = set()  # told to
-        self._returning: list[str] = []
-        self._left_out: dict[str, str] = {}  # no node has room for them: why
+        self._returning: dict[str, list[str]] = {}  # actors that are to start, and how
+        self._roomless: dict[str, str] = {}  # no node has room for them: why
+        self._unsaid: set[str] = set()  # those of whom that has not been said
         self._homeless_s: dict[str, float] = {}  # since when that is so of all actors, of a rank
         self._counted: set[str] = set()  # nodes whose end has cost its restart
         self._note_started(list(fleet.members))
 
     @property
     def returning(self) -> set[str]:
-        """Actors that were told to leave, and are to come back."""
+        """Actors that are to start: once they have left, or once a node has room for them."""
         return set(self._returning)
 
     @property
@@ -74,10 +76,10 @@ class Restarts:
         for name, member in self._fleet.members.items():
             if member.exit_code is not None:
                 found[name] = f"has ended with {member.exit_code}"
-        for name, why in self._left_out.items():
-            found[name] = f"is left out: {why}"
+        for name, why in self._roomless.items():
+            found[name] = f"waits for room: {why}"
         for name, due in self._due.items():
-            if name in self._left_out:
+            if name in self._roomless:
                 continue
             found[name] = f"has ended, and starts again in {max(0.0, due - now):.1f} s"
         return found
@@ -85,7 +87,7 @@ class Restarts:
     def tend(self, broken: Mapping[str, int], at_once: bool = False) -> None:
         """Start again, in time or at once, those that ended unasked. Raises BudgetSpent."""
         now = time.monotonic()
-        known = self._due.keys() | set(self._returning)
+        known = self._due.keys() | self._returning.keys()
         fresh = {name: code for name, code in broken.items() if name not in known}
         for name, code in sorted(fresh.items(), key=_blame):
             if name not in self._due:  # another rank's end may have brought it here
@@ -93,9 +95,9 @@ class Restarts:
         due = [n for n, at in self._due.items() if at <= now or (at_once and n in broken)]
         # The ranks of a learner find each other only if all start anew.
         due = [name for name in due if self._fleet.members[name].poll() is not None]
-        due = [name for name in due if self._has_room(name, now)]
+        due = self._with_room(due, now)
         ranks = {name for name in self._fleet.members if is_rank(name)}
-        if ranks & self._left_out.keys():
+        if ranks & self._roomless.keys():
             due = [name for name in due if name not in ranks]
         if due:
             if self._start({name: self._command(name) for name in due}):
@@ -112,30 +114,40 @@ class Restarts:
             return False
         return True
 
+    def _with_room(self, names: Sequence[str], now: float) -> list[str]:
+        """Those that find a node, and say what is new of that. Raises BudgetSpent."""
+        waited = set(self._roomless)
+        found = [name for name in names if self._has_room(name, now)]
+        if came := [name for name in found if name in waited]:
+            self._say(f"there is room now for {', '.join(came)}", "bold yellow")
+        for why in dict.fromkeys(self._roomless[name] for name in names if name in self._unsaid):
+            alike = [n for n in names if n in self._unsaid and self._roomless[n] == why]
+            verb = "waits" if len(alike) == 1 else "wait"
+            self._say(f"{', '.join(alike)} {verb} for room: {why}", "bold yellow")
+        self._unsaid.clear()
+        return found
+
     def _has_room(self, name: str, now: float) -> bool:
         """True where a process finds a node; one that does not is looked at again. Raises
         BudgetSpent where the run cannot do without it.
         """
         if not (why := self._fleet.room(name)):
-            self._left_out.pop(name, None)
+            self._roomless.pop(name, None)
             return True
         if name == "replay":
             raise BudgetSpent(f"{name} cannot be started again: {why}")
-        self._leave_out(name, why)
+        if self._roomless.get(name) != why:
+            self._unsaid.add(name)
+        self._roomless[name] = why
         if name in self._due:
             self._due[name] = now + LOOK_S
         actors = [each for each in self._fleet.members if each.startswith("actor-")]
-        homeless = all(each in self._left_out for each in actors if not self.unwanted(each))
+        homeless = all(each in self._roomless for each in actors if not self.unwanted(each))
         if homeless or is_rank(name):
             who = _WHOSE_ROOM[is_rank(name)]
             if now - self._homeless_s.setdefault(who, now) > HOMELESS_S:
                 raise BudgetSpent(f"for {HOMELESS_S:g} s no node had room for {who}: {why}")
         return False
-
-    def _leave_out(self, name: str, why: str) -> None:
-        if self._left_out.get(name) != why:
-            self._say(f"{name} is left out: {why}", "bold yellow")
-        self._left_out[name] = why
 
     def _follow_the_learner(self, started: list[str]) -> None:
         """Have actors that look for a learner where it is no longer leave, and come back."""
@@ -153,26 +165,44 @@ class Restarts:
     def _call_back(self, actors: Sequence[str]) -> None:
         for name in actors:
             self._fleet.members[name].signal(signal.SIGTERM)
-        self._returning += [name for name in actors if name not in self._returning]
+            self._returning.setdefault(name, self._fleet.members[name].command)
+
+    def _bring_back(self) -> None:
+        """Start the actors that are to, have ended and find room. Raises BudgetSpent."""
+        members, now = self._fleet.members, time.monotonic()
+        looks = now - self._looked_s >= LOOK_S
+        ready = [n for n in self._returning if n not in members or members[n].poll() is not None]
+        found = self._with_room([n for n in ready if looks or n not in self._roomless], now)
+        if found and self._start({name: self._returning[name] for name in found}):
+            for name in found:
+                del self._returning[name]
+
+    def call_off(self) -> None:
+        """Have no actor come, or come back, any more: the run is to end."""
+        self._ending = True
+        self._returning.clear()
 
     def scale(self, count: int, actor_command: Callable[[str], list[str]]) -> None:
-        """Have `actor-0` to `actor-(count - 1)` run, and the other actors drain and leave."""
+        """Have `actor-0` to `actor-(count - 1)` run, those that find no node as soon as one has
+        room, and the other actors drain and leave. Raises BudgetSpent.
+        """
         members, names = self._fleet.members, [f"actor-{index}" for index in range(count)]
         self._wanted = count
         new = [n for n in names if n not in members or members[n].poll() == 0]
-        lacking = {name: why for name in new if (why := self._fleet.room(name))}
-        new = [name for name in new if name not in lacking]
-        self._note_started(self._fleet.start({name: actor_command(name) for name in new}))
         leaving = [n for n in members if self.unwanted(n) and members[n].poll() is None]
         for name in leaving:
             members[name].signal(signal.SIGTERM)
-        back = self._leaving.union(self._returning)
-        self._returning = [n for n in names if n in back and n not in new]
-        self._leaving = {*leaving, *self._returning}
-        for name in [name for name in self._due if self.unwanted(name)]:
-            del self._due[name]
-        changes = [f"{name} finds no room: {why}" for name, why in lacking.items()]
-        changes += [f"{name} starts" for name in new] + [f"{name} is to leave" for name in leaving]
+        back = [n for n in names if n in self._leaving.union(self._returning) and n not in new]
+        self._leaving = {*leaving, *back}
+        for noted in (self._due, self._roomless):
+            for name in [name for name in noted if self.unwanted(name)]:
+                del noted[name]
+        self._returning = {name: members[name].command for name in back}
+        self._returning |= {name: actor_command(name) for name in new}
+        self._looked_s = 0.0  # whoever waits may find room
+        self._bring_back()
+        changes = [f"{n} {'waits' if n in self._returning else 'starts'}" for n in new]
+        changes += [f"{name} is to leave" for name in leaving]
         self._say(f"{count} actors wanted: {', '.join(changes) or 'as it is'}", "bold yellow")
 
     def unwanted(self, name: str) -> bool:
@@ -187,12 +217,9 @@ class Restarts:
                 self._unready.discard(name)
                 self._worked.add(name)
                 self._log.write("ready", name, at_s)
-        self._evict()
-        for name in [n for n in self._returning if self._fleet.members[n].poll() is not None]:
-            if not self._has_room(name, time.monotonic()):
-                continue
-            if self._start({name: self._fleet.members[name].command}):
-                self._returning.remove(name)
+        if not self._ending:
+            self._evict()
+            self._bring_back()
         now = time.monotonic()
         if now - self._looked_s < LOOK_S:
             return
@@ -275,12 +302,12 @@ class Restarts:
     def _actors(self) -> list[str]:
         members = self._fleet.members
         there = [n for n in members if n.startswith("actor-") and members[n].exit_code != Exit.DONE]
-        return [n for n in there if not self.unwanted(n) and n not in self._left_out]
+        return [n for n in there if not self.unwanted(n) and n not in self._roomless]
 
     def _note_started(self, names: list[str]) -> None:
         for name in names:
             self._since[name] = time.monotonic()
-            for noted in (self._stopped, self._due, self._left_out):
+            for noted in (self._stopped, self._due, self._roomless):
                 noted.pop(name, None)
             if name.startswith("actor-") or is_rank(name):
                 self._homeless_s.pop(_WHOSE_ROOM[is_rank(name)], None)

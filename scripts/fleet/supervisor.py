@@ -80,7 +80,8 @@ class Supervisor:
             with _within_budget():
                 self.restarts.look()
             if (wanted := self._wanted.change()) and not self._asked:
-                self.restarts.scale(wanted, self._actor_command)
+                with _within_budget():
+                    self.restarts.scale(wanted, self._actor_command)
             try:
                 if self._stop.cause and not self._asked:
                     self._end_early(observer)
@@ -115,6 +116,7 @@ class Supervisor:
     def _end_early(self, observer: Observer) -> None:
         self._console.phase("stopping")
         self._asked = True
+        self.restarts.call_off()
         for name, member in self._fleet.members.items():
             # An engine that still starts is far from asking replay anything.
             hears = self._training and name in self.gauges
@@ -157,7 +159,9 @@ class Supervisor:
 
     def _explain(self) -> None:
         age_s = max(0.0, time.monotonic() - self._heard_s)
-        lines = wait_graph(self._status, age_s, self._fleet.members, self.restarts.states())
+        states = self.restarts.states()
+        names = dict.fromkeys([*self._fleet.members, *states])
+        lines = wait_graph(self._status, age_s, names, states)
         self._console.say("who waits for whom:", "bold yellow")
         for line in lines:
             self._console.say(f"  {line}")
@@ -169,6 +173,7 @@ class Supervisor:
         leavers = {n for n in actors & broken.keys() if not broken[n] or self.restarts.unwanted(n)}
         for name in sorted(leavers - self._left):
             self._console.say(f"{name} has left", "bold yellow")
+            self._fleet.leave(name)
         self._left = leavers  # one that has come back may leave again
         deserted = leavers and actors <= leavers
         self._deserted_s = min(self._deserted_s, time.monotonic()) if deserted else math.inf

@@ -9,7 +9,7 @@ from configs.load import parse
 from scripts.fleet.arrangement import Arrangement
 from scripts.fleet.cluster import Cluster
 from scripts.fleet.nodes import Facts, Node, Surveyed
-from scripts.fleet.placement import GIB, Need, NoRoom
+from scripts.fleet.placement import GIB, Need, NoRoom, Room
 
 PORTS = (21_000, 21_001, 21_002, 21_003, 21_004)
 
@@ -63,6 +63,19 @@ def test_a_node_that_goes_leaves_its_processes_to_others(tmp_path: Path) -> None
     assert plan.seat("retrieval_server-c") == "c" and plan.seat("actor-1") == "a"
     plan._seats.leave("actor-1")
     assert plan.seat("actor-1") == "c"
+
+
+def test_who_has_left_for_good_leaves_its_seat_to_others(tmp_path: Path) -> None:
+    plan = arranged(tmp_path, "a", "b", cluster__actors="[b]")
+    need = plan._needs["actor"] = Need(0, 30 * GIB)
+    plan._seats._needs = plan._needs
+    plan._seats.add(Room(node("b").node, 0, need.memory_bytes))
+    plan._seats.by_name.pop("actor-1")
+    plan._seats.take("actor-0", "b")
+    with pytest.raises(NoRoom):
+        plan.seat("actor-2")
+    plan.leave("actor-0")
+    assert "actor-0" not in plan.seats and plan.seat("actor-2") == "b"
 
 
 def test_on_a_node_that_is_to_go_nothing_new_is_placed(tmp_path: Path) -> None:

@@ -222,6 +222,49 @@ def test_the_fleet_grows_and_shrinks(keep, clock) -> None:
     assert fleet.started[-1]["learner"] == ["learner", "actors.count=2", "--resume"]
 
 
+def test_actors_that_find_no_room_are_remembered_and_start_with_it(keep, clock) -> None:
+    fleet, kept, said = keep()
+    fleet.full = dict.fromkeys(("actor-3", "actor-4"), "no GPU is free")
+    kept.scale(5, lambda name: [name, "new"])
+    assert said == [
+        "actor-3, actor-4 wait for room: no GPU is free",
+        "5 actors wanted: actor-2 starts, actor-3 waits, actor-4 waits",
+    ]
+    assert kept.states()["actor-3"] == "waits for room: no GPU is free"
+    del fleet.full["actor-3"]
+    kept.look()
+    clock.s += restarts.LOOK_S
+    kept.look()
+    assert said[2:] == ["there is room now for actor-3"]
+    assert fleet.started[1:] == [{f"actor-{n}": [f"actor-{n}", "new"]} for n in (2, 3)]
+    assert kept.returning == {"actor-4"} and list(kept.states()) == [
+        name for name in (*NAMES, "actor-2", "actor-3", "actor-4") if name in kept.states()
+    ]
+
+
+def test_who_waits_for_room_and_is_wanted_no_longer_is_forgotten(keep, clock) -> None:
+    fleet, kept, _ = keep()
+    fleet.full = {"actor-2": "no GPU is free"}
+    kept.scale(3, lambda name: [name])
+    kept.scale(2, lambda name: [name])
+    fleet.full.clear()
+    clock.s += restarts.LOOK_S
+    kept.look()
+    assert len(fleet.started) == 1 and not kept.returning and "actor-2" not in kept.states()
+
+
+def test_nobody_comes_once_the_run_is_to_end(keep, clock) -> None:
+    fleet, kept, _ = keep()
+    fleet.full = {"actor-2": "no GPU is free"}
+    kept.scale(3, lambda name: [name])
+    kept.call_off()
+    fleet.full.clear()
+    fleet.members["actor-1"].seat.leaving = "node b is to go"
+    clock.s += restarts.LOOK_S
+    kept.look()
+    assert len(fleet.started) == 1 and fleet.members["actor-1"].exit_code is None
+
+
 def test_who_was_told_to_leave_and_is_wanted_again_comes_back(keep, clock) -> None:
     fleet, kept, _ = keep()
     fleet.members["actor-1"].signal = lambda number: None  # it drains
@@ -287,10 +330,11 @@ def test_an_actor_that_finds_no_node_is_left_out_until_one_has_room(keep, clock)
     for _ in range(3):
         kept.tend(dead)
         clock.s += restarts.LOOK_S
-    assert said[1:] == ["actor-1 is left out: no GPU is free"] and len(fleet.started) == 1
-    assert kept.states()["actor-1"] == "is left out: no GPU is free"
+    assert said[1:] == ["actor-1 waits for room: no GPU is free"] and len(fleet.started) == 1
+    assert kept.states()["actor-1"] == "waits for room: no GPU is free"
     fleet.full.clear()
     kept.tend(dead)
+    assert said[2:] == ["there is room now for actor-1"]
     assert list(fleet.started[-1]) == ["actor-1"] and kept.states()["actor-1"].startswith("starts")
 
 
@@ -327,7 +371,7 @@ def test_ranks_wait_together_for_a_node_with_room_but_not_for_ever(keep, clock) 
     for _ in range(3):
         clock.s += restarts.LOOK_S
         kept.tend(dead)
-    assert len(fleet.started) == 1 and said[-1] == "learner-1 is left out: no GPU is free"
+    assert len(fleet.started) == 1 and said[-1] == "learner-1 waits for room: no GPU is free"
     fleet.full.clear()
     clock.s += restarts.LOOK_S
     kept.tend(dead)
