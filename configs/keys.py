@@ -55,6 +55,16 @@ class Keys:
                 shutil.rmtree(draft)
         return self
 
+    @property
+    def to_ask(self) -> tuple[Path, ...]:
+        """What a process needs that connects to others."""
+        return self.folder / f"{SERVER}.key", self.folder / f"{CLIENT}.key_secret"
+
+    @property
+    def to_serve(self) -> tuple[Path, ...]:
+        """What a process needs that others connect to."""
+        return self.folder / f"{CLIENT}.key", self.folder / f"{SERVER}.key_secret"
+
     def check(self) -> None:
         """Raise ConfigError unless a client's keys are here."""
         self._load(SERVER, secret=False)
@@ -95,6 +105,11 @@ class Keys:
                 f"read it: chmod 600 {path}"
             )
         return public, private or b""
+
+
+def keys_of(config: Config) -> Keys:
+    """The keys of a run, made or not."""
+    return Keys(Path(config.keys) if config.keys else Path(config.run_dir) / "keys")
 
 
 class Guard:
@@ -155,11 +170,10 @@ class Addresses:
     @classmethod
     def of(cls, config: Config) -> "Addresses":
         """The configured endpoints; where there is none, a socket in the run's own directory."""
-        folder = Path(config.keys) if config.keys else Path(config.run_dir) / "keys"
 
         def resolved(configured: str, name: str) -> Address:
             endpoint = configured or f"ipc://{socket_dir(config.run_dir)}/{name}"
-            return Address(endpoint, Keys(folder) if endpoint.startswith("tcp://") else None)
+            return Address(endpoint, keys_of(config) if endpoint.startswith("tcp://") else None)
 
         return cls(
             replay=resolved(config.replay.endpoint, "replay"),

@@ -327,7 +327,8 @@ class Config(Section, frozen=True):
 
     seed: NonNegative = 0
     run_dir: Annotated[str, OF_THE_MACHINE] = ""  # empty: runs/<config name>-<time>
-    keys: InputPath = ""  # folder of the run's keys for tcp:// endpoints; empty: <run_dir>/keys
+    # Folder of the run's keys for tcp:// endpoints; empty: <run_dir>/keys
+    keys: Annotated[InputPath, OF_THE_MACHINE] = ""
     model: ModelConfig = ModelConfig()
     questions: QuestionsConfig = QuestionsConfig()
     environment: EnvironmentConfig = EnvironmentConfig()

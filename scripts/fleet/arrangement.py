@@ -4,6 +4,7 @@ each process so. It decides from facts alone, and asks nobody.
     replay.endpoint, weight_sync.endpoint    tcp, on the launcher's node and on rank 0's
     learner.rendezvous                       tcp on rank 0's node, where ranks lie on several
     retrieval.url                            of an actor: its own node's servers, then the others'
+    keys                                     of a node: what its processes need, in its directory
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +14,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from configs.devices import on_cpu
-from configs.keys import Addresses
+from configs.keys import keys_of
 from configs.runtime.process import socket_dir
 from configs.schema import Config
-from scripts.fleet.node_checks import gpu_lines, problems, retrieval_share
+from scripts.fleet.node_checks import gpu_lines, problems, retrieval_share, threads_of
 from scripts.fleet.nodes import Surveyed
 from scripts.fleet.placement import (
     ACTOR,
@@ -114,7 +115,7 @@ class Arrangement:
         return found
 
     def table(self) -> Iterator[str]:
-        """Yield a line a node: who lies there, with what they need."""
+        """Yield a line a node: who lies there, with what they need; and one where cores are few."""
         for address, there in self.found.items():
             names = [name for name, at in self.seats.items() if at == address]
             needs = [self._needs[kind_of(name)] for name in names]
@@ -122,7 +123,14 @@ class Arrangement:
             has = f"{memory / GIB:.1f} of {there.facts.memory_bytes / GIB:.1f} GiB"
             if there.node.gpus:
                 has += f", {gpus} of {there.node.gpus} GPUs"
+                has += f" (other jobs hold {there.node.taken})" * bool(there.node.taken)
             yield f"node {there.node.shown}: {', '.join(names) or 'nobody'}; {has}"
+            threads = sum(threads_of(self.config)[kind_of(name)] for name in names)
+            if threads > there.facts.cores:
+                yield (
+                    f"node {there.node.shown}: the processes there have {threads} threads, and "
+                    f"{there.facts.cores} cores are there: they work, and slow each other down"
+                )
 
     def gpus(self, name: str) -> int:
         """How many GPUs a process has for itself."""
@@ -174,6 +182,14 @@ class Arrangement:
         self._seats.remove(address)
         self.found.pop(address, None)
 
+    def recount(self, taken: Mapping[str, int]) -> None:
+        """Note how many GPUs others have now, by the addresses of nodes."""
+        for address in self.found.keys() & taken.keys():
+            there = self.found[address]
+            node = msgspec.structs.replace(there.node, taken=taken[address])
+            self.found[address] = msgspec.structs.replace(there, node=node)
+            self._seats.recount(node)
+
     def add(self, node: Surveyed) -> None:
         """Have a node, new or back."""
         self.found[node.node.address] = node
@@ -193,15 +209,16 @@ class Arrangement:
     def words(self, name: str) -> list[str]:
         """The fields that a process is told beside its configuration, as overrides."""
         kind, own = kind_of(name), self._servers()
+        at = self.seats[name]
         words = [f"replay.endpoint={self._replay}", self.learner_word]
+        words += [f"keys={self.keys(at)}"] if at != self.here else []
         words += [f"learner.rendezvous={each}" for each in self._rendezvous]
         if own:
-            words.append(f"retrieval.token_file={self.token_file}")
+            words.append(f"retrieval.token_file={self.token_file(at)}")
         if own and kind in (RETRIEVAL, REPLAY):  # replay tells it to who joins
             parts = urlsplit(own[name] if kind == RETRIEVAL else next(iter(own.values())))
             words += [f"retrieval.host={parts.hostname}", f"retrieval.port={parts.port}"]
         if own and kind == ACTOR:
-            at = self.seats[name]
             urls = sorted(own.values(), key=lambda url: urlsplit(url).hostname != at)
             words.append(f"retrieval.url=[{','.join(urls)}]")
         return words
@@ -211,12 +228,28 @@ class Arrangement:
         """The one that says where weights come from."""
         return f"weight_sync.endpoint={self._weight_sync}"
 
-    @property
-    def token_file(self) -> str:
-        """What searches show, where the user names none: it goes with the keys."""
-        folder = Addresses.of(self.wired()).keys
-        assert folder is not None  # endpoints are tcp
-        return self.config.retrieval.token_file or str(folder.folder / TOKEN_FILE)
+    def token_file(self, address: str) -> str:
+        """What searches from a node show, where the user names none: it goes with the keys."""
+        return self.config.retrieval.token_file or str(self.keys(address) / TOKEN_FILE)
+
+    def keys(self, address: str) -> Path:
+        """The folder of secrets on a node: the run's own here, elsewhere one that goes with it."""
+        here = address == self.here
+        return keys_of(self.config).folder if here else self.directory(address) / "keys"
+
+    def secrets(self, address: str) -> dict[str, Path]:
+        """The files, by name, to be laid on a node: those that processes there need."""
+        if address == self.here:
+            return {}
+        keys, found = keys_of(self.config), set[Path]()
+        draws_token = bool(self._servers()) and not self.config.retrieval.token_file
+        for name in (name for name, at in self.seats.items() if at == address):
+            kind = kind_of(name)
+            found.update(keys.to_ask if kind in (ACTOR, LEARNER) else ())
+            found.update(keys.to_serve if name == LEARNER else ())  # rank 0 publishes
+            if kind in (ACTOR, RETRIEVAL) and draws_token:
+                found.add(Path(self.token_file(self.here)))
+        return {path.name: path for path in sorted(found)}
 
     def directory(self, address: str) -> Path:
         """The folder of a node for sockets: no two nodes' are one, though they may see one /tmp."""
@@ -262,7 +295,7 @@ def _node_of(server: str) -> str:
 
 
 def _room(found: Surveyed) -> Room:
-    return Room(found.node, found.node.gpus, found.facts.memory_bytes)
+    return Room(found.node, found.node.gpus - found.node.taken, found.facts.memory_bytes)
 
 
 def _needs(config: Config, model: Model) -> dict[str, Need]:

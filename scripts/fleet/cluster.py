@@ -2,8 +2,8 @@
 
     joined     connects to the cluster that the user started, looks at its nodes, arranges the run
                on them, and refuses it before anything of it starts
-    Cluster    a seat for each host: a placement group of its own, pinned to the node; a thread
-               feels each node's pulse, and takes in nodes that come
+    Cluster    a seat for each host, which Ray reserves before any is taken; a thread feels each
+               node's pulse, and takes in nodes that come
 
 Every wait has a deadline, and names the node that it waits for.
 """
@@ -13,30 +13,29 @@ import ipaddress
 import os
 import secrets
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from configs.keys import Addresses
 from configs.load import ConfigError
 from configs.schema import Config
 from scripts.fleet import guardian, head
 from scripts.fleet.arrangement import Arrangement
-from scripts.fleet.fleet import Seat, watched
+from scripts.fleet.fleet import watched
 from scripts.fleet.host import FleetError
+from scripts.fleet.node_seat import NodeSeat, refusals
 from scripts.fleet.node_watch import NodeEvent, NodeWatch
 from scripts.fleet.nodes import Node, Surveyed
 from scripts.fleet.outpost import Laid
 from scripts.fleet.placement import ACTOR, LEARNER, RETRIEVAL, NoRoom, kind_of
-from scripts.fleet.post import LOOK_S, Post, all_of
+from scripts.fleet.post import Post, all_of
 from scripts.fleet.survey import refused, survey, unmet, unreachable
 
 SAID = 300  # characters of what Ray says, which may be a page
-_SLIVER = 0.001  # of a node's own resource: it pins, and takes nothing
+RESERVE_S = 20.0  # for Ray to reserve all seats; it takes milliseconds where they are free
+AGAIN_S = 2.0  # the same of one, while the run goes on
 
 
 @contextlib.contextmanager
@@ -75,61 +74,6 @@ def connect(address: str, wait_s: float = 0.0) -> None:
         ) from error
 
 
-class NodeSeat(Seat):
-    """A host's place on a node, for as long as the node is there without a break."""
-
-    look_s = LOOK_S
-
-    def __init__(self, post: Post, directory: Path, environment: dict[str, str], gpus: int) -> None:
-        super().__init__(directory, environment)
-        self.post, self._gpus = post, gpus
-        self._group: PlacementGroup | None = None
-
-    @property
-    def gone(self) -> str:  # type: ignore[override]
-        """Why its node is given up; ''."""
-        return self.post.gone
-
-    @property
-    def node_id(self) -> str:  # type: ignore[override]
-        """Ray's, drawn anew each time that the node comes."""
-        return self.post.node_id
-
-    @property
-    def leaving(self) -> str:  # type: ignore[override]
-        """What was said of its node that is to go; ''."""
-        return self.post.leaving
-
-    def options(self) -> dict[str, Any]:
-        """In a placement group of its own, which keeps its GPUs while it is started again."""
-        if self._group is None:
-            bundle = {f"node:{self.post.node.address}": _SLIVER}
-            bundle |= {"GPU": self._gpus} if self._gpus else {}
-            self._group = placement_group([bundle])
-        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0)
-        return {"scheduling_strategy": strategy, "num_gpus": self._gpus}
-
-    def tail(self, log: Path, offset: int) -> str:
-        """What a log on the node has from there on."""
-        with contextlib.suppress(FleetError):
-            return str(self.post.ask("tail", str(log), offset))
-        return ""
-
-    def why_not(self) -> str:
-        """Whether others hold what it needs."""
-        if self._group is None or self._group.wait(0):
-            return ""
-        what = f"{self._gpus} GPUs" if self._gpus else "room"
-        return f"Ray has no {what} for it on node {self.post.node.shown}: see `ray status`"
-
-    def leave(self) -> None:
-        """Give up what it holds, and end what still runs in it."""
-        if self._group is not None:
-            with contextlib.suppress(ray.exceptions.RayError):
-                remove_placement_group(self._group)
-            self._group = None
-
-
 class Cluster:
     """A `Place` of hosts (scripts/fleet/fleet.py). `arrangement` says who lies where."""
 
@@ -164,6 +108,15 @@ class Cluster:
             if post.node.address != self._here:  # the watch looks at it, as at one that comes
                 self._posts.pop(post.node.address).close()
                 self.arrangement.remove(post.node.address)
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """Have Ray hold all seats. Raises ConfigError, FleetError."""
+        for name, address in self.arrangement.seats.items():
+            self._seats[name] = self._seat_on(name, self._posts[address])
+        with _head_answers():
+            if wrong := [*refusals(self._seats, RESERVE_S)]:
+                raise ConfigError("\n".join(wrong))
 
     def _grouped(self) -> list[Post]:
         """The posts of nodes whose processes form groups: ranks, and who takes in weights."""
@@ -181,7 +134,7 @@ class Cluster:
     def open(self, token: str, directory: Path) -> None:
         """Lay on every node what processes read first, and begin to feel the nodes' pulses."""
         self.opened, self._token = True, token
-        token_file = Path(self.arrangement.token_file)
+        token_file = Path(self.arrangement.token_file(self._here))
         if not self._given.retrieval.token_file and not token_file.exists():
             token_file.touch(mode=0o600)
             token_file.write_text(secrets.token_hex(32))
@@ -190,15 +143,21 @@ class Cluster:
 
     def _lay(self, post: Post) -> None:
         run_dir, at = Path(self._given.run_dir), post.node.address
-        keys = Addresses.of(self.arrangement.wired()).keys
-        assert keys is not None  # endpoints are tcp
-        secret = [path for path in sorted(keys.folder.iterdir()) if path.is_file()]
         files = [Laid(str(run_dir / "config.yaml"), (run_dir / "config.yaml").read_bytes())]
-        files += [Laid(str(path), path.read_bytes(), private=True) for path in secret]
         directory = self.arrangement.directory(at)
         own = directory / "outpost" if at == self.arrangement.here else directory
         post.ask("lay", f"{self._token}@{at}", str(own), [str(run_dir / "logs")], files)
         post.laid = True
+        self._entrust(post)
+
+    def _entrust(self, post: Post) -> None:
+        """Have a node hold the secrets that processes there need, and no others."""
+        at = post.node.address
+        needed = self.arrangement.secrets(at)
+        if post.laid and post.entrusted != needed.keys():
+            files = {name: path.read_bytes() for name, path in needed.items()}
+            post.ask("entrust", str(self.arrangement.keys(at)), files)
+            post.entrusted = frozenset(needed)
 
     @property
     def servers(self) -> list[str]:
@@ -220,48 +179,75 @@ class Cluster:
         """The seat of a process that is about to start, on another node where its own is gone.
         Raises NoRoom.
         """
-        before, address = self._seats.get(name), self.arrangement.seat(name)
-        post = self._posts[address]
-        if before is None or before.post is not post:
-            if before is not None:
-                before.leave()
-            if not post.laid:
-                self._lay(post)
-            self._seats[name] = self._new_seat(name, post)
-        seat = self._seats[name]
-        seat.words = self.arrangement.words(name)
+        post = self._posts[self.arrangement.seat(name)]
+        if not post.laid:
+            self._lay(post)
+        self._entrust(post)
+        seat = self._seats[name] = self._seat_on(name, post)
+        seat.environment, seat.words = self._environment(name, post), self.arrangement.words(name)
         return seat
 
-    def _new_seat(self, name: str, post: Post) -> NodeSeat:
+    def _seat_on(self, name: str, post: Post) -> NodeSeat:
+        """The seat of a process on this node: its own where it has one there."""
+        before = self._seats.get(name)
+        if before is not None and before.post is post:
+            return before
+        if before is not None:
+            before.leave()
+        directory = self.arrangement.directory(post.node.address)
+        return NodeSeat(post, directory, self.arrangement.gpus(name))
+
+    def _environment(self, name: str, post: Post) -> dict[str, str]:
         address, facts = post.node.address, self.arrangement.found[post.node.address].facts
-        directory = self.arrangement.directory(address)
         environment = {
             "FORAGE_NODE": address,
             "PYTHONPATH": facts.python_path,
             guardian.TOKEN: f"{self._token}@{address}",
         }
         if address != self.arrangement.here:
-            environment["FORAGE_SOCKETS"] = str(directory)
+            environment["FORAGE_SOCKETS"] = str(self.arrangement.directory(address))
         if kind_of(name) == RETRIEVAL and facts.gpu_bytes:  # Ray hides those it has not given
             every = ",".join(map(str, range(len(facts.gpu_bytes))))
             environment["CUDA_VISIBLE_DEVICES"] = every
-        return NodeSeat(post, directory, environment, self.arrangement.gpus(name))
+        return environment
 
     def leave(self, name: str) -> None:
         """Free the seat of a process that has left for good, in our books and in Ray's."""
+        self.arrangement.leave(name)
         if seat := self._seats.pop(name, None):
             seat.leave()
-        self.arrangement.leave(name)
+            with contextlib.suppress(FleetError):  # the watch tells of a node that does not answer
+                self._entrust(seat.post)
 
     def room(self, name: str) -> str:
         """Why no seat can be had for this process; ''."""
+        gpus = self.arrangement.gpus(name)
         try:
-            self.arrangement.seat(name)
+            if gpus:
+                self._recount()
+            address = self.arrangement.seat(name)
             if LEARNER not in self.arrangement.seats:  # all are told where it will be
                 self.arrangement.seat(LEARNER)
-        except NoRoom as error:
+            return self._refused(name, self._posts[address]) if gpus else ""
+        except (NoRoom, FleetError) as error:
             return str(error)
-        return ""
+
+    def _recount(self) -> None:
+        """Note how many GPUs others hold now: what Ray has given away, but to us."""
+        ours: Counter[str] = Counter()
+        for seat in self._seats.values():
+            ours[seat.post.node.address] += seat.held
+        taken = {node.address: max(0, node.taken - ours[node.address]) for node, _ in alive()}
+        self.arrangement.recount(taken)
+
+    def _refused(self, name: str, post: Post) -> str:
+        """Have Ray reserve a seat; why it does not."""
+        seat = self._seats[name] = self._seat_on(name, post)
+        with _head_answers():
+            if seat.granted(AGAIN_S):
+                return ""
+        self.leave(name)
+        return seat.lacking
 
     def beside(self, names: Sequence[str]) -> dict[str, list[str]]:
         """The retrieval servers that nodes of these actors lack."""
@@ -322,13 +308,16 @@ def alive() -> list[tuple[Node, str]]:
     """The nodes that Ray counts as alive and that are not to go, with its ids."""
     found, leave = [], _to_go()
     with _head_answers():
-        told = ray.nodes()
+        told, left = ray.nodes(), ray._private.state.available_resources_per_node()
     for each in told:
-        if each["Alive"] and each["NodeID"] not in leave:
+        if each["Alive"] and (node_id := each["NodeID"]) not in leave:
             has = each["Resources"]
             address, name = each["NodeManagerAddress"], each["NodeManagerHostname"]
-            node = Node(address, name, int(has.get("GPU", 0)), has.get("CPU", 0.0))
-            found.append((node, each["NodeID"]))
+            gpus = int(has.get("GPU", 0))
+            # Ray leaves out what there is none of, and nodes of which it does not know yet.
+            free = int(left[node_id].get("GPU", 0)) if node_id in left else gpus
+            node = Node(address, name, gpus, has.get("CPU", 0.0), gpus - free)
+            found.append((node, node_id))
     return found
 
 

@@ -10,7 +10,7 @@ from statistics import median
 
 from configs.schema import Config
 from scripts.fleet.nodes import OURS, Surveyed
-from scripts.fleet.placement import ACTOR, GIB, LEARNER, RETRIEVAL, kind_of
+from scripts.fleet.placement import ACTOR, GIB, LEARNER, REPLAY, RETRIEVAL, kind_of
 from scripts.setup import gpu_memory
 from scripts.setup.model_size import Model
 
@@ -94,6 +94,16 @@ def paths_of(config: Config, kinds: Collection[str]) -> dict[str, str]:
         found["rewards.judge.key_file"] = rewards.judge.key_file
         found["rewards.similarity.model"] = rewards.similarity.model
     return {field: path for field, path in found.items() if path}
+
+
+def threads_of(config: Config) -> dict[str, int]:
+    """How many threads compute in a process of each kind."""
+    return {
+        REPLAY: 1,
+        LEARNER: config.learner.threads,
+        ACTOR: config.actors.threads,
+        RETRIEVAL: config.retrieval.threads,
+    }
 
 
 def gpu_lines(
@@ -188,16 +198,13 @@ _UNSEEN = "what it wrote there does not come to the launcher"
 
 
 def _cores(config: Config, there: Surveyed, kinds: Collection[str]) -> Iterator[str]:
-    wanted = {
-        "learner.threads": config.learner.threads if LEARNER in kinds else 0,
-        "actors.threads": config.actors.threads if ACTOR in kinds else 0,
-        "retrieval.threads": config.retrieval.threads if RETRIEVAL in kinds else 0,
-    }
-    for field, count in wanted.items():
-        if count > there.facts.cores:
+    fields = {LEARNER: "learner", ACTOR: "actors", RETRIEVAL: "retrieval"}
+    threads = threads_of(config)
+    for kind, section in fields.items():
+        if kind in kinds and (count := threads[kind]) > there.facts.cores:
             yield (
-                f"{field} = {count!r}: {there.facts.cores} cores are there: lower it, or let other "
-                "nodes have it (cluster.learner, cluster.actors)"
+                f"{section}.threads = {count!r}: {there.facts.cores} cores are there: lower it, or "
+                "let other nodes have it (cluster.learner, cluster.actors)"
             )
 
 

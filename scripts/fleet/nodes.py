@@ -39,6 +39,7 @@ class Node(msgspec.Struct, frozen=True):
     name: str  # its host name
     gpus: int
     cpus: float
+    taken: int = 0  # of its GPUs, those that others have
 
     @property
     def shown(self) -> str:

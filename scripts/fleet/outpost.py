@@ -1,12 +1,13 @@
 """The launcher's outpost on a node: it tells the node's facts, lays what processes there read
 first, shows the ends of their logs, and its answers are the node's pulse. It lives in a Ray actor.
 
-A guardian of its own ends every process of the run on the node when the outpost ends, however.
+A guardian of its own ends every process of the run on the node when the outpost ends, however, and
+removes the node's directory for sockets and secrets.
 """
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,11 +22,10 @@ CLOSE_S, LOOK_S = 5.0, 0.05  # of the guardian: how long it is waited for
 
 
 class Laid(msgspec.Struct, frozen=True):
-    """A file that processes on a node read; its folder is made 0700 where it is `private`."""
+    """A file that processes on a node read."""
 
     path: str
     content: bytes
-    private: bool = False
 
 
 class Outpost:
@@ -59,8 +59,8 @@ class Outpost:
     def lay(
         self, token: str, directory: str, folders: Sequence[str], files: Sequence[Laid]
     ) -> None:
-        """End what an earlier outpost of the run left; make its directory for sockets, which goes
-        with us, and write the files. Raises OSError.
+        """End what an earlier outpost of the run left; make its directory for sockets and secrets,
+        which goes with us, and write the files. Raises OSError.
         """
         guardian.sweep(token)
         make_private(Path(directory))
@@ -69,7 +69,19 @@ class Outpost:
         for folder in folders:
             Path(folder).mkdir(parents=True, exist_ok=True)
         for file in files:
-            _write(file)
+            path = Path(file.path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, file.content, 0o666)
+
+    def entrust(self, folder: str, secrets: Mapping[str, bytes]) -> None:
+        """Have a folder in our directory hold these, by name, and nothing else. Raises OSError."""
+        place = Path(folder)
+        make_private(place)
+        for path in place.iterdir():
+            if path.name not in secrets:
+                path.unlink()
+        for name, content in secrets.items():
+            _write(place / name, content, 0o600)
 
     def tail(self, path: str, offset: int) -> str:
         """What a log has from there on."""
@@ -85,11 +97,9 @@ class Outpost:
                 time.sleep(LOOK_S)
 
 
-def _write(file: Laid) -> None:
-    path = Path(file.path)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if file.private else 0o777)
-    if path.is_file() and path.read_bytes() == file.content:
+def _write(path: Path, content: bytes, mode: int) -> None:
+    if path.is_file() and path.read_bytes() == content:
         return
     with replacing(path, durable=False, contended=True) as draft:
-        draft.touch(mode=0o600 if file.private else 0o666)
-        draft.write_bytes(file.content)
+        draft.touch(mode=mode)
+        draft.write_bytes(content)

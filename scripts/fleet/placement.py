@@ -127,6 +127,12 @@ class Seats:
         """Have a node, new or back, with nothing on it."""
         self._rooms[room.node.address] = room
 
+    def recount(self, node: Node) -> None:
+        """Have a node of whose GPUs others have taken another number than before."""
+        if room := self._rooms.get(node.address):
+            gpus = room.gpus + room.node.taken - node.taken
+            self._rooms[node.address] = Room(node, gpus, room.memory_bytes)
+
     def overfull(self) -> list[Room]:
         """The nodes that lack memory for who lies there."""
         return [room for room in self._rooms.values() if room.memory_bytes < 0]
@@ -190,14 +196,22 @@ class Seats:
             there = ", ".join(room.node.shown for room in self._rooms.values())
             return f"{names} = {list(chosen)!r}: no such node is there: name some of {there}"
         if all(room.gpus < need.gpus for room in allowed):
-            has = ", ".join(f"{room.node.shown} {room.gpus}" for room in allowed)
+            has = ", ".join(f"{room.node.shown} {_gpus_of(room)}" for room in allowed)
             each = f"each needs {need.gpus} GPU{'s' * (need.gpus > 1)} of its own"
+            if any(room.node.taken for room in allowed):
+                remedy = f"end the other jobs that hold some (`ray status`), or {remedy}"
             return f"{field} = {count!r}: {each}; {seated} find room, and left are {has}: {remedy}"
         has = ", ".join(f"{r.node.shown} {r.memory_bytes / GIB:.2f}" for r in allowed)
         return (
             f"{field} = {count!r}: each needs {need.memory_bytes / GIB:.2f} GiB of memory; "
             f"{seated} find room, and left are {has}: {remedy}, or name a smaller model.path"
         )
+
+
+def _gpus_of(room: Room) -> str:
+    """How many a node has left, and where they are."""
+    node, left = room.node, str(max(0, room.gpus))
+    return left if not node.taken else f"{left} (other jobs hold {node.taken} of {node.gpus})"
 
 
 _FIELDS = {LEARNER: ("learner.ranks", "cluster.learner"), ACTOR: ("actors.count", "cluster.actors")}

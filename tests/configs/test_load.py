@@ -244,7 +244,7 @@ def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
     of_the_machine |= {"retrieval.url", "retrieval.host", "retrieval.index_version"}
     of_the_machine |= {"replay.endpoint", "weight_sync.endpoint", "cluster.address"}
     of_the_machine |= {"cluster.learner", "cluster.actors", "cluster.retrieval_replicas"}
-    of_the_machine |= {"cluster.shared", "learner.hierarchical"}
+    of_the_machine |= {"cluster.shared", "learner.hierarchical", "keys"}
     assert {*CHANGEABLE_FIELDS} | of_the_machine == MAY_DIFFER
 
 

@@ -19,7 +19,9 @@ def node(address: str, ahead_s: float = 0.0) -> Surveyed:
     return Surveyed(Node(address, "", 0, 4.0), facts, ahead_s)
 
 
-def arranged(tmp_path: Path, *nodes: str, **fields: Any) -> Arrangement:
+def arranged(
+    tmp_path: Path, *nodes: str, found: dict[str, Surveyed] | None = None, **fields: Any
+) -> Arrangement:
     """Two actors on these nodes, the launcher on the first."""
     words = [f"{name.replace('__', '.')}={value}" for name, value in fields.items()]
     fixed = (
@@ -29,7 +31,7 @@ def arranged(tmp_path: Path, *nodes: str, **fields: Any) -> Arrangement:
         "actors.count=2",
     )
     config = parse("", [*fixed, *words], "a test")
-    return Arrangement(config, {at: node(at) for at in nodes}, nodes[0])
+    return Arrangement(config, found or {at: node(at) for at in nodes}, nodes[0])
 
 
 def test_each_process_is_told_the_endpoints_and_its_own_server_first(tmp_path: Path) -> None:
@@ -42,6 +44,25 @@ def test_each_process_is_told_the_endpoints_and_its_own_server_first(tmp_path: P
     own = ["retrieval.host=c", "retrieval.port=21003"]
     assert plan.words("retrieval_server-c")[-2:] == own
     assert plan.places() == {"a": [21_000, 21_001], "b": [21_003], "c": [21_003]}
+
+
+def test_a_node_has_the_secrets_of_its_processes_and_no_others(tmp_path: Path) -> None:
+    away = {"cluster__learner": "[b]", "cluster__actors": "[c]", "cluster__shared": tmp_path}
+    plan = arranged(tmp_path, "a", "b", "c", **away)
+    asks = {"server.key", "client.key_secret"}
+    assert plan.secrets("a") == {}  # they are here
+    assert plan.secrets("b").keys() == asks | {"client.key", "server.key_secret"}
+    assert plan.secrets("c").keys() == asks | {"retrieval_token"}
+    folder = plan.directory("c") / "keys"
+    assert f"keys={folder}" in plan.words("actor-0")
+    assert f"retrieval.token_file={folder}/retrieval_token" in plan.words("retrieval_server-c")
+    assert not [word for word in plan.words("replay") if word.startswith("keys=")]
+    plan.leave("actor-0")
+    assert plan.secrets("c").keys() == asks | {"retrieval_token"}  # of the other one
+    plan.leave("actor-1")
+    assert plan.secrets("c").keys() == {"retrieval_token"}
+    plan.leave("retrieval_server-c")
+    assert plan.secrets("c") == {}
 
 
 def test_ranks_on_several_nodes_are_told_where_to_meet(tmp_path: Path) -> None:
@@ -67,11 +88,7 @@ def test_a_node_that_goes_leaves_its_processes_to_others(tmp_path: Path) -> None
 
 def test_who_has_left_for_good_leaves_its_seat_to_others(tmp_path: Path) -> None:
     plan = arranged(tmp_path, "a", "b", cluster__actors="[b]")
-    need = plan._needs["actor"] = Need(0, 30 * GIB)
-    plan._seats._needs = plan._needs
-    plan._seats.add(Room(node("b").node, 0, need.memory_bytes))
-    plan._seats.by_name.pop("actor-1")
-    plan._seats.take("actor-0", "b")
+    plan._seats.add(Room(node("b").node, 0, 0))  # the two there have all of it
     with pytest.raises(NoRoom):
         plan.seat("actor-2")
     plan.leave("actor-0")
@@ -143,6 +160,32 @@ def test_memory_for_what_lies_beside_actors_is_asked_for_too(tmp_path: Path) -> 
     plan._seats.take("retrieval_server-b-2", "b")
     (said,) = (line for line in plan.problems([]) if "of memory are needed there" in line)
     assert said.startswith("node b: 12") and ", and 100.00 are free: " in said
+
+
+def test_gpus_that_others_take_meanwhile_are_not_given(tmp_path: Path) -> None:
+    plan = arranged(tmp_path, "a", "b", cluster__actors="[b]")
+    plan._needs["actor"] = plan._seats._needs["actor"] = Need(1, 0)
+    plan._seats.leave("actor-1")
+    there = Node("b", "", 2, 4.0)
+    plan.found["b"] = Surveyed(there, plan.found["b"].facts)
+    plan._seats.add(Room(there, 1, GIB))  # actor-0 has the other
+    plan.recount({"b": 1})
+    with pytest.raises(NoRoom, match=r"left are b 0 \(other jobs hold 1 of 2\): end the other"):
+        plan.seat("actor-1")
+    plan.recount({"b": 0, "gone": 1})
+    assert plan.seat("actor-1") == "b"
+
+
+def test_threads_beyond_the_cores_are_told_and_not_refused(tmp_path: Path) -> None:
+    plan = arranged(tmp_path, "a", "b", cluster__actors="[b]")
+    assert not [line for line in [*plan.problems([]), *plan.table()] if "threads" in line]
+    plan._seats.take("actor-2", "b")
+    plan._seats.take("actor-3", "b")
+    warned = [line for line in plan.table() if "threads" in line]
+    assert warned == [
+        "node b: the processes there have 5 threads, and 4 cores are there: they work, and slow "
+        "each other down"
+    ]
 
 
 def test_the_table_says_who_lies_where_with_what_they_need(tmp_path: Path) -> None:

@@ -24,13 +24,13 @@ def test_what_is_laid_is_there_and_goes_with_the_outpost(tmp_path: Path) -> None
     earlier = sleeper(token)
     files = [
         Laid(str(tmp_path / "run" / "config.yaml"), b"a: 1\n"),
-        Laid(str(tmp_path / "keys" / "secret"), b"s", private=True),
     ]
     outpost = Outpost("127.0.0.1")
     outpost.lay(token, str(sockets), [str(tmp_path / "run" / "logs")], files)
+    outpost.entrust(str(sockets / "keys"), {"secret": b"s"})
     assert earlier.wait(20.0) == -9  # of an outpost before, which was cut off
     assert (tmp_path / "run" / "logs").is_dir() and stat.S_IMODE(sockets.stat().st_mode) == 0o700
-    secret = tmp_path / "keys" / "secret"
+    secret = sockets / "keys" / "secret"
     assert secret.read_bytes() == b"s" and stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert stat.S_IMODE(secret.parent.stat().st_mode) == 0o700
     own, other = sleeper(token), sleeper(f"{token}-other")
@@ -39,6 +39,16 @@ def test_what_is_laid_is_there_and_goes_with_the_outpost(tmp_path: Path) -> None
     assert (tmp_path / "run" / "config.yaml").exists()
     other.kill()
     other.wait()
+
+
+def test_a_node_holds_the_secrets_that_it_is_entrusted_with_and_no_others(tmp_path: Path) -> None:
+    outpost, keys = Outpost("127.0.0.1"), tmp_path / "keys"
+    outpost.entrust(str(keys), {"token": b"t", "client.key_secret": b"c"})
+    outpost.entrust(str(keys), {"token": b"u"})
+    assert {path.name: path.read_bytes() for path in keys.iterdir()} == {"token": b"u"}
+    assert stat.S_IMODE((keys / "token").stat().st_mode) == 0o600
+    outpost.entrust(str(keys), {})
+    assert list(keys.iterdir()) == [] and stat.S_IMODE(keys.stat().st_mode) == 0o700
 
 
 def test_a_log_s_end_is_told(tmp_path: Path) -> None:

@@ -123,6 +123,17 @@ def test_too_few_gpus_are_named(fields: Any, gpus: Any, said: str) -> None:
         placed(config_of(**fields), rooms_of(*gpus), needs_of(gpus=1), HERE)
 
 
+def test_gpus_that_other_jobs_hold_are_no_room_and_are_named() -> None:
+    rooms = rooms_of(0, 4, 4)
+    node = Node("10.0.0.3", "n3", 4, 8.0, taken=3)
+    taken = [*rooms[:2], Room(node, 1, rooms[2].memory_bytes)]
+    config = config_of(actors__count=4, cluster__shared="/s")
+    assert by_node(placed(config, taken, needs_of(gpus=1), HERE))["3"] == ["learner"]
+    said = r"left are .*, 10.0.0.3 \(n3\) 0 \(other jobs hold 3 of 4\): end the other jobs that "
+    with pytest.raises(NoRoom, match=said + r"hold some \(`ray status`\), or lower actors.count"):
+        placed(config_of(actors__count=7, cluster__shared="/s"), taken, needs_of(gpus=1), HERE)
+
+
 def test_too_little_memory_is_named() -> None:
     with pytest.raises(NoRoom, match=r"^actors.count = 5: each needs 2.00 GiB of memory; 2 find"):
         placed(config_of(actors__count=5), rooms_of(0, 0, gib=4.5), needs_of(gib=2.0), HERE)
