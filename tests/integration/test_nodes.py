@@ -2,6 +2,7 @@
 address and a Ray node of its own, on this machine.
 """
 
+import os
 import socket
 import sys
 import time
@@ -73,6 +74,12 @@ def workers_in(host: Host) -> list[str]:
     return sorted(module for module in modules if module.endswith(".worker"))
 
 
+def words_in(host: Host, name: str) -> list[str]:
+    """The words of the command of a process in a host that has this name."""
+    lines = [Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in host.pids()]
+    return next(line for line in lines if name in line)
+
+
 def shown(host: Host) -> str:
     """The name of its node in what the launcher says."""
     return f"node {host.address} ({socket.gethostname()})"
@@ -91,6 +98,12 @@ for each in ray.nodes():
     if each["Alive"]:
         print("node", each["NodeManagerAddress"], each["NodeID"])
 """
+
+
+def secrets_in(host: Host) -> set[str] | None:
+    """The names of the secrets that the launcher has laid there; None: no folder is there."""
+    found = list(Path("/tmp").glob(f"forage-{os.getuid()}-*-{host.address}/keys"))
+    return {path.name for folder in found for path in folder.iterdir()} if found else None
 
 
 def give_notice(host: Host, address: str) -> None:
@@ -119,8 +132,10 @@ def test_a_run_over_two_nodes_completes_and_leaves_the_cluster_as_it_was(launch:
         run.wait_for("Delivered", delivers("actor-0"), START_S)
         assert workers_in(one) == ["learner.worker", "replay.worker"]
         assert workers_in(two) == ["actors.worker", "retrieval_server.worker"]
+        assert secrets_in(two) == {"server.key", "client.key_secret", "retrieval_token"}
         assert run.wait_for_end(START_S) == Exit.DONE
         assert workers_in(one) == workers_in(two) == []
+        assert secrets_in(two) is None
         assert ray_ids(one, address).keys() == {one.address, two.address}
     check_books(run)
     assert f"node {one.address}" in run.said() and f"node {two.address}" in run.said()
@@ -189,6 +204,30 @@ def test_a_node_that_dies_is_missed_in_time_and_used_again(launch: Launch) -> No
         f"noticed after {noticed_s:.1f} s; used again {again.now - back_s:.1f} s after its return"
     )
     assert noticed_s < NOTICED_S and "raylet" not in run.said()
+    check_books(run)
+
+
+@pytest.mark.soak("hosts")
+@pytest.mark.timeout(1000)
+def test_actors_that_find_no_room_start_on_a_node_that_comes(launch: Launch) -> None:
+    with hosts(3) as (one, two, three):
+        address = start_ray([one, two])
+        actors = f"cluster.actors=[{two.address},{three.address}]"
+        run = launch(one, address, "actors.count=1", actors, *LONG)
+        run.wait_for("Delivered", delivers("actor-0"), START_S)
+        give_notice(two, address)
+        run.wait_for_words("actor-0 waits for room: cluster.actors = ", NOTICE_S)
+        one.run(sys.executable, "-m", "scripts.cli", "scale", str(run.run_dir), "2")
+        run.wait_for_words("2 actors wanted: actor-1 waits", COMMAND_S)
+        start_ray([three], head=one)
+        run.wait_for_words("there is room now for actor-0, actor-1", START_S)
+        run.wait_for("Delivered of actor-1", delivers("actor-1"), START_S)
+        urls = [word for word in words_in(three, "actor-1") if word.startswith("retrieval.url=")]
+        assert [url.startswith(f"retrieval.url=[http://{three.address}:") for url in urls] == [True]
+        one.run(sys.executable, "-m", "scripts.cli", "scale", str(run.run_dir), "1")
+        run.wait_for_words("actor-1 has left", DRAIN_S)
+        assert run.end(DRAIN_S) == Exit.INTERRUPTED
+        assert secrets_in(three) is None
     check_books(run)
 
 
