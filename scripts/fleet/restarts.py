@@ -311,6 +311,7 @@ class Restarts:
                 noted.pop(name, None)
             if name.startswith("actor-") or is_rank(name):
                 self._homeless_s.pop(_WHOSE_ROOM[is_rank(name)], None)
+            self._leaving.discard(name)
             self._unready.add(name)
             member = self._fleet.members[name]
             self._log.write("started", name, member.started_at, pid=member.pid)

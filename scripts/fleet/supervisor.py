@@ -82,6 +82,8 @@ class Supervisor:
             if (wanted := self._wanted.change()) and not self._asked:
                 with _within_budget():
                     self.restarts.scale(wanted, self._actor_command)
+            members = self._fleet.members  # some have been started again since
+            dead = {n: code for n, code in dead.items() if members[n].exit_code is not None}
             try:
                 if self._stop.cause and not self._asked:
                     self._end_early(observer)

@@ -272,6 +272,9 @@ def test_who_was_told_to_leave_and_is_wanted_again_comes_back(keep, clock) -> No
     fleet.members["actor-1"].exit_code = 0
     kept.look()
     assert fleet.started[-1] == {"actor-1": fleet.members["actor-1"].command}
+    kept.scale(2, lambda name: [name])
+    kept.tend(fleet.end("actor-1", -9))  # like any other, now
+    assert [each["name"] for each in kept.made] == ["actor-1"]
 
 
 def test_nobody_unwanted_is_started_again(keep, clock) -> None:

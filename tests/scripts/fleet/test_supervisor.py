@@ -173,3 +173,44 @@ def test_replay_comes_back_at_once_for_an_end_that_somebody_asked_for(tmp_path: 
     assert Supervisor(*parts).watch(away) == CAUSE  # type: ignore[arg-type]
     assert started == ["replay"]
     assert "learner" in told
+
+
+def supervised(tmp_path: Path, fleet: Any) -> Supervisor:
+    """A supervisor of these processes; the run ends once the learner has ended well."""
+    config, stop = Config(run_dir=str(tmp_path)), SimpleNamespace(cause="")
+    parts = (config, fleet, Console(), stop, Progress(), lambda name: [name])
+    return Supervisor(*parts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("returning", [False, True])
+def test_an_actor_frees_its_seat_once_it_has_left_for_good(tmp_path: Path, returning: bool) -> None:
+    ends: list[dict[str, int]] = [{"actor-1": 0}, {"actor-1": 0}, {"learner": 0}]
+    left: list[str] = []
+    members = {name: Member(name, []) for name in ("replay", "learner", "actor-0", "actor-1")}
+    for member in members.values():
+        member.poll, member.stopped = lambda: 0, list  # type: ignore[attr-defined]
+
+    def start(commands: dict[str, list[str]]) -> list[str]:
+        for name in commands:
+            members[name] = Member(name, [])
+            members[name].exit_code = None  # type: ignore[assignment]
+            members[name].stopped = list  # type: ignore[attr-defined]
+        return list(commands)
+
+    fleet = SimpleNamespace(
+        members=members,
+        dead=lambda: ends.pop(0) if len(ends) > 1 else ends[0],
+        start=start,
+        leave=left.append,
+        room=lambda name: "",
+        news=list,
+        evicted=dict,
+    )
+    supervisor = supervised(tmp_path, fleet)
+    if returning:
+        supervisor.restarts._returning["actor-1"] = ["actor-1"]
+    status = Status((), (), {}, SERVING, phase="", stop_cause="completed")
+    ended = iter([*[Status((), (), {}, SERVING, phase="", stop_cause="")] * 2, status])
+    observer = SimpleNamespace(status=lambda *_: next(ended))
+    assert supervisor.watch(observer) == "completed"  # type: ignore[arg-type]
+    assert left == ([] if returning else ["actor-1"])
