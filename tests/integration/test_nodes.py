@@ -218,7 +218,7 @@ def test_actors_that_find_no_room_start_on_a_node_that_comes(launch: Launch) -> 
         give_notice(two, address)
         run.wait_for_words("actor-0 waits for room: cluster.actors = ", NOTICE_S)
         one.run(sys.executable, "-m", "scripts.cli", "scale", str(run.run_dir), "2")
-        run.wait_for_words("2 actors wanted: actor-1 waits", COMMAND_S)
+        run.wait_for_words("2 actors wanted: actor-0 waits, actor-1 waits", COMMAND_S)
         start_ray([three], head=one)
         run.wait_for_words("there is room now for actor-0, actor-1", START_S)
         run.wait_for("Delivered of actor-1", delivers("actor-1"), START_S)
