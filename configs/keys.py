@@ -3,7 +3,8 @@
 One CurveZMQ key pair serves, the other asks; a peer with neither is refused before its bytes are
 read. The learner's ranks, which do not speak ZeroMQ to each other, prove that they hold the latter.
 `ipc://` endpoints lie in a 0700 directory and need no keys. The launcher makes the folder of keys,
-or the first process that serves; a machine that joins gets a copy of it.
+or the first process that serves; a machine that joins gets a copy of it, and a node of a cluster
+what its processes need.
 """
 
 import hashlib

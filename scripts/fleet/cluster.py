@@ -13,10 +13,12 @@ import ipaddress
 import os
 import secrets
 import textwrap
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import ray
 
 from configs.load import ConfigError
@@ -36,6 +38,7 @@ from scripts.fleet.survey import refused, survey, unmet, unreachable
 SAID = 300  # characters of what Ray says, which may be a page
 RESERVE_S = 20.0  # for Ray to reserve all seats; it takes milliseconds where they are free
 AGAIN_S = 2.0  # the same of one, while the run goes on
+BACK_S, BACK_LOOK_S = 10.0, 0.5  # for Ray to take back the GPUs of a run that has just ended
 
 
 @contextlib.contextmanager
@@ -99,7 +102,7 @@ class Cluster:
         wanted.sort(key=lambda each: (each[0].address != self._here, _number(each[0].address)))
         self._posts.update({node.address: Post(node, id) for node, id in wanted})
         surveyed, came = survey(self._given, list(self._posts.values()))
-        self.arrangement = Arrangement(self._given, surveyed, self._here)
+        self.arrangement = self._arranged(surveyed)
         used = [self._posts[at] for at in dict.fromkeys(self.arrangement.seats.values())]
         reached = unreachable(used, self.arrangement.places())
         if wrong := [*self.arrangement.problems(came), *reached, *unmet(self._grouped())]:
@@ -109,6 +112,22 @@ class Cluster:
                 self._posts.pop(post.node.address).close()
                 self.arrangement.remove(post.node.address)
         self._reserve()
+
+    def _arranged(self, found: Mapping[str, Surveyed]) -> Arrangement:
+        """The run on these nodes. Raises NoRoom, FleetError."""
+        end = time.monotonic() + BACK_S
+        while True:
+            try:
+                return Arrangement(self._given, found, self._here)
+            except NoRoom:
+                if time.monotonic() > end or not any(each.node.taken for each in found.values()):
+                    raise
+            time.sleep(BACK_LOOK_S)
+            now = {node.address: node for node, _ in alive()}
+            found = {
+                at: msgspec.structs.replace(each, node=now.get(at, each.node))
+                for at, each in found.items()
+            }
 
     def _reserve(self) -> None:
         """Have Ray hold all seats. Raises ConfigError, FleetError."""

@@ -13,7 +13,7 @@ import ray
 
 from configs.runtime.process import Exit
 from scripts.fleet import fleet, guardian
-from scripts.fleet.fleet import Fleet, Member, Seat
+from scripts.fleet.fleet import Fleet, Member, NodeGone, Seat
 from scripts.fleet.host import FleetError
 
 
@@ -75,6 +75,24 @@ def test_a_host_that_does_not_answer_is_named(
     monkeypatch.setattr(fleet, "_answer", gone(ray.exceptions.GetTimeoutError))
     with pytest.raises(FleetError, match="the host of replay did not answer in 30"):
         member.stopped()
+
+
+def test_all_have_a_seat_before_any_is_placed_and_servers_have_theirs_first(tmp_path: Path) -> None:
+    asked: list[str] = []
+    put: list[str] = []
+
+    def seat(name: str) -> Seat:
+        asked.append(name)
+        if name == "actor-1":
+            raise NodeGone("node b is gone")
+        return Seat(tmp_path)
+
+    place: Any = SimpleNamespace(beside=lambda _: {"retrieval_server-b": ["serve"]}, seat=seat)
+    started: Any = Fleet(tmp_path, tmp_path, {}, place)
+    started._put = lambda name, *_: put.append(name)
+    with pytest.raises(NodeGone):
+        started.start({"actor-0": ["act"], "actor-1": ["act"]})
+    assert asked == ["retrieval_server-b", "actor-0", "actor-1"] and put == []
 
 
 STALLED = """

@@ -7,7 +7,7 @@ import tempfile
 import pytest
 
 SCRIPT = """
-import os, secrets, sys, time
+import os, secrets, sys, threading, time
 from pathlib import Path
 from types import SimpleNamespace
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -56,6 +56,11 @@ print("others", cluster.room("actor-2"))
 remove_placement_group(other)
 until(2)
 print("room", repr(cluster.room("actor-2")), cluster._seats["actor-2"].held)
+
+cluster._given, cluster._here = plan.config, there.address  # another run, once that one has ended
+threading.Timer(1.0, lambda: [seat.leave() for seat in cluster._seats.values()]).start()
+found = {there.address: arrangement.Surveyed(alive()[0][0], facts)}
+print("again", found[there.address].node.taken, cluster._arranged(found).gpus("learner"))
 """
 
 
@@ -68,9 +73,9 @@ def test_ray_holds_seats_and_refuses_those_for_which_it_has_no_gpu() -> None:
     said = [line.partition(" ") for line in done.stdout.splitlines()]
     found = [(key, words) for key, _, words in said if key != "taken"]
     assert [words for key, _, words in said if key == "taken"] == list("103232")
-    (_, refused), granted, (_, full), (_, others), room = found
+    (_, refused), granted, (_, full), (_, others), room, again = found
     assert refused.startswith("actor-1: Ray has no 3 GPUs left for it on node ")
     assert granted == ("granted", "True 3")
     assert "each needs 1 GPU of its own; 2 find room" in full and "other jobs" not in full
     assert "(other jobs hold 1 of 3): end the other jobs" in others
-    assert room == ("room", "'' 1")
+    assert room == ("room", "'' 1") and again == ("again", "3 1")
