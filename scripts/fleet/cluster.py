@@ -212,7 +212,7 @@ class Cluster:
         if before is not None and before.post is post:
             return before
         if before is not None:
-            before.leave()
+            self._vacate(before)
         directory = self.arrangement.directory(post.node.address)
         return NodeSeat(post, directory, self.arrangement.gpus(name))
 
@@ -234,9 +234,13 @@ class Cluster:
         """Free the seat of a process that has left for good, in our books and in Ray's."""
         self.arrangement.leave(name)
         if seat := self._seats.pop(name, None):
-            seat.leave()
-            with contextlib.suppress(FleetError):  # the watch tells of a node that does not answer
-                self._entrust(seat.post)
+            self._vacate(seat)
+
+    def _vacate(self, seat: NodeSeat) -> None:
+        """Give up a seat that our books have no more, and the secrets that were for it alone."""
+        seat.leave()
+        with contextlib.suppress(FleetError):  # the watch tells of a node that does not answer
+            self._entrust(seat.post)
 
     def room(self, name: str) -> str:
         """Why no seat can be had for this process; ''."""

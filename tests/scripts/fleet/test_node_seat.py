@@ -13,8 +13,9 @@ from types import SimpleNamespace
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
-ray.init(num_cpus=1, num_gpus=3, include_dashboard=False, _temp_dir=sys.argv[1])
-from scripts.fleet import arrangement
+from scripts.fleet import arrangement, local_ray
+with local_ray._without_unused():
+    ray.init(num_cpus=1, num_gpus=3, include_dashboard=False, _temp_dir=sys.argv[1])
 from scripts.fleet.cluster import Cluster, alive
 from scripts.fleet.node_seat import NodeSeat, refusals
 from tests.scripts.fleet.test_arrangement import arranged, node as surveyed
@@ -32,7 +33,7 @@ def until(count):
 ((there, node_id),) = alive()
 post = SimpleNamespace(node=there, node_id=node_id, gone="", leaving="", laid=False, entrusted=())
 one, two = NodeSeat(post, Path("."), 1), NodeSeat(post, Path("."), 3)
-print("refused", *refusals({"actor-0": one, "actor-1": two}, 2.0))
+print("refused", *refusals({"actor-0": one, "actor-1": two}, 0.5))
 until(1)
 one.leave()
 print("granted", two.granted(20.0), two.held)
@@ -58,8 +59,8 @@ until(2)
 print("room", repr(cluster.room("actor-2")), cluster._seats["actor-2"].held)
 
 cluster._given, cluster._here = plan.config, there.address  # another run, once that one has ended
-threading.Timer(1.0, lambda: [seat.leave() for seat in cluster._seats.values()]).start()
 found = {there.address: arrangement.Surveyed(alive()[0][0], facts)}
+threading.Timer(0.2, lambda: [seat.leave() for seat in cluster._seats.values()]).start()
 print("again", found[there.address].node.taken, cluster._arranged(found).gpus("learner"))
 """
 
