@@ -33,7 +33,7 @@ def until(count):
 ((there, node_id),) = alive()
 post = SimpleNamespace(node=there, node_id=node_id, gone="", leaving="", laid=False, entrusted=())
 one, two = NodeSeat(post, Path("."), 1), NodeSeat(post, Path("."), 3)
-print("refused", *refusals({"actor-0": one, "actor-1": two}, 0.5))
+print("refused", *refusals({"actor-0": one, "actor-1": two}, 2.0))
 until(1)
 one.leave()
 print("granted", two.granted(20.0), two.held)
@@ -58,6 +58,7 @@ remove_placement_group(other)
 until(2)
 print("room", repr(cluster.room("actor-2")), cluster._seats["actor-2"].held)
 
+until(3)
 cluster._given, cluster._here = plan.config, there.address  # another run, once that one has ended
 found = {there.address: arrangement.Surveyed(alive()[0][0], facts)}
 threading.Timer(0.2, lambda: [seat.leave() for seat in cluster._seats.values()]).start()
@@ -73,7 +74,7 @@ def test_ray_holds_seats_and_refuses_those_for_which_it_has_no_gpu() -> None:
     assert done.returncode == 0, done.stderr
     said = [line.partition(" ") for line in done.stdout.splitlines()]
     found = [(key, words) for key, _, words in said if key != "taken"]
-    assert [words for key, _, words in said if key == "taken"] == list("103232")
+    assert [words for key, _, words in said if key == "taken"] == list("1032323")
     (_, refused), granted, (_, full), (_, others), room, again = found
     assert refused.startswith("actor-1: Ray has no 3 GPUs left for it on node ")
     assert granted == ("granted", "True 3")
