@@ -13,6 +13,7 @@ import ipaddress
 import os
 import secrets
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,11 @@ class NodeSeat(Seat):
     def leaving(self) -> str:  # type: ignore[override]
         """What was said of its node that is to go; ''."""
         return self.post.leaving
+
+    @property
+    def leaves_at(self) -> float:  # type: ignore[override]
+        """When that is, where it is known; 0."""
+        return self.post.leaves_at
 
     def options(self) -> dict[str, Any]:
         """In a placement group of its own, which keeps its GPUs while it is started again."""
@@ -266,6 +272,14 @@ class Cluster:
     def outdated(self, words: Sequence[str]) -> bool:
         """True where a process with these words looks for the learner where it is no longer."""
         return self.arrangement.learner_word not in words
+
+    def displaced(self) -> str:
+        """Why the learner is to save and move now, while it can; ''."""
+        ranks = [seat for name, seat in self._seats.items() if kind_of(name) == LEARNER]
+        posts = [seat.post for seat in ranks if seat.leaving and not seat.gone]
+        ends = [post.leaves_at - time.time() for post in posts if post.leaves_at]
+        moves = self.arrangement.learner_moves(min(ends, default=None))
+        return posts[0].leaving if posts and moves else ""
 
     def news(self) -> list[str]:
         """Take note of nodes that went, came or are to go; a line on each. Raises FleetError once

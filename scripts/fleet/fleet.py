@@ -23,7 +23,7 @@ import ray
 from configs.runtime.process import Exit
 from configs.runtime.watchdog import phase
 from scripts.fleet import guardian
-from scripts.fleet.host import CALL_DEADLINE_S, FleetError, Host, tail
+from scripts.fleet.host import CALL_DEADLINE_S, FleetError, Host, tail, time_to_drain
 from scripts.fleet.local_ray import MONITOR, start_ray
 
 RAY_STARTS = 3  # on a machine that is busy
@@ -49,10 +49,12 @@ _GONE = (ray.exceptions.RayError, NodeGone)
 class Seat:
     """The place of one host. `words` end the command of its process, which finds the sockets and
     files of the run in `directory`; `gone` says why nothing is there any more, `leaving` that it
-    will not be for long; `node_id` is Ray's, of one of several nodes.
+    will not be for long, `leaves_at` until when (since the epoch; 0: not known); `node_id` is
+    Ray's, of one of several nodes.
     """
 
     gone = leaving = node_id = ""
+    leaves_at = 0.0
     look_s = CALL_DEADLINE_S  # how often, while a host is awaited, `gone` is looked at
 
     def __init__(
@@ -97,6 +99,9 @@ class Place(Protocol):
 
     def outdated(self, words: Sequence[str]) -> bool:
         """True where a process with these words looks for the learner where it is no longer."""
+
+    def displaced(self) -> str:
+        """Why the learner is to save and move now, while it can; ''."""
 
     def news(self) -> list[str]:
         """Lines on nodes that went or came since the last call."""
@@ -144,6 +149,10 @@ class Here:
     def outdated(self, words: Sequence[str]) -> bool:
         """Never."""
         return False
+
+    def displaced(self) -> str:
+        """Never."""
+        return ""
 
     def news(self) -> list[str]:
         """None."""
@@ -262,6 +271,15 @@ class Member:
         except _GONE:
             log.warning("the host of %s is gone", self.name)
 
+    def drain(self) -> None:
+        """Have an actor drain, within what its node has left where that is known."""
+        left_s = time_to_drain(self.seat.leaves_at, time.time())
+        if left_s is None:
+            self.signal(signal.SIGTERM)
+            return
+        with contextlib.suppress(*_GONE):  # `poll` says what has become of it
+            _answer(self.seat, self.host.drain, left_s)
+
     def last_words(self, lines: int = 12) -> str:
         """The end of its log, since its last start."""
         return "\n".join(self.seat.tail(self.log_path, self._log_from).splitlines()[-lines:])
@@ -342,6 +360,10 @@ class Fleet:
         """Actors that run where they cannot stay, each with the reason."""
         alive = [m for m in self.members.values() if m.name.startswith("actor-")]
         return {m.name: m.seat.leaving for m in alive if m.seat.leaving and m.poll() is None}
+
+    def displaced(self) -> str:
+        """Why the learner is to save and move now, while it can; ''."""
+        return self._place.displaced()
 
     def news(self) -> list[str]:
         """Lines on nodes that went or came since the last call."""

@@ -23,13 +23,14 @@ CLOCKS = 5  # how often a clock is read: the quickest answer tells most
 
 class Post:
     """One node's. `gone` says why it is given up: nothing is asked of it any more; `leaving`, that
-    it is to go; `laid`: what processes read is there.
+    it is to go, `leaves_at` when (since the epoch; 0: not known); `laid`: what processes read is
+    there.
     """
 
     def __init__(self, node: Node, node_id: str, kind: type[Outpost] = Outpost) -> None:
         """Have Ray start its outpost; `node_id` is Ray's."""
         self.node, self.node_id, self.gone, self.laid = node, node_id, "", False
-        self.leaving = ""
+        self.leaving, self.leaves_at = "", 0.0
         there = NodeAffinitySchedulingStrategy(node_id, soft=False)
         remote = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4)(kind)
         self._outpost = remote.options(scheduling_strategy=there).remote(node.address)

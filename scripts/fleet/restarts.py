@@ -13,6 +13,7 @@ from pathlib import Path
 
 from configs.fleet import FleetConfig
 from configs.runtime.process import Exit
+from configs.runtime.signals import MAKE_WAY
 from scripts.fleet.fleet import Fleet, Member, NodeGone
 from scripts.runs.fleet_log import FleetLog
 
@@ -45,6 +46,8 @@ class Restarts:
         self._wanted: int | None = None  # actors, once somebody has asked for a number
         self._looked_s = 0.0
         self._leaving: set[str] = set()  # told to
+        self._evicted: dict[str, Member] = {}  # told that their nodes are to go
+        self._moving = False  # the learner, told the same
         self._returning: list[str] = []
         self._left_out: dict[str, str] = {}  # no node has room for them: why
         self._homeless_s: dict[str, float] = {}  # since when that is so of all actors, of a rank
@@ -146,9 +149,23 @@ class Restarts:
     def _evict(self) -> None:
         """Have actors drain whose node is to go, and come back on another."""
         for name, why in self._fleet.evicted().items():
+            member = self._fleet.members[name]
+            if self._evicted.get(name) is member:
+                continue
+            self._evicted[name] = member
+            member.drain()  # also one that drains already: it may have less time now
             if name not in self._returning and not self.unwanted(name):
-                self._call_back([name])
+                self._returning.append(name)
                 self._say(f"{name} drains: {why}", "bold yellow")
+
+    def _move_the_learner(self) -> None:
+        """Have the learner save and leave, where it can, a node that is to go."""
+        if self._moving or not self._config.restarts or not (why := self._fleet.displaced()):
+            return
+        if self._fleet.members["learner"].poll() is None:
+            self._moving = True
+            self._fleet.members["learner"].signal(MAKE_WAY)
+            self._say(f"the learner saves and moves: {why}", "bold yellow")
 
     def _call_back(self, actors: Sequence[str]) -> None:
         for name in actors:
@@ -187,9 +204,11 @@ class Restarts:
                 self._unready.discard(name)
                 self._worked.add(name)
                 self._log.write("ready", name, at_s)
+        self._move_the_learner()
         self._evict()
         for name in [n for n in self._returning if self._fleet.members[n].poll() is not None]:
-            if not self._has_room(name, time.monotonic()):
+            # Room is the learner's first, and actors are told where it is.
+            if self._moving or not self._has_room(name, time.monotonic()):
                 continue
             if self._start({name: self._fleet.members[name].command}):
                 self._returning.remove(name)
@@ -238,7 +257,7 @@ class Restarts:
         free = code == Exit.CONSEQUENCE and bool(self._stopped or self._due)
         seat = self._fleet.members[name].seat
         counted = bool(seat.gone) and seat.node_id in self._counted  # a node's end counts once
-        free = free or bool(seat.leaving) or counted
+        free = free or bool(seat.leaving) or counted or (is_rank(name) and self._moving)
         self._counted |= {seat.node_id} if seat.gone else set()
         if not free and len(self.made) >= self._config.restarts:
             raise BudgetSpent(self._spent(cause))
@@ -287,6 +306,7 @@ class Restarts:
             self._unready.add(name)
             member = self._fleet.members[name]
             self._log.write("started", name, member.started_at, pid=member.pid)
+        self._moving = self._moving and "learner" not in names
 
 
 def is_rank(name: str) -> bool:
@@ -298,6 +318,8 @@ def cause_of(member: Member, code: int) -> str:
     """Say how a process ended and where its log is, and quote the end of that."""
     if member.seat.gone:
         return f"{member.name} has ended: {member.seat.gone}"
+    if code == Exit.MADE_WAY:
+        return f"{member.name} has saved its step and left"
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     return f"{member.name} {how} (log: {member.log_path})\n{member.last_words()}".rstrip()
 

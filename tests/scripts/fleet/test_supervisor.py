@@ -45,6 +45,9 @@ class Fleet:
     def evicted(self) -> dict[str, str]:
         return {}
 
+    def displaced(self) -> str:
+        return ""
+
     def dead(self) -> dict[str, int]:
         self.polls -= 1
         assert self.polls > 0, f"the learner goes on; told: {self.told}"
@@ -165,6 +168,7 @@ def test_replay_comes_back_at_once_for_an_end_that_somebody_asked_for(tmp_path: 
         outdated=list,
         news=list,
         evicted=dict,
+        displaced=str,
     )
     config = Config(run_dir=str(tmp_path), fleet=FleetConfig(first_pause_s=100.0))
     stop = SimpleNamespace(cause=CAUSE)
