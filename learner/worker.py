@@ -127,12 +127,9 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> Exit:
         )
         cause = _train(run, resume)
         run.save()
-        if cause == MAKE_WAY.name:
-            log.info("made way after step %d", run.step)
-        else:
-            _finish(config, incarnation, addresses.replay, run.step, cause)
+        code = _finish(config, incarnation, addresses.replay, run.step, cause)
         trainer.close()
-    return Exit.MADE_WAY if cause == MAKE_WAY.name else Exit.DONE
+        return code
 
 
 def _train(run: "Run", resume: bool) -> str:
@@ -179,7 +176,11 @@ def _load(
     return trainer, tokenizer
 
 
-def _finish(config: Config, incarnation: int, replay: Address, step: int, cause: str) -> None:
+def _finish(config: Config, incarnation: int, replay: Address, step: int, cause: str) -> Exit:
+    """End the run, or leave it to another learner."""
+    if cause == MAKE_WAY.name:
+        log.info("made way after step %d", step)
+        return Exit.MADE_WAY
     # A connection of its own: on the other an interrupted wait may still have an answer coming.
     with _reader(config, incarnation, replay) as reader:
         try:
@@ -191,6 +192,7 @@ def _finish(config: Config, incarnation: int, replay: Address, step: int, cause:
                 raise
             log.warning("replay did not take the end of the run: %s", error)
     log.info("ended after step %d: %s", step, cause)
+    return Exit.DONE
 
 
 def _publisher(config: Config, incarnation: int, address: Address) -> "Publisher":
