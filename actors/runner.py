@@ -233,17 +233,22 @@ class Runner:
         self._draining = True
         logger.info("draining %d rollouts: %s", len(self._rollouts), self._cause)
         if self._rollouts:
-            late = asyncio.create_task(self._late.wait())
-            done = asyncio.create_task(asyncio.wait(self._rollouts))
-            limit_s = self._actors.drain_deadline_s
-            await asyncio.wait((done, late), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            done.cancel()
-            late.cancel()
+            await self._finished_or_late()
         left = dict(self._rollouts)
         for task in left:
             task.cancel()
         if left:
             await asyncio.wait(left)
+
+    async def _finished_or_late(self) -> None:
+        late = asyncio.create_task(self._late.wait())
+        done = asyncio.create_task(asyncio.wait(self._rollouts))
+        limit_s = self._actors.drain_deadline_s
+        try:
+            await asyncio.wait((done, late), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            done.cancel()
+            late.cancel()
 
     async def _serve(self, lease: Lease) -> None:
         """Serve one lease, from its first token to its acknowledgement."""
