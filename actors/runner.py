@@ -142,7 +142,8 @@ class VerifiedVersions:
 
 
 class Runner:
-    """Turns leases into trajectories. `await run()` until Stop or `stop()`, then drain.
+    """Turns leases into trajectories. `await run()` until Stop or `stop()`, then drain, until
+    `make_way()` at most.
 
     `delivered`: rollouts on record; `failed`: leases given back.
     """
@@ -163,7 +164,7 @@ class Runner:
         size = 2 * weights_bytes(config.model.path)  # an engine may hold fp32
         self._verify_s = config.weight_sync.deadline_s(size)
         self._rollouts: dict[asyncio.Task[None], Lease] = {}
-        self._stopping = asyncio.Event()
+        self._stopping, self._late = asyncio.Event(), asyncio.Event()
         self._cause = ""
         self._draining = False
         self.delivered = self.failed = 0
@@ -178,6 +179,11 @@ class Runner:
         """Take no more leases and drain. Call on the event loop."""
         self._cause = self._cause or cause
         self._stopping.set()
+
+    def make_way(self, cause: str) -> None:
+        """Stop, and give back at once what is not done. Call on the event loop."""
+        self.stop(cause)
+        self._late.set()
 
     async def run(self) -> str:
         """Run until told to stop; every lease taken is answered. Returns the cause of the stop.
@@ -227,12 +233,22 @@ class Runner:
         self._draining = True
         logger.info("draining %d rollouts: %s", len(self._rollouts), self._cause)
         if self._rollouts:
-            await asyncio.wait(self._rollouts, timeout=self._actors.drain_deadline_s)
+            await self._finished_or_late()
         left = dict(self._rollouts)
         for task in left:
             task.cancel()
         if left:
             await asyncio.wait(left)
+
+    async def _finished_or_late(self) -> None:
+        late = asyncio.create_task(self._late.wait())
+        done = asyncio.create_task(asyncio.wait(self._rollouts))
+        limit_s = self._actors.drain_deadline_s
+        try:
+            await asyncio.wait((done, late), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            done.cancel()
+            late.cancel()
 
     async def _serve(self, lease: Lease) -> None:
         """Serve one lease, from its first token to its acknowledgement."""

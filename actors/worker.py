@@ -4,9 +4,9 @@ running run from anywhere: `python -m actors.worker --connect ENDPOINT [--keys F
 Consumes leases from replay, weights from the learner and passages from the retrieval server, or
 from a recorded run's log; produces trajectories, failed leases and gauges. Starts the engine, joins
 weight sync, and asks for leases only once verified weights serve. Ends with 0 after Stop, SIGTERM
-or SIGINT (drained, Goodbye said); with 2, and a message, when its input cannot be used; with 1 on a
-named error: replay or the learner silent, the engine dead. Killed, it takes the engine's process
-with it.
+or SIGINT (drained, Goodbye said), and sooner after MAKE_WAY; with 2, and a message, when its input
+cannot be used; with 1 on a named error: replay or the learner silent, the engine dead. Killed, it
+takes the engine's process with it.
 """
 
 import argparse
@@ -52,7 +52,7 @@ from configs.runtime.process import (
     leave,
     loop_factory,
 )
-from configs.runtime.signals import on_stop
+from configs.runtime.signals import MAKE_WAY, on_stop
 from configs.schema import Config
 from replay.clients.actor import TrajectoryWriter
 from replay.protocol import Hello, Lease, ReplayError, ReplayTimeout
@@ -180,6 +180,7 @@ def _stop_on_signals(runner: Runner) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, runner.stop, number.name)
+    loop.add_signal_handler(MAKE_WAY, runner.make_way, MAKE_WAY.name)
 
 
 def _tokenizer(config: Config) -> Any:

@@ -3,8 +3,9 @@
 Consumes batches from replay and the actors' reports of applied weights; produces policy versions,
 checkpoints and TensorBoard numbers. Waits, each with a deadline, for actors to join and to verify
 weights, then for batches and evaluations; unblocked by them, by Stop, or by SIGTERM/SIGINT, after
-which it saves, commits and leaves. With `--resume` it goes on from the run's newest checkpoint. A
-rank above 0 only computes: it follows rank 0.
+which it saves, commits and leaves; after MAKE_WAY it saves and leaves, and the run is not over.
+With `--resume` it goes on from the run's newest checkpoint. A rank above 0 only computes: it
+follows rank 0.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from configs.keys import Address, Addresses
 from configs.load import ConfigError, load
 from configs.runtime.process import Exit, announce_ready, begin, leave, make_socket_dir
-from configs.runtime.signals import StopRequested, StopSwitch, on_stop
+from configs.runtime.signals import MAKE_WAY, StopRequested, StopSwitch, on_stop
 from configs.schema import Config
 from learner import checkpoint
 from learner.checkpoint import next_incarnation
@@ -61,8 +62,8 @@ def main(arguments: Sequence[str]) -> int:
             follow(config, given.rank)
         else:
             stop = StopSwitch()
-            on_stop(stop)
-            work(config, stop, given.resume)
+            on_stop(stop, MAKE_WAY)
+            return work(config, stop, given.resume)
     except (ConfigError, BadCheckpoint, BadModel) as error:
         print(f"learner: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
@@ -91,8 +92,8 @@ def follow(config: Config, rank: int) -> None:
     leader.follow(config, rank)
 
 
-def work(config: Config, stop: StopSwitch, resume: bool) -> None:
-    """Build the collaborators, train, and end the run in order."""
+def work(config: Config, stop: StopSwitch, resume: bool) -> Exit:
+    """Build the collaborators, train, and end the run in order, or leave it to another learner."""
     found = checkpoint.newest(config.run_dir) if resume else None
     if found:
         checkpoint.check(found, config)
@@ -126,8 +127,9 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> None:
         )
         cause = _train(run, resume)
         run.save()
-        _finish(config, incarnation, addresses.replay, run.step, cause)
+        code = _finish(config, incarnation, addresses.replay, run.step, cause)
         trainer.close()
+        return code
 
 
 def _train(run: "Run", resume: bool) -> str:
@@ -174,7 +176,11 @@ def _load(
     return trainer, tokenizer
 
 
-def _finish(config: Config, incarnation: int, replay: Address, step: int, cause: str) -> None:
+def _finish(config: Config, incarnation: int, replay: Address, step: int, cause: str) -> Exit:
+    """End the run, or leave it to another learner."""
+    if cause == MAKE_WAY.name:
+        log.info("made way after step %d", step)
+        return Exit.MADE_WAY
     # A connection of its own: on the other an interrupted wait may still have an answer coming.
     with _reader(config, incarnation, replay) as reader:
         try:
@@ -186,6 +192,7 @@ def _finish(config: Config, incarnation: int, replay: Address, step: int, cause:
                 raise
             log.warning("replay did not take the end of the run: %s", error)
     log.info("ended after step %d: %s", step, cause)
+    return Exit.DONE
 
 
 def _publisher(config: Config, incarnation: int, address: Address) -> "Publisher":

@@ -333,7 +333,8 @@ class Broadcast:
 
     def _look_after(self, name: str) -> bool:
         """Return True if this member of the group is still the one that it was formed with."""
-        if name in self._channel.joined and not self._channel.send(name, Ping()):
+        ping = Ping(self._incarnation)
+        if name in self._channel.joined and not self._channel.send(name, ping):
             self._channel.drop(name)
         return name in self._channel.joined and name not in self._replaced
 

@@ -16,6 +16,8 @@ import zmq.asyncio
 from configs.keys import Keys
 from weight_sync.protocol import (
     PROTOCOL,
+    Answer,
+    Enquiry,
     FromActor,
     FromLearner,
     Join,
@@ -63,7 +65,7 @@ class Channel(Protocol):
     def drop(self, actor_id: str) -> None:
         """Forget an actor; it may join again."""
 
-    def receive(self, deadline: float | None) -> FromActor | None:
+    def receive(self, deadline: float | None) -> Join | Answer | None:
         """Return the next message; None at the deadline (monotonic seconds) or when interrupted.
         A Join comes from an actor that was not there, or that is back on another connection.
         """
@@ -72,9 +74,10 @@ class Channel(Protocol):
 class RouterChannel:
     """The ROUTER that actors join at, and a bell by which another thread interrupts `receive`."""
 
-    def __init__(self, endpoint: str, keys: Keys | None) -> None:
+    def __init__(self, endpoint: str, keys: Keys | None, incarnation: int) -> None:
         """Raises WeightSyncError when the endpoint cannot be bound."""
         self.closing = False
+        self._ping = Ping(incarnation)
         self._routing_ids: dict[str, bytes] = {}
         self._rivals: dict[bytes, float] = {}  # since when they claim an actor's id
         self._context = zmq.Context()
@@ -114,7 +117,7 @@ class RouterChannel:
         """Forget an actor; it may join again."""
         self._routing_ids.pop(actor_id, None)
 
-    def receive(self, deadline: float | None) -> FromActor | None:
+    def receive(self, deadline: float | None) -> Join | Answer | None:
         """Return the next message; None at the deadline, a bell or no news. Raises Closing."""
         left_ms = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000))
         poller = zmq.Poller()
@@ -135,14 +138,17 @@ class RouterChannel:
             each.close(500)
         self._context.term()
 
-    def _take(self, routing_id: bytes, *frames: bytes) -> FromActor | None:
+    def _take(self, routing_id: bytes, *frames: bytes) -> Join | Answer | None:
         try:
             message: FromActor = decode_from_actor(b"".join(frames))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("dropped a message that is not of an actor: %s", error)
             return None
+        if isinstance(message, Join | Enquiry):
+            self._send(routing_id, self._ping)  # the learner lives, if it may publish nothing yet
+        if isinstance(message, Enquiry):
+            return None
         if isinstance(message, Join):
-            self._send(routing_id, Ping())  # the learner lives, though it may publish nothing yet
             return message if self._admit(routing_id, message) else None
         if self._routing_ids.get(message.actor_id) != routing_id:
             return None  # dropped meanwhile: it will join again
@@ -159,7 +165,7 @@ class RouterChannel:
             return False
         if known == routing_id:
             return False
-        if known is not None and self._send(known, Ping()):
+        if known is not None and self._send(known, self._ping):
             since = self._rivals.setdefault(routing_id, time.monotonic())
             if time.monotonic() - since >= _RIVAL_S:
                 self._refuse(routing_id, f"an actor named {join.actor_id!r} has joined already")

@@ -177,7 +177,7 @@ class Downloads:
                     log.warning("%s has not applied a download by its deadline", name)
                     self._drop(name)
                 elif each in self._under_way:
-                    self._tell(name, Ping())
+                    self._tell(name, Ping(self._incarnation))
         if self._under_way:
             self._idle_s = now
         elif (

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-PROTOCOL = 7
+PROTOCOL = 8
 # vLLM's `worker_extension_cls`; a name, so that nobody has to import vLLM to say it
 WORKER_EXTENSION = "weight_sync.vllm_worker.WeightSyncWorker"
 
@@ -92,8 +92,14 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     protocol: int = PROTOCOL
 
 
+class Enquiry(msgspec.Struct, frozen=True, tag=True):
+    """Actor → learner, every second while it downloads: who are you? Anybody is told, by Ping."""
+
+
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """Learner → actor: nothing to do; it cannot be sent where nobody is."""
+    """Learner → actor: nothing to do, I am here; it cannot be sent where nobody is."""
+
+    incarnation: int
 
 
 class Rendezvous(msgspec.Struct, frozen=True, tag=True):
@@ -216,7 +222,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
 
 Answer = Connecting | Receiving | Applied
-FromActor = Join | Answer
+FromActor = Join | Enquiry | Answer
 FromLearner = Ping | Rendezvous | WeightManifest | Sent | Release | Refused
 
 encode = msgspec.msgpack.Encoder().encode

@@ -57,7 +57,7 @@ class Publisher:
         self._published = self._applied = -1
         self._error: BaseException | None = None
         self._gauges: dict[str, float] = {"sync/updates": 0.0}
-        self._channel = RouterChannel(endpoint, keys)
+        self._channel = RouterChannel(endpoint, keys, incarnation)
         learner_host = _learner_host(endpoint, config.snapshot_dir, run_dir)
         broadcast = Broadcast(config, incarnation, learner_host, self._channel, self._say)
         self._actors = actors

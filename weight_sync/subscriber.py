@@ -5,14 +5,15 @@ what the learner says, and `serving`, an event that is set exactly while verifie
 Waits for the learner: for a first word, and for bytes once they have been sent, with
 deadlines; for the next version without one (a learner that evaluates is silent for minutes; its
 death is the launcher's to notice). While nothing comes it says Join again every second: a learner
-that started anew, or has dropped this actor, takes it in. Runs on the actor's event loop and never
-blocks it.
+that started anew, or has dropped this actor, takes it in. While it downloads it asks who is there
+instead: another learner ends the download. Runs on the actor's event loop and never blocks it.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -28,8 +29,11 @@ from weight_sync.protocol import (
     Applied,
     Connecting,
     EngineDiffers,
+    Enquiry,
     FromLearner,
     Join,
+    PeerFailed,
+    Ping,
     Receiving,
     Refused,
     Release,
@@ -106,6 +110,8 @@ class Subscriber:
         self._transfer_s = 0.0  # that they may take beside the deadlines, in a download
         self._loaded: tuple[int, int] | None = None  # what the engine holds, verified or not
         self._manifest: WeightManifest | None = None  # announced, not yet sent
+        self._unread: FromLearner | None = None  # what ended a download
+        self._enquired_s = 0.0
         self._start: probe.Distance | None = None  # of the weights that the engine loaded itself
         self._gauges: dict[str, float] = {"sync/updates": 0.0}
 
@@ -122,7 +128,8 @@ class Subscriber:
             heard_s, limit_s = time.monotonic(), self._config.join_deadline_s
             await self._join(link)
             while True:
-                message = await link.next(min(JOIN_AGAIN_S, limit_s))
+                message, self._unread = self._unread, None
+                message = message or await link.next(min(JOIN_AGAIN_S, limit_s))
                 if message is not None:
                     await self._follow(link, message)
                     heard_s = time.monotonic()
@@ -161,7 +168,7 @@ class Subscriber:
             await self._expect(link, message)
         elif isinstance(message, Sent) and self._manifest is not None:
             manifest, self._manifest = self._manifest, None
-            await link.send(await self._apply(manifest))
+            await link.send(await self._apply(link, manifest))
         elif isinstance(message, Release):
             await self._call("weight_sync_release")
 
@@ -188,14 +195,15 @@ class Subscriber:
             return describe(VerificationFailed(said))
         return ""
 
-    async def _apply(self, manifest: WeightManifest) -> Applied:
+    async def _apply(self, link: Link, manifest: WeightManifest) -> Applied:
         """Wait for the bytes while generation goes on, then pause, write, resume and verify.
 
         Where nothing was written, what served before serves on; else `serving` stays cleared until
         the probe has passed.
         """
         deadline_s = self._deadline_s(manifest)
-        report = await self._made("weight_sync_arrived", deadline_s)
+        over = partial(self._download_over, link, manifest.incarnation)
+        report = await self._made("weight_sync_arrived", deadline_s, over)
         if report.error:
             log.error("version %d not applied: %s", manifest.policy_version, report.error)
             return self._applied(manifest, report)
@@ -319,13 +327,36 @@ class Subscriber:
             report.error or problem,
         )
 
-    async def _made(self, method: str, deadline_s: float) -> WorkerReport:
-        """Ask until what a thread of the worker makes is there; generation goes on meanwhile."""
+    async def _download_over(self, link: Link, incarnation: int) -> str:
+        """Why a download will not be waited for any longer; ''. Without its learner it would go on
+        for minutes, as where a link is broken; a group breaks at once.
+        """
+        if self._epoch >= -1:
+            return ""
+        if (now := time.monotonic()) >= self._enquired_s + JOIN_AGAIN_S:
+            self._enquired_s = now
+            await link.send(Enquiry())
+        while (message := await link.next(0.0)) is not None:
+            if not isinstance(message, Ping):
+                self._unread = message
+                return describe(PeerFailed(f"{link.peer} says {type(message).__name__}"))
+            if message.incarnation > incarnation:
+                return describe(PeerFailed(f"{link.peer} is incarnation {message.incarnation} now"))
+        return ""
+
+    async def _made(
+        self, method: str, deadline_s: float, over: Callable[[], Awaitable[str]] | None = None
+    ) -> WorkerReport:
+        """Ask until what a thread of the worker makes is there, or until `over` says why that is
+        not waited for; generation goes on meanwhile.
+        """
         deadline, pause_s = time.monotonic() + deadline_s, FIRST_LOOK_S
         while (report := await self._call(method)).pending:
             if time.monotonic() >= deadline:
                 late = SyncTimeout(f"{method} was not done within {deadline_s:g} s")
                 return WorkerReport(error=describe(late))
+            if over is not None and (why := await over()):
+                return WorkerReport(error=why)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_LOOK_S)
         return report

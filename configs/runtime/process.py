@@ -40,6 +40,8 @@ class Exit(enum.IntEnum):
     CONSEQUENCE = 3
     # A worker: started again, it would end the same way, whatever it did before.
     FINAL = 4
+    # A learner: its step is saved, and it goes on elsewhere.
+    MADE_WAY = 5
     INTERRUPTED = 130
 
 

@@ -3,6 +3,7 @@
     on_stop       a worker: calls back instead of dying
     StopSwitch    such a callback, which ends a wait at once and computation at its end
     Interrupt     a command: Ctrl-C once in order, twice at once; the handlers before come back
+    MAKE_WAY      to an actor or a learner, whose node is to go: end while the run goes on
 
 Python runs handlers on the main thread, between two instructions. A worker that waits in an event
 loop has that loop take its signals instead (`add_signal_handler`), which wakes it.
@@ -15,15 +16,18 @@ from types import FrameType
 from typing import Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# An actor's time to drain is over: what it has not done it gives back. A learner saves once its
+# step is done, and leaves; another goes on with the run.
+MAKE_WAY = signal.SIGUSR1
 
 
 class StopRequested(Exception):
     """Somebody asked this process to stop; the message says who or how."""
 
 
-def on_stop(callback: Callable[[str], None]) -> None:
-    """Call `callback(cause)` on SIGTERM and SIGINT instead of dying."""
-    for number in _SIGNALS:
+def on_stop(callback: Callable[[str], None], *others: signal.Signals) -> None:
+    """Call `callback(cause)`, a signal's name, on SIGTERM, SIGINT and `others` instead of dying."""
+    for number in (*_SIGNALS, *others):
         signal.signal(number, lambda n, _frame: callback(signal.Signals(n).name))
 
 

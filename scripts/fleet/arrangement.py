@@ -15,6 +15,7 @@ import msgspec
 
 from configs.devices import on_cpu
 from configs.keys import keys_of
+from configs.runtime.files import weights_bytes
 from configs.runtime.process import socket_dir
 from configs.schema import Config
 from scripts.fleet.node_checks import gpu_lines, problems, retrieval_share, threads_of
@@ -174,7 +175,17 @@ class Arrangement:
             return ""
         if not self.config.cluster.shared:
             return ": the run ends with it, for its learner is there: set cluster.shared"
-        return ": its learner then goes on elsewhere, from the last checkpoint"
+        return ": its learner saves, and goes on elsewhere"
+
+    def learner_moves(self, left_s: float | None) -> bool:
+        """True where a learner is to leave a node now that is to go in so long (None: not known):
+        others have room, or saving may take what is left.
+        """
+        ranks = [n for n, at in self.seats.items() if kind_of(n) == LEARNER and at in self._closed]
+        if not ranks or not self.config.cluster.shared or self.here in self._closed:
+            return False
+        saving_s = self.config.learner.saving_s(weights_bytes(self.config.model.path))
+        return self._seats.have_room(ranks) or (left_s is not None and left_s <= saving_s)
 
     def remove(self, address: str) -> None:
         """Have a node no longer."""

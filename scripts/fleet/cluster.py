@@ -10,9 +10,7 @@ Every wait has a deadline, and names the node that it waits for.
 
 import contextlib
 import ipaddress
-import os
 import secrets
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +21,8 @@ import ray
 
 from configs.load import ConfigError
 from configs.schema import Config
-from scripts.fleet import guardian, head
+from scripts.fleet import guardian
 from scripts.fleet.arrangement import Arrangement
-from scripts.fleet.fleet import watched
 from scripts.fleet.host import FleetError
 from scripts.fleet.node_seat import NodeSeat, refusals
 from scripts.fleet.node_watch import NodeEvent, NodeWatch
@@ -33,9 +30,9 @@ from scripts.fleet.nodes import Node, Surveyed
 from scripts.fleet.outpost import Laid
 from scripts.fleet.placement import ACTOR, LEARNER, RETRIEVAL, NoRoom, kind_of
 from scripts.fleet.post import Post, all_of
+from scripts.fleet.ray_cluster import alive, connect, head_answers, to_go
 from scripts.fleet.survey import refused, survey, unmet, unreachable
 
-SAID = 300  # characters of what Ray says, which may be a page
 RESERVE_S = 20.0  # for Ray to reserve all seats; it takes milliseconds where they are free
 AGAIN_S = 2.0  # the same of one, while the run goes on
 BACK_S, BACK_LOOK_S = 10.0, 0.5  # for Ray to take back the GPUs of a run that has just ended
@@ -59,24 +56,6 @@ def joined(config: Config) -> Iterator["Cluster"]:
         cluster.close()
 
 
-def connect(address: str, wait_s: float = 0.0) -> None:
-    """Be a driver of the cluster there, for whose head so long is waited. Raises ConfigError."""
-    if not (token := head.token()):
-        os.environ["RAY_AUTH_MODE"] = "disabled"
-    try:
-        at = head.awaited(address, token, wait_s)
-        with watched(f"joining the Ray cluster at {at}"):
-            ray.init(address=at, log_to_driver=False, configure_logging=False)
-    except head.NoHead as error:
-        raise ConfigError(f"cluster.address = {address!r}: {error}") from error
-    except Exception as error:  # Ray raises many kinds
-        said = textwrap.shorten(str(error) or type(error).__name__, SAID).rstrip(".")
-        raise ConfigError(
-            f"cluster.address = {address!r}: {said}: start Ray on this machine too (deploy/ray.sh "
-            "worker HEAD), with the token of here"
-        ) from error
-
-
 class Cluster:
     """A `Place` of hosts (scripts/fleet/fleet.py). `arrangement` says who lies where."""
 
@@ -85,7 +64,7 @@ class Cluster:
         self._given, self._here = config, ray.util.get_node_ip_address()
         self._posts: dict[str, Post] = {}
         self._seats: dict[str, NodeSeat] = {}
-        self._watch = NodeWatch(self._posts, self._newcomers, self._inspect, _to_go)
+        self._watch = NodeWatch(self._posts, self._newcomers, self._inspect, to_go)
         self._token = ""
 
     # ---- before anything starts
@@ -133,7 +112,7 @@ class Cluster:
         """Have Ray hold all seats. Raises ConfigError, FleetError."""
         for name, address in self.arrangement.seats.items():
             self._seats[name] = self._seat_on(name, self._posts[address])
-        with _head_answers():
+        with head_answers():
             if wrong := [*refusals(self._seats, RESERVE_S)]:
                 raise ConfigError("\n".join(wrong))
 
@@ -266,7 +245,7 @@ class Cluster:
     def _refused(self, name: str, post: Post) -> str:
         """Have Ray reserve a seat; why it does not."""
         seat = self._seats[name] = self._seat_on(name, post)
-        with _head_answers():
+        with head_answers():
             if seat.granted(AGAIN_S):
                 return ""
         self.leave(name)
@@ -281,6 +260,14 @@ class Cluster:
     def outdated(self, words: Sequence[str]) -> bool:
         """True where a process with these words looks for the learner where it is no longer."""
         return self.arrangement.learner_word not in words
+
+    def displaced(self) -> str:
+        """Why the learner is to save and move now, while it can; ''."""
+        ranks = [seat for name, seat in self._seats.items() if kind_of(name) == LEARNER]
+        posts = [seat.post for seat in ranks if seat.leaving and not seat.gone]
+        ends = [post.leaves_at - time.time() for post in posts if post.leaves_at]
+        moves = self.arrangement.learner_moves(min(ends, default=None))
+        return posts[0].leaving if posts and moves else ""
 
     def news(self) -> list[str]:
         """Take note of nodes that went, came or are to go; a line on each. Raises FleetError once
@@ -325,41 +312,6 @@ class Cluster:
             post.close()
             raise
         return post, comer
-
-
-def alive() -> list[tuple[Node, str]]:
-    """The nodes that Ray counts as alive and that are not to go, with its ids."""
-    found, leave = [], _to_go()
-    with _head_answers():
-        told, left = ray.nodes(), ray._private.state.available_resources_per_node()
-    for each in told:
-        if each["Alive"] and (node_id := each["NodeID"]) not in leave:
-            has = each["Resources"]
-            address, name = each["NodeManagerAddress"], each["NodeManagerHostname"]
-            gpus = int(has.get("GPU", 0))
-            # Ray leaves out what there is none of, and nodes of which it does not know yet.
-            free = int(left[node_id].get("GPU", 0)) if node_id in left else gpus
-            node = Node(address, name, gpus, has.get("CPU", 0.0), gpus - free)
-            found.append((node, node_id))
-    return found
-
-
-def _to_go() -> dict[str, float]:
-    """Ray's ids of the nodes that are drained, each with the time in seconds since the epoch when
-    it ends; 0: it is not known.
-    """
-    # What `ray drain-node`, autoscalers and pre-emption hooks say; no public function tells it.
-    with _head_answers():
-        at_ms = ray._private.state.state.get_draining_nodes()
-    return {node_id: ms / 1e3 for node_id, ms in at_ms.items()}
-
-
-@contextlib.contextmanager
-def _head_answers() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # Ray raises many kinds
-        raise FleetError(f"Ray's head does not answer: {error}") from error
 
 
 def _number(address: str) -> tuple[int, str]:

@@ -14,11 +14,11 @@ import ray
 
 from configs.load import ConfigError
 from configs.schema import Config
-from scripts.fleet.cluster import alive, connect
 from scripts.fleet.examiner import Examiner
 from scripts.fleet.host import FleetError
 from scripts.fleet.nodes import ANY, CONNECT_S, Node, Surveyed
 from scripts.fleet.post import START_S, Post, all_of
+from scripts.fleet.ray_cluster import alive, connect
 from scripts.fleet.survey import survey
 from scripts.setup.doctor import LOAD_S, Finding
 

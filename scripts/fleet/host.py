@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -10,9 +11,11 @@ from pathlib import Path
 import psutil
 
 from configs.runtime.process import start_child
+from configs.runtime.signals import MAKE_WAY
 
 CALL_DEADLINE_S = 30.0
 TAIL_BYTES = 64 << 10  # of a log, which may have grown to gigabytes
+NOTICE_MARGIN_S = 5.0  # of a node's last seconds: leases go back, the process ends
 
 
 class FleetError(RuntimeError):
@@ -81,6 +84,16 @@ class Host:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal_number)
 
+    def drain(self, within_s: float) -> None:
+        """Have the worker, an actor, drain; after so long it gives back what it has not done, and
+        NOTICE_MARGIN_S later it is killed.
+        """
+        self.kill(signal.SIGTERM)
+        if self._process is not None:
+            # Here, and not at the launcher: that one may be busy placing others.
+            hurrying = (self._thread, self._process, within_s)
+            threading.Thread(target=_hurry, args=hurrying, daemon=True).start()
+
     def _run(self, started: threading.Event) -> None:
         self._started_at = time.time()
         log_path = Path(self._log_path)
@@ -96,6 +109,21 @@ class Host:
         )
         started.set()
         self._process.wait()
+
+
+def _hurry(end: threading.Thread, process: "subprocess.Popen[bytes]", within_s: float) -> None:
+    """Await the end of a process that drains; `end` is the thread that lives as long."""
+    for number, patience_s in ((MAKE_WAY, within_s), (signal.SIGKILL, NOTICE_MARGIN_S)):
+        end.join(patience_s)
+        if end.is_alive():
+            process.send_signal(number)
+
+
+def time_to_drain(leaves_at: float, now: float) -> float | None:
+    """Seconds that a node which leaves at that time, since the epoch, has for rollouts; None where
+    that is not known (0).
+    """
+    return max(0.0, leaves_at - NOTICE_MARGIN_S - now) if leaves_at else None
 
 
 def tail(path: str, offset: int) -> str:

@@ -12,8 +12,8 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from scripts.fleet.fleet import Seat
 from scripts.fleet.host import FleetError
+from scripts.fleet.place import Seat
 from scripts.fleet.post import LOOK_S, Post
 
 _SLIVER = 0.001  # of a node's own resource: it pins, and takes nothing
@@ -45,6 +45,11 @@ class NodeSeat(Seat):
     def leaving(self) -> str:  # type: ignore[override]
         """What was said of its node that is to go; ''."""
         return self.post.leaving
+
+    @property
+    def leaves_at(self) -> float:  # type: ignore[override]
+        """When that is, where it is known; 0."""
+        return self.post.leaves_at
 
     def reserve(self) -> PlacementGroup:
         """Ask Ray for what it holds, once."""

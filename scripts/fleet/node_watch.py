@@ -102,7 +102,8 @@ class NodeWatch:
         at_s = self._leavers()
         for post in list(self._posts.values()):
             if post.node_id in at_s and not post.leaving:
-                post.leaving = f"node {post.node.shown} is to go{_in(at_s[post.node_id])}"
+                post.leaves_at = at_s[post.node_id]
+                post.leaving = f"node {post.node.shown} is to go{_in(post.leaves_at)}"
                 self._events.put(NodeEvent(post.leaving, post, is_to_go=True))
 
     def _look(self) -> None:

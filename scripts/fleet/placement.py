@@ -8,6 +8,7 @@
 On GPUs each rank, and each worker of an engine, has one of its own.
 """
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -107,6 +108,18 @@ class Seats:
         if not fitting:
             raise NoRoom(self._refusal(kind))
         return self.take(name, find(fitting).node.address)
+
+    def have_room(self, names: Sequence[str]) -> bool:
+        """True where these processes would find nodes, each in its turn; nothing changes."""
+        trial = copy.copy(self)
+        trial.by_name, trial._rooms = dict(self.by_name), dict(self._rooms)
+        try:
+            for name in names:
+                trial.leave(name)
+                trial.seat(name)
+        except NoRoom:
+            return False
+        return True
 
     def take(self, name: str, address: str) -> str:
         """Have a process lie on a node, whether or not it fits there; return the node's address."""

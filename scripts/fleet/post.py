@@ -9,10 +9,10 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from scripts.fleet.fleet import NodeGone
 from scripts.fleet.host import FleetError
 from scripts.fleet.nodes import Node
 from scripts.fleet.outpost import Outpost
+from scripts.fleet.place import NodeGone
 
 START_S = 90.0  # of an outpost, whose process Ray starts
 ANSWER_S = 60.0  # of a node that looks around, on a slow disk
@@ -23,13 +23,14 @@ CLOCKS = 5  # how often a clock is read: the quickest answer tells most
 
 class Post:
     """One node's. `gone` says why it is given up: nothing is asked of it any more; `leaving`, that
-    it is to go; `laid`: what processes read is there; `entrusted`: the names of secrets there.
+    it is to go, `leaves_at` when (since the epoch; 0: not known); `laid`: what processes read is
+    there; `entrusted`: the names of secrets there.
     """
 
     def __init__(self, node: Node, node_id: str, kind: type[Outpost] = Outpost) -> None:
         """Have Ray start its outpost; `node_id` is Ray's."""
         self.node, self.node_id, self.gone, self.laid = node, node_id, "", False
-        self.leaving, self.entrusted = "", frozenset[str]()
+        self.leaving, self.leaves_at, self.entrusted = "", 0.0, frozenset[str]()
         there = NodeAffinitySchedulingStrategy(node_id, soft=False)
         remote = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4)(kind)
         self._outpost = remote.options(scheduling_strategy=there).remote(node.address)

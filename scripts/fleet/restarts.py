@@ -13,7 +13,9 @@ from pathlib import Path
 
 from configs.fleet import FleetConfig
 from configs.runtime.process import Exit
-from scripts.fleet.fleet import Fleet, Member, NodeGone
+from configs.runtime.signals import MAKE_WAY
+from scripts.fleet.fleet import Fleet, Member
+from scripts.fleet.place import NodeGone
 from scripts.runs.fleet_log import FleetLog
 
 SOON_S = 60.0  # a process that ends later than this after its start starts afresh
@@ -46,6 +48,8 @@ class Restarts:
         self._looked_s = 0.0
         self._ending = False
         self._leaving: set[str] = set()  # told to
+        self._evicted: dict[str, Member] = {}  # told that their nodes are to go
+        self._moving = False  # the learner, told the same
         self._returning: dict[str, list[str]] = {}  # actors that are to start, and how
         self._roomless: dict[str, str] = {}  # no node has room for them: why
         self._unsaid: set[str] = set()  # those of whom that has not been said
@@ -158,9 +162,23 @@ class Restarts:
     def _evict(self) -> None:
         """Have actors drain whose node is to go, and come back on another."""
         for name, why in self._fleet.evicted().items():
+            member = self._fleet.members[name]
+            if self._evicted.get(name) is member:
+                continue
+            self._evicted[name] = member
+            member.drain()  # also one that drains already: it may have less time now
             if name not in self._returning and not self.unwanted(name):
-                self._call_back([name])
+                self._returning[name] = member.command
                 self._say(f"{name} drains: {why}", "bold yellow")
+
+    def _move_the_learner(self) -> None:
+        """Have the learner save and leave, where it can, a node that is to go."""
+        if self._moving or not self._config.restarts or not (why := self._fleet.displaced()):
+            return
+        if self._fleet.members["learner"].poll() is None:
+            self._moving = True
+            self._fleet.members["learner"].signal(MAKE_WAY)
+            self._say(f"the learner saves and moves: {why}", "bold yellow")
 
     def _call_back(self, actors: Sequence[str]) -> None:
         for name in actors:
@@ -169,6 +187,8 @@ class Restarts:
 
     def _bring_back(self) -> None:
         """Start the actors that are to, have ended and find room. Raises BudgetSpent."""
+        if self._moving:
+            return  # room is the learner's first, and actors are told where it is
         members, now = self._fleet.members, time.monotonic()
         looks = now - self._looked_s >= LOOK_S
         ready = [n for n in self._returning if n not in members or members[n].poll() is not None]
@@ -218,6 +238,7 @@ class Restarts:
                 self._worked.add(name)
                 self._log.write("ready", name, at_s)
         if not self._ending:
+            self._move_the_learner()
             self._evict()
             self._bring_back()
         now = time.monotonic()
@@ -265,7 +286,7 @@ class Restarts:
         free = code == Exit.CONSEQUENCE and bool(self._stopped or self._due)
         seat = self._fleet.members[name].seat
         counted = bool(seat.gone) and seat.node_id in self._counted  # a node's end counts once
-        free = free or bool(seat.leaving) or counted
+        free = free or bool(seat.leaving) or counted or (is_rank(name) and self._moving)
         self._counted |= {seat.node_id} if seat.gone else set()
         if not free and len(self.made) >= self._config.restarts:
             raise BudgetSpent(self._spent(cause))
@@ -315,6 +336,7 @@ class Restarts:
             self._unready.add(name)
             member = self._fleet.members[name]
             self._log.write("started", name, member.started_at, pid=member.pid)
+        self._moving = self._moving and "learner" not in names
 
 
 def is_rank(name: str) -> bool:
@@ -326,6 +348,8 @@ def cause_of(member: Member, code: int) -> str:
     """Say how a process ended and where its log is, and quote the end of that."""
     if member.seat.gone:
         return f"{member.name} has ended: {member.seat.gone}"
+    if code == Exit.MADE_WAY:
+        return f"{member.name} has saved its step and left"
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     return f"{member.name} {how} (log: {member.log_path})\n{member.last_words()}".rstrip()
 

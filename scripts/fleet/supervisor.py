@@ -139,6 +139,7 @@ class Supervisor:
             broken = {name: code for name, code in broken.items() if code}
         if ending:  # who dies now has nothing left to do
             broken = {n: code for n, code in broken.items() if n == "replay" or is_rank(n)}
+            broken = {n: code for n, code in broken.items() if code != Exit.MADE_WAY}
         else:
             broken = self._without_leavers(broken)
         if self._stop.cause and "replay" in broken and "learner" not in dead:

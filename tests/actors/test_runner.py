@@ -186,6 +186,25 @@ async def test_what_is_left_after_the_drain_is_given_back(lease_for: Callable[..
     assert replay.failed == dict.fromkeys(range(3), "shutdown") and not replay.delivered
 
 
+@pytest.mark.parametrize("drains", [False, True])
+async def test_who_is_to_make_way_gives_back_at_once(
+    lease_for: Callable[..., Lease], drains: bool
+) -> None:
+    replay = FakeReplay([lease_for(1, n) for n in range(3)])
+    runner = make_runner(replay, forever, drain=60.0)
+    task = asyncio.create_task(runner.run())
+    async with asyncio.timeout(60):
+        while runner.gauges()["actor/rollouts_in_flight"] < 3:
+            await asyncio.sleep(0)
+    if drains:
+        runner.stop("SIGTERM")
+        await asyncio.sleep(0.05)
+        assert not replay.failed
+    runner.make_way("SIGUSR1")
+    assert await asyncio.wait_for(task, 30.0) == ("SIGTERM" if drains else "SIGUSR1")
+    assert replay.failed == dict.fromkeys(range(3), "shutdown") and not replay.delivered
+
+
 async def test_a_drain_lets_rollouts_finish(lease_for: Callable[..., Lease]) -> None:
     async def soon(lease: Lease, _: Any) -> Trajectory:
         await asyncio.sleep(0.02)

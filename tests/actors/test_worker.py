@@ -1,5 +1,6 @@
 """The actor's process: exit codes, and an engine that never outlives it."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -7,6 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from actors import worker
 from configs.keys import Address
 from configs.runtime.process import Exit
+from configs.runtime.signals import MAKE_WAY
 from tests.children import ends_with_us
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -110,6 +114,22 @@ def test_sigterm_drains_and_exits_0(start: Start, tiny_model_path: Path) -> None
     process.terminate()
     _, log = process.communicate(timeout=120)
     assert process.returncode == 0 and "drained: SIGTERM" in log
+
+
+async def test_a_signal_to_make_way_is_not_one_to_drain() -> None:
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    runner: Any = SimpleNamespace(
+        stop=lambda cause: heard.put_nowait(f"stop: {cause}"),
+        make_way=lambda cause: heard.put_nowait(f"make way: {cause}"),
+    )
+    worker._stop_on_signals(runner)
+    try:
+        for number, said in ((signal.SIGTERM, "stop: SIGTERM"), (MAKE_WAY, "make way: SIGUSR1")):
+            os.kill(os.getpid(), number)
+            assert await asyncio.wait_for(heard.get(), 10.0) == said
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT, MAKE_WAY):
+            asyncio.get_running_loop().remove_signal_handler(number)
 
 
 def test_only_the_launcher_s_actors_beside_the_learner_have_gpus_in_its_plan() -> None:

@@ -23,7 +23,7 @@ trap 'exit 0' TERM
 echo "$name $*" >>"$CALLS"
 case "$name $*" in
 *--block*) ;;
-"ray drain-node"*) [ ! -e actor ] || kill -TERM "$(cat actor)"; exit 0 ;;
+"ray drain-node"*) [ ! -e workers ] || xargs kill -TERM <workers; exit 0 ;;
 "forage train"*|"forage resume"*)
     [ ! -e completes ] || exit 0
     [ ! -e stops ] || exit 3
@@ -242,22 +242,24 @@ def test_a_job_that_completes_is_not_queued_again(host: dict[str, str]) -> None:
     assert not [call for call in calls(host) if call.startswith(("srun", "scontrol"))]
 
 
-ACTOR = "import signal, sys; signal.signal(15, lambda *_: sys.exit(0)); print(1); signal.pause()"
+WORKER = "import signal, sys; signal.signal(15, lambda *_: sys.exit(0)); print(1); signal.pause()"
 
 
-def actor_of(host: dict[str, str], run: str) -> subprocess.Popen[str]:
-    """What looks like an actor of a run, once it can be told to end."""
-    words = ("-m", "actors.worker", f"{host['HOME']}/{run}/config.yaml", "-")
-    actor = start(host, sys.executable, "-u", "-c", ACTOR, *words)
-    assert actor.stdout is not None and actor.stdout.readline()
-    return actor
+def worker_of(host: dict[str, str], run: str, package: str = "actors") -> "subprocess.Popen[str]":
+    """What looks like an actor or the learner of a run, once it can be told to end."""
+    words = ("-m", f"{package}.worker", f"{host['HOME']}/{run}/config.yaml", "-")
+    worker = start(host, sys.executable, "-u", "-c", WORKER, *words)
+    assert worker.stdout is not None and worker.stdout.readline()
+    return worker
 
 
-def test_a_host_s_actors_leave_before_it_does(host: dict[str, str]) -> None:
-    leaving, staying = actor_of(host, "leaving"), actor_of(host, "staying")
-    Path(host["HOME"], "actor").write_text(str(leaving.pid))  # the launcher's part
+def test_a_host_s_actors_and_learner_leave_before_it_does(host: dict[str, str]) -> None:
+    leaving, staying = worker_of(host, "leaving"), worker_of(host, "staying")
+    rank = worker_of(host, "leaving", "learner")
+    Path(host["HOME"], "workers").write_text(f"{leaving.pid} {rank.pid}")  # the launcher's part
     drain = start(host, DEPLOY / "drain.sh", "10", f"{host['HOME']}/leaving")
-    assert ended(drain)[0] == 0 and ended(leaving)[0] == 0 and staying.poll() is None
+    assert [ended(each)[0] for each in (drain, leaving, rank)] == [0, 0, 0]
+    assert staying.poll() is None
     assert "--deadline-remaining-seconds=10" in called(host, "ray drain-node")
     code, said = ended(start(host, DEPLOY / "drain.sh", "0", f"{host['HOME']}/staying"))
     assert code == 1 and f"not drained in time: {staying.pid}" in said

@@ -257,6 +257,42 @@ def test_a_node_that_is_to_go_drains_without_a_lost_lease(launch: Launch) -> Non
 
 
 @pytest.mark.soak("hosts")
+@pytest.mark.timeout(1000)
+def test_a_learner_whose_node_is_to_go_saves_and_trains_nothing_again(
+    launch: Launch, tmp_path: Path
+) -> None:
+    with hosts(3) as (one, two, three):
+        address = start_ray([one, two, three])
+        run = launch(
+            one,
+            address,
+            *LONG,
+            "actors.count=1",
+            f"cluster.learner=[{two.address},{one.address}]",
+            f"cluster.actors=[{three.address}]",
+            f"cluster.shared={tmp_path}",
+            "learner.checkpoint_every=1000",
+        )
+        wait_for_step(run, 2)
+        assert "learner.worker" in workers_in(two)
+        at_s = time.time()
+        give_notice(two, address)
+        again = run.wait_for(
+            "LearnerResumed", lambda r: isinstance(r, LearnerResumed) and r.step > 0, START_S
+        )
+        assert "learner.worker" in workers_in(one) and workers_in(two) == []
+        two.die()
+        wait_for_step(run, again.step + 3)
+        assert run.end(DRAIN_S) == Exit.INTERRUPTED
+    print(f"the learner had moved {again.now - at_s:.1f} s after the notice, after {again.step}")
+    assert f"the learner saves and moves: {shown(two)} is to go in " in run.said()
+    done = [each.step for each in of(run, Reported)]
+    assert done == list(range(1, len(done) + 1)), "each step is trained once"
+    assert len(list(of(run, LearnerResumed))) == 2
+    check_books(run)
+
+
+@pytest.mark.soak("hosts")
 @pytest.mark.timeout(1500)
 def test_the_learner_s_node_dies_and_it_goes_on_elsewhere_to_the_same_losses(
     launch: Launch, tmp_path: Path

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from configs.keys import Addresses
 from configs.load import load, save
 from configs.runtime.process import Exit, socket_dir
+from configs.runtime.signals import MAKE_WAY
 from configs.schema import (
     ActorsConfig,
     Config,
@@ -29,10 +30,11 @@ from configs.schema import (
     WeightSyncConfig,
 )
 from learner import worker
+from learner.checkpoint import steps
 from learner.worker import main
 from replay.clients.actor import TrajectoryWriter
 from replay.log.event_log import read
-from replay.log.records import LearnerResumed, Resampled, Sampled
+from replay.log.records import LearnerResumed, Reported, Resampled, Sampled
 from replay.protocol import Hello, Lease
 from replay.trajectory import StopReason, Trajectory, Turn
 from tests.children import ends_with_us
@@ -275,6 +277,34 @@ async def test_sigterm_ends_it_with_a_checkpoint(whole: Config, tmp_path: Path) 
     assert "stopping: SIGTERM" in log
     (saved,) = (Path(endless.run_dir) / "checkpoints").iterdir()
     assert f"ended after {saved.name.replace('-', ' ')}: SIGTERM" in log
+
+
+@pytest.mark.slow
+async def test_who_follows_a_learner_that_made_way_trains_nothing_again(
+    whole: Config, tmp_path: Path
+) -> None:
+    learner = msgspec.structs.replace(whole.learner, total_steps=10, checkpoint_every=1000)
+    config = msgspec.structs.replace(whole, learner=learner)
+    save(config, tmp_path / "config.yaml")
+    actor = Actor(config.model.path)
+    acting = asyncio.create_task(actor.serve(config))
+    with processes(tmp_path) as started:
+        while actor.version < 1:
+            await asyncio.wait([acting], timeout=0.05)
+            assert not acting.done(), acting.exception()
+        started[1].send_signal(MAKE_WAY)
+        assert await asyncio.to_thread(started[1].wait, 120) == Exit.MADE_WAY
+        (saved,) = steps(config.run_dir)
+        assert 1 <= saved < 10 and started[0].poll() is None and not acting.done()
+        command = [sys.executable, "-m", "learner.worker", str(tmp_path / "config.yaml")]
+        started.append(subprocess.Popen([*command, "--resume"], env=ends_with_us()))
+        assert await asyncio.to_thread(started[2].wait, 120) == 0
+        await asyncio.wait_for(acting, 60)
+        assert await asyncio.to_thread(started[0].wait, 60) == 0
+    records = list(read(Path(config.run_dir) / "events.log"))
+    resumes = [(r.incarnation, r.step) for r in records if isinstance(r, LearnerResumed)]
+    assert resumes == [(1, 0), (2, saved)]
+    assert [r.step for r in records if isinstance(r, Reported)] == list(range(1, 11))
 
 
 @pytest.mark.slow

@@ -293,6 +293,24 @@ async def test_who_leaves_on_the_way_is_forgotten_and_begins_anew(
             assert holds(late, weights)
 
 
+async def test_a_learner_that_dies_beside_a_download_is_followed_at_once(
+    over_tcp: Fleet, monkeypatch: pytest.MonkeyPatch, ports: list[int]
+) -> None:
+    """The download by itself would hope for its old server for longer than is waited here."""
+    async with ChaosProxy(to(ports[1]), to(ports[1]), Faults(half_open=True)) as proxy:
+        firsts = proxied(monkeypatch, proxy)
+        with over_tcp.publisher(1) as learner:
+            await applied(over_tcp, learner, 0)
+            late = join(over_tcp, "actor-1")
+            await until(lambda: len(firsts) == 1, "it begins")
+        with Publisher(CONFIG, 2, 8, over_tcp.endpoint, over_tcp.keys) as learner:
+            weights = over_tcp.publish(learner, 0, ROWS)
+            both = over_tcp.subscribers
+            await until(lambda: {each.verified for each in both} == {(8, 0)}, "both follow it")
+            await over_tcp.stop()
+        assert holds(late, weights) and late.calls.count("apply") == 1
+
+
 @pytest.mark.slow
 async def test_where_the_disk_has_no_room_who_comes_late_gets_it_in_a_group(
     over_tcp: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -89,8 +89,8 @@ async def test_workers_of_one_engine_read_what_its_first_one_received(fleet: Fle
             assert publisher.gauges()["sync/sent_bytes"] == BYTES
 
 
-async def until(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20.0
+async def until(reached: Callable[[], bool], what: str, within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
     while not reached():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(0.01)

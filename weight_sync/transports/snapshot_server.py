@@ -36,6 +36,7 @@ SPARE_BYTES = 1 << 30  # of the disk are left to others
 _SLICE_BYTES = 1 << 20
 _ASK_S = 10.0  # for a connection's request
 _END_S = 10.0  # of the thread
+_GRACE_S = 0.05  # of what is under way then; to aiohttp 0 is no limit
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class SnapshotServer:
         )
         async with await self._loop.create_server(server, sock=self._listener):
             await self._over.wait()
-            await server.shutdown(0.0)
+            await server.shutdown(_GRACE_S)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:

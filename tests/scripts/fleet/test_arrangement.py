@@ -1,13 +1,15 @@
 """Who lies where, what each process is told, and what becomes of that when nodes go and come."""
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from configs.load import parse
 from scripts.fleet.arrangement import Arrangement
-from scripts.fleet.cluster import Cluster
+from scripts.fleet.cluster import Cluster, NodeSeat
 from scripts.fleet.nodes import Facts, Node, Surveyed
 from scripts.fleet.placement import GIB, Need, NoRoom, Room
 
@@ -113,7 +115,7 @@ def test_what_becomes_of_who_cannot_leave_is_said(tmp_path: Path) -> None:
     assert "set cluster.shared" in arranged(tmp_path, "a", "b", "c", **away).close("b")
     away["cluster__shared"] = str(tmp_path)
     plan = arranged(tmp_path, "a", "b", "c", **away)
-    assert "from the last checkpoint" in plan.close("b")
+    assert "its learner saves, and goes on elsewhere" in plan.close("b")
     with pytest.raises(NoRoom, match="no such node is there: name some of"):
         plan.seat("learner")
 
@@ -124,6 +126,44 @@ def test_a_learner_that_moves_is_looked_for_where_it_is(tmp_path: Path) -> None:
     plan.close(at)
     assert plan.seat("learner") != at and plan.learner_word != before
     assert plan.learner_word in plan.words("actor-0")
+
+
+def test_a_learner_leaves_a_node_for_another_with_room_or_in_its_last_minutes(
+    tmp_path: Path,
+) -> None:
+    away = {"cluster__learner": "[b,c]", "cluster__actors": "[c]", "cluster__shared": tmp_path}
+    plan = arranged(tmp_path, "a", "b", "c", **away)
+    assert not plan.learner_moves(60.0), "its node stays"
+    plan.close("b")
+    before = dict(plan.seats)
+    assert plan.learner_moves(None) and plan.learner_moves(1e6) and plan.seats == before
+    plan.close("c")
+    assert not plan.learner_moves(None) and not plan.learner_moves(1e6), "nobody has room"
+    assert plan.learner_moves(60.0)
+    plan.close("a")
+    assert not plan.learner_moves(60.0), "the run ends with the launcher's node"
+
+
+def test_a_learner_that_goes_on_nowhere_else_stays(tmp_path: Path) -> None:
+    plan = arranged(tmp_path, "a", "b", "c", cluster__learner="[b]", cluster__actors="[c]")
+    plan.close("b")
+    assert not plan.learner_moves(60.0)
+
+
+def test_the_node_that_goes_first_counts_for_its_learner(tmp_path: Path) -> None:
+    cluster = object.__new__(Cluster)  # its other parts need a cluster
+    asked, now = [], time.time()
+    cluster.arrangement = SimpleNamespace(learner_moves=lambda left_s: asked.append(left_s) or True)
+    cluster._seats = {}
+    for name, leaves_at in (("learner", 0.0), ("learner-1", now + 60.0), ("actor-0", now + 9.0)):
+        post = SimpleNamespace(leaving=f"node of {name} is to go", leaves_at=leaves_at, gone="")
+        cluster._seats[name] = NodeSeat(post, tmp_path, {}, 0)
+    assert cluster.displaced() == "node of learner is to go"
+    assert 50.0 < asked[0] <= 60.0
+    cluster._seats["learner-1"].post.gone = "node b is gone"
+    assert cluster.displaced() and asked[1] is None
+    cluster._seats["learner"].post.leaving = ""
+    assert cluster.displaced() == ""
 
 
 def test_a_learner_that_runs_is_looked_for_where_it_is_until_it_ends(tmp_path: Path) -> None:

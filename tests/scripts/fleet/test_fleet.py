@@ -12,9 +12,10 @@ import pytest
 import ray
 
 from configs.runtime.process import Exit
-from scripts.fleet import fleet, guardian
-from scripts.fleet.fleet import Fleet, Member, NodeGone, Seat
+from scripts.fleet import fleet, guardian, local_ray, place
+from scripts.fleet.fleet import Fleet, Member
 from scripts.fleet.host import FleetError
+from scripts.fleet.place import NodeGone, Seat
 
 
 def gone(error: type[Exception]) -> Any:
@@ -98,9 +99,9 @@ def test_all_have_a_seat_before_any_is_placed_and_servers_have_theirs_first(tmp_
 STALLED = """
 import ctypes, sys, time
 from pathlib import Path
-from scripts.fleet import fleet
+from scripts.fleet import fleet, place
 sleep = ctypes.PyDLL(None).sleep if sys.argv[2:] else time.sleep  # the former holds the lock
-fleet.start_ray, fleet.RAY_DEADLINE_S, fleet.LOCKED_S = lambda *_: sleep(60), 0.5, 0.5
+place.start_ray, place.RAY_DEADLINE_S, place.LOCKED_S = lambda *_: sleep(60), 0.5, 0.5
 fleet.Fleet(Path(sys.argv[1]), Path(sys.argv[1]), {}).__enter__()
 """
 
@@ -125,8 +126,10 @@ def test_ray_kills_no_host_for_what_its_process_holds(
 ) -> None:
     seen: list[str | None] = []
     monkeypatch.setattr(guardian, "start", lambda *_: None)
-    monkeypatch.delenv(fleet.MONITOR, raising=False)
-    monkeypatch.setattr(fleet, "start_ray", lambda *_: seen.append(os.environ.get(fleet.MONITOR)))
+    monkeypatch.delenv(local_ray.MONITOR, raising=False)
+    monkeypatch.setattr(
+        place, "start_ray", lambda *_: seen.append(os.environ.get(local_ray.MONITOR))
+    )
     for name in (guardian.TOKEN, "SPT_NOENV", "RAY_AUTH_TOKEN"):
         monkeypatch.setenv(name, "before")
     Fleet(tmp_path, tmp_path, {}).__enter__()

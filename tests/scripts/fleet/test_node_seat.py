@@ -16,7 +16,8 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from scripts.fleet import arrangement, local_ray
 with local_ray._without_unused():
     ray.init(num_cpus=1, num_gpus=3, include_dashboard=False, _temp_dir=sys.argv[1])
-from scripts.fleet.cluster import Cluster, alive
+from scripts.fleet.cluster import Cluster
+from scripts.fleet.ray_cluster import alive
 from scripts.fleet.node_seat import NodeSeat, refusals
 from tests.scripts.fleet.test_arrangement import arranged, node as surveyed
 arrangement.on_cpu = lambda: False

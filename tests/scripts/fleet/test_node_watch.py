@@ -21,6 +21,7 @@ class Post:
     def __init__(self, address: str) -> None:
         self.node, self.node_id = Node(address, "", 0, 1.0), f"id-{address}"
         self.gone = self.leaving = self.ends = ""
+        self.leaves_at = 0.0
 
     def feel(self) -> None:
         self.gone = self.ends
@@ -71,10 +72,11 @@ def test_a_node_that_is_gone_is_told_once(watched: SimpleNamespace) -> None:
 
 
 def test_a_node_that_is_to_go_is_told_once_with_its_time(watched: SimpleNamespace) -> None:
-    watched.leavers = {"id-a": time.time() + 60.0, "id-b": 0.0}
+    watched.leavers = at_s = {"id-a": time.time() + 60.0, "id-b": 0.0}
     event = first(watched)
     assert event.is_to_go and event.said in {f"node a is to go in {s} s" for s in (59, 60)}
     assert watched.posts["a"].leaving == event.said
+    assert watched.posts["a"].leaves_at == at_s["id-a"]
     assert silent(watched)
 
 

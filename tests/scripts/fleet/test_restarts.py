@@ -12,10 +12,11 @@ import pytest
 from configs.fleet import FleetConfig
 from configs.load import differences
 from configs.runtime.process import Exit
+from configs.runtime.signals import MAKE_WAY
 from configs.schema import ActorsConfig, Config
 from scripts.fleet import restarts
-from scripts.fleet.fleet import NodeGone
 from scripts.fleet.host import Host
+from scripts.fleet.place import NodeGone
 from scripts.fleet.restarts import BudgetSpent, Restarts
 from scripts.runs.fleet_log import read_fleet_log
 
@@ -30,6 +31,7 @@ class Fleet:
         self.started: list[dict[str, list[str]]] = []
         self.full: dict[str, str] = {}  # who finds no room, and why
         self.stale: list[str] = []
+        self.leaves = ""  # why the learner is to move
         self.start({name: [name] + (["--rank", "1"] if "-1" in name else []) for name in NAMES})
 
     def start(self, commands: dict[str, list[str]]) -> list[str]:
@@ -40,6 +42,7 @@ class Fleet:
             member.log_path, member.last_words = f"{name}.log", lambda: "its last words"
             member.stopped, member.poll = list, lambda member=member: member.exit_code
             member.signal = lambda number, m=member: setattr(m, "exit_code", -int(number))
+            member.drain = lambda member=member: member.signal(signal.SIGTERM)
             member.seat = SimpleNamespace(gone="", leaving="", node_id="")
             self.members[name] = member
         return list(commands)
@@ -53,6 +56,9 @@ class Fleet:
     def evicted(self) -> dict[str, str]:
         alive = {n: m for n, m in self.members.items() if m.exit_code is None}
         return {n: m.seat.leaving for n, m in alive.items() if m.seat.leaving}
+
+    def displaced(self) -> str:
+        return self.leaves
 
     def end(self, name: str, code: int) -> dict[str, int]:
         self.members[name].exit_code = code
@@ -322,6 +328,49 @@ def test_actors_of_a_node_that_is_to_go_drain_and_come_back_elsewhere(keep, cloc
     kept.look()
     assert fleet.started[-1] == {"actor-1": last.command} and not kept.returning
     assert kept.made == []
+
+
+def test_a_learner_whose_node_is_to_go_saves_and_moves_before_actors_come_back(keep, clock) -> None:
+    fleet, kept, said = keep()
+    learner, told = fleet.members["learner"], []
+    learner.signal, fleet.leaves = told.append, "node b is to go in 60 s"
+    fleet.members["actor-1"].seat.leaving = fleet.leaves
+    for _ in range(2):
+        kept.look()
+    assert told == [MAKE_WAY] and said[0] == "the learner saves and moves: node b is to go in 60 s"
+    assert fleet.members["actor-1"].exit_code and len(fleet.started) == 1, "it would find the old"
+    kept.tend(fleet.end("learner-1", Exit.DONE))  # its other ranks leave with it
+    learner.exit_code = Exit.MADE_WAY
+    clock.s += 1.1
+    kept.tend({"learner": Exit.MADE_WAY, "learner-1": Exit.DONE})
+    fleet.leaves = ""
+    kept.look()
+    assert [list(each) for each in fleet.started[1:]] == [["learner", "learner-1"], ["actor-1"]]
+    assert fleet.started[1]["learner"][-1] == "--resume" and kept.made == []
+
+
+def test_a_learner_that_would_not_be_started_again_stays(keep, clock) -> None:
+    fleet, kept, _ = keep(restarts=0)
+    told: list[int] = []
+    fleet.members["learner"].signal, fleet.leaves = told.append, "node b is to go in 60 s"
+    kept.look()
+    assert told == []
+
+
+def test_who_drains_already_is_told_of_its_node_s_end_too(keep, clock) -> None:
+    fleet, kept, said = keep()
+    told = []
+    for number in (0, 1):
+        member = fleet.members[f"actor-{number}"]
+        member.signal, member.drain = told.append, lambda number=number: told.append(number)
+    fleet.stale = ["actor-0"]
+    kept._follow_the_learner(["learner"])
+    kept.scale(1, lambda name: [name])
+    assert told == [signal.SIGTERM] * 2 and len(said) == 2
+    for number in (0, 1):
+        fleet.members[f"actor-{number}"].seat.leaving = "node b is to go in 60 s"
+        kept.look()
+    assert told[2:] == [0, 1] and len(said) == 2
 
 
 def test_an_actor_that_finds_no_node_is_left_out_until_one_has_room(keep, clock) -> None:

@@ -45,6 +45,9 @@ class Fleet:
     def evicted(self) -> dict[str, str]:
         return {}
 
+    def displaced(self) -> str:
+        return ""
+
     def dead(self) -> dict[str, int]:
         self.polls -= 1
         assert self.polls > 0, f"the learner goes on; told: {self.told}"
@@ -108,9 +111,9 @@ def test_before_training_everybody_is_told(
     assert sorted(interrupt((), SERVING, silent)) == ["actor-0", "actor-1", CAUSE, "learner"]
 
 
-def first_to_blame(tmp_path: Path, ends: list[dict[str, int]]) -> str:
-    """The cause that the supervisor names when these have ended, poll by poll."""
-    status = Status((), (), {}, SERVING, phase="", stop_cause="")
+def watched(tmp_path: Path, ends: list[dict[str, int]], stop_cause: str = "") -> str:
+    """Why the run has ended, where these have ended, poll by poll, and replay names this cause."""
+    status = Status((), (), {}, SERVING, phase="", stop_cause=stop_cause)
     fleet = SimpleNamespace(members={}, dead=lambda: ends.pop(0) if len(ends) > 1 else ends[0])
     fleet.news, fleet.evicted = list, dict
     for name in ("replay", "learner", "actor-0", "actor-1"):
@@ -123,9 +126,19 @@ def first_to_blame(tmp_path: Path, ends: list[dict[str, int]]) -> str:
     parts = (config, fleet, Console(), stop, Progress(), lambda name: [name])
     supervisor = Supervisor(*parts)  # type: ignore[arg-type]
     observer = SimpleNamespace(status=lambda *_: status)
+    return supervisor.watch(observer)  # type: ignore[arg-type]
+
+
+def first_to_blame(tmp_path: Path, ends: list[dict[str, int]]) -> str:
+    """The cause that the supervisor names when these have ended, poll by poll."""
     with pytest.raises(RunFailed) as failure:
-        supervisor.watch(observer)  # type: ignore[arg-type]
+        watched(tmp_path, ends)
     return str(failure.value)
+
+
+def test_a_learner_that_makes_way_while_the_run_ends_ends_with_it(tmp_path: Path) -> None:
+    ends = [{"learner": Exit.MADE_WAY, "learner-1": Exit.DONE}]
+    assert watched(tmp_path, ends, "no reward") == "no reward"
 
 
 @pytest.mark.parametrize("code", [1, -9])
@@ -165,6 +178,7 @@ def test_replay_comes_back_at_once_for_an_end_that_somebody_asked_for(tmp_path: 
         outdated=list,
         news=list,
         evicted=dict,
+        displaced=str,
     )
     config = Config(run_dir=str(tmp_path), fleet=FleetConfig(first_pause_s=100.0))
     stop = SimpleNamespace(cause=CAUSE)
