@@ -29,8 +29,7 @@ CODE = (
     "scripts.setup", "scripts.train_sync", "scripts.demo", "scripts.bench.overlap",
     "scripts.bench.harness", "scripts.bench.end_to_end", "scripts.plan.past",
     "scripts.plan.workload",
-    *(f"scripts.bench.plan.{name}" for name in ("cells", "generation", "probe", "record", "run",
-                                           "worker")),
+    *(f"scripts.bench.plan.{name}" for name in ("cells", "generation", "record", "run", "worker")),
 )  # fmt: skip
 STEPS, QUICK_STEPS = 16, 8
 GOALS = {"plan_error_max": harness.at_most(0.15), "actors_10000_s": harness.at_most(60.0)}
@@ -49,9 +48,6 @@ METHOD = {
     "for an engine, and how much longer than alone its step takes (so that this run is as fast as "
     "planned); at staleness 1 how much longer an update takes (`queued`), and by how much engines "
     "are slowed down (`beside`, likewise)",
-    "probe": "the same work in memory, twice a second beside each measurement: constants are "
-    "scaled by its median, so that a plan is for a machine as fast as it was; "
-    "`plan_error_max_unaware` is of plans that are not",
     "policy": "one that has learned to search, and learns no more; `deep`: the same in eight "
     "layers, of which six add nothing",
     "actors_10000_s": "processor seconds of one simulation: 10,000 actors of 8 rollouts, 500,000 "
@@ -118,8 +114,7 @@ def figures(
         constants[model] = msgspec.to_builtins(known)
         for cell in own:
             if (row := kept.row(cell)) is not None:
-                plan = planner.planned(cell, known.at(row["probe_s"]))
-                rows.append(compared(cell, plan, measured(row), planner.planned(cell, known)))
+                rows.append(compared(cell, planner.planned(cell, known), measured(row)))
     left = [cell.name for cell in in_order(cells, repeats(quick)) if kept.row(cell) is None]
     found = {"rows": rows, "constants": constants, "fitted": runs, "left": left}
     return summary(rows) | found

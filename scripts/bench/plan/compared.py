@@ -80,10 +80,8 @@ def measured(row: Mapping[str, Any]) -> Row:
     return dict(row) | {"tokens_per_s": row["tokens"] / row["step_s"]}
 
 
-def compared(cell: Cell, plan: Row, run: Row, unaware: Row) -> Row:
-    """A configuration's row: planned, measured, the errors; of shares by difference. `unaware`: the
-    plan that does not know how fast the machine was.
-    """
+def compared(cell: Cell, plan: Row, run: Row) -> Row:
+    """A configuration's row: planned, measured, the errors; of shares by difference."""
     shares = {name: plan[name] / run[name] - 1.0 for name in BY_SHARE}
     return {
         "name": cell.name,
@@ -91,20 +89,16 @@ def compared(cell: Cell, plan: Row, run: Row, unaware: Row) -> Row:
         "plan": plan,
         "run": run,
         "errors": shares | {name: plan[name] - run[name] for name in BY_DIFFERENCE},
-        "error_unaware": unaware["tokens_per_s"] / run["tokens_per_s"] - 1.0,
     }
 
 
 def summary(rows: Sequence[Row]) -> Row:
-    """The largest error of tokens/s, whose it is, the mean, and the largest of plans that do not
-    know how fast the machine was; None without rows.
-    """
+    """The largest error of tokens/s, whose it is, and the mean; None without rows."""
     errors = [(abs(row["errors"]["tokens_per_s"]), row["name"]) for row in rows]
     worst = max(errors, default=None)
     return {
         "plan_error_max": worst and worst[0],
         "plan_error_max_of": worst and worst[1],
         "plan_error_mean": statistics.fmean(error for error, _ in errors) if errors else None,
-        "plan_error_max_unaware": max((abs(row["error_unaware"]) for row in rows), default=None),
         "configurations": len(errors),
     }

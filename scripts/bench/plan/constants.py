@@ -11,15 +11,13 @@ from msgspec.structs import replace
 from scripts.bench.plan.record import Generation, Rate
 from scripts.plan.workload import Latency, Shape, Turn, Workload
 
-ENGINE, BESIDE = (0.2, 5.0), (0.5, 3.0)  # within which they are looked for
+ENGINE, BESIDE = (0.2, 5.0), (0.8, 1.6)  # within which they are looked for
 HALVINGS = 10
 ROLES = ("engine", "actor", "replay", "retrieval")  # that work for an engine
 
 
 class Constants(msgspec.Struct, frozen=True):
-    """What `scripts.plan.build.Cores.measured` reads; `model` is a name, for people; `probe_s`:
-    the probe's, on a machine as fast as that.
-    """
+    """What `scripts.plan.build.Cores.measured` reads; `model` is a name, for people."""
 
     model: str
     parameters: int
@@ -34,18 +32,6 @@ class Constants(msgspec.Struct, frozen=True):
     queued: float
     transfer_s: float
     pause_s: float
-    probe_s: float
-
-    def at(self, probe_s: float) -> "Constants":
-        """Those of a machine that is as fast as its probe says."""
-        factor = probe_s / self.probe_s
-        seconds = {name: factor * getattr(self, name) for name in SECONDS}
-        return replace(self, probe_s=probe_s, **seconds)
-
-
-SECONDS = (
-    "launch_s", "sequence_s", "prefill_s", "learn_token_s", "publish_s", "transfer_s", "pause_s",
-)  # fmt: skip
 
 
 class Fit(NamedTuple):
@@ -56,19 +42,12 @@ class Fit(NamedTuple):
 
     def too_slow(self, constants: Constants) -> bool:
         """True where they are planned slower than they were, on the whole."""
-        shares = [
-            self.tokens_per_s(constants.at(row["probe_s"])) * row["step_s"] / row["tokens"]
-            for row in self.rows
-        ]
-        return geometric_mean(shares) < 1.0
+        paces = [row["tokens"] / row["step_s"] for row in self.rows]
+        return bool(self.tokens_per_s(constants) < geometric_mean(paces))
 
     def mean(self, of: Callable[[Mapping[str, Any]], float]) -> float:
         """What something of a run is on average."""
         return fmean(map(of, self.rows))
-
-    def seconds(self, of: Callable[[Mapping[str, Any]], float], probe_s: float) -> float:
-        """The same of seconds, were the machine as fast as its probe says."""
-        return self.mean(lambda row: of(row) * probe_s / row["probe_s"])
 
 
 def workload_of(generation: Generation, latency: Latency) -> Workload:
@@ -91,10 +70,10 @@ def constants_of(
     each takes undisturbed; `overlapped`: those whose learner and engine work at once, which tell by
     how much they slow each other down.
     """
-    work, probe_s = workload_of(generation, Latency(0.0, 0.0)), generation.probe_s
+    work = workload_of(generation, Latency(0.0, 0.0))
     taken_in = work.taken_in(generation.block) / work.sampled_tokens  # tokens, of a sampled one
     launch_s, sequence_s = fitted(generation.alone, generation.prefill_s * taken_in)
-    update_s = serial.seconds(token_s, probe_s)
+    update_s = serial.mean(token_s)
     found = Constants(
         model=model,
         parameters=parameters,
@@ -102,14 +81,13 @@ def constants_of(
         sequence_s=sequence_s,
         prefill_s=generation.prefill_s,
         learn_token_s=update_s * work.sampled_tokens / work.tokens,
-        publish_s=serial.seconds(lambda row: row["rest_s"], probe_s),
+        publish_s=serial.mean(lambda row: row["rest_s"]),
         learner_cores=serial.mean(lambda row: row["cpu"]["learner"] / (1.0 - row["learner_idle"])),
         engine_cores=serial.mean(engine_cores),
         beside=1.0,
-        queued=max(1.0, overlapped.seconds(token_s, probe_s) / update_s),
-        transfer_s=serial.seconds(way_s, probe_s),
-        pause_s=serial.seconds(lambda row: row["pause_s"], probe_s),
-        probe_s=probe_s,
+        queued=max(1.0, overlapped.mean(token_s) / update_s),
+        transfer_s=serial.mean(way_s),
+        pause_s=serial.mean(lambda row: row["pause_s"]),
     )
     found = in_run(found, serial)
     return solved(lambda x: replace(found, beside=x), overlapped, BESIDE)

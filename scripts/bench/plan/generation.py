@@ -17,7 +17,6 @@ from replay.questions import read_questions
 from scripts.bench.end_to_end.loop import Freely, engines, rolling_out
 from scripts.bench.end_to_end.plan import AT_ONCE
 from scripts.bench.overlap.run import Bench, Cell, Timing
-from scripts.bench.plan.probe import Probe
 from scripts.bench.plan.record import Generation, GenerationJob, Rate
 from scripts.plan.build import cache_block
 from scripts.plan.past import workload_of_groups
@@ -44,17 +43,16 @@ async def _generate(job: GenerationJob, config: Config) -> Generation:
         async with rolling_out(config, policy, Freely) as rollouts:
             batches = [await rollouts.batch(0) for _ in range(job.batches)]
         bench = _bench(job, config, policy)
-        with Probe() as probe:
-            alone = [
-                await _rate(bench, job, n, number, config.actors.max_num_seqs)
-                for number, n in enumerate(job.in_flight)
-            ]
-            prefill_s = await _prefill_s(policy, config)
+        alone = [
+            await _rate(bench, job, n, number, config.actors.max_num_seqs)
+            for number, n in enumerate(job.in_flight)
+        ]
+        prefill_s = await _prefill_s(policy, config)
     groups = [list(map(decode_trajectory, group)) for each in batches for group in each.groups]
     block = cache_block(config)
     work = workload_of_groups(groups, Latency(0.0, 0.0), block)
     shapes = tuple((shape.prompt, shape.turns) for shape in work.shapes)
-    return Generation(tuple(alone), prefill_s, shapes, work.siblings, block, probe.median_s())
+    return Generation(tuple(alone), prefill_s, shapes, work.siblings, block)
 
 
 def _bench(job: GenerationJob, config: Config, policy: "VllmPolicy") -> Bench:

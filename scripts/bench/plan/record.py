@@ -35,7 +35,7 @@ class Rate(msgspec.Struct, frozen=True):
 class Generation(msgspec.Struct, frozen=True):
     """Generation alone: by rollouts in flight, the last of them with all seats taken; `prefill_s`
     of a token that is taken in; `rollouts`, question by question with so many `siblings`; `block`:
-    tokens of a block of the engine's cache; `probe_s`: the probe's meanwhile.
+    tokens of a block of the engine's cache.
     """
 
     alone: tuple[Rate, ...]
@@ -43,4 +43,3 @@ class Generation(msgspec.Struct, frozen=True):
     rollouts: tuple[ShapeTree, ...]
     siblings: int
     block: int
-    probe_s: float

@@ -26,7 +26,6 @@ from scripts.bench.plan.cells import (
     ModelName,
     fitted_cells,
 )
-from scripts.bench.plan.probe import Probe
 from scripts.bench.plan.record import Generation, GenerationJob
 
 WORKER = "scripts.bench.plan.worker"
@@ -158,7 +157,7 @@ class Stand:
             server=self._server,
             out=str(folder / "record.json"),
         )
-        with Processes(folder) as processes, Probe() as probe:
+        with Processes(folder) as processes:
             processes.start("cell", "-m", FLEET_WORKER, msgspec.json.encode(job).decode())
             usage = Usage(processes.pid("cell"), (self._server[1],))
 
@@ -168,9 +167,7 @@ class Stand:
 
             processes.wait(["cell"], LIMIT_S, look)
         record = msgspec.json.decode((folder / "record.json").read_bytes(), type=Record)
-        counted = record.steps[cell.uncounted - 1 :]
-        speed = probe.median_s(counted[0].at_s, counted[-1].at_s)
-        return figures(record, usage, cell.uncounted) | {"probe_s": speed}
+        return figures(record, usage, cell.uncounted)
 
 
 def in_order(cells: Sequence[Cell], repeats: int) -> list[Cell]:
