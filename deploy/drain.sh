@@ -7,7 +7,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=/dev/null
 . "$here/checks.sh"
-seconds=${1:-60} run=${2:+${2%/}/config.yaml }
+seconds=${1:-60} run=${2:+$(realpath -m -- "$2")/config.yaml }
 require_number SECONDS "$seconds"
 require_commands ray
 require_token

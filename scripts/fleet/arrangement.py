@@ -221,7 +221,8 @@ class Arrangement:
         """The fields that a process is told beside its configuration, as overrides."""
         kind, own = kind_of(name), self._servers()
         at = self.seats[name]
-        words = [f"replay.endpoint={self._replay}", self.learner_word]
+        words = [f"replay.endpoint={self._replay}"]
+        words += [self.learner_word] if LEARNER in self.seats else []  # else it waits for room
         words += [f"keys={self.keys(at)}"] if at != self.here else []
         words += [f"learner.rendezvous={each}" for each in self._rendezvous]
         if own:
@@ -278,7 +279,8 @@ class Arrangement:
     @property
     def _rendezvous(self) -> list[str]:
         nodes = {at for name, at in self.seats.items() if kind_of(name) == LEARNER}
-        return [self._endpoint(self.seats[LEARNER], _RENDEZVOUS_PORT)] if len(nodes) > 1 else []
+        rank_0 = self.seats.get(LEARNER)
+        return [self._endpoint(rank_0, _RENDEZVOUS_PORT)] if rank_0 and len(nodes) > 1 else []
 
     def _servers(self) -> dict[str, str]:
         """The addresses of the run's own retrieval servers, by name."""

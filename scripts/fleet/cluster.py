@@ -75,7 +75,7 @@ class Cluster:
         if self._here not in {node.address for node, _ in found}:
             raise ConfigError(
                 f"cluster.address = {self._given.cluster.address!r}: {self._here}, this machine, "
-                "is no node of it: deploy/ray.sh worker HEAD here"
+                "is no node of it, or one that is to go: `ray stop`, then deploy/ray.sh worker HEAD"
             )
         wanted = [(node, id) for node, id in found if self._may_be_used(node)]
         wanted.sort(key=lambda each: (each[0].address != self._here, _number(each[0].address)))
@@ -113,8 +113,9 @@ class Cluster:
         for name, address in self.arrangement.seats.items():
             self._seats[name] = self._seat_on(name, self._posts[address])
         with head_answers():
-            if wrong := [*refusals(self._seats, RESERVE_S)]:
-                raise ConfigError("\n".join(wrong))
+            wrong = [*refusals(self._seats, RESERVE_S)]
+        if wrong:
+            raise ConfigError("\n".join(wrong))
 
     def _grouped(self) -> list[Post]:
         """The posts of nodes whose processes form groups: ranks, and who takes in weights."""
@@ -227,9 +228,9 @@ class Cluster:
         try:
             if gpus:
                 self._recount()
+            if kind_of(name) == ACTOR and LEARNER not in self.arrangement.seats:
+                self.arrangement.seat(LEARNER)  # it comes first, and actors are told where it is
             address = self.arrangement.seat(name)
-            if LEARNER not in self.arrangement.seats:  # all are told where it will be
-                self.arrangement.seat(LEARNER)
             return self._refused(name, self._posts[address]) if gpus else ""
         except (NoRoom, FleetError) as error:
             return str(error)

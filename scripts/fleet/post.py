@@ -52,6 +52,8 @@ class Post:
             except ray.exceptions.RayTaskError as error:
                 cause = error.cause if isinstance(error.cause, Exception) else error
                 raise FleetError(f"node {self.node.shown}: {_gist(cause)}") from error
+            except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError) as error:
+                raise NodeGone(f"node {self.node.shown}: {_gist(error)}") from error
             except ray.exceptions.RayError as error:
                 raise FleetError(f"node {self.node.shown}: {_gist(error)}") from error
         raise NodeGone(self.gone)

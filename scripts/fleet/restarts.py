@@ -99,7 +99,7 @@ class Restarts:
         due = [n for n, at in self._due.items() if at <= now or (at_once and n in broken)]
         # The ranks of a learner find each other only if all start anew.
         due = [name for name in due if self._fleet.members[name].poll() is not None]
-        due = self._with_room(due, now)
+        due = self._with_room(sorted(due, key=lambda name: not is_rank(name)), now)
         ranks = {name for name in self._fleet.members if is_rank(name)}
         if ranks & self._roomless.keys():
             due = [name for name in due if name not in ranks]
@@ -135,6 +135,10 @@ class Restarts:
         """True where a process finds a node; one that does not is looked at again. Raises
         BudgetSpent where the run cannot do without it.
         """
+        if self._learner_first(name):
+            if name in self._due:
+                self._due[name] = now + LOOK_S
+            return False
         if not (why := self._fleet.room(name)):
             self._roomless.pop(name, None)
             return True
@@ -152,6 +156,12 @@ class Restarts:
             if now - self._homeless_s.setdefault(who, now) > HOMELESS_S:
                 raise BudgetSpent(f"for {HOMELESS_S:g} s no node had room for {who}: {why}")
         return False
+
+    def _learner_first(self, name: str) -> bool:
+        """True for an actor while a rank of the learner has no node: it would take its room."""
+        ranks = [each for each in self._due if is_rank(each)]
+        homeless = any(self._fleet.members[each].seat.gone for each in ranks)
+        return name.startswith("actor-") and homeless
 
     def _follow_the_learner(self, started: list[str]) -> None:
         """Have actors that look for a learner where it is no longer leave, and come back."""
@@ -183,7 +193,8 @@ class Restarts:
     def _call_back(self, actors: Sequence[str]) -> None:
         for name in actors:
             self._fleet.members[name].signal(signal.SIGTERM)
-            self._returning.setdefault(name, self._fleet.members[name].command)
+            if not self.unwanted(name):
+                self._returning.setdefault(name, self._fleet.members[name].command)
 
     def _bring_back(self) -> None:
         """Start the actors that are to, have ended and find room. Raises BudgetSpent."""
@@ -217,6 +228,8 @@ class Restarts:
         for noted in (self._due, self._roomless):
             for name in [name for name in noted if self.unwanted(name)]:
                 del noted[name]
+        for name in [n for n in self._returning if n not in members and self.unwanted(n)]:
+            self._fleet.leave(name)  # a seat that was found and not taken
         self._returning = {name: members[name].command for name in back}
         self._returning |= {name: actor_command(name) for name in new}
         self._looked_s = 0.0  # whoever waits may find room
@@ -323,7 +336,8 @@ class Restarts:
     def _actors(self) -> list[str]:
         members = self._fleet.members
         there = [n for n in members if n.startswith("actor-") and members[n].exit_code != Exit.DONE]
-        return [n for n in there if not self.unwanted(n) and n not in self._roomless]
+        absent = self._roomless.keys() | self._returning.keys()
+        return [n for n in there if not self.unwanted(n) and n not in absent]
 
     def _note_started(self, names: list[str]) -> None:
         for name in names:

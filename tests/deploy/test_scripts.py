@@ -261,7 +261,8 @@ def test_a_host_s_actors_and_learner_leave_before_it_does(host: dict[str, str]) 
     assert [ended(each)[0] for each in (drain, leaving, rank)] == [0, 0, 0]
     assert staying.poll() is None
     assert "--deadline-remaining-seconds=10" in called(host, "ray drain-node")
-    code, said = ended(start(host, DEPLOY / "drain.sh", "0", f"{host['HOME']}/staying"))
+    Path(host["HOME"], "latest").symlink_to("staying")
+    code, said = ended(start(host, DEPLOY / "drain.sh", "0", f"{host['HOME']}/latest/"))
     assert code == 1 and f"not drained in time: {staying.pid}" in said
     staying.kill()
     ended(staying)

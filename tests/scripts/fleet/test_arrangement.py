@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from configs.load import parse
+from configs.load import ConfigError, parse
+from scripts.fleet import cluster as module
 from scripts.fleet.arrangement import Arrangement
 from scripts.fleet.cluster import Cluster, NodeSeat
 from scripts.fleet.nodes import Facts, Node, Surveyed
@@ -157,7 +158,7 @@ def test_the_node_that_goes_first_counts_for_its_learner(tmp_path: Path) -> None
     cluster._seats = {}
     for name, leaves_at in (("learner", 0.0), ("learner-1", now + 60.0), ("actor-0", now + 9.0)):
         post = SimpleNamespace(leaving=f"node of {name} is to go", leaves_at=leaves_at, gone="")
-        cluster._seats[name] = NodeSeat(post, tmp_path, {}, 0)
+        cluster._seats[name] = NodeSeat(post, tmp_path, 0)
     assert cluster.displaced() == "node of learner is to go"
     assert 50.0 < asked[0] <= 60.0
     cluster._seats["learner-1"].post.gone = "node b is gone"
@@ -232,3 +233,29 @@ def test_the_table_says_who_lies_where_with_what_they_need(tmp_path: Path) -> No
     lines = list(arranged(tmp_path, "a", "b").table())
     assert lines[0].startswith("node a: replay, learner") and "of 100.0 GiB" in lines[0]
     assert "actor-0" in lines[1]
+
+
+def test_a_learner_without_a_node_has_the_first_room_and_keeps_nobody_else_waiting(
+    tmp_path: Path,
+) -> None:
+    """Its node has died; the only other one that it may have is not back yet."""
+    away = {"cluster__learner": "[b]", "cluster__actors": "[c]", "cluster__shared": tmp_path}
+    plan = arranged(tmp_path, "a", "b", "c", **away)
+    cluster = object.__new__(Cluster)  # its other parts need a cluster
+    cluster.arrangement = plan
+    plan.remove("b")
+    plan.leave("actor-0")
+    assert "cluster.learner" in cluster.room("actor-0")
+    assert "actor-0" not in plan.seats, "nothing is booked for who cannot start"
+    assert cluster.room("replay") == ""
+    assert not any(word.startswith("weight_sync.endpoint") for word in plan.words("replay"))
+
+
+def test_what_ray_has_not_got_is_refused_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = object.__new__(Cluster)  # its other parts need a cluster
+    cluster.arrangement, cluster._seats, cluster._posts = SimpleNamespace(seats={}), {}, {}
+    monkeypatch.setattr(module, "refusals", lambda *_: ["actor-0: Ray has no GPU left for it"])
+    with pytest.raises(ConfigError, match=r"^actor-0: Ray has no GPU left for it$"):
+        cluster._reserve()

@@ -31,6 +31,7 @@ class Fleet:
         self.started: list[dict[str, list[str]]] = []
         self.full: dict[str, str] = {}  # who finds no room, and why
         self.stale: list[str] = []
+        self.left: list[str] = []  # whose seats others may have
         self.leaves = ""  # why the learner is to move
         self.start({name: [name] + (["--rank", "1"] if "-1" in name else []) for name in NAMES})
 
@@ -49,6 +50,9 @@ class Fleet:
 
     def room(self, name: str) -> str:
         return self.full.get(name, "")
+
+    def leave(self, name: str) -> None:
+        self.left.append(name)
 
     def outdated(self) -> list[str]:
         return self.stale
@@ -435,6 +439,52 @@ def test_ranks_wait_together_for_a_node_with_room_but_not_for_ever(keep, clock) 
     clock.s += restarts.HOMELESS_S + 1.0
     with pytest.raises(BudgetSpent, match="no node had room for the learner: node b is gone"):
         kept.tend(dead)
+
+
+def test_room_is_the_learner_s_before_it_is_an_actor_s(keep, clock) -> None:
+    """Their node dies: the rank's pause is the longer one, and both look for the last room."""
+    fleet, kept, _ = keep()
+    asked: list[str] = []
+    fleet.room = lambda name: asked.append(name) or ""
+    kept._tries["learner"] = 1
+    dead = {}
+    for name in ("actor-0", "learner", "learner-1"):
+        fleet.members[name].seat.gone = "node b is gone"
+        dead |= fleet.end(name, -9)
+    kept.tend(dead)
+    clock.s += 1.1
+    kept.tend(dead)
+    assert asked == [] and len(fleet.started) == 1, "the learner's pause is not over"
+    clock.s += restarts.LOOK_S
+    kept.tend(dead)
+    assert asked[:2] == ["learner", "learner-1"] and "learner" in fleet.started[1]
+    clock.s += restarts.LOOK_S
+    kept.tend(dead)
+    assert fleet.members["actor-0"].exit_code is None
+
+
+def test_a_learner_is_not_told_to_wait_for_actors_that_drain(keep, clock) -> None:
+    fleet, kept, _ = keep()
+    fleet.members["actor-1"].signal = lambda number: None
+    kept._call_back(["actor-1"])
+    assert "actors.count=1" in kept._command("learner")
+
+
+def test_who_is_to_leave_for_good_does_not_follow_the_learner(keep, clock) -> None:
+    fleet, kept, _ = keep()
+    fleet.members["actor-1"].signal = lambda number: None  # it drains
+    kept.scale(1, lambda name: [name])
+    fleet.stale = ["actor-1"]
+    kept._follow_the_learner(["learner"])
+    assert kept.returning == set()
+
+
+def test_a_seat_that_was_found_for_one_who_is_wanted_no_longer_is_given_back(keep, clock) -> None:
+    fleet, kept, _ = keep()
+    fleet.full = {"actor-2": "no GPU is free"}
+    kept.scale(3, lambda name: [name])
+    kept.scale(2, lambda name: [name])
+    assert fleet.left == ["actor-2"]
 
 
 def test_a_node_that_goes_while_a_process_is_laid_on_it_does_not_end_the_run(keep, clock) -> None:

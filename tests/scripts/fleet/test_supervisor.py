@@ -116,7 +116,7 @@ def watched(tmp_path: Path, ends: list[dict[str, int]], stop_cause: str = "") ->
     status = Status((), (), {}, SERVING, phase="", stop_cause=stop_cause)
     fleet = SimpleNamespace(members={}, dead=lambda: ends.pop(0) if len(ends) > 1 else ends[0])
     fleet.news, fleet.evicted = list, dict
-    for name in ("replay", "learner", "actor-0", "actor-1"):
+    for name in ("replay", "learner", "learner-1", "actor-0", "actor-1"):
         words = {"name": name, "log_path": f"{name}.log", "last_words": lambda: ""}
         fleet.members[name] = SimpleNamespace(pid=1, started_at=0.0, exit_code=0, **words)
         fleet.members[name].ready_at = lambda: 1.0
@@ -219,6 +219,7 @@ def test_an_actor_frees_its_seat_once_it_has_left_for_good(tmp_path: Path, retur
         room=lambda name: "",
         news=list,
         evicted=dict,
+        displaced=str,
     )
     supervisor = supervised(tmp_path, fleet)
     if returning:
