@@ -35,11 +35,11 @@ def test_a_lease_carries_question_kind_and_sampling(scene: Any) -> None:
 
 def test_admission_bounds_what_is_opened(scene: Any) -> None:
     s = scene(max_staleness=1, groups_per_step=2)
-    s.learner()
+    s.learner(step=1)
     s.actor("a", 100)
-    assert len(s.ledger.state.opened) == 4
+    assert len(s.ledger.state.opened) == 2
     s.send("a", Ready("a", 100, 1, 1))
-    assert len(s.ledger.state.opened) == 6
+    assert len(s.ledger.state.opened) == 4
 
 
 def test_admission_counts_sampled_groups(scene: Any) -> None:
