@@ -57,7 +57,7 @@ def joined(config: Config) -> Iterator["Cluster"]:
 
 
 class Cluster:
-    """A `Place` of hosts (scripts/fleet/fleet.py). `arrangement` says who lies where."""
+    """A `Place` of hosts (scripts/fleet/place.py). `arrangement` says who lies where."""
 
     def __init__(self, config: Config) -> None:
         self.opened = False

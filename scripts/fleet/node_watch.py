@@ -101,10 +101,12 @@ class NodeWatch:
         """Have the posts of nodes that are to go say so."""
         at_s = self._leavers()
         for post in list(self._posts.values()):
-            sooner = 0.0 < at_s.get(post.node_id, 0.0) < post.leaves_at
-            if sooner:
-                post.leaves_at = at_s[post.node_id]
-            if post.node_id in at_s and not post.leaving:
+            if post.node_id not in at_s:
+                continue
+            if post.leaving:
+                if 0.0 < at_s[post.node_id] < post.leaves_at:  # it is to go sooner
+                    post.leaves_at = at_s[post.node_id]
+            else:
                 post.leaves_at = at_s[post.node_id]
                 post.leaving = f"node {post.node.shown} is to go{_in(post.leaves_at)}"
                 self._events.put(NodeEvent(post.leaving, post, is_to_go=True))

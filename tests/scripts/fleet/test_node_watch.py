@@ -103,3 +103,13 @@ def test_a_head_that_is_away_for_a_while_ends_no_thread(watched: SimpleNamespace
     assert silent(watched)
     watched.leavers = {"id-a": 0.0}
     assert first(watched).said == "node a is to go"
+
+
+def test_a_second_notice_counts_where_it_is_the_nearer_one() -> None:
+    post, at_s = Post("a"), {"id-a": 1060.0}
+    watch = NodeWatch({"a": post}, list, lambda *_: ("", ""), lambda: at_s)
+    for told, known in ((1060.0, 1060.0), (1030.0, 1030.0), (1090.0, 1030.0), (0.0, 1030.0)):
+        at_s["id-a"] = told
+        watch._hear()
+        assert post.leaves_at == known
+    assert len(list(watch.events())) == 1
