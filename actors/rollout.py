@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.environments.base import Environment, Outcome, Retriever
-from actors.environments.registry import make
+from actors.environments.base import NOTHING, Environment, Outcome, Retriever
+from actors.environments.registry import acting
 from actors.errors import PromptTooLong
 from actors.policies.base import Completion, Policy, priority_of
 from actors.prompt import Prompter, Tokens, end_tokens
@@ -24,7 +25,7 @@ from actors.rewards.scorer import Rewards
 from actors.rewards.transcript import Transcript
 from configs.schema import Config
 from replay.protocol import Lease
-from replay.trajectory import StopReason, Trajectory, Turn
+from replay.trajectory import Question, StopReason, TokenSequence, Trajectory, Turn
 from retrieval_server.protocol import Passage
 
 T = TypeVar("T", bound=np.generic)
@@ -42,11 +43,18 @@ def turn_seed(seed: int, group_id: int, sibling: int, turn: int, attempt: int = 
 
 @dataclass
 class _Clock:
-    """Seconds by name, from the start of the rollout."""
+    """Seconds by name, from the start of the rollout; and the time of day, which does not step
+    back while one lasts.
+    """
 
     started: float = field(default_factory=time.perf_counter)
+    epoch: float = field(default_factory=lambda: time.time() - time.perf_counter())
     generate_s: float = 0.0
     retrieve_s: float = 0.0
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self.epoch + time.perf_counter()
 
     def timings(self) -> dict[str, float]:
         return {
@@ -68,8 +76,9 @@ async def rollout(
 ) -> Trajectory:
     """Roll one lease out. Raises ActorError or RetrievalError, infrastructure's faults."""
     clock = _Clock()
-    environment = await make(lease, retriever=retriever, prompter=prompter, config=config)
-    played = await _play(lease, policy, environment, clock)
+    made = acting(lease, retriever=retriever, prompter=prompter, config=config)
+    async with made as environment:
+        played = await _play(lease, policy, environment, clock)
     ends = _ends(prompter, config.model.path)
     transcribe = partial(_transcript, lease, prompter, ends, environment.prompt, played)
     score = await rewards.score(lease, played.last.answer, transcribe)
@@ -80,15 +89,20 @@ async def rollout(
         kind=lease.kind,
         actor_id=actor_id,
         sampling=lease.sampling,
-        prompt_tokens=environment.prompt,
-        turns=played.turns,
+        sequences=(TokenSequence(environment.prompt, played.turns),),
         stop_reason=played.stop_reason,
         answer=played.last.answer,
         reward=score.reward,
         reward_cause=score.cause,
         reward_parts=score.parts,
         timings=clock.timings(),
+        attempt=lease.attempt,
+        reference_tokens=_reference(lease.question, prompter),
     )
+
+
+def _reference(question: Question, prompter: Prompter) -> Tokens:
+    return prompter.foreign(question.answers[0]) if question.answers else NOTHING
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,14 +119,16 @@ async def _play(lease: Lease, policy: Policy, environment: Environment, clock: _
     turns, shown = list[Turn](), list[Passage](environment.passages)
     context: list[int] = environment.prompt.tolist()
     while True:
+        started_at = clock.now()
         completion = await _complete(lease, policy, environment, context, len(turns), clock)
+        stamps = _stamps(started_at, completion.first_token_at, clock.now())
         context += completion.tokens.tolist()
         outcome = await environment.step(completion.tokens, len(context))
         # A turn's searches are asked together.
         clock.retrieve_s += max((search.seconds for search in outcome.searches), default=0.0)
         context += outcome.observation_tokens.tolist()
         shown += outcome.passages
-        turns.append(_turn(completion, outcome))
+        turns.append(_turn(completion, outcome, stamps))
         if outcome.stop is not None:
             return _Played(tuple(turns), tuple(shown), outcome, outcome.stop)
 
@@ -145,7 +161,13 @@ async def _complete(
     return completion
 
 
-def _turn(completion: Completion, outcome: Outcome) -> Turn:
+def _stamps(started: float, first_token: float, ended: float) -> tuple[float, float, float]:
+    """The stamps of a turn, in their order though two clocks tell them."""
+    return started, first_token and min(max(first_token, started), ended), ended
+
+
+def _turn(completion: Completion, outcome: Outcome, stamps: tuple[float, float, float]) -> Turn:
+    started_at, first_token_at, ended_at = stamps
     return Turn(
         action_tokens=_read_only(completion.tokens),
         behaviour_logprobs=_read_only(completion.logprobs),
@@ -153,6 +175,11 @@ def _turn(completion: Completion, outcome: Outcome) -> Turn:
         observation_tokens=_read_only(outcome.observation_tokens),
         searches=outcome.searches,
         malformed=outcome.malformed,
+        reward=float(outcome.reward),
+        info=msgspec.json.encode(outcome.info).decode() if outcome.info else "",
+        started_at=started_at,
+        first_token_at=first_token_at,
+        ended_at=ended_at,
     )
 
 

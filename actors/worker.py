@@ -44,6 +44,7 @@ from actors.statement import Statement
 from actors.token_audit import TokenAudit
 from configs.keys import Address, Addresses
 from configs.load import ConfigError, load
+from configs.runtime.node import own_node
 from configs.runtime.process import (
     Exit,
     announce_ready,
@@ -72,7 +73,7 @@ async def run(config: Config, actor_id: str) -> None:
     tokenizer = _tokenizer(config)
     prompter = Prompter(tokenizer, config.questions, config.actors)
     registry.check(config, prompter)
-    hello = Hello(actor_id, tokenizer_digest(tokenizer))
+    hello = Hello(actor_id, tokenizer_digest(tokenizer), node=own_node())
     retriever, rewards, replay = open_retrieval(config), Rewards.open(config), config.replay
     addresses = Addresses.of(config)
     if addresses.keys:

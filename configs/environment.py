@@ -20,6 +20,7 @@ class EnvironmentConfig(Section, frozen=True):
     name: str = "search_r1"  # tool_call, no_search, rag, or your own: "package.module:factory"
     tools: tuple[str, ...] = ()  # beside search, your own: "package.module:function"
     tool_deadline_s: Seconds = 30.0  # of one use of a tool
+    close_deadline_s: Seconds = 10.0  # of an environment's `close`, at the end of its rollout
     tool_format: Literal["auto", "hermes", "llama3_json"] = "auto"  # of tool_call's calls
     # search_r1: one a line; further ones are not searched. As many as a turn's record holds.
     queries_per_turn: Annotated[int, Meta(ge=1, le=64)] = 1

@@ -24,6 +24,7 @@ from configs.section import (
 )
 
 _PENALTIES = ("search_cost", "avoidance")
+_OF_ANSWERS = ("em", "substring", "f1", "retrieval_hit", "similarity")
 _ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -39,6 +40,7 @@ class RewardWeights(Section, frozen=True):
     avoidance: NonNegativeFloat = 0.0  # taken off where there is no answer, or an evasive one
     similarity: NonNegativeFloat = 0.0
     judge: NonNegativeFloat = 0.0
+    environment: NonNegativeFloat = 0.0  # of what the environment gave, turn by turn
     custom: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
@@ -92,7 +94,7 @@ class JudgeConfig(Section, frozen=True):
                 f"rewards.judge.url = {self.url!r}: give the base URL of an OpenAI-compatible "
                 "server, such as http://127.0.0.1:8000/v1"
             )
-        for field in ("{question}", "{gold}", "{answer}"):
+        for field in ("{question}", "{answer}"):
             if field not in self.prompt:
                 raise ValueError(f"rewards.judge.prompt = {self.prompt!r}: it must hold {field}")
 
@@ -118,6 +120,13 @@ class RewardsConfig(Section, frozen=True):
     similarity: SimilarityConfig = SimilarityConfig()
     custom: str = ""  # the user's own: package.module:function
     custom_timeout_s: Seconds = 30.0
+
+    @property
+    def need_answers(self) -> bool:
+        """True where a train question without accepted answers could not be rewarded."""
+        if self.mode == "search_r1" or any(getattr(self.weights, name) for name in _OF_ANSWERS):
+            return True
+        return bool(self.weights.judge) and "{gold}" in self.judge.prompt
 
     def __post_init__(self) -> None:
         if self.custom and not _ENTRY_POINT.fullmatch(self.custom):

@@ -51,6 +51,7 @@ class QuestionColumns(Section, frozen=True):
     question: str = ""
     answers: str = ""  # a text, or a list of texts
     id: str = ""
+    extra: tuple[str, ...] = ()  # further ones, for environments and rewards: Question.extra
 
 
 class QuestionsConfig(Section, frozen=True):

@@ -73,16 +73,18 @@ def _rows(
     newest_version: int,
     config: LearnerConfig,
 ) -> list[Row]:
+    """A row for each sequence; advantage and denominator are those of its whole rollout."""
     coefficients = row_coefficients(
         [trajectory.action_count for trajectory in trajectories],
         choose(config).reduction,
         config.constant_length_tokens,
     )
     return [
-        to_row(trajectory, advantage, newest_version, coefficient)
+        to_row(sequence, advantage, newest_version, coefficient)
         for trajectory, advantage, coefficient in zip(
             trajectories, credit, coefficients, strict=True
         )
+        for sequence in trajectory.sequences
     ]
 
 

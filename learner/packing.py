@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from replay.trajectory import Trajectory
+from replay.trajectory import TokenSequence
 
 # A micro-batch ends where the next row would make padding more than a tenth of it.
 LEAST_FILL = 0.9
@@ -20,7 +20,7 @@ LEAST_FILL = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One trajectory as the model sees it; all [T], entry t about token t.
+    """One sequence of a trajectory as the model sees it; all [T], entry t about token t.
 
     `staleness` counts steps from the version that sampled a token to the batch's; it, `advantages`
     and `behaviour_logprobs` are 0 where the policy sampled nothing.
@@ -41,8 +41,8 @@ class Row:
 class MicroBatch:
     """Rows that go through the model together, right-padded with zeros.
 
-    `behaviour_logprobs` may be non-finite on `loss_mask`. `row_ids` index the batch's trajectories
-    in (group, sibling) order; -1 is no trajectory: a rank without one left runs the model on zeros.
+    `behaviour_logprobs` may be non-finite on `loss_mask`. `row_ids` index the batch's sequences in
+    (group, sibling, sequence) order; -1 is none: a rank without one left runs the model on zeros.
     """
 
     row_ids: Tensor  # int64[B]
@@ -74,10 +74,10 @@ _EMPTY_ROW = Row(
 
 
 def to_row(
-    trajectory: Trajectory, advantage: float, newest_version: int, coefficient: float
+    sequence: TokenSequence, advantage: float, newest_version: int, coefficient: float
 ) -> Row:
-    """Lay a trajectory out; its action segments are the loss mask."""
-    tokens = trajectory.tokens.astype(np.int64)
+    """Lay a sequence out; its action segments are the loss mask."""
+    tokens = sequence.tokens.astype(np.int64)
     row = Row(
         tokens=tokens,
         loss_mask=np.zeros(len(tokens), np.bool_),
@@ -86,8 +86,8 @@ def to_row(
         staleness=np.zeros(len(tokens), np.int32),
         coefficient=coefficient,
     )
-    start = len(trajectory.prompt_tokens)
-    for turn in trajectory.turns:
+    start = len(sequence.prompt_tokens)
+    for turn in sequence.turns:
         action = slice(start, start + len(turn.action_tokens))
         row.loss_mask[action] = True
         row.behaviour_logprobs[action] = turn.behaviour_logprobs

@@ -15,26 +15,29 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from replay.protocol import CodecError, Deliver, Garbled, Heartbeat, Ready, Reply, Request
-from replay.trajectory import Sampling, Search, StopReason, Trajectory, Turn
+from replay.trajectory import Sampling, Search, StopReason, TokenSequence, Trajectory, Turn
 
 MAX_REPLY_BYTES = 1 << 30
 MAX_TRAJECTORY_BYTES = 16 << 20
 MAX_REQUEST_BYTES = MAX_TRAJECTORY_BYTES + (64 << 10)  # a Deliver and its envelope
 MAX_CONTROL_BYTES = 1 << 20  # every request but Deliver
 MAX_ARRAY_TOKENS = 1 << 20
-MAX_TURNS = 1024
+MAX_SEQUENCES = 256  # per rollout
+MAX_TURNS = 1024  # per sequence
 MAX_SEARCHES = 64  # per turn
 MAX_PASSAGES = 1024  # per search
 MAX_PARTS = 256  # entries of `reward_parts` and of `timings`
 MAX_CAPACITY = 1 << 16  # rollouts of one actor
 MAX_ID_CHARS = 1024
 MAX_TEXT_CHARS = 1 << 20
+MAX_INFO_CHARS = 1 << 16  # of a turn
 
 _CHECKSUM = struct.Struct("<I")
 _INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 
 _Id = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
 _Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+_Info = Annotated[str, Meta(max_length=MAX_INFO_CHARS)]
 _Array = Annotated[bytes, Meta(max_length=4 * MAX_ARRAY_TOKENS)]
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Parts = Annotated[dict[_Id, float], Meta(max_length=MAX_PARTS)]
@@ -54,6 +57,17 @@ class _WireTurn(msgspec.Struct, forbid_unknown_fields=True):
     observation_tokens: _Array  # int32
     searches: Annotated[tuple[_WireSearch, ...], Meta(max_length=MAX_SEARCHES)]
     malformed: bool
+    reward: float
+    info: _Info
+    started_at: float
+    first_token_at: float
+    ended_at: float
+
+
+class _WireSequence(msgspec.Struct, forbid_unknown_fields=True):
+    prompt_tokens: _Array  # int32
+    turns: Annotated[tuple[_WireTurn, ...], Meta(max_length=MAX_TURNS)]
+    name: _Id
 
 
 class _WireSampling(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,7 +75,7 @@ class _WireSampling(msgspec.Struct, forbid_unknown_fields=True):
     seed: _Count
 
 
-class WireTrajectory(msgspec.Struct, forbid_unknown_fields=True, tag="Trajectory1"):
+class WireTrajectory(msgspec.Struct, forbid_unknown_fields=True, tag="Trajectory2"):
     """A trajectory as it travels: arrays are raw bytes, whose lengths nobody has compared yet."""
 
     group_id: _Count
@@ -70,14 +84,20 @@ class WireTrajectory(msgspec.Struct, forbid_unknown_fields=True, tag="Trajectory
     kind: Literal["train", "eval"]
     actor_id: _Id
     sampling: _WireSampling
-    prompt_tokens: _Array  # int32
-    turns: Annotated[tuple[_WireTurn, ...], Meta(max_length=MAX_TURNS)]
+    sequences: Annotated[tuple[_WireSequence, ...], Meta(max_length=MAX_SEQUENCES)]
     stop_reason: StopReason
     answer: _Text | None
     reward: float | None
     reward_cause: _Text
     reward_parts: _Parts
     timings: _Parts
+    attempt: _Count
+    reference_tokens: _Array  # int32
+
+    @property
+    def turns(self) -> list[_WireTurn]:
+        """Every turn, sequence after sequence."""
+        return [turn for sequence in self.sequences for turn in sequence.turns]
 
 
 def _plain(value: object) -> object:
@@ -103,11 +123,10 @@ def encode_trajectory(trajectory: Trajectory) -> bytes:
 def decode_trajectory(payload: bytes) -> Trajectory:
     """Decode a trajectory; its arrays are read-only views of `payload`. Raises CodecError."""
     wire = decode_wire(payload)
-    turns = tuple(_from_wire_turn(turn, i) for i, turn in enumerate(wire.turns))
     fields = msgspec.structs.asdict(wire) | {
         "sampling": Sampling(wire.sampling.temperature, wire.sampling.seed),
-        "prompt_tokens": _array(wire.prompt_tokens, _INT32, "prompt_tokens"),
-        "turns": turns,
+        "sequences": tuple(_from_wire_sequence(each, i) for i, each in enumerate(wire.sequences)),
+        "reference_tokens": _array(wire.reference_tokens, _INT32, "reference_tokens"),
     }
     try:
         return Trajectory(**fields)
@@ -191,10 +210,15 @@ def _to_wire(trajectory: Trajectory) -> WireTrajectory:
         **fields
         | {
             "sampling": _WireSampling(sampling.temperature, sampling.seed),
-            "prompt_tokens": _raw(trajectory.prompt_tokens),
-            "turns": tuple(_to_wire_turn(turn) for turn in trajectory.turns),
+            "sequences": tuple(_to_wire_sequence(each) for each in trajectory.sequences),
+            "reference_tokens": _raw(trajectory.reference_tokens),
         }
     )
+
+
+def _to_wire_sequence(sequence: TokenSequence) -> _WireSequence:
+    turns = tuple(_to_wire_turn(turn) for turn in sequence.turns)
+    return _WireSequence(_raw(sequence.prompt_tokens), turns, sequence.name)
 
 
 def _to_wire_turn(turn: Turn) -> _WireTurn:
@@ -208,7 +232,23 @@ def _to_wire_turn(turn: Turn) -> _WireTurn:
             for search in turn.searches
         ),
         malformed=turn.malformed,
+        reward=turn.reward,
+        info=turn.info,
+        started_at=turn.started_at,
+        first_token_at=turn.first_token_at,
+        ended_at=turn.ended_at,
     )
+
+
+def _from_wire_sequence(wire: _WireSequence, index: int) -> TokenSequence:
+    try:
+        prompt = _array(wire.prompt_tokens, _INT32, "prompt_tokens")
+        turns = tuple(_from_wire_turn(turn, i) for i, turn in enumerate(wire.turns))
+        return TokenSequence(prompt, turns, wire.name)
+    except CodecError as error:
+        raise CodecError(f"sequences[{index}].{error}") from error
+    except ValueError as error:
+        raise CodecError(f"sequences[{index}]: {error}") from error
 
 
 def _from_wire_turn(wire: _WireTurn, index: int) -> Turn:
@@ -223,6 +263,11 @@ def _from_wire_turn(wire: _WireTurn, index: int) -> Turn:
                 for search in wire.searches
             ),
             malformed=wire.malformed,
+            reward=wire.reward,
+            info=wire.info,
+            started_at=wire.started_at,
+            first_token_at=wire.first_token_at,
+            ended_at=wire.ended_at,
         )
     except CodecError as error:
         raise CodecError(f"turns[{index}].{error}") from error

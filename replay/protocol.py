@@ -9,7 +9,7 @@ import msgspec
 
 from replay.trajectory import Kind, Question, Sampling, Search
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 class ReplayError(Exception):
@@ -83,6 +83,7 @@ class Hello(Message, frozen=True):
     protocol: int = PROTOCOL
     delivering: tuple[tuple[int, int], ...] = ()  # (group_id, sibling)
     instance: str = ""  # drawn by each process: the same actor on another connection
+    node: str = ""  # that it runs on (configs.runtime.node)
 
 
 class Ready(Message, frozen=True):

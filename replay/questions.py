@@ -16,11 +16,13 @@ from typing import Any
 
 import msgspec
 
-from configs.schema import QuestionColumns, QuestionsConfig
+from configs.schema import Config, QuestionColumns
 from replay.question_files import NoQuestion, QuestionsError, question_rows
-from replay.trajectory import Question
+from replay.trajectory import Kind, Question
 
+FIELDS: tuple[Kind, ...] = ("train", "eval")
 NAMED_ROWS = 20  # of those that cannot be used
+MAX_EXTRA_CHARS = 1 << 16  # it goes with each lease, and into the log with each group
 _WANTED = (
     'write {"question": text, "answers": [text, …]}, optional "id" and "hops", or name the '
     "columns: questions.columns.question=…"
@@ -128,6 +130,17 @@ class _Row(msgspec.Struct):
     hops: int = 0
 
 
+def questions_of(config: Config, field: Kind) -> QuestionFile:
+    """Read the questions of a run's file. Those of train may lack answers where no part of the
+    reward asks for them; evaluations always do. Raises QuestionsError.
+    """
+    files = config.questions
+    if field == "eval":
+        return read_questions(files.eval, files.eval_limit, files.columns)
+    need = config.rewards.need_answers
+    return read_questions(files.train, columns=files.columns, need_answers=need)
+
+
 def load_questions(
     path: str | Path, limit: int = 0, columns: QuestionColumns = _KNOWN
 ) -> tuple[Question, ...]:
@@ -143,7 +156,11 @@ def load_questions(
 
 
 def read_questions(
-    path: str | Path, limit: int = 0, columns: QuestionColumns = _KNOWN
+    path: str | Path,
+    limit: int = 0,
+    columns: QuestionColumns = _KNOWN,
+    *,
+    need_answers: bool = True,
 ) -> QuestionFile:
     """Read and check every row, or up to the first `limit` sound ones; 0 reads all.
 
@@ -160,7 +177,8 @@ def read_questions(
 
     for number, raw in question_rows(path, refuse):
         try:
-            question = question_of(raw, f"{path}:{number}", f"{path.stem}-{number}", columns)
+            name = f"{path.stem}-{number}"
+            question = question_of(raw, f"{path}:{number}", name, columns, need_answers)
         except QuestionsError as fault:
             refuse(number, fault)
             continue
@@ -189,18 +207,24 @@ def _remedy(fault: QuestionsError) -> str:
     return f": name a file of questions{wanted}"
 
 
-def left_out(files: QuestionsConfig) -> Iterator[str]:
+def left_out(config: Config) -> Iterator[str]:
     """Say of each file of a run whose rows cannot all be used how many, and why not the first."""
-    for field, limit in (("train", 0), ("eval", files.eval_limit)):
-        path = getattr(files, field)
-        if path and (told := read_questions(path, limit, files.columns).told()):
+    for field in FIELDS:
+        path = getattr(config.questions, field)
+        if path and (told := questions_of(config, field).told()):
             yield (
                 f"questions.{field}: left out, {told}; leave the file as it is while this run may "
                 "be resumed"
             )
 
 
-def question_of(raw: Any, where: str, name: str, columns: QuestionColumns = _KNOWN) -> Question:
+def question_of(
+    raw: Any,
+    where: str,
+    name: str,
+    columns: QuestionColumns = _KNOWN,
+    need_answers: bool = True,
+) -> Question:
     """Return the question of a row; `name` is its id where it has none.
 
     Its text is `question` or `extra_info.question`; its answers are `answers`, `golden_answers`,
@@ -209,20 +233,36 @@ def question_of(raw: Any, where: str, name: str, columns: QuestionColumns = _KNO
     different data sets collide; or what `columns` names. Raises QuestionsError naming `where`.
     """
     fields = _plain(raw) | _named(raw, where, columns) if isinstance(raw, dict) else raw
+    if not need_answers and isinstance(fields, dict):
+        fields = {"answers": []} | fields
     try:
         row = msgspec.convert(fields, _Row)
     except msgspec.ValidationError as error:
         raise _misshapen(raw, fields, where, str(error)) from error
     if not row.question.strip():
         raise QuestionsError(f"{where}: question is empty, got {row.question!r}; write its text")
-    if not row.answers or not all(answer.strip() for answer in row.answers):
+    wanting = need_answers and not row.answers
+    if wanting or not all(answer.strip() for answer in row.answers):
         raise QuestionsError(
             f"{where}: answers is {row.answers!r}; give at least one, none of them empty"
         )
     if row.hops < 0:
         raise QuestionsError(f"{where}: hops is {row.hops!r}; give 0 (unknown) or more")
     id = name if row.id is None else str(row.id)
-    return Question(id, row.question, tuple(row.answers), row.hops)
+    extra = _extra(raw, where, columns) if columns.extra else ""
+    return Question(id, row.question, tuple(row.answers), row.hops, extra)
+
+
+def _extra(raw: Mapping[str, Any], where: str, columns: QuestionColumns) -> str:
+    """Return the further columns that are named, as the text of a JSON object."""
+    found = {name: _column(raw, name, where, "extra") for name in columns.extra}
+    text = msgspec.json.encode(found, enc_hook=str).decode()
+    if len(text) > MAX_EXTRA_CHARS:
+        raise QuestionsError(
+            f"{where}: questions.columns.extra take {len(text)} characters of JSON, at most "
+            f"{MAX_EXTRA_CHARS} may be: name fewer, or columns with less in them"
+        )
+    return text
 
 
 def _misshapen(raw: Any, fields: Any, where: str, wrong: str) -> QuestionsError:
@@ -259,24 +299,28 @@ def _plain(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _named(raw: Mapping[str, Any], where: str, columns: QuestionColumns) -> dict[str, Any]:
     """Return what the columns hold that are named."""
     found: dict[str, Any] = {}
-    for field, column in msgspec.structs.asdict(columns).items():
-        if not column:
-            continue
-        try:
-            value = _reach(raw, column)
-        except KeyError:
-            inner = (
-                [f"{name}.{each}" for each in value] if isinstance(value, dict) else [name]
-                for name, value in raw.items()
-            )
-            raise QuestionsError(
-                f"{where}: there is no column {column!r} (questions.columns.{field}), only "
-                f"{', '.join(name for names in inner for name in names)}: name one of them; "
-                "questions.columns hold for train and eval alike: rename the columns of one file "
-                "where they differ"
-            ) from None
-        found[field] = [value] if field == "answers" and isinstance(value, str) else value
+    for field in ("question", "answers", "id"):
+        if column := getattr(columns, field):
+            value = _column(raw, column, where, field)
+            found[field] = [value] if field == "answers" and isinstance(value, str) else value
     return found
+
+
+def _column(raw: Mapping[str, Any], column: str, where: str, field: str) -> Any:
+    """Return what one column holds. Raises QuestionsError where there is none of that name."""
+    try:
+        return _reach(raw, column)
+    except KeyError:
+        inner = (
+            [f"{name}.{each}" for each in value] if isinstance(value, dict) else [name]
+            for name, value in raw.items()
+        )
+        raise QuestionsError(
+            f"{where}: there is no column {column!r} (questions.columns.{field}), only "
+            f"{', '.join(name for names in inner for name in names)}: name one of them; "
+            "questions.columns hold for train and eval alike: rename the columns of one file "
+            "where they differ"
+        ) from None
 
 
 def _reach(raw: Any, column: str) -> Any:

@@ -31,7 +31,7 @@ from replay.log.records import Record, ReplayRestarted, RunResumed, RunStarted
 from replay.log.summary import summarise_payload
 from replay.protocol import LogError, ReplayError
 from replay.question_files import QuestionsError
-from replay.questions import QuestionFile, Questions, read_questions
+from replay.questions import QuestionFile, Questions, questions_of
 from replay.server.server import ReplayServer
 from replay.trajectory import Sampling
 
@@ -74,10 +74,8 @@ def make_ledger(config: Config, tell: Callable[[str], None] | None = None) -> Le
     files = config.questions
     if not files.train:
         raise ConfigError(f"questions.train = {files.train!r}: name a JSONL file of questions")
-    columns, evaluation = files.columns, QuestionFile(())
-    train = read_questions(files.train, columns=columns)
-    if files.eval:
-        evaluation = read_questions(files.eval, files.eval_limit, columns)
+    train = questions_of(config, "train")
+    evaluation = questions_of(config, "eval") if files.eval else QuestionFile(())
     for field, file in ("train", train), ("eval", evaluation):
         if tell and file.unusable:
             for line in file.told(), *file.faults[1:]:

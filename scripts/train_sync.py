@@ -37,7 +37,7 @@ from replay.ledger.streaks import Streaks
 from replay.log.history import recorded_batches
 from replay.log.records import EVAL_GROUPS
 from replay.protocol import Batch, Lease, ReplayError
-from replay.questions import Questions, left_out, read_questions
+from replay.questions import Questions, left_out, questions_of
 from replay.trajectory import Question, Sampling, Trajectory
 from retrieval_server.protocol import RetrievalError
 from scripts.options import argument, option, overrides, refusing
@@ -92,12 +92,8 @@ class Rollouts:
         self.opened, self.evaluated, self.streaks = 1, EVAL_GROUPS, Streaks()
         self.failed, self.cause = 0, ""  # groups in a row, and why the last rollout did
         self.audit = TokenAudit(prompter, config)
-        files = config.questions
-        self.questions = Questions(
-            read_questions(files.train, columns=files.columns).questions, config.seed
-        )
-        evaluation = read_questions(files.eval, files.eval_limit, files.columns)
-        self.eval_questions = evaluation.questions
+        self.questions = Questions(questions_of(config, "train").questions, config.seed)
+        self.eval_questions = questions_of(config, "eval").questions
         self.slots = asyncio.Semaphore(config.actors.slots * config.actors.count)
 
     async def one(self, lease: Lease) -> Trajectory | None:
@@ -300,7 +296,7 @@ def sync(options: SyncOptions) -> int:
         torch.set_num_threads(config.learner.threads)
         with status("loading the model"):
             trainer = Trainer(config)
-    for line in left_out(config.questions):
+    for line in left_out(config):
         print(line, file=sys.stderr)
     path = Path(config.run_dir) / "config.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,9 +6,9 @@ Retrieval errors pass through: they are infrastructure's, so they never become t
 
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,11 @@ class Retriever(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The result of one turn; without `stop` the rollout goes on. `observation_tokens` int32[O]."""
+    """The result of one turn; without `stop` the rollout goes on. `observation_tokens` int32[O].
+
+    `reward`: what the environment gives for this turn (the part `environment` adds them up);
+    `info`: what else is to be on record of it, whatever JSON can hold.
+    """
 
     observation_tokens: NDArray[np.int32]
     searches: tuple[Search, ...] = ()
@@ -45,10 +49,12 @@ class Outcome:
     answer: str | None = None
     passages: tuple[Passage, ...] = ()  # what the observation shows, in that order
     opened: bool = False  # the environment had opened the answer that this turn gave
+    reward: float = 0.0
+    info: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Environment(Protocol):
-    """One question's environment; single-use: stepped until it names a StopReason.
+    """One question's environment; single-use: stepped until it names a StopReason, then closed.
 
     `prompt`: int32[P], of the question; `passages`: those that the prompt shows, in order; `stops`:
     the texts at which an action ends, beside the end token.
@@ -64,6 +70,10 @@ class Environment(Protocol):
 
     async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:
         """Act on the tokens just sampled; `context_tokens` counts everything up to their end."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what the environment holds; awaited once, however its rollout ends."""
         ...
 
 

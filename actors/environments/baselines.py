@@ -62,6 +62,9 @@ class SingleCompletion:
         """Return the most tokens of the completion; 0 where the model has no room for one."""
         return completion_budget(self._config, context_tokens)
 
+    async def close(self) -> None:
+        """Hold nothing, so let go of nothing."""
+
     async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:
         """Read the answer from the tokens just sampled."""
         answer = extract_answer(self._prompter.decode(action_tokens))

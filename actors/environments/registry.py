@@ -3,14 +3,20 @@
 `search_r1` (tags), `tool_call` (the model's chat template), the baselines `no_search` and `rag`,
 and a user's own, `package.module:factory`: `factory(lease, retriever=, prompter=, config=)` returns
 an Environment, or awaits one. Its optional attribute `stops` holds the texts at which completions
-end.
+end. What it gives may lack `passages` and `close`.
 """
 
+import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +35,7 @@ from replay.protocol import Lease
 from replay.trajectory import Search, StopReason
 from retrieval_server.protocol import Passage, RetrievalError
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Factory = Callable[..., Environment | Awaitable[Environment]]
 _BUILT_IN: dict[str, Factory] = {
@@ -39,10 +46,26 @@ _BUILT_IN: dict[str, Factory] = {
 }
 
 
+@asynccontextmanager
+async def acting(
+    lease: Lease, *, retriever: Retriever, prompter: Prompter, config: Config
+) -> AsyncIterator[Environment]:
+    """Make an environment, and close it at the end, also of a rollout that fails or is cancelled.
+    Raises what `make` does.
+    """
+    environment = await make(lease, retriever=retriever, prompter=prompter, config=config)
+    try:
+        yield environment
+    finally:
+        await _close(environment, config.environment)
+
+
 async def make(
     lease: Lease, *, retriever: Retriever, prompter: Prompter, config: Config
 ) -> Environment:
-    """Make an environment. Raises ConfigError, RetrievalError, or EnvironmentFailed (a user's)."""
+    """Make an environment, for whoever closes it. Raises ConfigError, RetrievalError, or
+    EnvironmentFailed (a user's).
+    """
     name = config.environment.name
     if (built_in := _BUILT_IN.get(name)) is not None:
         made = built_in(lease, retriever=retriever, prompter=prompter, config=config)
@@ -50,7 +73,12 @@ async def make(
     factory, stops = _custom(name), stops_of(config)
     with _NamingFaults(name):
         made = factory(lease, retriever=retriever, prompter=prompter, config=config)
-        return _CustomEnvironment(name, await made if inspect.isawaitable(made) else made, stops)
+        made = await made if inspect.isawaitable(made) else made
+        try:
+            return _CustomEnvironment(name, made, stops)
+        except FAULTS:
+            await _close(_Closing(name, made), config.environment)
+            raise
 
 
 def stops_of(config: Config) -> tuple[str, ...]:
@@ -117,6 +145,12 @@ def require_acting(config: Config) -> None:
     (Evaluations compare environments under one configuration.)
     """
     settings, plain = config.environment, EnvironmentConfig()
+    if settings.name in _BUILT_IN and (weight := config.rewards.weights.environment):
+        raise ConfigError(
+            f"rewards.weights.environment = {weight!r} acts on nothing with environment.name = "
+            f"{settings.name!r}, which gives no rewards: set it to 0, or name an environment of "
+            "your own"
+        )
     if settings.name not in ("no_search", "rag"):
         return
     for name in ("tools", "queries_per_turn", "tell_budget", "force_answer"):
@@ -130,6 +164,29 @@ def require_acting(config: Config) -> None:
 @lru_cache
 def _custom(name: str) -> Factory:
     return load_entry_point("environment.name", name)
+
+
+async def _close(environment: "Environment | _Closing", asked: EnvironmentConfig) -> None:
+    """Close an environment. Its rollout stands whatever comes of that, which the log says; who is
+    cancelled meanwhile is so once it is closed, or `environment.close_deadline_s` is over.
+    """
+    closing = asyncio.ensure_future(environment.close())
+    ends, cancelled = time.monotonic() + asked.close_deadline_s, None
+    while not closing.done() and (left_s := ends - time.monotonic()) > 0.0:
+        try:
+            await asyncio.wait({closing}, timeout=left_s)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if not closing.done():
+        closing.cancel()
+        limit = f"{asked.close_deadline_s:g} s (environment.close_deadline_s)"
+        logger.warning("environment.name = %r: its close took over %s", asked.name, limit)
+    elif closing.cancelled():
+        logger.warning("environment.name = %r: its close was cancelled", asked.name)
+    elif (fault := closing.exception()) is not None:
+        logger.warning("its close failed: %s", fault)
+    if cancelled is not None:
+        raise cancelled
 
 
 class _NamingFaults:
@@ -149,11 +206,27 @@ class _NamingFaults:
             ) from error
 
 
-class _CustomEnvironment:
+class _Closing:
+    """A user's environment as what can be closed, whether or not it says how."""
+
+    def __init__(self, name: str, made: Any) -> None:
+        self._name, self._made = name, made
+
+    async def close(self) -> None:
+        """Close it, if it can be. Raises EnvironmentFailed."""
+        with _NamingFaults(self._name):
+            close = getattr(self._made, "close", None)
+            closing = close() if close is not None else None
+            if inspect.isawaitable(closing):
+                await closing
+
+
+class _CustomEnvironment(_Closing):
     """A user's environment, its faults named and its values checked."""
 
     def __init__(self, name: str, made: Environment, stops: tuple[str, ...]) -> None:
-        self._name, self._made, self.stops = name, made, stops
+        super().__init__(name, made)
+        self.stops = stops
         self.prompt = _tokens(made.prompt)
         self.passages = _all(Passage, "passages", tuple(getattr(made, "passages", ())))
         if not len(self.prompt):
@@ -182,6 +255,11 @@ def _checked(given: Any) -> Outcome:
         raise TypeError(f"malformed = {given.malformed!r} is no bool")
     _all(Passage, "passages", given.passages)
     _all(Search, "searches", given.searches)
+    if not isinstance(given.reward, int | float) or not math.isfinite(given.reward):
+        raise ValueError(f"reward = {given.reward!r} is no finite number")
+    if not isinstance(given.info, Mapping):
+        raise TypeError(f"info = {given.info!r} is no mapping")
+    msgspec.json.encode(given.info)  # refuses what JSON cannot hold
     (given.answer or "").encode()  # refuses a lone surrogate
     return given
 

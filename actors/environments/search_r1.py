@@ -93,6 +93,9 @@ class TagEnvironment:
         """Return the most tokens of the next completion; 0 where the model has no room for one."""
         return completion_budget(self._config, context_tokens)
 
+    async def close(self) -> None:
+        """Hold nothing, so let go of nothing."""
+
     async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:
         """Act on the tokens just sampled; `context_tokens` counts everything up to their end."""
         text = self._prompter.decode(action_tokens)

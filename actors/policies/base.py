@@ -33,7 +33,8 @@ def priority_of(lease: Lease) -> int:
 @dataclass(frozen=True, eq=False)
 class Completion:
     """A sampled completion: tokens int32[A] (the stop included), their log-probs float32[A] after
-    temperature, and the policy version int32[A] that sampled each.
+    temperature, and the policy version int32[A] that sampled each. `first_token_at`: when the first
+    token was there, in seconds since the epoch; 0 where the policy cannot tell.
 
     Raises BadCompletion unless the three are equally long and not empty.
     """
@@ -42,6 +43,7 @@ class Completion:
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
     finish_reason: FinishReason
+    first_token_at: float = 0.0
 
     def __post_init__(self) -> None:
         lengths = len(self.tokens), len(self.logprobs), len(self.versions)

@@ -6,6 +6,7 @@ the rest of its batch changes rounding, no more.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -105,10 +106,11 @@ class TransformersPolicy:
         end_ids, end_texts = self._stops(stops)
         blocks: list[Block] = []
         logits = rows.prefill(self.model)
-        first = rows.cache.used
+        first, first_token_at = rows.cache.used, 0.0
         for step in range(rows.most):
             chosen, scores = rows.sample(logits, step)
             sampled.put(rows.who, rows.active, step, chosen, scores)
+            first_token_at = first_token_at or time.time()
             if self._heard:
                 for who, token in zip(*rows.at_work(chosen), strict=True):
                     self._heard(who, token)
@@ -123,7 +125,7 @@ class TransformersPolicy:
         blocks.append(
             rows.cache.block(torch.arange(len(rows.who), device=rows.cache.seen.device), rows.who)
         )
-        completions = [self._completion(*row) for row in sampled.rows()]
+        completions = [self._completion(*row, first_token_at) for row in sampled.rows()]
         # Of the last batch alone: its rollouts' next turns come next.
         self._prefixes = PrefixCache()
         for block in blocks:
@@ -144,13 +146,19 @@ class TransformersPolicy:
         return ended
 
     def _completion(
-        self, tokens: NDArray[np.int64], logprobs: NDArray[np.float32], length: int, stopped: bool
+        self,
+        tokens: NDArray[np.int64],
+        logprobs: NDArray[np.float32],
+        length: int,
+        stopped: bool,
+        first_token_at: float,
     ) -> Completion:
         return Completion(
             tokens=tokens[:length].astype(np.int32),
             logprobs=logprobs[:length].copy(),
             versions=np.full(length, self.version, np.int32),
             finish_reason="stop" if stopped else "length",
+            first_token_at=first_token_at,
         )
 
 

@@ -157,6 +157,7 @@ class VllmPolicy:
             logprobs=own_logprobs(sampled.logprobs, ids),
             versions=token_versions(sampled.weight_versions, len(ids)),
             finish_reason=sampled.finish_reason,
+            first_token_at=first_token_at(output.metrics),
         )
 
     async def score(self, tokens: Sequence[int]) -> tuple[NDArray[np.float32], int]:
@@ -338,6 +339,14 @@ def own_logprobs(flat: Any, ids: NDArray[np.int32], skip: int = 0) -> NDArray[np
     if not np.array_equal(np.asarray(flat.token_ids, dtype=np.int32)[starts], ids):
         raise BadCompletion("log-probs of other tokens than the sampled ones")
     return np.asarray(flat.logprobs, dtype=np.float32)[starts]
+
+
+def first_token_at(metrics: Any) -> float:
+    """Return when a request's first token was there, in seconds since the epoch, from what vLLM
+    counts of it; 0 where it tells nothing.
+    """
+    latency = metrics.first_token_latency if metrics is not None else 0.0
+    return float(metrics.arrival_time + latency) if latency > 0.0 else 0.0
 
 
 def token_versions(spans: Any, length: int) -> NDArray[np.int32]:

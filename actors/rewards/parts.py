@@ -98,6 +98,11 @@ def search_cost(transcript: Transcript) -> float:
     return 0.0 - len(transcript.searches)
 
 
+def given(transcript: Transcript) -> float:
+    """Return what the environment gave for all turns together."""
+    return sum((turn.reward for turn in transcript.turns), 0.0)
+
+
 OF_ANSWER: Mapping[str, Callable[[str | None, Golds], float]] = {
     "em": em,
     "substring": substring,
@@ -108,6 +113,7 @@ OF_TRANSCRIPT: Mapping[str, Callable[[Transcript], float]] = {
     "format": in_form,
     "retrieval_hit": retrieval_hit,
     "search_cost": search_cost,
+    "environment": given,
 }
 
 

@@ -27,7 +27,6 @@ from replay.protocol import Lease
 from replay.trajectory import Question
 
 _WINDOW = 256  # train rollouts that the parts' means look back on
-_NEED_GOLD = ("em", "substring", "f1", "retrieval_hit", "similarity", "judge")
 _NO_GOLD = "the question has no accepted answer"
 
 logger = logging.getLogger(__name__)
@@ -119,7 +118,7 @@ class Rewards:
         parts: dict[str, float],
     ) -> float:
         golds, weights = lease.question.answers, self._weights
-        if not golds and any(weights[name] for name in _NEED_GOLD):
+        if not golds and self._config.need_answers:
             raise Unscorable("question", _NO_GOLD)
         for name, of_answer in OF_ANSWER.items():
             if weights[name] or (name == "em" and golds):

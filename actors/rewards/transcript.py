@@ -34,8 +34,10 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 
 def made_up(question: Question) -> Transcript:
-    """A rollout that searches once, finds a right answer and gives it; its tokens mean nothing."""
-    answer = question.answers[0]
+    """A rollout that searches once, finds a right answer (or what stands for one) and gives it; its
+    tokens mean nothing.
+    """
+    answer = question.answers[0] if question.answers else "an answer"
     passage = Passage("made-up", f"Title\n{answer}", 1.0)
     search = Search(question.text, (passage.id,), 0.0, "ok")
     ids, numbers = np.ones(1, np.int32), np.zeros(1, np.float32)

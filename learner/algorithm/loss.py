@@ -72,10 +72,10 @@ class TokenLoss:
 def row_coefficients(
     action_counts: Sequence[int], reduction: Reduction, constant_length_tokens: int
 ) -> list[float]:
-    """Return the factor of each sequence's token losses; the step's loss is their plain sum.
+    """Return the factor of each rollout's token losses; the step's loss is their plain sum.
 
     A denominator local to a micro-batch or a rank, or one that shrinks with rejection, would weigh
-    tokens by their company. With n_i action tokens in sequence i, and S sequences that have any:
+    tokens by their company. With n_i action tokens in rollout i, and S rollouts that have any:
     "token_mean" 1 / Σ n_i (DAPO), "sequence_mean" 1 / (S n_i) (GRPO), "constant_length"
     1 / (S constant) (Dr. GRPO, arXiv 2503.20783). Raises ValueError on another reduction.
     """

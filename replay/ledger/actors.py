@@ -38,8 +38,9 @@ class ActorHandler:
             return [(peer, wire.Refused(cause))]
         actor_id, now = message.actor_id, self._journal.now
         held, recorded = set(message.held), set(self._state.held.get(actor_id, ()))
-        self._roster.join(actor_id, peer, message.instance)
-        self._journal.write(records.ActorJoined(now, actor_id, message.tokenizer_digest))
+        self._roster.join(actor_id, peer, message.instance, message.node)
+        joined = records.ActorJoined(now, actor_id, message.tokenizer_digest, message.node)
+        self._journal.write(joined)
         self._return(actor_id, recorded - held - set(message.delivering), "not_held")
         for group_id, sibling in sorted(held - recorded):
             if self._state.was_opened(group_id):

@@ -138,18 +138,20 @@ class Lessor:
         return (state.evaluating if evaluation >= 0 else state.opened)[group_id]
 
     def _lease(self, actor: Actor, group: Group, siblings: tuple[int, ...]) -> None:
-        fact = records.Leased(self._journal.now, actor.actor_id, group.group_id, siblings)
+        attempts = tuple([group.attempts.get(i, 0) for i in siblings])
+        now, actor_id, group_id = self._journal.now, actor.actor_id, group.group_id
+        fact = records.Leased(now, actor_id, group_id, siblings, attempts, actor.node)
         self._journal.write(fact)
         self._granted.setdefault(actor.peer, []).extend(
             Lease(
-                group.group_id,
-                i,
+                group_id,
+                sibling,
                 group.kind,
                 group.question,
-                self._sampling_of(group, i),
-                group.attempts.get(i, 0),
+                self._sampling_of(group, sibling),
+                attempt,
             )
-            for i in siblings
+            for sibling, attempt in zip(siblings, attempts, strict=True)
         )
 
     def _sampling_of(self, group: Group, sibling: int) -> Sampling:

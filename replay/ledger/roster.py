@@ -17,6 +17,7 @@ class Actor:
     actor_id: str
     peer: Peer
     instance: str = ""
+    node: str = ""
     capacity: int = 0
     incarnation: int = -1
     version: int = -1
@@ -50,9 +51,9 @@ class Roster:
         """Return the actor that speaks from this peer."""
         return next((actor for actor in self if actor.peer == peer), None)
 
-    def join(self, actor_id: str, peer: Peer, instance: str = "") -> Actor:
+    def join(self, actor_id: str, peer: Peer, instance: str = "", node: str = "") -> Actor:
         """Take an actor in; what it said before counts no more."""
-        self._actors[actor_id] = Actor(actor_id, peer, instance)
+        self._actors[actor_id] = Actor(actor_id, peer, instance, node)
         return self._actors[actor_id]
 
     def leave(self, actor_id: str) -> None:

@@ -90,7 +90,7 @@ def compact(path: Path) -> Iterator[Change]:
 
 
 def _compact(segment: Segment, settled: set[int], fds: list[int]) -> Change:
-    segment.before = None  # as its header says: the fold has checked it
+    segment.before = segment.log = None  # as its header says: the fold has checked it
     size = segment.path.stat().st_size
     whole = [fact.group_id for _, fact in _records(segment) if _has_payload(fact)]
     if needed := sorted(set(whole) - settled):
@@ -113,10 +113,11 @@ def _compact(segment: Segment, settled: set[int], fds: list[int]) -> Change:
 
 
 def _rewrite(segment: Segment, fd: int) -> None:
-    written = bytearray(header(segment.number, segment.before or 0))
-    for payload, fact in _records(segment):
+    first = segment.before or 0
+    written = bytearray(header(segment.number, first, segment.log or b""))
+    for number, (payload, fact) in enumerate(_records(segment), first):
         shorter = _without_payload(segment, fact) if _has_payload(fact) else fact
-        written += framed(payload if shorter is fact else _ENCODER.encode(shorter))
+        written += framed(payload if shorter is fact else _ENCODER.encode(shorter), number)
         if len(written) >= _CHUNK_BYTES:
             write_all(fd, written)
             written.clear()

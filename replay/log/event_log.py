@@ -28,6 +28,7 @@ from replay.log.format import (
     Segment,
     TornRecord,
     header,
+    new_log_id,
     payloads,
     pieces,
     seal,
@@ -69,13 +70,12 @@ class End:
 class EventLog:
     """An event log open for appending; `path` is its first segment."""
 
-    def __init__(
-        self, path: Path, fd: int, segment_bytes: int = SEGMENT_BYTES, end: End | None = None
-    ) -> None:
-        """`fd` is the first segment, locked; `end` of an existing log, None of a new one."""
+    def __init__(self, path: Path, fd: int, segment_bytes: int, end: End) -> None:
+        """`fd` is the first segment, locked."""
         self.path = path
         self._locked, self._limit = fd, segment_bytes
-        self._number, self._records = (end.segment.number, end.records) if end else (0, 0)
+        self._number, self._records = end.segment.number, end.records
+        self._log = end.segment.log or new_log_id()
         self._fd = fd
         if self._number:
             self._fd = os.open(segment_path(path, self._number), os.O_WRONLY | os.O_APPEND)
@@ -96,9 +96,9 @@ class EventLog:
             ) from error
         except OSError as error:
             raise LogError(f"{path}: cannot be created: {error.strerror}") from error
-        log = cls(path, fd, segment_bytes)
+        log = cls(path, fd, segment_bytes, End(Segment(path), 0, 0))
         lock(path, fd)
-        log._collected += header(number=0, before=0)
+        log._collected += header(number=0, before=0, log=log._log)
         log.sync()
         sync(path.parent)
         return log
@@ -124,8 +124,8 @@ class EventLog:
         """Collect records, in order, for the next `sync`. Raises LogError, and collects none."""
         start = len(self._collected)
         try:
-            for record in records:
-                self._frame(record)
+            for number, record in enumerate(records, self._records + self._count):
+                self._frame(record, number)
         except LogError:
             del self._collected[start:]
             raise
@@ -177,13 +177,13 @@ class EventLog:
 
     def _rotate(self) -> None:
         """Close the newest segment, all of which is on the disk, and begin another."""
-        fd = begin(self.path, self._number + 1, self._records)
+        fd = begin(self.path, self._number + 1, self._records, self._log)
         if self._fd != self._locked:
             os.close(self._fd)
         self._fd, self._number = fd, self._number + 1
         self._end = os.fstat(fd).st_size
 
-    def _frame(self, record: Record) -> None:
+    def _frame(self, record: Record, number: int) -> None:
         """Encode it where it will be written from: trajectories are not copied once more."""
         at = len(self._collected)
         self._collected += bytes(FRAME.size)
@@ -192,7 +192,7 @@ class EventLog:
         if size > MAX_RECORD_BYTES:
             what = f"a {type(record).__name__} record of {size} bytes: at most {MAX_RECORD_BYTES}"
             raise LogError(f"{self._newest}: offset {self._end}: {what}")
-        seal(self._collected, at)
+        seal(self._collected, at, number)
 
     def _cut_back(self) -> bool:
         try:
@@ -204,13 +204,14 @@ class EventLog:
 
 def read(path: Path) -> Iterator[Record]:
     """Yield every record in order. Raises LogError at the first that is not whole."""
-    records = 0
+    records, log = 0, None
     for segment in segments(path):
-        segment.before = records
+        segment.before, segment.log = records, log
         with opened(segment.path) as file:
             for offset, payload in payloads(segment, file):
                 records += 1
                 yield decoded(segment.path, offset, payload)
+        log = segment.log
 
 
 def read_past_damage(path: Path) -> Iterator[Record | Damage]:
@@ -218,14 +219,16 @@ def read_past_damage(path: Path) -> Iterator[Record | Damage]:
     LogError for what is no log or lacks a segment, TornRecord at a last record that is cut short.
     """
     records: int | None = 0  # in the segments so far; None: damage leaves it open
+    log: bytes | None = None
     for segment in segments(path):
-        segment.before, found, whole = records, 0, True
+        segment.before, segment.log, found, whole = records, log, 0, True
         with opened(segment.path) as file:
             for piece in pieces(segment, file):
                 damaged = isinstance(piece, Damage)
                 found, whole = found + (not damaged), whole and not damaged
                 yield _understood(segment.path, piece)
         records = segment.before + found if whole and segment.before is not None else None
+        log = log or segment.log
 
 
 def read_whole(path: Path) -> Iterator[Record]:
@@ -247,9 +250,9 @@ def log_end(path: Path) -> End:
     """Return the end of the last whole record. Raises LogError where damage follows."""
     records, segment, offset = 0, Segment(path), 0
     try:
-        for segment in segments(path):
-            segment.before = records
-            offset = 0
+        for following in segments(path):
+            following.before, following.log = records, segment.log
+            segment, offset = following, 0
             with opened(segment.path) as file:
                 for at, payload in payloads(segment, file):
                     offset, records = at + FRAME.size + len(payload), records + 1

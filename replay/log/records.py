@@ -60,10 +60,11 @@ class ReplayRestarted(Fact, frozen=True):
 
 
 class ActorJoined(Fact, frozen=True):
-    """An actor said hello and was taken."""
+    """An actor said hello and was taken; `node`: what it runs on."""
 
     actor_id: str
     tokenizer_digest: str
+    node: str = ""
 
 
 class ActorLeft(Fact, frozen=True):
@@ -88,11 +89,15 @@ class GroupOpened(Fact, frozen=True):
 
 
 class Leased(Fact, frozen=True):
-    """Siblings of one group were leased, or re-leased, to one actor."""
+    """Siblings of one group were leased, or re-leased, to one actor, on `node`; `attempts`: how
+    many rollouts of each had failed by themselves.
+    """
 
     actor_id: str
     group_id: int
     siblings: tuple[int, ...]
+    attempts: tuple[int, ...]
+    node: str = ""
 
 
 class Adopted(LeaseFact, frozen=True):

@@ -50,8 +50,9 @@ def segments(path: Path) -> list[Segment]:
     return [Segment(segment_path(path, n), n, closed=n < last) for n in range(last + 1)]
 
 
-def begin(path: Path, number: int, before: int) -> int:
-    """Make segment `number`, with `before` records in front of it; return it open for appending.
+def begin(path: Path, number: int, before: int, log: bytes) -> int:
+    """Make segment `number`, with `before` records in front of it, of the log that these bytes
+    name; return it open for appending.
 
     Raises OSError; then there is no such segment, or an empty one, and it can be begun again.
     """
@@ -60,7 +61,7 @@ def begin(path: Path, number: int, before: int) -> int:
         with replacing(final) as draft:
             fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
             closing.callback(os.close, fd)
-            write_all(fd, header(number, before))
+            write_all(fd, header(number, before, log))
         closing.pop_all()  # it stays open for the caller
     return fd
 

@@ -58,18 +58,19 @@ def summarise(trajectory: Trajectory) -> Summary:
 def summarise_payload(payload: bytes) -> Summary:
     """Return `summarise(decode_trajectory(payload))` in a third of the time. Raises CodecError."""
     wire = decode_wire(payload)
+    turns = wire.turns
     if not _sound(wire):
         return summarise(decode_trajectory(payload))
-    versions = np.frombuffer(b"".join([turn.policy_versions for turn in wire.turns]), _VERSION)
+    versions = np.frombuffer(b"".join([turn.policy_versions for turn in turns]), _VERSION)
     return Summary(
         group_id=wire.group_id,
         sibling=wire.sibling,
         question_id=wire.question_id,
         kind=wire.kind,
         reward=wire.reward,
-        searches=sum([len(turn.searches) for turn in wire.turns]),
-        malformed=sum([turn.malformed for turn in wire.turns]),
-        turns=len(wire.turns),
+        searches=sum([len(turn.searches) for turn in turns]),
+        malformed=sum([turn.malformed for turn in turns]),
+        turns=len(turns),
         action_tokens=len(versions),
         oldest_version=int(versions.min()),
         newest_version=int(versions.max()),
@@ -78,14 +79,21 @@ def summarise_payload(payload: bytes) -> Summary:
 
 def _sound(wire: WireTrajectory) -> bool:
     """Return True if `decode_trajectory` would plainly find nothing wrong."""
-    if not wire.turns or not wire.prompt_tokens or len(wire.prompt_tokens) % 4:
-        return False
     if wire.reward is None or not math.isfinite(wire.reward):
         return False
-    for turn in wire.turns:
-        size = len(turn.action_tokens)
-        if not size or size % 4 or len(turn.observation_tokens) % 4:
+    if not wire.sequences or len(wire.reference_tokens) % 4:
+        return False
+    for sequence in wire.sequences:
+        prompt = len(sequence.prompt_tokens)
+        if not sequence.turns or not prompt or prompt % 4:
             return False
-        if not size == len(turn.behaviour_logprobs) == len(turn.policy_versions):
-            return False
+        for turn in sequence.turns:
+            size = len(turn.action_tokens)
+            if not size or size % 4 or len(turn.observation_tokens) % 4:
+                return False
+            if not size == len(turn.behaviour_logprobs) == len(turn.policy_versions):
+                return False
+            stamps = turn.started_at + turn.first_token_at + turn.ended_at
+            if not math.isfinite(turn.reward + stamps):
+                return False
     return True

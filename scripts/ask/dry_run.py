@@ -30,7 +30,7 @@ from configs.load import ConfigError, load
 from configs.runtime.signals import Interrupt
 from configs.schema import Config
 from replay.protocol import Lease, ReplayError
-from replay.questions import read_questions
+from replay.questions import FIELDS, read_questions
 from replay.trajectory import Question, Sampling, Trajectory
 from scripts.ask.ask import (
     load_policy,
@@ -124,10 +124,11 @@ def _require_tokenizer(path: str) -> None:
 
 
 def _listed(config: Config) -> Iterator[Question]:
-    for field in ("train", "eval"):
+    columns = config.questions.columns
+    for field in FIELDS:
         if path := getattr(config.questions, field):
             try:
-                yield from read_questions(path, columns=config.questions.columns).questions
+                yield from read_questions(path, columns=columns, need_answers=False).questions
             except (ReplayError, ValueError, OSError) as error:
                 raise ConfigError(f"questions.{field} = {path!r}: {error}") from error
 

@@ -33,7 +33,7 @@ from learner.packing import MicroBatch
 from learner.update import update
 from replay.codec import encode_trajectory
 from replay.protocol import Batch
-from replay.trajectory import Sampling, StopReason, Trajectory, Turn
+from replay.trajectory import Sampling, StopReason, TokenSequence, Trajectory, Turn
 from scripts.bench import harness
 from scripts.bench.head import VARIANTS, compare, peak_of
 from scripts.demo.start import Recipe, make_model
@@ -141,8 +141,7 @@ def rollout(rng: np.random.Generator, shape: Shape, group: int, sibling: int) ->
         kind="train",
         actor_id="bench",
         sampling=Sampling(temperature=1.0),
-        prompt_tokens=draw(shape.prompt),
-        turns=tuple(turns),
+        sequences=(TokenSequence(draw(shape.prompt), tuple(turns)),),
         stop_reason=StopReason.ANSWERED,
         answer="x",
         reward=float(sibling % 2),

@@ -134,7 +134,7 @@ def measured(
     if not corpus:
         raise ConfigError("retrieval.corpus is empty: name the passages to look in")
     questions = questions_of(config)
-    for line in left_out(config.questions):
+    for line in left_out(config):
         print(f"forage: {line}", file=sys.stderr)
     with Bars() as progress:
         searches = RecordedSearches(options.searches, questions) if options.searches else None

@@ -74,7 +74,13 @@ def columns_of(overrides: Sequence[str]) -> QuestionColumns:
             raise ConfigError(
                 f"{field}: only {_COLUMNS}* are read here: --train and --eval name questions"
             )
-    return parse("", overrides, "").questions.columns
+    columns = parse("", overrides, "").questions.columns
+    if columns.extra:
+        raise ConfigError(
+            f"{_COLUMNS}extra = {list(columns.extra)!r}: what is written here holds our own "
+            "columns alone: name the files as they are in questions.train"
+        )
+    return columns
 
 
 def announce(options: PrepareOptions) -> None:

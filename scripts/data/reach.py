@@ -23,7 +23,7 @@ from configs.load import ConfigError
 from configs.schema import Config
 from replay.log.history import Searched, SearchLog
 from replay.question_files import QuestionsError
-from replay.questions import read_questions
+from replay.questions import questions_of as of_run
 from replay.trajectory import Kind, Question, Search
 from retrieval_server.index.base import Index
 from retrieval_server.protocol import Document
@@ -219,11 +219,10 @@ def questions_of(config: Config) -> list[Asked]:
     if not files.train and not files.eval:
         raise ConfigError("questions.train and questions.eval are empty: name a file of questions")
     made: list[Asked] = []
-    limits = {"train": 0, "eval": files.eval_limit}
     for kind in KINDS:
         path = getattr(files, kind)
         try:
-            found = read_questions(path, limits[kind], files.columns).questions if path else ()
+            found = of_run(config, kind).questions if path else ()
         except QuestionsError as error:
             wrong = str(error).removeprefix(f"{path}: ")
             raise ConfigError(f"questions.{kind} = {path!r}: {wrong}") from error

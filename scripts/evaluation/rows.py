@@ -106,7 +106,7 @@ def row_of(asked: Asked, question: Question, rollout: Trajectory, attempts: int)
         searches=tuple(search for turn in rollout.turns for search in turn.searches),
         turns=len(rollout.turns),
         malformed=sum(turn.malformed for turn in rollout.turns),
-        prompt_tokens=len(rollout.prompt_tokens),
+        prompt_tokens=sum(len(sequence.prompt_tokens) for sequence in rollout.sequences),
         action_tokens=rollout.action_count,
         observation_tokens=sum(len(turn.observation_tokens) for turn in rollout.turns),
         seconds=round(rollout.timings.get("total_s", 0.0), 6),

@@ -104,7 +104,7 @@ def _detach(prepare_only: bool, *words: str) -> int:
 
 def _launch(config: Config, progress: Progress | None, prepare_only: bool) -> int:
     console = Console(record=detach.is_detached())
-    for line in left_out(config.questions):
+    for line in left_out(config):
         console.say(line, "yellow")
     if prepare_only:
         _refuse_nodes(config)

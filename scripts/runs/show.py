@@ -136,14 +136,16 @@ def render(shown: Shown, tokenizer: Tokenizer) -> Text:
         f"expected {' | '.join(question.answers)}\n"
     )
     text = Text(head, style="bold")
-    text.append(words(trajectory.prompt_tokens))
-    for turn in trajectory.turns:
-        text.append(" " + words(turn.action_tokens), style="green")
-        if len(turn.observation_tokens):
-            text.append(
-                " " + words(turn.observation_tokens), style="yellow" if turn.malformed else "cyan"
-            )
-    text.append("\n")
+    for sequence in trajectory.sequences:
+        if len(trajectory.sequences) > 1:
+            text.append(f"[{sequence.name}]\n", style="bold")
+        text.append(words(sequence.prompt_tokens))
+        for turn in sequence.turns:
+            text.append(" " + words(turn.action_tokens), style="green")
+            if len(turn.observation_tokens):
+                style = "yellow" if turn.malformed else "cyan"
+                text.append(" " + words(turn.observation_tokens), style=style)
+        text.append("\n")
     return text
 
 

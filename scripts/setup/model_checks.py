@@ -14,7 +14,7 @@ from configs.load import ConfigError
 from configs.prompts import SEARCH_R1_PROMPT
 from configs.schema import Config
 from replay.protocol import Lease, ReplayError
-from replay.questions import read_questions
+from replay.questions import questions_of
 from replay.trajectory import Sampling
 from scripts.setup.model_size import (
     Model,
@@ -160,11 +160,16 @@ def prompts(config: Config) -> Iterator[str]:
 
 
 def _shortest_prompt(config: Config) -> int:
-    asked = read_questions(Path(config.questions.train)).questions
+    asked = questions_of(config, "train").questions
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     prompter = Prompter(tokenizer, config.questions, config.actors)
     question = min(asked, key=lambda each: len(each.text))
     lease = Lease(0, 0, "train", question, Sampling(1.0, 0))
     nobody: Any = None  # none of these searches for its prompt
-    made = registry.make(lease, retriever=nobody, prompter=prompter, config=config)
-    return len(asyncio.run(made).prompt)
+    made = registry.acting(lease, retriever=nobody, prompter=prompter, config=config)
+
+    async def prompted() -> int:
+        async with made as environment:
+            return len(environment.prompt)
+
+    return asyncio.run(prompted())

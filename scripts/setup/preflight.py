@@ -31,7 +31,7 @@ from configs.load import ConfigError, load
 from configs.schema import Config
 from replay.protocol import ReplayError
 from replay.question_files import WANTED
-from replay.questions import read_questions
+from replay.questions import FIELDS, questions_of, read_questions
 from retrieval_server.auth import read_token
 from retrieval_server.encoder_settings import require_encoder
 from retrieval_server.index.open_index import look
@@ -93,13 +93,13 @@ def check_rollouts(config: Config, searches: bool = True) -> None:
 
 
 def _questions(config: Config) -> Iterator[str]:
-    for field in ("train", "eval"):
+    for field in FIELDS:
         path = getattr(config.questions, field)
         if not path:
             yield f"questions.{field} is empty: {WANTED}"
         else:
             try:
-                read_questions(path, columns=config.questions.columns)
+                questions_of(config, field)
             except (ReplayError, ValueError, OSError) as error:
                 yield _fault(f"questions.{field}", path, error)
 
@@ -198,7 +198,8 @@ def _own_reward(config: Config) -> Iterator[str]:
     if not name or config.environment.name not in BUILT_IN:
         return  # of what another environment's rollouts look like nothing is known
     try:
-        question = read_questions(Path(config.questions.train), limit=1).questions[0]
+        files, need = config.questions, config.rewards.need_answers
+        (question,) = read_questions(files.train, 1, files.columns, need_answers=need).questions
         asyncio.run(try_own(config.rewards, question))
     except Unscorable as error:
         yield (

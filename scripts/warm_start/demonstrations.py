@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 
 from actors.environments import registry
-from actors.environments.base import Outcome
-from actors.environments.registry import make, stops_of
+from actors.environments.base import Environment, Outcome
+from actors.environments.registry import acting, stops_of
 from actors.prompt import Prompter, Tokens
 from configs.load import ConfigError
 from configs.schema import Config
@@ -28,7 +28,7 @@ from replay.codec import decode_trajectory
 from replay.log.event_log import FILE_NAME, read_whole
 from replay.log.records import ActorJoined, Delivered
 from replay.protocol import CodecError, Lease, LogError
-from replay.trajectory import Question, Sampling, StopReason, Trajectory
+from replay.trajectory import Question, Sampling, StopReason, TokenSequence, Trajectory
 from retrieval_server.protocol import Passage
 
 if TYPE_CHECKING:  # it imports torch
@@ -155,10 +155,13 @@ def read_run(
             left_out["unscorable"] += 1
         elif trajectory.reward < least:
             left_out[f"rewarded below {least:g}"] += 1
-        elif len(trajectory.tokens) > config.model.max_model_len:
+        elif max(len(each.tokens) for each in trajectory.sequences) > config.model.max_model_len:
             left_out["longer than model.max_model_len"] += 1
         else:
-            found.append(Demonstration(trajectory.question_id, _as_segments(trajectory)))
+            found += [
+                Demonstration(trajectory.question_id, _as_segments(sequence))
+                for sequence in trajectory.sequences
+            ]
     if not found:
         causes = ", ".join(f"{count} {cause}" for cause, count in left_out.items())
         raise BadDemonstrations(
@@ -185,7 +188,14 @@ async def _acted(row: _Row, prompter: Prompter, config: Config) -> tuple["Segmen
             f"turns number {len(row.turns)}: 1 to {most} (actors.max_turns searches, then one more)"
         )
     shown, lease = _Shown(), Lease(0, 0, "train", Question("", row.question, ()), Sampling())
-    environment = await make(lease, retriever=shown, prompter=prompter, config=config)
+    made = acting(lease, retriever=shown, prompter=prompter, config=config)
+    async with made as environment:
+        return await _played(row, environment, shown, prompter, config)
+
+
+async def _played(
+    row: _Row, environment: Environment, shown: "_Shown", prompter: Prompter, config: Config
+) -> tuple["Segment", ...]:
     segments: list[Segment] = [(environment.prompt, False)]
     length, limit = len(environment.prompt), config.model.max_model_len
     for place, turn in enumerate(row.turns):
@@ -314,8 +324,8 @@ def _delivered(path: Path, digest: str, left_out: Counter[str]) -> Iterator[Traj
                 pass
 
 
-def _as_segments(trajectory: Trajectory) -> tuple["Segment", ...]:
-    segments: list[Segment] = [(trajectory.prompt_tokens, False)]
-    for turn in trajectory.turns:
+def _as_segments(sequence: TokenSequence) -> tuple["Segment", ...]:
+    segments: list[Segment] = [(sequence.prompt_tokens, False)]
+    for turn in sequence.turns:
         segments += [(turn.action_tokens, True), (turn.observation_tokens, False)]
     return tuple(segments)

@@ -40,6 +40,7 @@ class Scripted:
     prompts: list[list[int]] = field(default_factory=list)
     asked: list[tuple[int, int]] = field(default_factory=list)  # seed, max_tokens
     priorities: list[int] = field(default_factory=list)
+    first_token_at: float = 0.0
 
     async def complete(
         self,
@@ -57,7 +58,9 @@ class Scripted:
         self.priorities.append(priority)
         kept = np.asarray(ids[:max_tokens], np.int32)
         numbers = np.arange(len(kept))
-        return Completion(kept, -numbers.astype(np.float32), numbers.astype(np.int32) % 3, "stop")
+        versions = numbers.astype(np.int32) % 3
+        logprobs = -numbers.astype(np.float32)
+        return Completion(kept, logprobs, versions, "stop", self.first_token_at)
 
 
 @dataclass
@@ -114,6 +117,7 @@ class Stage:
     tokenizer: Any
     policy: Scripted = None  # type: ignore[assignment]
     retriever: FixedRetriever = field(default_factory=FixedRetriever)
+    first_token_at: float = 0.0
 
     def prompter(self, config: Config) -> Prompter:
         return Prompter(self.tokenizer, config.questions, config.actors)
@@ -123,7 +127,7 @@ class Stage:
 
     async def perform(self, *texts: str, lease: Lease | None = None, **config: Any) -> Trajectory:
         settings = make_config(**config)
-        self.policy = Scripted(self.tokenizer, texts)
+        self.policy = Scripted(self.tokenizer, texts, first_token_at=self.first_token_at)
         async with Rewards.open(settings) as rewards:
             return await rollout(
                 lease or make_lease(),

@@ -87,9 +87,11 @@ def check_masks(told: Sequence[Told]) -> None:
 
 def drifts(tokenizer: Any, trajectory: Trajectory) -> bool:
     """True where tokenising its text again would give other ids."""
-    text = tokenizer.decode(trajectory.tokens.tolist(), clean_up_tokenization_spaces=False)
+    text = tokenizer.decode(
+        trajectory.sequences[0].tokens.tolist(), clean_up_tokenization_spaces=False
+    )
     again = tokenizer.encode(text, add_special_tokens=False)
-    return not np.array_equal(again, trajectory.tokens)
+    return not np.array_equal(again, trajectory.sequences[0].tokens)
 
 
 async def check(tokenizer: Any, name: str, count: int) -> None:

@@ -25,7 +25,7 @@ from replay.log.event_log import FILE_NAME
 from replay.log.history import Searched
 from replay.log.records import StepsCommitted
 from replay.protocol import Deliver, Lease
-from replay.trajectory import Question, Search, Trajectory
+from replay.trajectory import Question, Search, TokenSequence, Trajectory
 from retrieval_server.client import RetrievalClient
 from retrieval_server.index.build import build_bm25
 from retrieval_server.protocol import NotRecorded
@@ -99,13 +99,17 @@ async def roll_out(
 
 def without_clocks(trajectory: Trajectory) -> bytes:
     """All of a trajectory but how long things took."""
+    replace = msgspec.structs.replace
     turns = tuple(
-        msgspec.structs.replace(
-            turn, searches=tuple(msgspec.structs.replace(s, seconds=0.0) for s in turn.searches)
+        replace(
+            turn,
+            searches=tuple(replace(search, seconds=0.0) for search in turn.searches),
+            **dict.fromkeys(("started_at", "first_token_at", "ended_at"), 0.0),
         )
         for turn in trajectory.turns
     )
-    return encode_trajectory(msgspec.structs.replace(trajectory, turns=turns, timings={}))
+    only = TokenSequence(trajectory.prompt_tokens, turns)
+    return encode_trajectory(replace(trajectory, sequences=(only,), timings={}))
 
 
 def replaying(config: Config, run: Path, **changes: Any) -> Config:

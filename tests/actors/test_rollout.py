@@ -1,5 +1,6 @@
 """The multi-turn loop with scripted policies: tokens, limits, and whose words count."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ def test_each_prompt_is_the_concatenation_of_what_went_before(stage: Any) -> Non
     for turn, prompt in zip(trajectory.turns, stage.policy.prompts, strict=True):
         assert prompt == context
         context += turn.action_tokens.tolist() + turn.observation_tokens.tolist()
-    assert trajectory.tokens.tolist() == context
+    assert trajectory.sequences[0].tokens.tolist() == context
 
 
 def test_sampled_numbers_are_recorded_untouched(stage: Any) -> None:
@@ -29,6 +30,33 @@ def test_sampled_numbers_are_recorded_untouched(stage: Any) -> None:
     assert turn.action_tokens.tolist() == stage.tokenizer.encode(SEARCH)
     assert turn.behaviour_logprobs.tolist() == [0.0, -1.0, -2.0, -3.0, -4.0]
     assert turn.policy_versions.tolist() == [0, 1, 2, 0, 1]
+
+
+def test_each_turn_says_when_it_was_asked_for_begun_and_ended(stage: Any) -> None:
+    before = time.time()
+    turns = stage.play(SEARCH, ANSWER).turns
+    stamps = [(turn.started_at, turn.ended_at) for turn in turns]
+    flat = [before, *stamps[0], *stamps[1], time.time()]
+    assert flat == sorted(flat) and flat[-1] - before < 60.0
+    assert [turn.first_token_at for turn in turns] == [0.0, 0.0], "this policy does not tell"
+    stage.first_token_at = before - 5.0  # another clock, that is behind
+    turn = stage.play(ANSWER).turns[0]
+    assert turn.first_token_at == turn.started_at
+    stage.first_token_at = (middle := time.time()) + 60.0
+    turn = stage.play(ANSWER).turns[0]
+    assert middle <= turn.first_token_at == turn.ended_at
+
+
+def test_the_reference_answer_is_on_record_in_the_models_ids(stage: Any, lease_for: Any) -> None:
+    reference = stage.play(ANSWER).reference_tokens
+    assert stage.tokenizer.decode(reference) == "kelu" and reference.dtype == np.int32
+    without = lease_for(question=Question("q", "who ?", ()))
+    assert not len(stage.play(ANSWER, lease=without).reference_tokens)
+
+
+def test_the_attempt_of_a_lease_is_on_record(stage: Any, lease_for: Any) -> None:
+    assert stage.play(ANSWER).attempt == 0
+    assert stage.play(ANSWER, lease=lease_for(attempt=2)).attempt == 2
 
 
 def test_a_search_shows_its_passages_and_an_answer_ends(stage: Any) -> None:
@@ -101,7 +129,7 @@ def test_an_observation_that_leaves_no_room_ends_the_rollout_unread(stage: Any) 
     assert trajectory.stop_reason == StopReason.CONTEXT_LIMIT and trajectory.reward == 0.0
     assert len(trajectory.turns) == 1 and len(trajectory.turns[0].searches) == 1
     assert not len(trajectory.turns[0].observation_tokens)
-    assert len(trajectory.tokens) <= 30
+    assert len(trajectory.sequences[0].tokens) <= 30
 
 
 def test_a_question_without_room_is_an_error(stage: Any) -> None:

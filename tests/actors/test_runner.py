@@ -15,7 +15,7 @@ from actors.runner import MeteredPolicy, Runner, VerifiedVersions
 from configs.schema import ActorsConfig, Config, WeightSyncConfig
 from replay.codec import encode_trajectory
 from replay.protocol import Lease, ReplayTimeout, Stop
-from replay.trajectory import Sampling, Search, StopReason, Trajectory, Turn
+from replay.trajectory import Sampling, Search, StopReason, TokenSequence, Trajectory, Turn
 from retrieval_server.protocol import Passage, RetrievalTimeout
 
 Roll = Callable[[Lease, Any], Awaitable[Trajectory]]
@@ -56,7 +56,7 @@ def made(lease: Lease, version: int = 0) -> Trajectory:
     turn = Turn(ones, np.zeros(1, np.float32), ones * version, np.empty(0, np.int32))
     return Trajectory(
         group_id=lease.group_id, sibling=lease.sibling, question_id="q", kind="train",
-        actor_id="a", sampling=Sampling(), prompt_tokens=ones, turns=(turn,),
+        actor_id="a", sampling=Sampling(), sequences=(TokenSequence(ones, (turn,)),),
         stop_reason=StopReason.ANSWERED, answer="x", reward=0.0,
     )  # fmt: skip
 

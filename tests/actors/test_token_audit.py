@@ -17,7 +17,7 @@ from actors.policies.base import Completion, FinishReason, Policy
 from actors.rewards.scorer import Rewards
 from actors.rollout import rollout
 from actors.token_audit import AuditedPolicy, StopCheck, TokenAudit
-from replay.trajectory import Trajectory
+from replay.trajectory import TokenSequence, Trajectory, Turn
 
 SEARCH, ANSWER = "<search> mayor of bore </search>", "<answer> kelu </answer>"
 STOPS = ("</search>", "</answer>")
@@ -142,11 +142,16 @@ async def test_a_prompt_that_was_tokenised_again_is_named(
     assert at - 1 <= position < at + len(torn)
 
 
+def only(prompt: Any, turns: tuple[Turn, ...], trajectory: Trajectory) -> Trajectory:
+    """The same with another sequence."""
+    return replaced(trajectory, sequences=(TokenSequence(prompt, turns),))
+
+
 def changed(trajectory: Trajectory, number: int, **fields: Any) -> Trajectory:
     """The same, but for one turn."""
     turns = list(trajectory.turns)
     turns[number] = replaced(turns[number], **fields)
-    return replaced(trajectory, turns=tuple(turns))
+    return only(trajectory.prompt_tokens, tuple(turns), trajectory)
 
 
 def dropped(trajectory: Trajectory) -> Trajectory:
@@ -168,8 +173,8 @@ def untrained_stop(trajectory: Trajectory) -> Trajectory:
     [
         (dropped, "turn 0: observation on record and as read"),
         (lambda t: changed(t, 1, action_tokens=t.turns[1].action_tokens[::-1]), "turn 1: trained"),
-        (lambda t: replaced(t, prompt_tokens=t.prompt_tokens[1:]), "prompt on record"),
-        (lambda t: replaced(t, turns=t.turns[:1]), "turns: 1 are on record, 2 were"),
+        (lambda t: only(t.prompt_tokens[1:], t.turns, t), "prompt on record"),
+        (lambda t: only(t.prompt_tokens, t.turns[:1], t), "turns: 1 are on record, 2 were"),
         (untrained_stop, "turn 0: trained and sampled ids differ from position 11 on"),
     ],
 )

@@ -17,7 +17,15 @@ from replay.codec import encode_trajectory
 from replay.log.event_log import FILE_NAME, EventLog
 from replay.log.records import Delivered, GroupOpened
 from replay.log.summary import summarise
-from replay.trajectory import Question, Sampling, Search, StopReason, Trajectory, Turn
+from replay.trajectory import (
+    Question,
+    Sampling,
+    Search,
+    StopReason,
+    TokenSequence,
+    Trajectory,
+    Turn,
+)
 from retrieval_server.protocol import Passage
 from tests.faults.texts_audit import audit_texts
 
@@ -59,11 +67,15 @@ def sound(prompter: Prompter) -> Trajectory:
         kind="train",
         actor_id="actor",
         sampling=Sampling(),
-        prompt_tokens=prompter.question(QUESTION),
-        turns=(
-            turn(prompter.observation(seen), searches=(search,)),
-            turn(prompter.correction(), malformed=True),
-            turn([]),
+        sequences=(
+            TokenSequence(
+                prompter.question(QUESTION),
+                (
+                    turn(prompter.observation(seen), searches=(search,)),
+                    turn(prompter.correction(), malformed=True),
+                    turn([]),
+                ),
+            ),
         ),
         stop_reason=StopReason.ANSWERED,
         answer="kelu",
@@ -75,7 +87,8 @@ def with_turn(trajectory: Trajectory, number: int, **changes: Any) -> Trajectory
     """The same, but for one turn."""
     turns = list(trajectory.turns)
     turns[number] = msgspec.structs.replace(turns[number], **changes)
-    return msgspec.structs.replace(trajectory, turns=tuple(turns))
+    only = TokenSequence(trajectory.prompt_tokens, tuple(turns))
+    return msgspec.structs.replace(trajectory, sequences=(only,))
 
 
 def spoilt(trajectory: Trajectory, number: int) -> Trajectory:
@@ -92,7 +105,8 @@ def found(trajectory: Trajectory, *names: str) -> Trajectory:
 
 def with_prompt(trajectory: Trajectory) -> Trajectory:
     """Another prompt."""
-    return msgspec.structs.replace(trajectory, prompt_tokens=trajectory.prompt_tokens[1:].copy())
+    only = TokenSequence(trajectory.prompt_tokens[1:].copy(), trajectory.turns)
+    return msgspec.structs.replace(trajectory, sequences=(only,))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from learner.model.shards import Whole
 from learner.packing import MicroBatch
 from replay.codec import encode_trajectory
 from replay.protocol import Batch
-from replay.trajectory import Sampling, StopReason, Trajectory, Turn
+from replay.trajectory import Sampling, StopReason, TokenSequence, Trajectory, Turn
 
 VOCABULARY = 20  # ids that the shared tiny model certainly has
 
@@ -110,13 +110,20 @@ def _turn(rng: np.random.Generator, version: int, observation: bool) -> Turn:
     )
 
 
+def _sequence(rng: np.random.Generator, version: int) -> TokenSequence:
+    turns = int(rng.integers(1, 4))
+    return TokenSequence(
+        rng.integers(2, VOCABULARY, int(rng.integers(2, 9)), dtype=np.int32),
+        tuple(_turn(rng, version, i + 1 < turns) for i in range(turns)),
+    )
+
+
 @pytest.fixture(scope="session")
 def trajectory() -> Callable[..., Trajectory]:
-    """Random trajectories with one to three turns; keywords override fields."""
+    """Random trajectories with one to three turns a sequence; keywords override fields."""
 
-    def make(seed: int = 0, version: int = 0, **fields: object) -> Trajectory:
+    def make(seed: int = 0, version: int = 0, sequences: int = 1, **fields: object) -> Trajectory:
         rng = np.random.default_rng(seed)
-        turns = int(rng.integers(1, 4))
         known = {
             "group_id": 1,
             "sibling": 0,
@@ -124,8 +131,7 @@ def trajectory() -> Callable[..., Trajectory]:
             "kind": "train",
             "actor_id": "actor-0",
             "sampling": Sampling(temperature=0.7),
-            "prompt_tokens": rng.integers(2, VOCABULARY, int(rng.integers(2, 9)), dtype=np.int32),
-            "turns": tuple(_turn(rng, version, i + 1 < turns) for i in range(turns)),
+            "sequences": tuple(_sequence(rng, version) for _ in range(sequences)),
             "stop_reason": StopReason.ANSWERED,
             "answer": "x",
             "reward": float(rng.integers(2)),

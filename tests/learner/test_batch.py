@@ -44,8 +44,34 @@ def test_a_batch_becomes_what_the_trajectories_say(batch: Callable[..., Batch]) 
     assert training.step == 3 and training.temperature == 0.7
     assert sampled(training) == sum(record.action_count for record in records)
     assert training.gauges["learner/action_tokens"] == sampled(training)
-    assert training.gauges["learner/tokens"] == sum(len(record.tokens) for record in records)
+    assert training.gauges["learner/tokens"] == sum(
+        len(record.sequences[0].tokens) for record in records
+    )
     assert len(training.micro_batches) > 1 and 0.9 <= training.gauges["learner/fill"] <= 1.0
+
+
+def test_sequences_of_a_rollout_share_its_advantage_and_denominator(
+    batch: Callable[..., Batch], trajectory: Callable[..., Trajectory]
+) -> None:
+    several = trajectory(seed=9, group_id=2, sibling=2, sequences=3, reward=0.0)
+    given = with_trajectory(batch(), several)
+    config = LearnerConfig(advantage_std="none", reduction="sequence_mean")
+    training = build(given, config)
+    assert credit(training) == pytest.approx([2 / 3, -1 / 3, -1 / 3] * 2 + [-1 / 3] * 2)
+    found = {
+        int(row_id): float(micro.coefficients[row])
+        for micro in training.micro_batches
+        for row, row_id in enumerate(micro.row_ids)
+    }
+    counts = [t.action_count for t in rollouts(given)]
+    expected = [1 / (6 * n) for n in counts]
+    assert [found[i] for i in range(8)] == pytest.approx(expected[:5] + [expected[5]] * 3)
+    assert training.gauges["learner/sequences"] == 8
+    assert sampled(training) == sum(counts)
+
+
+def rollouts(given: Batch) -> list[Trajectory]:
+    return [decode_trajectory(payload) for group in given.groups for payload in group]
 
 
 def test_advantages_are_centred_within_each_group(batch: Callable[..., Batch]) -> None:
@@ -135,7 +161,7 @@ def test_what_must_not_be_trained_on_is_refused(
 def test_lengths_that_disagree_name_the_group(batch: Callable[..., Batch]) -> None:
     given = batch()
     tree = msgspec.msgpack.decode(given.groups[1][2])
-    tree["turns"][0]["behaviour_logprobs"] += b"\0\0\0\0"
+    tree["sequences"][0]["turns"][0]["behaviour_logprobs"] += b"\0\0\0\0"
     broken = (*given.groups[1][:2], msgspec.msgpack.encode(tree))
     with pytest.raises(BadBatch, match=r"group 2: .*lengths"):
         build(msgspec.structs.replace(given, groups=(given.groups[0], broken)), SMALL)

@@ -66,9 +66,9 @@ def test_fill_at_the_demo_tasks_lengths(budget: int, ranks: int) -> None:
 
 def test_the_mask_is_what_the_policy_sampled(trajectory: Callable[..., Trajectory]) -> None:
     record = trajectory(seed=3)
-    row = to_row(record, advantage=0.5, newest_version=4, coefficient=0.25)
+    row = to_row(record.sequences[0], advantage=0.5, newest_version=4, coefficient=0.25)
     actions = np.concatenate([turn.action_tokens for turn in record.turns])
-    assert row.tokens.tolist() == record.tokens.tolist()
+    assert row.tokens.tolist() == record.sequences[0].tokens.tolist()
     assert row.tokens[row.loss_mask].tolist() == actions.tolist()
     assert row.loss_mask.sum() == record.action_count and row.coefficient == 0.25
     logprobs = np.concatenate([turn.behaviour_logprobs for turn in record.turns])
@@ -78,7 +78,7 @@ def test_the_mask_is_what_the_policy_sampled(trajectory: Callable[..., Trajector
 
 
 def test_padding_adds_only_masked_zeros(trajectory: Callable[..., Trajectory]) -> None:
-    rows = [to_row(trajectory(seed=seed), 1.0, 0, 0.1 * seed) for seed in range(4)]
+    rows = [to_row(trajectory(seed=seed).sequences[0], 1.0, 0, 0.1 * seed) for seed in range(4)]
     micro = pad([2, 0], rows)
     assert micro.row_ids.tolist() == [2, 0]
     assert micro.coefficients.tolist() == pytest.approx([0.2, 0.0])

@@ -18,6 +18,7 @@ from learner.model.ema import Averages, Ema
 from learner.update import ActionTokens, logprobs_under, token_loss, update
 from replay.codec import decode_trajectory, encode_trajectory
 from replay.protocol import Batch
+from replay.trajectory import TokenSequence
 
 Engines = Callable[..., Any]
 
@@ -45,7 +46,7 @@ def naive_loss(model: Any, average: Any, given: Batch, config: Config) -> Tensor
         for record, credit in zip(
             records, (rewards - rewards.mean()) / (rewards.std() + 1e-6), strict=True
         ):
-            tokens = torch.tensor(record.tokens.tolist())
+            tokens = torch.tensor(record.sequences[0].tokens.tolist())
             current, proximal = (
                 (m(input_ids=tokens[None]).logits[0] / 0.7).log_softmax(-1)
                 for m in (model, average)
@@ -130,7 +131,7 @@ def sampled_by(engine: Any, given: Batch) -> Batch:
     payloads = []
     for payload in (p for group in given.groups for p in group):
         record = decode_trajectory(payload)
-        tokens = torch.tensor(record.tokens.tolist())
+        tokens = torch.tensor(record.sequences[0].tokens.tolist())
         with torch.no_grad():
             logits = engine.model(input_ids=tokens[None]).logits[0] / record.sampling.temperature
         chosen = logits.log_softmax(-1)[:-1].gather(1, tokens[1:, None])[:, 0].numpy()
@@ -139,7 +140,8 @@ def sampled_by(engine: Any, given: Batch) -> Batch:
             own = chosen[t - 1 : t - 1 + len(turn.action_tokens)].astype(np.float32)
             turns.append(msgspec.structs.replace(turn, behaviour_logprobs=own))
             t += len(turn.action_tokens) + len(turn.observation_tokens)
-        payloads.append(encode_trajectory(msgspec.structs.replace(record, turns=tuple(turns))))
+        only = TokenSequence(record.prompt_tokens, tuple(turns))
+        payloads.append(encode_trajectory(msgspec.structs.replace(record, sequences=(only,))))
     groups = tuple(tuple(payloads[i : i + 3]) for i in range(0, len(payloads), 3))
     return msgspec.structs.replace(given, groups=groups)
 

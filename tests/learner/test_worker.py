@@ -36,7 +36,7 @@ from replay.clients.actor import TrajectoryWriter
 from replay.log.event_log import read
 from replay.log.records import LearnerResumed, Reported, Resampled, Sampled
 from replay.protocol import Hello, Lease
-from replay.trajectory import StopReason, Trajectory, Turn
+from replay.trajectory import StopReason, TokenSequence, Trajectory, Turn
 from tests.children import ends_with_us
 from weight_sync.buckets import Layout, NamedTensors, digest, dtype_name
 from weight_sync.protocol import EngineDiffers
@@ -89,8 +89,7 @@ class Actor:
             **{name: getattr(lease, name) for name in ("group_id", "sibling", "kind", "sampling")},
             question_id=lease.question.id,
             actor_id="actor-0",
-            prompt_tokens=np.array(self.prompt, np.int32),
-            turns=(turn,),
+            sequences=(TokenSequence(np.array(self.prompt, np.int32), (turn,)),),
             stop_reason=StopReason.ANSWERED,
             answer=None,
             reward=float(lease.sibling % 2),

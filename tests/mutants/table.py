@@ -235,6 +235,27 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "log: number of a record not checked",
+        "replay/log/format.py",
+        "if due is not None and number != due:",
+        "if False and due is not None and number != due:",
+        ("tests/replay/log/test_log_damage.py",),
+    ),
+    Mutant(
+        "log: segment of another log taken for its own",
+        "replay/log/format.py",
+        "if segment.log not in (None, log):",
+        "if False and segment.log not in (None, log):",
+        ("tests/replay/log/test_segments.py",),
+    ),
+    Mutant(
+        "environment not closed where its rollout fails",
+        "actors/environments/registry.py",
+        "    try:\n        yield environment\n    finally:\n        await _close(",
+        "    yield environment\n    if True:\n        await _close(",
+        ("tests/actors/environments/test_closing.py",),
+    ),
+    Mutant(
         "log: end of a closed segment taken for torn",
         "replay/log/format.py",
         "and torn and not segment.closed",

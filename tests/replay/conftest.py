@@ -28,7 +28,7 @@ from replay.log.summary import summarise
 from replay.protocol import Lease, LogError, Observe
 from replay.questions import Questions
 from replay.server.server import ReplayServer
-from replay.trajectory import Question, Sampling, StopReason, Trajectory, Turn
+from replay.trajectory import Question, Sampling, StopReason, TokenSequence, Trajectory, Turn
 
 QUESTIONS = tuple(Question(f"q-{i}", f"question {i}?", (f"answer {i}",), 1) for i in range(50))
 EVAL_QUESTIONS = (Question("e-1", "evaluation?", ("yes",), 2),)
@@ -51,8 +51,7 @@ def trajectory_for(
         kind=lease.kind,
         actor_id=actor_id,
         sampling=lease.sampling,
-        prompt_tokens=np.array([1, 2], np.int32),
-        turns=(turn,),
+        sequences=(TokenSequence(np.array([1, 2], np.int32), (turn,)),),
         stop_reason=StopReason.ANSWERED,
         answer="an answer",
         reward=reward,
@@ -78,7 +77,8 @@ def _delivered(searched: Searched) -> Delivered:
     how = Sampling(1.0, searched.seed)
     made = trajectory_for(Lease(group_id, sibling, searched.kind, searched.question, how))
     turns = tuple(msgspec.structs.replace(made.turns[0], searches=s) for s in searched.turns)
-    made = msgspec.structs.replace(made, turns=turns)
+    only = TokenSequence(made.prompt_tokens, turns)
+    made = msgspec.structs.replace(made, sequences=(only,))
     payload, summary = encode_trajectory(made), summarise(made)
     return Delivered(searched.now, searched.actor_id, group_id, sibling, payload, summary)
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from replay.log.format import FRAME, MAX_RECORD_BYTES
+from replay.log.format import FRAME, HEADER, MAX_RECORD_BYTES
 
 Files = dict[int, bytes]  # segment → its bytes
 
@@ -19,7 +19,7 @@ def cut(data: bytearray, rng: random.Random) -> None:
 
 def starts(data: bytearray) -> list[int]:
     """Return where frames begin, as far as their lengths lead."""
-    at, found = (28 if data[8:9] == b"\x02" else 12), []
+    at, found = HEADER.size, []
     while at + FRAME.size <= len(data):
         found.append(at)
         at += FRAME.size + FRAME.unpack_from(data, at)[0]

@@ -1,6 +1,7 @@
 """Codec: what goes in comes out, bit for bit; all else is a CodecError naming the field."""
 
 import random
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,7 +12,15 @@ from hypothesis.extra import numpy as hnp
 
 from replay import codec, protocol
 from replay.protocol import CodecError, Shutdown
-from replay.trajectory import Question, Sampling, Search, StopReason, Trajectory, Turn
+from replay.trajectory import (
+    Question,
+    Sampling,
+    Search,
+    StopReason,
+    TokenSequence,
+    Trajectory,
+    Turn,
+)
 
 TEXT = st.text(max_size=20)
 TOKENS = hnp.arrays(np.int32, st.integers(0, 6))
@@ -29,6 +38,10 @@ SEARCHES = st.lists(
 ).map(tuple)
 
 
+FINITE = st.floats(-1e9, 1e9)
+STAMP = st.floats(0.0, 2e9)
+
+
 @st.composite
 def turns(draw: st.DrawFn) -> Turn:
     length = draw(st.integers(1, 6))
@@ -40,6 +53,11 @@ def turns(draw: st.DrawFn) -> Turn:
         observation_tokens=draw(TOKENS),
         searches=draw(SEARCHES),
         malformed=draw(st.booleans()),
+        reward=draw(FINITE),
+        info=draw(TEXT),
+        started_at=draw(STAMP),
+        first_token_at=draw(STAMP),
+        ended_at=draw(STAMP),
     )
 
 
@@ -51,14 +69,24 @@ TRAJECTORIES = st.builds(
     kind=st.sampled_from(["train", "eval"]),
     actor_id=TEXT,
     sampling=st.builds(Sampling, temperature=FLOATS, seed=COUNT),
-    prompt_tokens=hnp.arrays(np.int32, st.integers(1, 6)),
-    turns=st.lists(turns(), min_size=1, max_size=3).map(tuple),
+    sequences=st.lists(
+        st.builds(
+            TokenSequence,
+            hnp.arrays(np.int32, st.integers(1, 6)),
+            st.lists(turns(), min_size=1, max_size=3).map(tuple),
+            TEXT,
+        ),
+        min_size=1,
+        max_size=2,
+    ).map(tuple),
     stop_reason=st.sampled_from(StopReason),
     answer=st.none() | TEXT,
     reward=st.none() | st.floats(allow_nan=False, allow_infinity=False),
     reward_cause=st.text(min_size=1, max_size=9),
     reward_parts=st.dictionaries(TEXT, FLOATS, max_size=2),
     timings=st.dictionaries(TEXT, FLOATS, max_size=2),
+    attempt=COUNT,
+    reference_tokens=TOKENS,
 )
 
 
@@ -73,7 +101,10 @@ def flat(value: object) -> object:
     return value
 
 
-def example(**changes: object) -> Trajectory:
+def example(
+    prompt_tokens: object = None, turns: tuple[Turn, ...] = (), **changes: object
+) -> Trajectory:
+    """One turn; `prompt_tokens` and `turns` are those of its one sequence."""
     turn = Turn(
         np.array([5, 6], np.int32),
         np.array([np.nan, -np.inf], np.float32),
@@ -81,12 +112,21 @@ def example(**changes: object) -> Trajectory:
         np.array([], np.int32),
         (Search("who?", ("p1", "p2"), 0.5, "ok"),),
     )
+    prompt: Any = np.array([1], np.int32) if prompt_tokens is None else prompt_tokens
     fields: dict[str, object] = {
         "group_id": 3, "sibling": 1, "question_id": "q", "kind": "train", "actor_id": "actor-0",
-        "sampling": Sampling(1.0, 7), "prompt_tokens": np.array([1], np.int32), "turns": (turn,),
+        "sampling": Sampling(1.0, 7), "sequences": (TokenSequence(prompt, turns or (turn,)),),
         "stop_reason": StopReason.ANSWERED, "answer": "x", "reward": 1.0,
     }  # fmt: skip
     return Trajectory(**(fields | changes))  # type: ignore[arg-type]
+
+
+def with_info(info: str) -> Turn:
+    return msgspec.structs.replace(example().turns[0], info=info)
+
+
+def example_tokens(count: int) -> object:
+    return np.zeros(count, np.int32)
 
 
 @given(TRAJECTORIES)
@@ -149,6 +189,9 @@ def test_hostile_messages_are_codec_errors(tail: bytes) -> None:
     [
         ("prompt_tokens", {"prompt_tokens": np.zeros(codec.MAX_ARRAY_TOKENS + 1, np.int32)}),
         ("turns", {"turns": example().turns * (codec.MAX_TURNS + 1)}),
+        ("sequences", {"sequences": example().sequences * (codec.MAX_SEQUENCES + 1)}),
+        ("info", {"turns": (with_info("x" * (codec.MAX_INFO_CHARS + 1)),)}),
+        ("reference_tokens", {"reference_tokens": example_tokens(codec.MAX_ARRAY_TOKENS + 1)}),
         ("question_id", {"question_id": "x" * (codec.MAX_ID_CHARS + 1)}),
         ("answer", {"answer": "x" * (codec.MAX_TEXT_CHARS + 1)}),
         ("timings", {"timings": {str(i): 0.0 for i in range(codec.MAX_PARTS + 1)}}),
@@ -176,20 +219,31 @@ def test_trajectory_too_large_is_refused() -> None:
 
 def wire(**changes: object) -> bytes:
     tree = msgspec.msgpack.decode(codec.encode_trajectory(example()))
+    (sequence,) = tree["sequences"]
+    places = {"turn": sequence["turns"][0], "sequence": sequence}
     for name, value in changes.items():
-        (tree["turns"][0] if name in tree["turns"][0] else tree)[name] = value
+        place, _, field = name.rpartition(".")
+        places.get(place, tree)[field] = value
     return msgspec.msgpack.encode(tree)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"policy_versions": b"\0\0\0"}, r"turns\[0\]\.policy_versions: 3 bytes"),
-        ({"policy_versions": b"\0\0\0\0"}, r"turns\[0\].*one version per action token"),
-        ({"behaviour_logprobs": [1.0]}, r"turns\[\d*\.*\]\.behaviour_logprobs"),
-        ({"turns": []}, "turns is empty"),
+        ({"turn.policy_versions": b"\0\0\0"}, r"turns\[0\]\.policy_versions: 3 bytes"),
+        (
+            {"turn.policy_versions": b"\0\0\0\0"},
+            r"sequences\[0\]\.turns\[0\].*one version per action token",
+        ),
+        ({"turn.behaviour_logprobs": [1.0]}, r"turns\[\d*\.*\]\.behaviour_logprobs"),
+        ({"turn.reward": float("nan")}, r"turns\[0\]: Turn: its numbers must be finite"),
+        ({"turn.ended_at": float("inf")}, r"turns\[0\]: Turn: its numbers must be finite"),
+        ({"sequence.turns": []}, r"sequences\[0\]: TokenSequence.turns is empty"),
+        ({"sequence.prompt_tokens": b""}, r"sequences\[0\]: TokenSequence.prompt_tokens is empty"),
+        ({"sequences": []}, "sequences is empty"),
+        ({"reference_tokens": b"\0"}, "reference_tokens: 1 bytes"),
         ({"reward": float("nan")}, "reward must be finite"),
-        ({"type": "Trajectory2"}, "Trajectory2"),
+        ({"type": "Trajectory1"}, "Trajectory1"),
         ({"surprise": 1}, "surprise"),
     ],
 )

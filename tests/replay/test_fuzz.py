@@ -9,7 +9,7 @@ import pytest
 
 from replay import codec, protocol
 from replay.protocol import CodecError
-from replay.trajectory import Sampling, StopReason, Trajectory, Turn
+from replay.trajectory import Sampling, StopReason, TokenSequence, Trajectory, Turn
 
 COUNTS = [5_000, pytest.param(100_000, marks=pytest.mark.soak("examples"))]
 
@@ -19,8 +19,8 @@ def trajectory(tokens: int) -> Trajectory:
     turn = Turn(row, -row.astype(np.float32), row, row)
     return Trajectory(
         group_id=1, sibling=0, question_id="q", kind="train", actor_id="actor-0",
-        sampling=Sampling(1.0), prompt_tokens=row, turns=(turn,), stop_reason=StopReason.ANSWERED,
-        answer="x", reward=1.0,
+        sampling=Sampling(1.0), sequences=(TokenSequence(row, (turn,)),),
+        stop_reason=StopReason.ANSWERED, answer="x", reward=1.0,
     )  # fmt: skip
 
 

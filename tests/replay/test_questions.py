@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,17 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from configs.schema import QuestionColumns
+from configs.rewards import RewardsConfig, RewardWeights
+from configs.schema import Config, QuestionColumns, QuestionsConfig
 from replay.question_files import QuestionsError
-from replay.questions import NAMED_ROWS, Questions, load_questions, read_questions
+from replay.questions import (
+    MAX_EXTRA_CHARS,
+    NAMED_ROWS,
+    Questions,
+    load_questions,
+    questions_of,
+    read_questions,
+)
 from replay.trajectory import Question
 
 FIVE = tuple(Question(f"q{i}", "text", ("a",)) for i in range(5))
@@ -346,6 +355,64 @@ def test_an_absent_column_is_refused_with_those_that_are_there(
     listed, _, remedy = listed.partition(": name one of them")
     assert {*listed.split(", ")} == {"problem", "truth.value", "truth.aliases", "key"}
     assert "questions.columns hold for train and eval alike" in remedy
+
+
+def test_named_further_columns_go_with_the_question(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, row(level="hard", meta={"hops": [1, 2]}, other=1), row(level=None, meta=0)
+    )
+    columns = QuestionColumns(extra=("level", "meta.hops"))
+    with pytest.raises(
+        QuestionsError, match=r"train.jsonl:2: there is no column 'meta.hops'.*extra"
+    ):
+        load_questions(path, columns=columns)
+    first, second = load_questions(path, columns=QuestionColumns(extra=("level", "meta")))
+    assert first.extra == '{"level":"hard","meta":{"hops":[1,2]}}'
+    assert first.fields == {"level": "hard", "meta": {"hops": [1, 2]}}
+    assert second.fields == {"level": None, "meta": 0}
+    assert load_questions(path)[0].extra == "" and load_questions(path)[0].fields == {}
+
+
+def test_further_columns_of_parquet_are_as_json_can_hold_them(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    table = {"question": ["what ?"], "answers": [["x"]], "day": [date(2026, 1, 2)], "raw": [b"ab"]}
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    (question,) = load_questions(path, columns=QuestionColumns(extra=("day", "raw")))
+    assert question.fields == {"day": "2026-01-02", "raw": "YWI="}
+
+
+def test_further_columns_that_are_too_long_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path, row(page="x" * MAX_EXTRA_CHARS))
+    words = (
+        rf"train.jsonl:1: questions.columns.extra take \d+ characters .* at most {MAX_EXTRA_CHARS}"
+    )
+    with pytest.raises(QuestionsError, match=words):
+        load_questions(path, columns=QuestionColumns(extra=("page",)))
+
+
+def test_answers_may_be_missing_where_nothing_asks_for_them(tmp_path: Path) -> None:
+    path = written(tmp_path, '{"question": "write a poem"}', row(), row(answers=[]))
+    found = read_questions(path, need_answers=False)
+    assert [question.answers for question in found.questions] == [(), ("x",), ()]
+    assert not found.unusable
+    with pytest.raises(QuestionsError, match="2 of 3 rows cannot be used"):
+        read_questions(path)
+    blank = written(tmp_path, row(answers=[" "]))
+    with pytest.raises(QuestionsError, match="none of them empty"):
+        read_questions(blank, need_answers=False)
+
+
+def test_a_runs_train_questions_need_answers_where_its_rewards_do(tmp_path: Path) -> None:
+    path = str(written(tmp_path, '{"question": "write a poem"}'))
+    files = QuestionsConfig(train=path, eval=path)
+    own = RewardsConfig(weights=RewardWeights(em=0.0, environment=1.0))
+    assert len(questions_of(Config(questions=files, rewards=own), "train").questions) == 1
+    for config, field in (
+        (Config(questions=files), "train"),
+        (Config(questions=files, rewards=own), "eval"),
+    ):
+        with pytest.raises(QuestionsError, match="found no answers in its columns question"):
+            questions_of(config, field)
 
 
 def test_a_star_stands_for_several_files_read_as_one(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from replay.protocol import (
     Sample,
 )
 from replay.questions import Questions
-from replay.trajectory import Question, Sampling, Trajectory, Turn
+from replay.trajectory import Question, Sampling, TokenSequence, Trajectory, Turn
 from scripts.fleet import resume
 from tests.replay.conftest import trajectory_for
 
@@ -59,7 +59,7 @@ def rollout_of(lease: Lease, version: int, reward: float) -> Trajectory:
     )
     prompt = random.integers(3, 20, 5, np.int32)
     made = trajectory_for(lease, "actor", reward)
-    return msgspec.structs.replace(made, prompt_tokens=prompt, turns=turns)
+    return msgspec.structs.replace(made, sequences=(TokenSequence(prompt, turns),))
 
 
 class RecordedRun:

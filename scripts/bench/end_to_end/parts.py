@@ -9,7 +9,7 @@ from actors.prompt import Prompter, load_tokenizer
 from configs.runtime.process import loop_factory
 from configs.schema import Config
 from replay.protocol import Batch
-from replay.questions import read_questions
+from replay.questions import questions_of
 from scripts.bench.end_to_end.loop import Freely, action_tokens, engines, rolling_out
 from scripts.bench.end_to_end.plan import AT_ONCE
 from scripts.bench.end_to_end.record import Job, Parts
@@ -53,7 +53,7 @@ async def _generate(job: Job, config: Config) -> tuple[Batch, dict[str, float]]:
 async def _rate(job: Job, config: Config, policy: "VllmPolicy") -> dict[str, float]:
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     prompter = Prompter(tokenizer, config.questions, config.actors)
-    asked = read_questions(config.questions.train, columns=config.questions.columns).questions
+    asked = questions_of(config, "train").questions
     # Siblings are asked one after the other, as in a run, and share their searches.
     siblings = tuple(each for each in asked for _ in range(config.replay.group_size))
     bench = Bench(config, policy, prompter, siblings, job.server, DEADLINE_S)

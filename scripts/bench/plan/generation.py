@@ -13,7 +13,7 @@ from actors.prompt import Prompter, load_tokenizer
 from configs.runtime.process import loop_factory
 from configs.schema import Config
 from replay.codec import decode_trajectory
-from replay.questions import read_questions
+from replay.questions import questions_of
 from scripts.bench.end_to_end.loop import Freely, engines, rolling_out
 from scripts.bench.end_to_end.plan import AT_ONCE
 from scripts.bench.overlap.run import Bench, Cell, Timing
@@ -58,7 +58,7 @@ async def _generate(job: GenerationJob, config: Config) -> Generation:
 def _bench(job: GenerationJob, config: Config, policy: "VllmPolicy") -> Bench:
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     prompter = Prompter(tokenizer, config.questions, config.actors)
-    asked = read_questions(config.questions.train, columns=config.questions.columns).questions
+    asked = questions_of(config, "train").questions
     siblings = tuple(each for each in asked for _ in range(config.replay.group_size))
     return Bench(config, policy, prompter, siblings, job.server, DEADLINE_S)
 

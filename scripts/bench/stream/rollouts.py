@@ -12,7 +12,7 @@ import numpy as np
 
 from replay.codec import encode_trajectory
 from replay.protocol import Lease
-from replay.trajectory import Sampling, Search, StopReason, Trajectory, Turn
+from replay.trajectory import Sampling, Search, StopReason, TokenSequence, Trajectory, Turn
 
 PROMPT_TOKENS, ACTION_TOKENS, TURNS = 128, 224, 4
 OBSERVATION_TOKENS = (342, 341, 341, 0)
@@ -55,8 +55,7 @@ def rollout(
         kind="train",
         actor_id=actor_id,
         sampling=sampling,
-        prompt_tokens=prompt,
-        turns=turns,
+        sequences=(TokenSequence(prompt, turns),),
         stop_reason=StopReason.ANSWERED,
         answer="an answer",
         reward=1.0,

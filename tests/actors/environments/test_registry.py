@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from actors.environments import registry
@@ -10,6 +11,7 @@ from actors.errors import EnvironmentFailed
 from actors.prompt import Prompter
 from configs.environment import EnvironmentConfig
 from configs.load import ConfigError
+from configs.rewards import RewardsConfig, RewardWeights
 from configs.runtime.process import REPOSITORY
 from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig
 from replay.trajectory import Question, StopReason
@@ -79,6 +81,16 @@ def test_what_would_act_on_nothing_is_refused_by_name(name: str, field: str, val
         ConfigError, match=rf"environment\.{field} = .* with environment\.name = '{name}"
     ):
         registry.require_acting(config_with(name=name, **{field: value}))
+
+
+@pytest.mark.parametrize("name", ["search_r1", "rag"])
+def test_rewards_of_an_environment_that_gives_none_are_refused(name: str) -> None:
+    rewards = RewardsConfig(weights=RewardWeights(environment=1.0))
+    config = msgspec.structs.replace(config_with(name=name), rewards=rewards)
+    with pytest.raises(ConfigError, match=r"rewards\.weights\.environment = 1\.0 acts on nothing"):
+        registry.require_acting(config)
+    own = EnvironmentConfig(name=GUESSING)
+    registry.require_acting(msgspec.structs.replace(config, environment=own))
 
 
 def test_what_needs_a_chat_template_is_refused_without_one(bpe_tokenizer: Any) -> None:

@@ -311,6 +311,21 @@ async def test_without_a_gold_answer_only_what_needs_none_is_scored(
     assert reward is not None or "no accepted answer" in score.cause
 
 
+def test_which_rewards_need_accepted_answers() -> None:
+    judge = {"url": "http://127.0.0.1:1/v1", "model": "judge"}
+    alone = JudgeConfig(**judge, prompt="Is {answer} right? {question}")
+    for config, need in (
+        (RewardsConfig(), True),
+        (RewardsConfig(mode="search_r1"), True),
+        (weighing(f1=1.0), True),
+        (weighing(format=1.0), False),
+        (weighing(environment=1.0), False),
+        (RewardsConfig(weights=RewardWeights(em=0.0, judge=1.0), judge=JudgeConfig(**judge)), True),
+        (RewardsConfig(weights=RewardWeights(em=0.0, judge=1.0), judge=alone), False),
+    ):
+        assert config.need_answers is need
+
+
 async def test_parts_without_a_finite_sum_are_unscorable() -> None:
     config = RewardsConfig(weights=RewardWeights(em=1e308, f1=1e308))
     score, gauges = await scored(config, "kelu")

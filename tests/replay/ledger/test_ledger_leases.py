@@ -3,7 +3,8 @@
 from typing import Any
 
 from replay.ledger.events import PeerLost
-from replay.protocol import Goodbye, Heartbeat, Hello, Ready, Unknown, Welcome
+from replay.log.records import Leased
+from replay.protocol import Goodbye, Heartbeat, Hello, LeaseFailed, Ready, Unknown, Welcome
 
 
 def test_nothing_is_leased_before_a_learner_has_resumed(scene: Any) -> None:
@@ -31,6 +32,18 @@ def test_a_lease_carries_question_kind_and_sampling(scene: Any) -> None:
     assert lease.kind == "train"
     assert lease.question.answers
     assert (lease.sampling.temperature, lease.sampling.seed) == (0.9, 5)
+
+
+def test_a_lease_is_on_record_with_its_attempts_and_its_actors_node(scene: Any) -> None:
+    s = scene(group_size=2)
+    s.learner()
+    s.send("a", Hello("a", "digest", node="host-1"))
+    s.send("a", Ready("a", 2, 1, 0))
+    (leased,) = (record for record in s.log if isinstance(record, Leased))
+    assert (leased.siblings, leased.attempts, leased.node) == ((0, 1), (0, 0), "host-1")
+    s.send("a", LeaseFailed("a", leased.group_id, 0, "ToolFailed: it broke"))
+    _, again = (record for record in s.log if isinstance(record, Leased))
+    assert (again.siblings, again.attempts) == ((0,), (1,))
 
 
 def test_admission_bounds_what_is_opened(scene: Any) -> None:

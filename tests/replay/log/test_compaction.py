@@ -28,7 +28,7 @@ from replay.protocol import (
     Resumed,
     Sample,
 )
-from replay.trajectory import Trajectory
+from replay.trajectory import TokenSequence, Trajectory
 from tests.replay.crash import killed_everywhere
 
 SETTINGS = Config(replay=ReplayConfig(groups_per_step=1, group_size=2, max_staleness=0))
@@ -58,7 +58,8 @@ class Run:
         turn = msgspec.structs.replace(
             found.turns[0], policy_versions=found.turns[0].policy_versions + version
         )
-        payload = encode_trajectory(msgspec.structs.replace(found, turns=(turn,)))
+        only = TokenSequence(found.prompt_tokens, (turn,))
+        payload = encode_trajectory(msgspec.structs.replace(found, sequences=(only,)))
         self.send(Deliver("actor-0", lease.group_id, lease.sibling, payload))
 
     def train(self, *steps: int) -> None:

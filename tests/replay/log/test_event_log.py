@@ -9,8 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from replay.log.event_log import EventLog, LogFull, read, read_whole, refuse_writer
-from replay.log.format import FRAME, HEADER, MAX_RECORD_BYTES, TornRecord
+from replay.log.event_log import (
+    SEGMENT_BYTES,
+    End,
+    EventLog,
+    LogFull,
+    read,
+    read_whole,
+    refuse_writer,
+)
+from replay.log.format import FRAME, HEADER, MAX_RECORD_BYTES, Segment, TornRecord
 from replay.log.records import ActorLeft, Stopped
 from replay.protocol import LogError
 
@@ -29,9 +37,32 @@ def test_what_is_appended_is_read(tmp_path: Path) -> None:
 
 
 def test_header_is_magic_version_and_place(tmp_path: Path) -> None:
-    header = b"FORAGELG\x02\x00\x00\x00" + bytes(12)
+    found = written(tmp_path).read_bytes()
+    header = b"FORAGELG\x03\x00\x00\x00" + bytes(12) + found[24:40]
     header += zlib.crc32(header).to_bytes(4, "little")
-    assert written(tmp_path).read_bytes()[: HEADER.size] == header
+    assert found[: HEADER.size] == header and found[24:40] != bytes(16)
+
+
+def test_every_log_has_a_name_of_its_own(tmp_path: Path) -> None:
+    found = set()
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        found.add(written(tmp_path / name).read_bytes()[24:40])
+    assert len(found) == 3
+
+
+def test_every_record_has_its_number_and_both_are_under_its_checksum(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with EventLog.open(path) as log:
+        log.append(RECORDS[:1])
+    data, at, numbers = path.read_bytes(), HEADER.size, []
+    while at < len(data):
+        length, checksum, number = FRAME.unpack_from(data, at)
+        end = at + FRAME.size + length
+        assert checksum == zlib.crc32(data[at + 8 : end])
+        numbers.append(number)
+        at = end
+    assert numbers == [0, 1, 2, 3]
 
 
 def test_sync_writes_all_that_is_collected_and_forces_it_to_the_disk(
@@ -122,14 +153,14 @@ def test_another_file_is_refused(tmp_path: Path, content: bytes) -> None:
         list(read(path))
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 2, 4])
 def test_another_format_version_is_refused_by_name(tmp_path: Path, version: int) -> None:
     path = written(tmp_path)
     data = bytearray(path.read_bytes())
     data[8] = version
     path.write_bytes(data)
     for act in (EventLog.open, lambda path: list(read(path))):
-        with pytest.raises(LogError, match=f"format version {version}, this program reads 2"):
+        with pytest.raises(LogError, match=f"format version {version}, this program reads 3: an? "):
             act(path)
 
 
@@ -142,9 +173,9 @@ def second_offset(path: Path) -> int:
     ("spoil", "words"),
     [
         (lambda data, at: data[: at + 3], "ends inside a record's frame"),
-        (lambda data, at: data[: at + 10], "ends inside a record of"),
+        (lambda data, at: data[: at + 20], "ends inside a record of"),
         (
-            lambda data, at: data[: at + 9] + b"\0" + data[at + 10 :],
+            lambda data, at: data[: at + 19] + b"\0" + data[at + 20 :],
             "checksum does not agree: put back a copy",
         ),
         (lambda data, at: data[:at] + b"\xff" * 4 + data[at + 4 :], "at most"),
@@ -163,7 +194,7 @@ def test_a_broken_record_is_named_by_file_and_offset(tmp_path: Path, spoil, word
             EventLog.open(path)
 
 
-@pytest.mark.parametrize("left", [3, 10])
+@pytest.mark.parametrize("left", [3, 20])
 def test_a_last_record_that_is_cut_short_is_set_aside(tmp_path: Path, left: int) -> None:
     path = written(tmp_path)
     whole = path.read_bytes()
@@ -183,7 +214,7 @@ def test_an_unknown_record_is_named_by_offset(tmp_path: Path) -> None:
     path = tmp_path / "events.log"
     with EventLog.create(path) as log:
         log.append([Strange(0.0)])  # type: ignore[list-item]
-    with pytest.raises(LogError, match=r"offset 28: .*Strange"):
+    with pytest.raises(LogError, match=rf"offset {HEADER.size}: .*Strange"):
         list(read(path))
 
 
@@ -197,7 +228,8 @@ def test_a_record_that_is_too_large_is_not_written(tmp_path: Path) -> None:
 def test_a_full_disk_is_named() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
-    log = EventLog(Path("/dev/full"), os.open("/dev/full", os.O_WRONLY))
+    path = Path("/dev/full")
+    log = EventLog(path, os.open(path, os.O_WRONLY), SEGMENT_BYTES, End(Segment(path), 0, 0))
     log.append(RECORDS)
     with pytest.raises(LogError, match=r"/dev/full: offset 0: cannot write \d+ bytes: No space"):
         log.sync()

@@ -1,5 +1,6 @@
 """Damaged logs: nothing whole is cut off, nothing else is believed, and the rest is readable."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from replay.protocol import LogError
 
 RECORDS: list[Record] = [
     ActorLeft(1.0, "actor-0", "goodbye"),
-    Leased(2.0, "actor-1", 7, (0, 1, 2)),
+    Leased(2.0, "actor-1", 7, (0, 1, 2), (0, 0, 0)),
     Stopped(3.0, "type"),
-    Leased(4.0, "actor-1", 8, (0,)),
+    Leased(4.0, "actor-1", 8, (0,), (0,)),
 ]
 
 
@@ -43,7 +44,7 @@ def spoil(path: Path, at: int, new: bytes) -> None:
 
 def test_a_length_that_reaches_past_the_end_does_not_cut_history_off(path: Path) -> None:
     second, third = starts(path)[1:3]
-    spoil(path, second, FRAME.pack(9999, 0)[:4])
+    spoil(path, second, FRAME.pack(9999, 0, 0)[:4])
     before = path.read_bytes()
     words = f"offset {second}: the file ends inside a record of 9999: put back a copy"
     for act in (EventLog.open, lambda p: list(read(p)), lambda p: list(read_whole(p))):
@@ -81,6 +82,52 @@ def test_zeros_between_records_are_damage(path: Path) -> None:
     with pytest.raises(LogError, match=f"offset {second}: an empty record: put back a copy"):
         EventLog.open(path)
     assert len(list(read_past_damage(path))) == 4
+
+
+def frames(path: Path) -> list[bytes]:
+    """Return the bytes of each record, frame and all, with the header first."""
+    data, at = path.read_bytes(), [0, *starts(path), path.stat().st_size]
+    return [data[a:b] for a, b in pairwise(at)]
+
+
+ORDERS = {  # of four records: what is there, and what is said of it
+    "one removed": ((0, 2, 3), "record 1 is missing"),
+    "two removed": ((0, 3), "records 1 to 2 are missing"),
+    "the first removed": ((1, 2, 3), "record 0 is missing"),
+    "one doubled": ((0, 1, 1, 2, 3), "record 1 stands behind record 1: twice, or out"),
+    "two swapped": ((0, 2, 1, 3), "record 1 is missing"),
+    "the last moved": ((3, 0, 1, 2), "records 0 to 2 are missing"),
+}
+
+
+@pytest.mark.parametrize("how", ORDERS)
+def test_whole_records_removed_doubled_or_swapped_are_refused_by_name(path: Path, how: str) -> None:
+    order, words = ORDERS[how]
+    header, *records = frames(path)
+    path.write_bytes(before := header + b"".join(records[n] for n in order))
+    for act in (EventLog.open, lambda p: list(read(p)), lambda p: list(read_whole(p))):
+        with pytest.raises(LogError, match=rf"offset \d+: {words}.*put back a copy"):
+            act(path)
+    assert path.read_bytes() == before
+    found = list(read_past_damage(path))
+    assert [f for f in found if not isinstance(f, Damage)] == [RECORDS[n] for n in order]
+    assert words in next(f.cause for f in found if isinstance(f, Damage))
+
+
+def test_two_swapped_records_are_told_once_each(path: Path) -> None:
+    header, *records = frames(path)
+    path.write_bytes(header + b"".join(records[n] for n in (0, 2, 1, 3)))
+    causes = [f.cause for f in read_past_damage(path) if isinstance(f, Damage)]
+    assert [cause.partition(":")[0] for cause in causes] == [
+        "record 1 is missing", "record 1 stands behind record 2",
+    ]  # fmt: skip
+
+
+def test_a_record_of_another_number_is_not_believed(path: Path) -> None:
+    at = starts(path)[1]
+    spoil(path, at + FRAME.size - 8, (7).to_bytes(8, "little"))
+    with pytest.raises(LogError, match="checksum does not agree"):
+        list(read(path))
 
 
 CHANGES = st.lists(

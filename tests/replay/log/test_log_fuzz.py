@@ -51,7 +51,7 @@ def records(rng: random.Random) -> list[Record]:
         summary = Summary(i, 0, f"q-{i}", "train", 1.0, 1, 0, 2, 9, 0, i)
         found += [
             ActorLeft(float(i), f"actor-{i}", "goodbye"),
-            Leased(float(i), "actor-0", i, (0, 1, 2)),
+            Leased(float(i), "actor-0", i, (0, 1, 2), (0, 0, 1), "node"),
             Delivered(float(i), "actor-0", i, 0, rng.randbytes(120), summary),
             Delivered(float(i), "actor-0", i, 1, b"", summary, Compacted(7, i)),
             Sampled(float(i), 1, i, (i, i + 1), (), {"replay/open_groups": float(i)}),
@@ -70,7 +70,7 @@ class Judge:
     def __init__(self, path: Path, written: list[Record]) -> None:
         self.path, self.written = path, written
         encode = msgspec.msgpack.Encoder().encode
-        self.frames = [framed(encode(record)) for record in written]
+        self.frames = [framed(encode(record), n) for n, record in enumerate(written)]
         self.causes: Counter[str] = Counter()
         self.accepted = self.kept = 0
 
@@ -175,6 +175,9 @@ KNOWN = {
     "the header's checksum does not agree",
     "this is segment N, and stands in the place of N",
     "N records belong before this segment, there are N",
+    "record N is missing",
+    "records N to N are missing",
+    "record N stands behind record N",
     "torn: the file ends inside a record's frame",
     "torn: the file ends inside a record of N",
     "refused: not an event log",
@@ -213,10 +216,10 @@ def test_a_corrupted_length_takes_no_more_than_a_record_may(tmp_path: Path, leng
     with EventLog.create(path) as log:
         log.append([Stopped(1.0, "before")])
     with path.open("ab") as file:
-        file.write(FRAME.pack(length, 1))
+        file.write(FRAME.pack(length, 1, 1))
         file.truncate(HEADER.size + 200 + (5 * MAX_RECORD_BYTES) // 2)
     with path.open("ab") as file:
-        file.write(framed(msgspec.msgpack.encode(Stopped(2.0, "behind"))))
+        file.write(framed(msgspec.msgpack.encode(Stopped(2.0, "behind")), 2))
     tracemalloc.start()
     before, damage, behind = read_past_damage(path)
     _, peak = tracemalloc.get_traced_memory()

@@ -16,12 +16,12 @@ from replay.log.event_log import (
     read_whole,
     refuse_writer,
 )
-from replay.log.format import Damage, TornRecord
+from replay.log.format import HEADER, Damage, TornRecord
 from replay.log.records import ActorLeft, Record, Stopped
 from replay.protocol import LogError
 from tests.replay.crash import killed_everywhere
 
-SMALL = 100  # bytes; every record below has about 60
+SMALL = 140  # bytes; every record below has about 75
 RECORDS: list[Record] = [ActorLeft(float(i), f"actor-{i}", "goodbye") for i in range(9)]
 FEW = RECORDS[:5]  # in three segments
 
@@ -71,7 +71,7 @@ def test_a_log_of_one_file_goes_on_in_segments(tmp_path: Path) -> None:
 
 
 def test_an_empty_newest_segment_is_no_loss(path: Path) -> None:
-    os.close(segments.begin(path, 5, 9))
+    os.close(segments.begin(path, 5, 9, log_end(path).segment.log))
     assert list(read(path)) == RECORDS
     with EventLog.open(path, SMALL) as log:
         write(log, RECORDS[:1])
@@ -92,6 +92,19 @@ def test_a_missing_segment_is_named(path: Path, number: int) -> None:
     assert segments.exists(path)
 
 
+def test_a_segment_of_another_log_is_named(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with EventLog.create(tmp_path / "other" / "events.log", SMALL) as log:
+        write(log, RECORDS)
+    segment(path, 2).write_bytes(segment(log.path, 2).read_bytes())
+    words = r"events\.log\.000002: offset 0: this segment is of another log: put back a copy"
+    for act in (lambda p: list(read(p)), log_end, EventLog.open):
+        with pytest.raises(LogError, match=words):
+            act(path)
+    (damage,) = (found for found in read_past_damage(path) if isinstance(found, Damage))
+    assert damage.path == segment(path, 2) and damage.cause == "this segment is of another log"
+
+
 def test_segments_in_the_wrong_order_are_named(path: Path) -> None:
     one, two = segment(path, 1).read_bytes(), segment(path, 2).read_bytes()
     segment(path, 1).write_bytes(two)
@@ -108,7 +121,7 @@ def test_segments_in_the_wrong_order_are_named(path: Path) -> None:
 
 def test_records_that_are_missing_at_the_end_of_a_closed_segment_are_noticed(path: Path) -> None:
     whole = segment(path, 2).read_bytes()
-    segment(path, 2).write_bytes(whole[: len(whole) - (len(whole) - 28) // 2])
+    segment(path, 2).write_bytes(whole[: len(whole) - (len(whole) - HEADER.size) // 2])
     words = r"events\.log\.000003: offset 0: 6 records belong before this segment, there are 5"
     with pytest.raises(LogError, match=words):
         list(read(path))
@@ -147,11 +160,11 @@ def test_behind_a_damaged_header_the_records_are_kept(path: Path, at: int) -> No
     found = list(read_past_damage(path))
     assert [record for record in found if not isinstance(record, Damage)] == RECORDS
     (damage,) = (record for record in found if isinstance(record, Damage))
-    assert (damage.path, damage.start, damage.end) == (segment(path, 2), 0, 28)
+    assert (damage.path, damage.start, damage.end) == (segment(path, 2), 0, HEADER.size)
 
 
 def test_behind_a_lost_header_the_records_are_kept(path: Path) -> None:
-    segment(path, 2).write_bytes(segment(path, 2).read_bytes()[28:])
+    segment(path, 2).write_bytes(segment(path, 2).read_bytes()[HEADER.size :])
     found = list(read_past_damage(path))
     assert [record for record in found if not isinstance(record, Damage)] == RECORDS
     assert len(found) == len(RECORDS) + 1

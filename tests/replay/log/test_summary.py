@@ -9,19 +9,19 @@ import pytest
 from replay import codec
 from replay.log.summary import Summary, summarise, summarise_payload
 from replay.protocol import CodecError
-from replay.trajectory import Sampling, Search, StopReason, Trajectory, Turn
+from replay.trajectory import Sampling, Search, StopReason, TokenSequence, Trajectory, Turn
 from tests.replay.test_fuzz import mutated
 
 
 def encoded(seed: int) -> bytes:
-    """Two turns and a search."""
+    """Two sequences of two turns and a search."""
     row = np.arange(seed, 12 + seed, dtype=np.int32)
     search = Search("a query", ("p-1",), 0.1, "ok")
     turns = tuple(Turn(row, -row.astype(np.float32), row, row, found) for found in ((search,), ()))
     return codec.encode_trajectory(
         Trajectory(
             group_id=1, sibling=0, question_id="q", kind="train", actor_id="actor-0",
-            sampling=Sampling(), prompt_tokens=row, turns=turns, answer="x", reward=1.0,
+            sampling=Sampling(), sequences=(TokenSequence(row, turns),) * 2, answer="x", reward=1.0,
             stop_reason=StopReason.ANSWERED,
         )
     )  # fmt: skip
@@ -59,22 +59,33 @@ CHANGES = {
     "fewer log-probs": {"behaviour_logprobs": b"\0\0\0\0"},
     "fewer versions": {"policy_versions": b"\0\0\0\0"},
     "an observation is cut": {"observation_tokens": b"\0"},
+    "a turn's reward is not finite": {"reward": float("inf")},
+    "a stamp is not finite": {"first_token_at": float("nan")},
 }
-WHOLE = {
+OF_A_SEQUENCE = {
     "no turns": {"turns": ()},
     "no prompt": {"prompt_tokens": b""},
     "a prompt is cut": {"prompt_tokens": b"\0"},
+}
+WHOLE = {
+    "no sequences": {"sequences": ()},
+    "a reference answer is cut": {"reference_tokens": b"\0\0"},
     "the reward is not finite": {"reward": float("nan")},
     "unscorable without a cause": {"reward": None, "reward_cause": ""},
 }
 
 
-@pytest.mark.parametrize("change", [*CHANGES, *WHOLE])
+@pytest.mark.parametrize("change", [*CHANGES, *OF_A_SEQUENCE, *WHOLE])
 def test_what_is_unsound_is_refused_in_the_same_words(change: str) -> None:
     wire = codec.decode_wire(encoded(0))
+    replace, last = msgspec.structs.replace, wire.sequences[-1]
     if change in CHANGES:
-        turn = msgspec.structs.replace(wire.turns[0], **CHANGES[change])
-        wire = msgspec.structs.replace(wire, turns=(turn, *wire.turns[1:]))
+        turn = replace(last.turns[0], **CHANGES[change])
+        last = replace(last, turns=(turn, *last.turns[1:]))
+        wire = replace(wire, sequences=(*wire.sequences[:-1], last))
+    elif change in OF_A_SEQUENCE:
+        last = replace(last, **OF_A_SEQUENCE[change])
+        wire = replace(wire, sequences=(*wire.sequences[:-1], last))
     else:
         wire = msgspec.structs.replace(wire, **WHOLE[change])
     payload = msgspec.msgpack.encode(wire)

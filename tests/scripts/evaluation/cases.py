@@ -8,7 +8,15 @@ import msgspec
 import numpy as np
 
 from replay.protocol import Lease
-from replay.trajectory import Question, Sampling, Search, StopReason, Trajectory, Turn
+from replay.trajectory import (
+    Question,
+    Sampling,
+    Search,
+    StopReason,
+    TokenSequence,
+    Trajectory,
+    Turn,
+)
 from scripts.evaluation.rows import Asked, QuestionSet, Row, row_of
 from tests.replay.conftest import trajectory_for
 
@@ -32,8 +40,7 @@ def rollout_of(lease: Lease, answer: str | None) -> Trajectory:
     )
     return msgspec.structs.replace(
         trajectory_for(lease, "evaluation", reward=0.0),  # what training would give is not asked
-        prompt_tokens=np.arange(5, dtype=np.int32),
-        turns=turns,
+        sequences=(TokenSequence(np.arange(5, dtype=np.int32), turns),),
         stop_reason=StopReason.TURN_LIMIT if answer is None else StopReason.ANSWERED,
         answer=answer,
         timings={"total_s": 0.5},

@@ -9,7 +9,7 @@ import pytest
 from pytest import approx
 
 from configs.load import ConfigError
-from replay.trajectory import Sampling, Search, StopReason, Trajectory
+from replay.trajectory import Sampling, Search, StopReason, TokenSequence, Trajectory
 from replay.trajectory import Turn as Said
 from scripts.plan.past import latency_of, workload_of_groups, workload_of_run
 from scripts.plan.workload import Latency, Shape, Turn
@@ -39,7 +39,8 @@ def rollout(*queries: str, status: str = "ok") -> Trajectory:
     turns = tuple(Said(ids, ids.astype(np.float32), ids, ids, each) for each in asked)
     return Trajectory(
         group_id=1, sibling=0, question_id="q", kind="train", actor_id="a", sampling=Sampling(),
-        prompt_tokens=ids, turns=turns, stop_reason=StopReason.ANSWERED, answer="", reward=0.0,
+        sequences=(TokenSequence(ids, turns),), stop_reason=StopReason.ANSWERED, answer="",
+        reward=0.0,
     )  # fmt: skip
 
 
@@ -59,15 +60,12 @@ def test_what_was_not_asked_is_no_search() -> None:
 
 def written(*turns: tuple[list[int], list[int]]) -> Trajectory:
     """One with these ids, sampled and read, after a prompt of four."""
-    made = rollout("a")
-    return msgspec.structs.replace(
-        made,
-        prompt_tokens=np.arange(4, dtype=np.int32),
-        turns=tuple(
-            Said(ids(sampled), ids(sampled).astype(np.float32), ids(sampled), ids(read), ())
-            for sampled, read in turns
-        ),
+    said = tuple(
+        Said(ids(sampled), ids(sampled).astype(np.float32), ids(sampled), ids(read), ())
+        for sampled, read in turns
     )
+    only = TokenSequence(np.arange(4, dtype=np.int32), said)
+    return msgspec.structs.replace(rollout("a"), sequences=(only,))
 
 
 def ids(numbers: list[int]) -> Any:

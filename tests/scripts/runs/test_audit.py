@@ -109,7 +109,7 @@ def last(run: RecordedRun, kind: type) -> Any:
         (lambda _: LearnerResumed(3.0, 1, 2), "incarnation 1 resumed after 1"),
         (lambda _: LearnerResumed(3.0, 2, 0), "a learner went back to step 0"),
         (lambda run: last(run, GroupOpened), "was opened twice"),
-        (lambda _: Leased(3.0, "actor", 70, (0,)), "sibling 0 of group 70 was leased before"),
+        (lambda _: Leased(3.0, "actor", 70, (0,), (0,)), "sibling 0 of group 70 was leased before"),
         (lambda _: LeaseReturned(3.0, "actor", 1, 0, "lost"), "who had no lease"),
     ],
 )

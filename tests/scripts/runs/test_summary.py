@@ -26,7 +26,7 @@ from replay.log.records import (
 )
 from replay.log.summary import summarise
 from replay.protocol import EvalResult
-from replay.trajectory import Kind, Question, Sampling, StopReason, Trajectory, Turn
+from replay.trajectory import Kind, Question, Sampling, StopReason, TokenSequence, Trajectory, Turn
 from scripts import cli
 from scripts.runs import plot, show, summary
 from tests.scripts.conftest import RecordedRun
@@ -50,8 +50,7 @@ def rollout(group_id: int, kind: Kind, versions: list[int]) -> Trajectory:
         kind=kind,
         actor_id="a",
         sampling=Sampling(),
-        prompt_tokens=np.array([1], np.int32),
-        turns=(turn,),
+        sequences=(TokenSequence(np.array([1], np.int32), (turn,)),),
         stop_reason=StopReason.ANSWERED,
         answer="me",
         reward=1.0,
@@ -64,7 +63,7 @@ def group(group_id: int, kind: Kind, versions: list[int], now: float) -> list[Re
     payload = encode_trajectory(trajectory)
     return [
         GroupOpened(now, group_id, kind, QUESTION, 1, versions[0]),
-        Leased(now, "a", group_id, (0,)),
+        Leased(now, "a", group_id, (0,), (0,)),
         Delivered(now, "a", group_id, 0, payload, summarise(trajectory)),
     ]
 

@@ -49,7 +49,7 @@ def test_a_good_configuration_passes(good: dict[str, str]) -> None:
 
 
 def test_rows_that_cannot_be_used_are_said_before_the_start(good: dict[str, str]) -> None:
-    assert list(left_out(config(good).questions)) == []
+    assert list(left_out(config(good))) == []
     with Path(good["questions.train"]).open("a") as file:
         file.write('{"question": "who?", "answers": []}\n')
     preflight.check(config(good))

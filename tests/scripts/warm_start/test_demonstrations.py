@@ -309,7 +309,7 @@ def test_a_run_gives_what_was_rewarded_token_for_token(recorded_run: RecordedRun
     assert [each.question for each in found] == [t.question_id for t in trajectories]
     for each, trajectory in zip(found, trajectories, strict=True):
         tokens = [token for ids, _ in each.segments for token in ids]
-        assert tokens == trajectory.tokens.tolist()
+        assert tokens == trajectory.sequences[0].tokens.tolist()
         written = [token for ids, own in each.segments if own for token in ids]
         assert written == [token for turn in trajectory.turns for token in turn.action_tokens]
     evaluations = sum(lease.kind == "eval" for lease in leases)

@@ -14,7 +14,15 @@ from replay.codec import encode_trajectory
 from replay.log import records
 from replay.log.summary import Summary
 from replay.protocol import EvalResult
-from replay.trajectory import Question, Sampling, Search, StopReason, Trajectory, Turn
+from replay.trajectory import (
+    Question,
+    Sampling,
+    Search,
+    StopReason,
+    TokenSequence,
+    Trajectory,
+    Turn,
+)
 from scripts import cli
 from scripts.bench.end_to_end.bench import (
     CODE,
@@ -70,8 +78,7 @@ def payload(*searches: Search) -> bytes:
             kind="train",
             actor_id="actor-0",
             sampling=Sampling(),
-            prompt_tokens=ids,
-            turns=turns,
+            sequences=(TokenSequence(ids, turns),),
             stop_reason=StopReason.ANSWERED,
             answer="a",
             reward=1.0,

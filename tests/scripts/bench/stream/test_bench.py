@@ -22,7 +22,7 @@ def test_a_template_is_what_the_codec_makes() -> None:
     expected = rollout(70_000, 5, lease.question.id, "actor-999", 300, sampling)
     payload = Template(300, sampling).payload(lease, "actor-999")
     assert payload == encode_trajectory(expected)
-    assert len(decode_trajectory(payload).tokens) == TOKENS == 2048
+    assert len(decode_trajectory(payload).sequences[0].tokens) == TOKENS == 2048
 
 
 @pytest.mark.timeout(90)
