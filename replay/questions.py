@@ -156,11 +156,7 @@ def load_questions(
 
 
 def read_questions(
-    path: str | Path,
-    limit: int = 0,
-    columns: QuestionColumns = _KNOWN,
-    *,
-    need_answers: bool = True,
+    path: str | Path, limit: int = 0, columns: QuestionColumns = _KNOWN, need_answers: bool = True
 ) -> QuestionFile:
     """Read and check every row, or up to the first `limit` sound ones; 0 reads all.
 
@@ -177,8 +173,8 @@ def read_questions(
 
     for number, raw in question_rows(path, refuse):
         try:
-            name = f"{path.stem}-{number}"
-            question = question_of(raw, f"{path}:{number}", name, columns, need_answers)
+            names = f"{path}:{number}", f"{path.stem}-{number}"
+            question = question_of(raw, *names, columns, need_answers)
         except QuestionsError as fault:
             refuse(number, fault)
             continue

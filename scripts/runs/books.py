@@ -46,9 +46,10 @@ class Audit:
         try:
             for place, record in enumerate(read_past_damage(path)):
                 if isinstance(record, Damage):
+                    lost = record.end - record.start
+                    what = f"{lost} bytes cannot be read: " if lost else ""
                     self.faults.append(
-                        f"{record.path}: offset {record.start}: {record.end - record.start} bytes "
-                        f"cannot be read: {record.cause}"
+                        f"{record.path}: offset {record.start}: {what}{record.cause}"
                     )
                     continue
                 if place == 0 and not isinstance(record, records.RunStarted):

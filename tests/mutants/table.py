@@ -227,9 +227,9 @@ MUTANTS = (
     Mutant(
         "log: bound checked after allocation",
         "replay/log/format.py",
-        '    if not length:\n        return b"", "an empty record"\n',
+        '    if not length:\n        return b"", 0, "an empty record"\n',
         "    payload = file.read(length)\n    file.seek(offset + FRAME.size)\n"
-        '    if not length:\n        return b"", "an empty record"\n',
+        '    if not length:\n        return b"", 0, "an empty record"\n',
         (
             "tests/replay/log/test_log_fuzz.py::test_a_corrupted_length_takes_no_more_than_a_record_may",
         ),

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,12 @@ async def test_log_probs_are_those_of_a_plain_forward_after_temperature(
     for prompt, one in zip(PROMPTS, done, strict=True):
         expected = logprobs(model, prompt, one.tokens, temperature)
         np.testing.assert_allclose(one.logprobs, expected, atol=2e-5)
+
+
+async def test_a_completion_says_when_its_first_token_was_there(policy: TransformersPolicy) -> None:
+    before = time.time()
+    done = await together(policy, PROMPTS, 1.0)
+    assert all(before <= one.first_token_at <= time.time() for one in done)
 
 
 async def test_a_second_turn_continues_from_what_the_first_computed(

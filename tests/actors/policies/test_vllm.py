@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from actors.environments.search_r1 import STOP_TAGS
 from actors.errors import BadCompletion, EngineDead, EngineUnusable
 from actors.policies.base import Completion
 from actors.policies.engine import stop_arguments
-from actors.policies.vllm import VllmPolicy, own_logprobs, token_versions
+from actors.policies.vllm import VllmPolicy, first_token_at, own_logprobs, token_versions
 from configs.schema import ActorsConfig, Config, ModelConfig
 from weight_sync.protocol import require_done
 
@@ -69,6 +70,20 @@ async def test_logprobs_are_those_of_an_hf_forward_after_temperature(
         done = await sample(never_stops(vllm_policy), prompt, seed=seed, temperature=temperature)
         expected = hf_logprobs(hf_model, prompt + done.tokens.tolist(), temperature)[3:]
         assert np.abs(done.logprobs - expected).max() <= 1e-4
+
+
+@with_engine
+async def test_the_engine_tells_when_the_first_token_was_there(vllm_policy: Any) -> None:
+    before = time.time()
+    done = await sample(never_stops(vllm_policy), [40, 50, 60], max_tokens=8)
+    assert before <= done.first_token_at <= time.time()
+
+
+def test_without_statistics_nobody_tells_when_the_first_token_was_there() -> None:
+    told = SimpleNamespace(arrival_time=100.0, first_token_latency=0.5)
+    assert first_token_at(told) == 100.5
+    told.first_token_latency = 0.0
+    assert first_token_at(told) == first_token_at(None) == 0.0
 
 
 @with_engine

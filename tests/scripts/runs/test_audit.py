@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from replay.log.event_log import FILE_NAME, read
+from replay.log.format import FRAME
 from replay.log.records import (
     Delivered,
     GroupDropped,
@@ -158,6 +159,18 @@ def test_damage_is_a_fault_and_the_rest_is_read(trained: RecordedRun) -> None:
     log.write_bytes(data)
     found = folded(trained, Stopped(3.0, "x"))
     assert any("bytes cannot be read: the record's checksum" in fault for fault in found.faults)
+    assert found.stop_cause == "x" and found.summary()["steps"] == 2
+
+
+def test_a_record_taken_out_is_a_fault_and_the_rest_is_read(trained: RecordedRun) -> None:
+    log = trained.path / FILE_NAME
+    data = log.read_bytes()
+    at = data.rfind(b"StepsCommitted") - len(b"\x84\xa4type\xae") - FRAME.size
+    end = at + FRAME.size + FRAME.unpack_from(data, at)[0]
+    log.write_bytes(data[:at] + data[end:])
+    number = FRAME.unpack_from(data, at)[2]
+    found = folded(trained, Stopped(3.0, "x"))
+    assert f"{log}: offset {at}: record {number} is missing" in found.faults
     assert found.stop_cause == "x" and found.summary()["steps"] == 2
 
 
