@@ -53,7 +53,7 @@ def test_rows_that_cannot_be_used_are_said_before_the_start(good: dict[str, str]
     with Path(good["questions.train"]).open("a") as file:
         file.write('{"question": "who?", "answers": []}\n')
     preflight.check(config(good))
-    said = list(left_out(config(good | {"questions.eval_limit": "1"}).questions))
+    said = list(left_out(config(good | {"questions.eval_limit": "1"})))
     assert len(said) == 1 and "q.jsonl:2: answers is []" in said[0]
     assert said[0].startswith("questions.train: left out, 1 of 2 rows cannot be used: ")
 
