@@ -14,7 +14,8 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from replay.protocol import CodecError, Deliver, Garbled, Heartbeat, Ready, Reply, Request
+from replay.bounds import MAX_ID_CHARS, check_request
+from replay.protocol import CodecError, Deliver, Garbled, Reply, Request
 from replay.trajectory import Sampling, Search, StopReason, TokenSequence, Trajectory, Turn
 
 MAX_REPLY_BYTES = 1 << 30
@@ -27,8 +28,6 @@ MAX_TURNS = 1024  # per sequence
 MAX_SEARCHES = 64  # per turn
 MAX_PASSAGES = 1024  # per search
 MAX_PARTS = 256  # entries of `reward_parts` and of `timings`
-MAX_CAPACITY = 1 << 16  # rollouts of one actor
-MAX_ID_CHARS = 1024
 MAX_TEXT_CHARS = 1 << 20
 MAX_INFO_CHARS = 1 << 16  # of a turn
 
@@ -157,14 +156,7 @@ def decode_request(payload: bytes) -> Request:
         raise CodecError(
             f"{type(request).__name__} of {len(payload)} bytes: at most {MAX_CONTROL_BYTES}"
         )
-    actor_id = getattr(request, "actor_id", "-")
-    if not 0 < len(actor_id) <= MAX_ID_CHARS:
-        raise CodecError(
-            f"{type(request).__name__}.actor_id has {len(actor_id)} characters: 1 to {MAX_ID_CHARS}"
-        )
-    ready = request.ready if isinstance(request, Heartbeat) else request
-    if isinstance(ready, Ready) and not 0 <= ready.capacity <= MAX_CAPACITY:
-        raise CodecError(f"Ready.capacity is {ready.capacity}: 0 to {MAX_CAPACITY}")
+    check_request(request)
     return request
 
 

@@ -47,6 +47,7 @@ class Questions:
         self._epoch = -1
         self._requeued: deque[Question] = deque()
         self._retired: set[str] = set()
+        self._draw: int | None = None  # the next, once it has been looked for
         self.cursor = 0
 
     def peek(self) -> Question | None:
@@ -71,6 +72,7 @@ class Questions:
             self._requeued.popleft()
         else:
             self.cursor = self._next_draw() + 1
+            self._draw = None
         return question
 
     def requeue(self, question: Question) -> None:
@@ -81,6 +83,7 @@ class Questions:
     def retire(self, question_id: str) -> None:
         """Ask this question no more."""
         self._retired.add(question_id)
+        self._draw = None
         self._requeued = deque(q for q in self._requeued if q.id != question_id)
 
     @property
@@ -88,11 +91,18 @@ class Questions:
         """Ids of the questions asked no more."""
         return frozenset(self._retired)
 
+    @property
+    def retired_count(self) -> int:
+        """How many questions are asked no more."""
+        return len(self._retired)
+
     def _next_draw(self) -> int:
-        draw = self.cursor
-        while self._at(draw).id in self._retired:
-            draw += 1
-        return draw
+        if self._draw is None:  # the draws beyond may be of another epoch, which takes a shuffle
+            draw = self.cursor
+            while self._at(draw).id in self._retired:
+                draw += 1
+            self._draw = draw
+        return self._draw
 
     def _at(self, draw: int) -> Question:
         epoch, index = divmod(draw, len(self._questions))

@@ -125,7 +125,7 @@ def make_server(
     ReplayError.
     """
     try:
-        fact = _beginning(config, recorded, restart)
+        fact = _beginning(config, recorded, restart, max(time.time(), ledger.latest))
         ledger.restore([fact])
         server = ReplayServer(config, ledger, log)
     except (ConfigError, ReplayError):
@@ -152,8 +152,8 @@ def _fold(ledger: Ledger, path: Path) -> str:
     return text
 
 
-def _beginning(config: Config, recorded: str | None, restart: bool) -> Record:
-    text, now = dump(config), time.time()
+def _beginning(config: Config, recorded: str | None, restart: bool, now: float) -> Record:
+    text = dump(config)
     if recorded is None or (restart and not recorded):
         return RunStarted(now, config.seed, text)
     if not restart:

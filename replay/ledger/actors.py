@@ -7,6 +7,7 @@ The first durable delivery of a sibling wins, whoever makes it. Leases are pushe
 from collections.abc import Callable
 
 import replay.protocol as wire
+from replay.ledger.bounds import why_not_sampled
 from replay.ledger.events import Peer
 from replay.ledger.groups import Group
 from replay.ledger.lifecycle import drop_if_failing, settle_closed
@@ -43,8 +44,7 @@ class ActorHandler:
         self._journal.write(joined)
         self._return(actor_id, recorded - held - set(message.delivering), "not_held")
         for group_id, sibling in sorted(held - recorded):
-            if self._state.was_opened(group_id):
-                self._journal.write(records.Adopted(now, actor_id, group_id, sibling))
+            self._journal.write(records.Adopted(now, actor_id, group_id, sibling))
         return [(peer, wire.Welcome()), *self._stop(peer)]
 
     def ready(self, peer: Peer, message: wire.Ready) -> Replies:
@@ -81,8 +81,8 @@ class ActorHandler:
         """Record the first delivery of a sibling; acknowledge every one. Raises CodecError."""
         summary = self._summarise(message.payload)
         group = self._state.unfinished(message.group_id)
-        if not self._state.was_opened(message.group_id):
-            return [(peer, wire.Refused(f"group {message.group_id} was never opened"))]
+        if cause := why_not_sampled(self._state, summary):
+            return [(peer, wire.Refused(cause))]
         if group is None:
             status = "dropped" if message.group_id in self._state.dropped else "superseded"
             return [(peer, self._not_needed(message, status))]
@@ -93,16 +93,18 @@ class ActorHandler:
         return [(peer, self._take(group, message, summary))]
 
     def lease_failed(self, peer: Peer, message: wire.LeaseFailed) -> Replies:
-        """Take a lease back whose rollout died: its sibling is to be leased again."""
+        """Take a lease back whose rollout died: its sibling is to be leased again. Of its holder
+        alone: failures retire questions.
+        """
+        if not self._speaks_for(peer, message.actor_id):
+            return [(peer, wire.Unknown())]
         lease = {(message.group_id, message.sibling)}
         self._return(message.actor_id, lease, message.cause, message.searches)
         return []
 
     def goodbye(self, peer: Peer, message: wire.Goodbye) -> Replies:
         """Let an actor go; the leases that it still holds are given again."""
-        actor = self._roster.get(message.actor_id)
-        on_record = message.actor_id in self._state.held  # it may leave before it said Hello again
-        if actor.peer == peer if actor else on_record:
+        if self._speaks_for(peer, message.actor_id):
             self.dismiss(message.actor_id, "goodbye")
         return []
 
@@ -121,6 +123,11 @@ class ActorHandler:
         self._roster.leave(actor_id)
         self._return(actor_id, set(self._state.held.get(actor_id, ())), cause)
         self._journal.write(records.ActorLeft(self._journal.now, actor_id, cause))
+
+    def _speaks_for(self, peer: Peer, actor_id: str) -> bool:
+        actor = self._roster.get(actor_id)
+        on_record = actor_id in self._state.held  # it may speak before it said Hello again
+        return actor.peer == peer if actor else on_record
 
     def _stop(self, peer: Peer) -> Replies:
         return [(peer, wire.Stop(self._state.stop_cause))] if self._state.stop_cause else []

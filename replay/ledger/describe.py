@@ -28,10 +28,9 @@ def describe_idleness(state: LedgerState, roster: Roster) -> str:
 
 def describe_evaluation(state: LedgerState) -> str:
     """Say how far the first unfinished evaluation is; empty where there is none."""
-    for evaluation in state.evaluations.values():
-        if evaluation.result is None:
-            done, total = evaluation.progress
-            return f"evaluation of step {evaluation.step}: {done} of {total} rollouts"
+    for evaluation in state.under_way.values():
+        done, total = evaluation.progress
+        return f"evaluation of step {evaluation.step}: {done} of {total} rollouts"
     return ""
 
 

@@ -82,15 +82,15 @@ class Lessor:
         return [(peer, Leases(tuple(leases))) for peer, leases in granted.items()]
 
     def _only_new_groups(self) -> bool:
-        evaluations = self._state.evaluations.values()
-        return not self._state.short and not any(each.pending for each in evaluations)
+        under_way = self._state.under_way.values()
+        return not self._state.short and not any(each.pending for each in under_way)
 
     def _lease_evaluations(self, capacity: _Capacity) -> None:
         for group in self._short("eval"):
             for sibling in group.missing:
                 if actor := capacity.take(1):
                     self._lease(actor, group, (sibling,))
-        for evaluation in self._state.evaluations.values():
+        for evaluation in self._state.under_way.values():
             while evaluation.pending and (actor := capacity.take(1)):
                 group = self._open(actor, evaluation.step)
                 self._lease(actor, group, (0,))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import replay.protocol as wire
 from configs.schema import ReplayConfig
 from replay.ledger.actors import ActorHandler, Replies, Summarise
+from replay.ledger.bounds import why_refused
 from replay.ledger.describe import describe_phase
 from replay.ledger.events import Event, Outcome, Peer, PeerLost, Tick
 from replay.ledger.learner import LearnerHandler
@@ -46,7 +47,8 @@ class Ledger:
         eval_temperatures: tuple[float, ...] = (0.0, 1.0),
     ) -> None:
         """`sampling` is carried by train leases (`actors.temperature`, the run's seed);
-        `eval_temperatures` by those of an evaluation's question, by sibling.
+        `eval_temperatures` by those of an evaluation's question, by sibling. `latest`: the time of
+        the newest record of the log, which no event may precede.
 
         No group is opened beyond what `total_steps` steps will train; None: without end. The
         CodecError of `summarise(payload)` leaves `apply` before anything has changed.
@@ -59,12 +61,14 @@ class Ledger:
         self._lessor = Lessor(self._journal, self._roster, sampling, total_steps)
         self._serving_since: float | None = None
         self._learner_waits_for = ""
+        self.latest = 0.0  # when the newest record that was folded became true
 
     def restore(self, records: Iterable[Record]) -> None:
         """Fold a log. Raises LogError where it contradicts the questions or the configuration, or
         lacks a payload that may be asked for.
         """
         for record in records:
+            self.latest = max(self.latest, record.now)
             try:
                 self.state.evolve(record)
             except LookupError as error:
@@ -81,6 +85,8 @@ class Ledger:
         Append the outcome's records, then send its replies. Direct replies go to the event's peer;
         `Leases` and `Stop` to the peer of each actor's latest accepted Hello.
         """
+        if cause := why_refused(self.state, event.message):
+            return Outcome((), ((event.peer, wire.Refused(cause)),))
         self._journal.now = now
         if self._serving_since is None:
             self._serving_since = now

@@ -64,8 +64,8 @@ def settle_closed(journal: Journal, group: Group) -> None:
 def finish_evaluations(journal: Journal) -> None:
     """Write the result of each evaluation that is complete."""
     state = journal.state
-    for evaluation in state.evaluations.values():
-        if evaluation.complete and evaluation.result is None:
+    for evaluation in list(state.under_way.values()):
+        if evaluation.complete:
             result = summarise_evaluation(evaluation, state.eval_questions)
             journal.write(records.EvaluationFinished(journal.now, result))
 
@@ -93,8 +93,7 @@ def void_after(journal: Journal, step: int) -> None:
     again, make the same one, unless `learner.total_steps` has changed and the rate depends on it.
     """
     state = journal.state
-    unfinished = [e.step for e in state.evaluations.values() if e.result is None]
-    for lost in [lost for lost in unfinished if lost > step]:
+    for lost in [lost for lost in state.under_way if lost > step]:
         for group in [g for g in state.evaluating.values() if g.evaluation == lost]:
             drop(journal, group, "resumed")
         journal.write(records.EvaluationVoided(journal.now, lost))

@@ -19,6 +19,7 @@ from replay.protocol import EvalResult, LogError, StepReport
 from replay.questions import Questions
 from replay.trajectory import Kind, Question
 
+_FIRST_GROUP: dict[Kind, int] = {"train": 1, "eval": records.EVAL_GROUPS}
 ASKED_AGAIN = ("group_deadline", "run_ended")  # causes that are no fault of the question
 
 
@@ -53,11 +54,12 @@ class LedgerState:
         self.failures = Failures()
         self.batches: dict[int, records.Sampled] = {}
         self.evaluations: dict[int, Evaluation] = {}
+        self.under_way: dict[int, Evaluation] = {}  # those without a result
         self.unannounced: list[int] = []  # steps of evaluations that no batch has carried yet
         self.results: list[EvalResult] = []
         self.reports: list[StepReport] = []
         self.counters = Counters()
-        self.next_group_id: dict[Kind, int] = {"train": 1, "eval": records.EVAL_GROUPS}
+        self.next_group_id = dict(_FIRST_GROUP)
         self.incarnation, self.learner = 0, ""
         self.last_sampled = 0
         self.served = 0  # the last step whose batch the current incarnation has been given
@@ -82,8 +84,13 @@ class LedgerState:
 
     def was_opened(self, group_id: int) -> bool:
         """Return True if there is, or has been, a group of this id."""
-        kind: Kind = "train" if group_id < records.EVAL_GROUPS else "eval"
-        return group_id < self.next_group_id[kind]
+        kind = _kind_of(group_id)
+        return _FIRST_GROUP[kind] <= group_id < self.next_group_id[kind]
+
+    def size_of(self, group_id: int) -> int:
+        """Return how many siblings a group of this id has."""
+        training = _kind_of(group_id) == "train"
+        return self.config.group_size if training else len(self.eval_temperatures)
 
     def gauges(self) -> dict[str, float]:
         """Return replay's own numbers, by metric name."""
@@ -92,7 +99,7 @@ class LedgerState:
             "replay/ready_groups": len(self.ready),
             "replay/evaluating_groups": len(self.evaluating),
             "replay/leases": sum(len(leases) for leases in self.held.values()),
-            "replay/retired_questions": len(self.questions.retired),
+            "replay/retired_questions": self.questions.retired_count,
             "replay/sampled_steps": self.last_sampled,
         }
         return {name: float(n) for name, n in places.items()} | self.counters.gauges()
@@ -245,11 +252,12 @@ class LedgerState:
     def _(self, fact: records.EvaluationOpened) -> None:
         total, siblings = len(self.eval_questions), len(self.eval_temperatures)
         pending = deque(self.eval_questions)
-        self.evaluations[fact.step] = Evaluation(fact.step, pending, total, siblings)
+        evaluation = Evaluation(fact.step, pending, total, siblings)
+        self.evaluations[fact.step] = self.under_way[fact.step] = evaluation
 
     @evolve.register
     def _(self, fact: records.EvaluationFinished) -> None:
-        evaluation = self.evaluations[fact.result.step]
+        evaluation = self.under_way.pop(fact.result.step)
         evaluation.result = fact.result
         evaluation.answered.clear()
         self.results.append(fact.result)
@@ -257,7 +265,7 @@ class LedgerState:
 
     @evolve.register
     def _(self, fact: records.EvaluationVoided) -> None:
-        del self.evaluations[fact.step]
+        del self.evaluations[fact.step], self.under_way[fact.step]
         self.failures.forget(fact.step)
         self.unannounced = [s for s in self.unannounced if s != fact.step]
 
@@ -305,6 +313,10 @@ class LedgerState:
             del self.evaluating[group.group_id]
             answers = tuple(group.summaries[sibling] for sibling in range(group.size))
             self.evaluations[group.evaluation].answered[group.question.id] = answers
+
+
+def _kind_of(group_id: int) -> Kind:
+    return "train" if group_id < records.EVAL_GROUPS else "eval"
 
 
 class Journal:

@@ -44,7 +44,9 @@ class ReplayServer:
         self._joined = False  # an actor said Hello since the last tick
         self._signals: list[str] = []
         self._signalled = False
-        self._epoch_s = time.time() - time.monotonic()  # a wall clock that never steps back
+        # A clock that never steps back, not even from one process to the next: a group that was
+        # opened in the future would never be past its deadline.
+        self._epoch_s = max(time.time(), ledger.latest) - time.monotonic()
 
     def stop(self, cause: str) -> None:
         """Stop the run and drain; a second call ends `run` at once. Safe in a signal handler."""

@@ -4,6 +4,7 @@
 `actor-(N-1)` where they are missing, and has the others drain and leave.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from scripts.options import argument
 from scripts.setup.resolve import run_directory
 
 FILE_NAME = "actors.wanted"
+MOST_ACTORS = 10_000
+MOST_BYTES = 64  # of the file
+logger = logging.getLogger(__name__)
 
 
 class Wanted:
@@ -24,18 +28,29 @@ class Wanted:
         """Forget the number that an earlier launch was asked for."""
         self._path = run_dir / FILE_NAME
         self._path.unlink(missing_ok=True)
-        self._last = ""
+        self._last = b""
 
     def change(self) -> int | None:
-        """Return the number of actors wanted, if that is news."""
+        """Return the number of actors wanted, if that is news; what is no number is told once, in
+        the log, and changes nothing.
+        """
         try:
-            text = self._path.read_text()
+            with self._path.open("rb") as file:
+                text = file.read(MOST_BYTES).strip()
         except OSError:
             return None
         if text == self._last:
             return None
         self._last = text
-        return int(text)
+        if text.isdigit() and 1 <= int(text) <= MOST_ACTORS:
+            return int(text)
+        logger.warning(
+            "%s holds %r: 1 to %d actors, as `forage scale` writes it",
+            self._path,
+            text.decode(errors="replace"),
+            MOST_ACTORS,
+        )
+        return None
 
 
 @dataclass(frozen=True)
@@ -46,6 +61,8 @@ class ScaleOptions:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ConfigError(f"N = {self.count!r}: at least 1; to end the run, press Ctrl-C there")
+        if self.count > MOST_ACTORS:
+            raise ConfigError(f"N = {self.count!r}: at most {MOST_ACTORS}: give fewer")
 
 
 def scale(options: ScaleOptions) -> None:

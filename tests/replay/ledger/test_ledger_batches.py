@@ -65,17 +65,17 @@ def test_a_batch_waits_for_enough_groups_and_says_for_whom(scene: Any) -> None:
 
 
 def test_an_older_unfinished_group_is_waited_for(scene: Any) -> None:
-    s = scene(max_staleness=0)
-    s.learner()
-    s.actor("a", 4)
-    s.actor("b", 100, version=1)
+    s = scene(max_staleness=1)
+    s.learner(step=1)
+    s.actor("a", 2)
+    s.actor("b", 4, version=1)
     s.deliver_all("b", version=1)
-    wait = s.sample(0)
+    wait = s.sample(1)
     assert isinstance(wait, Wait)
     assert wait.oldest
     assert "group 1 (version 0" in wait.reason
     s.deliver_all("a")
-    assert s.sample(0).versions == (0, 0)
+    assert s.sample(1).versions == (0, 1)
 
 
 def test_a_duplicate_is_superseded_and_counted(scene: Any) -> None:
@@ -115,11 +115,11 @@ def test_a_delivery_that_is_not_its_leases_is_refused(scene: Any, tools: Any) ->
 
 def test_tokens_older_than_the_groups_version_are_not_trained(scene: Any) -> None:
     s = scene()
-    s.learner()
-    s.actor("a", 2, version=3)
-    assert s.deliver("a", s.leased["a"][0], version=2) == "dropped"
+    s.learner(step=1)
+    s.actor("a", 2, version=1)
+    assert s.deliver("a", s.leased["a"][0], version=0) == "dropped"
     assert len(s.leased["a"]) == 2
-    assert "version 2 < 3" in str(s.log)
+    assert "version 0 < 1" in str(s.log)
 
 
 def test_committed_steps_are_forgotten(scene: Any) -> None:
@@ -227,10 +227,10 @@ def test_a_batch_brings_staleness_and_the_fleets_gauges(scene: Any) -> None:
 def test_reports_are_observed_from_a_count_on(scene: Any) -> None:
     s = scene()
     s.learner()
-    for step in (1, 2):
+    for step in (0, 1):
         s.send("learner", Report(1, step, {"learner/loss": step / 2}))
     status = s.send("console", Observe(1, 0))
-    assert [(r.step, r.gauges) for r in status.steps] == [(2, {"learner/loss": 1.0})]
+    assert [(r.step, r.gauges) for r in status.steps] == [(1, {"learner/loss": 0.5})]
 
 
 def test_status_names_the_phase(scene: Any) -> None:

@@ -107,13 +107,13 @@ def test_an_evaluation_may_be_greedy_alone(scene: Any) -> None:
 
 def test_the_result_spans_the_versions_seen(scene: Any) -> None:
     s = scene(evals=1)
-    s.learner()
+    s.learner(step=1)
     evaluate(s, 0)
     s.actor("a", 2)
-    s.deliver("a", s.leased["a"][0], version=3)
-    s.deliver("a", s.leased["a"][0], version=5)
+    s.deliver("a", s.leased["a"][0], version=0)
+    s.deliver("a", s.leased["a"][0], version=1)
     result = evaluate(s, 0).result
-    assert (result.oldest_version, result.newest_version) == (3, 5)
+    assert (result.oldest_version, result.newest_version) == (0, 1)
 
 
 def test_unscorable_rollouts_are_left_out(scene: Any, tools: Any) -> None:
@@ -196,6 +196,7 @@ def test_a_resumed_learner_evaluates_lost_steps_anew(scene: Any) -> None:
     late = [x for x in s.leased["a"] if x.kind == "eval"]
     s.learner(step=2, incarnation=2)
     assert s.deliver("a", late[0]) == "dropped"
+    s.sample(2, 2)
     assert evaluate(s, 3, incarnation=2).done == 0
 
 

@@ -98,7 +98,7 @@ def test_what_a_failed_rollout_searched_for_is_on_record(scene: Any) -> None:
 
 def test_it_is_leased_only_to_an_actor_with_at_least_the_groups_version(scene: Any) -> None:
     s = scene(groups_per_step=1, max_staleness=0)
-    s.learner()
+    s.learner(step=1)
     s.actor("a", 2, version=1)
     s.actor("b", 1, version=0)
     lost = s.leased["a"]
@@ -342,7 +342,7 @@ def test_an_actor_that_comes_back_takes_up_what_nobody_else_has(scene: Any) -> N
     s.learner()
     s.actor("a", 2)
     s.lose("a")
-    s.actor("a", 2, held=((1, 0), (77, 0)))
+    s.actor("a", 2, held=((1, 0),))
     assert [(x.group_id, x.sibling) for x in s.leased["a"]] == [(1, 1)]
 
 

@@ -48,11 +48,11 @@ def test_a_lease_is_on_record_with_its_attempts_and_its_actors_node(scene: Any) 
 
 def test_admission_bounds_what_is_opened(scene: Any) -> None:
     s = scene(max_staleness=1, groups_per_step=2)
-    s.learner()
+    s.learner(step=1)
     s.actor("a", 100)
-    assert len(s.ledger.state.opened) == 4
+    assert len(s.ledger.state.opened) == 2
     s.send("a", Ready("a", 100, 1, 1))
-    assert len(s.ledger.state.opened) == 6
+    assert len(s.ledger.state.opened) == 4
 
 
 def test_admission_counts_sampled_groups(scene: Any) -> None:

@@ -44,3 +44,15 @@ def test_what_cannot_be_asked_is_refused(running: Path, tmp_path: Path, capsys) 
     (tmp_path / "other" / "config.yaml").touch()
     assert cli.main(["scale", str(tmp_path / "other"), "2"]) == 2
     assert "no launcher runs it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "x\n", "0", "-1", "9" * 5000, "3.5", "10001"])
+def test_what_is_no_number_of_actors_changes_nothing_and_is_named(
+    running: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = Wanted(running)
+    (running / FILE_NAME).write_text(text)
+    assert (wanted.change(), wanted.change()) == (None, None)
+    assert caplog.text.count("1 to 10000 actors, as `forage scale` writes it") == bool(text)
+    (running / FILE_NAME).write_text("2\n")
+    assert wanted.change() == 2
