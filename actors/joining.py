@@ -16,7 +16,7 @@ import msgspec
 
 from actors.policies import engine_keys
 from actors.retrieval import open_retrieval
-from configs.keys import Addresses, Keys
+from configs.keys import ACTOR, Addresses, Keys
 from configs.load import ConfigError, parse, retrieval_urls
 from configs.retrieval import shown_urls
 from configs.runtime.hosts import is_own_host
@@ -69,11 +69,11 @@ def _keys(endpoint: str, folder: str) -> Keys | None:
         )
     if not folder:
         raise ConfigError(
-            f"--keys is missing: {endpoint} lets in who has the run's keys alone: name a copy of "
-            "its keys folder (RUN/keys)"
+            f"--keys is missing: {endpoint} lets in who has the run's keys alone: name a folder "
+            "with copies of RUN/keys/server.key and RUN/keys/actor.key_secret"
         )
     try:
-        Keys(Path(folder)).check()
+        Keys(Path(folder)).check(ACTOR)
     except ConfigError as error:
         raise ConfigError(f"--keys {folder!r}: {error}") from error
     return Keys(Path(folder))

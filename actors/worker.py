@@ -42,7 +42,7 @@ from actors.rewards.scorer import Rewards
 from actors.runner import MeteredPolicy, Runner, VerifiedVersions
 from actors.statement import Statement
 from actors.token_audit import TokenAudit
-from configs.keys import Address, Addresses
+from configs.keys import ACTOR, Address, Addresses
 from configs.load import ConfigError, load
 from configs.runtime.node import own_node
 from configs.runtime.process import (
@@ -77,7 +77,7 @@ async def run(config: Config, actor_id: str) -> None:
     retriever, rewards, replay = open_retrieval(config), Rewards.open(config), config.replay
     addresses = Addresses.of(config)
     if addresses.keys:
-        addresses.keys.check()  # before the engine takes its time
+        addresses.keys.check(ACTOR)  # before the engine takes its time
     policy = await VllmPolicy.start(config, number=_planned(actor_id, addresses.weight_sync))
     logger.info("engine ready with %s", config.model.path)
     try:

@@ -1,7 +1,8 @@
 """Addresses of a run's processes, and the keys that TCP connections to them need.
 
-One CurveZMQ key pair serves, the other asks; a peer with neither is refused before its bytes are
-read. The learner's ranks, which do not speak ZeroMQ to each other, prove that they hold the latter.
+One CurveZMQ key pair serves, the others ask: the actors', and that of learner and launcher, which
+may say more. A peer without one is refused before its bytes are read. The learner's ranks, which do
+not speak ZeroMQ to each other, prove that they hold the learner's.
 `ipc://` endpoints lie in a 0700 directory and need no keys. The launcher makes the folder of keys,
 or the first process that serves; a machine that joins gets a copy of it, and a node of a cluster
 what its processes need.
@@ -9,31 +10,22 @@ what its processes need.
 
 import hashlib
 import hmac
-import logging
 import shutil
 import tempfile
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zmq
 import zmq.auth
-from zmq.auth.thread import ThreadAuthenticator
-from zmq.utils.monitor import recv_monitor_message
 
+from configs.guard import Guard
 from configs.load import ConfigError
 from configs.runtime.process import socket_dir
 from configs.schema import Config
 
-SERVER, CLIENT = "server", "client"
-_POLL_MS = 200
-_REFUSED = {
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it broke off the handshake",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it does not speak CurveZMQ with our key",
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not this run's",
-}
-logger = logging.getLogger(__name__)
+SERVER, ACTOR, LEARNER = "server", "actor", "learner"  # a key pair each
+CLIENTS = (ACTOR, LEARNER)
 
 
 class Keys:
@@ -47,7 +39,7 @@ class Keys:
         if not self.folder.is_dir():
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             draft = Path(tempfile.mkdtemp(prefix=".keys-", dir=self.folder.parent))  # 0700
-            for name in (SERVER, CLIENT):
+            for name in (SERVER, *CLIENTS):
                 for path in zmq.auth.create_certificates(draft, name):
                     Path(path).chmod(0o600)
             try:
@@ -56,38 +48,38 @@ class Keys:
                 shutil.rmtree(draft)
         return self
 
-    @property
-    def to_ask(self) -> tuple[Path, ...]:
-        """What a process needs that connects to others."""
-        return self.folder / f"{SERVER}.key", self.folder / f"{CLIENT}.key_secret"
+    def to_ask(self, role: str) -> tuple[Path, ...]:
+        """What a process in this role needs that connects to others."""
+        return self.folder / f"{SERVER}.key", self.folder / f"{role}.key_secret"
 
     @property
     def to_serve(self) -> tuple[Path, ...]:
         """What a process needs that others connect to."""
-        return self.folder / f"{CLIENT}.key", self.folder / f"{SERVER}.key_secret"
+        clients = (self.folder / f"{role}.key" for role in CLIENTS)
+        return *clients, self.folder / f"{SERVER}.key_secret"
 
-    def check(self) -> None:
-        """Raise ConfigError unless a client's keys are here."""
+    def check(self, role: str) -> None:
+        """Raise ConfigError unless the keys of a client in this role are here."""
         self._load(SERVER, secret=False)
-        self._load(CLIENT, secret=True)
+        self._load(role, secret=True)
 
-    def present(self, socket: Any) -> None:
-        """Have a socket that will connect show this run's key. Raises ConfigError."""
+    def present(self, socket: Any, role: str) -> None:
+        """Have a socket that will connect show this role's key. Raises ConfigError."""
         socket.curve_serverkey = self._load(SERVER, secret=False)[0]
-        socket.curve_publickey, socket.curve_secretkey = self._load(CLIENT, secret=True)
+        socket.curve_publickey, socket.curve_secretkey = self._load(role, secret=True)
 
-    def guard(self, context: "zmq.Context[Any]", socket: "zmq.Socket[bytes]") -> "Guard":
-        """Have a socket that will bind take this run's key alone. Raises ConfigError."""
-        allowed = self._load(CLIENT, secret=False)[0]
+    def guard(self, context: "zmq.Context[Any]", socket: "zmq.Socket[bytes]") -> Guard:
+        """Have a socket that will bind take this run's keys alone. Raises ConfigError."""
+        roles = {self._load(role, secret=False)[0]: role for role in CLIENTS}
         socket.curve_publickey, socket.curve_secretkey = self._load(SERVER, secret=True)
         socket.curve_server = True
-        return Guard(context, socket, allowed)
+        return Guard(context, socket, roles)
 
     def proof(self, *said: bytes) -> bytes:
-        """32 bytes that only who holds this run's client key can make of `said`, whose parts have
+        """32 bytes that only who holds the learner's key can make of `said`, whose parts have
         lengths that are known. Raises ConfigError.
         """
-        secret = self._load(CLIENT, secret=True)[1]
+        secret = self._load(LEARNER, secret=True)[1]
         return hmac.new(secret, b"".join(said), hashlib.sha256).digest()
 
     def _load(self, name: str, secret: bool) -> tuple[bytes, bytes]:
@@ -111,42 +103,6 @@ class Keys:
 def keys_of(config: Config) -> Keys:
     """The keys of a run, made or not."""
     return Keys(Path(config.keys) if config.keys else Path(config.run_dir) / "keys")
-
-
-class Guard:
-    """Admits one key and logs who is refused; close it before the context."""
-
-    def __init__(
-        self, context: "zmq.Context[Any]", socket: "zmq.Socket[bytes]", allowed: bytes
-    ) -> None:
-        self._allowed = allowed
-        self._authenticator = ThreadAuthenticator(context)
-        self._authenticator.start()
-        self._authenticator.configure_curve_callback(domain="*", credentials_provider=self)
-        self._socket, self._over = socket, threading.Event()
-        self._monitor = socket.get_monitor_socket(sum(_REFUSED))
-        self._thread = threading.Thread(target=self._watch, daemon=True, name="refusals")
-        self._thread.start()
-
-    def callback(self, _domain: str, key: bytes) -> bool:
-        """True where a client's key is this run's."""
-        return key == self._allowed
-
-    def close(self) -> None:
-        """End both threads."""
-        self._over.set()
-        self._thread.join()
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._authenticator.stop()
-
-    def _watch(self) -> None:
-        while not self._over.is_set():
-            if self._monitor.poll(_POLL_MS):
-                event = recv_monitor_message(self._monitor)
-                if cause := _REFUSED.get(zmq.Event(event["event"])):
-                    place = event["endpoint"].decode(errors="replace")
-                    logger.warning("refused a connection to %s: %s", place, cause)
 
 
 @dataclass(frozen=True)

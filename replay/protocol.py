@@ -330,6 +330,7 @@ FromLearner = Resume | Sample | Committed | Evaluate | Report | Finish
 FromLauncher = Observe | Shutdown
 Decided = FromActor | FromLearner | FromLauncher  # by the ledger
 Request = Decided | Describe
+WithActorKey = FromActor | Describe  # all that its holder may say
 ToActor = Welcome | Unknown | Leases | Acknowledged | Alive | Stop | Refused
 ToLearner = Resumed | Batch | Wait | EvalProgress | Done | Stop | Refused
 Reply = ToActor | ToLearner | Status | Described

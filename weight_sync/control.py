@@ -13,7 +13,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from configs.keys import Keys
+from configs.keys import ACTOR, Keys
 from weight_sync.protocol import (
     PROTOCOL,
     Answer,
@@ -203,7 +203,7 @@ class Link:
         dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
         dealer.setsockopt(zmq.HANDSHAKE_IVL, SILENT_MS)
         if keys is not None:
-            keys.present(dealer)
+            keys.present(dealer, ACTOR)
         dealer.connect(endpoint)
 
     def __enter__(self) -> Self:

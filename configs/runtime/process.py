@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -68,8 +69,27 @@ def begin(name: str, threads: int | None = None) -> None:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     avoid_amx()
+    raise_descriptors()
     if threads is not None:
         limit_threads(threads)
+
+
+def raise_descriptors() -> None:
+    """Let this process, and those it starts, open as many files and sockets as they may at all."""
+    hard = most_descriptors()
+    if descriptors() < hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def descriptors() -> int:
+    """How many files and sockets this process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def most_descriptors() -> int:
+    """How many it may have open once it has raised its limit."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def limit_threads(threads: int) -> None:

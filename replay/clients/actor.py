@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 
 import replay.protocol as wire
-from configs.keys import Keys
+from configs.keys import ACTOR, Keys
 from replay.clients.base import LINGER_MS, RESTART_DEADLINE_S, connect_anew, dealer
 from replay.clients.session import Inbox, Session
 from replay.codec import decode_reply, encode, encode_trajectory
@@ -55,7 +55,7 @@ class TrajectoryWriter:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set(zmq.SNDHWM, 0)  # while replay is away: its leases' answers, heartbeats
-        dealer(self._socket, self._endpoint, self._dead_after_s, self._keys)
+        dealer(self._socket, self._endpoint, self._dead_after_s, self._keys, ACTOR)
         await self._send(self._session.hello(time.monotonic()))
         for work in (self._listen(), self._beat()):
             task = asyncio.create_task(work)

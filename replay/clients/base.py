@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 
 import replay.protocol as wire
-from configs.keys import Keys
+from configs.keys import LEARNER, Keys
 from replay.codec import MAX_REPLY_BYTES, decode_reply, encode
 
 LINGER_MS = 1000
@@ -37,6 +37,7 @@ def dealer(
     endpoint: str,
     silence_s: float,
     keys: Keys | None,
+    role: str,
 ) -> None:
     """Connect; ZeroMQ's own heartbeats go on, on its I/O thread, while this process computes."""
     silence_ms = max(1, int(silence_s * 1000))
@@ -47,7 +48,7 @@ def dealer(
     socket.set(zmq.HANDSHAKE_IVL, silence_ms)  # until its end there are no heartbeats
     socket.set(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
     if keys is not None:
-        keys.present(socket)
+        keys.present(socket, role)
     socket.connect(endpoint)
 
 
@@ -79,6 +80,8 @@ class Caller:
     `restart_deadline_s`; where that is shorter, it is asked once.
     """
 
+    role = LEARNER  # whose key it shows
+
     def __init__(
         self,
         endpoint: str,
@@ -104,7 +107,7 @@ class Caller:
 
     def _connect(self) -> None:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        dealer(self._socket, self._endpoint, self._reply_deadline_s, self._keys)
+        dealer(self._socket, self._endpoint, self._reply_deadline_s, self._keys, self.role)
 
     def _call(self, request: wire.Request, wanted: type[_T], what: str) -> _T | wire.Stop:
         return self._checked(self._wait(request, what, math.inf)[0], wanted, what)

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 
-from configs.keys import Keys
+from configs.keys import ACTOR, Keys
 from replay.clients.base import Caller
 from replay.protocol import Describe, Described, Done, Observe, Reply, Shutdown, Status
 
@@ -49,10 +49,12 @@ class ConfigReader(Caller):
     It asks again and again: replay may be busy, or not have been started yet.
     """
 
+    role = ACTOR
+
     def __init__(self, endpoint: str, keys: Keys | None, deadline_s: float) -> None:
         """Raises ConfigError when the keys cannot be read."""
         if keys is not None:
-            keys.check()
+            keys.check(self.role)
         super().__init__(endpoint, min(ASK_AGAIN_S, deadline_s), keys, deadline_s)
 
     def configuration(self) -> str:

@@ -10,7 +10,8 @@ import msgspec
 import zmq
 
 import replay.protocol as wire
-from configs.keys import Addresses, Guard
+from configs.guard import Guard
+from configs.keys import Addresses
 from configs.runtime.files import weights_bytes
 from configs.runtime.process import make_socket_dir
 from configs.schema import Config
@@ -51,12 +52,19 @@ class Router:
         """Wait for a message; True where one has arrived."""
         return bool(self._socket.poll(max(0, int(timeout_s * 1000))))
 
-    def messages(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Peer and frames of every message that has arrived, read as they are asked for."""
+    def messages(self) -> Iterator[tuple[bytes, list[bytes], str]]:
+        """Peer and frames of every message that has arrived, read as they are asked for, and the
+        role of the key that it came with; '' where there are no keys.
+        """
         with contextlib.suppress(zmq.Again):
             while True:
-                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-                yield peer, frames
+                if self._guard is None:
+                    peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                    yield peer, frames, ""
+                else:
+                    whole = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                    role = self._guard.role(whole[-1].get("User-Id"))
+                    yield whole[0].bytes, [frame.bytes for frame in whole[1:]], role
 
     def send(self, peer: bytes, payload: bytes) -> str:
         """Send to a peer; return why it cannot be reached, or ''."""

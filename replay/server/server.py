@@ -17,6 +17,7 @@ import time
 import msgspec
 
 import replay.protocol as wire
+from configs.keys import ACTOR
 from configs.load import dump
 from configs.schema import Config
 from replay.codec import decode_request
@@ -83,11 +84,15 @@ class ReplayServer:
             self._record_losses()
 
     def _read(self, most: int | None = None) -> None:
-        for peer, frames in itertools.islice(self._router.messages(), most):
+        for peer, frames, role in itertools.islice(self._router.messages(), most):
             try:
                 if len(frames) != 1:
                     raise wire.Garbled(f"a message of {len(frames)} frames: send one")
-                self._disk.receive(peer, decode_request(frames[0]))
+                request = decode_request(frames[0])
+                if role == ACTOR and not isinstance(request, wire.WithActorKey):
+                    kind = type(request).__name__
+                    raise wire.CodecError(f"{kind} with an actor's key: show the learner's")
+                self._disk.receive(peer, request)
             except wire.CodecError as error:
                 self._connections.refuse(peer, error)
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from configs.devices import on_cpu
-from configs.keys import keys_of
+from configs.keys import CLIENTS, keys_of
 from configs.runtime.files import weights_bytes
 from configs.runtime.process import socket_dir
 from configs.schema import Config
@@ -257,7 +257,7 @@ class Arrangement:
         draws_token = bool(self._servers()) and not self.config.retrieval.token_file
         for name in (name for name, at in self.seats.items() if at == address):
             kind = kind_of(name)
-            found.update(keys.to_ask if kind in (ACTOR, LEARNER) else ())
+            found.update(keys.to_ask(kind) if kind in CLIENTS else ())
             found.update(keys.to_serve if name == LEARNER else ())  # rank 0 publishes
             if kind in (ACTOR, RETRIEVAL) and draws_token:
                 found.add(Path(self.token_file(self.here)))

@@ -26,8 +26,9 @@ from actors.user_code import load_entry_point
 from configs import hints
 from configs.environment import BUILT_IN
 from configs.fleet import ClusterConfig
-from configs.keys import Addresses
+from configs.keys import LEARNER, Addresses
 from configs.load import ConfigError, load
+from configs.runtime.process import most_descriptors
 from configs.schema import Config
 from replay.protocol import ReplayError
 from replay.question_files import WANTED
@@ -43,6 +44,7 @@ from scripts.setup.resolve import can_listen, is_run, resolve
 from scripts.setup.retrieval import ServerFailed, try_search, with_index_version
 from scripts.terminal import status
 
+OTHER_DESCRIPTORS = 200  # of replay: log, sockets of its own, strangers, console, joining actors
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -65,7 +67,7 @@ def check(config: Config, resumed: bool = False, here: bool = True) -> None:
     nodes of a cluster have is checked there (scripts/fleet/node_checks.py).
     """
     mine = (_chosen,) if config.cluster.address else (lacks,)
-    now = (_search, _endpoints, *mine) if here else ()
+    now = (_search, _endpoints, _descriptors, *mine) if here else ()
     checks = (*_CHECKS, *now, *(() if resumed else (_run_dir,)))
     _refuse(config, checks)
 
@@ -269,7 +271,7 @@ def _keys(config: Config) -> Iterator[str]:
             "set replay.endpoint or weight_sync.endpoint to tcp://HOST:PORT"
         )
     elif config.keys and keys is not None and folder.exists():
-        yield from _told(keys.check)
+        yield from _told(keys.check, LEARNER)
 
 
 def _endpoints(config: Config) -> Iterator[str]:
@@ -281,6 +283,17 @@ def _endpoints(config: Config) -> Iterator[str]:
                 f"{section}.endpoint = {endpoint!r}: this machine cannot listen there ({why}): "
                 "name an address of it, and a free port"
             )
+
+
+def _descriptors(config: Config) -> Iterator[str]:
+    """Yield what this machine lacks of open files: without one left, nobody more is let in."""
+    needed, most = OTHER_DESCRIPTORS + 2 * config.actors.count, most_descriptors()
+    if needed > most:  # two an actor: one that is started again may come before its old one goes
+        yield (
+            f"actors.count = {config.actors.count!r}: replay then holds up to {needed} sockets and "
+            f"files, and a process here may open {most}: raise the hard limit (ulimit -Hn, "
+            "LimitNOFILE=), or lower it"
+        )
 
 
 def _chosen(config: Config) -> Iterator[str]:

@@ -68,7 +68,7 @@ def test_over_tcp_with_a_copy_of_the_keys(run: Start, tmp_path: Path) -> None:
     served = run(tcp=True)
     copy = tmp_path / "copy"
     copy.mkdir()
-    for name in ("server.key", "client.key_secret"):  # all that one who asks needs
+    for name in ("server.key", "actor.key_secret"):  # all that an actor needs
         (tmp_path / "run" / "keys" / name).rename(copy / name)
     joined = joining.configuration(served.replay.endpoint, str(copy), [])
     assert (joined.keys, joined.replay) == (str(copy), served.replay)

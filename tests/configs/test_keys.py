@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import zmq
 
-from configs.keys import Addresses, Keys
+from configs.keys import ACTOR, LEARNER, Addresses, Keys
 from configs.load import ConfigError
 from configs.schema import Config, LearnerConfig, ReplayConfig
 
@@ -26,11 +26,11 @@ def ask(keys: Keys) -> Iterator[Callable[..., bytes | None]]:
     guard = keys.guard(context, socket)
     port = socket.bind_to_random_port("tcp://127.0.0.1")
 
-    def asking(theirs: Keys | None) -> bytes | None:
+    def asking(theirs: Keys | None, role: str = ACTOR) -> bytes | None:
         other: zmq.Context[Any] = zmq.Context()
         dealer = other.socket(zmq.DEALER)
         if theirs:
-            theirs.present(dealer)
+            theirs.present(dealer, role)
         dealer.connect(f"tcp://127.0.0.1:{port}")
         dealer.send(b"hello")
         heard = socket.recv_multipart()[1] if socket.poll(2000 if theirs is keys else 500) else None
@@ -51,7 +51,7 @@ def mixed(keys: Keys, folder: Path) -> Keys:
 
 
 def test_the_run_s_own_key_is_let_in(ask: Callable[..., bytes | None], keys: Keys) -> None:
-    assert ask(keys) == b"hello"
+    assert ask(keys) == ask(keys, LEARNER) == b"hello"
 
 
 def test_no_key_and_other_keys_are_refused_by_name(
@@ -70,7 +70,8 @@ def test_the_keys_are_made_once_and_for_their_owner_alone(keys: Keys) -> None:
     before = {path.name: path.read_bytes() for path in keys.folder.iterdir()}
     keys.make()
     assert before == {path.name: path.read_bytes() for path in keys.folder.iterdir()}
-    assert set(before) == {"server.key", "server.key_secret", "client.key", "client.key_secret"}
+    pairs = ("server", "actor", "learner")
+    assert set(before) == {f"{name}.key{end}" for name in pairs for end in ("", "_secret")}
     assert keys.folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in keys.folder.iterdir()} == {0o600}
     assert [path.name for path in keys.folder.parent.iterdir()] == ["keys"]
@@ -78,13 +79,13 @@ def test_the_keys_are_made_once_and_for_their_owner_alone(keys: Keys) -> None:
 
 def test_missing_keys_are_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"keys = .*none'.*start replay first, or copy the keys"):
-        Keys(tmp_path / "none").check()
+        Keys(tmp_path / "none").check(ACTOR)
 
 
 def test_a_copy_that_others_can_read_is_named(keys: Keys) -> None:
-    (keys.folder / "client.key_secret").chmod(0o644)
-    with pytest.raises(ConfigError, match=r"client.key_secret has mode 0644, .*: chmod 600 /"):
-        keys.check()
+    (keys.folder / "actor.key_secret").chmod(0o644)
+    with pytest.raises(ConfigError, match=r"actor.key_secret has mode 0644, .*: chmod 600 /"):
+        keys.check(ACTOR)
 
 
 def test_a_proof_is_of_what_was_said_and_of_the_keys(keys: Keys, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_a_run_over_two_nodes_completes_and_leaves_the_cluster_as_it_was(launch:
         run.wait_for("Delivered", delivers("actor-0"), START_S)
         assert workers_in(one) == ["learner.worker", "replay.worker"]
         assert workers_in(two) == ["actors.worker", "retrieval_server.worker"]
-        assert secrets_in(two) == {"server.key", "client.key_secret", "retrieval_token"}
+        assert secrets_in(two) == {"server.key", "actor.key_secret", "retrieval_token"}
         assert run.wait_for_end(START_S) == Exit.DONE
         assert workers_in(one) == workers_in(two) == []
         assert secrets_in(two) is None

@@ -16,7 +16,7 @@ import pytest
 import yaml
 import zmq
 
-from configs.keys import Addresses, Keys
+from configs.keys import LEARNER, Addresses, Keys
 from configs.load import dump
 from configs.schema import ActorsConfig, Config, LearnerConfig, ReplayConfig
 from replay.codec import decode_trajectory, encode, encode_trajectory
@@ -142,7 +142,7 @@ class Running:
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
             socket.linger = 0
             if self.keys:
-                self.keys.present(socket)
+                self.keys.present(socket, LEARNER)
             socket.connect(self.endpoint)
             socket.send(encode(Observe(0, 0)))  # wakes it up
             self.thread.join(seconds)

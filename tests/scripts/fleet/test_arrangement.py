@@ -52,9 +52,9 @@ def test_each_process_is_told_the_endpoints_and_its_own_server_first(tmp_path: P
 def test_a_node_has_the_secrets_of_its_processes_and_no_others(tmp_path: Path) -> None:
     away = {"cluster__learner": "[b]", "cluster__actors": "[c]", "cluster__shared": tmp_path}
     plan = arranged(tmp_path, "a", "b", "c", **away)
-    asks = {"server.key", "client.key_secret"}
+    asks, leads = {"server.key", "actor.key_secret"}, {"server.key", "learner.key_secret"}
     assert plan.secrets("a") == {}  # they are here
-    assert plan.secrets("b").keys() == asks | {"client.key", "server.key_secret"}
+    assert plan.secrets("b").keys() == leads | {"actor.key", "learner.key", "server.key_secret"}
     assert plan.secrets("c").keys() == asks | {"retrieval_token"}
     folder = plan.directory("c") / "keys"
     assert f"keys={folder}" in plan.words("actor-0")

@@ -43,7 +43,7 @@ def test_what_is_laid_is_there_and_goes_with_the_outpost(tmp_path: Path) -> None
 
 def test_a_node_holds_the_secrets_that_it_is_entrusted_with_and_no_others(tmp_path: Path) -> None:
     outpost, keys = Outpost("127.0.0.1"), tmp_path / "keys"
-    outpost.entrust(str(keys), {"token": b"t", "client.key_secret": b"c"})
+    outpost.entrust(str(keys), {"token": b"t", "actor.key_secret": b"c"})
     outpost.entrust(str(keys), {"token": b"u"})
     assert {path.name: path.read_bytes() for path in keys.iterdir()} == {"token": b"u"}
     assert stat.S_IMODE((keys / "token").stat().st_mode) == 0o600

@@ -1,0 +1,49 @@
+"""A replay server whose process may open few files, and connections of nobody to it."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.children import ends_with_us
+
+LIMITED = """
+import resource, sys
+most = int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+from configs.runtime.process import begin
+from replay.worker import main
+begin("replay")
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@contextmanager
+def limited(config: Path, most: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Replay's process, which may have so many descriptors."""
+    command = [sys.executable, "-c", LIMITED, str(most), str(config)]
+    with log.open("wb") as errors:
+        process = subprocess.Popen(command, stderr=errors, env=ends_with_us())
+    yield process
+    process.kill()
+    process.wait()
+
+
+@contextmanager
+def crowd(endpoint: str, count: int) -> Iterator[list[socket.socket]]:
+    """So many connections to an endpoint that say nothing and stay."""
+    parts = urlsplit(endpoint)
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(socket.create_connection((parts.hostname, parts.port)))
+            for _ in range(count)
+        ]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
