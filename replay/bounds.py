@@ -18,6 +18,7 @@ _RANGES = {
     "incarnation": (0, MAX_NUMBER),
     "policy_version": (0, MAX_NUMBER),
     "step": (0, MAX_NUMBER),
+    "part": (0, MAX_NUMBER),
     "group_id": (1, MAX_NUMBER),
     "sibling": (0, MAX_NUMBER),
     "after_step": (0, MAX_NUMBER),

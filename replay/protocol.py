@@ -216,6 +216,14 @@ class Sample(Message, frozen=True):
     step: int
 
 
+class SamplePart(Message, frozen=True):
+    """The learner asks for a part of the batch of `step`, which does not fit one message."""
+
+    incarnation: int
+    step: int
+    part: int  # from 0
+
+
 class Committed(Message, frozen=True):
     """A checkpoint of this step is durable: batches of steps ≤ it are committed."""
 
@@ -255,7 +263,11 @@ class Resumed(Message, frozen=True):
 
 
 class Batch(Message, frozen=True):
-    """Reply to Sample: whole groups for step s + 1, by group id."""
+    """Reply to Sample: whole groups for step s + 1, by group id.
+
+    Where their payloads do not fit one message, `groups` is empty and the learner asks for each of
+    the `parts`; `sizes` then says how many of the payloads are each group's.
+    """
 
     step: int
     group_ids: tuple[int, ...]
@@ -264,6 +276,16 @@ class Batch(Message, frozen=True):
     gauges: dict[str, float]  # replay's own
     fleet: dict[str, dict[str, float]]  # by actor id: its latest gauges
     evaluations: tuple[EvalResult, ...]  # finished since the last Batch
+    parts: int = 0
+    sizes: tuple[int, ...] = ()
+
+
+class BatchPart(Message, frozen=True):
+    """Reply to SamplePart: the next payloads of the batch's groups, one group after the other."""
+
+    step: int
+    part: int
+    payloads: tuple[bytes, ...]
 
 
 class Wait(Message, frozen=True):
@@ -326,11 +348,11 @@ class Described(Message, frozen=True):
 
 
 FromActor = Hello | Ready | Deliver | LeaseFailed | Heartbeat | Goodbye
-FromLearner = Resume | Sample | Committed | Evaluate | Report | Finish
+FromLearner = Resume | Sample | SamplePart | Committed | Evaluate | Report | Finish
 FromLauncher = Observe | Shutdown
 Decided = FromActor | FromLearner | FromLauncher  # by the ledger
 Request = Decided | Describe
 WithActorKey = FromActor | Describe  # all that its holder may say
 ToActor = Welcome | Unknown | Leases | Acknowledged | Alive | Stop | Refused
-ToLearner = Resumed | Batch | Wait | EvalProgress | Done | Stop | Refused
+ToLearner = Resumed | Batch | BatchPart | Wait | EvalProgress | Done | Stop | Refused
 Reply = ToActor | ToLearner | Status | Described

@@ -25,6 +25,7 @@ RESTART_DEADLINE_S = 120.0
 _ANSWERS: dict[type[wire.Request], type[wire.Reply]] = {
     wire.Resume: wire.Resumed,
     wire.Sample: wire.Batch,
+    wire.SamplePart: wire.BatchPart,
     wire.Evaluate: wire.EvalProgress,
     wire.Observe: wire.Status,
 }  # of any other: Done
@@ -66,6 +67,8 @@ def is_late(request: wire.Request, reply: wire.Reply | None) -> bool:
     match request, reply:
         case wire.Sample(), wire.Batch(step):
             return step != request.step + 1
+        case wire.SamplePart(), wire.BatchPart(step, part):
+            return (step, part) != (request.step, request.part)
         case wire.Evaluate(), wire.EvalProgress(_, _, result):
             return result is not None and result.step != request.step
         case _:

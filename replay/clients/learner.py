@@ -9,9 +9,12 @@ import time
 import uuid
 from collections.abc import Mapping
 
+import msgspec
+
 import replay.protocol as wire
 from configs.keys import Keys
 from replay.clients.base import RESTART_DEADLINE_S, Caller
+from replay.parts import joined
 
 EVALUATION_POLL_S = 0.05
 
@@ -51,7 +54,21 @@ class BatchReader(Caller):
         request = wire.Sample(self._incarnation, step)
         reply, waited_s = self._wait(request, what, self._deadline_s)
         self.wait_for_batch_s, self.wait_for_oldest_s = waited_s[False], waited_s[True]
-        return self._checked(reply, wire.Batch, what)
+        batch = self._checked(reply, wire.Batch, what)
+        return batch if isinstance(batch, wire.Stop) or not batch.parts else self._whole(batch)
+
+    def _whole(self, batch: wire.Batch) -> wire.Batch | wire.Stop:
+        """Ask for the parts of a batch that did not fit one message."""
+        payloads: list[bytes] = []
+        for part in range(batch.parts):
+            request = wire.SamplePart(self._incarnation, batch.step, part)
+            what = f"part {part + 1} of {batch.parts} of the batch of step {batch.step}"
+            found = self._call(request, wire.BatchPart, what)
+            if isinstance(found, wire.Stop):
+                return found
+            payloads += found.payloads
+        groups = joined(payloads, batch.sizes)
+        return msgspec.structs.replace(batch, groups=groups, parts=0, sizes=())
 
     def evaluate(
         self, step: int, wait: bool, deadline_s: float | None = None

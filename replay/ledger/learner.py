@@ -15,6 +15,7 @@ from replay.ledger.lifecycle import drop_untrainable, end_run, finish_evaluation
 from replay.ledger.roster import Roster
 from replay.ledger.state import Journal
 from replay.log import records
+from replay.parts import PART_BYTES, cut
 
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -38,6 +39,8 @@ class LearnerHandler:
         match message:
             case wire.Sample():
                 return self.sample(message)
+            case wire.SamplePart():
+                return self.sample_part(message)
             case wire.Committed():
                 return self.committed(message)
             case wire.Evaluate():
@@ -104,6 +107,19 @@ class LearnerHandler:
             )
         )
         return self._batch(step)
+
+    def sample_part(self, message: wire.SamplePart) -> wire.BatchPart | wire.Refused | wire.Stop:
+        """Serve a part of a batch that has been served, as often as it is asked for."""
+        if self._state.stop_cause:
+            return wire.Stop(self._state.stop_cause)
+        if message.step not in self._state.batches or message.step > self._state.served:
+            return wire.Refused(f"step {message.step} is none whose batch is out: say Sample first")
+        parts = self._parts(message.step)
+        if message.part >= len(parts):
+            return wire.Refused(
+                f"step {message.step} has no part {message.part}, only {len(parts)}"
+            )
+        return wire.BatchPart(message.step, message.part, parts[message.part])
 
     def committed(self, message: wire.Committed) -> wire.Done | wire.Refused:
         """Forget the payloads of steps ≤ `step`: their training is durable."""
@@ -172,15 +188,23 @@ class LearnerHandler:
         fact = self._state.batches[step]
         groups = [self._state.sampled[group_id] for group_id in fact.group_ids]
         found = [self._state.evaluations.get(step) for step in fact.evaluations]
+        payloads = tuple(tuple(g.payloads[i] for i in range(g.size)) for g in groups)
+        parts = len(self._parts(step))
         return wire.Batch(
             step=step,
             group_ids=fact.group_ids,
             versions=tuple(group.version for group in groups),
-            groups=tuple(tuple(g.payloads[i] for i in range(g.size)) for g in groups),
+            groups=payloads if parts == 1 else (),
             gauges=fact.gauges,
             fleet=self._roster.fleet(),
             evaluations=tuple(e.result for e in found if e is not None and e.result is not None),
+            parts=0 if parts == 1 else parts,
+            sizes=() if parts == 1 else tuple(group.size for group in groups),
         )
+
+    def _parts(self, step: int) -> list[tuple[bytes, ...]]:
+        groups = [self._state.sampled[i] for i in self._state.batches[step].group_ids]
+        return cut([g.payloads[i] for g in groups for i in range(g.size)], PART_BYTES)
 
     def _batch_gauges(self, step: int, groups: list[Group]) -> dict[str, float]:
         trained = [summary for group in groups for summary in group.summaries.values()]

@@ -28,7 +28,9 @@ from replay.log.records import ActorJoined, Delivered, Record, Superseded
 from replay.questions import Questions
 from replay.trajectory import Question, Sampling
 
+MOST_TOLD = 1000  # reports and results in one Status: who asks again hears of the next
 # Messages and facts that change the capacity or the weights of no actor but the sender.
+_ASKING = (wire.Sample, wire.SamplePart, wire.Observe)
 _OWN = (wire.Deliver, wire.Heartbeat, wire.Ready, wire.Hello)
 _OF_ONE_ACTOR = (ActorJoined, Delivered, Superseded)
 
@@ -110,7 +112,7 @@ class Ledger:
 
     def _affected(self, message: wire.Decided | Tick | PeerLost) -> list[Actor] | None:
         """Return the only actors that may be leased something after this message; None: all may."""
-        if isinstance(message, wire.Sample | wire.Observe) and self._journal.wrote_only(()):
+        if isinstance(message, _ASKING) and self._journal.wrote_only(()):
             return []  # a question kept for its answer is put again after every burst
         if not isinstance(message, _OWN) or not self._journal.wrote_only(_OF_ONE_ACTOR):
             return None
@@ -169,10 +171,10 @@ class Ledger:
             self._actors.dismiss_absent()
 
     def _status(self, message: wire.Observe) -> wire.Status:
-        state = self.state
+        state, first, result = self.state, message.after_step, message.after_evaluation
         return wire.Status(
-            steps=tuple(state.reports[message.after_step :]),
-            evaluations=tuple(state.results[message.after_evaluation :]),
+            steps=tuple(state.reports[first : first + MOST_TOLD]),
+            evaluations=tuple(state.results[result : result + MOST_TOLD]),
             gauges=state.gauges(),
             fleet=self._roster.fleet(),
             phase=describe_phase(state, self._learner_waits_for),

@@ -196,12 +196,21 @@ class Connections:
             return
         if isinstance(reply, wire.Status | wire.Batch):
             reply = msgspec.structs.replace(reply, gauges=reply.gauges | self.gauges())
-        if cause := self._router.send(peer, encode(reply)):
+        if cause := self._router.send(peer, self._encoded(reply)):
             self._unroutable += 1
             self.kept.pop(peer, None)
             if peer not in self.lost:  # once for all that it had coming
                 self.lost[peer] = None
                 logger.warning("%s could not be sent: %s", type(reply).__name__, cause)
+
+    def _encoded(self, reply: wire.Reply) -> bytes:
+        """Encode a reply; where none can be made of it, the refusal that says why."""
+        try:
+            return encode(reply)
+        except wire.CodecError as error:
+            refused = wire.Refused(f"the answer cannot be sent: {error}")
+            self._note_refusal(refused.cause)
+            return encode(refused)
 
     def unanswered(self, others: Iterable[Peer]) -> set[Peer]:
         """Return those of `others` and of the peers owed a reply that are no actors."""

@@ -36,11 +36,39 @@ def lacks(config: Config) -> Iterator[str]:
         yield without  # memory would be told of a machine that it is not meant for
         return
     yield from _memory(config)
+    yield from _batches(config)
     yield from _gpu_memory(config)
     try:
         transport(config)
     except TransportUnusable as error:
         yield str(error)
+
+
+def record_bytes(config: Config) -> int:
+    """About how many bytes the longest rollout's record takes: each token an action, with its
+    log-prob and version.
+    """
+    turns = config.actors.max_turns + 1
+    return 12 * config.model.max_model_len + turns * (512 + 64 * config.retrieval.top_k)
+
+
+def batch_bytes(config: Config) -> int:
+    """About how many bytes a batch of the longest rollouts takes."""
+    return config.replay.groups_per_step * config.replay.group_size * record_bytes(config)
+
+
+def _batches(config: Config) -> Iterator[str]:
+    """Yield that the batches which replay may hold at once are more than this machine's memory."""
+    batches, has = config.replay.max_staleness + 1, psutil.virtual_memory().total
+    if (needed := batches * batch_bytes(config)) > has:
+        r = config.replay
+        yield (
+            f"replay.groups_per_step = {r.groups_per_step!r}, replay.group_size = "
+            f"{r.group_size!r}: {batches} batches (replay.max_staleness = {r.max_staleness!r}) of "
+            f"rollouts of model.max_model_len = {config.model.max_model_len!r} tokens take up to "
+            f"{needed / (1 << 30):.1f} GiB, and this machine has {has / (1 << 30):.1f}: lower one "
+            "of them"
+        )
 
 
 def lacks_for_an_engine(config: Config) -> Iterator[str]:

@@ -30,6 +30,7 @@ from configs.keys import LEARNER, Addresses
 from configs.load import ConfigError, load
 from configs.runtime.process import most_descriptors
 from configs.schema import Config
+from replay.codec import MAX_TRAJECTORY_BYTES, MAX_TURNS
 from replay.protocol import ReplayError
 from replay.question_files import WANTED
 from replay.questions import FIELDS, questions_of, read_questions
@@ -37,7 +38,7 @@ from retrieval_server.auth import read_token
 from retrieval_server.encoder_settings import require_encoder
 from retrieval_server.index.open_index import look
 from retrieval_server.protocol import BadIndex, RetrievalError
-from scripts.setup.machine import lacks, lacks_for_an_engine
+from scripts.setup.machine import lacks, lacks_for_an_engine, record_bytes
 from scripts.setup.model_checks import folder, has_tokenizer, limits, prompts
 from scripts.setup.overrides import get_field
 from scripts.setup.resolve import can_listen, is_run, resolve
@@ -306,6 +307,21 @@ def _chosen(config: Config) -> Iterator[str]:
             )
 
 
+def _records(config: Config) -> Iterator[str]:
+    """Yield that a rollout may be longer than the record of one that replay takes."""
+    if (turns := config.actors.max_turns + 1) > MAX_TURNS:
+        yield (
+            f"actors.max_turns = {config.actors.max_turns!r}: a record holds {MAX_TURNS} turns, "
+            f"and such a rollout has up to {turns}: give at most {MAX_TURNS - 1}"
+        )
+    if (size := record_bytes(config)) > MAX_TRAJECTORY_BYTES:
+        yield (
+            f"model.max_model_len = {config.model.max_model_len!r}: the record of so long a "
+            f"rollout takes up to {size / (1 << 20):.1f} MiB, and a message holds "
+            f"{MAX_TRAJECTORY_BYTES >> 20}: lower it to {MAX_TRAJECTORY_BYTES // 13}"
+        )
+
+
 def _signal(config: Config) -> Iterator[str]:
     if config.replay.group_size == 1 and config.learner.total_steps:
         yield (
@@ -319,6 +335,7 @@ _CHECKS = (
     limits,
     _questions,
     prompts,
+    _records,
     _signal,
     _keys,
     _environment,

@@ -333,6 +333,20 @@ MUTANTS = (
         ("tests/actors/test_token_audit.py",),
     ),
     Mutant(
+        "the role of a key not checked",
+        "replay/server/server.py",
+        "if role == ACTOR and not isinstance(request, wire.WithActorKey):",
+        "if False:",
+        ("tests/replay/server/test_roles.py",),
+    ),
+    Mutant(
+        "a version beyond the run taken for true",
+        "replay/ledger/bounds.py",
+        "if stated.policy_version > state.last_sampled:",
+        "if False:",
+        ("tests/replay/ledger/test_bounds.py",),
+    ),
+    Mutant(
         "an untrained stop passes the audit",
         "actors/token_audit.py",
         "return self._completes(tokens[-reach:], texts) or self._completes(tokens, texts)",

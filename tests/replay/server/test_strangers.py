@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from configs import guard
 from configs.guard import Unproved
 from configs.keys import Keys
 from replay.clients.launcher import Observer
@@ -57,7 +58,7 @@ def test_a_crowd_of_strangers_neither_locks_out_nor_spins(tmp_path: Path) -> Non
     with limited(config, 256, tmp_path / "log") as process:
         with Observer(endpoint, 30.0, keys) as console:
             assert console.status().phase == "waiting for a learner"
-        with crowd(endpoint, 300), crowd(endpoint, 100) as newest:
+        with crowd(endpoint, 400):
             for _ in range(3):
                 with Observer(endpoint, 10.0, keys, restart_deadline_s=0.0) as console:
                     assert console.status().phase == "waiting for a learner"
@@ -65,9 +66,16 @@ def test_a_crowd_of_strangers_neither_locks_out_nor_spins(tmp_path: Path) -> Non
             time.sleep(2.0)
             share = (cpu_seconds(process.pid) - used_s) / (time.monotonic() - begun_s)
             assert share < 0.25
-            deadline_s = time.monotonic() + 30.0
-            while not all(map(ended, newest)):
-                assert time.monotonic() < deadline_s, "a stranger is still waited for"
-                time.sleep(0.1)
         assert process.poll() is None
     assert "refused a connection" in (tmp_path / "log").read_text()
+
+
+def test_who_does_not_show_a_key_in_time_is_let_go(serve, monkeypatch) -> None:
+    monkeypatch.setattr(guard, "HANDSHAKE_S", 0.3)
+    running = serve(tcp=True)
+    with crowd(running.endpoint, 2) as (silent, slow):
+        slow.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(16))  # half a greeting
+        deadline_s = time.monotonic() + 15.0
+        while not (ended(silent) and ended(slow)):
+            assert time.monotonic() < deadline_s, "a stranger is still waited for"
+            time.sleep(0.05)

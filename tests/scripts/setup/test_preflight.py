@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -73,6 +74,9 @@ def test_rows_that_cannot_be_used_are_said_before_the_start(good: dict[str, str]
         ("retrieval.token_file", "/no/such", "retrieval.token_file = '/no/such': No such file"),
         ("model.max_model_len", "8192", "max_position_embeddings 4096"),
         ("actors.kv_cache_bytes", str(1 << 50), "too little memory"),
+        ("actors.max_turns", "1024", "actors.max_turns = 1024: a record holds 1024 turns"),
+        ("model.max_model_len", "2000000", "takes up to 22.9 MiB, and a message holds 16"),
+        ("replay.groups_per_step", "100000000", "replay.groups_per_step = 100000000, replay.group"),
     ],
 )
 def test_each_problem_is_named(good: dict[str, str], field: str, value: str, words: str) -> None:
@@ -98,6 +102,14 @@ def test_what_trains_nothing_still_needs_a_whole_model(
     with pytest.raises(ConfigError) as raised:
         preflight.check_rollouts(config(untrained))
     assert words in str(raised.value)
+
+
+def test_more_actors_than_replay_may_hold_sockets_are_refused(good: dict[str, str]) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    count = (hard - preflight.OTHER_DESCRIPTORS) // 2
+    assert not list(preflight._descriptors(config(good | {"actors.count": str(count)})))
+    (told,) = preflight._descriptors(config(good | {"actors.count": str(count + 1)}))
+    assert f"a process here may open {hard}: raise the hard limit (ulimit -Hn" in told
 
 
 def test_without_searches_no_corpus_is_needed(good: dict[str, str]) -> None:
