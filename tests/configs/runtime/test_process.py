@@ -2,13 +2,20 @@
 
 import ast
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from configs.runtime.process import end_child, start_child
+from configs.runtime.process import (
+    descriptors,
+    end_child,
+    most_descriptors,
+    raise_descriptors,
+    start_child,
+)
 
 SAYS = """
 import ctypes, configs.runtime.process
@@ -105,3 +112,14 @@ def test_freed_blocks_stay_at_hand_until_they_are_returned() -> None:
     done = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, check=True)
     at_once, returned = map(int, done.stdout.split())
     assert at_once < 5 and returned > 55, "MiB, although the last block is held"
+
+
+def test_a_process_may_open_as_many_files_as_its_hard_limit_says() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+    try:
+        assert (descriptors(), most_descriptors()) == (128, hard)
+        raise_descriptors()
+        assert descriptors() == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
