@@ -61,7 +61,7 @@ async def test_a_batch_that_no_message_holds_comes_whole(serve, rollout, monkeyp
 
 @pytest.mark.timeout(120)
 async def test_an_answer_that_cannot_be_sent_is_a_refusal(serve, rollout, monkeypatch) -> None:
-    monkeypatch.setattr(codec, "MAX_REPLY_BYTES", 1 << 20)
+    monkeypatch.setattr(codec, "MAX_REPLY_BYTES", 2 << 20)
     running = serve(group_size=3, max_staleness=0)
     with BatchReader(running.endpoint, 1, 20.0) as reader:
         reader.resume(0)
