@@ -58,15 +58,15 @@ def batch_bytes(config: Config) -> int:
 
 
 def _batches(config: Config) -> Iterator[str]:
-    """Yield that the batches which replay may hold at once are more than this machine's memory."""
-    batches, has = config.replay.max_staleness + 1, psutil.virtual_memory().total
+    """Yield that the batches which replay may hold at once take more memory than is left."""
+    batches, has = config.replay.max_staleness + 1, psutil.virtual_memory().available
     if (needed := batches * batch_bytes(config)) > has:
         r = config.replay
         yield (
             f"replay.groups_per_step = {r.groups_per_step!r}, replay.group_size = "
             f"{r.group_size!r}: {batches} batches (replay.max_staleness = {r.max_staleness!r}) of "
             f"rollouts of model.max_model_len = {config.model.max_model_len!r} tokens take up to "
-            f"{needed / (1 << 30):.1f} GiB, and this machine has {has / (1 << 30):.1f}: lower one "
+            f"{needed / (1 << 30):.1f} GiB, and {has / (1 << 30):.1f} are left here: lower one "
             "of them"
         )
 
