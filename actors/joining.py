@@ -16,6 +16,7 @@ import msgspec
 
 from actors.policies import engine_keys
 from actors.retrieval import open_retrieval
+from configs import trust
 from configs.keys import ACTOR, Addresses, Keys
 from configs.load import ConfigError, parse, retrieval_urls
 from configs.retrieval import shown_urls
@@ -31,10 +32,15 @@ _OURS = {"replay.endpoint": "--connect", "keys": "--keys"}
 
 
 def configuration(
-    endpoint: str, keys_folder: str, overrides: Sequence[str], deadline_s: float = DEADLINE_S
+    endpoint: str,
+    keys_folder: str,
+    overrides: Sequence[str],
+    deadline_s: float = DEADLINE_S,
+    *,
+    trusted: bool = False,
 ) -> Config:
-    """Return the run's configuration with `overrides`, checked from here. Raises ConfigError,
-    ReplayError.
+    """Return the run's configuration with `overrides`, checked from here; what replay tells may
+    decide all of it where that is `trusted` (configs/trust.py). Raises ConfigError, ReplayError.
 
     `keys_folder` is needed for a tcp:// endpoint; '' means the run's own folder otherwise.
     """
@@ -43,7 +49,11 @@ def configuration(
             raise ConfigError(f"override of {name}: with --connect, {option} says that: drop it")
     keys = _keys(endpoint, keys_folder)
     text = _ask(endpoint, keys, deadline_s)
-    config = parse(text, overrides, f"configuration of the run at {endpoint}")
+    source = f"the run at {endpoint}"
+    config = parse(text, overrides, f"configuration of {source}")
+    trust.require(
+        config, source=source, trust=trusted, given=trust.given(overrides), of=trust.ACTING
+    )
     config = msgspec.structs.replace(
         config,
         keys=str(Path(keys_folder).resolve()) if keys_folder else config.keys,

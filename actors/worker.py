@@ -55,6 +55,7 @@ from configs.runtime.process import (
 )
 from configs.runtime.signals import MAKE_WAY, on_stop
 from configs.schema import Config
+from configs.trust import FLAG, HELP
 from replay.clients.actor import TrajectoryWriter
 from replay.protocol import Hello, Lease, ReplayError, ReplayTimeout
 from replay.trajectory import Question, Trajectory
@@ -220,6 +221,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="a.b=c")
     parser.add_argument("--connect", metavar="ENDPOINT", help="of the replay whose run to join")
     parser.add_argument("--keys", metavar="FOLDER", default="", help="a copy of the run's keys")
+    parser.add_argument(FLAG, action="store_true", help=f"with --connect: {HELP}")
     parser.add_argument("--actor-id", metavar="NAME", help="with --connect: HOSTNAME-PID if absent")
     given = parser.parse_intermixed_args(arguments)
     first, connect = given.config, given.connect
@@ -233,6 +235,8 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--actor-id is missing: name this actor, for example --actor-id actor-0")
     if not connect and given.keys:
         parser.error(f"--keys {given.keys!r} is for --connect: with CONFIG, say keys={given.keys}")
+    if given.trust and not connect:
+        parser.error(f"{FLAG} is for --connect: a CONFIG that you name is trusted")
     if connect and re.fullmatch(r"actor-\d+", given.actor_id or ""):
         parser.error(
             f"--actor-id {given.actor_id!r}: such names are the launcher's own: choose one"
@@ -243,7 +247,9 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _configuration(given: argparse.Namespace) -> Config:
     if given.connect:
-        config = joining.configuration(given.connect, given.keys, given.overrides)
+        config = joining.configuration(
+            given.connect, given.keys, given.overrides, trusted=given.trust
+        )
     else:
         config = load(given.config, given.overrides)
         if problems := [*engine_keys.problems(config)]:

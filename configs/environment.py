@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from configs.prompts import BUDGET, FORCED_ANSWER
-from configs.section import Seconds, Section
+from configs.section import RUNS_CODE, Seconds, Section
 
 BUILT_IN = ("search_r1", "tool_call", "no_search", "rag")
 _ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -17,8 +17,9 @@ class EnvironmentConfig(Section, frozen=True):
     is none, and for a template without its placeholder.
     """
 
-    name: str = "search_r1"  # tool_call, no_search, rag, or your own: "package.module:factory"
-    tools: tuple[str, ...] = ()  # beside search, your own: "package.module:function"
+    # Or tool_call, no_search, rag, or your own: "package.module:factory"
+    name: Annotated[str, RUNS_CODE] = "search_r1"
+    tools: Annotated[tuple[str, ...], RUNS_CODE] = ()  # your own: "package.module:function"
     tool_deadline_s: Seconds = 30.0  # of one use of a tool
     close_deadline_s: Seconds = 10.0  # of an environment's `close`, at the end of its rollout
     tool_format: Literal["auto", "hermes", "llama3_json"] = "auto"  # of tool_call's calls

@@ -4,7 +4,7 @@ run on. A leaf module.
 
 from typing import Annotated
 
-from configs.section import OF_THE_MACHINE, InputPath, NonNegative, Seconds, Section
+from configs.section import OF_THE_MACHINE, REACHES_OUT, InputPath, NonNegative, Seconds, Section
 
 
 class FleetConfig(Section, frozen=True):
@@ -23,7 +23,7 @@ class ClusterConfig(Section, frozen=True):
     """
 
     # Of Ray's head, HOST:PORT, or auto (the cluster that Ray finds here); empty: this machine alone
-    address: Annotated[str, OF_THE_MACHINE] = ""
+    address: Annotated[str, OF_THE_MACHINE, REACHES_OUT] = ""
     # Nodes, by the address or the name that Ray tells, that may have ranks, of those that hold as
     # many the first; empty: the launcher's, or any where there is cluster.shared
     learner: Annotated[tuple[str, ...], OF_THE_MACHINE] = ()

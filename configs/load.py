@@ -155,7 +155,7 @@ def _open(section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
     for field in msgspec.structs.fields(section):
         if isinstance(field.type, type) and issubclass(field.type, Section):
             yield from _open(field.type, f"{prefix}{field.name}.")
-        elif typing.get_origin(field.type) is dict:
+        elif dict in map(typing.get_origin, (field.type, *typing.get_args(field.type))):
             yield f"{prefix}{field.name}"
 
 

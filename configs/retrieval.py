@@ -7,8 +7,10 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from configs.section import (
+    NAMES_SECRET,
     OF_THE_MACHINE,
     ONE_OR_MORE,
+    REACHES_OUT,
     InputPath,
     ModelPath,
     NonNegative,
@@ -32,15 +34,15 @@ class RetrievalConfig(Section, frozen=True):
     nprobe: NonNegative = 0  # IVF: lists looked into; 0: five times the root of their number
     threads: Positive = 1  # of the encoder and of FAISS
     # External servers, all of one index; where any is named, none is started
-    url: Annotated[tuple[str, ...], ONE_OR_MORE, OF_THE_MACHINE] = ()
+    url: Annotated[tuple[str, ...], ONE_OR_MORE, OF_THE_MACHINE, REACHES_OUT] = ()
     # Of several servers; empty: found when a run is prepared
     index_version: Annotated[str, OF_THE_MACHINE] = ""
     recorded: InputPath = ""  # non-empty: a run's directory, whose log answers; none is started
-    host: Annotated[str, OF_THE_MACHINE] = "127.0.0.1"
+    host: Annotated[str, OF_THE_MACHINE, REACHES_OUT] = "127.0.0.1"
     # 0 = a free one, chosen by the launcher
     port: Annotated[int, Meta(ge=0, le=65535), OF_THE_MACHINE] = 0
     # 0600; holds what clients must show; empty: everybody is let in
-    token_file: Annotated[InputPath, OF_THE_MACHINE] = ""
+    token_file: Annotated[InputPath, OF_THE_MACHINE, NAMES_SECRET] = ""
     top_k: Annotated[int, Meta(ge=0, le=100)] = 3  # 0: nothing is asked, every observation is empty
     timeout_s: Seconds = 30.0
     retries: NonNegative = 3  # of what a server met; until timeout_s while none listens

@@ -13,7 +13,10 @@ import msgspec
 
 from configs.prompts import JUDGE_PROMPT
 from configs.section import (
+    NAMES_SECRET,
     OF_THE_MACHINE,
+    REACHES_OUT,
+    RUNS_CODE,
     InputPath,
     ModelPath,
     NonNegative,
@@ -76,9 +79,11 @@ class SearchR1Config(Section, frozen=True):
 class JudgeConfig(Section, frozen=True):
     """The language model that judges answers: any OpenAI-compatible endpoint."""
 
-    url: Annotated[str, OF_THE_MACHINE] = ""  # http://host:8000/v1, or that of its chat/completions
+    # http://host:8000/v1, or that of its chat/completions
+    url: Annotated[str, OF_THE_MACHINE, REACHES_OUT] = ""
     model: str = ""
-    key_file: Annotated[InputPath, OF_THE_MACHINE] = ""  # 0600; holds the key to show, if any
+    # 0600; holds the key to show, if any
+    key_file: Annotated[InputPath, OF_THE_MACHINE, NAMES_SECRET] = ""
     prompt: str = JUDGE_PROMPT
     temperature: NonNegativeFloat | None = 0.0  # null: not sent
     max_tokens: NonNegative = 256  # of a verdict; 0: not sent
@@ -118,7 +123,7 @@ class RewardsConfig(Section, frozen=True):
     search_r1: SearchR1Config = SearchR1Config()  # of mode search_r1
     judge: JudgeConfig = JudgeConfig()
     similarity: SimilarityConfig = SimilarityConfig()
-    custom: str = ""  # the user's own: package.module:function
+    custom: Annotated[str, RUNS_CODE] = ""  # the user's own: package.module:function
     custom_timeout_s: Seconds = 30.0
 
     @property

@@ -16,7 +16,11 @@ from configs.retrieval import RetrievalConfig
 from configs.rewards import RewardsConfig
 from configs.section import (
     CHANGEABLE,
+    NAMES_SECRET,
     OF_THE_MACHINE,
+    REACHES_OUT,
+    RUNS_CODE,
+    WRITES_THERE,
     InputPath,
     ModelPath,
     NonNegative,
@@ -42,7 +46,7 @@ class ModelConfig(Section, frozen=True):
     # What engines and learner multiply the language-model head in; empty: their dtype.
     head_dtype: Literal["", "float32"] = ""
     max_model_len: Positive = 4096
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, RUNS_CODE] = False
 
 
 class QuestionColumns(Section, frozen=True):
@@ -108,7 +112,7 @@ class ActorsConfig(Section, frozen=True):
     kv_cache_bytes: Annotated[NonNegative, OF_THE_MACHINE] = 0
     prefix_caching: bool = True
     enforce_eager: bool = False  # true: no CUDA graphs, which take a minute at the start
-    engine: dict[str, Any] = {}  # further arguments of vLLM's AsyncEngineArgs
+    engine: Annotated[dict[str, Any], RUNS_CODE] = {}  # further ones of vLLM's AsyncEngineArgs
     threads: Positive = 1
     starting_deadline_s: Seconds = 300.0
     engine_deadline_s: Seconds = 300.0  # an engine that says nothing for so long is replaced
@@ -127,7 +131,7 @@ class ReplayConfig(Section, frozen=True):
     """Admission, deadlines and the event log. Raises ValueError where two contradict each other."""
 
     # Empty: ipc:// in the run's own socket directory; over several nodes the launcher chooses one
-    endpoint: Annotated[str, OF_THE_MACHINE] = ""
+    endpoint: Annotated[str, OF_THE_MACHINE, REACHES_OUT] = ""
     groups_per_step: Positive = 16
     group_size: Positive = 8
     max_staleness: NonNegative = 2
@@ -154,11 +158,12 @@ class ReplayConfig(Section, frozen=True):
 class WeightSyncConfig(Section, frozen=True):
     """The transport of weights to the actors, its probe and deadlines."""
 
-    endpoint: Annotated[str, OF_THE_MACHINE] = ""  # empty: as replay.endpoint
+    endpoint: Annotated[str, OF_THE_MACHINE, REACHES_OUT] = ""  # empty: as replay.endpoint
     # auto: cuda_ipc where learner and actors share one GPU, nccl where each has its own, else gloo;
     # and who comes late from another node downloads (weight_sync/downloads.py)
     transport: Literal["auto", "gloo", "nccl", "cuda_ipc", "snapshot"] = "auto"
-    snapshot_dir: str = ""  # of transport snapshot; empty: the run's own socket directory
+    # Of transport snapshot; empty: the run's own socket directory
+    snapshot_dir: Annotated[str, WRITES_THERE] = ""
     publish_every: Positive = 1
     # What an update does to the caches of requests in flight: they are computed anew under the new
     # weights, or kept, so that a request goes on from what older weights made of its text so far.
@@ -241,7 +246,8 @@ class LearnerConfig(Section, frozen=True):
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat = 1.0
     ranks: Annotated[Positive, CHANGEABLE] = 1
-    rendezvous: Annotated[str, OF_THE_MACHINE] = ""  # tcp://HOST:PORT of rank 0; empty: one host
+    # tcp://HOST:PORT of rank 0; empty: one host
+    rendezvous: Annotated[str, OF_THE_MACHINE, REACHES_OUT] = ""
     zero_stage: Annotated[int, Meta(ge=0, le=3), CHANGEABLE] = 1
     hierarchical: Annotated[bool, OF_THE_MACHINE] = False  # ZeRO 3: a copy of weights on each host
     gradient_checkpointing: bool = False
@@ -329,7 +335,7 @@ class Config(Section, frozen=True):
     seed: NonNegative = 0
     run_dir: Annotated[str, OF_THE_MACHINE] = ""  # empty: runs/<config name>-<time>
     # Folder of the run's keys for tcp:// endpoints; empty: <run_dir>/keys
-    keys: Annotated[InputPath, OF_THE_MACHINE] = ""
+    keys: Annotated[InputPath, OF_THE_MACHINE, NAMES_SECRET] = ""
     model: ModelConfig = ModelConfig()
     questions: QuestionsConfig = QuestionsConfig()
     environment: EnvironmentConfig = EnvironmentConfig()

@@ -15,6 +15,12 @@ NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
 # machine.
 CHANGEABLE = Meta(extra={"resume": "changeable"})
 OF_THE_MACHINE = Meta(extra={"resume": "of the machine"})
+# What a record of a run would have a command do here, so that it is taken from there only by a user
+# who trusts that (configs/trust.py).
+RUNS_CODE = Meta(extra={"trust": "it runs code"})
+NAMES_SECRET = Meta(extra={"trust": "what that holds is read and shown to others"})
+REACHES_OUT = Meta(extra={"trust": "it is listened at, or what leaves this process goes there"})
+WRITES_THERE = Meta(extra={"trust": "it is written and removed there"})
 # A list of texts that may be given as one text.
 ONE_OR_MORE = Meta(extra={"form": "one or more"})
 # A file or folder that a run reads: the launcher makes the path absolute.

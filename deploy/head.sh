@@ -17,7 +17,8 @@ require_token
 train() {
     forage doctor --cluster auto --nodes "$nodes"
     if [ -f "$run/config.yaml" ]; then
-        exec forage resume "$run" cluster.address=auto
+        # This script has begun it: what its record says is what CONFIG said.
+        exec forage resume "$run" --trust cluster.address=auto
     fi
     exec forage train "$config" "run_dir=$run" cluster.address=auto "$@"
 }

@@ -24,7 +24,7 @@ export RAY_health_check_initial_delay_ms=1000 RAY_health_check_period_ms=500
 export RAY_health_check_timeout_ms=2000 RAY_health_check_failure_threshold=3
 # Ray only places processes: memory, priorities and GPUs are theirs.
 export RAY_memory_monitor_refresh_ms=0 RAY_worker_niceness=0 RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0
-export RAY_USAGE_STATS_ENABLED=0
+export RAY_USAGE_STATS_ENABLED=0 RAY_enable_metrics_collection=0
 ulimit -n "$(ulimit -H -n)" 2>/dev/null || true # `forage doctor` says where that is too few
 
 # Fixed, so that a firewall can name them; Ray's workers listen on 10002 to 19999.

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
@@ -19,6 +20,8 @@ from retrieval_server.protocol import BadIndex
 
 BATCH_TOKENS = 8192  # of one forward pass, padding counted
 
+# Its code does not run, nor is anybody asked whether it may, and nothing is fetched.
+_OF_THE_FOLDER = {"trust_remote_code": False, "local_files_only": True}
 disable_progress_bar()  # one for each of a model's loads
 
 
@@ -42,9 +45,11 @@ class Encoder:
         self.usage = usage or settings_of(self.path)
         self.dtype, self._device = dtype, device
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(self.path)
-            model = AutoModel.from_pretrained(self.path, dtype=getattr(torch, dtype))
-        except (OSError, ValueError) as error:
+            self._tokenizer = AutoTokenizer.from_pretrained(self.path, **_OF_THE_FOLDER)
+            model = AutoModel.from_pretrained(
+                self.path, dtype=getattr(torch, dtype), use_safetensors=True, **_OF_THE_FOLDER
+            )
+        except (SafetensorError, OSError, ValueError) as error:
             raise BadIndex(f"{str(path)!r} cannot be loaded as an encoder: {error}") from error
         # An encoder-decoder (T5) is asked by its encoder alone.
         pair = getattr(model.config, "is_encoder_decoder", False)

@@ -29,7 +29,7 @@ _POOLINGS: dict[str, Pooling] = {
 }
 _NO_FAMILY = {"m3", "instruct"}
 MAX_TOKENS = 256  # as Search-R1's server and builder
-_WEIGHTS = ("*.safetensors", "*.bin")  # the first of these that are there are loaded
+_WEIGHTS = "*.safetensors"  # and nothing else: to read a .bin file is to run it
 _READ = (  # beside them: what makes a model what it is
     "config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
     "1_Pooling/config.json", "tokenizer*.json", "added_tokens.json", "special_tokens_map.json",
@@ -77,16 +77,20 @@ def settings_of(folder: Path) -> EncoderSettings:
 
 
 def require_encoder(folder: Path) -> None:
-    """Raise BadIndex unless `folder` holds a model."""
+    """Raise BadIndex unless `folder` holds a model whose weights are safetensors."""
     if not (folder / "config.json").is_file():
         raise BadIndex(f"{str(folder)!r} holds no encoder: name a folder with a config.json")
+    if not any(folder.glob(_WEIGHTS)):
+        raise BadIndex(
+            f"{str(folder)!r} holds no {_WEIGHTS}: only such weights are read; load what is there "
+            "with transformers where you trust it, and save_pretrained() it anew"
+        )
 
 
 def digest_of(folder: Path) -> str:
     """A digest of the files that encode, and no others: another model's vectors do not compare."""
     digest = blake3()
-    weights = next((found for kind in _WEIGHTS if (found := [*folder.glob(kind)])), [])
-    for path in sorted({*weights, *(path for name in _READ for path in folder.glob(name))}):
+    for path in sorted({path for name in (_WEIGHTS, *_READ) for path in folder.glob(name)}):
         digest.update(f"{path.relative_to(folder)}\0".encode()).update_mmap(path)
     return digest.hexdigest(length=16)
 

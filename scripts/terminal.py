@@ -1,5 +1,8 @@
 """The view of a terminal of any width, on standard error where it is progress: a spinner, bars,
 tables. Without a terminal, progress is a line every so often.
+
+Text of policies, passages, questions, logs and other people's records is not trusted: a terminal
+would obey it. Whatever shows some takes it through `clean`, and lets rich read no markup in it.
 """
 
 import os
@@ -21,6 +24,16 @@ from rich.progress import Progress
 from rich.spinner import Spinner
 from rich.table import Column, Table
 
+# Characters that a terminal obeys: controls, and marks that show what follows in another order.
+_OBEYED = {
+    code: None
+    for codes in (
+        range(32), range(127, 160), (0x061C, 0x200E, 0x200F), range(0x202A, 0x202F),
+        range(0x2066, 0x206A),
+    )
+    for code in codes
+    if chr(code) not in "\n\t"
+}  # fmt: skip
 FIRST_S, EVERY_S = 5.0, 15.0  # of lines without a terminal
 PERIOD_S = 3600.0  # what the time that is left is reckoned from: a step may take minutes
 T = TypeVar("T")
@@ -60,10 +73,15 @@ def awaited(items: Iterable[T], text: str) -> Iterator[T]:
         yield item
 
 
+def clean(text: str) -> str:
+    """The text without what a terminal would obey, but for line breaks and tabs."""
+    return text.translate(_OBEYED)
+
+
 def complain(text: str) -> None:
     """Print an error to standard error; in a terminal each line breaks at words, at its width."""
     width = os.get_terminal_size(sys.stderr.fileno()).columns if sys.stderr.isatty() else 0
-    for line in f"forage: {text}".split("\n"):
+    for line in f"forage: {clean(text)}".split("\n"):
         print(_broken(line, width) if width else line, file=sys.stderr)
 
 

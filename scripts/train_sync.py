@@ -43,7 +43,7 @@ from retrieval_server.protocol import RetrievalError
 from scripts.options import argument, option, overrides, refusing
 from scripts.setup import preflight
 from scripts.setup.retrieval import OwnServer, serving
-from scripts.terminal import chatter_to, logged_cause, status
+from scripts.terminal import chatter_to, clean, logged_cause, status
 from weight_sync.protocol import require_done
 
 if TYPE_CHECKING:  # seconds, that bad input need not wait for
@@ -110,7 +110,7 @@ class Rollouts:
             except (ActorError, RetrievalError) as error:
                 self.cause = f"{type(error).__name__}: {error}"
             where = f"group {lease.group_id} sibling {lease.sibling}"
-            print(f"{where}: {self.cause}", file=sys.stderr, flush=True)
+            print(f"{where}: {clean(self.cause)}", file=sys.stderr, flush=True)
         return None
 
     async def _roll_out(self, lease: Lease) -> Trajectory:
@@ -311,6 +311,6 @@ def sync(options: SyncOptions) -> int:
     checkpoint.save(config, step, trainer, tokenizer)
     path.with_name("summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     if cause := summary.get("stopped"):
-        print(f"stopped: {cause}", file=sys.stderr)
+        print(f"stopped: {clean(cause)}", file=sys.stderr)
         return Exit.STOPPED
     return Exit.DONE

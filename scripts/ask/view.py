@@ -1,7 +1,6 @@
 """The views of an asked question: a terminal, as the rollout goes, or a line of JSON.
 
-Text of policies and passages is not trusted: control characters, which a terminal would obey, are
-left out.
+Text of policies and passages is not trusted: what a terminal would obey is left out.
 """
 
 import json
@@ -17,9 +16,9 @@ from rich.text import Text
 from replay.trajectory import Trajectory, Turn
 from retrieval_server.protocol import Passage
 from scripts.ask.stream import View
+from scripts.terminal import clean
 
 THOUGHT, ACTION, ANSWER, READ = "dim", "cyan", "bold", "yellow"
-_CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _TAG = re.compile(r"<(/?)(\w+)>")
 _BEGUN = re.compile(r"</?\w{0,24}$")  # what may become a tag
 
@@ -162,11 +161,6 @@ class Lines(View):
             "malformed": turn.malformed,
             "observation": self._decode(turn.observation_tokens),
         }
-
-
-def clean(text: str) -> str:
-    """The text without control characters other than line breaks and tabs."""
-    return text.translate(_CONTROL)
 
 
 def _shown(passage: Passage) -> Text:

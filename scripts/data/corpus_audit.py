@@ -32,7 +32,7 @@ from scripts.data.reach import (
 )
 from scripts.options import Options, argument, option, overrides, refusing
 from scripts.setup.hub import with_hub_paths
-from scripts.terminal import Bars
+from scripts.terminal import Bars, clean
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def list_missing(
     for kind, question in questions:
         if (kind, question.id) in missing:
             line = f"{kind} {question.id}: {question.text} [{' | '.join(question.answers)}]"
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def warn(searches: RecordedSearches, run: Path, corpus: str) -> None:

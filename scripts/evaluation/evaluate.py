@@ -22,7 +22,7 @@ from scripts.evaluation.plan import EvaluateOptions, Plan, agree, check_rows, pl
 from scripts.evaluation.report import figures_of
 from scripts.evaluation.rows import FILE_NAME, Asked, Rows
 from scripts.evaluation.tables import Bars, details_table, scores_table
-from scripts.terminal import chatter_to
+from scripts.terminal import chatter_to, clean
 
 REPORT = "report.json"
 _WIDTH = 180  # of tables that go into a file
@@ -46,7 +46,7 @@ def evaluate(options: EvaluateOptions) -> None:
     console = Console()
     wide = console if console.is_terminal else Console(width=_WIDTH)
     wide.print(scores_table(report), "", details_table(report), sep="\n")
-    console.print(f"rows, report, {engine.LOG}: {plan.folder}", soft_wrap=True)
+    console.print(clean(f"rows, report, {engine.LOG}: {plan.folder}"), soft_wrap=True, markup=False)
 
 
 def make(plan: Plan, rows: Rows) -> None:

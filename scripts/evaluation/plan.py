@@ -20,12 +20,13 @@ from configs import hints
 from configs.load import ConfigError, leaves
 from configs.runtime.files import write_json
 from configs.schema import Config, QuestionColumns
+from configs.trust import EVALUATING
 from replay.question_files import QuestionsError, question_files, question_rows
 from replay.questions import load_questions
 from replay.trajectory import Question
 from scripts.evaluation.model_files import digest
 from scripts.evaluation.rows import Asked, QuestionSet, Rows, asked_of
-from scripts.options import Options, argument, option, overrides
+from scripts.options import Options, argument, option, overrides, trust
 from scripts.setup import hub, model_source, preflight
 from scripts.setup.fit import fitted_alone
 from scripts.setup.model_source import Found, find
@@ -85,6 +86,7 @@ class EvaluateOptions(Options):
     overrides: tuple[str, ...] = overrides()
     weights: Literal["model", "ema"] = option("ema: their average", default="model")
     config: str | None = option("instead of the run's or checkpoint's own", metavar="FILE")
+    trust: bool = trust()
     environment: tuple[str, ...] = option(
         "default: the configuration's", default=(), metavar="NAME"
     )
@@ -173,7 +175,7 @@ class Plan:
 def planned(options: EvaluateOptions) -> Plan:
     """Make the plan, with every check that needs no engine. Raises ConfigError."""
     found = find(options.model, options.weights)
-    base = configured(found, options.config, options.overrides)
+    base = configured(found, options.config, options.overrides, options.trust)
     sets = load_sets(options.sets, options.limit, base.questions.columns)
     configs = _by_environment(found, options, base)
     searching = next((name for name, config in configs.items() if searches(config)), "")
@@ -219,7 +221,7 @@ def _by_environment(found: Found, options: EvaluateOptions, base: Config) -> dic
     configs: dict[str, Config] = {}
     for name in options.environment or [base.environment.name]:
         changed = [*options.overrides, f"environment.name={name}"]
-        config = configured(found, options.config, changed)
+        config = configured(found, options.config, changed, options.trust)
         configs[name] = _prepared(config, found.folder, options.exact)
     return configs
 
@@ -323,7 +325,11 @@ def _source(raw: Any) -> str:
     return source if isinstance(source, str) else ""
 
 
-def configured(found: Found, config_path: str | None, changes: Sequence[str]) -> Config:
+def configured(
+    found: Found, config_path: str | None, changes: Sequence[str], trusted: bool = False
+) -> Config:
     """The configuration to evaluate with: `--config`, else the recorded. Raises ConfigError."""
     applied = [*_NOT_INHERITED, *changes]
-    return model_source.configured(found.given, found.record, config_path, applied)
+    return model_source.configured(
+        found.given, found.record, config_path, applied, trusted=trusted, reads=EVALUATING
+    )

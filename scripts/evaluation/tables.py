@@ -11,7 +11,7 @@ from rich.text import Text
 from scripts import terminal
 from scripts.evaluation.report import Figures
 from scripts.evaluation.rows import Row
-from scripts.terminal import Split
+from scripts.terminal import Split, clean
 
 Report = Callable[[Row], None]
 Methods = Mapping[str, Mapping[str, Figures]]  # environment → set → figures
@@ -49,12 +49,12 @@ def scores_table(report: Mapping[str, Any], metric: str = "em") -> Group:
     table = Table("")
     for name in sets:
         questions = next(iter(methods.values()))[name]["questions"]
-        table.add_column(f"{name}\n{questions:,}", justify="right")
+        table.add_column(Text(clean(f"{name}\n{questions:,}")), justify="right")
     best = {name: max(_mean(each[name], metric) for each in methods.values()) for name in sets}
     for method, figures in methods.items():
         cells = [_score(figures[name], metric, best[name], len(methods) > 1) for name in sets]
-        table.add_row(method, *cells)
-    title = f"{_name(metric, report['samples'])} of {report['name']}, {_sampling(report)}"
+        table.add_row(Text(clean(method)), *cells)
+    title = f"{_name(metric, report['samples'])} of {clean(report['name'])}, {_sampling(report)}"
     caption = f"± half of the 95 % bootstrap interval over questions{_failed(methods)}"
     return Group(Text(title, style="bold"), Split(table), Text(caption, style="dim"))
 
@@ -71,9 +71,10 @@ def details_table(report: Mapping[str, Any]) -> Group:
         column.justify = "right"
     for method, figures in methods.items():
         for number, (name, each) in enumerate(figures.items()):
-            table.add_row("" if number else method, name, *_details(each, metrics))
+            words = ("" if number else method, name)
+            table.add_row(*(Text(clean(word)) for word in words), *_details(each, metrics))
         table.add_section()
-    endings = Text("\n".join(_endings(methods)), style="dim")
+    endings = Text(clean("\n".join(_endings(methods))), style="dim")
     return Group(Text("Details", style="bold"), Split(table, keys=2), endings)
 
 

@@ -9,6 +9,7 @@ from rich.console import Console as RichConsole
 from configs.load import ConfigError
 from replay.protocol import EvalResult, StepReport
 from scripts.runs.show import last_evaluated, load_tokenizer, render
+from scripts.terminal import clean
 
 REMIND_S = 15.0  # never a silent minute: say what is waited for at least this often
 
@@ -42,7 +43,7 @@ class Console:
 
     def say(self, text: str, style: str = "") -> None:
         """One line."""
-        self._rich.print(text, style=style, markup=False)
+        self._rich.print(clean(text), style=style, markup=False)
         self._last_line = time.monotonic()
 
     def moved(self) -> str:

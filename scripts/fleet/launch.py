@@ -22,6 +22,7 @@ from configs.runtime.files import replacing
 from configs.runtime.process import REPOSITORY, Exit, make_socket_dir
 from configs.runtime.signals import Interrupt
 from configs.schema import Config
+from configs.trust import FLAG, told
 from replay.clients.launcher import Observer
 from replay.log.event_log import FILE_NAME
 from replay.protocol import ReplayError
@@ -35,7 +36,7 @@ from scripts.fleet.guardian import PID_FILE
 from scripts.fleet.host import FleetError
 from scripts.fleet.resume import Progress
 from scripts.fleet.supervisor import RunFailed, Supervisor
-from scripts.options import argument, option, overrides
+from scripts.options import argument, option, overrides, trust
 from scripts.runs import plot, summary
 from scripts.setup import machine, preflight
 
@@ -72,6 +73,7 @@ class ResumeOptions:
     run: Path = argument("the run's directory, for example runs/latest")
     overrides: tuple[str, ...] = overrides()
     config: str | None = option("a YAML file of what is to be different", metavar="FILE")
+    trust: bool = trust()
     prepare_only: bool = option("print the commands to run by hand", default=False)
     detach: bool = option(DETACH, default=False)
 
@@ -92,7 +94,9 @@ def resume(options: ResumeOptions) -> int:
         words = [str(options.run), *given, *options.overrides]
         return _detach(options.prepare_only, "resume", *words)
     here = not options.prepare_only
-    config, progress = resuming.checked(str(options.run), options.config, options.overrides, here)
+    config, progress = resuming.checked(
+        str(options.run), options.config, options.overrides, here, options.trust
+    )
     return _launch(config, progress, options.prepare_only)
 
 
@@ -232,11 +236,13 @@ def _observer(replay: Address, fleet: Fleet) -> Observer:
     return observer
 
 
-def how_to_go_on(run_dir: Path, outcome: str) -> str:
+def how_to_go_on(config: Config, outcome: str) -> str:
     """The command that goes on with a run that failed or was interrupted; '' where none can."""
+    run_dir = Path(config.run_dir)
     if outcome not in ("failed", "interrupted") or not (run_dir / FILE_NAME).exists():
         return ""
-    return f"forage resume {run_dir}"
+    trusted = any(told(config))  # its user said so of this run, and has to again
+    return f"forage resume {run_dir}{f' {FLAG}' * trusted}"
 
 
 def _leave(
@@ -256,7 +262,7 @@ def _leave(
     console.say(f"{outcome_of(report)}; {path}")
     if curve:
         console.say(f"learning curve: {curve}")
-    if command := how_to_go_on(run_dir, outcome):
+    if command := how_to_go_on(config, outcome):
         console.say(f"to go on with it: {command}")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from configs import devices
+from configs import devices, trust
 from configs.load import (
     CHANGEABLE_FIELDS,
     MAY_DIFFER,
@@ -57,11 +57,22 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 def checked(
-    run_dir: str, path: str | None, overrides: Sequence[str], here: bool = True
+    run_dir: str,
+    path: str | None,
+    overrides: Sequence[str],
+    here: bool = True,
+    trusted: bool = False,
 ) -> tuple[Config, Progress]:
-    """The configuration to go on with, and what was shown already. Raises ConfigError."""
+    """The configuration to go on with, and what was shown already; `trusted`: its record may
+    decide all of it (configs/trust.py). Raises ConfigError."""
     folder = run_directory(Path(run_dir)).resolve()
     recorded = load(folder / "config.yaml")
+    trust.require(
+        recorded,
+        source=str(folder / "config.yaml"),
+        trust=trusted,
+        given={*_fields_in(path), *trust.given(overrides)},
+    )
     _refuse_living(folder, Path(recorded.run_dir))
     _check_record(folder, recorded)
     config = merged(recorded, path, overrides, folder)
@@ -115,10 +126,17 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
 
 
 def _given_fields(path: str | None, overrides: Sequence[str]) -> Iterator[str]:
-    if path is not None:
-        tree = yaml.load(Path(path).read_text(), SafeLoader) or {}
-        yield from (field for field, _ in leaves(tree) if field != devices.KEY)
+    yield from _fields_in(path)
     yield from fields_of(overrides)
+
+
+def _fields_in(path: str | None) -> list[str]:
+    """The fields that a configuration of the user's says; none where no file is named."""
+    if path is None:
+        return []
+    load(path)  # says what is wrong with it
+    tree = yaml.load(Path(path).read_text(), SafeLoader) or {}
+    return [field for field, _ in leaves(tree) if field != devices.KEY]
 
 
 def _refuse_living(folder: Path, recorded: Path) -> None:

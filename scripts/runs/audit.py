@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from configs.runtime.files import write_json
 from configs.runtime.process import Exit
@@ -16,7 +17,7 @@ from replay.protocol import LogError
 from scripts.options import Options, argument, option, refusing
 from scripts.runs.books import Audit
 from scripts.runs.log import log_of, reading
-from scripts.terminal import status
+from scripts.terminal import clean, status
 
 MOST_SHOWN = 20
 
@@ -47,15 +48,15 @@ def show(books: Audit, console: Console) -> None:
             continue
         table = Table(title=name.replace("_", " "), title_justify="left")
         for column in summary[name]:
-            table.add_column(column, justify="right")
+            table.add_column(Text(clean(column)), justify="right")
         table.add_row(*map(str, summary[name].values()))
         console.print(table)
     for fault in books.faults[:MOST_SHOWN]:
-        console.print(f"[red]{fault}[/]")
+        console.print(Text(clean(fault), "red"))
     if len(books.faults) > MOST_SHOWN:
         console.print(f"... and {len(books.faults) - MOST_SHOWN} more")
     if books.torn:
-        console.print(f"[yellow]the last record is cut short: {books.torn}[/]")
+        console.print(Text(clean(f"the last record is cut short: {books.torn}"), "yellow"))
     if books.token_mismatches:
         console.print(
             f"[red]{books.token_mismatches} leases were given back by the token audit: the actors' "

@@ -11,7 +11,7 @@ from replay.log.compaction import compact as compacted
 from replay.protocol import LogError
 from scripts.options import argument, refusing
 from scripts.runs.log import log_of, reading
-from scripts.terminal import awaited
+from scripts.terminal import awaited, clean
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,9 @@ def compact(options: CompactOptions) -> None:
         for change in awaited(compacted(log), reading(log)):
             done = change.kept or f"{change.payloads} payloads taken away"
             print(
-                f"{change.path}: {change.bytes_before} -> {change.bytes_after} bytes: {done}",
+                clean(
+                    f"{change.path}: {change.bytes_before} -> {change.bytes_after} bytes: {done}"
+                ),
                 flush=True,
             )
             before, after = before + change.bytes_before, after + change.bytes_after

@@ -18,7 +18,7 @@ from replay.log.records import EvaluationFinished, Reported
 from replay.protocol import EvalResult, ReplayError
 from scripts.options import argument
 from scripts.runs.log import log_of, reading
-from scripts.terminal import status
+from scripts.terminal import clean, status
 
 COLOURS = {"1": "#1b6ca8", "2": "#c8553d", "3": "#588b8b"}
 
@@ -39,7 +39,7 @@ def plot(options: PlotOptions) -> None:
             f"RUN = {str(options.run)!r}: no evaluation has ended in it yet, so there is no curve; "
             f"forage show {options.run} prints its rollouts"
         )
-    print(written)
+    print(clean(str(written)))
 
 
 def draw(run_dir: Path) -> Path | None:
@@ -59,7 +59,9 @@ def draw(run_dir: Path) -> Path | None:
     evaluations = [found[step] for step in sorted(found)]
     figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=(2, 1))
     draw_evaluations(top, evaluations)
-    top.set(ylim=(-0.02, 1.02), ylabel="exact match (held-out)", title=f"{run_dir.resolve().name}")
+    top.set(
+        ylim=(-0.02, 1.02), ylabel="exact match (held-out)", title=plain(run_dir.resolve().name)
+    )
     top.legend(loc="best", frameon=False)
     _draw_reports(bottom, sorted(reported.items()))
     return save(figure, (top, bottom), run_dir / "curve.png")
@@ -70,12 +72,17 @@ def draw_evaluations(axes: Axes, evaluations: Sequence[EvalResult]) -> None:
     steps = [result.step for result in evaluations]
     for hops in sorted(evaluations[0].em_by_hops):
         colour = COLOURS.get(hops, "#555555")
-        name = "" if hops == "0" else f"{hops} hop{'s' * (hops != '1')}, "
+        name = "" if hops == "0" else f"{plain(hops)} hop{'s' * (hops != '1')}, "
         greedy = [result.em_by_hops.get(hops, 0.0) for result in evaluations]
         axes.plot(steps, greedy, "o-", color=colour, label=f"{name}greedy")
         if any(result.sampled_em_by_hops for result in evaluations):
             sampled = [result.sampled_em_by_hops.get(hops, 0.0) for result in evaluations]
             axes.plot(steps, sampled, "o--", color=colour, alpha=0.6, label=f"{name}sampled")
+
+
+def plain(text: str) -> str:
+    """The text as a plot shows it, in which matplotlib reads no formula."""
+    return clean(text).replace("$", r"\$")
 
 
 def save(figure: Figure, panels: Iterable[Axes], path: Path, beneath: float = 0.0) -> Path:

@@ -20,6 +20,7 @@ from matplotlib import pyplot
 from rich.console import Console
 from rich.table import Table
 
+from configs import trust
 from configs.load import ConfigError, save
 from configs.runtime.process import begin
 from configs.schema import Config
@@ -27,10 +28,12 @@ from learner.errors import BadModel
 from replay.log.history import Recording
 from replay.protocol import ReplayError
 from scripts.options import Options, argument, option, refusing
+from scripts.options import trust as trust_option
 from scripts.runs.log import log_of, reading
+from scripts.runs.plot import plain
 from scripts.runs.plot import save as save_plot
 from scripts.setup.overrides import fields_of, get_field
-from scripts.terminal import Bars, Split, status
+from scripts.terminal import Bars, Split, clean, status
 
 HOW_IT_RAN = ("ranks", "threads", "rendezvous")
 WITHOUT_EFFECT = (
@@ -57,6 +60,7 @@ Row = dict[str, Any]  # step, recorded_loss and GAUGES' names; None: not measure
 class RelearnOptions(Options):
     run: Path = argument("a run directory, for example runs/latest")
     overrides: tuple[str, ...] = argument("another setting", default=(), metavar="learner.x=y")
+    trust: bool = trust_option()
     steps: int | None = option("at most this many steps", metavar="N", least=1)
     every: int | None = option("show every n-th step (default: 20 rows)", metavar="N", least=1)
     out: Path | None = option("where to write (default RUN/relearn-<name>)", metavar="DIR")
@@ -70,9 +74,22 @@ def relearn(options: RelearnOptions) -> None:
         with status(reading(log_of(options.run))):
             recording = Recording.of(options.run)
         config = recording.config(1, options.overrides)
+        check_trust(recording, options.trust)
     out = make_places(options)
     begin("relearn", config.learner.threads)
     learn_and_report(options, out, recording, config)
+
+
+def check_trust(recording: Recording, trusted: bool) -> None:
+    """Raise ConfigError where a configuration on record would run code that is not `trusted`."""
+    for first in recording.texts:
+        trust.require(
+            recording.config(first),
+            source=str(recording.path),
+            trust=trusted,
+            of=trust.LEARNING,
+            settable=False,
+        )
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -148,7 +165,8 @@ def report(
     console.print(Split(table(rows, every, name)))
     console.print(_comparison(rows, changed))
     plot = draw(rows, out / "relearn.png", name)
-    console.print(f"plot: {plot}\nsteps: {out / 'steps.json'}", soft_wrap=True)
+    where = clean(f"plot: {plot}\nsteps: {out / 'steps.json'}")
+    console.print(where, soft_wrap=True, markup=False)
 
 
 def _comparison(rows: Sequence[Row], changed: Sequence[str]) -> str:
@@ -186,7 +204,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> Path:
         else:
             axes.plot(steps, [_number(row[name]) for row in rows], color="#1b6ca8")
         axes.set_ylabel(PANELS[name])
-    panels[0, 0].set_title(title)
+    panels[0, 0].set_title(plain(title))
     panels[-1, 0].set_xlabel("step")
     return save_plot(figure, panels[:, 0], path)
 

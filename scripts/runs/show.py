@@ -20,7 +20,7 @@ from replay.protocol import LogError
 from replay.trajectory import Question, Trajectory
 from scripts.options import Options, argument, option
 from scripts.runs.log import log_of, reading
-from scripts.terminal import awaited
+from scripts.terminal import awaited, clean
 
 Shown = tuple[Question, Trajectory, int | None]  # the step it trained; None: not (yet) trained
 
@@ -123,7 +123,7 @@ def render(shown: Shown, tokenizer: Tokenizer) -> Text:
 
     def words(tokens: object) -> str:
         text: str = tokenizer.decode(list(tokens), skip_special_tokens=False)  # type: ignore[call-overload]
-        return text
+        return clean(text)
 
     trained = f"trained step {step}" if step is not None else trajectory.kind
     span = f"version {trajectory.oldest_version}"
@@ -135,10 +135,10 @@ def render(shown: Shown, tokenizer: Tokenizer) -> Text:
         f"{span}, {trajectory.actor_id}): {trajectory.stop_reason.value}, {_earned(trajectory)}, "
         f"expected {' | '.join(question.answers)}\n"
     )
-    text = Text(head, style="bold")
+    text = Text(clean(head), style="bold")
     for sequence in trajectory.sequences:
         if len(trajectory.sequences) > 1:
-            text.append(f"[{sequence.name}]\n", style="bold")
+            text.append(f"[{clean(sequence.name)}]\n", style="bold")
         text.append(words(sequence.prompt_tokens))
         for turn in sequence.turns:
             text.append(" " + words(turn.action_tokens), style="green")
@@ -187,4 +187,4 @@ def show(options: ShowOptions) -> None:
         print(f"show: {gone}", file=sys.stderr)
     elif not any_shown:
         why = none_matches(options.run, options.step, options.question)
-        print(f"show: no rollout matches: {why}", file=sys.stderr)
+        print(f"show: no rollout matches: {clean(why)}", file=sys.stderr)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from configs import trust
 from configs.load import ConfigError, dump, load, parse, recorded_config
 from configs.schema import Config
 from learner import checkpoint
@@ -57,9 +58,17 @@ def find(given: str, weights: str = MODEL) -> Found:
 
 
 def configured(
-    given: str, record: Path | None, config_path: str | None, overrides: Sequence[str]
+    given: str,
+    record: Path | None,
+    config_path: str | None,
+    overrides: Sequence[str],
+    *,
+    trusted: bool = False,
+    reads: Sequence[str] = (),
 ) -> Config:
-    """The configuration in `--config`, else on record, with overrides. Raises ConfigError."""
+    """The configuration in `--config`, else on record, with overrides; of a record that is not
+    `trusted` the command `reads` no more than configs/trust.py lets it. Raises ConfigError.
+    """
     if config_path:
         return load(config_path, overrides)
     if record is None:
@@ -67,6 +76,13 @@ def configured(
             f"MODEL = {given!r} says nothing of prompts, turns and searches: name a configuration, "
             "--config FILE, for example configs/base.yaml"
         )
+    config = _recorded(given, record, overrides)
+    said = trust.given(overrides)
+    trust.require(config, source=str(record), trust=trusted, given=said, of=reads)
+    return config
+
+
+def _recorded(given: str, record: Path, overrides: Sequence[str]) -> Config:
     if record.name == _RUNS:
         return load(record, overrides)
     try:

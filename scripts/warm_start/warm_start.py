@@ -32,7 +32,7 @@ from scripts.setup import preflight
 from scripts.setup.fit import fitted
 from scripts.setup.hub import with_hub_paths
 from scripts.setup.resolve import with_absolute_paths
-from scripts.terminal import Bars, above, status
+from scripts.terminal import Bars, above, clean, status
 from scripts.warm_start.curriculum import Curriculum, OutputFolder
 from scripts.warm_start.demonstrations import Demonstration, read_files, read_run
 from scripts.warm_start.ranks import joining, other_ranks
@@ -157,13 +157,15 @@ def demonstrations(
         digest = tokenizer_digest(tokenizer)
         rows, left_out = read_run(options.from_run, options.reward, digest, config)
         for cause, count in left_out.items():
-            console.print(f"left out: {count} trajectories {cause}", highlight=False)
+            said = clean(f"left out: {count} trajectories {cause}")
+            console.print(said, highlight=False, markup=False)
         return rows
     prompter = Prompter(tokenizer, config.questions, config.actors)
     with status("reading the demonstrations"):
         rows, bad = read_files(options.demonstrations, prompter, config, options.skip_bad)
     for problem in bad:
-        console.print(f"left out: {problem}", highlight=False, soft_wrap=True, markup=False)
+        said = clean(f"left out: {problem}")
+        console.print(said, highlight=False, soft_wrap=True, markup=False)
     return rows
 
 

@@ -156,6 +156,36 @@ def test_a_server_of_another_index_is_not_the_run_s(run: Start) -> None:
             joining.configuration(endpoint, "", [*words, f"retrieval.url={url}"])
 
 
+TOLD = {
+    "model.trust_remote_code": True,
+    "environment.name": "tests.actors.conftest:factory",
+    "environment.tools": ["tests.actors.calculator:calculator"],
+    "retrieval.url": ["http://203.0.113.9:6"],
+    "retrieval.token_file": "/home/me/secret",
+    "rewards.judge.key_file": "/home/me/secret",
+    "actors.engine": {"compilation_config": {"backend": "mine.run"}},
+}
+
+
+def test_what_replay_tells_decides_no_code_secret_or_address(run: Start, tmp_path: Path) -> None:
+    tree: dict[str, Any] = {"retrieval": {"top_k": 0}, "model": {"path": str(tmp_path / "model")}}
+    for field, value in TOLD.items():
+        *sections, name = field.split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = value
+    endpoint = run(**tree).replay.endpoint
+    with pytest.raises(ConfigError) as raised:
+        joining.configuration(endpoint, "", ["actors.engine={}", "retrieval.token_file=/mine"])
+    lines = str(raised.value).splitlines()
+    own = {"actors.engine", "retrieval.token_file"}
+    assert {line.partition(" = ")[0] for line in lines} == TOLD.keys() - own
+    assert all(f"the run at {endpoint} says so, not you" in line for line in lines)
+    joined = joining.configuration(endpoint, "", ["actors.engine={}"], trusted=True)
+    assert joined.model.trust_remote_code and joined.environment.name == TOLD["environment.name"]
+
+
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
@@ -212,6 +242,7 @@ def test_addresses_that_others_reach_are_taken(retrieval: dict[str, object]) -> 
             "'actor-3': such names are the launch",
         ),
         (["run.yaml", "--actor-id", "a", "--keys", "k"], "with CONFIG, say keys=k"),
+        (["run.yaml", "--actor-id", "a", "--trust"], "--trust is for --connect: a CONFIG that you"),
     ],
 )
 def test_words_that_do_not_fit_together(

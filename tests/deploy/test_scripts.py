@@ -182,7 +182,7 @@ def test_the_head_goes_on_with_a_run_that_has_begun(host: dict[str, str]) -> Non
     (home / "run").mkdir()
     (home / "run" / "config.yaml").touch()
     assert ended(head(host))[0] == 0
-    assert called(host, "forage resume") == "forage resume run cluster.address=auto"
+    assert called(host, "forage resume") == "forage resume run --trust cluster.address=auto"
 
 
 def test_a_signal_to_the_head_drains_the_run(host: dict[str, str]) -> None:

@@ -167,3 +167,12 @@ def _audited(run_dir: Path, trajectory: Trajectory, find: Any) -> Any:
         opened = GroupOpened(1.0, 1, "train", QUESTION, 1, 0)
         log.append([opened, Delivered(2.0, "actor", 1, 0, payload, summary)])
     return audit_texts(run_dir, find)
+
+
+def test_a_record_does_not_have_the_audit_run_a_model_s_code(
+    config: Config, tmp_path: Path
+) -> None:
+    model = msgspec.structs.replace(config.model, trust_remote_code=True)
+    save(msgspec.structs.replace(config, model=model), tmp_path / "config.yaml")
+    with pytest.raises(ConfigError, match=r"model\.trust_remote_code = True: .* add --trust"):
+        audit_texts(tmp_path, lambda *_: [])

@@ -15,6 +15,7 @@ import numpy as np
 
 from actors.prompt import Prompter, Tokens, load_tokenizer
 from actors.retrieval import corpus_of
+from configs import trust
 from configs.environment import EnvironmentConfig
 from configs.load import ConfigError, load
 from replay.codec import decode_trajectory
@@ -39,9 +40,11 @@ class Texts:
     faults: list[str] = field(default_factory=list)
 
 
-def audit_texts(run_dir: Path, find: Find) -> Texts:
+def audit_texts(run_dir: Path, find: Find, trusted: bool = False) -> Texts:
     """Look at every trajectory on record. Raises LogError, ConfigError."""
     config = load(run_dir / "config.yaml")
+    source = str(run_dir / "config.yaml")
+    trust.require(config, source=source, trust=trusted, of=trust.LEARNING, settable=False)
     _require_known(config.environment)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     searches = (search for _, each in _trajectories(run_dir) for search in _searches(each))

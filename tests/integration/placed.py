@@ -132,7 +132,7 @@ class Launched(OverHosts):
     def go_on(self, *words: str) -> None:
         """Go on with it (`forage resume`), once it has ended."""
         self.processes["launcher"].wait(ENDED_S)
-        self._start("resume", str(self.run_dir), *words)
+        self._start("resume", str(self.run_dir), "--trust", *words)  # its cluster.address
 
     def _start(self, *words: str) -> None:
         command = (sys.executable, "-m", "scripts.cli", *words)

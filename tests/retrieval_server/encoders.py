@@ -41,3 +41,8 @@ def make_encoder(folder: Path, seed: int = 0, **sentence_transformers: object) -
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(json.dumps(content))
     return folder
+
+
+def pickled(canary: Path) -> bytes:
+    """A pickle that makes a file when it is read."""
+    return f"cbuiltins\nopen\n(V{canary}\nVw\ntR.".encode()

@@ -1,5 +1,6 @@
 """Settings read beside models, and vectors against a naive computation of each pooling."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from retrieval_server.encoder import Encoder
 from retrieval_server.encoder_settings import EncoderSettings as Settings
 from retrieval_server.encoder_settings import digest_of, settings_of
 from retrieval_server.protocol import BadIndex
-from tests.retrieval_server.encoders import make_encoder
+from tests.retrieval_server.encoders import make_encoder, pickled
 
 TEXTS = ["the mayor of bore", "a", "who ?", "the capital of xanu is bore , and more " * 9, "a"]
 NORMALIZE = [{"type": f"sentence_transformers.models.{n}"} for n in ("Transformer", "Normalize")]
@@ -124,6 +125,7 @@ def test_a_folder_that_is_no_encoder_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadIndex, match="holds no encoder: name a folder"):
         Encoder(tmp_path)
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
     with pytest.raises(BadIndex, match="cannot be loaded as an encoder"):
         Encoder(tmp_path)
 
@@ -142,3 +144,27 @@ def test_a_digest_is_of_nothing_but_what_encodes(tmp_path: Path) -> None:
     assert digest_of(folder) == before
     (folder / "special_tokens_map.json").write_text('{"unk_token": "?"}')
     assert digest_of(folder) != before
+
+
+def test_weights_that_are_no_safetensors_are_refused_unread(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "pickled")
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickled(tmp_path / "canary"))
+    with pytest.raises(BadIndex, match=r"pickled' holds no \*\.safetensors: only such weights"):
+        Encoder(folder, Settings())
+    (folder / "model.safetensors").write_bytes(b"0" * 8)  # and where both are there, or it is none
+    with pytest.raises(BadIndex, match="cannot be loaded as an encoder"):
+        Encoder(folder, Settings())
+    assert not (tmp_path / "canary").exists()
+
+
+def test_an_encoder_s_own_code_neither_runs_nor_is_asked_about(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "coded")
+    canary = tmp_path / "canary"
+    (folder / "modeling_own.py").write_text(f"open({str(canary)!r}, 'w').close()\n")
+    told = json.loads((folder / "config.json").read_text())
+    told |= {"model_type": "own", "auto_map": {"AutoConfig": "modeling_own.C"}}
+    (folder / "config.json").write_text(json.dumps(told))
+    with pytest.raises(BadIndex, match="cannot be loaded as an encoder"):
+        Encoder(folder, Settings())
+    assert not canary.exists()

@@ -160,3 +160,11 @@ def test_a_line_stands_above_the_bars_never_behind_them(tmp_path: Path) -> None:
     assert code == 0 and len(re.findall(r"(?:\n|\x1b\[2K)step \d: \[loss\]\r\n", told)) == 2
     code, told = run_in_terminal(["-c", ABOVE], out=tmp_path / "out")
     assert (tmp_path / "out").read_text() == "step 0: [loss]\nstep 1: [loss]\n"
+
+
+def test_what_a_terminal_would_obey_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "a\x1b[2J\x07\x9b31m\r\u202eb\u2066c\u200f\u061c\n\t[red]d \u00e9 \u65e5"
+    kept = "a[2J31mbc\n\t[red]d \u00e9 \u65e5"
+    assert terminal.clean(evil) == kept
+    terminal.complain(evil)
+    assert capsys.readouterr().err == f"forage: {kept}\n"

@@ -176,12 +176,12 @@ async def test_a_search_that_finds_nothing_is_shown(console: Console) -> None:
 
 
 async def test_what_a_terminal_would_obey_is_left_out(console: Console) -> None:
-    evil = "\x1b]0;owned\x07\x9b31m\r\n[bold]x[/bold] :smile:"
+    evil = "\x1b]0;owned\x07\x9b31m\r\u202e\n[bold]x[/bold] :smile:"
     retriever = Finding([Passage("p", f'"{evil}"\n{evil}', 1.0)])
     texts = (f"{evil} {SEARCH}", "<answer> \x1b[2Jkelu </answer>")
     text = await shown(console, *texts, retriever=retriever)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)  # without our own styles
-    assert not set("\x1b\x07\x9b\r") & set(plain)
+    assert not set("\x1b\x07\x9b\r\u202e") & set(plain)
     assert plain.count("[bold]x[/bold] :smile:") == 3
     assert clean("a\tb\n\x00c") == "a\tb\nc"
 

@@ -90,3 +90,9 @@ def test_hops_are_told_where_questions_have_some(
     )
     Console().evaluation(result, tmp_path, str(tmp_path))
     assert said in capsys.readouterr().out
+
+
+def test_what_a_log_or_a_policy_says_does_not_move_the_terminal() -> None:
+    file = io.StringIO()
+    Console(RichConsole(file=file, width=60)).say("died: \x1b]0;owned\x07\u202e[/x]")
+    assert file.getvalue() == "died: ]0;owned[/x]\n"

@@ -1,6 +1,7 @@
 """Hosts that are gone, and Ray as the launcher starts it."""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -137,18 +138,23 @@ def test_ray_kills_no_host_for_what_its_process_holds(
 
 
 @pytest.mark.slow
-def test_ray_starts_nothing_that_a_run_has_no_use_for() -> None:
+def test_ray_starts_nothing_that_a_run_has_no_use_for_and_listens_on_the_loopback() -> None:
     code = """
-import os, psutil, secrets, sys
+import os, psutil, secrets, sys, time
 from pathlib import Path
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 from scripts.fleet.local_ray import start_ray
 start_ray(2, Path(sys.argv[1]))
 import ray
-for each in psutil.Process().children(recursive=True):
-    print(each.name(), *each.cmdline())
 pid_of = ray.remote(num_cpus=0)(lambda: os.getpid())
-print(ray.get(pid_of.remote()) != os.getpid())
+placed = ray.get(pid_of.remote()) != os.getpid()
+while not list(Path(sys.argv[1]).rglob("metrics_export_port*")):
+    time.sleep(0.05)  # its agent is there
+for each in (psutil.Process(), *psutil.Process().children(recursive=True)):
+    listening = [c.laddr.ip for c in each.net_connections() if c.status == "LISTEN"]
+    print(each.name(), *each.cmdline()[-1:], *(f"listens:{ip}" for ip in listening))
+print(*(f"metrics:{p.read_text()}" for p in Path(sys.argv[1]).rglob("metrics_export_port*")))
+print(placed)
 """
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # sockets lie in it: a short path
         command = [sys.executable, "-c", code, folder]
@@ -158,3 +164,6 @@ print(ray.get(pid_of.remote()) != os.getpid())
     assert placed == "True" and any("raylet" in line for line in started)
     for unused in ("dashboard.py", "monitor.py"):
         assert unused not in done.stdout
+    listening = set(re.findall(r"listens:(\S+)", done.stdout))
+    assert listening and listening <= {"127.0.0.1", "::ffff:127.0.0.1"}, done.stdout
+    assert set(re.findall(r"metrics:(\S+)", done.stdout)) == {"-1"}

@@ -190,3 +190,11 @@ def test_the_command(trained: RecordedRun, tmp_path: Path, capsys: Any) -> None:
     trained.append(Sampled(3.0, 1, 2, (), (), {}))
     assert cli.main(["audit", str(trained.path)]) == 1
     assert "step 2 was put together twice" in capsys.readouterr().out
+
+
+def test_causes_are_shown_as_they_are(trained: RecordedRun, capsys: Any) -> None:
+    cause = "[/x]\x1b[2J\u202e"
+    trained.append(GroupDropped(3.0, 1, cause), GroupDropped(3.0, 1, cause))
+    assert cli.main(["audit", str(trained.path)]) == 1
+    said = capsys.readouterr().out
+    assert "dropped: [/x][2J" in said and "\x1b" not in said

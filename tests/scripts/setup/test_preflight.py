@@ -361,7 +361,7 @@ def test_how_to_go_on_is_said_where_a_run_can(
     if logged:
         (tmp_path / "events.log").touch()
     command = f"forage resume {tmp_path}"
-    assert launch.how_to_go_on(tmp_path, outcome) == (command if said else "")
+    assert launch.how_to_go_on(Config(run_dir=str(tmp_path)), outcome) == (command if said else "")
 
 
 def test_a_malformed_line_is_located(good: dict[str, str], tmp_path: Path) -> None:
