@@ -55,7 +55,7 @@ from configs.runtime.process import (
 )
 from configs.runtime.signals import MAKE_WAY, on_stop
 from configs.schema import Config
-from configs.trust import FLAG, HELP
+from configs.trust import FLAG, TRUSTING
 from replay.clients.actor import TrajectoryWriter
 from replay.protocol import Hello, Lease, ReplayError, ReplayTimeout
 from replay.trajectory import Question, Trajectory
@@ -221,7 +221,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="a.b=c")
     parser.add_argument("--connect", metavar="ENDPOINT", help="of the replay whose run to join")
     parser.add_argument("--keys", metavar="FOLDER", default="", help="a copy of the run's keys")
-    parser.add_argument(FLAG, action="store_true", help=f"with --connect: {HELP}")
+    parser.add_argument(FLAG, action="store_true", help=f"with --connect: {TRUSTING}")
     parser.add_argument("--actor-id", metavar="NAME", help="with --connect: HOSTNAME-PID if absent")
     given = parser.parse_intermixed_args(arguments)
     first, connect = given.config, given.connect

@@ -155,7 +155,9 @@ def _open(section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
     for field in msgspec.structs.fields(section):
         if isinstance(field.type, type) and issubclass(field.type, Section):
             yield from _open(field.type, f"{prefix}{field.name}.")
-        elif dict in map(typing.get_origin, (field.type, *typing.get_args(field.type))):
+        elif any(
+            typing.get_origin(of) is dict for of in (field.type, *typing.get_args(field.type))
+        ):
             yield f"{prefix}{field.name}"
 
 

@@ -27,7 +27,7 @@ from configs.section import (
 )
 
 FLAG = "--trust"
-HELP = "take from its record also what runs code, names secrets or reaches out"
+TRUSTING = "take from its record also what runs code, names secrets or reaches out"
 # What a command takes from a record: sections, or fields of one.
 LEARNING = ("model.trust_remote_code",)
 ASKING = (*LEARNING, "environment", "retrieval")
@@ -43,7 +43,7 @@ def _fields() -> dict[str, str]:
     """Each field that a record does not decide, and why."""
     of_hub = {field: _FROM_THE_HUB for mark in (HUB_MODEL, HUB_DATA) for field in marked(mark)}
     marks = (RUNS_CODE, NAMES_SECRET, REACHES_OUT, WRITES_THERE)
-    return of_hub | {field: mark.extra["trust"] for mark in marks for field in marked(mark)}
+    return of_hub | {field: (mark.extra or {})["trust"] for mark in marks for field in marked(mark)}
 
 
 FIELDS = _fields()

@@ -15,7 +15,6 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from configs.load import ConfigError
-from configs.trust import HELP
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,6 @@ def refusing(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except kinds as error:
         raise ConfigError(str(error)) from error
-
-
-def trust() -> Any:
-    """`--trust`: a record decides all fields, as its user says (configs/trust.py)."""
-    return option(HELP, default=False)
 
 
 def overrides() -> Any:

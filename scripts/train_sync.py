@@ -311,6 +311,6 @@ def sync(options: SyncOptions) -> int:
     checkpoint.save(config, step, trainer, tokenizer)
     path.with_name("summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     if cause := summary.get("stopped"):
-        print(f"stopped: {clean(cause)}", file=sys.stderr)
+        print(f"stopped: {clean(str(cause))}", file=sys.stderr)
         return Exit.STOPPED
     return Exit.DONE

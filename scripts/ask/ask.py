@@ -30,12 +30,12 @@ from configs.runtime.gpus import GpusTaken, take, visible
 from configs.runtime.process import Exit, avoid_amx
 from configs.runtime.signals import Interrupt
 from configs.schema import Config
-from configs.trust import ASKING
+from configs.trust import ASKING, TRUSTING
 from retrieval_server.protocol import RetrievalError
 from scripts.ask.endpoint import EndpointPolicy, base_url
 from scripts.ask.stream import Asker, StreamDecoder, View
 from scripts.ask.view import Lines, Terminal
-from scripts.options import argument, option, trust
+from scripts.options import argument, option
 from scripts.setup import hub, preflight
 from scripts.setup.model_checks import TOKENIZER_FILES, has_tokenizer
 from scripts.setup.model_source import MODEL, Found, configured, find
@@ -61,7 +61,7 @@ class AskOptions(QuestionsOrOverrides):
         "questions, or fields to override", default=(), metavar="QUESTION|a.b=c"
     )
     config: str | None = option("needed where MODEL is not of a run", metavar="FILE")
-    trust: bool = trust()
+    trust: bool = option(TRUSTING, default=False)
     weights: Literal["model", "ema"] = option("ema: their average", default="model")
     environment: str | None = option("environment.name", metavar="NAME")
     retrieval: str | None = option("a retrieval server that runs", metavar="URL")

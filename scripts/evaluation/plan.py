@@ -20,13 +20,13 @@ from configs import hints
 from configs.load import ConfigError, leaves
 from configs.runtime.files import write_json
 from configs.schema import Config, QuestionColumns
-from configs.trust import EVALUATING
+from configs.trust import EVALUATING, TRUSTING
 from replay.question_files import QuestionsError, question_files, question_rows
 from replay.questions import load_questions
 from replay.trajectory import Question
 from scripts.evaluation.model_files import digest
 from scripts.evaluation.rows import Asked, QuestionSet, Rows, asked_of
-from scripts.options import Options, argument, option, overrides, trust
+from scripts.options import Options, argument, option, overrides
 from scripts.setup import hub, model_source, preflight
 from scripts.setup.fit import fitted_alone
 from scripts.setup.model_source import Found, find
@@ -86,7 +86,7 @@ class EvaluateOptions(Options):
     overrides: tuple[str, ...] = overrides()
     weights: Literal["model", "ema"] = option("ema: their average", default="model")
     config: str | None = option("instead of the run's or checkpoint's own", metavar="FILE")
-    trust: bool = trust()
+    trust: bool = option(TRUSTING, default=False)
     environment: tuple[str, ...] = option(
         "default: the configuration's", default=(), metavar="NAME"
     )

@@ -22,7 +22,7 @@ from configs.runtime.files import replacing
 from configs.runtime.process import REPOSITORY, Exit, make_socket_dir
 from configs.runtime.signals import Interrupt
 from configs.schema import Config
-from configs.trust import FLAG, told
+from configs.trust import FLAG, TRUSTING, told
 from replay.clients.launcher import Observer
 from replay.log.event_log import FILE_NAME
 from replay.protocol import ReplayError
@@ -36,7 +36,7 @@ from scripts.fleet.guardian import PID_FILE
 from scripts.fleet.host import FleetError
 from scripts.fleet.resume import Progress
 from scripts.fleet.supervisor import RunFailed, Supervisor
-from scripts.options import argument, option, overrides, trust
+from scripts.options import argument, option, overrides
 from scripts.runs import plot, summary
 from scripts.setup import machine, preflight
 
@@ -73,7 +73,7 @@ class ResumeOptions:
     run: Path = argument("the run's directory, for example runs/latest")
     overrides: tuple[str, ...] = overrides()
     config: str | None = option("a YAML file of what is to be different", metavar="FILE")
-    trust: bool = trust()
+    trust: bool = option(TRUSTING, default=False)
     prepare_only: bool = option("print the commands to run by hand", default=False)
     detach: bool = option(DETACH, default=False)
 

@@ -28,7 +28,6 @@ from learner.errors import BadModel
 from replay.log.history import Recording
 from replay.protocol import ReplayError
 from scripts.options import Options, argument, option, refusing
-from scripts.options import trust as trust_option
 from scripts.runs.log import log_of, reading
 from scripts.runs.plot import plain
 from scripts.runs.plot import save as save_plot
@@ -60,7 +59,7 @@ Row = dict[str, Any]  # step, recorded_loss and GAUGES' names; None: not measure
 class RelearnOptions(Options):
     run: Path = argument("a run directory, for example runs/latest")
     overrides: tuple[str, ...] = argument("another setting", default=(), metavar="learner.x=y")
-    trust: bool = trust_option()
+    trust: bool = option(trust.TRUSTING, default=False)
     steps: int | None = option("at most this many steps", metavar="N", least=1)
     every: int | None = option("show every n-th step (default: 20 rows)", metavar="N", least=1)
     out: Path | None = option("where to write (default RUN/relearn-<name>)", metavar="DIR")

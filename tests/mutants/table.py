@@ -367,4 +367,18 @@ MUTANTS = (
         "prompter.decode(turn.observation_tokens)",
         ("tests/actors/rewards/test_scorer.py",),
     ),
+    Mutant(
+        "trust taken from a record",
+        "scripts/setup/model_source.py",
+        "source=str(record), trust=trusted",
+        "source=str(record), trust=config.model.trust_remote_code",
+        ("tests/scripts/setup/test_model_source.py",),
+    ),
+    Mutant(
+        "trust taken from replay",
+        "actors/joining.py",
+        "trust=trusted, given",
+        "trust=config.model.trust_remote_code, given",
+        ("tests/actors/test_joining.py",),
+    ),
 )

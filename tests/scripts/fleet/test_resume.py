@@ -315,3 +315,23 @@ def test_the_command_hands_on_what_is_to_be_resumed(
     assert again == ["replay.worker", "learner.worker"]
     written = yaml.safe_load((folder.path / "config.yaml").read_text())
     assert written["learner"]["total_steps"] == 50 and written["seed"] == 3
+
+
+def test_what_a_record_does_not_decide_is_its_user_s_word(folder: Folder, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("sesame")
+    token.chmod(0o600)
+    folder.edited("retrieval.token_file", str(token)).log()
+    folder.edited("weight_sync.snapshot_dir", str(tmp_path))
+    said = folder.refused().splitlines()
+    assert [line.partition(" = ")[0] for line in said] == [
+        "retrieval.token_file", "weight_sync.snapshot_dir",
+    ]  # fmt: skip
+    own = tmp_path / "own.yaml"
+    own.write_text(f"retrieval: {{token_file: {token}}}\n")
+    (line,) = folder.refused(path=str(own)).splitlines()
+    assert line.startswith("weight_sync.snapshot_dir") and line.endswith("snapshot_dir=VALUE")
+    folder.edited("weight_sync.snapshot_dir", "")
+    given, _ = folder.checked(f"retrieval.token_file={token}")
+    trusted, _ = resume.checked(str(folder.path), None, [], trusted=True)
+    assert given.retrieval.token_file == trusted.retrieval.token_file == str(token)

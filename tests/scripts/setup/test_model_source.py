@@ -107,3 +107,22 @@ def test_a_damaged_checkpoint_is_refused_but_not_its_model(checkpointed: Path) -
     assert configured(found.given, found.record, config, []).seed == 3
     with pytest.raises(ConfigError, match=r"cannot be read: .*: name one, --config FILE"):
         configured(found.given, found.record, None, [])
+
+
+@pytest.mark.parametrize("manifest", [False, True])
+def test_a_record_decides_no_code_unless_it_is_trusted(
+    checkpointed: Path, folder: Folder, manifest: bool
+) -> None:
+    folder.edited("model.trust_remote_code", True)
+    found = find(str(checkpointed))
+    if manifest:
+        file = checkpointed / "checkpoints" / "step-10" / "checkpoint.json"
+        no, yes = (f'"trust_remote_code": {word}' for word in ("false", "true"))
+        file.write_text(file.read_text().replace(no, yes))
+        found = find(str(file.parent))
+    with pytest.raises(ConfigError, match=r"trust_remote_code = True: .* says so, not you"):
+        configured(found.given, found.record, None, ["actors.max_turns=7"])
+    said = configured(found.given, found.record, None, ["model.trust_remote_code=true"])
+    trusted = configured(found.given, found.record, None, [], trusted=True)
+    assert said.model.trust_remote_code and trusted.model.trust_remote_code
+    assert configured(found.given, found.record, None, [], reads=["retrieval"])
