@@ -121,7 +121,7 @@ def warn(searches: RecordedSearches, run: Path, corpus: str) -> None:
     )
     for count, what in left_out:
         if count:
-            print(f"forage: {run}: without {count} {what}", file=sys.stderr)
+            print(clean(f"forage: {run}: without {count} {what}"), file=sys.stderr)
 
 
 def measured(
@@ -135,7 +135,7 @@ def measured(
         raise ConfigError("retrieval.corpus is empty: name the passages to look in")
     questions = questions_of(config)
     for line in left_out(config):
-        print(f"forage: {line}", file=sys.stderr)
+        print(clean(f"forage: {line}"), file=sys.stderr)
     with Bars() as progress:
         searches = RecordedSearches(options.searches, questions) if options.searches else None
         opening = progress.add_task("opening the index", total=None)

@@ -241,6 +241,6 @@ def eval_in_train(questions: Iterable[Asked]) -> int:
 
 def _by_position(hits: Hits) -> Iterator[tuple[int, Hits]]:
     positions, starts = np.unique(hits[:, 0], return_index=True)
-    ends = [*starts[1:].tolist(), len(hits)]
+    ends = np.append(starts, len(hits))[1:].tolist()
     for position, start, end in zip(positions.tolist(), starts.tolist(), ends, strict=True):
         yield position, hits[start:end]

@@ -48,7 +48,6 @@ READ_BY = {
     "resume": "",
     "ask": "model.trust_remote_code|environment|retrieval",
     "evaluate": "model.trust_remote_code|environment|retrieval|actors",
-    "relearn": "model.trust_remote_code",
 }
 
 

@@ -82,6 +82,15 @@ def test_the_counts_are_those_counted_by_hand(audited: Run) -> None:
     assert evaluation["missing"] == ["eval-1", "eval-3"]
 
 
+def test_a_search_that_finds_nothing_counts_as_such(audited: Run, tmp_path: Path) -> None:
+    rows = [{"question": "zzz ?", "answers": ["qqq"]}]
+    files = [
+        f"questions.{kind}={write(tmp_path / f'{kind}.jsonl', rows)}" for kind in ("train", "eval")
+    ]
+    found = audited(*files)["files"]["train"]
+    assert (found["questions"], found["anywhere"]) == (1, 0)
+
+
 def test_eval_questions_that_are_also_in_train_are_counted(
     audited: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
