@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from configs.runtime.process import Exit, outlive_parent, start_child
 from configs.runtime.signals import Interrupt
-from scripts.terminal import complain, redirect
+from scripts.terminal import clean, complain, redirect
 
 if TYPE_CHECKING:
     from scripts.fleet.console import Console
@@ -114,7 +114,7 @@ def _followed(launcher: "subprocess.Popen[bytes]", wire: int, stop: Interrupt) -
             if ended:
                 launcher.wait()
             if path:
-                print(said.read(), end="", flush=True)
+                print(clean(said.read()), end="", flush=True)
             if ended:
                 return path, False
     return path, True

@@ -91,6 +91,7 @@ def resume(options: ResumeOptions) -> int:
     """Go on with a run. Raises ConfigError before anything is started."""
     if options.detach:
         given = ["--config", options.config] if options.config else []
+        given += [FLAG] if options.trust else []
         words = [str(options.run), *given, *options.overrides]
         return _detach(options.prepare_only, "resume", *words)
     here = not options.prepare_only

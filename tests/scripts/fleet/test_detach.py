@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from configs.runtime.process import REPOSITORY, Exit
+from scripts import cli
 from scripts.fleet import detach
 from scripts.fleet.console import Console
 from tests.scripts.terminals import run_in_terminal
@@ -112,3 +113,12 @@ def test_in_the_foreground_nothing_changes(capsys: pytest.CaptureFixture[str]) -
         started()
         print("here")
     assert capsys.readouterr().out == "here\n" and signal.getsignal(signal.SIGHUP) is before
+
+
+def test_a_word_of_trust_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(detach, "detached", lambda words: seen.append(words) or 0)
+    words = ["resume", "runs/mine", "--trust", "--detach", "learner.total_steps=9"]
+    assert cli.main(words) == Exit.DONE
+    (given,) = seen
+    assert given[2:] == ["resume", "runs/mine", "--trust", "learner.total_steps=9"]
