@@ -1,41 +1,51 @@
-"""Micro-batches of concurrent searches: the server's for its index, the client's for its POSTs.
+"""Micro-batches of concurrent searches, such as a client's for its POSTs.
 
 At most `max_running` batches are under way. The next one starts at once where none is, else when it
-is full, after `max_wait_s`, or when a running one ends. At most `max_waiting` queries wait (a long
-one counts once for each `LONG_CHARS`); further ones are refused at once. A batch that is refused is
-asked again one call at a time, for one caller's bad query is not another's.
+is full, after `max_wait_s`, or when a running one ends. The oldest calls go first, but those with
+less than half of their time left last, the newest of them first: under overload, who is asked for
+is then answered in time. A batch that is refused is asked again one call at a time, for one
+caller's bad query is not another's; the calls of one that meets an overload wait as long as it says
+and then join other batches.
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from retrieval_server.protocol import RetrievalOverloaded, RetrievalRefused
 
-LONG_CHARS = 1024
 T = TypeVar("T")
-Run = Callable[[list[str], int], Awaitable[list[list[T]]]]
+Run = Callable[[list[str], int, float], Awaitable[list[list[T]]]]
 
 
-class _Call(NamedTuple, Generic[T]):
+@dataclass(frozen=True, eq=False)
+class _Call(Generic[T]):
     """One `search` waiting for its part of a batch."""
 
     queries: Sequence[str]
     top_k: int
     results: asyncio.Future[list[list[T]]]
-    load: int
+    begun: float  # of the monotonic clock, as is the deadline
+    deadline: float
     alone: bool = False  # it was refused together with others
+
+    def is_late(self, now: float) -> bool:
+        """True where less than half of its time is left."""
+        return now - self.begun > self.deadline - now
 
 
 class Batcher(Generic[T]):
     """Micro-batches searches; use as `async with`, from one event loop.
 
-    `run(queries, top_k)` returns one list per query, at most `top_k` long, best first; it is called
-    with what one turn of the event loop brought when nothing runs, else with what gathered in
-    `max_wait_s`; in either case with at most `max_batch` queries, unless one call brought more.
+    `run(queries, top_k, deadline)` returns one list per query, at most `top_k` long, best first;
+    nobody waits for it beyond the deadline (of the monotonic clock). It is called with what one
+    turn of the event loop brought when nothing runs, else with what gathered in `max_wait_s`; in
+    either case with at most `max_batch` queries, unless one call brought more.
     """
 
     def __init__(
@@ -45,16 +55,15 @@ class Batcher(Generic[T]):
         max_batch: int,
         max_wait_s: float = 0.0,
         max_running: int = 1,
-        max_waiting: int | None = None,
     ) -> None:
         self._run = run
-        self._max_batch = max_batch
+        self.max_batch = max_batch
         self._max_wait_s = max_wait_s
         self._max_running = max_running
-        self._max_waiting = max_waiting
-        self._run_s = 0.0  # how long the last call took
-        self._waiting: deque[_Call[T]] = deque()
-        self._waiting_queries = self._waiting_load = 0
+        self._waiting: deque[_Call[T]] = deque()  # oldest first
+        self._late: deque[_Call[T]] = deque()
+        self._waiting_queries = 0
+        self._away: dict[tuple[_Call[T], ...], asyncio.TimerHandle] = {}  # until they may ask again
         self._running: set[asyncio.Future[list[list[T]]]] = set()
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -68,9 +77,14 @@ class Batcher(Generic[T]):
         """Abandon what is waiting and what is running."""
         if self._deadline is not None:
             self._deadline.cancel()
-        for call in self._waiting:
-            call.results.cancel()
+        for timer in self._away.values():
+            timer.cancel()
+        for calls in (self._waiting, self._late, *self._away):
+            for call in calls:
+                call.results.cancel()
         self._waiting.clear()
+        self._late.clear()
+        self._away.clear()
         for running in self._running:
             running.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -80,36 +94,26 @@ class Batcher(Generic[T]):
         """Queries that no call has taken yet."""
         return self._waiting_queries
 
-    @property
-    def backlog_s(self) -> float:
-        """Seconds that the waiting queries will take, going by the last call."""
-        return self._run_s * -(-self._waiting_queries // self._max_batch)
+    async def search(
+        self, queries: Sequence[str], top_k: int, deadline: float = math.inf
+    ) -> list[list[T]]:
+        """Per query at most `top_k` results, best first; raises what `run` raised.
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[T]]:
-        """Per query at most `top_k` results, best first; raises what `run` raised, and
-        RetrievalOverloaded when too much is waiting already.
-
-        A caller that stops waiting is not searched for, unless that has begun.
+        RetrievalOverloaded only where one may ask again after the deadline. A caller that stops
+        waiting is not searched for, unless that has begun.
         """
         if not queries:
             return []
-        load = _load(queries)
-        limit = self._max_waiting
-        if self._waiting and limit is not None and self._waiting_load + load > limit:
-            raise RetrievalOverloaded(
-                f"{self._waiting_queries} queries are waiting, of at most {limit}", self.backlog_s
-            )
-        call = _Call[T](queries, top_k, asyncio.get_running_loop().create_future(), load)
-        self._waiting.append(call)
+        results: asyncio.Future[list[list[T]]] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Call[T](queries, top_k, results, time.monotonic(), deadline))
         self._waiting_queries += len(queries)
-        self._waiting_load += load
         self._schedule()
-        return await call.results
+        return await results
 
     def _schedule(self) -> None:
         if len(self._running) >= self._max_running:
             return
-        if self._waiting_queries >= self._max_batch:
+        if self._waiting_queries >= self.max_batch:
             self._start()
         elif self._deadline is None:
             wait_s = self._max_wait_s if self._running else 0.0
@@ -121,59 +125,84 @@ class Batcher(Generic[T]):
             self._deadline = None
         if not (calls := self._take()):
             return
-        begun = time.monotonic()
         queries = [query for call in calls for query in call.queries]
         # A smaller top_k is a prefix of a larger one, so one call serves them all.
-        running = asyncio.ensure_future(self._run(queries, max(call.top_k for call in calls)))
+        top_k, deadline = (max(call.top_k for call in calls), max(call.deadline for call in calls))
+        running = asyncio.ensure_future(self._run(queries, top_k, deadline))
         self._running.add(running)
-        running.add_done_callback(partial(self._finish, calls, begun))
-        if self._waiting:
+        running.add_done_callback(partial(self._finish, calls))
+        if self._waiting or self._late:
             self._schedule()
 
     def _take(self) -> list[_Call[T]]:
         calls: list[_Call[T]] = []
         size = 0
-        while self._waiting:
-            call = self._waiting[0]
-            gone = call.results.done()  # its caller has given up
-            full = size + len(call.queries) > self._max_batch
-            if not gone and calls and (full or call.alone or calls[-1].alone):
+        while (side := self._next()) is not None:
+            call = side[0] if side is self._waiting else side[-1]
+            full = size + len(call.queries) > self.max_batch
+            if calls and (full or call.alone or calls[-1].alone):
                 break
-            self._waiting.popleft()
-            self._waiting_queries -= len(call.queries)
-            self._waiting_load -= call.load
-            if not gone:
-                calls.append(call)
-                size += len(call.queries)
+            calls.append(self._drop(side, first=side is self._waiting))
+            size += len(call.queries)
         return calls
 
-    def _finish(
-        self, calls: list[_Call[T]], begun: float, running: asyncio.Future[list[list[T]]]
-    ) -> None:
-        self._run_s = time.monotonic() - begun
+    def _next(self) -> deque[_Call[T]] | None:
+        """The queue whose turn it is, of calls in time the first, of late ones the last; what
+        nobody waits for is dropped from their ends.
+        """
+        now = time.monotonic()
+        while self._waiting and (self._waiting[0].results.done() or self._waiting[0].is_late(now)):
+            if self._waiting[0].results.done():
+                self._drop(self._waiting)
+            else:
+                self._late.append(self._waiting.popleft())
+        for first in (True, False):
+            while self._late and self._late[0 if first else -1].results.done():
+                self._drop(self._late, first)
+        return self._waiting or self._late or None
+
+    def _drop(self, queue: deque[_Call[T]], first: bool = True) -> _Call[T]:
+        call = queue.popleft() if first else queue.pop()
+        self._waiting_queries -= len(call.queries)
+        return call
+
+    def _join(self, calls: Sequence[_Call[T]]) -> None:
+        """Have calls wait before all others."""
+        self._waiting.extendleft(reversed(calls))
+        self._waiting_queries += sum(len(call.queries) for call in calls)
+
+    def _finish(self, calls: list[_Call[T]], running: asyncio.Future[list[list[T]]]) -> None:
         self._running.discard(running)
-        if len(calls) > 1 and _refused(running):
-            self._waiting.extendleft(call._replace(alone=True) for call in reversed(calls))
-            self._waiting_queries += sum(len(call.queries) for call in calls)
-            self._waiting_load += sum(call.load for call in calls)
+        error = None if running.cancelled() else running.exception()
+        if len(calls) > 1 and isinstance(error, RetrievalRefused):
+            self._join([replace(call, alone=True) for call in calls])
             self._start()
             return
+        again: tuple[_Call[T], ...] = ()
+        if isinstance(error, RetrievalOverloaded):
+            again = self._ask_later(calls, error.retry_after_s)
         begin = 0
         for call in calls:
             end = begin + len(call.queries)
-            if not call.results.done():  # its caller may have gone
+            if call not in again and not call.results.done():  # its caller may have gone
                 _settle(call, running, begin, end)
             begin = end
-        if self._waiting:
+        if self._waiting or self._late:
             self._start()
 
+    def _ask_later(self, calls: list[_Call[T]], after_s: float) -> tuple[_Call[T], ...]:
+        """Have those of the calls whose time allows it wait again, but not before then; which."""
+        due = time.monotonic() + after_s
+        again = tuple(call for call in calls if due < call.deadline < math.inf)
+        if again:
+            loop = asyncio.get_running_loop()
+            self._away[again] = loop.call_later(after_s, self._return, again)
+        return again
 
-def _load(queries: Sequence[str]) -> int:
-    return len(queries) + sum([len(query) for query in queries]) // LONG_CHARS
-
-
-def _refused(running: asyncio.Future[list[list[T]]]) -> bool:
-    return not running.cancelled() and isinstance(running.exception(), RetrievalRefused)
+    def _return(self, calls: tuple[_Call[T], ...]) -> None:
+        del self._away[calls]
+        self._join(calls)
+        self._schedule()
 
 
 def _settle(call: _Call[T], running: asyncio.Future[list[list[T]]], begin: int, end: int) -> None:

@@ -22,6 +22,7 @@ from retrieval_server.protocol import (
     Passage,
     RetrievalDenied,
     RetrievalError,
+    RetrievalOverloaded,
     RetrievalTimeout,
     RetrieveRequest,
 )
@@ -142,16 +143,13 @@ class RetrievalClient:
         begun = time.monotonic()
         try:
             _check(queries)
-            async with asyncio.timeout(self._timeout_s + _GRACE_S):
+            async with asyncio.timeout(self._timeout_s + 2 * _GRACE_S):
                 passages = await self._cache.get(
-                    queries, top_k, lambda new: self._batcher.search(new, top_k)
+                    queries, top_k, lambda new: self._search(new, top_k)
                 )
-        except TimeoutError as error:
+        except TimeoutError as error:  # it shares the query of another caller, who has more time
             self._errors += 1
-            raise RetrievalTimeout(
-                f"no answer within {self._timeout_s:g} s, {self._batcher.waiting} queries are "
-                "waiting for a connection: see retrieval.max_connections"
-            ) from error
+            raise self._late() from error
         except RetrievalError:
             self._errors += 1
             raise
@@ -172,30 +170,64 @@ class RetrievalClient:
             **self._latencies.gauges("retrieval/latency"),
         }
 
-    async def _post(self, queries: list[str], top_k: int) -> list[list[Passage]]:
+    async def _search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        """Ask in a batch; whatever happens to the callers, nobody is asked beyond the deadline."""
+        try:
+            async with asyncio.timeout(self._timeout_s + _GRACE_S):
+                deadline = time.monotonic() + self._timeout_s
+                return await self._batcher.search(queries, top_k, deadline)
+        except TimeoutError as error:
+            raise self._late() from error
+
+    def _late(self) -> RetrievalTimeout:
+        return RetrievalTimeout(
+            f"no answer within {self._timeout_s:g} s, {self._batcher.waiting} queries are "
+            "waiting for a connection: see retrieval.max_connections"
+        )
+
+    async def _post(self, queries: list[str], top_k: int, deadline: float) -> list[list[Passage]]:
         body = _encoder.encode(RetrieveRequest(queries, top_k, return_scores=True))
         self._calls += 1
-        attempts = _Attempts(self._servers, self._backoff, self._timeout_s, self._retries)
+        attempts = _Attempts(self._servers, self._backoff, deadline, self._retries)
         server, seconds = attempts.first()
         while True:
             try:
-                return await self._servers.post(server, body, len(queries), seconds)
+                return await self._exchange(server, body, len(queries), seconds)
             except FAILED as error:
                 last = server
-                server, seconds = await attempts.after(server, error)
-            self._retried += 1
+                self._retried += 1
+                try:
+                    server, seconds = await attempts.after(server, error)
+                except _AllBusy:  # the batcher asks again, perhaps in other batches
+                    self._calls -= 1
+                    raise
+                except RetrievalError:
+                    self._retried -= 1
+                    raise
             self._failovers += server is not last
+
+    async def _exchange(
+        self, server: Server, body: bytes, expected: int, seconds: float
+    ) -> list[list[Passage]]:
+        try:
+            return await self._servers.post(server, body, expected, seconds)
+        finally:
+            self._batcher.max_batch = self._servers.batch_queries(_POST_QUERIES)
+
+
+class _AllBusy(RetrievalOverloaded):
+    """Nobody may be asked just now; there is time to ask later."""
 
 
 class _Attempts:
-    """The attempts of one search: who is asked next, and for how long. Both ways to ask on raise
-    the search's error where nobody may be asked any more.
+    """The attempts of one batch: who is asked next, and for how long. Both ways to ask on raise
+    its error where nobody may be asked any more, RetrievalOverloaded where nobody may just now.
     """
 
-    def __init__(self, servers: Servers, backoff: Backoff, timeout_s: float, retries: int) -> None:
+    def __init__(self, servers: Servers, backoff: Backoff, deadline: float, retries: int) -> None:
         self._servers, self._backoff = servers, backoff
-        self._deadline = time.monotonic() + timeout_s
-        self._last = self._deadline - min(LEAST_S, timeout_s / 2)
+        self._deadline = deadline
+        self._last = deadline - min(LEAST_S, (deadline - time.monotonic()) / 2)
         self._left, self._pauses = retries + len(servers.all) - 1, 0
         self._met: dict[Server, RetrievalError] = {}
         self._tried: set[Server] = set()  # since the last pause
@@ -214,6 +246,11 @@ class _Attempts:
         self._tried.add(server)
         met, pause = not isinstance(error, NOT_MET), 0.0
         others = self._servers.able(self._tried)
+        if isinstance(error, RetrievalOverloaded) and not others:
+            pause = self._backoff.pause_s(0) + self._servers.busy_s()
+            if time.monotonic() + pause < self._last:
+                raise _AllBusy(str(error), pause)
+            raise self._error(error)
         if not others:
             pause = self._backoff.pause_s(self._pauses) + self._servers.wait_s()
             self._pauses += 1

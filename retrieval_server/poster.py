@@ -13,6 +13,8 @@ import msgspec
 from blake3 import blake3
 
 from retrieval_server.protocol import (
+    BATCH_QUERIES,
+    DEADLINE,
     INDEX_VERSION,
     BadReply,
     Passage,
@@ -81,16 +83,20 @@ class Poster:
         self._extensions = {"timeout": {"connect": connect_s}} if connect_s else {}
         self._tls = httpx.create_ssl_context() if self.url.scheme == "https" else _UNUSED_TLS
         self._idle: list[httpx.AsyncHTTPTransport] = []
+        self.batch_queries = 0  # that the last reply asked for in a request; 0: it said nothing
 
     async def post(self, body: bytes, expected: int, seconds: float) -> Reply:
         """Send one request body; returns `expected` lists, or raises the RetrievalError it met."""
         transport = self._idle.pop() if self._idle else self._connection()
         good = False
         try:
+            headers = self._headers | {DEADLINE: f"{seconds:.3f}"}
             request = httpx.Request(
-                "POST", self.url, content=body, headers=self._headers, extensions=self._extensions
+                "POST", self.url, content=body, headers=headers, extensions=self._extensions
             )
             response, content = await self._exchange(transport, request, seconds)
+            asked_for = response.headers.get(BATCH_QUERIES, "")
+            self.batch_queries = int(asked_for) if asked_for.isdecimal() else 0
             rows = parse_reply(response, content, expected, f"{self.url}")
             good = True
         except RetrievalOverloaded:  # in order; under load, connecting again would add to it

@@ -149,6 +149,10 @@ class Servers:
         now = time.monotonic()
         return sum(each.is_well(now) and not each.drains for each in self.all)
 
+    def batch_queries(self, most: int) -> int:
+        """How many queries a request had best hold for any server, of at most so many."""
+        return min(min(each.poster.batch_queries or most for each in self.all), most)
+
     def able(self, tried: Collection[Server] = ()) -> list[Server]:
         """Those that can serve at once, draining ones where no others can; none of the `tried`."""
         now = time.monotonic()
@@ -167,6 +171,12 @@ class Servers:
         """Seconds until one may be asked, where none can serve."""
         now = time.monotonic()
         waits = [each.busy_until - now for each in self.all if not each.is_other]
+        return max(0.0, min(waits, default=0.0))
+
+    def busy_s(self) -> float:
+        """Seconds until one that is well may be asked, where all such are overloaded."""
+        now = time.monotonic()
+        waits = [each.busy_until - now for each in self.all if each.is_well(now)]
         return max(0.0, min(waits, default=0.0))
 
     async def post(

@@ -24,15 +24,19 @@ from retrieval_server.auth import is_loopback, read_token
 from retrieval_server.protocol import DEFAULT_TOP_K, MAX_TOP_K, BadIndex, CorpusError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     import uvicorn
     from fastapi import FastAPI
 
+    from retrieval_server.index.base import Index
+
 logger = logging.getLogger("retrieval_server")
 
 _KEEP_ALIVE_S = 75  # longer than the client's, so that an idle connection is closed by the client
 _BACKLOG = 2048
+_ANSWER_S = 1.0  # for a 503 to a request that has not come in by its deadline
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,11 +109,19 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(config: Config, listener: socket.socket, token: str) -> int:
-    """Index the corpus and serve until SIGTERM or SIGINT; returns the exit code."""
+def serve(
+    config: Config,
+    listener: socket.socket,
+    token: str,
+    wrap: "Callable[[Index], Index]" = lambda index: index,
+) -> int:
+    """Index the corpus and serve until SIGTERM or SIGINT; returns the exit code.
+
+    `wrap` may put something before the index, such as a delay.
+    """
     process.limit_threads(config.retrieval.threads)
     # Imported late: numpy and torch read the thread count when they are first imported.
-    from retrieval_server.app import Limits, create_app
+    from retrieval_server.app.app import Limits, create_app
     from retrieval_server.index.open_index import open_index
 
     on_stop(_leave)
@@ -124,7 +136,7 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
     if not token:
         _warn_of_strangers(config, host)
     limits = Limits(asked.max_waiting_queries, asked.request_deadline_s)
-    app = create_app(documents, index, asked.top_k or DEFAULT_TOP_K, token, limits)
+    app = create_app(documents, wrap(index), asked.top_k or DEFAULT_TOP_K, token, limits)
     server = _server(app, asked)
     # While it serves, uvicorn handles the signals: it drains, restores ours and raises them again.
     on_stop(partial(_drain, app, server))
@@ -137,9 +149,13 @@ def serve(config: Config, listener: socket.socket, token: str) -> int:
 def _server(app: "FastAPI", asked: RetrievalConfig) -> "uvicorn.Server":
     import uvicorn
 
+    from retrieval_server.app.connections import Connections, guarded, most_connections
+
+    connections = Connections(most_connections(), body_s=asked.request_deadline_s + _ANSWER_S)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
+            http=guarded(connections),
             access_log=False,
             log_config=None,
             log_level="warning",

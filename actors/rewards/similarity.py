@@ -77,7 +77,7 @@ class Similarity:
             raise ValueError("the encoder gave a vector that is not finite")
         return vector
 
-    async def _encode(self, texts: list[str], _: int) -> list[list[Vector]]:
+    async def _encode(self, texts: list[str], *_: float) -> list[list[Vector]]:
         """Encode texts to unit length, as passages, with no query's prefix, on both sides."""
         loop = asyncio.get_running_loop()
         vectors = await loop.run_in_executor(self._thread, self._encoder.passages, texts)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from retrieval_server.app import Limits, create_app
+from retrieval_server.app.app import Limits, create_app
 from retrieval_server.index.base import Index
 from retrieval_server.index.bm25 import BM25Index
 from retrieval_server.protocol import Document

@@ -1,10 +1,11 @@
 """Concurrent searches share calls, keep their own results, and see what `run` raises."""
 
 import asyncio
+import time
 
 import pytest
 
-from retrieval_server.batching import LONG_CHARS, Batcher
+from retrieval_server.batching import Batcher
 from retrieval_server.protocol import RetrievalOverloaded, RetrievalRefused
 
 
@@ -16,7 +17,7 @@ class Recorder:
         self.release = asyncio.Event()
         self.error: Exception | None = None
 
-    async def __call__(self, queries: list[str], top_k: int) -> list[list[str]]:
+    async def __call__(self, queries: list[str], top_k: int, _: float) -> list[list[str]]:
         self.calls.append((queries, top_k))
         await self.release.wait()
         if self.error is not None:
@@ -95,7 +96,7 @@ async def test_everybody_in_a_failed_call_gets_its_error_and_the_next_call_works
 async def test_one_callers_refused_query_is_not_anothers(running: int) -> None:
     calls: list[list[str]] = []
 
-    async def run(queries: list[str], top_k: int) -> list[list[str]]:
+    async def run(queries: list[str], top_k: int, deadline: float) -> list[list[str]]:
         calls.append(queries)
         if "bad" in queries:
             raise RetrievalRefused("400")
@@ -143,39 +144,6 @@ async def test_results_are_cut_to_each_callers_top_k(top_k: int) -> None:
     assert mine == [[f"a{rank}" for rank in range(top_k)]]
 
 
-async def test_more_than_may_wait_is_told_so_at_once() -> None:
-    run = Recorder()
-    async with Batcher(run, max_batch=2, max_waiting=3) as batcher, asyncio.TaskGroup() as group:
-        for queries in ("a", "bc", "d"):
-            group.create_task(batcher.search(list(queries), 1))
-            await asyncio.sleep(0.01)
-        assert batcher.waiting == 3
-        with pytest.raises(RetrievalOverloaded, match="3 queries are waiting, of at most 3"):
-            await batcher.search(["e"], 1)
-        run.release.set()
-    assert [queries for queries, _ in run.calls] == [["a"], ["b", "c"], ["d"]]
-    assert batcher.waiting == 0
-
-
-async def test_a_long_query_counts_as_several() -> None:
-    run = Recorder()
-    async with Batcher(run, max_batch=1, max_waiting=4) as batcher, asyncio.TaskGroup() as group:
-        for query in ("a", "b" * 3 * LONG_CHARS):
-            group.create_task(batcher.search([query], 1))
-            await asyncio.sleep(0)
-        with pytest.raises(RetrievalOverloaded, match="1 queries are waiting, of at most 4"):
-            await batcher.search(["c"], 1)
-        run.release.set()
-    assert len(run.calls) == 2
-
-
-async def test_one_call_larger_than_may_wait_goes_alone() -> None:
-    run = Recorder()
-    run.release.set()
-    async with Batcher(run, max_batch=2, max_waiting=1) as batcher:
-        assert len(await batcher.search(list("abcd"), 1)) == 4
-
-
 async def test_nobody_searches_for_one_who_has_given_up() -> None:
     run = Recorder()
     async with Batcher(run, max_batch=10) as batcher, asyncio.TaskGroup() as group:
@@ -190,19 +158,62 @@ async def test_nobody_searches_for_one_who_has_given_up() -> None:
     assert [queries for queries, _ in run.calls] == [["a"], ["c"]]
 
 
-async def test_the_backlog_is_reckoned_by_the_last_call() -> None:
+async def test_the_oldest_go_first_but_late_ones_last_and_of_these_the_newest() -> None:
     run = Recorder()
     async with Batcher(run, max_batch=1) as batcher, asyncio.TaskGroup() as group:
-        clock = asyncio.get_running_loop().time
-        begun_s = clock()
-        first = group.create_task(batcher.search(["a"], 1))
-        await asyncio.sleep(0.02)
-        run.release.set()
-        await first
-        lasted_s = clock() - begun_s
-        run.release.clear()
-        for query in "bcd":
-            group.create_task(batcher.search([query], 1))
+        group.create_task(batcher.search(["first"], 1))
         await asyncio.sleep(0.01)
-        assert batcher.waiting == 2 and 0.03 < batcher.backlog_s <= 2 * lasted_s
+        now = time.monotonic()
+        for query, left_s in (("a", 0.1), ("b", 60.0), ("c", 0.1), ("d", 60.0)):
+            group.create_task(batcher.search([query], 1, now + left_s))
+        await asyncio.sleep(0.06)  # more than half of their time, for two
         run.release.set()
+    assert [queries for queries, _ in run.calls] == [["first"], ["b"], ["d"], ["c"], ["a"]]
+    assert batcher.waiting == 0
+
+
+async def test_nothing_is_left_of_late_ones_who_have_gone() -> None:
+    run = Recorder()
+    async with Batcher(run, max_batch=1) as batcher, asyncio.TaskGroup() as group:
+        group.create_task(batcher.search(["first"], 1))
+        await asyncio.sleep(0.01)
+        for query in "abc":
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await batcher.search([query], 1, time.monotonic() + 0.02)
+        run.release.set()
+    assert len(run.calls) == 1 and batcher.waiting == 0
+
+
+async def test_who_meets_an_overload_asks_later_and_in_smaller_batches() -> None:
+    calls: list[list[str]] = []
+
+    async def run(queries: list[str], top_k: int, deadline: float) -> list[list[str]]:
+        calls.append(queries)
+        if len(queries) > 2:
+            batcher.max_batch = 2
+            raise RetrievalOverloaded("busy", 0.05)
+        return [[query] for query in queries]
+
+    async with Batcher(run, max_batch=9) as batcher:
+        begun = time.monotonic()
+        found = await asyncio.gather(*(batcher.search([q], 1, begun + 60.0) for q in "abc"))
+        assert time.monotonic() - begun > 0.05
+    assert found == [[["a"]], [["b"]], [["c"]]]
+    assert calls == [["a", "b", "c"], ["a", "b"], ["c"]]
+
+
+async def test_who_has_not_that_much_time_meets_the_overload() -> None:
+    run = Recorder()
+    run.error = RetrievalOverloaded("busy", 60.0)
+    run.release.set()
+    async with Batcher(run, max_batch=9) as batcher:
+        soon = time.monotonic() + 1.0
+        asked = [batcher.search(["a"], 1, soon), batcher.search(["b"], 1, soon + 120.0)]
+        tasks = [asyncio.ensure_future(each) for each in asked]
+        with pytest.raises(RetrievalOverloaded, match="busy"):
+            await tasks[0]
+        assert not tasks[1].done()
+    async with asyncio.timeout(30):
+        await asyncio.wait(tasks)
+    assert tasks[1].cancelled(), "nothing waits when the batcher is closed"

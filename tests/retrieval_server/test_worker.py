@@ -17,7 +17,7 @@ from configs.load import ConfigError, load
 from configs.retrieval import RetrievalConfig
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
-from retrieval_server.app import create_app
+from retrieval_server.app.app import create_app
 from retrieval_server.encoder import Encoder
 from retrieval_server.index.build import build_dense
 from retrieval_server.index.open_index import open_index

@@ -116,7 +116,7 @@ def main(words: list[str]) -> None:
     begin("bench_overlap_server", threads=1)
     import uvicorn
 
-    from retrieval_server.app import create_app
+    from retrieval_server.app.app import create_app
     from retrieval_server.index.open_index import open_index
 
     passages, number, seed = words

@@ -9,7 +9,7 @@ from hypothesis import assume, settings
 from schemathesis import Case
 from schemathesis.checks import not_a_server_error
 
-from retrieval_server.app import Limits, create_app
+from retrieval_server.app.app import Limits, create_app
 from retrieval_server.index.bm25 import BM25Index
 from retrieval_server.protocol import Document
 from tests.retrieval_server.conftest import serving

@@ -1,10 +1,11 @@
 """The HTTP application: Search-R1's `POST /retrieve`, and routes for its operators.
 
 `GET /health` (alive), `/ready` (takes searches), `/info` (what is served), `/metrics` (Prometheus),
-`/docs` (OpenAPI). Replies are encoded straight from the wire types: FastAPI's own serialisation
-costs more than a search does. The index runs on a thread of its own behind a batcher; both live in
-the lifespan. A search waits at most `Limits.deadline_s`, and none is taken in beyond
-`Limits.waiting_queries`: then the answer is 503 with Retry-After.
+`/docs` (the manual), `/openapi.json`. Replies are encoded straight from the wire types: FastAPI's
+own serialisation costs more than a search does. The index runs on a thread of its own behind a
+queue; both live in the lifespan. A search has `Limits.deadline_s`, or less where its client says
+so; one that cannot be answered by then is refused at once, with 503 and Retry-After, and one whose
+client has gone is dropped.
 """
 
 import asyncio
@@ -22,13 +23,16 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from starlette.requests import ClientDisconnect
 
+from retrieval_server.app.manual import render
+from retrieval_server.app.metrics import CONTENT_TYPE, Metrics
+from retrieval_server.app.queue import SearchQueue
 from retrieval_server.auth import authorized
-from retrieval_server.batching import Batcher
 from retrieval_server.corpus import digest_of
 from retrieval_server.index.base import Index
-from retrieval_server.metrics import CONTENT_TYPE, Metrics
 from retrieval_server.protocol import (
     ALLOWED,
+    BATCH_QUERIES,
+    DEADLINE,
     DEFAULT_TOP_K,
     INDEX_VERSION,
     MAX_BODY_BYTES,
@@ -46,7 +50,9 @@ from retrieval_server.protocol import (
     ScoredReply,
 )
 
+TITLE = "Forage retrieval server"
 MAX_BATCH = 256
+CLIENT_GONE = 499  # in the metrics alone: nobody reads it
 Rows = list[list[ScoredDocument]]
 logger = logging.getLogger("retrieval_server")
 
@@ -64,7 +70,7 @@ _components["RetrieveRequest"]["oneOf"] = [
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The queries that may wait to be searched, and the deadline of a search."""
+    """The queries that may wait to be searched, and the longest deadline of a search."""
 
     waiting_queries: int = 8192
     deadline_s: float = 20.0
@@ -72,6 +78,18 @@ class Limits(msgspec.Struct, frozen=True):
 
 class _TooLarge(Exception):
     """The body passed MAX_BODY_BYTES."""
+
+
+class _BadHeader(Exception):
+    """A header of ours that says nothing."""
+
+
+class _Gone(Exception):
+    """The client left before it was answered."""
+
+
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, _BadHeader)
+_FAULTS = (*_MALFORMED, _TooLarge, _Gone, ClientDisconnect)
 
 
 def _json(schema: dict[str, Any], description: str, **headers: str) -> dict[str, Any]:
@@ -118,8 +136,9 @@ def create_app(
     empty. Set `app.state.draining` when no more searches should come.
     """
     metrics = Metrics()
-    lifespan = _lifespan(documents, index, metrics, limits.waiting_queries)
-    app = _App(title="Forage retrieval server", version="1", lifespan=lifespan)
+    lifespan = _lifespan(documents, index, metrics, limits)
+    # FastAPI's own pages load scripts from elsewhere.
+    app = _App(title=TITLE, version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.draining = False
     version = blake3(f"{index.name}\0{index.fingerprint}\0{digest_of(documents)}".encode())
     info = Info(index.name, version.hexdigest(length=8), len(documents), default_top_k)
@@ -159,29 +178,31 @@ class _Search:
         """Results, or what was wrong."""
         if not authorized(self._token, request.headers.get("authorization", "")):
             return _reply(Refusal(UNAUTHORIZED), 401, {"www-authenticate": "Bearer"})
-        batcher: Batcher[ScoredDocument] = self._app.state.batcher
+        queue: SearchQueue[ScoredDocument] = self._app.state.queue
+        begun = time.monotonic()
         try:
-            async with asyncio.timeout(self._deadline_s):
+            left_s = _left_s(request, self._deadline_s)
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + left_s):
                 asked = _request_decoder.decode(await _body(request))
-                found = await batcher.search(asked.wanted, asked.topk or self._default_top_k)
-        except _TooLarge:
-            return _reply(Refusal(f"the body is too large; {ALLOWED}"), 413)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return _reply(Refusal(f"{error}; {ALLOWED}"), 422)
-        except ClientDisconnect:
-            return _reply(Refusal("the client left before its request was complete"), 400)
+                top_k = asked.topk or self._default_top_k
+                found = await _while_there(
+                    request, queue.search(asked.wanted, top_k, begun + left_s)
+                )
+        except _FAULTS as error:
+            return _fault(error)
         except RetrievalOverloaded as error:
-            return _later(str(error), error.retry_after_s)
+            return _later(str(error), error.retry_after_s, queue.offered)
         except RetrievalError as error:
             logger.error("a search failed: %s", error)
-            return _later(str(error), 1.0)
+            return _later(str(error), 1.0, queue.offered)
         except TimeoutError:
-            said = f"not found within {self._deadline_s:g} s, {batcher.waiting} queries are waiting"
-            return _later(said, batcher.backlog_s)
+            said = f"not found within {left_s:g} s, {queue.waiting} queries are waiting"
+            return _later(said, queue.backlog_s, queue.offered)
+        headers = {**self._version, BATCH_QUERIES: f"{queue.offered}"}
         if asked.return_scores:
-            return _reply(ScoredReply(found), headers=self._version)
+            return _reply(ScoredReply(found), headers=headers)
         plain = PlainReply([[hit.document for hit in row] for row in found])
-        return _reply(plain, headers=self._version)
+        return _reply(plain, headers=headers)
 
 
 def _operator_routes(app: FastAPI, info: Info, metrics: Metrics) -> None:
@@ -203,13 +224,18 @@ def _operator_routes(app: FastAPI, info: Info, metrics: Metrics) -> None:
         """The index that is served, and the limits of a request."""
         return _reply(info)
 
+    @app.get("/docs", include_in_schema=False)
+    async def manual() -> Response:
+        content, headers = render(app.openapi())
+        return Response(content, headers=headers)
+
     @app.get("/metrics", include_in_schema=False)
     async def tell_metrics() -> Response:
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
 def _lifespan(
-    documents: Sequence[Document], index: Index, metrics: Metrics, waiting_queries: int
+    documents: Sequence[Document], index: Index, metrics: Metrics, limits: Limits
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     def find(queries: list[str], top_k: int) -> Rows:
         # Here, not where replies are written: documents may have to be read from the disk.
@@ -225,13 +251,48 @@ def _lifespan(
                 metrics.searched(len(queries))
                 return loop.run_in_executor(thread, find, queries, top_k)
 
-            batcher = Batcher(search, max_batch=MAX_BATCH, max_waiting=waiting_queries)
-            async with batcher:
-                app.state.batcher = batcher
-                metrics.watch(lambda: batcher.waiting)
+            queue = SearchQueue(
+                search,
+                max_batch=MAX_BATCH,
+                max_waiting=limits.waiting_queries,
+                deadline_s=limits.deadline_s,
+            )
+            async with queue:
+                app.state.queue = queue
+                metrics.watch(lambda: queue.waiting)
                 yield
 
     return lifespan
+
+
+def _left_s(request: Request, most_s: float) -> float:
+    """The seconds that a client waits at most, where it tells."""
+    if (told := request.headers.get(DEADLINE)) is None:
+        return most_s
+    try:
+        seconds = float(told)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0.0:
+        raise _BadHeader(f"{DEADLINE}: {told[:40]!r} is no number of seconds above 0")
+    return min(seconds, most_s)
+
+
+async def _while_there(request: Request, results: asyncio.Future[Rows]) -> Rows:
+    """What is found, while the client waits for it. Raises _Gone, and ends the search, where it
+    leaves.
+    """
+    leaving = asyncio.ensure_future(request.receive())  # all else of it has been read
+    leaving.add_done_callback(lambda _: results.cancel())
+    try:
+        return await results
+    except asyncio.CancelledError:
+        if leaving.done() and not leaving.cancelled():
+            raise _Gone from None
+        raise
+    finally:
+        results.cancel()
+        leaving.cancel()
 
 
 async def _body(request: Request) -> bytes:
@@ -254,6 +315,17 @@ def _reply(
     return Response(_encoder.encode(body), status, headers, media_type="application/json")
 
 
-def _later(said: str, after_s: float) -> Response:
-    wait = {"retry-after": str(max(1, math.ceil(after_s)))}
+def _fault(error: Exception) -> Response:
+    """The answer to a request that cannot be understood, or that nobody waits for any more."""
+    if isinstance(error, _TooLarge):
+        return _reply(Refusal(f"the body is too large; {ALLOWED}"), 413)
+    if isinstance(error, ClientDisconnect):
+        return _reply(Refusal("the client left before its request was complete"), 400)
+    if isinstance(error, _Gone):
+        return _reply(Refusal("the client left before it was answered"), CLIENT_GONE)
+    return _reply(Refusal(f"{error}; {ALLOWED}"), 422)
+
+
+def _later(said: str, after_s: float, offered: int) -> Response:
+    wait = {"retry-after": str(max(1, math.ceil(after_s))), BATCH_QUERIES: f"{offered}"}
     return _reply(Refusal(f"{said}; ask again later"), 503, wait)

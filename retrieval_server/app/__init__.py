@@ -1,0 +1,1 @@
+"""Indexes: build, open, search."""

@@ -1,0 +1,128 @@
+"""The server's connections: how many there may be, and how long a request may take to come in.
+
+Who sends nothing, or a request byte by byte, holds up nobody: its connection is closed in time, and
+before that whenever another needs the place. Of the connections that wait for a request those of
+the peer that holds most of them go first, the oldest before the others.
+"""
+
+import asyncio
+import logging
+import resource
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEADERS_S = 10.0  # for the head of a request, from the connection or the head's first byte on
+MOST = 8192
+LEAST = 16
+_SPARE = 64  # descriptors for files, and for connections that are about to be closed
+_PATIENCE_S = 60.0  # between words about closed connections
+
+logger = logging.getLogger("retrieval_server")
+
+
+def most_connections() -> int:
+    """How many this process may have, its limit of descriptors raised as far as it goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST + 2 * _SPARE if hard == resource.RLIM_INFINITY else min(hard, MOST + 2 * _SPARE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    if soft == resource.RLIM_INFINITY:
+        return MOST
+    used = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    return max(LEAST, min(MOST, soft - used - _SPARE))
+
+
+class Connections:
+    """The open connections, and which of them wait for a request."""
+
+    def __init__(self, most: int, headers_s: float = HEADERS_S, body_s: float = 30.0) -> None:
+        self.most, self.headers_s, self.body_s = most, headers_s, body_s
+        self._open: set[Any] = set()
+        self._idle: defaultdict[str, dict[Any, None]] = defaultdict(dict)  # by peer, oldest first
+        self._told_at = -_PATIENCE_S
+
+    def opened(self, one: Any, peer: str) -> None:
+        """Take a new connection in; where there are too many, one that waits is closed."""
+        self._open.add(one)
+        self.waits(one, peer)
+        if len(self._open) > self.most:
+            most = max(self._idle.values(), key=len)
+            self._close(next(iter(most)))
+
+    def waits(self, one: Any, peer: str) -> None:
+        """It waits for a request from now on."""
+        if one in self._open:
+            self._idle[peer][one] = None
+
+    def works(self, one: Any, peer: str) -> None:
+        """The head of a request has come in over it."""
+        self._idle[peer].pop(one, None)
+        if not self._idle[peer]:
+            del self._idle[peer]
+
+    def closed(self, one: Any, peer: str) -> None:
+        """It is gone."""
+        self._open.discard(one)
+        self.works(one, peer)
+
+    def _close(self, one: Any) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._told_at >= _PATIENCE_S:
+            self._told_at = now
+            logger.warning("%d connections, the most there may be: idle ones are closed", self.most)
+        one.drop()
+
+
+def guarded(connections: Connections) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, one connection, kept by these."""
+
+    class Guarded(HttpToolsProtocol):
+        """A connection whose requests come in in time."""
+
+        _timer: asyncio.TimerHandle | None = None
+        _peer = ""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._peer = self.client[0] if self.client else ""
+            self._limit(connections.headers_s)
+            connections.opened(self, self._peer)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._limit(None)
+            connections.closed(self, self._peer)
+            super().connection_lost(exc)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._limit(connections.headers_s)
+
+        def on_headers_complete(self) -> None:
+            self._limit(connections.body_s)
+            connections.works(self, self._peer)
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            self._limit(None)
+            super().on_message_complete()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if not self.pipeline and self._timer is None:
+                connections.waits(self, self._peer)
+
+        def drop(self) -> None:
+            """Close it now."""
+            self.transport.abort()
+            connections.closed(self, self._peer)
+
+        def _limit(self, seconds: float | None) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.loop.call_later(seconds, self.drop) if seconds else None
+
+    return Guarded
