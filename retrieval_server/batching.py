@@ -4,8 +4,10 @@ At most `max_running` batches are under way. The next one starts at once where n
 is full, after `max_wait_s`, or when a running one ends. The oldest calls go first, but those with
 less than half of their time left last, the newest of them first: under overload, who is asked for
 is then answered in time. A batch that is refused is asked again one call at a time, for one
-caller's bad query is not another's; the calls of one that meets an overload wait as long as it says
-and then join other batches.
+caller's bad query is not another's. The calls of one that meets an overload wait with the others:
+no more batches are begun than were under way beside it, one at least (a window as TCP's, that grows
+by one for as many successes as it allows batches),
+so that what waits here goes when there is room.
 """
 
 import asyncio
@@ -63,7 +65,8 @@ class Batcher(Generic[T]):
         self._waiting: deque[_Call[T]] = deque()  # oldest first
         self._late: deque[_Call[T]] = deque()
         self._waiting_queries = 0
-        self._away: dict[tuple[_Call[T], ...], asyncio.TimerHandle] = {}  # until they may ask again
+        self._window = float(max_running)  # batches that may be under way
+        self._held_until = 0.0  # of the monotonic clock: nothing is begun
         self._running: set[asyncio.Future[list[list[T]]]] = set()
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -77,14 +80,10 @@ class Batcher(Generic[T]):
         """Abandon what is waiting and what is running."""
         if self._deadline is not None:
             self._deadline.cancel()
-        for timer in self._away.values():
-            timer.cancel()
-        for calls in (self._waiting, self._late, *self._away):
-            for call in calls:
-                call.results.cancel()
+        for call in [*self._waiting, *self._late]:
+            call.results.cancel()
         self._waiting.clear()
         self._late.clear()
-        self._away.clear()
         for running in self._running:
             running.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -111,18 +110,24 @@ class Batcher(Generic[T]):
         return await results
 
     def _schedule(self) -> None:
-        if len(self._running) >= self._max_running:
+        if len(self._running) >= int(self._window):
             return
-        if self._waiting_queries >= self.max_batch:
+        held_s = self._held_until - time.monotonic()
+        if self._waiting_queries >= self.max_batch and held_s <= 0.0:
             self._start()
         elif self._deadline is None:
-            wait_s = self._max_wait_s if self._running else 0.0
+            wait_s = max(self._max_wait_s if self._running else 0.0, held_s)
             self._deadline = asyncio.get_running_loop().call_later(wait_s, self._start)
 
     def _start(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+        if len(self._running) >= int(self._window):
+            return
+        if self._held_until > time.monotonic():
+            self._schedule()
+            return
         if not (calls := self._take()):
             return
         queries = [query for call in calls for query in call.queries]
@@ -178,9 +183,12 @@ class Batcher(Generic[T]):
             self._join([replace(call, alone=True) for call in calls])
             self._start()
             return
-        again: tuple[_Call[T], ...] = ()
+        again: list[_Call[T]] = []
         if isinstance(error, RetrievalOverloaded):
-            again = self._ask_later(calls, error.retry_after_s)
+            again = self._shrink(calls, error.retry_after_s)
+        else:
+            self._window = min(self._max_running, self._window + 1.0 / self._window)
+            self._held_until = 0.0
         begin = 0
         for call in calls:
             end = begin + len(call.queries)
@@ -190,19 +198,17 @@ class Batcher(Generic[T]):
         if self._waiting or self._late:
             self._start()
 
-    def _ask_later(self, calls: list[_Call[T]], after_s: float) -> tuple[_Call[T], ...]:
-        """Have those of the calls whose time allows it wait again, but not before then; which."""
-        due = time.monotonic() + after_s
-        again = tuple(call for call in calls if due < call.deadline < math.inf)
-        if again:
-            loop = asyncio.get_running_loop()
-            self._away[again] = loop.call_later(after_s, self._return, again)
+    def _shrink(self, calls: list[_Call[T]], after_s: float) -> list[_Call[T]]:
+        """Begin fewer batches; those of the calls that have the time for it are to be asked again:
+        when another batch ends, or after that time.
+        """
+        self._window = float(max(1, len(self._running)))
+        now = time.monotonic()
+        if not self._running:
+            self._held_until = now + after_s
+        again = [call for call in calls if now + after_s < call.deadline < math.inf]
+        self._join(again)
         return again
-
-    def _return(self, calls: tuple[_Call[T], ...]) -> None:
-        del self._away[calls]
-        self._join(calls)
-        self._schedule()
 
 
 def _settle(call: _Call[T], running: asyncio.Future[list[list[T]]], begin: int, end: int) -> None:

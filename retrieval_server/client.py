@@ -198,7 +198,7 @@ class RetrievalClient:
                 self._retried += 1
                 try:
                     server, seconds = await attempts.after(server, error)
-                except _AllBusy:  # the batcher asks again, perhaps in other batches
+                except RetrievalOverloaded:  # the batcher asks again, perhaps in other batches
                     self._calls -= 1
                     raise
                 except RetrievalError:
@@ -213,10 +213,6 @@ class RetrievalClient:
             return await self._servers.post(server, body, expected, seconds)
         finally:
             self._batcher.max_batch = self._servers.batch_queries(_POST_QUERIES)
-
-
-class _AllBusy(RetrievalOverloaded):
-    """Nobody may be asked just now; there is time to ask later."""
 
 
 class _Attempts:
@@ -249,7 +245,7 @@ class _Attempts:
         if isinstance(error, RetrievalOverloaded) and not others:
             pause = self._backoff.pause_s(0) + self._servers.busy_s()
             if time.monotonic() + pause < self._last:
-                raise _AllBusy(str(error), pause)
+                raise RetrievalOverloaded(str(error), pause)
             raise self._error(error)
         if not others:
             pause = self._backoff.pause_s(self._pauses) + self._servers.wait_s()

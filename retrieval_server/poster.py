@@ -5,6 +5,7 @@ Search-R1's servers may lack ids, or hold a passage that was not found.
 """
 
 import asyncio
+import re
 import ssl
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from retrieval_server.protocol import (
     BATCH_QUERIES,
     DEADLINE,
     INDEX_VERSION,
+    RETRY_AFTER,
     BadReply,
     Passage,
     RetrievalDenied,
@@ -26,6 +28,7 @@ from retrieval_server.protocol import (
     RetrievalUnreachable,
 )
 
+_SECONDS = re.compile(r"\d{1,6}\.\d{3}")
 CONNECT_S = 2.0  # where other servers could be asked meanwhile
 _SHOWN_BYTES = 200  # of a reply, in messages
 _NO_HIT = -3e38  # a score at or below this is of a passage that was not found
@@ -174,7 +177,9 @@ def _error(
 ) -> RetrievalUnavailable | RetrievalRefused:
     status, after = response.status_code, response.headers.get("retry-after", "")
     if status == 503 and after.isdecimal():
-        return RetrievalOverloaded(f"{what}: {said}", float(after))
+        exact = response.headers.get(RETRY_AFTER, "")
+        after_s = float(exact if _SECONDS.fullmatch(exact) else after)
+        return RetrievalOverloaded(f"{what}: {said}", after_s)
     if status == 429 or status >= 500:
         return RetrievalUnavailable(f"{what}: {said}")
     if status in _OF_THE_REQUEST:

@@ -18,6 +18,7 @@ MAX_BODY_BYTES = 32 << 20
 DEFAULT_TOP_K = 3
 INDEX_VERSION = "x-index-version"  # of a reply with results: `Info.index_version`
 DEADLINE = "x-deadline-s"  # of a search: the seconds that its client waits at most
+RETRY_AFTER = "x-retry-after-s"  # beside Retry-After, which tells whole seconds alone
 BATCH_QUERIES = "x-batch-queries"  # of a reply: how many queries a request had best hold
 
 

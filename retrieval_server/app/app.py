@@ -36,6 +36,7 @@ from retrieval_server.protocol import (
     DEFAULT_TOP_K,
     INDEX_VERSION,
     MAX_BODY_BYTES,
+    RETRY_AFTER,
     UNAUTHORIZED,
     Document,
     Health,
@@ -327,5 +328,9 @@ def _fault(error: Exception) -> Response:
 
 
 def _later(said: str, after_s: float, offered: int) -> Response:
-    wait = {"retry-after": str(max(1, math.ceil(after_s))), BATCH_QUERIES: f"{offered}"}
-    return _reply(Refusal(f"{said}; ask again later"), 503, wait)
+    headers = {
+        "retry-after": str(max(1, math.ceil(after_s))),
+        RETRY_AFTER: f"{after_s:.3f}",
+        BATCH_QUERIES: f"{offered}",
+    }
+    return _reply(Refusal(f"{said}; ask again later"), 503, headers)

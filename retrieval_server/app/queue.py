@@ -178,9 +178,9 @@ class SearchQueue(Generic[T]):
         return room
 
     def _is_hopeless(self, search: _Search[T], now: float) -> bool:
-        """Refuse a search that would be late. The last one is tried: the index may be faster now."""
+        """Refuse a search that would be late; the last one is tried: the index may be faster."""
         pace: Pace | None = self._fit.pace
-        if pace is None or len(self._waiting) == 1:
+        if pace is None or (len(self._waiting) == 1 and not search.taken):
             return False
         batch = self.batch_queries
         # Before its first batch by that alone: of the rest only an estimate is known.
