@@ -305,6 +305,20 @@ MUTANTS = (
         ("tests/actors/environments/test_chat.py",),
     ),
     Mutant(
+        "batch not bounded by time",
+        "retrieval_server/app/queue.py",
+        "return batch_size(self._fit.pace, self._deadline_s, self._max_batch)",
+        "return self._max_batch",
+        ("tests/retrieval_server/app/test_queue.py",),
+    ),
+    Mutant(
+        "search let in that will be late",
+        "retrieval_server/app/queue.py",
+        "if too_late_s > 0.0:",
+        "if too_late_s > 60.0:",
+        ("tests/retrieval_server/app/test_queue.py",),
+    ),
+    Mutant(
         "recorded passages in the order shown",
         "actors/retrieval.py",
         "in sorted(zip(order, ids, strict=True))",

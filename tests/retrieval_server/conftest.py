@@ -115,6 +115,7 @@ class Faulty:
     def __init__(self, script: list[bytes | None]) -> None:
         self.script = script
         self.bodies: list[dict[str, object]] = []
+        self.heads: list[str] = []  # in lower case
         self.connections = self.gets = 0
         self.got = http(404, b"")  # as Search-R1's servers do
         self.url = ""
@@ -134,6 +135,7 @@ class Faulty:
         if head.startswith("get "):
             self.gets += 1
             return self.got
+        self.heads.append(head)
         length = int(head.split("content-length: ")[1].split("\r\n")[0])
         self.bodies.append(json.loads(await reader.readexactly(length)))
         reply = self.script[min(len(self.bodies), len(self.script)) - 1]

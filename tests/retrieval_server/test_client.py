@@ -294,3 +294,41 @@ async def test_a_server_that_is_overloaded_is_asked_again_when_it_says(
         with pytest.raises(RetrievalOverloaded, match="busy"):
             await client.retrieve(["who?"], 1)
     assert len(server.bodies) == 1, "its time to come again lies beyond the deadline"
+
+
+async def test_a_request_tells_how_long_its_client_waits(
+    faulty: Start, reply: Callable[..., bytes]
+) -> None:
+    server = await faulty(reply(500, b""), reply(200, GOOD))
+    async with RetrievalClient(server.url, timeout_s=8.0, retries=1) as client:
+        await client.retrieve(["q"], 1)
+    told = [float(head.split("x-deadline-s: ")[1].split("\r\n")[0]) for head in server.heads]
+    assert 3.5 < told[0] <= 4.0, "half of it, for there is another try"
+    assert 7.0 < told[1] < 8.0, "the rest"
+
+
+async def test_a_request_holds_no_more_than_the_server_asks_for(
+    faulty: Start, reply: Callable[..., bytes]
+) -> None:
+    rows = [{"result": GOOD["result"] * size} for size in (1, 2, 2)]
+    wish = "x-batch-queries: 2\r\n"
+    server = await faulty(*(reply(200, each, headers=wish) for each in rows))
+    async with RetrievalClient(server.url, max_connections=1) as client:
+        await client.retrieve(["a"], 1)
+        await asyncio.gather(*(client.retrieve([query], 1) for query in "bcde"))
+    assert [body["queries"] for body in server.bodies] == [["a"], ["b", "c"], ["d", "e"]]
+
+
+async def test_an_overloaded_server_is_sent_less_and_asked_again_to_the_tenth_of_a_second(
+    faulty: Start, reply: Callable[..., bytes]
+) -> None:
+    """Retry-After tells whole seconds only."""
+    wish = "retry-after: 1\r\nx-retry-after-s: 0.100\r\nx-batch-queries: 1\r\n"
+    busy, good = reply(503, {"detail": "busy"}, headers=wish), reply(200, GOOD)
+    server = await faulty(busy, good, good, good)
+    async with RetrievalClient(server.url, timeout_s=20.0) as client:
+        with lived() as lived_s:
+            await asyncio.gather(*(client.retrieve([query], 1) for query in "abc"))
+        assert 0.1 <= lived_s() < 1.0
+    assert [len(body["queries"]) for body in server.bodies] == [3, 1, 1, 1]  # type: ignore[arg-type]
+    assert client.gauges()["retrieval/errors"] == 0

@@ -19,6 +19,14 @@ from retrieval_server.corpus import load_corpus
 from retrieval_server.protocol import RetrievalError
 from scripts.bench import harness
 from scripts.bench.retrieval.corpus import debian, draw_queries, siblings
+from scripts.bench.retrieval.overload import GOALS as OVERLOAD_GOALS
+from scripts.bench.retrieval.overload import (
+    REQUEST_DEADLINE_S,
+    Overload,
+    overload_rows,
+    overload_summary,
+    overload_table,
+)
 from scripts.bench.retrieval.recall import build, recalls
 from scripts.bench.retrieval.run import FEW, GOALS, Bench, over_naive, rows, summary
 from scripts.options import option, refusing
@@ -44,6 +52,11 @@ METHOD = {
     "passage; two threads for either server",
     "recall10": "of LSA vectors (384 numbers) of the same texts, for 1,000 other queries, against "
     "Flat, at the default settings",
+    "overload": "closed-loop askers through four RetrievalClients with 3 s a search, nothing "
+    "remembered, at our server over BM25 drawn out to so many queries a second; 1x: as many askers "
+    f"as it answers in its deadline, {REQUEST_DEADLINE_S} s; saturation: half as many",
+    "overload_goodput_min": "queries answered in time a second, 3 s after the askers began, over "
+    "the saturation",
     "p50, p99": "of what was answered since the window began; open loop: since it was due",
 }
 
@@ -91,11 +104,24 @@ def measure(options: BenchRetrievalOptions, report: harness.Report) -> dict[str,
         for row in (row for index in corpora for row in rows(index, options.quick)):
             report(row.name)
             found.append(kept.get(row.name, partial(side_by_side.measure, row)))
+        overload = Overload(folder, processes, settings["bm25"], queries)
+        overloaded = []
+        for each in overload_rows(options.quick):
+            report(f"overload: {each.name}")
+            key = ["overload", each.name]
+            overloaded.append(kept.get(key, partial(overload.measure, each)))
         report("recall")
         recall = kept.get("recall", partial(recalls, processes, corpora["dense"], folder, 1000))
     kept.forget()
-    figures = summary(found, recall)
-    return {**figures, "rows": found, "builds": builds, "recall": recall, "method": METHOD}
+    return {
+        **summary(found, recall),
+        **overload_summary(overloaded),
+        "rows": found,
+        "overload": overloaded,
+        "builds": builds,
+        "recall": recall,
+        "method": METHOD,
+    }
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
@@ -117,7 +143,8 @@ def tables(found: dict[str, Any]) -> list[Table]:
                 f"{told['calls_per_query']:.2f}",
                 f"{told['server_cpu']:.2f} {told['load_cpu']:.2f}",
             )
-    return [loads, _indexes(found), harness.goals_table(found, GOALS)]
+    goals = harness.goals_table(found, GOALS | OVERLOAD_GOALS)
+    return [loads, overload_table(found["overload"]), _indexes(found), goals]
 
 
 def _ms(seconds: float | None) -> str:

@@ -14,6 +14,7 @@ from retrieval_server.app.app import Limits
 from retrieval_server.index.base import Hit
 from retrieval_server.index.bm25 import BM25Index
 from retrieval_server.protocol import (
+    DEADLINE,
     MAX_BODY_BYTES,
     MAX_QUERIES,
     MAX_QUERY_CHARS,
@@ -213,6 +214,67 @@ def test_what_takes_too_long_is_503(serve: Any) -> None:
         told = _post(url, queries=["kelu"])
         index.release.set()
     assert told.status_code == 503 and "not found within 0.2 s" in told.json()["detail"]
+
+
+def test_a_search_has_as_long_as_its_client_waits(serve: Any) -> None:
+    index = Held()
+    with serve(index=index, limits=Limits(deadline_s=60.0)) as url:
+        body, headers = {"queries": ["kelu"]}, {DEADLINE: "0.2"}
+        told = httpx.post(f"{url}/retrieve", json=body, headers=headers, trust_env=False)
+        index.release.set()
+    assert told.status_code == 503 and "not found within 0.2 s" in told.json()["detail"]
+
+
+@pytest.mark.parametrize("told", ["soon", "0", "-1", "nan", ""])
+def test_a_deadline_that_is_none_is_refused(server_url: str, told: str) -> None:
+    body, headers = {"queries": ["kelu"]}, {DEADLINE: told}
+    reply = httpx.post(f"{server_url}/retrieve", json=body, headers=headers, trust_env=False)
+    assert reply.status_code == 422
+    assert f"{DEADLINE}: {told!r} is no number of seconds above 0" in reply.json()["detail"]
+
+
+def test_nobody_searches_for_a_client_that_has_left(serve: Any) -> None:
+    index = Held()
+    with serve(index=index) as url, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(_post, url, queries=["kelu"])
+        _until(lambda: "retrieval_queries_total 1.0" in _get(url, "metrics").text)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/retrieve", json={"queries": ["tapo"]}, timeout=0.3, trust_env=False)
+        _until(lambda: _waiting(url) == 0.0)
+        index.release.set()
+        assert first.result().status_code == 200
+        assert _post(url, queries=["river"]).status_code == 200
+        lines = _get(url, "metrics").text.splitlines()
+    assert "retrieval_queries_total 2.0" in lines
+    assert 'retrieval_requests_total{status="499"} 1.0' in lines
+
+
+class Slow(BM25Index):
+    """Takes 5 ms a query."""
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+        time.sleep(0.005 * len(queries))
+        return super().search(queries, top_k)
+
+
+def test_search_r1s_own_client_is_never_refused_by_a_loaded_server_with_a_long_deadline(
+    serve: Any,
+) -> None:
+    """It tells no deadline, and reads `result` out of whatever comes."""
+    with (
+        serve(index=Slow(CONTENTS), limits=Limits(deadline_s=60.0)) as url,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        replies = pool.map(lambda n: _post(url, queries=[f"kelu {n}"] * 20, topk=1), range(8))
+        assert [len(reply.json()["result"]) for reply in replies] == [20] * 8
+
+
+def test_the_manual_needs_nothing_from_elsewhere(server_url: str) -> None:
+    page = _get(server_url, "docs")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    assert "POST /retrieve" in page.text and "RetrieveRequest" in page.text
+    assert "<script" not in page.text and "//" not in page.text.replace("<!doctype", "")
+    assert _get(server_url, "redoc").status_code == 404
 
 
 class Broken(BM25Index):
