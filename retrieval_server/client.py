@@ -162,9 +162,7 @@ class RetrievalClient:
             "retrieval/requests": float(self._requests),
             "retrieval/errors": float(self._errors),  # calls that failed after their retries
             "retrieval/retried": float(self._retried),  # POSTs beyond the first
-            "retrieval/calls": float(
-                self._calls
-            ),  # POSTs; none made again, or refused for overload
+            "retrieval/calls": float(self._calls),  # POSTs, without those again
             "retrieval/remembered": float(self._cache.remembered),  # queries, from the cache
             "retrieval/shared": float(self._cache.shared),  # queries that others were asking
             "retrieval/servers_up": float(self._servers.up),

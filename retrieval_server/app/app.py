@@ -112,7 +112,12 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 class _App(FastAPI):
-    """FastAPI whose OpenAPI page takes its schemas from the wire types, and names the token."""
+    """FastAPI whose OpenAPI document takes its schemas from the wire types, and names the token;
+    without its pages, which load scripts from elsewhere.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(title=TITLE, version="1", docs_url=None, redoc_url=None, **given)
 
     def openapi(self) -> dict[str, Any]:
         """The specification, built once."""
@@ -137,9 +142,7 @@ def create_app(
     empty. Set `app.state.draining` when no more searches should come.
     """
     metrics = Metrics()
-    lifespan = _lifespan(documents, index, metrics, limits)
-    # FastAPI's own pages load scripts from elsewhere.
-    app = _App(title=TITLE, version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = _App(lifespan=_lifespan(documents, index, metrics, limits))
     app.state.draining = False
     version = blake3(f"{index.name}\0{index.fingerprint}\0{digest_of(documents)}".encode())
     info = Info(index.name, version.hexdigest(length=8), len(documents), default_top_k)

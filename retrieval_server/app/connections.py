@@ -10,7 +10,7 @@ import logging
 import resource
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -77,52 +77,59 @@ class Connections:
         one.drop()
 
 
+class Guarded(HttpToolsProtocol):
+    """One connection, uvicorn's, whose requests come in in time; `guarded` names its siblings."""
+
+    siblings: ClassVar[Connections]
+    _timer: asyncio.TimerHandle | None = None
+    _peer = ""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request."""
+        super().connection_made(transport)
+        self._peer = self.client[0] if self.client else ""
+        self._limit(self.siblings.headers_s)
+        self.siblings.opened(self, self._peer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Be forgotten."""
+        self._limit(None)
+        self.siblings.closed(self, self._peer)
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """Wait for the rest of a request's head."""
+        super().on_message_begin()
+        self._limit(self.siblings.headers_s)
+
+    def on_headers_complete(self) -> None:
+        """Answer a request, whose body may still be on its way."""
+        self._limit(self.siblings.body_s)
+        self.siblings.works(self, self._peer)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Have a whole request."""
+        self._limit(None)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, unless it has begun to come in."""
+        super().on_response_complete()
+        if not self.pipeline and self._timer is None:
+            self.siblings.waits(self, self._peer)
+
+    def drop(self) -> None:
+        """Close it now."""
+        self.transport.abort()
+        self.siblings.closed(self, self._peer)
+
+    def _limit(self, seconds: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(seconds, self.drop) if seconds else None
+
+
 def guarded(connections: Connections) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, one connection, kept by these."""
-
-    class Guarded(HttpToolsProtocol):
-        """A connection whose requests come in in time."""
-
-        _timer: asyncio.TimerHandle | None = None
-        _peer = ""
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._peer = self.client[0] if self.client else ""
-            self._limit(connections.headers_s)
-            connections.opened(self, self._peer)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._limit(None)
-            connections.closed(self, self._peer)
-            super().connection_lost(exc)
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._limit(connections.headers_s)
-
-        def on_headers_complete(self) -> None:
-            self._limit(connections.body_s)
-            connections.works(self, self._peer)
-            super().on_headers_complete()
-
-        def on_message_complete(self) -> None:
-            self._limit(None)
-            super().on_message_complete()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if not self.pipeline and self._timer is None:
-                connections.waits(self, self._peer)
-
-        def drop(self) -> None:
-            """Close it now."""
-            self.transport.abort()
-            connections.closed(self, self._peer)
-
-        def _limit(self, seconds: float | None) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self.loop.call_later(seconds, self.drop) if seconds else None
-
-    return Guarded
+    """The protocol of these connections, for uvicorn."""
+    return type("Guarded", (Guarded,), {"siblings": connections})

@@ -105,11 +105,7 @@ def measure(options: BenchRetrievalOptions, report: harness.Report) -> dict[str,
             report(row.name)
             found.append(kept.get(row.name, partial(side_by_side.measure, row)))
         overload = Overload(folder, processes, settings["bm25"], queries)
-        overloaded = []
-        for each in overload_rows(options.quick):
-            report(f"overload: {each.name}")
-            key = ["overload", each.name]
-            overloaded.append(kept.get(key, partial(overload.measure, each)))
+        overloaded = _overloaded(overload, options.quick, kept, report)
         report("recall")
         recall = kept.get("recall", partial(recalls, processes, corpora["dense"], folder, 1000))
     kept.forget()
@@ -122,6 +118,16 @@ def measure(options: BenchRetrievalOptions, report: harness.Report) -> dict[str,
         "recall": recall,
         "method": METHOD,
     }
+
+
+def _overloaded(
+    overload: Overload, quick: bool, kept: harness.Rows, report: harness.Report
+) -> list[dict[str, Any]]:
+    found = []
+    for row in overload_rows(quick):
+        report(f"overload: {row.name}")
+        found.append(kept.get(["overload", row.name], partial(overload.measure, row)))
+    return found
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
