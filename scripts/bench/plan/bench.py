@@ -18,7 +18,7 @@ from configs.runtime.process import REPOSITORY, Exit
 from scripts.bench import harness
 from scripts.bench.end_to_end.run import Slice
 from scripts.bench.plan.cells import Cell, all_cells, quick_cells
-from scripts.bench.plan.compared import Planner, Row, compared, measured, summary
+from scripts.bench.plan.compared import Planner, Row, apart, compared, measured, summary
 from scripts.bench.plan.large import large
 from scripts.bench.plan.report import tables
 from scripts.bench.plan.run import Files, Kept, fits, in_order, measure, repeats
@@ -37,6 +37,8 @@ METHOD = {
     "plan_error_max": "the largest |planned / measured - 1| of tokens/s, of all configurations "
     "that were run but those that constants are fitted to; seconds a step, idle and staleness are "
     "told beside it and are not part of it",
+    "runs_apart_max": "how much faster one run was than another of the same configuration, of "
+    "those that constants are fitted to: the largest max / min - 1 of tokens/s (None by `--quick`)",
     "tokens_per_s": "tokens that the policy sampled, trained on in the counted steps, over their "
     "seconds: of the run, and of the plan as the mean of four simulations of as many steps",
     "errors": "of tokens/s and of a step's seconds: planned / measured - 1; of the learner's idle "
@@ -117,7 +119,7 @@ def figures(
                 rows.append(compared(cell, planner.planned(cell, known), measured(row)))
     left = [cell.name for cell in in_order(cells, repeats(quick)) if kept.row(cell) is None]
     found = {"rows": rows, "constants": constants, "fitted": runs, "left": left}
-    return summary(rows) | found
+    return summary(rows) | {"runs_apart_max": apart(runs)} | found
 
 
 def _large(report: harness.Report) -> dict[str, Any]:

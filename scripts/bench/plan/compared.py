@@ -92,6 +92,20 @@ def compared(cell: Cell, plan: Row, run: Row) -> Row:
     }
 
 
+def apart(fitted: Mapping[str, Sequence[Row]]) -> float | None:
+    """The largest share by which one run had more tokens/s than another of the same configuration:
+    of those that are fitted, model by model, serial and overlapped in turn; None where each was
+    made once. No plan can be nearer to all of them than that lets it.
+    """
+    shares = []
+    for rows in fitted.values():
+        for same in (rows[0::2], rows[1::2]):
+            paces = [measured(row)["tokens_per_s"] for row in same]
+            if len(paces) > 1:
+                shares.append(max(paces) / min(paces) - 1.0)
+    return max(shares, default=None)
+
+
 def summary(rows: Sequence[Row]) -> Row:
     """The largest error of tokens/s, whose it is, and the mean; None without rows."""
     errors = [(abs(row["errors"]["tokens_per_s"]), row["name"]) for row in rows]

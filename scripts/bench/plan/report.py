@@ -22,7 +22,7 @@ def tables(found: Mapping[str, Any], goals: Mapping[str, Goal], title: str) -> l
     return [
         _configurations(found["rows"], title),
         _constants(found["constants"]),
-        goals_table(found, goals),
+        goals_table(found, goals, ("plan_error_max", "runs_apart_max", "actors_10000_s")),
     ]
 
 

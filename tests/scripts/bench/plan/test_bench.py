@@ -12,7 +12,7 @@ from scripts.bench.end_to_end.run import Slice
 from scripts.bench.end_to_end.task import TaskFiles
 from scripts.bench.plan.bench import GOALS, figures
 from scripts.bench.plan.cells import NONE, Cell, all_cells, fitted_cells, late, quick_cells
-from scripts.bench.plan.compared import Planner, compared, measured, summary
+from scripts.bench.plan.compared import Planner, apart, compared, measured, summary
 from scripts.bench.plan.constants import (
     Constants,
     Fit,
@@ -182,17 +182,26 @@ def test_the_error_is_the_largest_of_tokens_a_second_whichever_way() -> None:
     assert summary([])["plan_error_max"] is None
 
 
+def test_runs_of_the_same_say_how_far_apart_runs_are() -> None:
+    serial, overlapped = OVERLAPPED | {"tokens": 100.0}, OVERLAPPED
+    twice = [serial, overlapped, OVERLAPPED | {"tokens": 125.0}, overlapped]
+    assert apart({"demo": twice, "deep": [overlapped] * 4}) == approx(0.25)
+    assert apart({"demo": [serial, overlapped]}) is None
+
+
 def test_the_tables_show_plan_and_run_in_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
     told = {"demo": msgspec.to_builtins(constants())}
     rows = [row(0.8, 1.25) | {"name": max((cell.name for cell in all_cells(8)), key=len)}]
     found = summary(rows) | {"rows": rows, "constants": told, "actors_10000_s": None}
+    found |= {"runs_apart_max": 0.25}
     made = tables(found, GOALS, "1 configuration")
-    assert (made[0].row_count, made[2].row_count) == (4, 1)
+    assert (made[0].row_count, made[2].row_count) == (4, 2)
     Console(width=80).print(*made)
     out = capsys.readouterr().out
-    for words in ("tokens/s", "3,200", "2,560", "-20%", "-0.20", "beside", "missed"):
+    shown = ("tokens/s", "3,200", "2,560", "-20%", "-0.20", "beside", "missed", "runs_apart_max")
+    for words in shown:
         assert words in out
 
 
@@ -207,9 +216,8 @@ def test_a_large_fleet_is_timed() -> None:
 def test_generation_and_runs_are_measured_kept_and_gone_on_with(kept: Kept) -> None:
     cells, files, said = [Cell("demo", 1, 0, late(0.1), 2)], Files(print), list[str]()
     measure(cells, kept, files, Slice(0.0), quick=True, report=said.append)
-    assert kept.generation("demo") and figures(cells, kept, files, 2, quick=True)["left"] == [
-        cells[0].name
-    ]
+    left = figures(cells, kept, files, 2, quick=True)["left"]
+    assert kept.generation("demo") and left == [cell.name for cell in in_order(cells, 1)]
     measure(cells, kept, files, Slice(30.0), quick=True, report=said.append)
     found = figures(cells, kept, files, 2, quick=True)
     (row,), (serial, overlapped) = found["rows"], found["fitted"]["demo"]
