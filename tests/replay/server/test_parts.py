@@ -17,7 +17,7 @@ from replay.clients.learner import BatchReader
 from replay.codec import decode_trajectory
 from replay.ledger import learner
 from replay.protocol import Batch, Hello, Lease, RefusedByReplay, SamplePart
-from replay.trajectory import Trajectory, Turn
+from replay.trajectory import TokenSequence, Trajectory, Turn
 
 
 def long(trajectory: Trajectory, tokens: int) -> Trajectory:
@@ -28,7 +28,8 @@ def long(trajectory: Trajectory, tokens: int) -> Trajectory:
         policy_versions=np.zeros(tokens, np.int32),
         observation_tokens=np.zeros(0, np.int32),
     )
-    return msgspec.structs.replace(trajectory, turns=(turn,))
+    sequence = TokenSequence(trajectory.prompt_tokens, (turn,))
+    return msgspec.structs.replace(trajectory, sequences=(sequence,))
 
 
 async def delivered(running: Any, rollout: Callable[..., Trajectory], tokens: int) -> None:

@@ -34,7 +34,7 @@ def demo_model(tmp_path: Path) -> ModelConfig:
 
 def test_rollouts_are_as_long_as_the_demos() -> None:
     rng = np.random.default_rng(1)
-    lengths = [len(rollout(rng, DEMO, group, 0).tokens) for group in range(300)]
+    lengths = [len(rollout(rng, DEMO, group, 0).sequences[0].tokens) for group in range(300)]
     assert 40 <= min(lengths) < 60 and 110 < max(lengths) <= 140
 
 
