@@ -142,6 +142,17 @@ def test_a_run_over_two_nodes_completes_and_leaves_the_cluster_as_it_was(launch:
     assert [each.result.step for each in of(run, EvaluationFinished)] == [0, 3]
 
 
+def learner_on(first: Host, then: Host, actors: Host, shared: Path) -> tuple[str, ...]:
+    """Overrides of a long run: where its learner lies, where it may move to, and its one actor."""
+    return (
+        *LONG,
+        "actors.count=1",
+        f"cluster.learner=[{first.address},{then.address}]",
+        f"cluster.actors=[{actors.address}]",
+        f"cluster.shared={shared}",
+    )
+
+
 @pytest.mark.soak("hosts")
 @pytest.mark.timeout(1800)
 def test_the_demo_learns_over_three_nodes_and_sends_each_version_to_each_once(
@@ -263,16 +274,8 @@ def test_a_learner_whose_node_is_to_go_saves_and_trains_nothing_again(
 ) -> None:
     with hosts(3) as (one, two, three):
         address = start_ray([one, two, three])
-        run = launch(
-            one,
-            address,
-            *LONG,
-            "actors.count=1",
-            f"cluster.learner=[{two.address},{one.address}]",
-            f"cluster.actors=[{three.address}]",
-            f"cluster.shared={tmp_path}",
-            "learner.checkpoint_every=1000",
-        )
+        may_move = learner_on(two, one, three, tmp_path)
+        run = launch(one, address, *may_move, "learner.checkpoint_every=1000")
         wait_for_step(run, 2)
         assert "learner.worker" in workers_in(two)
         at_s = time.time()
@@ -299,17 +302,8 @@ def test_the_learner_s_node_dies_and_it_goes_on_elsewhere_to_the_same_losses(
 ) -> None:
     with hosts(3) as (one, two, three):
         address = start_ray([one, two, three])
-        run = launch(
-            one,
-            address,
-            *LONG,
-            "actors.count=1",
-            f"cluster.learner=[{two.address},{one.address}]",
-            f"cluster.actors=[{three.address}]",
-            f"cluster.shared={tmp_path}",
-            "learner.total_steps=14",
-            "learner.checkpoint_every=3",
-        )
+        saves = ("learner.total_steps=14", "learner.checkpoint_every=3")
+        run = launch(one, address, *learner_on(two, one, three, tmp_path), *saves)
         wait_for_step(run, 5)
         assert "learner.worker" in workers_in(two)
         two.die()
