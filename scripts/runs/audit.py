@@ -1,25 +1,28 @@
-"""An audit of a run: one fold over `<run>/events.log`, with books of its own.
+"""An audit of a run: one fold over `<run>/events.log`, by a reader that shares no code with replay.
 
-Every lease ends once, every trajectory is delivered once, every train group is trained once or
-dropped by a cause, or still stands. The log of a run that goes on can be audited too.
+Every payload is decoded, and what its record claims of it reckoned again. Every lease ends once,
+every trajectory is delivered once, every train group is trained once or dropped by a cause, or
+still stands. The log of a run that goes on can be audited too.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from configs.runtime.files import write_json
 from configs.runtime.process import Exit
-from replay.protocol import LogError
 from scripts.options import Options, argument, option, refusing
 from scripts.runs.books import Audit
-from scripts.runs.log import log_of, reading
-from scripts.terminal import clean, status
+from scripts.runs.log import log_of
+from scripts.runs.record.frames import LogReader, UnreadableLog
+from scripts.terminal import Bars, clean
 
 MOST_SHOWN = 20
+RECORDS_SHOWN = 1000  # as often the bar moves
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,23 @@ def audit(options: AuditOptions) -> int:
     """Audit one run; failed where its books do not close, each fault named."""
     books = Audit()
     log = log_of(options.run)
-    with refusing(LogError), status(reading(log)):
-        books.fold(log)
+    with refusing(UnreadableLog, OSError):
+        _fold(books, log)
     show(books, Console())
     if options.json:
         write_json(options.json, books.summary())
-    return Exit.FAILED if books.faults else Exit.DONE
+    return Exit.FAILED if books.fault_count else Exit.DONE
+
+
+def _fold(books: Audit, log: Path) -> None:
+    reader = LogReader(log)
+    size = sum(file.stat().st_size for file in reader.files)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Bars(*columns) as bars:
+        task = bars.add_task(f"reading {size / 1e6:,.1f} MB of {log.name}", total=size)
+        for done in books.folding(reader):
+            if books.records % RECORDS_SHOWN == 0:
+                bars.update(task, completed=done)
 
 
 def show(books: Audit, console: Console) -> None:
@@ -51,10 +65,11 @@ def show(books: Audit, console: Console) -> None:
             table.add_column(Text(clean(column)), justify="right")
         table.add_row(*map(str, summary[name].values()))
         console.print(table)
-    for fault in books.faults[:MOST_SHOWN]:
+    shown = books.faults[:MOST_SHOWN]
+    for fault in shown:
         console.print(Text(clean(fault), "red"))
-    if len(books.faults) > MOST_SHOWN:
-        console.print(f"... and {len(books.faults) - MOST_SHOWN} more")
+    if left := books.fault_count - len(shown):
+        console.print(f"... and {left:,} more")
     if books.torn:
         console.print(Text(clean(f"the last record is cut short: {books.torn}"), "yellow"))
     if books.token_mismatches:
@@ -62,7 +77,10 @@ def show(books: Audit, console: Console) -> None:
             f"[red]{books.token_mismatches} leases were given back by the token audit: the actors' "
             "logs say why (TokenMismatch)"
         )
-    verdict = "[red]the books do not close" if books.faults else "[green]the books close"
+    decoded, gone = (books.payloads[each] for each in ("decoded", "compacted away"))
+    without = f"; {gone:,} were compacted away, and are believed" if gone else ""
+    console.print(f"{books.records:,} records, {decoded:,} payloads decoded{without}")
+    verdict = "[red]the books do not close" if books.fault_count else "[green]the books close"
     age = "" if books.staleness_max is None else f", at most {books.staleness_max} steps old"
     steps = f"{summary['steps']} steps sampled, committed up to {books.committed}"
     console.print(f"{verdict}[/]: {steps}{age}")

@@ -55,6 +55,7 @@ def trajectory_for(
         stop_reason=StopReason.ANSWERED,
         answer="an answer",
         reward=reward,
+        attempt=lease.attempt,
     )
 
 

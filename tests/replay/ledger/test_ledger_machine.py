@@ -7,17 +7,21 @@ time; and at the end an account that shares no code with replay's closes the boo
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import msgspec
+import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
-from configs.schema import Config
+from configs.schema import ActorsConfig, Config
+from replay.codec import encode_trajectory
 from replay.log.records import (
     ActorLeft,
+    Delivered,
     GroupDropped,
     GroupOpened,
     Leased,
@@ -25,8 +29,11 @@ from replay.log.records import (
     RunResumed,
     RunStarted,
 )
+from replay.log.summary import Summary
 from replay.protocol import Evaluate, Shutdown
+from replay.trajectory import Sampling, Search, StopReason, TokenSequence, Trajectory, Turn
 from scripts.runs.books import Audit
+from scripts.runs.record.facts import record_of
 from tests.replay.ledger.conftest import Scene
 from tests.replay.ledger.machine import Rules
 
@@ -129,14 +136,65 @@ class LedgerMachine(Rules):
 
 def audited(scene: Scene) -> None:
     """The log, to whoever did not write it: staleness, exactly once, every lease accounted for."""
-    text = yaml.safe_dump(msgspec.to_builtins(Config(replay=scene.config)))
+    config = Config(replay=scene.config, actors=ActorsConfig(temperature=0.9))
+    text = yaml.safe_dump(msgspec.to_builtins(config))
     audit = Audit()
-    facts: list[Record] = [RunStarted(0.0, 5, text), *scene.log]
+    facts: list[Record] = [RunStarted(0.0, 5, text), *with_rollouts(scene)]
     for fact in facts:
-        audit.take(RunResumed(fact.now, text) if isinstance(fact, RunResumed) else fact)
+        known = RunResumed(fact.now, text) if isinstance(fact, RunResumed) else fact
+        audit.take(record_of(msgspec.msgpack.encode(known)))
     audit.close()
     assert audit.faults == []
     assert audit.summary()["train_groups"]["unfinished"] == 0
+
+
+def with_rollouts(scene: Scene) -> Iterator[Record]:
+    """The log with rollouts in the place of their summaries, which the ledger was content with."""
+    attempts: dict[tuple[str, int, int], int] = {}
+    for fact in scene.log:
+        if isinstance(fact, Leased):
+            given = zip(fact.siblings, fact.attempts, strict=True)
+            attempts |= {(fact.actor_id, fact.group_id, i): attempt for i, attempt in given}
+        if isinstance(fact, Delivered):
+            trains = fact.summary.kind == "train"
+            how = Sampling(0.9 if trains else scene.eval_temperatures[fact.sibling], 5)
+            attempt = attempts.get((fact.actor_id, fact.group_id, fact.sibling), 0)
+            payload = payload_of(fact.summary, fact.actor_id, how, attempt)
+            yield msgspec.structs.replace(fact, payload=payload)
+        else:
+            yield fact
+
+
+def payload_of(summary: Summary, actor_id: str, sampling: Sampling, attempt: int) -> bytes:
+    """A rollout that has this summary."""
+    sizes = [summary.action_tokens - summary.turns + 1, *[1] * (summary.turns - 1)]
+    searches = (Search("q", (), 0.1, "ok"),) * summary.searches
+    turns = tuple(
+        Turn(
+            action_tokens=np.ones(size, np.int32),
+            behaviour_logprobs=np.zeros(size, np.float32),
+            policy_versions=np.full(size, summary.oldest_version, np.int32),
+            observation_tokens=np.empty(0, np.int32),
+            searches=() if n else searches,
+            malformed=n < summary.malformed,
+        )
+        for n, size in enumerate(sizes)
+    )
+    made = Trajectory(
+        group_id=summary.group_id,
+        sibling=summary.sibling,
+        question_id=summary.question_id,
+        kind=summary.kind,
+        actor_id=actor_id,
+        sampling=sampling,
+        sequences=(TokenSequence(np.ones(1, np.int32), turns),),
+        stop_reason=StopReason.ANSWERED,
+        answer="an answer",
+        reward=summary.reward,
+        reward_cause=summary.reward_cause,
+        attempt=attempt,
+    )
+    return encode_trajectory(made)
 
 
 def _run(**how: Any) -> None:

@@ -48,8 +48,8 @@ class Play:
         async with asyncio.timeout(WHOLE_S), AsyncExitStack() as stack:
             writers = [await stack.enter_async_context(self.writer(name)) for name in self.names]
             async with asyncio.TaskGroup() as group:
-                for writer in writers:
-                    group.create_task(self.act(writer))
+                for name, writer in zip(self.names, writers, strict=True):
+                    group.create_task(self.act(name, writer))
                 await self.learn(steps, writers)
         await self.until(lambda: not any(self.running.ledger.state.held.values()), "leases stay")
         self.running.end()
@@ -69,18 +69,20 @@ class Play:
                 self.version = step
             await asyncio.to_thread(reader.finish)
 
-    async def act(self, writer: TrajectoryWriter) -> None:
+    async def act(self, name: str, writer: TrajectoryWriter) -> None:
         async with asyncio.TaskGroup() as rollouts:
             while isinstance(item := await writer.next(), Lease):
-                rollouts.create_task(self.serve(writer, item))
+                rollouts.create_task(self.serve(name, writer, item))
 
-    async def serve(self, writer: TrajectoryWriter, lease: Lease) -> None:
+    async def serve(self, name: str, writer: TrajectoryWriter, lease: Lease) -> None:
         self.rolled_out += 1
         number = self.rolled_out
         await asyncio.sleep(0.005 * (number % 5))
         if number % 20 == 0:
             await writer.fail(lease, "retrieval")
-        elif await writer.deliver(self.rollout(lease, version=self.version)) == "accepted":
+            return
+        trajectory = self.rollout(lease, name, version=self.version)
+        if await writer.deliver(trajectory) == "accepted":
             self.acknowledged[lease.group_id, lease.sibling] += 1
 
     async def until(self, reached: Callable[[], object], what: str) -> None:

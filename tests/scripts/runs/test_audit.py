@@ -145,10 +145,10 @@ def test_a_group_that_is_too_old_or_not_whole_is_named(
     run = make_recorded_run()
     run.deliver_all(0)
     found = folded(run, Sampled(3.0, 1, 1, (1,), (), {}), Sampled(3.0, 1, 2, (2,), (), {}))
-    assert found.faults == ["group 2 was 1 steps old at step 2: more than 0"]
+    assert found.faults[-1].endswith("group 2 was 1 steps old at step 2: more than 0")
     other = make_recorded_run()
-    (fault,) = folded(other, Sampled(3.0, 1, 1, (1,), (), {})).faults
-    assert fault == "group 1 was trained at step 1 without [0, 1]"
+    faults = folded(other, Sampled(3.0, 1, 1, (1,), (), {})).faults
+    assert faults[-1].endswith("group 1 was trained at step 1 without [0, 1]")
 
 
 def test_damage_is_a_fault_and_the_rest_is_read(trained: RecordedRun) -> None:

@@ -35,7 +35,7 @@ def books(run: RecordedRun) -> dict[str, Any]:
     found = Audit()
     found.fold(run.path / FILE_NAME)
     assert found.faults == []
-    return found.summary()
+    return {name: value for name, value in found.summary().items() if name != "payloads"}
 
 
 def summarised(run: RecordedRun) -> dict[str, Any]:

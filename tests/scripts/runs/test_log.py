@@ -12,11 +12,10 @@ from tokenizers.models import WordLevel
 from configs.load import parse, save
 from replay.log import compaction, event_log
 from replay.log.event_log import FILE_NAME
-from replay.log.records import EvaluationFinished
 from scripts import cli, terminal
+from scripts.runs.record import frames
 from scripts.runs.show import rollouts
 from tests.scripts.conftest import RecordedRun
-from tests.scripts.runs.test_plot import RESULT
 
 SYNC = "`forage sync` made it and keeps no event log: its losses and last evaluation are in "
 NONE = "no events.log there: a run has one once it has started, and `forage sync` keeps none"
@@ -36,9 +35,9 @@ def run(make_recorded_run: Callable[..., RecordedRun], tmp_path: Path) -> Record
     )
     made = make_recorded_run(segment_bytes=1000)
     save(parse("", [f"model.path={tmp_path}"], ""), made.path / "config.yaml")
+    made.evaluate(0)
     for step in range(3):
         made.train(step)
-    made.append(EvaluationFinished(2.0, RESULT))
     made.log.close()
     return made
 
@@ -75,11 +74,11 @@ def test_what_takes_long_to_read_is_told_of_beside_what_is_printed(
     quick = capsys.readouterr()
     assert quick.out and not quick.err
     monkeypatch.setattr(terminal, "FIRST_S", 0.02)
-    for module in (event_log, compaction):
+    for module in (event_log, compaction, frames):
         monkeypatch.setattr(module, "opened", slowly(module.opened))
     assert cli.main([command, str(run.path)]) == 0
     slow = capsys.readouterr()
-    assert " MB of events.log (0 s)\n" in slow.err
+    assert " MB of events.log" in slow.err and " (0 s)\n" in slow.err
     assert slow.out == quick.out or command == "compact"  # which did its work before
 
 
