@@ -48,6 +48,7 @@ from configs.runtime.node import own_node
 from configs.runtime.process import (
     Exit,
     announce_ready,
+    announce_waiting,
     begin,
     die_with_parent,
     leave,
@@ -147,7 +148,7 @@ async def _serve(
     sources = (runner, retriever, rewards, subscriber, policy, audit, statement)
     writer.gauges = lambda: {k: v for each in sources for k, v in each.gauges().items()}
     _stop_on_signals(runner)
-    logger.info("waiting for the first weights from %s", learner.endpoint)
+    _awaits_weights(learner.endpoint)
     cause = await _run_beside(runner, subscriber.run(), policy.watch(), statement.run())
     logger.info("drained: %s", cause)
 
@@ -171,6 +172,11 @@ def _capacity(config: Config, prompter: Prompter, kv_tokens: int) -> Capacity:
         config.replay.group_size,
         config.actors.rollouts_in_flight,
     )
+
+
+def _awaits_weights(endpoint: str) -> None:
+    announce_waiting()
+    logger.info("waiting for the first weights from %s", endpoint)
 
 
 def _first_served() -> None:

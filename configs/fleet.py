@@ -8,13 +8,22 @@ from configs.section import OF_THE_MACHINE, REACHES_OUT, InputPath, NonNegative,
 
 
 class FleetConfig(Section, frozen=True):
-    """The launcher's restarts of a process that ends or stands still."""
+    """The launcher's restarts of a process that ends or stands still, and its forecast of the
+    disk's room.
+    """
 
-    restarts: NonNegative = 8  # in all, per launch; then the run ends with the first cause
+    # Of each process within the window; then an actor rests while others serve, and the run ends
+    # where none does, or with any other process
+    restarts: NonNegative = 8
+    restarts_window_s: Seconds = 3600.0
     first_pause_s: Seconds = 0.5  # before a restart; doubled each time one ends soon again
     longest_pause_s: Seconds = 30.0
+    # From the start of a process until it is ready, without what it waits for others: an index of
+    # millions of passages is built meanwhile
+    start_deadline_s: Seconds = 7200.0
     stopped_deadline_s: Seconds = 300.0  # how long a process may be stopped (SIGSTOP)
     silence_deadline_s: Seconds = 30.0  # how long replay may give the launcher no answer
+    disk_warning_s: Seconds = 86400.0  # where the disk fills sooner, the console says so
 
 
 class ClusterConfig(Section, frozen=True):

@@ -143,6 +143,19 @@ def announce_ready() -> None:
         Path(path).touch()
 
 
+def announce_waiting() -> None:
+    """Make the file beside it: the start is done as far as it is this process's, and it waits for
+    others' work.
+    """
+    if path := os.environ.get("FORAGE_READY"):
+        waiting_beside(path).touch()
+
+
+def waiting_beside(ready: str) -> Path:
+    """Return the file of `announce_waiting`, beside that of `announce_ready`."""
+    return Path(f"{ready}.waiting")
+
+
 def assert_packages() -> None:
     """Raise RuntimeError unless all seven packages resolve inside this repository."""
     for package in PACKAGES:

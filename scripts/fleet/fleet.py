@@ -89,6 +89,12 @@ class Member:
             return found
         return None
 
+    def awaits_others(self) -> bool:
+        """True where the process said that its own start is done, and it waits for others."""
+        with contextlib.suppress(*_GONE):
+            return bool(_answer(self.seat, self.host.awaits_others))
+        return False
+
     def stopped(self) -> list[int]:
         """The pids that are stopped (SIGSTOP) of it and its own processes. Raises FleetError for a
         host that does not answer.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from configs.runtime.process import start_child
+from configs.runtime.process import start_child, waiting_beside
 from configs.runtime.signals import MAKE_WAY
 
 CALL_DEADLINE_S = 30.0
@@ -39,7 +39,8 @@ class Host:
         if self._process is not None and self._process.poll() is None:
             raise FleetError(f"process {self._process.pid} still runs {' '.join(self._command)}")
         self._command, self._process = command or self._command, None
-        Path(self._ready_path).unlink(missing_ok=True)
+        for said in (Path(self._ready_path), waiting_beside(self._ready_path)):
+            said.unlink(missing_ok=True)
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
@@ -54,6 +55,10 @@ class Host:
             return Path(self._ready_path).stat().st_mtime
         except FileNotFoundError:
             return None
+
+    def awaits_others(self) -> bool:
+        """True where the worker said that its own start is done, and it waits for others."""
+        return waiting_beside(self._ready_path).exists()
 
     def poll(self) -> int | None:
         """The worker's exit code (negative: the signal that ended it), or None while it runs."""

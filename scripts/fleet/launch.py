@@ -27,7 +27,7 @@ from replay.clients.launcher import Observer
 from replay.log.event_log import FILE_NAME
 from replay.protocol import ReplayError
 from replay.questions import left_out
-from scripts.fleet import detach, head
+from scripts.fleet import detach, disk_forecast, head
 from scripts.fleet import resume as resuming
 from scripts.fleet.cluster import Cluster, joined
 from scripts.fleet.console import Console
@@ -116,12 +116,21 @@ def _launch(config: Config, progress: Progress | None, prepare_only: bool) -> in
         save(config, Path(config.run_dir) / "config.yaml")
         _print_commands(commands(config, progress))
         return Exit.DONE
+    if not progress:
+        _reckon_disk(config, console)
     if config.cluster.address:
         return _launch_on_nodes(config, console, progress)
     for line, _ in machine.gpu_plan(config):
         console.say(line)
     console.say(f"weights will travel by {machine.transport(config)}")
     return run(config, console, progress)
+
+
+def _reckon_disk(config: Config, console: Console) -> None:
+    above = next(each for each in Path(config.run_dir).resolve().parents if each.exists())
+    line, fits = disk_forecast.reckoned(config, shutil.disk_usage(above).free)
+    if line:
+        console.say(line, "" if fits else "bold yellow")
 
 
 def _launch_on_nodes(config: Config, console: Console, progress: Progress | None) -> int:

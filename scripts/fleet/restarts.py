@@ -1,8 +1,8 @@
-"""Restarts of a run's processes: what ends unasked or stands still starts again, within a budget.
+"""Restarts of a run's processes: what ends unasked or stands still starts again, at a bounded rate.
 
 A restart waits `fleet.first_pause_s`, twice as long each time that the same process ends soon after
-the last; the ranks of a learner start together. Nothing here waits. Every event is a line in
-`fleet.jsonl`.
+the last; the ranks of a learner start together. An actor that ends more often than its rate rests
+while others serve. Nothing here waits. Every event is a line in `fleet.jsonl`.
 """
 
 import math
@@ -14,6 +14,8 @@ from pathlib import Path
 from configs.fleet import FleetConfig
 from configs.runtime.process import Exit
 from configs.runtime.signals import MAKE_WAY
+from scripts.fleet.allowance import Allowance
+from scripts.fleet.causes import blame, cause_of, is_actor, is_rank
 from scripts.fleet.fleet import Fleet, Member
 from scripts.fleet.place import NodeGone
 from scripts.runs.fleet_log import FleetLog
@@ -25,7 +27,7 @@ LOOK_S = 3.0  # how often stopped processes are looked for, and room for those t
 
 
 class BudgetSpent(RuntimeError):
-    """No restart is left, or none would help; the message is the first cause."""
+    """No restart is left of what the run needs, or none would help; the message is the cause."""
 
 
 class Restarts:
@@ -38,7 +40,10 @@ class Restarts:
         self.made: list[dict[str, str]] = []
         self._config, self._fleet, self._say = config, fleet, say
         self._log = FleetLog(run_dir)
+        self._allowed = Allowance(config.restarts, config.restarts_window_s)
         self._due: dict[str, float] = {}  # when to start it again
+        self._resting: set[str] = set()  # of those, actors that ended more often than they may
+        self._ended_for: dict[str, str] = {}  # by the launcher, and why
         self._since: dict[str, float] = {}
         self._tries: dict[str, int] = {}
         self._stopped: dict[str, float] = {}
@@ -85,7 +90,8 @@ class Restarts:
         for name, due in self._due.items():
             if name in self._roomless:
                 continue
-            found[name] = f"has ended, and starts again in {max(0.0, due - now):.1f} s"
+            what = "rests" if name in self._resting else "has ended"
+            found[name] = f"{what}, and starts again in {max(0.0, due - now):.1f} s"
         return found
 
     def tend(self, broken: Mapping[str, int], at_once: bool = False) -> None:
@@ -93,7 +99,7 @@ class Restarts:
         now = time.monotonic()
         known = self._due.keys() | self._returning.keys()
         fresh = {name: code for name, code in broken.items() if name not in known}
-        for name, code in sorted(fresh.items(), key=_blame):
+        for name, code in sorted(fresh.items(), key=blame):
             if name not in self._due:  # another rank's end may have brought it here
                 self._schedule(name, code, now)
         due = [n for n, at in self._due.items() if at <= now or (at_once and n in broken)]
@@ -149,7 +155,7 @@ class Restarts:
         self._roomless[name] = why
         if name in self._due:
             self._due[name] = now + LOOK_S
-        actors = [each for each in self._fleet.members if each.startswith("actor-")]
+        actors = [each for each in self._fleet.members if is_actor(each)]
         homeless = all(each in self._roomless for each in actors if not self.unwanted(each))
         if homeless or is_rank(name):
             who = _WHOSE_ROOM[is_rank(name)]
@@ -161,7 +167,7 @@ class Restarts:
         """True for an actor while a rank of the learner has no node: it would take its room."""
         ranks = [each for each in self._due if is_rank(each)]
         homeless = any(self._fleet.members[each].seat.gone for each in ranks)
-        return name.startswith("actor-") and homeless
+        return is_actor(name) and homeless
 
     def _follow_the_learner(self, started: list[str]) -> None:
         """Have actors that look for a learner where it is no longer leave, and come back."""
@@ -228,6 +234,7 @@ class Restarts:
         for noted in (self._due, self._roomless):
             for name in [name for name in noted if self.unwanted(name)]:
                 del noted[name]
+        self._resting &= self._due.keys()
         for name in [n for n in self._returning if n not in members and self.unwanted(n)]:
             self._fleet.leave(name)  # a seat that was found and not taken
         self._returning = {name: members[name].command for name in back}
@@ -240,8 +247,8 @@ class Restarts:
 
     def unwanted(self, name: str) -> bool:
         """True for an actor beyond the number that is wanted."""
-        is_actor = name.startswith("actor-") and name[6:].isdigit()
-        return self._wanted is not None and is_actor and int(name[6:]) >= self._wanted
+        number = name[6:] if is_actor(name) else ""
+        return self._wanted is not None and number.isdigit() and int(number) >= self._wanted
 
     def look(self) -> None:
         """Note who is ready; name who is stopped, and end it once its time is over."""
@@ -249,6 +256,7 @@ class Restarts:
             if (at_s := self._fleet.members[name].ready_at()) is not None:
                 self._unready.discard(name)
                 self._worked.add(name)
+                self._allowed.rested(name)
                 self._log.write("ready", name, at_s)
         if not self._ending:
             self._move_the_learner()
@@ -260,6 +268,7 @@ class Restarts:
         self._looked_s = now
         for name, member in self._fleet.members.items():
             self._look_at(name, member, now)
+        self._end_hung_starts(now)
 
     def stopped(self, name: str) -> bool:
         """True where this process was stopped when last looked at."""
@@ -268,6 +277,7 @@ class Restarts:
     def end(self, name: str, why: str) -> None:
         """End a process that does no work; `tend` starts it again."""
         self._say(f"{name} {why}: it is ended", "bold yellow")
+        self._ended_for[name] = why
         self._fleet.members[name].signal(signal.SIGKILL)
 
     def _look_at(self, name: str, member: Member, now: float) -> None:
@@ -289,40 +299,73 @@ class Restarts:
             del self._stopped[name]
             self.end(name, f"was stopped for {limit_s:g} s")
 
+    def _end_hung_starts(self, now: float) -> None:
+        """End those that live and are not ready at their deadline, unless they wait for others."""
+        limit_s = self._config.start_deadline_s
+        late = [name for name in self._unready if now - self._since[name] >= limit_s]
+        for name in sorted(set(late) - self._stopped.keys() - self._ended_for.keys()):
+            member = self._fleet.members[name]
+            if member.exit_code is None and not member.awaits_others():
+                self._allowed.hang(name)
+                self.end(name, f"was not ready within {limit_s:g} s (fleet.start_deadline_s)")
+
     def _schedule(self, name: str, code: int, now: float) -> None:
-        cause = cause_of(self._fleet.members[name], code)
+        cause = cause_of(self._fleet.members[name], code, self._ended_for.pop(name, ""))
         first_line = cause.splitlines()[0]
         self._log.write("ended", name, code=code, cause=first_line)
         if code == Exit.FINAL or (code == Exit.BAD_INPUT and name not in self._worked):
             raise BudgetSpent(cause)
-        # Who ends because another stands still, or is about to be back, costs nothing.
-        free = code == Exit.CONSEQUENCE and bool(self._stopped or self._due)
-        seat = self._fleet.members[name].seat
-        counted = bool(seat.gone) and seat.node_id in self._counted  # a node's end counts once
-        free = free or bool(seat.leaving) or counted or (is_rank(name) and self._moving)
-        self._counted |= {seat.node_id} if seat.gone else set()
-        if not free and len(self.made) >= self._config.restarts:
-            raise BudgetSpent(self._spent(cause))
+        free = self._is_free(name, code)
+        if not free and self._allowed.is_spent(name, now):
+            self._rest(name, cause, now)
+            return
         soon = now - self._since[name] < SOON_S
         self._tries[name] = self._tries.get(name, 0) + 1 if soon else 1
         pause_s = self._config.first_pause_s * 2 ** min(self._tries[name] - 1, 30)
         pause_s = min(pause_s, self._config.longest_pause_s)
         if not free:
             self.made.append({"name": name, "cause": cause})
+            self._allowed.spend(name, now)
         ranks = [each for each in self._fleet.members if is_rank(each)]
         for other in ranks if is_rank(name) else [name]:
             self._due[other] = now + pause_s
             if other != name:
                 self._fleet.members[other].signal(signal.SIGKILL)
-        number, budget = len(self.made), self._config.restarts
-        self._say(f"{first_line}; restart {number} of {budget} in {pause_s:g} s", "bold yellow")
+        number, most = self._allowed.count(name, now), self._allowed.most
+        self._say(f"{first_line}; restart {number} of {most} in {pause_s:g} s", "bold yellow")
         self._log.write("restarting", name, cause=first_line, pause_s=pause_s)
 
-    def _spent(self, cause: str) -> str:
-        if not self.made:
-            return cause
-        first = self.made[0]["cause"]
-        return f"{first}\nfleet.restarts = {len(self.made)} are spent; then {cause}"
+    def _is_free(self, name: str, code: int) -> bool:
+        """True for an end that costs no restart: because another stands still, or is about to be
+        back; of a node that is to go, or whose end has cost one.
+        """
+        seat = self._fleet.members[name].seat
+        counted = bool(seat.gone) and seat.node_id in self._counted
+        self._counted |= {seat.node_id} if seat.gone else set()
+        free = code == Exit.CONSEQUENCE and bool(self._stopped or self._due.keys() - self._resting)
+        return free or bool(seat.leaving) or counted or (is_rank(name) and self._moving)
+
+    def _rest(self, name: str, cause: str, now: float) -> None:
+        """Leave an actor alone for a while whose restarts are spent, if others serve. Raises
+        BudgetSpent.
+        """
+        if not is_actor(name) or not (serving := [n for n in self._actors() if n != name]):
+            raise BudgetSpent(self._spent(name, cause))
+        rest_s = self._allowed.rest_s(name, now)
+        self._due[name] = now + rest_s
+        self._resting.add(name)
+        first_line = cause.splitlines()[0]
+        self._say(
+            f"{first_line}; {self._allowed}: it rests for {rest_s:.0f} s, and the run goes on with "
+            f"{len(serving)} actors",
+            "bold yellow",
+        )
+        self._log.write("resting", name, cause=first_line, pause_s=rest_s)
+
+    def _spent(self, name: str, cause: str) -> str:
+        made = [each["cause"] for each in self.made if each["name"] == name]
+        made = made[-max(1, self._allowed.most) :]
+        return f"{made[0]}\n{self._allowed}; then {cause}" if made else cause
 
     def _command(self, name: str) -> list[str]:
         command = self._fleet.members[name].command
@@ -335,46 +378,23 @@ class Restarts:
 
     def _actors(self) -> list[str]:
         members = self._fleet.members
-        there = [n for n in members if n.startswith("actor-") and members[n].exit_code != Exit.DONE]
-        absent = self._roomless.keys() | self._returning.keys()
+        there = [n for n in members if is_actor(n) and members[n].exit_code != Exit.DONE]
+        absent = self._roomless.keys() | self._returning.keys() | self._resting
         return [n for n in there if not self.unwanted(n) and n not in absent]
 
     def _note_started(self, names: list[str]) -> None:
         for name in names:
-            self._since[name] = time.monotonic()
-            for noted in (self._stopped, self._due, self._roomless):
+            self._since[name] = now = time.monotonic()
+            for noted in (self._stopped, self._due, self._roomless, self._ended_for):
                 noted.pop(name, None)
-            if name.startswith("actor-") or is_rank(name):
+            if name in self._resting:
+                self._resting.discard(name)
+                self._allowed.rested(name)
+                self._allowed.spend(name, now)
+            if is_actor(name) or is_rank(name):
                 self._homeless_s.pop(_WHOSE_ROOM[is_rank(name)], None)
             self._leaving.discard(name)
             self._unready.add(name)
             member = self._fleet.members[name]
             self._log.write("started", name, member.started_at, pid=member.pid)
         self._moving = self._moving and "learner" not in names
-
-
-def is_rank(name: str) -> bool:
-    """True for a process of the learner."""
-    return name == "learner" or name.startswith("learner-")
-
-
-def cause_of(member: Member, code: int) -> str:
-    """Say how a process ended and where its log is, and quote the end of that."""
-    if member.seat.gone:
-        return f"{member.name} has ended: {member.seat.gone}"
-    if code == Exit.MADE_WAY:
-        return f"{member.name} has saved its step and left"
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    return f"{member.name} {how} (log: {member.log_path})\n{member.last_words()}".rstrip()
-
-
-def first_cause(fleet: Fleet, broken: Mapping[str, int]) -> str:
-    """Say how the likeliest cause ended: a kill before a failure, consequences last."""
-    name, code = min(broken.items(), key=_blame)
-    return cause_of(fleet.members[name], code)
-
-
-def _blame(ended: tuple[str, int]) -> tuple[int, str]:
-    name, code = ended
-    last: dict[int, int] = {Exit.DONE: 2, Exit.CONSEQUENCE: 3}
-    return last.get(code, code >= 0), name

@@ -19,9 +19,11 @@ from replay.clients.launcher import Observer
 from replay.log.event_log import read_whole
 from replay.log.records import RunResumed, Stopped
 from replay.protocol import ReplayError, Status
+from scripts.fleet.causes import first_cause, is_rank
 from scripts.fleet.console import Console
+from scripts.fleet.disk_forecast import DiskWatch
 from scripts.fleet.fleet import Fleet
-from scripts.fleet.restarts import BudgetSpent, Restarts, first_cause, is_rank
+from scripts.fleet.restarts import BudgetSpent, Restarts
 from scripts.fleet.resume import Progress
 from scripts.fleet.scale import Wanted
 from scripts.fleet.wait_graph import wait_graph
@@ -61,6 +63,7 @@ class Supervisor:
         self._deserted_s = math.inf  # since when no actor is left
         self._heard_s = time.monotonic() + config.actors.starting_deadline_s
         self.restarts = Restarts(config.fleet, fleet, Path(config.run_dir), console.say)
+        self._disk = DiskWatch(config, console.say)
         self._wanted, self._actor_command = Wanted(Path(config.run_dir)), actor_command
 
     def watch(self, observer: Observer) -> str:
@@ -77,6 +80,7 @@ class Supervisor:
             dead = self._fleet.dead()
             for line in self._fleet.news():
                 self._console.say(line, "bold yellow")
+            self._disk.tend(time.monotonic())
             with _within_budget():
                 self.restarts.look()
             if (wanted := self._wanted.change()) and not self._asked:

@@ -40,6 +40,7 @@ class Fleet:
         for name, command in commands.items():
             member = SimpleNamespace(name=name, command=command, pid=7, exit_code=None)
             member.started_at, member.ready_at = 1.0, lambda: None
+            member.awaits_others = lambda: False
             member.log_path, member.last_words = f"{name}.log", lambda: "its last words"
             member.stopped, member.poll = list, lambda member=member: member.exit_code
             member.signal = lambda number, m=member: setattr(m, "exit_code", -int(number))
@@ -143,16 +144,112 @@ def test_replay_goes_on_with_its_log_as_often_as_it_starts(keep, clock) -> None:
     assert fleet.started[1:] == [{"replay": ["replay", "--restart"]}] * 2
 
 
-def test_the_first_cause_ends_the_run_once_the_budget_is_spent(keep, clock) -> None:
+def die(fleet: Fleet, kept: Restarts, clock: SimpleNamespace, name: str) -> None:
+    """It ends, and is started again if it may be."""
+    dead = fleet.end(name, -9)
+    kept.tend(dead)
+    clock.s += 3.1
+    kept.tend(dead)
+
+
+def test_the_first_cause_ends_the_run_once_a_process_has_spent_its_restarts(keep, clock) -> None:
     fleet, kept, _ = keep(restarts=1)
+    die(fleet, kept, clock, "replay")
+    die(fleet, kept, clock, "learner")  # has its own
+    words = r"(?s)^replay was killed.*fleet.restarts = 1 in 3600 s are spent; then replay ended"
+    with pytest.raises(BudgetSpent, match=words):
+        kept.tend(fleet.end("replay", 1))
+
+
+def test_restarts_are_a_rate(keep, clock) -> None:
+    """A learner that dies now and then for weeks goes on."""
+    fleet, kept, said = keep(restarts=2)
+    for _ in range(50):
+        die(fleet, kept, clock, "replay")
+        clock.s += 1900.0
+    assert len(kept.made) == 50 and said[-1].endswith("restart 2 of 2 in 1 s")
+
+
+def test_an_actor_beyond_its_rate_rests_while_others_serve(keep, clock, tmp_path) -> None:
+    fleet, kept, said = keep(restarts=1)
+    die(fleet, kept, clock, "actor-0")
+    begun = len(fleet.started)
     dead = fleet.end("actor-0", -9)
+    for _ in range(3):
+        kept.tend(dead)
+    rests = "it rests for 3597 s, and the run goes on with 1 actors"
+    assert said[-1].endswith(f"fleet.restarts = 1 in 3600 s are spent: {rests}")
+    assert kept.states()["actor-0"] == "rests, and starts again in 3596.9 s" and len(said) == 2
+    assert "actors.count=1" in kept._command("learner"), "it would wait for who rests"
+    clock.s += 3597.0
+    kept.tend(dead)
+    assert fleet.started[begun:] == [{"actor-0": ["actor-0"]}]
+    events = [(e["event"], e["name"]) for e in read_fleet_log(tmp_path)][len(NAMES) :]
+    assert events[-3:] == [("ended", "actor-0"), ("resting", "actor-0"), ("started", "actor-0")]
+
+
+def test_who_rests_may_try_once_each_time(keep, clock) -> None:
+    fleet, kept, said = keep(restarts=1)
+    die(fleet, kept, clock, "actor-0")
+    for _ in range(4):
+        die(fleet, kept, clock, "actor-0")
+        clock.s += 3600.0
+        kept.tend({"actor-0": -9})
+    assert [("rests" in line) for line in said] == [False, True, True, True, True]
+
+
+def test_the_run_ends_once_no_actor_serves(keep, clock) -> None:
+    fleet, kept, _ = keep(restarts=1)
+    for name in ("actor-0", "actor-0", "actor-1"):
+        die(fleet, kept, clock, name)
+    words = r"(?s)^actor-1 was killed by SIGKILL.*fleet.restarts = 1 in 3600 s.*then actor-1 was"
+    with pytest.raises(BudgetSpent, match=words):
+        die(fleet, kept, clock, "actor-1")
+
+
+def test_a_start_that_hangs_is_ended_at_its_deadline_and_counts(keep, clock, tmp_path) -> None:
+    fleet, kept, said = keep(start_deadline_s=100.0)
+    for name, member in fleet.members.items():
+        member.ready_at = lambda name=name: None if name == "actor-0" else 1.0
+    clock.s += 99.0
+    kept.look()
+    assert fleet.members["actor-0"].exit_code is None
+    clock.s += 3.1
+    kept.look()
+    assert fleet.members["actor-0"].exit_code == -signal.SIGKILL
+    kept.tend({"actor-0": -9})
+    hung = "actor-0 was not ready within 100 s (fleet.start_deadline_s)"
+    assert said == [f"{hung}: it is ended", f"{hung} (log: actor-0.log); restart 1 of 8 in 1 s"]
+    clock.s += 1.1
+    kept.tend({"actor-0": -9})
+    clock.s += 103.0
+    kept.look()
+    kept.tend({"actor-0": -9})  # twice in a row: it rests
+    assert "it rests for 3600 s" in said[-1]
+
+
+def test_a_start_that_waits_for_others_does_not_hang(keep, clock) -> None:
+    fleet, kept, said = keep(start_deadline_s=100.0)
+    for member in fleet.members.values():
+        member.awaits_others = lambda: True
+    clock.s += 1000.0
+    kept.look()
+    assert said == [] and all(m.exit_code is None for m in fleet.members.values())
+
+
+def test_a_learner_whose_start_hangs_twice_ends_the_run(keep, clock) -> None:
+    fleet, kept, _ = keep(start_deadline_s=100.0)
+    fleet.members["learner-1"].ready_at = lambda: 1.0
+    clock.s += 101.0
+    kept.look()
+    dead = dict.fromkeys(("learner", "learner-1"), -9)
     kept.tend(dead)
     clock.s += 1.1
     kept.tend(dead)
-    with pytest.raises(
-        BudgetSpent, match=r"(?s)^actor-0 was killed by SIGKILL.*fleet.restarts = 1"
-    ):
-        kept.tend(fleet.end("replay", 1))
+    clock.s += 103.0
+    kept.look()
+    with pytest.raises(BudgetSpent, match=r"then learner was not ready within 100 s"):
+        kept.tend({"learner": -9})
 
 
 def test_bad_input_is_not_tried_again(keep) -> None:
@@ -506,7 +603,7 @@ def test_a_node_that_goes_while_a_process_is_laid_on_it_does_not_end_the_run(kee
 
 
 def test_the_end_of_a_node_counts_once(keep, clock) -> None:
-    fleet, kept, _ = keep(restarts=1)
+    fleet, kept, said = keep(restarts=1)
     for name in ("retrieval_server", "actor-0", "actor-1"):
         seat = fleet.members[name].seat
         seat.gone, seat.node_id = "node b is gone (no answer for 8 s)", "b's"
@@ -515,10 +612,12 @@ def test_the_end_of_a_node_counts_once(keep, clock) -> None:
     assert [each["cause"] for each in kept.made] == [
         "actor-0 has ended: node b is gone (no answer for 8 s)"
     ]
-    last = fleet.members["learner"].seat  # the node has come back, and goes again
+    clock.s += 1.1
+    kept.tend({"actor-0": -9, "actor-1": -9})
+    last = fleet.members["actor-0"].seat  # the node has come back, and goes again
     last.gone, last.node_id = "node b is gone (no answer for 8 s)", "b's next"
-    with pytest.raises(BudgetSpent, match=r"fleet.restarts = 1 are spent"):
-        kept.tend(fleet.end("learner", -9))
+    kept.tend(fleet.end("actor-0", -9))
+    assert "fleet.restarts = 1 in 3600 s are spent: it rests" in said[-1]
 
 
 def test_actors_look_for_a_learner_that_has_moved(keep, clock) -> None:
