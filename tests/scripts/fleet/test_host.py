@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.runtime.process import announce_waiting
 from configs.runtime.signals import MAKE_WAY
 from scripts.fleet import host
 from scripts.fleet.host import NOTICE_MARGIN_S, Host, time_to_drain
@@ -72,3 +73,14 @@ def test_a_notice_leaves_what_comes_before_its_last_seconds() -> None:
     assert time_to_drain(0.0, 1000.0) is None, "its end is not known"
     assert time_to_drain(1060.0, 1000.0) == 60.0 - NOTICE_MARGIN_S
     assert time_to_drain(1001.0, 1000.0) == time_to_drain(900.0, 1000.0) == 0.0
+
+
+def test_who_waits_for_others_says_so_until_it_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Host(["-c", "pass"], {}, str(tmp_path / "log"), str(tmp_path / "ready"))
+    monkeypatch.setenv("FORAGE_READY", str(tmp_path / "ready"))
+    announce_waiting()
+    assert made.awaits_others() and made.ready_at() is None
+    made.start()
+    assert not made.awaits_others() and made.wait() == 0
