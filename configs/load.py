@@ -8,6 +8,7 @@ import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import msgspec
@@ -331,6 +332,9 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     if isinstance(kind, type) and issubclass(kind, Section):  # a section names its own fields
         return what
     choices = ""
+    if names := _names_in(kind):
+        choices = f"; choose one of {', '.join(map(repr, names))}, or a number of bytes"
+        choices += f": write {number}" if (number := _bytes(str(value))) else ""
     if typing.get_origin(kind) is typing.Literal:
         choices = f"; choose one of {', '.join(map(repr, typing.get_args(kind)))}"
     if field in OPEN_FIELDS:
@@ -340,6 +344,13 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     if field.endswith("_bytes") and (number := _bytes(str(value))):
         choices = f"; write {number}"
     return f"{field} = {value!r}: {what[:1].lower() + what[1:]}{choices}"
+
+
+def _names_in(kind: Any) -> list[str]:
+    """The names that a field takes which takes a number too; none of any other kind."""
+    parts = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, UnionType) else ()
+    literals = [part for part in parts if typing.get_origin(part) is typing.Literal]
+    return [name for part in literals if int in parts for name in typing.get_args(part)]
 
 
 def _bytes(text: str) -> int:

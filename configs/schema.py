@@ -145,6 +145,11 @@ class ReplayConfig(Section, frozen=True):
     restart_deadline_s: Seconds = 120.0  # how long its clients wait for a replay that is silent
     disk_deadline_s: Seconds = 600.0  # how long the event log waits for room on a full disk
     segment_bytes: Annotated[int, Meta(ge=1 << 20)] = 256 << 20  # then the log's next file begins
+    # Trajectories in the log: all, those that may still be asked for (until they are trained and
+    # saved), or as many as fit these bytes beside those (replay/log/keeping.py)
+    keep: Annotated[Literal["all", "committed"] | Annotated[int, Meta(ge=1 << 20)], CHANGEABLE] = (
+        "all"
+    )
 
     def __post_init__(self) -> None:
         _require_address("replay.endpoint", self.endpoint)

@@ -289,10 +289,14 @@ class BatchPart(Message, frozen=True):
 
 
 class Wait(Message, frozen=True):
-    """Reply to Sample: not yet, with who is waited for; the question stays with replay."""
+    """Reply to Sample: not yet, with who is waited for; the question stays with replay.
+
+    `restored`: to any question, while replay is restored from its log: bytes that are read of it.
+    """
 
     reason: str
     oldest: bool  # True: a batch could be filled but an older unfinished group must come first
+    restored: int = 0
 
 
 class EvalProgress(Message, frozen=True):
@@ -317,8 +321,18 @@ class Observe(Message, frozen=True):
     after_evaluation: int
 
 
+class Evaluated(msgspec.Struct, frozen=True):
+    """A rollout of an evaluation: its question, and its trajectory, encoded."""
+
+    question: Question
+    payload: bytes
+
+
 class Status(Message, frozen=True):
-    """Reply to Observe: how the run stands."""
+    """Reply to Observe: how the run stands. Of what is asked for, the newest 1,000 are told;
+    `reported` and `evaluated`: how many there are of each in all. `shown`: with evaluations, the
+    last rollouts of any that arrived.
+    """
 
     steps: tuple[StepReport, ...]
     evaluations: tuple[EvalResult, ...]
@@ -326,6 +340,10 @@ class Status(Message, frozen=True):
     fleet: dict[str, dict[str, float]]
     phase: str  # what replay is doing or waiting for, in words
     stop_cause: str  # empty while running
+    reported: int = 0
+    evaluated: int = 0
+    shown: tuple[Evaluated, ...] = ()
+    restoring: bool = False  # nothing else is known yet
 
 
 class Shutdown(Message, frozen=True):

@@ -6,11 +6,13 @@ the log restores it. Files are JSONL or parquet of ours, FlashRAG's and ASearche
 Search-R1's and verl's parquet, as they are; `questions.columns` names the columns of others.
 """
 
+import hashlib
 import random
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,14 @@ _WANTED = (
 )
 _LACKS = re.compile(r"missing required field `(\w+)`")
 _KNOWN = QuestionColumns()  # none is named
+
+
+class Supply(msgspec.Struct, frozen=True):
+    """How far a supply of questions is: all that the records have changed of it."""
+
+    cursor: int
+    requeued: tuple[Question, ...]
+    retired: tuple[str, ...]
 
 
 class Questions:
@@ -95,6 +105,24 @@ class Questions:
     def retired_count(self) -> int:
         """How many questions are asked no more."""
         return len(self._retired)
+
+    @property
+    def supply(self) -> Supply:
+        """How far it is."""
+        return Supply(self.cursor, tuple(self._requeued), tuple(sorted(self._retired)))
+
+    @supply.setter
+    def supply(self, known: Supply) -> None:
+        self.cursor, self._draw = known.cursor, None
+        self._requeued, self._retired = deque(known.requeued), set(known.retired)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What tells these questions, their order and the seed from any others."""
+        found = hashlib.sha256(str(self._seed).encode())
+        for question in self._questions:
+            found.update(msgspec.msgpack.encode(question))
+        return found.digest()
 
     def _next_draw(self) -> int:
         if self._draw is None:  # the draws beyond may be of another epoch, which takes a shuffle

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,16 @@ from configs.runtime.process import Exit, announce_ready, begin, socket_dir
 from configs.runtime.signals import on_stop
 from configs.schema import Config
 from replay.ledger.ledger import Ledger
-from replay.log.event_log import FILE_NAME, EventLog, read_whole
+from replay.log.event_log import FILE_NAME, EventLog
 from replay.log.records import Record, ReplayRestarted, RunResumed, RunStarted
+from replay.log.snapshots import set_aside as aside
 from replay.log.summary import summarise_payload
+from replay.log.tail import End
 from replay.protocol import LogError, ReplayError
 from replay.question_files import QuestionsError
 from replay.questions import QuestionFile, Questions, questions_of
+from replay.restoring import restore as restored
+from replay.server.reception import Reception
 from replay.server.server import ReplayServer
 from replay.trajectory import Sampling
 
@@ -50,8 +54,12 @@ def main(arguments: Sequence[str]) -> int:
     try:
         config = load(given.config, given.overrides)
         ledger = make_ledger(config, logger.warning)
-        log, recorded = make_log(config, ledger, given.resume, given.restart)
-        server = make_server(config, ledger, log, recorded, given.restart)
+        reception = Reception(config)
+        with contextlib.ExitStack() as stack:
+            stack.callback(reception.close)
+            log, recorded = make_log(config, ledger, given.resume, given.restart, reception)
+            server = make_server(config, ledger, log, recorded, given.restart, reception)
+            stack.pop_all()  # the server closes it
     except (ConfigError, QuestionsError, ReplayError) as error:
         print(f"replay: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
@@ -92,23 +100,29 @@ def make_ledger(config: Config, tell: Callable[[str], None] | None = None) -> Le
 
 
 def make_log(
-    config: Config, ledger: Ledger, resume: bool, restart: bool
+    config: Config,
+    ledger: Ledger,
+    resume: bool,
+    restart: bool,
+    reception: Reception | None = None,
 ) -> tuple[EventLog, str | None]:
-    """Create the run's log, or open and fold the one that is there; return it and the configuration
-    on record: None of a new log, empty where nothing is. Raises ConfigError, LogError.
+    """Create the run's log, or open the one that is there and restore the ledger from it, while
+    `reception` says how far that is; return it and the configuration on record: None of a new log,
+    empty where nothing is. Raises ConfigError, ReplayError.
     """
     if not config.run_dir:
         raise ConfigError("run_dir = '': name the directory that this run writes to")
     path = Path(config.run_dir) / FILE_NAME
     segment_bytes = config.replay.segment_bytes
     if resume or (restart and path.exists()):
-        # Locked first, so that nobody writes behind what is folded.
-        log = EventLog.open(path, segment_bytes)
-        try:
-            return log, _fold(ledger, path)
-        except LogError:
-            log.close()
-            raise
+
+        def read_to_end(path: Path) -> End:
+            if reception is None:
+                return restored(ledger, path, _set_aside)
+            reception.open()  # nobody else has the log: the socket is nobody else's either
+            return restored(ledger, path, _set_aside, reception.look)
+
+        return EventLog.open(path, segment_bytes, read_to_end), ledger.state.recorded
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -117,7 +131,12 @@ def make_log(
 
 
 def make_server(
-    config: Config, ledger: Ledger, log: EventLog, recorded: str | None, restart: bool
+    config: Config,
+    ledger: Ledger,
+    log: EventLog,
+    recorded: str | None,
+    restart: bool,
+    reception: Reception | None = None,
 ) -> ReplayServer:
     """Bind the server and put its beginning on record. A log begun in vain is removed again.
 
@@ -127,7 +146,7 @@ def make_server(
     try:
         fact = _beginning(config, recorded, restart, max(time.time(), ledger.latest))
         ledger.restore([fact])
-        server = ReplayServer(config, ledger, log)
+        server = ReplayServer(config, ledger, log, reception)
     except (ConfigError, ReplayError):
         log.close()
         if recorded is None:
@@ -138,18 +157,8 @@ def make_server(
     return server
 
 
-def _fold(ledger: Ledger, path: Path) -> str:
-    text = ""
-
-    def noted() -> Iterator[Record]:
-        nonlocal text
-        for record in read_whole(path):
-            if isinstance(record, RunStarted | RunResumed):
-                text = record.config
-            yield record
-
-    ledger.restore(noted())
-    return text
+def _set_aside(place: Path, why: str) -> None:
+    logger.warning("%s: set aside as %s: older records are read instead", why, aside(place).name)
 
 
 def _beginning(config: Config, recorded: str | None, restart: bool, now: float) -> Record:

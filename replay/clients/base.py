@@ -142,18 +142,21 @@ class Caller:
     ) -> tuple[wire.Reply, dict[bool, float]]:
         """Ask until replay answers; it says Wait until it can. Also seconds waited, by `oldest`.
 
-        Raises ReplayTimeout when it only said Wait for `deadline_s`, or nothing for `silence_s`
-        (default: as long as a restart may take).
+        Raises ReplayTimeout when it only said Wait for `deadline_s`, the time left out in which it
+        was being restored and got on, or nothing for `silence_s` (default: as long as a restart may
+        take).
         """
         limit_s = self._silence_s if silence_s is None else silence_s
         start_s = since_s = heard_s = time.monotonic()
         waited_s = {False: 0.0, True: 0.0}
-        oldest, reason = False, "no answer"
+        oldest, reason, restored = False, "no answer", 0
         self._send(request)
         while True:
             reply = self._receive(min(self._reply_deadline_s, heard_s + limit_s - since_s))
             now_s = time.monotonic()
             waited_s[oldest] += now_s - since_s
+            if isinstance(reply, wire.Wait) and reply.restored > restored:
+                start_s, restored = start_s + now_s - since_s, reply.restored  # it comes back
             since_s = now_s
             if is_late(request, reply):
                 continue

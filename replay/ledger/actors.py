@@ -4,6 +4,7 @@ The first durable delivery of a sibling wins, whoever makes it. Leases are pushe
 `replay.ledger.leasing`.
 """
 
+from collections import deque
 from collections.abc import Callable
 
 import replay.protocol as wire
@@ -18,6 +19,7 @@ from replay.log.summary import Summary
 from replay.trajectory import Search
 
 Summarise = Callable[[bytes], Summary]
+MOST_SHOWN = 2  # rollouts, by the console
 Replies = list[tuple[Peer, wire.Reply]]
 
 
@@ -29,6 +31,7 @@ class ActorHandler:
         self._state = journal.state
         self._roster = roster
         self._summarise = summarise
+        self.evaluated: deque[wire.Evaluated] = deque(maxlen=MOST_SHOWN)  # the newest; not durable
 
     def hello(self, peer: Peer, message: wire.Hello) -> Replies:
         """Take an actor in, with the leases that it holds; they are never leased to another.
@@ -186,6 +189,8 @@ class ActorHandler:
                 summary,
             )
         )
+        if group.kind == "eval":
+            self.evaluated.append(wire.Evaluated(group.question, message.payload))
         if group.closed:
             settle_closed(self._journal, group)
         return wire.Acknowledged(group.group_id, message.sibling, "accepted")

@@ -19,13 +19,15 @@ from replay.trajectory import Question
 class Evaluation:
     """The evaluation of one step.
 
-    `pending`: questions not yet opened; `answered`: question id → its summaries, by sibling.
+    `pending`: questions not yet opened; `answered`: question id → its summaries, by sibling;
+    `first_group`: no group of it has a lower id.
     """
 
     step: int
     pending: deque[Question]
     total: int
     siblings: int = 2
+    first_group: int = 0
     answered: dict[str, tuple[Summary, ...]] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)
     delivered: int = 0  # rollouts, of siblings · total

@@ -40,7 +40,8 @@ class Group:
     """The siblings of one question, numbered from 0.
 
     `holders`: sibling → the actor that rolls it out; a sibling in neither dict is missing.
-    `attempts`: sibling → how many of its rollouts failed by themselves.
+    `attempts`: sibling → how many of its rollouts failed by themselves. `places`: sibling → the
+    number of the record that holds its payload.
     """
 
     group_id: int
@@ -53,6 +54,7 @@ class Group:
     holders: dict[int, str] = field(default_factory=dict)
     summaries: dict[int, Summary] = field(default_factory=dict)
     payloads: dict[int, bytes] = field(default_factory=dict)
+    places: dict[int, int] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
 
     @classmethod

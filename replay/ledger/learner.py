@@ -160,7 +160,8 @@ class LearnerHandler:
 
     def _is_last_report(self, report: wire.StepReport) -> bool:
         # Compared as bytes: a number that is not one differs from itself.
-        return [_ENCODER.encode(r) for r in self._state.reports[-1:]] == [_ENCODER.encode(report)]
+        kept = self._state.reports.kept
+        return bool(kept) and _ENCODER.encode(kept[-1]) == _ENCODER.encode(report)
 
     def _fence(self, incarnation: int) -> wire.Refused | None:
         current = self._state.incarnation

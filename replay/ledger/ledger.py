@@ -6,7 +6,7 @@ state changes only through `LedgerState.evolve`, so a fold of the log restores i
 (`Roster`) is live, rebuilt by each actor's Hello and Ready.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import replay.protocol as wire
 from configs.schema import ReplayConfig
@@ -14,6 +14,7 @@ from replay.ledger.actors import ActorHandler, Replies, Summarise
 from replay.ledger.bounds import why_refused
 from replay.ledger.describe import describe_phase
 from replay.ledger.events import Event, Outcome, Peer, PeerLost, Tick
+from replay.ledger.image import decoded, image_of, lacking, take_in
 from replay.ledger.learner import LearnerHandler
 from replay.ledger.leasing import Lessor
 from replay.ledger.lifecycle import (
@@ -28,11 +29,14 @@ from replay.log.records import ActorJoined, Delivered, Record, Superseded
 from replay.questions import Questions
 from replay.trajectory import Question, Sampling
 
-MOST_TOLD = 1000  # reports and results in one Status: who asks again hears of the next
 # Messages and facts that change the capacity or the weights of no actor but the sender.
 _ASKING = (wire.Sample, wire.SamplePart, wire.Observe)
 _OWN = (wire.Deliver, wire.Heartbeat, wire.Ready, wire.Hello)
 _OF_ONE_ACTOR = (ActorJoined, Delivered, Superseded)
+
+
+# Record numbers → each with its payload.
+Fetch = Callable[[Collection[int]], Iterable[tuple[int, bytes]]]
 
 
 class Ledger:
@@ -50,7 +54,7 @@ class Ledger:
     ) -> None:
         """`sampling` is carried by train leases (`actors.temperature`, the run's seed);
         `eval_temperatures` by those of an evaluation's question, by sibling. `latest`: the time of
-        the newest record of the log, which no event may precede.
+        the newest record or event, which no event may precede.
 
         No group is opened beyond what `total_steps` steps will train; None: without end. The
         CodecError of `summarise(payload)` leaves `apply` before anything has changed.
@@ -65,10 +69,30 @@ class Ledger:
         self._learner_waits_for = ""
         self.latest = 0.0  # when the newest record that was folded became true
 
-    def restore(self, records: Iterable[Record]) -> None:
-        """Fold a log. Raises LogError where it contradicts the questions or the configuration, or
-        lacks a payload that may be asked for.
+    @property
+    def image(self) -> bytes:
+        """All that is durable here, as `begin` takes it."""
+        return image_of(self.state, self.latest)
+
+    def begin(self, image: bytes) -> None:
+        """Take the place of what folded all records up to this image. Raises BadImage, LogError."""
+        found = decoded(image)
+        take_in(self.state, found)
+        self.latest = found.latest
+
+    def restore(self, records: Iterable[Record], fetch: Fetch | None = None) -> None:
+        """Fold a log, or what follows the image that this ledger began with: then `fetch` returns
+        the payloads that are asked of it. Raises LogError where the log contradicts the questions
+        or the configuration, or lacks a payload that may be asked for.
         """
+        self._fold(records)
+        if fetch and (wanted := lacking(self.state)):
+            for number, payload in fetch(wanted):
+                group, sibling = wanted[number]
+                group.payloads[sibling] = payload
+        self._refuse_compacted()
+
+    def _fold(self, records: Iterable[Record]) -> None:
         for record in records:
             self.latest = max(self.latest, record.now)
             try:
@@ -79,7 +103,6 @@ class Ledger:
                     f"({error!r}): it was written under another configuration: put back the run's "
                     "own"
                 ) from error
-        self._refuse_compacted()
 
     def apply(self, event: Event, now: float) -> Outcome:
         """Decide about one event at `now`: seconds since the epoch, never decreasing.
@@ -89,7 +112,7 @@ class Ledger:
         """
         if cause := why_refused(self.state, event.message):
             return Outcome((), ((event.peer, wire.Refused(cause)),))
-        self._journal.now = now
+        self._journal.now = self.latest = now
         if self._serving_since is None:
             self._serving_since = now
         running = not self.state.stop_cause
@@ -171,10 +194,14 @@ class Ledger:
             self._actors.dismiss_absent()
 
     def _status(self, message: wire.Observe) -> wire.Status:
-        state, first, result = self.state, message.after_step, message.after_evaluation
+        state = self.state
+        evaluations = state.results.after(message.after_evaluation)
         return wire.Status(
-            steps=tuple(state.reports[first : first + MOST_TOLD]),
-            evaluations=tuple(state.results[result : result + MOST_TOLD]),
+            steps=state.reports.after(message.after_step),
+            evaluations=evaluations,
+            shown=tuple(self._actors.evaluated) if evaluations else (),
+            reported=state.reports.count,
+            evaluated=state.results.count,
             gauges=state.gauges(),
             fleet=self._roster.fleet(),
             phase=describe_phase(state, self._learner_waits_for),

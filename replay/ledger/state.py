@@ -14,12 +14,14 @@ from configs.schema import ReplayConfig
 from replay.ledger.counters import Counters
 from replay.ledger.evaluation import Evaluation
 from replay.ledger.groups import Failures, Group
+from replay.ledger.newest import MOST_KEPT, Newest
 from replay.log import records
 from replay.protocol import EvalResult, LogError, StepReport
 from replay.questions import Questions
 from replay.trajectory import Kind, Question
 
 _FIRST_GROUP: dict[Kind, int] = {"train": 1, "eval": records.EVAL_GROUPS}
+MOST_DROPPED = 10_000  # of which a late delivery is told that its group was dropped
 ASKED_AGAIN = ("group_deadline", "run_ended")  # causes that are no fault of the question
 
 
@@ -32,6 +34,9 @@ class LedgerState:
     given and has not answered for, needed or not: what its capacity is counted against. `batches`:
     recorded, uncommitted, by step. `catching_up`: started again, and nothing new is asked for yet.
     `learner`: the process that resumed as this incarnation, empty when it must be gone.
+
+    Nothing here grows with the run's history: of what is over only the newest is kept. `facts`: how
+    many records were taken in; `recorded`: the configuration in force, as the log has it.
     """
 
     def __init__(
@@ -48,16 +53,16 @@ class LedgerState:
         self.ready: dict[int, Group] = {}
         self.sampled: dict[int, Group] = {}
         self.evaluating: dict[int, Group] = {}
-        self.dropped: set[int] = set()
+        self.dropped: dict[int, None] = {}  # the newest
         self.short: set[int] = set()
         self.held: dict[str, set[tuple[int, int]]] = {}
         self.failures = Failures()
         self.batches: dict[int, records.Sampled] = {}
-        self.evaluations: dict[int, Evaluation] = {}
+        self.evaluations: dict[int, Evaluation] = {}  # the newest, and all that may be asked for
         self.under_way: dict[int, Evaluation] = {}  # those without a result
         self.unannounced: list[int] = []  # steps of evaluations that no batch has carried yet
-        self.results: list[EvalResult] = []
-        self.reports: list[StepReport] = []
+        self.results: Newest[EvalResult] = Newest()
+        self.reports: Newest[StepReport] = Newest()
         self.counters = Counters()
         self.next_group_id = dict(_FIRST_GROUP)
         self.incarnation, self.learner = 0, ""
@@ -65,7 +70,8 @@ class LedgerState:
         self.served = 0  # the last step whose batch the current incarnation has been given
         self.committed = 0
         self.catching_up = False
-        self.tokenizer_digest = self.stop_cause = ""
+        self.tokenizer_digest = self.stop_cause = self.recorded = ""
+        self.facts = 0
 
     @property
     def admitted(self) -> int:
@@ -77,6 +83,16 @@ class LedgerState:
     def serving_again(self) -> bool:
         """True while recorded batches are still to be served to a resumed learner."""
         return self.served < self.last_sampled
+
+    @property
+    def oldest_unsettled(self) -> tuple[int, int]:
+        """The first train group, and the first of evaluations, whose payloads may be asked for; of
+        all that come before nothing is.
+        """
+        train = [*self.opened, *self.ready, *self.sampled]
+        evaluated = [evaluation.first_group for evaluation in self.under_way.values()]
+        ahead = self.next_group_id
+        return min([*train, ahead["train"]]), min([*evaluated, ahead["eval"]])
 
     def unfinished(self, group_id: int) -> Group | None:
         """Return the group of this id, if a sibling of it is still wanted."""
@@ -104,18 +120,26 @@ class LedgerState:
         }
         return {name: float(n) for name, n in places.items()} | self.counters.gauges()
 
-    @singledispatchmethod
     def evolve(self, fact: records.Record) -> None:
         """Take in one fact. Raises LogError where it contradicts the questions."""
+        self._take(fact)
+        self.facts += 1
+
+    @singledispatchmethod
+    def _take(self, fact: records.Record) -> None:
         raise TypeError(f"no fold for {fact!r}")
 
-    @evolve.register
-    def _(self, fact: records.RunStarted | records.ReplayRestarted) -> None:
+    @_take.register
+    def _(self, fact: records.ReplayRestarted) -> None:
         pass
 
-    @evolve.register
+    @_take.register
+    def _(self, fact: records.RunStarted) -> None:
+        self.recorded = fact.config
+
+    @_take.register
     def _(self, fact: records.RunResumed) -> None:
-        self.stop_cause = self.learner = ""
+        self.stop_cause, self.learner, self.recorded = "", "", fact.config
         self.catching_up = self.incarnation > 0
         self.counters.streaks.restart()
         self.held.clear()  # every process of before is gone; what it held is to be leased again
@@ -123,16 +147,16 @@ class LedgerState:
             group.holders.clear()
             self._note_missing(group)
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.ActorJoined) -> None:
         self.tokenizer_digest = self.tokenizer_digest or fact.tokenizer_digest
         self.held.setdefault(fact.actor_id, set())
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.ActorLeft) -> None:
         self.held.pop(fact.actor_id, None)
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.GroupOpened) -> None:
         training, asked = self.config.group_size, len(self.eval_temperatures)
         group = Group.opened(fact, training if fact.kind == "train" else asked)
@@ -152,16 +176,16 @@ class LedgerState:
         self.next_group_id[fact.kind] = fact.group_id + 1
         self.short.add(fact.group_id)
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.Leased) -> None:
         for sibling in fact.siblings:
             self._hand_out(fact.actor_id, fact.group_id, sibling)
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.Adopted) -> None:
         self._hand_out(fact.actor_id, fact.group_id, fact.sibling)
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.Delivered) -> None:
         self._let_go(fact.actor_id, fact.group_id, fact.sibling)
         group = self.opened.get(fact.group_id) or self.evaluating[fact.group_id]
@@ -169,6 +193,7 @@ class LedgerState:
         group.summaries[fact.sibling] = fact.summary
         if group.kind == "train":
             group.payloads[fact.sibling] = fact.payload
+            group.places[fact.sibling] = self.facts
             self.counters.deliver(fact.summary)
         else:
             self.evaluations[group.evaluation].delivered += 1
@@ -176,12 +201,12 @@ class LedgerState:
         if group.closed:
             self._close(group)
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.Superseded) -> None:
         self._let_go(fact.actor_id, fact.group_id, fact.sibling)
         self.counters.superseded += 1
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.LeaseReturned) -> None:
         self._let_go(fact.actor_id, fact.group_id, fact.sibling)
         self.counters.returned += 1
@@ -192,9 +217,11 @@ class LedgerState:
             self.failures.count(group, fact.sibling, fact.cause)
             self._note_missing(group)
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.GroupDropped) -> None:
-        self.dropped.add(fact.group_id)
+        self.dropped[fact.group_id] = None
+        if len(self.dropped) > MOST_DROPPED:
+            del self.dropped[next(iter(self.dropped))]
         self.short.discard(fact.group_id)
         group = self._forget(fact.group_id)
         if fact.cause == "group_deadline":
@@ -213,11 +240,11 @@ class LedgerState:
             evaluation.given_up.add(group.question.id)
             self.failures.forgive(group)
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.QuestionRetired) -> None:
         self.questions.retire(fact.question_id)
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.Sampled) -> None:
         self.sampled |= {group_id: self.ready.pop(group_id) for group_id in fact.group_ids}
         self.batches[fact.step] = fact
@@ -225,11 +252,11 @@ class LedgerState:
         self.unannounced = [s for s in self.unannounced if s not in fact.evaluations]
         self.counters.sample(self.sampled[group_id] for group_id in fact.group_ids)
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.Resampled) -> None:
         self.served = max(self.served, fact.step)
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.StepsCommitted) -> None:
         for step in [step for step in self.batches if step <= fact.step]:
             for group_id in self.batches.pop(step).group_ids:
@@ -237,43 +264,45 @@ class LedgerState:
                 self.counters.committed += 1
         self.committed = max(self.committed, fact.step)
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.LearnerResumed) -> None:
         self.catching_up = self.incarnation > 0
         self.incarnation, self.learner = fact.incarnation, fact.instance
         self.served = fact.step
         self.last_sampled = max(self.last_sampled, fact.step)
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.CaughtUp) -> None:
         self.catching_up = False
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.EvaluationOpened) -> None:
         total, siblings = len(self.eval_questions), len(self.eval_temperatures)
         pending = deque(self.eval_questions)
-        evaluation = Evaluation(fact.step, pending, total, siblings)
+        first = self.next_group_id["eval"]
+        evaluation = Evaluation(fact.step, pending, total, siblings, first)
         self.evaluations[fact.step] = self.under_way[fact.step] = evaluation
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.EvaluationFinished) -> None:
         evaluation = self.under_way.pop(fact.result.step)
         evaluation.result = fact.result
         evaluation.answered.clear()
         self.results.append(fact.result)
         self.unannounced.append(fact.result.step)
+        self._forget_evaluations()
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.EvaluationVoided) -> None:
         del self.evaluations[fact.step], self.under_way[fact.step]
         self.failures.forget(fact.step)
         self.unannounced = [s for s in self.unannounced if s != fact.step]
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.Reported) -> None:
         self.reports.append(StepReport(fact.step, fact.gauges))
 
-    @evolve.register
+    @_take.register
     def _(self, fact: records.Stopped) -> None:
         self.stop_cause = fact.cause
 
@@ -303,6 +332,13 @@ class LedgerState:
             if group_id in place:
                 return place.pop(group_id)
         raise LogError(f"group {group_id} is dropped, but it is neither open nor ready")
+
+    def _forget_evaluations(self) -> None:
+        """Let go of old ones that no learner asks for again: their steps are committed."""
+        spare = max(0, len(self.evaluations) - MOST_KEPT)
+        for step in list(self.evaluations)[:spare]:
+            if step < self.committed and step not in self.under_way:
+                del self.evaluations[step]
 
     def _close(self, group: Group) -> None:
         self.failures.forgive(group)

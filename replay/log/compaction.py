@@ -6,13 +6,15 @@ is dropped. A closed segment whose every payload is settled is written again wit
 empty (`records.Compacted`); all else stays: every record, its order, its other fields. A segment
 with one payload that is not settled is left alone, as the newest always is. The new file is on the
 disk before it takes the name of the old one, so a crash leaves the one or the other, and doing it
-again changes nothing.
+again changes nothing. While a run goes on, its replay does the same as `replay.keep` says
+(`replay.log.keeping`).
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TypeGuard
 
@@ -21,14 +23,15 @@ import msgspec
 from configs.runtime.files import replacing
 from replay.codec import decode_trajectory
 from replay.log import records
-from replay.log.event_log import decoded, opened, read_whole
+from replay.log.event_log import read_whole
 from replay.log.format import Segment, framed, header, payloads
-from replay.log.records import Compacted, Delivered, Record
-from replay.log.segments import clear_drafts, lock, locked, segments, write_all
+from replay.log.records import Compacted, Delivered, Record, decoded
+from replay.log.segments import clear_drafts, lock, locked, opened, segments, write_all
 from replay.protocol import CodecError, LogError
 
 _ENCODER = msgspec.msgpack.Encoder()
 _CHUNK_BYTES = 1 << 20
+_REST_EVERY = 64  # records
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def compact(path: Path) -> Iterator[Change]:
             settled.take(record)
         for segment in segments(path):
             if segment.closed:
-                yield _compact(segment, settled.groups, fds)
+                yield compact_segment(segment, settled.groups.__contains__, fds)
     except OSError as error:
         raise LogError(f"{path}: cannot be compacted: {error.strerror}") from error
     finally:
@@ -89,11 +92,19 @@ def compact(path: Path) -> Iterator[Change]:
             os.close(fd)
 
 
-def _compact(segment: Segment, settled: set[int], fds: list[int]) -> Change:
-    segment.before = segment.log = None  # as its header says: the fold has checked it
+def compact_segment(
+    segment: Segment,
+    settled: Callable[[int], bool],
+    fds: list[int],
+    rest: Callable[[], None] = lambda: None,
+) -> Change:
+    """Compact one closed segment, if all groups in it are settled; call `rest` now and then. The
+    first segment's new file is locked: its descriptor goes to `fds`. Raises LogError, OSError.
+    """
+    segment.before = segment.log = None  # as its header says
     size = segment.path.stat().st_size
-    whole = [fact.group_id for _, fact in _records(segment) if _has_payload(fact)]
-    if needed := sorted(set(whole) - settled):
+    whole = [fact.group_id for _, fact in _records(segment, rest) if _has_payload(fact)]
+    if needed := sorted(group_id for group_id in set(whole) if not settled(group_id)):
         kept = f"{len(needed)} groups may still be asked for, {needed[0]} first"
         return Change(segment.path, size, size, 0, kept)
     if not whole:
@@ -104,7 +115,7 @@ def _compact(segment: Segment, settled: set[int], fds: list[int]) -> Change:
             closing.callback(os.close, fd)
             if not segment.number:
                 lock(draft, fd)
-            _rewrite(segment, fd)
+            _rewrite(segment, fd, rest)
             after = os.fstat(fd).st_size
         if not segment.number:
             fds.append(fd)
@@ -112,10 +123,19 @@ def _compact(segment: Segment, settled: set[int], fds: list[int]) -> Change:
     return Change(segment.path, size, after, len(whole))
 
 
-def _rewrite(segment: Segment, fd: int) -> None:
+def is_compacted(segment: Segment) -> bool:
+    """True where no delivery of this segment has a payload: they are taken away together. Raises
+    LogError.
+    """
+    segment.before = segment.log = None
+    facts = (fact for _, fact in _records(segment) if isinstance(fact, Delivered))
+    return all(fact.compacted for fact in islice(facts, 1))
+
+
+def _rewrite(segment: Segment, fd: int, rest: Callable[[], None]) -> None:
     first = segment.before or 0
     written = bytearray(header(segment.number, first, segment.log or b""))
-    for number, (payload, fact) in enumerate(_records(segment), first):
+    for number, (payload, fact) in enumerate(_records(segment, rest), first):
         shorter = _without_payload(segment, fact) if _has_payload(fact) else fact
         written += framed(payload if shorter is fact else _ENCODER.encode(shorter), number)
         if len(written) >= _CHUNK_BYTES:
@@ -124,9 +144,13 @@ def _rewrite(segment: Segment, fd: int) -> None:
     write_all(fd, written)
 
 
-def _records(segment: Segment) -> Iterator[tuple[bytes, Record]]:
+def _records(
+    segment: Segment, rest: Callable[[], None] = lambda: None
+) -> Iterator[tuple[bytes, Record]]:
     with opened(segment.path) as file:
-        for offset, payload in payloads(segment, file):
+        for count, (offset, payload) in enumerate(payloads(segment, file)):
+            if not count % _REST_EVERY:
+                rest()
             yield payload, decoded(segment.path, offset, payload)
 
 

@@ -4,19 +4,18 @@ It is `<run_dir>/events.log` and the segments that follow it (`replay.log.segmen
 collects, `sync` makes everything collected durable at once, and only then may anything be answered
 (group commit).
 
-A segment that has grown to `segment_bytes` is closed by the next `sync`, which begins another and
-writes there. All of a closed segment is on the disk before the next one has a name, so a process
-that is killed while it writes cuts short a record at the end of the newest one only; nothing was
-acknowledged of it, and `EventLog.open` sets it aside in `<segment>.torn`. Anything else that is not
-whole is refused: a log is never repaired. Its one writer holds a lock on it while it lives.
+A segment that has grown to `segment_bytes`, or to SEGMENT_RECORDS, is closed by the next `sync`,
+which begins another and writes there. All of a closed segment is on the disk before the next one
+has a name, so a process that is killed while it writes cuts short a record at the end of the newest
+one only; nothing was acknowledged of it, and `EventLog.open` sets it aside in `<segment>.torn`.
+Anything else that is not whole is refused: a log is never repaired. Its one writer holds a lock on
+it while it lives.
 """
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -29,42 +28,34 @@ from replay.log.format import (
     TornRecord,
     header,
     new_log_id,
-    payloads,
     pieces,
     seal,
 )
-from replay.log.records import Record
+from replay.log.records import Record, decoded
 from replay.log.segments import (
     begin,
     clear_drafts,
     exists,
     lock,
     locked,
+    opened,
     segment_path,
     segments,
     write_all,
 )
+from replay.log.tail import End, Tail, log_end
 from replay.protocol import LogError
 
 FILE_NAME = "events.log"
 SEGMENT_BYTES = 256 << 20
+SEGMENT_RECORDS = 100_000  # that a start may have to fold behind the newest snapshot
 TORN_SUFFIX = ".torn"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 
 class LogFull(LogError):
     """There is no room on the disk, or the quota is used up; there may be again."""
-
-
-@dataclass(frozen=True)
-class End:
-    """The place where a log goes on: its newest segment, and up to where that is whole."""
-
-    segment: Segment
-    offset: int
-    records: int  # in all segments
 
 
 class EventLog:
@@ -74,7 +65,9 @@ class EventLog:
         """`fd` is the first segment, locked."""
         self.path = path
         self._locked, self._limit = fd, segment_bytes
+        self.locks: list[int] = []  # of files that compaction puts in the place of the first
         self._number, self._records = end.segment.number, end.records
+        self._before = end.segment.before or 0
         self._log = end.segment.log or new_log_id()
         self._fd = fd
         if self._number:
@@ -104,12 +97,19 @@ class EventLog:
         return log
 
     @classmethod
-    def open(cls, path: Path, segment_bytes: int = SEGMENT_BYTES) -> "EventLog":
-        """Reopen a log to append to it, after its last whole record. Raises LogError."""
+    def open(
+        cls,
+        path: Path,
+        segment_bytes: int = SEGMENT_BYTES,
+        read_to_end: Callable[[Path], End] = log_end,
+    ) -> "EventLog":
+        """Reopen a log to append to it, after its last whole record, which `read_to_end` finds
+        while nobody else writes. Raises LogError.
+        """
         try:
             fd = locked(path)  # before looking: a writer may be in mid-record
             try:
-                end = log_end(path)
+                end = read_to_end(path)
                 clear_drafts(path)
                 _set_aside(end.segment.path, end.offset)
                 log = cls(path, fd, segment_bytes, end)
@@ -140,7 +140,7 @@ class EventLog:
         if not self._collected:
             return
         try:
-            if self._end >= self._limit:
+            if self._end >= self._limit or self._records - self._before >= SEGMENT_RECORDS:
                 self._rotate()
             write_all(self._fd, self._collected)
             os.fdatasync(self._fd)
@@ -157,9 +157,10 @@ class EventLog:
 
     def close(self) -> None:
         """Close the files, without what is collected and not synced; closing twice is harmless."""
-        for fd in {self._fd, self._locked} - {-1}:
+        for fd in {self._fd, self._locked, *self.locks} - {-1}:
             os.close(fd)
         self._fd = self._locked = -1
+        self.locks.clear()
 
     def __enter__(self) -> "EventLog":
         return self
@@ -172,6 +173,21 @@ class EventLog:
             self.close()
 
     @property
+    def segment(self) -> int:
+        """The number of the newest segment."""
+        return self._number
+
+    @property
+    def name(self) -> bytes:
+        """The bytes that name this log."""
+        return self._log
+
+    @property
+    def records(self) -> int:
+        """How many records are on the disk."""
+        return self._records
+
+    @property
     def _newest(self) -> Path:
         return segment_path(self.path, self._number)
 
@@ -180,7 +196,7 @@ class EventLog:
         fd = begin(self.path, self._number + 1, self._records, self._log)
         if self._fd != self._locked:
             os.close(self._fd)
-        self._fd, self._number = fd, self._number + 1
+        self._fd, self._number, self._before = fd, self._number + 1, self._records
         self._end = os.fstat(fd).st_size
 
     def _frame(self, record: Record, number: int) -> None:
@@ -204,14 +220,7 @@ class EventLog:
 
 def read(path: Path) -> Iterator[Record]:
     """Yield every record in order. Raises LogError at the first that is not whole."""
-    records, log = 0, None
-    for segment in segments(path):
-        segment.before, segment.log = records, log
-        with opened(segment.path) as file:
-            for offset, payload in payloads(segment, file):
-                records += 1
-                yield decoded(segment.path, offset, payload)
-        log = segment.log
+    return iter(Tail(path))
 
 
 def read_past_damage(path: Path) -> Iterator[Record | Damage]:
@@ -246,29 +255,6 @@ def refuse_writer(path: Path) -> None:
         lock(path, file.fileno(), shared=True)
 
 
-def log_end(path: Path) -> End:
-    """Return the end of the last whole record. Raises LogError where damage follows."""
-    records, segment, offset = 0, Segment(path), 0
-    try:
-        for following in segments(path):
-            following.before, following.log = records, segment.log
-            segment, offset = following, 0
-            with opened(segment.path) as file:
-                for at, payload in payloads(segment, file):
-                    offset, records = at + FRAME.size + len(payload), records + 1
-    except TornRecord:
-        pass
-    return End(segment, offset or segment.start, records)
-
-
-def decoded(path: Path, offset: int, payload: bytes) -> Record:
-    """Decode the record of a frame. Raises LogError."""
-    try:
-        return _DECODER.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise LogError(f"{path}: offset {offset}: {error}") from error
-
-
 def _understood(path: Path, piece: tuple[int, bytes] | Damage) -> Record | Damage:
     if isinstance(piece, Damage):
         return piece
@@ -292,11 +278,3 @@ def _set_aside(path: Path, end: int) -> None:
                 os.fsync(torn.fileno())
             log.truncate(end)
         os.fsync(log.fileno())
-
-
-def opened(path: Path) -> BinaryIO:
-    """Open a segment to be read. Raises LogError."""
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise LogError(f"{path}: cannot be read: {error.strerror}") from error

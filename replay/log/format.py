@@ -107,16 +107,21 @@ def header(number: int, before: int, log: bytes) -> bytes:
     return data + _CHECKSUM.pack(zlib.crc32(data))
 
 
+def read_header(segment: Segment, file: BinaryIO) -> None:
+    """Read and check a header; fill in what it says. Raises LogError."""
+    _, cause = _check_header(segment, file)
+    file.seek(0)
+    if cause:
+        raise LogError(_refused(Damage(segment.path, 0, 0, cause)))
+
+
 def payloads(segment: Segment, file: BinaryIO) -> Iterator[Piece]:
     """Yield every record. Raises LogError at the first that is not whole; TornRecord when it is the
     last of the newest segment and cut short.
     """
     for piece in pieces(segment, file):
         if isinstance(piece, Damage):
-            raise LogError(
-                f"{piece.path}: offset {piece.start}: {piece.cause}: put back a copy of the log, "
-                "or start a new run from a checkpoint; `forage audit` reads what is left"
-            )
+            raise LogError(_refused(piece))
         yield piece
 
 
@@ -151,6 +156,13 @@ def pieces(segment: Segment, file: BinaryIO) -> Iterator[Piece | Damage]:
         end = size if whole is None else whole
         yield Damage(path, offset, end, cause)
         offset, due = end, None
+
+
+def _refused(damage: Damage) -> str:
+    return (
+        f"{damage.path}: offset {damage.start}: {damage.cause}: put back a copy of the log, or "
+        "start a new run from a checkpoint; `forage audit` reads what is left"
+    )
 
 
 def _out_of_place(number: int, due: int) -> str:

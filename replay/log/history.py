@@ -201,7 +201,8 @@ class Recording:
         if gone := sorted(self._without_payloads & self.places.keys()):
             raise LogError(
                 f"{self.path}: the trajectories of {len(gone)} steps, {gone[0]} to {gone[-1]}, "
-                "were compacted away (forage compact): learn from a copy of the log from before"
+                "were compacted away (replay.keep, forage compact): learn from a copy of the log "
+                "from before"
             )
         if 1 not in self.texts:
             raise LogError(f"{self.path}: no RunStarted record: the run's configuration is unknown")

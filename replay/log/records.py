@@ -6,10 +6,12 @@ groups apart, from `EVAL_GROUPS` on: tokens are seeded by their group's id, so e
 less often changes nothing that is trained.
 """
 
+from pathlib import Path
+
 import msgspec
 
 from replay.log.summary import Summary
-from replay.protocol import EvalResult
+from replay.protocol import EvalResult, LogError
 from replay.trajectory import Kind, Question, Search
 
 EVAL_GROUPS = 10**12
@@ -241,3 +243,12 @@ Record = (
     | Reported
     | Stopped
 )
+_DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+def decoded(path: Path, offset: int, payload: bytes) -> Record:
+    """Decode the record of a frame. Raises LogError."""
+    try:
+        return _DECODER.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise LogError(f"{path}: offset {offset}: {error}") from error

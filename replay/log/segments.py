@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from configs.runtime import files
 from configs.runtime.files import DRAFT_SUFFIX, Locked, LockUnsupported, open_locked, replacing
@@ -29,7 +30,7 @@ def segment_path(path: Path, number: int) -> Path:
 
 def exists(path: Path) -> bool:
     """Return True if any segment of this log is there."""
-    return path.exists() or bool(_numbers(path))
+    return path.exists() or bool(numbers(path))
 
 
 def segments(path: Path) -> list[Segment]:
@@ -38,9 +39,9 @@ def segments(path: Path) -> list[Segment]:
     A writer may add to the last of them meanwhile, or begin another: what is read is a beginning of
     the log all the same.
     """
-    numbers = _numbers(path)
-    last = max(numbers, default=0)
-    there = {0, *numbers} if path.exists() or not numbers else numbers
+    found = numbers(path)
+    last = max(found, default=0)
+    there = {0, *found} if path.exists() or not found else found
     missing = [number for number in range(last) if number not in there]
     if missing:
         raise LogError(
@@ -64,6 +65,14 @@ def begin(path: Path, number: int, before: int, log: bytes) -> int:
             write_all(fd, header(number, before, log))
         closing.pop_all()  # it stays open for the caller
     return fd
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a segment to be read. Raises LogError."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise LogError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def clear_drafts(path: Path) -> None:
@@ -107,9 +116,14 @@ def _refused(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _numbers(path: Path) -> set[int]:
-    pattern = re.compile(re.escape(path.name) + r"\.([0-9]{6,})")
-    return {int(found[1]) for name in _names(path.parent) if (found := pattern.fullmatch(name))}
+def numbers(path: Path, suffix: str = "") -> set[int]:
+    """Return the numbers of the segments but the first, or of the files beside segments, the first
+    included, whose names end with `suffix`.
+    """
+    number = r"\.([0-9]{6,})" if not suffix else r"(?:\.([0-9]{6,}))?"
+    pattern = re.compile(re.escape(path.name) + number + re.escape(suffix))
+    found = (pattern.fullmatch(name) for name in _names(path.parent))
+    return {int(match[1] or 0) for match in found if match}
 
 
 def _names(folder: Path) -> list[str]:

@@ -17,15 +17,15 @@ import time
 import msgspec
 
 import replay.protocol as wire
-from configs.keys import ACTOR
 from configs.load import dump
 from configs.schema import Config
-from replay.codec import decode_request
 from replay.ledger.events import Event, Outcome, Peer, PeerLost, Tick
 from replay.ledger.ledger import Ledger
 from replay.log.event_log import EventLog, LogFull
-from replay.server.connections import SELF, Connections, Router
+from replay.server.connections import SELF, Connections
 from replay.server.disk import Disk
+from replay.server.keeper import Keeper
+from replay.server.reception import Reception, request_of
 
 TICK_S = 0.1
 _BURST = 200  # messages between two ticks
@@ -34,12 +34,19 @@ _BURST = 200  # messages between two ticks
 class ReplayServer:
     """Serves one run; bound at construction (ReplayError when the endpoint cannot be)."""
 
-    def __init__(self, config: Config, ledger: Ledger, log: EventLog) -> None:
+    def __init__(
+        self, config: Config, ledger: Ledger, log: EventLog, reception: Reception | None = None
+    ) -> None:
+        """`reception`: the socket, and who has spoken to it so far."""
         self._ledger, self._log = ledger, log
-        self._router = Router(config)
+        reception = reception or Reception(config)
+        self._router = reception.open()
         learning = bool(ledger.state.learner)
         self._connections = Connections(config, self._router, learning)
         self._disk = Disk(config.replay.disk_deadline_s)
+        for peer, request in reception.held:
+            self._disk.receive(peer, request)
+        self._keeper = Keeper(ledger, log, config.replay.keep)
         self._described = wire.Described(dump(config))
         self._changed = False  # something went on record since kept questions were last asked
         self._joined = False  # an actor said Hello since the last tick
@@ -68,6 +75,7 @@ class ReplayServer:
                     tick_s = time.monotonic()
                     self._tick(tick_s)
                     self._settle()
+            self._keeper.close()
         finally:
             self.close()
 
@@ -86,13 +94,7 @@ class ReplayServer:
     def _read(self, most: int | None = None) -> None:
         for peer, frames, role in itertools.islice(self._router.messages(), most):
             try:
-                if len(frames) != 1:
-                    raise wire.Garbled(f"a message of {len(frames)} frames: send one")
-                request = decode_request(frames[0])
-                if role == ACTOR and not isinstance(request, wire.WithActorKey):
-                    kind = type(request).__name__
-                    raise wire.CodecError(f"{kind} with an actor's key: show the learner's")
-                self._disk.receive(peer, request)
+                self._disk.receive(peer, request_of(frames, role))
             except wire.CodecError as error:
                 self._connections.refuse(peer, error)
 
@@ -145,6 +147,7 @@ class ReplayServer:
                 self._hold_on(error)
                 return
             self._disk.found()
+            self._keeper.look()
             self._connections.flush()
             answered = not self._connections.lost
 

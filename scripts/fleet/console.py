@@ -2,13 +2,14 @@
 
 import time
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Sequence
 
 from rich.console import Console as RichConsole
 
 from configs.load import ConfigError
-from replay.protocol import EvalResult, StepReport
-from scripts.runs.show import last_evaluated, load_tokenizer, render
+from replay.codec import decode_trajectory
+from replay.protocol import EvalResult, Evaluated, StepReport
+from scripts.runs.show import load_tokenizer, render
 from scripts.terminal import clean
 
 REMIND_S = 15.0  # never a silent minute: say what is waited for at least this often
@@ -83,8 +84,8 @@ class Console:
             self._explained = True
         self.say("".join(parts.values()))
 
-    def evaluation(self, result: EvalResult, run_dir: Path, model_path: str) -> None:
-        """An evaluation's line, and two of its rollouts."""
+    def evaluation(self, result: EvalResult, shown: Sequence[Evaluated], model_path: str) -> None:
+        """An evaluation's line, and the newest of its rollouts."""
         known = sorted((n, em) for n, em in result.em_by_hops.items() if n != "0")
         hops = ", ".join(f"{n} hop{'s' * (n != '1')} {em:.2f}" for n, em in known)
         versions = f"version {result.oldest_version}"
@@ -102,8 +103,9 @@ class Console:
         except ConfigError as error:
             self.say(f"  (no rollouts to show: {error})", "dim")
             return
-        for shown in last_evaluated(run_dir, 2):
-            self._rich.print(render(shown, tokenizer))
+        for each in shown:
+            rollout = decode_trajectory(each.payload)
+            self._rich.print(render((each.question, rollout, None), tokenizer))
 
 
 def _parts(report: StepReport, total_steps: int) -> dict[str, str]:

@@ -111,6 +111,12 @@ def _launch(config: Config, progress: Progress | None, prepare_only: bool) -> in
     console = Console(record=detach.is_detached())
     for line in left_out(config):
         console.say(line, "yellow")
+    if progress and progress.compacted:
+        console.say(
+            f"{progress.compacted} closed segments of the event log hold no trajectories any more "
+            "(replay.keep, forage compact): show and relearn lack them",
+            "yellow",
+        )
     if prepare_only:
         _refuse_nodes(config)
         save(config, Path(config.run_dir) / "config.yaml")

@@ -4,7 +4,9 @@ checkpoints) and the changes that the user wants agree.
 Changes nothing in the directory. Waits, with a deadline, for what a killed launcher left behind.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -28,12 +30,15 @@ from learner import checkpoint
 from learner.checkpoint import last_incarnation
 from learner.errors import BadCheckpoint
 from learner.evaluations import Evaluations
+from replay.ledger.ledger import Ledger
 from replay.ledger.state import LedgerState
+from replay.log.compaction import is_compacted
 from replay.log.event_log import FILE_NAME, read_whole, refuse_writer
 from replay.log.records import RunResumed, RunStarted
-from replay.log.segments import exists
+from replay.log.segments import exists, segments
 from replay.protocol import LogError
 from replay.question_files import QuestionsError
+from replay.restoring import restore
 from replay.worker import make_ledger
 from scripts.fleet import guardian
 from scripts.options import refusing
@@ -49,11 +54,14 @@ SWEEP_DEADLINE_S = 15.0
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Counts of the reports and evaluations in a run's log; `log` is False where there is none."""
+    """Counts of the reports and evaluations in a run's log, and of its closed segments without
+    trajectories any more; `log` is False where there is none.
+    """
 
     log: bool = False
     reports: int = 0
     evaluations: int = 0
+    compacted: int = 0
 
 
 def checked(
@@ -74,14 +82,14 @@ def checked(
         given={*_fields_in(path), *trust.given(overrides)},
     )
     _refuse_living(folder, Path(recorded.run_dir))
-    _check_record(folder, recorded)
+    _refuse_writer(folder)
     config = merged(recorded, path, overrides, folder)
     if not config.cluster.address:
         config = fitted(config)
     with status("checking what is on record"):
         preflight.check(config, resumed=True, here=here)
         config = with_index_version(config) if here else config
-        return config, _progress(config)
+        return config, _progress(config, recorded)
 
 
 def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder: Path) -> Config:
@@ -159,19 +167,36 @@ def _refuse_living(folder: Path, recorded: Path) -> None:
             )
 
 
-def _check_record(folder: Path, written: Config) -> None:
-    """Raise ConfigError unless config.yaml is what the run's last start on record was given."""
-    path, text = folder / FILE_NAME, None
-    if not exists(path):
-        return
+def _refuse_writer(folder: Path) -> None:
+    if exists(path := folder / FILE_NAME):
+        with refusing(LogError):
+            refuse_writer(path)
+
+
+def _restore(ledger: Ledger, path: Path, written: Config) -> None:
+    """Restore a ledger, and compare what the run's last start on record was given with what is
+    written in config.yaml. Raises ConfigError, LogError.
+    """
     try:
-        refuse_writer(path)
-        for record in read_whole(path):
-            if isinstance(record, RunStarted | RunResumed):
-                text = record.config
-        recorded = written if text is None else recorded_config(yaml.load(text, SafeLoader))
-    except LogError as error:
-        raise ConfigError(str(error)) from error
+        restore(ledger, path, lambda place, why: None)  # replay says which it passes over
+    except LogError:
+        with suppress(LogError):  # perhaps it was folded under what somebody has changed
+            _check_record(path, written, _recorded(path))
+        raise
+    if ledger.state.facts:
+        _check_record(path, written, ledger.state.recorded)
+
+
+def _recorded(path: Path) -> str:
+    starts = (r for r in read_whole(path) if isinstance(r, RunStarted | RunResumed))
+    return deque(starts, maxlen=1)[0].config
+
+
+def _check_record(path: Path, written: Config, text: str) -> None:
+    """Raise ConfigError unless config.yaml is what the run's last start on record was given."""
+    folder = path.parent
+    try:
+        recorded = recorded_config(yaml.load(text, SafeLoader))
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{path}: the configuration on record cannot be read: {error}: go on with the program "
@@ -185,19 +210,23 @@ def _check_record(folder: Path, written: Config) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def _progress(config: Config) -> Progress:
+def _progress(config: Config, written: Config) -> Progress:
+    """Read the log once: what was shown, and whether the run can go on. Raises ConfigError."""
     path = Path(config.run_dir) / FILE_NAME
     with refusing(BadCheckpoint, LogError, QuestionsError):
+        ledger = make_ledger(config)
+        if there := exists(path):
+            _restore(ledger, path, written)
         found = checkpoint.newest(config.run_dir)
         if found:
             checkpoint.check(found, config)
         last_incarnation(config.run_dir)
         Evaluations(config.run_dir, resumed_after=0)
-        ledger = make_ledger(config)
-        if there := exists(path):
-            ledger.restore(read_whole(path))
-    _check_steps(config, ledger.state, found.manifest.step if found else 0)
-    return Progress(there, len(ledger.state.reports), len(ledger.state.results))
+        closed = [each for each in segments(path) if each.closed] if there else []
+        compacted = sum(is_compacted(segment) for segment in closed)
+    state = ledger.state
+    _check_steps(config, state, found.manifest.step if found else 0)
+    return Progress(there, state.reports.count, state.results.count, compacted)
 
 
 def _check_steps(config: Config, state: LedgerState, saved: int) -> None:

@@ -16,9 +16,9 @@ from configs.runtime.process import Exit
 from configs.runtime.signals import Interrupt
 from configs.schema import Config
 from replay.clients.launcher import Observer
-from replay.log.event_log import read_whole
-from replay.log.records import RunResumed, Stopped
+from replay.log.event_log import FILE_NAME
 from replay.protocol import ReplayError, Status
+from replay.restoring import stop_cause
 from scripts.fleet.causes import first_cause, is_rank
 from scripts.fleet.console import Console
 from scripts.fleet.disk_forecast import DiskWatch
@@ -214,27 +214,24 @@ class Supervisor:
 
     def _logged_cause(self) -> str:
         """The cause of the stop on record, for when replay has left before it could be asked."""
-        cause = ""
-        for record in read_whole(Path(self._config.run_dir) / "events.log"):
-            if isinstance(record, RunResumed):
-                cause = ""
-            elif isinstance(record, Stopped):
-                cause = record.cause
-        return cause or "the learner ended without a word"
+        path = Path(self._config.run_dir) / FILE_NAME
+        return stop_cause(path) or "the learner ended without a word"
 
     def _show(self, status: Status) -> None:
+        if status.restoring:
+            self._console.remind(status.phase)
+            return
         self._status, self._stop_cause = status, status.stop_cause
         self.gauges.update(status.fleet)
         config = self._config
         for result in status.evaluations:
-            self._console.evaluation(result, Path(config.run_dir), config.model.path)
+            self._console.evaluation(result, status.shown, config.model.path)
             if result.step == 0 and config.learner.total_steps:
                 self._begin_training()
         for report in status.steps:
             self._begin_training()
             self._console.step(report, config.learner.total_steps)
-        self._steps += len(status.steps)
-        self._evaluations += len(status.evaluations)
+        self._steps, self._evaluations = status.reported, status.evaluated
         self._console.remind(status.phase)
 
     def _begin_training(self) -> None:

@@ -1,7 +1,7 @@
 """A run's rollouts in colour: the policy's tokens green, passages cyan, corrections yellow."""
 
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -14,9 +14,8 @@ from tokenizers import Tokenizer
 from configs.load import ConfigError, load
 from replay.codec import decode_trajectory
 from replay.log.event_log import read
-from replay.log.history import GroupHistory, deliveries
+from replay.log.history import GroupHistory
 from replay.log.records import Delivered, Sampled
-from replay.protocol import LogError
 from replay.trajectory import Question, Trajectory
 from scripts.options import Options, argument, option
 from scripts.runs.log import log_of, reading
@@ -37,8 +36,8 @@ class Gone:
         trained = f", of steps {steps[0]} to {steps[-1]}" if steps else ""
         return (
             f"{self.trained.total()} train rollouts{trained}, and {self.evaluated} evaluation "
-            "rollouts were compacted away (forage compact) and cannot be shown: look at a copy "
-            "of the log from before"
+            "rollouts were compacted away (replay.keep, forage compact) and cannot be shown: look "
+            "at a copy of the log from before"
         )
 
     def __bool__(self) -> bool:
@@ -103,18 +102,6 @@ def none_matches(run_dir: Path, step: int | None, question: str | None) -> str:
         but = f", but {steps}" if steps else ""
         causes.append(f"question {question!r} did not train step {step}{but}")
     return "; ".join(causes) or "none has arrived yet"
-
-
-def last_evaluated(run_dir: Path, count: int) -> list[Shown]:
-    """The newest evaluation rollouts of a log that may still be written to, and so be torn."""
-    newest: deque[tuple[Question, bytes]] = deque(maxlen=count)
-    try:
-        for opened, delivered in deliveries(read(run_dir / "events.log")):
-            if opened.kind == "eval" and delivered.payload:
-                newest.append((opened.question, delivered.payload))
-    except LogError:
-        pass
-    return [(question, decode_trajectory(payload), None) for question, payload in newest]
 
 
 def render(shown: Shown, tokenizer: Tokenizer) -> Text:

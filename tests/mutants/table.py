@@ -18,6 +18,13 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "snapshot newer than the log",
+        "replay/restoring.py",
+        "if tail.end.records < after:",
+        "if tail.end.records < 0:",
+        ("tests/replay/test_restoring.py",),
+    ),
+    Mutant(
         "observation unmasked",
         "learner/packing.py",
         "row.loss_mask[action] = True",

@@ -173,7 +173,9 @@ def serve() -> Iterator[Callable[..., Running]]:
         path = folder / f"{len(started)}-{FILE_NAME}"
         ledger, log = new_ledger(config), log_class.create(path)
         text = yaml.safe_dump(msgspec.to_builtins(config))
-        log.append((RunStarted(time.time(), config.seed, text),))
+        began = RunStarted(time.time(), config.seed, text)
+        ledger.restore([began])
+        log.append([began])
         server = ReplayServer(config, ledger, log)
         errors: list[LogError] = []
         thread = threading.Thread(target=_serve, args=(server, log, errors))

@@ -13,8 +13,7 @@ import numpy as np
 from configs.runtime.process import REPOSITORY
 from replay import codec
 from replay.log import format as log_format
-from replay.log.event_log import decoded
-from replay.log.records import ActorJoined, Leased, Record
+from replay.log.records import ActorJoined, Leased, Record, decoded
 from replay.protocol import PROTOCOL, Hello
 from replay.trajectory import Sampling, Search, StopReason, TokenSequence, Trajectory, Turn
 

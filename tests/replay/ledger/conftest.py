@@ -1,6 +1,6 @@
 """A scene for ledger tests: a real ledger, a clock set by hand, peers that remember their mail."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from types import SimpleNamespace
 
 import msgspec
@@ -87,13 +87,24 @@ class Scene:
             eval_temperatures=self.eval_temperatures,
         )
 
-    def restart(self, resumed: bool = False) -> None:
-        """Replay is killed and started again on its log; `resumed`: all else was killed too."""
+    def restart(self, resumed: bool = False, image: tuple[int, bytes] | None = None) -> None:
+        """Replay is killed and started again on its log; `resumed`: all else was killed too;
+        `image`: it begins with that of the ledger which had written so many records.
+        """
         self.log.append(RunResumed(self.now, "") if resumed else ReplayRestarted(self.now))
         if resumed:
             self.leased.clear()
         self.ledger = self.fresh_ledger()
-        self.ledger.restore(self.log)
+        first = 0
+        if image is not None:
+            first, data = image
+            self.ledger.begin(data)
+        self.ledger.restore(self.log[first:], self.payloads)
+
+    def payloads(self, numbers: Collection[int]) -> Iterator[tuple[int, bytes]]:
+        """The payloads of these records."""
+        for number in numbers:
+            yield number, self.log[number].payload  # type: ignore[union-attr]
 
     def send(self, peer: Peer, message: object) -> Reply | None:
         """Apply one event; return the direct reply to its peer."""

@@ -50,6 +50,7 @@ class Rules(ActorRules):
             max_question_failures=failures,
             drop_no_signal=drop and size > 1,
         )
+        self.image: tuple[int, bytes] | None = None
         self.world = Watch(self.scene, publish_every=min(every, staleness + 1))
         assert self.world.do(self.scene.learner) == Resumed(0)
         self.world.connect("a")
@@ -120,11 +121,18 @@ class Rules(ActorRules):
 
     # ---- replay and time
 
-    @rule(back=st.sets(names))
-    def restart(self, back: set[str]) -> None:
-        """Replay is killed; its log restores exactly what it was; actors come back with leases."""
-        before = state_of(self.scene.ledger.state)
-        self.scene.restart()
+    @rule()
+    def save(self) -> None:
+        """Replay writes a snapshot."""
+        self.image = len(self.scene.log), self.scene.ledger.image
+
+    @rule(back=st.sets(names), snapshot=st.booleans())
+    def restart(self, back: set[str], snapshot: bool) -> None:
+        """Replay is killed; its log restores exactly what it was, with or without a snapshot on the
+        way; actors come back with leases.
+        """
+        before = state_of(self.scene.ledger.state) | {"facts": len(self.scene.log) + 1}
+        self.scene.restart(image=self.image if snapshot else None)
         assert state_of(self.scene.ledger.state) == before
         for actor in self.world.actors.values():
             actor.connected = False
@@ -132,12 +140,17 @@ class Rules(ActorRules):
             if self.world.actors[name].alive:
                 self.world.connect(name)
 
-    @rule(pick=picks)
-    def kill_everything(self, pick: int) -> None:
+    @rule(pick=picks, snapshot=st.booleans())
+    def kill_everything(self, pick: int, snapshot: bool) -> None:
         """The whole run is killed, or has ended, and goes on."""
         for name, actor in self.world.actors.items():
             self.world.actors[name] = Rollouts(actor.capacity)
         self.scene.restart(resumed=True)
+        folded = state_of(self.scene.ledger.state)
+        if snapshot and self.image:
+            self.scene.log.pop()  # it is written once
+            self.scene.restart(resumed=True, image=self.image)
+            assert state_of(self.scene.ledger.state) == folded
         self.resume(pick)
 
     @rule(finish=st.booleans(), sure=st.integers(0, 3))
@@ -170,4 +183,4 @@ def state_of(state: LedgerState) -> dict[str, object]:
     """All that a restart must bring back."""
     fields = {name: value for name, value in vars(state).items() if name != "config"}
     supply = fields.pop("questions")
-    return fields | {"supply": (supply.cursor, supply.peek(), supply.retired)}
+    return fields | {"supply": (supply.supply, supply.peek())}

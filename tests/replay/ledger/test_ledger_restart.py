@@ -123,10 +123,10 @@ def test_an_evaluation_that_the_end_cut_off_is_completed(scene: Any) -> None:
     s.send("launcher", Shutdown("SIGTERM"))
     s.restart(resumed=True)
     catch_up(s, step=0)
-    assert not s.ledger.state.results
+    assert not s.ledger.state.results.count
     s.send("learner", Evaluate(2, 0))
     s.deliver_all("a", reward=1.0)
-    assert s.ledger.state.results[0].em == 1.0
+    assert s.ledger.state.results.kept[0].em == 1.0
 
 
 def test_a_streak_without_reward_starts_again(scene: Any) -> None:

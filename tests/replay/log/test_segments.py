@@ -10,7 +10,6 @@ from replay.log import segments
 from replay.log.event_log import (
     EventLog,
     LogFull,
-    log_end,
     read,
     read_past_damage,
     read_whole,
@@ -18,6 +17,7 @@ from replay.log.event_log import (
 )
 from replay.log.format import HEADER, Damage, TornRecord
 from replay.log.records import ActorLeft, Record, Stopped
+from replay.log.tail import log_end
 from replay.protocol import LogError
 from tests.replay.crash import killed_everywhere
 

@@ -88,7 +88,7 @@ def test_hops_are_told_where_questions_have_some(
         oldest_version=2,
         newest_version=2,
     )
-    Console().evaluation(result, tmp_path, str(tmp_path))
+    Console().evaluation(result, (), str(tmp_path))
     assert said in capsys.readouterr().out
 
 

@@ -122,7 +122,7 @@ def test_keys_and_values_are_found_anew_for_another_machine(folder: Folder) -> N
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("learner.lr=0.5", "learner.lr = 0.5: the run was started with 1e-06; only learner.total"),
+        ("learner.lr=0.5", "learner.lr = 0.5: the run was started with 1e-06; only replay.keep"),
         ("seed=0", "seed = 0: the run was started with 3"),
         ("replay.group_size=4", "replay.group_size = 4: the run was started with"),
         ("model.path=elsewhere", "elsewhere': the run was started with"),

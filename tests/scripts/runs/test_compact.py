@@ -96,7 +96,6 @@ def test_what_is_gone_is_not_shown_and_counted(trained: RecordedRun) -> None:
     )
     gone = show.Gone()
     assert list(show.rollouts(trained.path, step=1, gone=gone)) == [] and gone.trained == {1: 4}
-    assert show.last_evaluated(trained.path, 2) == []
 
 
 def test_a_run_whose_first_segment_is_gone_is_not_taken_for_one_that_never_began(

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from configs.load import parse, save
-from replay.log import compaction, event_log
+from replay.log import compaction, event_log, tail
 from replay.log.event_log import FILE_NAME
 from scripts import cli, terminal
 from scripts.runs.record import frames
@@ -74,7 +74,7 @@ def test_what_takes_long_to_read_is_told_of_beside_what_is_printed(
     quick = capsys.readouterr()
     assert quick.out and not quick.err
     monkeypatch.setattr(terminal, "FIRST_S", 0.02)
-    for module in (event_log, compaction, frames):
+    for module in (event_log, tail, compaction, frames):
         monkeypatch.setattr(module, "opened", slowly(module.opened))
     assert cli.main([command, str(run.path)]) == 0
     slow = capsys.readouterr()

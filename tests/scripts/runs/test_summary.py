@@ -161,7 +161,6 @@ def test_show_filters_and_colours(config: Config) -> None:
     run = Path(config.run_dir)
     assert [s[1].group_id for s in show.rollouts(run, step=3)] == [1]
     assert [s[1].group_id for s in show.rollouts(run, question="q")] == [3, 1]
-    assert [s[1].kind for s in show.last_evaluated(run, 2)] == ["eval"]
     words = {"[UNK]": 0, "who": 1, "me": 2}
     backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

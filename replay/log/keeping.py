@@ -1,0 +1,140 @@
+"""Which trajectories a log keeps while its run goes on (`replay.keep`): closed segments lose their
+payloads once nothing asks for them, or once the log outgrows its bytes, the oldest first.
+
+What may be asked for is never taken, whatever the bytes: what is not trained and saved, and what an
+evaluation that goes on still collects. The records themselves stay. Where these alone outgrow the
+bytes, that is said, and the log goes on growing.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from replay.log.compaction import compact_segment, is_compacted
+from replay.log.records import EVAL_GROUPS
+from replay.log.segments import segment_path, segments
+from replay.protocol import LogError
+
+SHARE = 0.2  # of a core, at most: the rest of the process goes on
+Keep = str | int
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ids:
+    """A group of each kind: the first that is not opened yet, or the oldest that is not settled."""
+
+    train: int
+    eval: int
+
+    def settles(self, group_id: int) -> bool:
+        """True for a group that comes before."""
+        return group_id < (self.train if group_id < EVAL_GROUPS else self.eval)
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A closed segment with payloads: its bytes, and the groups that were next when it closed."""
+
+    number: int
+    size: int
+    before: Ids
+
+
+def due(closed: Sequence[Closed], oldest: Ids, keep: Keep, log_bytes: int) -> list[Closed]:
+    """Return the segments to compact now, the oldest first; all groups in them are settled."""
+    settled = [
+        each
+        for each in closed
+        if each.before.train <= oldest.train and each.before.eval <= oldest.eval
+    ]
+    if isinstance(keep, str):
+        return settled if keep == "committed" else []
+    found, over = [], log_bytes - keep
+    for each in settled:
+        if over <= 0:
+            break
+        found.append(each)
+        over -= each.size
+    return found
+
+
+class Keeping:
+    """The closed segments of one log. `locks` gets the descriptor of the file, locked, that takes
+    the place of the first one.
+
+    `compact` may run in another thread than all else.
+    """
+
+    def __init__(self, path: Path, keep: Keep, upcoming: Ids, locks: list[int]) -> None:
+        """`upcoming`: the groups that are next now. Raises LogError, OSError."""
+        self._locks = locks
+        self._path, self._keep = path, keep
+        self._closed: list[Closed] = []
+        self._bytes = 0  # of closed segments
+        self._saved: list[int] = []  # bytes, not counted yet
+        self._told = False
+        for segment in segments(path) if keep != "all" else ():
+            if segment.closed:
+                self.note(segment.number, upcoming)
+                if is_compacted(segment):
+                    self._closed.pop()
+
+    def note(self, number: int, upcoming: Ids) -> None:
+        """Take in a segment that has been closed. Raises OSError."""
+        size = segment_path(self._path, number).stat().st_size
+        self._bytes += size
+        self._closed.append(Closed(number, size, upcoming))
+
+    def take_due(self, oldest: Ids) -> list[Closed]:
+        """Take out the segments to compact now."""
+        while self._saved:
+            self._bytes -= self._saved.pop()
+        chosen = due(self._closed, oldest, self._keep, self._bytes)
+        self._closed = [each for each in self._closed if each not in chosen]
+        over = isinstance(self._keep, int) and self._bytes > self._keep
+        if over and not chosen and not self._closed and not self._told:
+            self._told = True
+            logger.warning(
+                "%s: the records alone take %d bytes, without any trajectory, and grow on: more "
+                "than replay.keep = %s",
+                self._path,
+                self._bytes,
+                self._keep,
+            )
+        return chosen
+
+    def compact(self, chosen: Sequence[Closed]) -> None:
+        """Compact these; one that cannot be is named, and left as it is."""
+        for each in chosen:
+            try:
+                segment = segments(self._path)[each.number]
+                change = compact_segment(segment, each.before.settles, self._locks, Pace().rest)
+            except (LogError, OSError) as error:
+                logger.warning("segment %d is not compacted: %s", each.number, error)
+                continue
+            self._saved.append(change.bytes_before - change.bytes_after)
+            logger.info(
+                "%s: %d payloads taken away (replay.keep = %s): %d -> %d bytes",
+                change.path,
+                change.payloads,
+                self._keep,
+                change.bytes_before,
+                change.bytes_after,
+            )
+
+
+class Pace:
+    """Rests after each piece of work, so that it takes no more than its share of a core."""
+
+    def __init__(self) -> None:
+        self._since_s = time.thread_time()
+
+    def rest(self) -> None:
+        """Sleep for as long as the work since the last rest is to cost."""
+        worked_s = time.thread_time() - self._since_s
+        time.sleep(worked_s * (1 / SHARE - 1))
+        self._since_s = time.thread_time()

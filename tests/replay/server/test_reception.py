@@ -1,0 +1,79 @@
+"""Replay answers while it is restored from its log, and whoever lives on waits for it."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from configs.schema import Config, ReplayConfig
+from replay.clients.actor import TrajectoryWriter
+from replay.clients.launcher import ConfigReader, Observer
+from replay.clients.learner import BatchReader
+from replay.log.event_log import FILE_NAME, EventLog
+from replay.protocol import Hello, Lease
+from replay.server.reception import Reception
+from replay.server.server import ReplayServer
+from tests.replay.conftest import new_ledger
+
+RESTORING_S = 3.0
+
+
+class Restoring:
+    """A replay that reads its log for a while, and then serves."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = {"endpoint": f"ipc://{folder}/replay", "groups_per_step": 1, "group_size": 2}
+        replay = msgspec.convert(settings, ReplayConfig)
+        self.config = Config(run_dir=str(folder), replay=replay)
+        self.reception = Reception(self.config)
+        self.reception.open()
+        self.log = EventLog.create(folder / FILE_NAME)
+        self.server: ReplayServer | None = None
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        end_s, done = time.monotonic() + RESTORING_S, 0
+        while time.monotonic() < end_s:
+            self.reception.look(done := done + 1_000_000, 10**9)
+            time.sleep(0.01)
+        ledger = new_ledger(self.config)
+        with self.log as log:
+            self.server = ReplayServer(self.config, ledger, log, self.reception)
+            self.server.run()
+
+
+@pytest.fixture
+def replay(tmp_path: Path) -> Iterator[Restoring]:
+    found = Restoring(tmp_path)
+    yield found
+    while found.server is None:
+        time.sleep(0.01)
+    found.server.stop("test")
+    found.server.stop("test")
+    found.thread.join(30.0)
+    assert not found.thread.is_alive()
+
+
+@pytest.mark.slow
+async def test_whoever_lives_on_waits_while_replay_is_restored(replay: Restoring) -> None:
+    """The learner's own deadline is shorter than that takes."""
+    endpoint = replay.config.replay.endpoint
+    resumed: list[object] = []
+    with BatchReader(endpoint, 1, 2.0) as learner, Observer(endpoint) as console:
+        waiting = threading.Thread(target=lambda: resumed.append(learner.resume(0)))
+        waiting.start()
+        status = console.status()
+        assert status.restoring and status.phase.startswith("restoring: ")
+        assert status.phase.endswith(" of 1,000 MB of the event log are read")
+        with ConfigReader(endpoint, None, 5.0) as newcomer:
+            assert "group_size: 2" in newcomer.configuration()
+        async with TrajectoryWriter(endpoint, Hello("a", "digest"), 0.05, 0.3) as actor:
+            await actor.ready(2, 1, 0)
+            leases = [await actor.next() for _ in range(2)]
+        assert all(isinstance(lease, Lease) for lease in leases)
+        waiting.join(30.0)
+        assert resumed == [0] and not console.status().restoring
