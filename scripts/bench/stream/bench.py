@@ -17,27 +17,39 @@ from rich.table import Table
 
 from configs.runtime.process import Exit
 from scripts.bench import harness
+from scripts.bench.stream.restart import measure_restarts
 from scripts.bench.stream.rollouts import TOKENS
 from scripts.bench.stream.run import Row, run_row
 from scripts.options import option
 
 PEERS = (1, 16, 256, 1000)
 PACED = 1000  # peers, one trajectory a second each
+LEASES = 64  # that each of them holds, and its heartbeats name
+RESTARTS = (250_000, 1_000_000)  # rollouts in the log
+MORE_RESTARTS = (4_000_000,)  # without --quick
 RAY_WAIT_S = 180.0  # for another session to end
 RAY_AGAIN_S = 15.0
 RAY_DEADLINE_S = 300.0
-GOALS = {"over_ray_queue": harness.at_least(5.0), "ack_p99_s_at_1000": harness.at_most(0.25)}
+GOALS = {
+    "over_ray_queue": harness.at_least(5.0),
+    "ack_p99_s_at_1000": harness.at_most(0.25),
+    "restart_s_at_1m": harness.at_most(10.0),
+    "restart_ratio": harness.at_most(1.2),
+}
 
 
 @dataclass(frozen=True)
 class BenchStreamOptions(harness.BenchOptions):
-    """Options of `forage bench stream`; `quick` takes at most three minutes."""
+    """Options of `forage bench stream`; `quick` takes about six minutes."""
 
     no_ray: bool = option("without the baseline", default=False)
     peers: tuple[int, ...] = option(
         "actors, saturated; 0: none", default=PEERS, metavar="N", least=0
     )
     paced: int = option("actors at one trajectory a second; 0: none", default=PACED, least=0)
+    no_restarts: bool = option(
+        "without restarts on logs of up to 4,000,000 rollouts", default=False
+    )
 
 
 class NoRay(harness.BenchError):
@@ -72,7 +84,7 @@ def measure(options: BenchStreamOptions, report: harness.Report) -> dict[str, An
     baseline = [] if options.no_ray else ray_queue(seconds, report)
     plan = [Row(peers, seconds, warm_up_s) for peers in options.peers if peers]
     if options.paced:
-        plan.append(Row(options.paced, 2 * seconds, warm_up_s, every_s=1.0))
+        plan.append(Row(options.paced, 2 * seconds, warm_up_s, every_s=1.0, leases=LEASES))
     rows = []
     for row in plan:
         with harness.scratch() as folder:
@@ -81,10 +93,19 @@ def measure(options: BenchStreamOptions, report: harness.Report) -> dict[str, An
             rows.append(run_row(row, folder))
     if not options.no_ray and not options.quick:
         baseline += ray_queue(seconds, report)  # the machine may have changed
-    return summary(rows, baseline)
+    restarts = [] if options.no_restarts else restarted(options.quick, report)
+    return summary(rows, baseline, restarts)
 
 
-def summary(rows: list[dict[str, Any]], baseline: list[dict[str, float]]) -> dict[str, Any]:
+def restarted(quick: bool, report: harness.Report) -> list[dict[str, Any]]:
+    """A row for each length of the log."""
+    with harness.scratch() as folder:
+        return measure_restarts(RESTARTS + (() if quick else MORE_RESTARTS), folder, report)
+
+
+def summary(
+    rows: list[dict[str, Any]], baseline: list[dict[str, float]], restarts: list[dict[str, Any]]
+) -> dict[str, Any]:
     """The figures by name: best against best; what was not measured is None."""
     saturated = [row["trajectories_per_s"] for row in rows if not row["every_s"]]
     best = max(saturated, default=None)
@@ -95,6 +116,9 @@ def summary(rows: list[dict[str, Any]], baseline: list[dict[str, float]]) -> dic
         "trajectories_per_s": best,
         "over_ray_queue": best / ray if best and ray else None,
         "ack_p99_s_at_1000": next((r["ack_p99_s"] for r in rows if r["every_s"]), None),
+        "restart_s_at_1m": restarts[1]["restart_s"] if restarts else None,
+        "restart_ratio": restarts[1]["restart_s"] / restarts[0]["restart_s"] if restarts else None,
+        "restarts": restarts,
         "peak_rss_bytes": max((row["peak_rss_bytes"] for row in rows), default=0),
         "rows": rows,
         "ray_queue": baseline,
@@ -104,6 +128,9 @@ def summary(rows: list[dict[str, Any]], baseline: list[dict[str, float]]) -> dic
             "acknowledgements within the window, after each actor's first group",
             "acknowledge time": "from the delivery; at one a second, from when it was due",
             "over_ray_queue": "best number of actors over the best way to feed the queue",
+            "heartbeats": f"each names all that its actor holds: {LEASES} leases at one a second",
+            "restart": "from the start of replay's process until it serves, on a log whose newest "
+            "segment is nearly full; the ratio: 1,000,000 rollouts over 250,000",
             "MB/s": "of the event log",
             "cpu": "shares of one core within the window; all processes share the machine",
             "per_server_cpu_s": "trajectories per second of the server's processor time, both "
@@ -133,7 +160,16 @@ def tables(found: dict[str, Any]) -> list[Table]:
     for row in found["ray_queue"]:
         rate = f"{row['trajectories_per_s']:,.0f}"
         ray.add_row(str(row["producers"]), str(row["under_way"]), rate)
-    return [rows, ray, harness.goals_table(found, GOALS)]
+    back = Table("rollouts", "records", "log MB", "back after s", "MiB", title="Replay's restart")
+    for row in found["restarts"]:
+        back.add_row(
+            f"{row['rollouts']:,}",
+            f"{row['records']:,}",
+            f"{row['log_bytes'] / 1e6:,.0f}",
+            f"{row['restart_s']:.1f}",
+            f"{row['peak_rss_bytes'] / 2**20:,.0f}",
+        )
+    return [rows, ray, back, harness.goals_table(found, GOALS)]
 
 
 def bench(options: BenchStreamOptions) -> None:

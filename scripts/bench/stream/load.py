@@ -85,7 +85,13 @@ class Peer:
         self.due: deque[float] = deque()  # when deliveries should have been made
         self.sent: dict[tuple[int, int], float] = {}
         self.acknowledged = 0
-        self.heartbeat = encode(wire.Heartbeat(name, {"actor/running": 8.0, "actor/waiting": 0.0}))
+
+    @property
+    def heartbeat(self) -> bytes:
+        """Its gauges, and all that it holds."""
+        gauges = {"actor/running": 8.0, "actor/waiting": 0.0}
+        held = tuple([(lease.group_id, lease.sibling) for lease in self.leases])
+        return encode(wire.Heartbeat(self.name, gauges, None, held, tuple(self.sent)))
 
 
 class Load:

@@ -36,6 +36,7 @@ class Row(msgspec.Struct, frozen=True):
     seconds: float
     warm_up_s: float
     every_s: float = 0.0
+    leases: int = 0  # that each holds; 0: twice its deliveries under way
 
     def plans(self, endpoint: str, folder: Path) -> list[LoadPlan]:
         """One for each process that delivers."""
@@ -49,7 +50,7 @@ class Row(msgspec.Struct, frozen=True):
                 out=str(folder / f"load-{i}"),
                 first=bounds[i],
                 peers=bounds[i + 1] - bounds[i],
-                capacity=max(GROUP_SIZE, 2 * window),
+                capacity=self.leases or max(GROUP_SIZE, 2 * window),
                 window=window,
                 every_s=self.every_s,
                 round=1 if self.every_s else GROUP_SIZE,
@@ -66,7 +67,7 @@ def run_row(
     row: Row, folder: Path, server: tuple[str, ...] = ("-m", "replay.worker")
 ) -> dict[str, Any]:
     """A row's figures; `server`: python's arguments before the configuration. Raises RunFailed."""
-    config_path = _configure(folder)
+    config_path = configure(folder, row.peers * row.leases)
     config = load(config_path)
     endpoint = Addresses.of(config).replay.endpoint
     plans = row.plans(endpoint, folder)
@@ -91,7 +92,8 @@ def run_row(
             socket_dir(config.run_dir).rmdir()
 
 
-def _configure(folder: Path) -> Path:
+def configure(folder: Path, leases: int = 0) -> Path:
+    """Write the questions and the configuration of a run in which so many leases may be out."""
     folder.mkdir(parents=True, exist_ok=True)
     questions = [
         json.dumps({"id": f"q-{i}", "question": f"what is {i}?", "answers": [str(i)]})
@@ -105,7 +107,7 @@ def _configure(folder: Path) -> Path:
         "replay": {
             "groups_per_step": GROUPS_PER_STEP,
             "group_size": GROUP_SIZE,
-            "max_staleness": MAX_STALENESS,
+            "max_staleness": max(MAX_STALENESS, 2 * leases // (GROUPS_PER_STEP * GROUP_SIZE)),
         },
         "learner": {"total_steps": 10**6},
     }

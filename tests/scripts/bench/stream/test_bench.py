@@ -55,8 +55,12 @@ def test_the_figures_have_their_names(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     queue = [{"producers": 1, "under_way": 1, "trajectories_per_s": 2.0}]
     monkeypatch.setattr(bench, "ray_queue", lambda *_: queue)
+    back = {"rollouts": 1, "records": 2, "log_bytes": 3, "peak_rss_bytes": 4}
+    restarts = [back | {"restart_s": 2.0}, back | {"restart_s": 2.2}]
+    monkeypatch.setattr(bench, "measure_restarts", lambda *_: restarts)
     assert cli.main(["bench", "stream", "--quick", "--json", str(tmp_path / "found.json")]) == 0
     found = json.loads((tmp_path / "found.json").read_text())
+    assert found["restart_s_at_1m"] == 2.2 and round(found["restart_ratio"], 6) == 1.1
     assert found["over_ray_queue"] == 5.0 and found["ack_p99_s_at_1000"] == 0.2
     assert found["trajectories_per_s"] == 10.0 and found["peak_rss_bytes"] == 1
     assert [r["peers"] for r in found["rows"]] == [1, 16, 256, 1000, 1000]
