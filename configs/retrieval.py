@@ -25,6 +25,9 @@ class RetrievalConfig(Section, frozen=True):
 
     corpus: InputPath = ""  # JSONL, plain or .gz, or parquet
     index: InputPath = ""  # of `forage index`, or a FAISS file; empty: BM25, made at the start
+    # What is searched; empty: what the index is, or bm25. tantivy, which ranks otherwise, is never
+    # searched unless it is named
+    kind: Literal["", "bm25", "tantivy", "dense"] = ""
     encoder: ModelPath = ""  # of a dense index; empty: where it was when the index was built
     encoder_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"  # of the encoder

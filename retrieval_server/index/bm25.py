@@ -1,15 +1,12 @@
 """Search by BM25. The only module that imports bm25s.
 
-A word is a run of letters, digits or underscores after NFKC and case folding. Nothing is stemmed
-and no stop word is removed: made-up or lower-case names ("bore", "the who", "vitamin c") must stay
-findable, and BM25 itself gives words that are everywhere next to no weight. k1 and b are those of
-Lucene's searcher in pyserini, which Search-R1's BM25 server uses.
+k1 and b are those of Lucene's searcher in pyserini, which Search-R1's BM25 server uses. Every
+passage that holds a word of the query is scored, and what is being built is held in memory: large
+corpora are for `tantivy_index`.
 """
 
 import logging
-import re
 import tempfile
-import unicodedata
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval_server.index.base import Hit
+from retrieval_server.index.words import words
 from retrieval_server.protocol import BadIndex, CorpusError
 
 VERSION = f"bm25s {bm25s.__version__}"
@@ -28,16 +26,8 @@ K1 = 0.9
 B = 0.4
 _FEW = 16  # hits, each found by a pass that takes a sixteenth of a partition's time or less
 
-_word = re.compile(r"\w+")
 # bm25s sets its own logger to DEBUG when imported.
 logging.getLogger("bm25s").setLevel(logging.WARNING)
-
-
-def words(text: str) -> list[str]:
-    """The words of a text, as indexed and as searched."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
-    return _word.findall(text.casefold())
 
 
 class BM25Index:

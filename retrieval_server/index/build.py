@@ -7,8 +7,9 @@ being made.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +23,7 @@ from retrieval_server.corpus_files import files_of, is_plain
 from retrieval_server.digests import Mark
 from retrieval_server.encoder_settings import digest_of
 from retrieval_server.index import manifest
+from retrieval_server.index.kinds import Kind, room
 from retrieval_server.index.manifest import EncoderMark, Manifest
 from retrieval_server.protocol import BadIndex, Document
 
@@ -36,6 +38,7 @@ _STATE, _EMBEDDINGS = "building.json", "embeddings.f32"
 class _BuildState(msgspec.Struct, frozen=True):
     """The inputs of a folder under construction, and how many passages are encoded."""
 
+    kind: Kind
     corpus: Mark
     encoder: EncoderMark | None
     encoded: int = 0
@@ -43,13 +46,30 @@ class _BuildState(msgspec.Struct, frozen=True):
 
 def build_bm25(corpus: Path, folder: Path, progress: Progress) -> Manifest:
     """A BM25 index of the corpus. Raises CorpusError, BadIndex."""
-    from retrieval_server.index.bm25 import VERSION, BM25Index
+    from retrieval_server.index.bm25 import K1, VERSION, B, BM25Index
 
-    with _Build(corpus, folder, None, progress) as build:
+    with _Build(corpus, folder, "bm25", None, progress) as build:
         texts = (document.contents for document in build.counted("indexing"))
         BM25Index(texts).save(folder / manifest.BM25)
         files = sorted((folder / manifest.BM25).iterdir())
-        return build.finish("bm25", VERSION, files)
+        return build.finish(VERSION, files, parameters={"k1": K1, "b": B})
+
+
+def build_tantivy(corpus: Path, folder: Path, progress: Progress) -> Manifest:
+    """An index of tantivy's BM25, whose finished segments stay. Raises CorpusError, BadIndex."""
+    from retrieval_server.index import tantivy_index
+
+    with _Build(corpus, folder, "tantivy", None, progress) as build:
+
+        def texts(begin: int) -> Iterator[str]:
+            return (document.contents for document in build.counted("indexing", begin))
+
+        place = folder / manifest.TANTIVY
+        tantivy_index.build(place, texts, len(build.passages))
+        # What it locks while it writes holds nothing.
+        files = [path for path in sorted(place.iterdir()) if path.suffix != ".lock"]
+        parameters = {"k1": tantivy_index.K1, "b": tantivy_index.B}
+        return build.finish(tantivy_index.VERSION, files, parameters=parameters)
 
 
 def build_dense(
@@ -63,7 +83,7 @@ def build_dense(
         encoder.dtype,
     )  # fmt: skip
     faiss_index.made(factory, encoder.dimension)  # before hours of encoding
-    with _Build(corpus, folder, told, progress) as build:
+    with _Build(corpus, folder, "dense", told, progress) as build:
         build.encode(encoder)
         count = len(build.passages)
         vectors = np.memmap(folder / _EMBEDDINGS, np.float32, "r", shape=(count, told.dimension))
@@ -82,16 +102,21 @@ def build_dense(
             lambda done: progress("indexing", done, count),
         )
         faiss_index.write(index, folder / manifest.VECTORS)
-        return build.finish("dense", faiss_index.VERSION, [folder / manifest.VECTORS], factory)
+        return build.finish(faiss_index.VERSION, [folder / manifest.VECTORS], factory)
 
 
 class _Build:
     """One folder being built, by one process at a time."""
 
     def __init__(
-        self, corpus: Path, folder: Path, encoder: EncoderMark | None, progress: Progress
+        self,
+        corpus: Path,
+        folder: Path,
+        kind: Kind,
+        encoder: EncoderMark | None,
+        progress: Progress,
     ) -> None:
-        self._corpus, self._folder, self._encoder = corpus, folder, encoder
+        self._corpus, self._folder, self._kind, self._encoder = corpus, folder, kind, encoder
         self._progress = progress
 
     def __enter__(self) -> "_Build":
@@ -105,7 +130,7 @@ class _Build:
                     f"another process is building in {str(folder)!r}: wait for it"
                 ) from error
             self._progress("reading the corpus", 0, 0)
-            self._begin(_BuildState(digests.mark(files), self._encoder))
+            self._begin(_BuildState(self._kind, digests.mark(files), self._encoder))
             self.passages = self._open()
             self._lock = stack.pop_all()
         return self
@@ -128,8 +153,8 @@ class _Build:
             raise BadIndex(f"{str(path)!r} cannot be read ({error}): remove the folder") from error
         if msgspec.structs.replace(self._state, encoded=0) != state:
             raise BadIndex(
-                f"{str(folder)!r} holds half an index of another corpus, encoder or use of it: "
-                "remove it, or name another folder"
+                f"{str(folder)!r} holds half an index of another kind, corpus, encoder or use "
+                "of it: remove it, or name another folder"
             )
 
     def _keep(self, state: _BuildState) -> None:
@@ -139,20 +164,24 @@ class _Build:
     def _open(self) -> Passages:
         starts, unpacked = self._folder / STARTS, self._folder / UNPACKED
         if not starts.exists():
-            said = "reading the corpus"
-            passages = load_corpus(
-                self._corpus, unpacked, lambda done: self._progress(said, done, 0)
-            )
+            fits = room(self._kind, self._corpus)
+
+            def progress(done: int) -> None:
+                fits(done)
+                self._progress("reading the corpus", done, 0)
+
+            passages = load_corpus(self._corpus, unpacked, progress)
             with replacing(starts, durable=False) as draft, draft.open("wb") as file:
                 np.save(file, passages.starts)
         return reopen(self._folder, self._corpus)
 
-    def counted(self, step: str) -> Iterator[Document]:
-        """The passages, with a word of progress after every block."""
-        for done, document in enumerate(self.passages, start=1):
-            yield document
-            if done % BLOCK == 0 or done == len(self.passages):
-                self._progress(step, done, len(self.passages))
+    def counted(self, step: str, begin: int = 0) -> Iterator[Document]:
+        """The passages from one on, with a word of progress after every block."""
+        count = len(self.passages)
+        for position in range(begin, count):
+            yield self.passages[position]
+            if (done := position + 1) % BLOCK == 0 or done == count:
+                self._progress(step, done, count)
 
     def encode(self, encoder: "Encoder") -> None:
         """Append the vectors of all passages to their file, from the block where it stopped."""
@@ -171,7 +200,13 @@ class _Build:
                 self._keep(msgspec.structs.replace(self._state, encoded=begin + len(block)))
         self._progress("encoding", count, count)
 
-    def finish(self, kind: str, library: str, files: list[Path], factory: str = "") -> Manifest:
+    def finish(
+        self,
+        library: str,
+        files: list[Path],
+        factory: str = "",
+        parameters: Mapping[str, int | float | str] = MappingProxyType({}),
+    ) -> Manifest:
         """Write the manifest, and remove what only the building needed."""
         folder, packed = self._folder, not is_plain(self._corpus)
         files = [*files, folder / STARTS]
@@ -179,7 +214,7 @@ class _Build:
             files.append(folder / UNPACKED)
         made = Manifest(
             format=manifest.FORMAT,
-            kind="bm25" if kind == "bm25" else "dense",
+            kind=self._kind,
             passages=len(self.passages),
             corpus_path=str(self._corpus.resolve()),
             corpus=self._state.corpus,
@@ -188,6 +223,7 @@ class _Build:
             factory=factory,
             encoder=self._encoder,
             unpacked=packed,
+            parameters=dict(parameters),
         )
         manifest.write(folder, made)
         for name in (_STATE, _EMBEDDINGS):

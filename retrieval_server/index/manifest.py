@@ -5,7 +5,6 @@ and the files it lists, each with size and digest.
 """
 
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -13,10 +12,11 @@ from configs.runtime.files import write_json
 from retrieval_server.corpus_files import files_of
 from retrieval_server.digests import Mark, mark
 from retrieval_server.encoder_settings import EncoderSettings
+from retrieval_server.index.kinds import Kind
 from retrieval_server.protocol import BadIndex
 
 NAME = "manifest.json"
-BM25, VECTORS = "bm25", "index.faiss"  # beside it
+BM25, TANTIVY, VECTORS = "bm25", "tantivy", "index.faiss"  # beside it
 PARTS = "part_*"  # of a FAISS file, joined in order, in a folder without a manifest
 FORMAT = 1
 _BUILD = "build it with forage index"
@@ -35,12 +35,14 @@ class EncoderMark(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The files of an index folder, and the corpus and encoder that it was built from.
 
-    `kind` "bm25": a folder as bm25s writes it; "dense": one FAISS file of `factory`. `library`: its
-    name and version. `unpacked`: the folder holds the passages' lines, for the corpus is packed.
+    `kind` "bm25": a folder as bm25s writes it; "tantivy": one as tantivy does; "dense": one FAISS
+    file of `factory`. `library`: its name and version. `parameters`: of the ranker, or of the FAISS
+    index, with what it was trained on. `unpacked`: the folder holds the passages' lines, for the
+    corpus is packed.
     """
 
     format: int
-    kind: Literal["bm25", "dense"]
+    kind: Kind
     passages: int
     corpus_path: str
     corpus: Mark
@@ -49,6 +51,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     factory: str = ""
     encoder: EncoderMark | None = None
     unpacked: bool = False
+    parameters: dict[str, int | float | str] = {}
 
 
 def write(folder: Path, manifest: Manifest) -> None:

@@ -1,6 +1,6 @@
 """Opening of the configured passages and index, checked against each other.
 
-Three kinds: a corpus alone (BM25, made at the start), a folder of `forage index`, a FAISS file (or
+Three forms: a corpus alone (BM25, made at the start), a folder of `forage index`, a FAISS file (or
 its parts, as Search-R1's `part_aa`, `part_ab`) with corpus and encoder.
 """
 
@@ -17,7 +17,8 @@ from retrieval_server.corpus import load_corpus, reopen
 from retrieval_server.encoder_settings import digest_of, require_encoder
 from retrieval_server.index import manifest
 from retrieval_server.index.base import Index
-from retrieval_server.index.manifest import BM25, PARTS, VECTORS, Manifest
+from retrieval_server.index.kinds import require_named, room
+from retrieval_server.index.manifest import BM25, PARTS, TANTIVY, VECTORS, Manifest
 from retrieval_server.protocol import BadIndex, Document
 
 logger = logging.getLogger("retrieval_server")
@@ -29,13 +30,14 @@ logging.getLogger("faiss").setLevel(logging.WARNING)
 def open_index(asked: RetrievalConfig) -> tuple[Sequence[Document], Index]:
     """The passages and index that `asked` names. Raises CorpusError, BadIndex naming the field."""
     if not asked.index:
+        require_named(asked, "bm25")
         from retrieval_server.index.bm25 import BM25Index
 
-        passages = load_corpus(asked.corpus)
+        passages = load_corpus(asked.corpus, progress=room("bm25", asked.corpus))
         return passages, BM25Index(document.contents for document in passages)
     folder = Path(asked.index)
     if parts := _bare(asked):
-        _require_named(asked)
+        _require_sources(asked)
         passages = load_corpus(asked.corpus)
         logger.warning("%s says nothing of its encoder or corpus: they are taken as given", folder)
         return passages, _dense(asked, parts, Path(asked.encoder), None, len(passages))
@@ -46,6 +48,11 @@ def open_index(asked: RetrievalConfig) -> tuple[Sequence[Document], Index]:
 
         _compare(told, VERSION)
         return passages, BM25Index.load(folder / BM25)
+    if told.kind == "tantivy":
+        from retrieval_server.index import tantivy_index
+
+        _compare(told, tantivy_index.VERSION)
+        return passages, tantivy_index.TantivyIndex(folder / TANTIVY)
     from retrieval_server.index import faiss_index
 
     _compare(told, faiss_index.VERSION)
@@ -59,6 +66,7 @@ def check(asked: RetrievalConfig) -> Manifest:
     """
     folder = Path(asked.index)
     told = manifest.read(folder)
+    require_named(asked, told.kind)
     manifest.check(folder, told, _corpus(asked, told))
     if told.encoder:
         path = _encoder(asked, told)
@@ -74,9 +82,10 @@ def check(asked: RetrievalConfig) -> Manifest:
 def look(asked: RetrievalConfig) -> None:
     """Raise CorpusError or BadIndex for what cannot be served; no model or vector is loaded."""
     if not asked.index:
-        load_corpus(asked.corpus)
+        require_named(asked, "bm25")
+        load_corpus(asked.corpus, progress=room("bm25", asked.corpus))
     elif _bare(asked):
-        _require_named(asked)
+        _require_sources(asked)
         require_encoder(Path(asked.encoder))
         load_corpus(asked.corpus)
     else:
@@ -108,7 +117,8 @@ def _bare(asked: RetrievalConfig) -> list[Path]:
     return [path]
 
 
-def _require_named(asked: RetrievalConfig) -> None:
+def _require_sources(asked: RetrievalConfig) -> None:
+    require_named(asked, "dense")
     for field in ("corpus", "encoder"):
         if not getattr(asked, field):
             raise BadIndex(

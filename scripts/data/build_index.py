@@ -1,4 +1,4 @@
-"""An index of a corpus, BM25 or dense with `--encoder`; an interrupted build goes on."""
+"""An index of a corpus, of words or dense with `--encoder`; an interrupted build goes on."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from configs.load import ConfigError
 from configs.runtime.process import limit_threads
 from retrieval_server.encoder_settings import EncoderSettings, require_encoder, settings_of
-from retrieval_server.index.build import build_bm25, build_dense
+from retrieval_server.index.build import build_bm25, build_dense, build_tantivy
 from retrieval_server.index.manifest import Manifest
 from retrieval_server.protocol import RetrievalError
 from scripts.options import Options, argument, flag, option, refusing
@@ -34,6 +34,9 @@ class IndexOptions(Options):
 
     corpus: Path = argument("JSONL (plain or .gz), parquet, or its folder")
     out: Path = argument("a new folder, or that of an interrupted build")
+    kind: Literal["bm25", "tantivy"] | None = option(
+        "of an index of words: bm25 (default), or tantivy, another ranker, for large corpora"
+    )
     encoder: Path | None = option("for a dense index: a folder as transformers saves it")
     factory: str | None = option("Flat (default), HNSW32, IVF256,Flat or any other")
     pooling: Literal["mean", "cls", "last"] | None = option("default: the model's")
@@ -49,6 +52,11 @@ class IndexOptions(Options):
         said = [name for name in DENSE if getattr(self, name) is not None]
         if said and self.encoder is None:
             raise ConfigError(f"{flag(said[0])} is for dense indexes: name an --encoder")
+        if self.kind and self.encoder:
+            raise ConfigError(
+                f"--kind = {self.kind!r} is of an index of words, and --encoder makes a dense one: "
+                "leave one out"
+            )
 
 
 def index(options: IndexOptions) -> None:
@@ -62,17 +70,19 @@ def index(options: IndexOptions) -> None:
         print("forage: interrupted; the same command goes on from here", file=sys.stderr)
         raise
     kind = f"{made.library}, {made.factory}" if made.factory else made.library
+    meant = " retrieval.kind=tantivy" if made.kind == "tantivy" else ""
     size = sum(file.bytes for file in made.files.values())
     print(
         f"{made.passages:,} passages, {kind}, {size / 1e6:,.1f} MB, "
-        f"{time.monotonic() - begun:.1f} s: serve it with retrieval.index={options.out}"
+        f"{time.monotonic() - begun:.1f} s: serve it with retrieval.index={options.out}{meant}"
     )
 
 
 def _build(options: IndexOptions, progress: Callable[[str, int, int], None]) -> Manifest:
     corpus, out = options.corpus, options.out
     if options.encoder is None:
-        return build_bm25(corpus, out, progress)
+        build = build_tantivy if options.kind == "tantivy" else build_bm25
+        return build(corpus, out, progress)
     folder = Path(hub.model("--encoder", str(options.encoder)))
     require_encoder(folder)
     progress("loading the encoder", 0, 0)

@@ -25,8 +25,8 @@ from configs.runtime.files import folder_bytes
 from configs.runtime.process import begin
 from retrieval_server.corpus import load_corpus
 from retrieval_server.index.base import Index
-from retrieval_server.index.bm25 import words
 from retrieval_server.index.manifest import NAME
+from retrieval_server.index.words import words
 from scripts.bench.harness import Processes, RunFailed, digest_of, sources, status_bytes
 from scripts.bench.retrieval.corpus import draw_queries, make_encoder
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval_server.index.base import Hit
-from retrieval_server.index.bm25 import K1, B, BM25Index, best, words
+from retrieval_server.index.bm25 import K1, B, BM25Index, best
+from retrieval_server.index.words import words
 from retrieval_server.protocol import CorpusError
 
 word = st.sampled_from(["the", "of", "mayor", "capital", "bore", "xanu", "kelu", "c", "7"])

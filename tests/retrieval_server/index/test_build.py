@@ -159,7 +159,7 @@ def test_a_folder_of_something_else_is_refused(
     out = tmp_path / "half"
     with pytest.raises(_Killed):
         build_dense(corpus, out, encoder, "Flat", 1, lambda step, *_: _kill(step, "encoding"))
-    with pytest.raises(BadIndex, match="half an index of another corpus, encoder or use"):
+    with pytest.raises(BadIndex, match="half an index of another kind, corpus, encoder or use"):
         build_bm25(corpus, out, _quiet)
 
 

@@ -31,6 +31,16 @@ def test_an_index_is_built_and_said(
     assert "retrieval.index=" in said
 
 
+def test_tantivy_is_built_where_it_is_named(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["index", str(corpus), str(out), "--kind", "tantivy"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2,500 passages, tantivy" in said
+    assert said.endswith(f"retrieval.index={out} retrieval.kind=tantivy")
+
+
 def test_what_is_done_says_how_much_it_was(corpus: Path, tmp_path: Path) -> None:
     words = ["-m", "scripts.cli", "index", str(corpus), str(tmp_path / "out")]
     code, told = run_in_terminal(words)
@@ -44,6 +54,7 @@ def test_what_is_done_says_how_much_it_was(corpus: Path, tmp_path: Path) -> None
         (["none.jsonl", "out"], "'none.jsonl' does not exist: name a file of passages"),
         (["CORPUS", "out", "--factory", "Flat"], "--factory is for dense indexes: name an"),
         (["CORPUS", "out", "--encoder", "none"], "'none' holds no encoder: name a folder"),
+        (["CORPUS", "out", "--kind", "tantivy", "--encoder", "x"], "--kind = 'tantivy' is of an"),
         (["CORPUS", "out", "--threads", "0"], "--threads 0: at least 1"),
     ],
 )

@@ -9,7 +9,8 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval_server.index.bm25 import BM25Index, words
+from retrieval_server.index.bm25 import BM25Index
+from retrieval_server.index.words import words
 from retrieval_server.protocol import Document
 from scripts import cli
 from scripts.bench.harness import Processes, Rows
