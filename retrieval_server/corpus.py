@@ -2,7 +2,8 @@
 
 Passages keep the file's order, which breaks ties. Lines of JSON are read where they are; a packed
 corpus (.gz, parquet) is unpacked into such lines first. They are memory-mapped: each passage takes
-eight bytes of memory, whatever its text holds.
+eight bytes of memory, whatever its text holds. Of a large file of lines, `offsets` and `digests`
+remember what reading it has told.
 """
 
 import mmap
@@ -18,7 +19,9 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from retrieval_server import digests, offsets
 from retrieval_server.corpus_files import SHAPE, document, files_of, is_plain, lines, rows
+from retrieval_server.digests import Stamp
 from retrieval_server.protocol import CorpusError, Document
 
 Progress = Callable[[int], None]
@@ -31,10 +34,15 @@ class Passages(Sequence[Document]):
     """The documents of `file` (JSON lines); `starts` int64[N]: the offset of each, ascending."""
 
     def __init__(
-        self, file: BinaryIO, starts: NDArray[np.int64], name: str, digest: str = ""
+        self,
+        file: BinaryIO,
+        starts: NDArray[np.int64],
+        name: str,
+        digest: str = "",
+        stamp: Stamp | None = None,
     ) -> None:
-        """`digest`: where it is known already."""
-        self.starts, self._name, self._digest = starts, name, digest
+        """`digest`: where it is known already. `stamp`: of a plain file, whose digest may be."""
+        self.starts, self._name, self._digest, self._stamp = starts, name, digest, stamp
         self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __len__(self) -> int:
@@ -59,32 +67,55 @@ class Passages(Sequence[Document]):
 
     def digest(self) -> str:
         """A digest of all passages and their order, as they stand in the file."""
-        digest = self._digest
-        return digest or blake3(self._bytes, max_threads=blake3.AUTO).hexdigest(length=16)
+        if not self._digest and self._stamp and _is_still(self._stamp):
+            self._digest = digests.mark([Path(self._stamp[0])]).blake3
+        if not self._digest:
+            self._digest = blake3(self._bytes, max_threads=blake3.AUTO).hexdigest(length=16)
+        return self._digest
 
 
 def load_corpus(
-    path: str | Path, unpacked: Path | None = None, progress: Progress = lambda passages: None
+    path: str | Path,
+    unpacked: Path | None = None,
+    progress: Progress = lambda passages: None,
+    large_bytes: int = digests.LARGE_BYTES,
 ) -> Passages:
     """Read and check every passage once. Raises CorpusError naming file, line, value and remedy.
 
     `unpacked`: where the lines of a packed corpus are kept; else in a file that goes with the
-    process.
+    process. Of a plain file of `large_bytes` or more, what was found is remembered.
     """
     path = Path(path)
     files_of(path)
     with ExitStack() as stack:
         if is_plain(path):
             file: BinaryIO = stack.enter_context(path.open("rb"))
-            starts, ids = _scan(_read(path), progress)
-        else:
-            file = stack.enter_context(unpacked.open("w+b") if unpacked else _nameless())
-            starts, ids = _scan(_unpack(path, file), progress)
-            file.flush()
-        if not len(starts):
-            raise CorpusError(f"{str(path)!r} holds no passages: {SHAPE}")
-        _require_different(path, ids)
+            stamp = digests.stamp(path)
+            starts = _starts(path, stamp, progress, large_bytes)
+            return Passages(file, starts, str(path), stamp=stamp)
+        file = stack.enter_context(unpacked.open("w+b") if unpacked else _nameless())
+        starts = _checked(path, _unpack(path, file), progress)
+        file.flush()
         return Passages(file, starts, str(path))
+
+
+def _starts(path: Path, stamp: Stamp, progress: Progress, large_bytes: int) -> NDArray[np.int64]:
+    is_large = stamp[1] >= large_bytes
+    if is_large and (known := offsets.remembered(stamp)) is not None:
+        progress(len(known))
+        return known
+    starts = _checked(path, _read(path), progress)
+    if is_large and _is_still(stamp):
+        offsets.remember(stamp, starts)
+    return starts
+
+
+def _is_still(stamp: Stamp) -> bool:
+    """True while the file is the one that it was."""
+    try:
+        return digests.stamp(Path(stamp[0])) == stamp
+    except OSError:
+        return False
 
 
 def reopen(folder: Path, corpus: Path, digest: str = "") -> Passages:
@@ -111,10 +142,10 @@ def _nameless() -> BinaryIO:
     return tempfile.TemporaryFile(prefix="forage-corpus-")
 
 
-def _scan(
-    placed: Iterable[tuple[int, Document]], progress: Progress
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the offset of each passage, and a hash of its id."""
+def _checked(
+    path: Path, placed: Iterable[tuple[int, Document]], progress: Progress
+) -> NDArray[np.int64]:
+    """The offset of each passage. Raises CorpusError where there is none, or two share an id."""
     starts, ids = array("q"), array("q")
     for start, passage in placed:
         starts.append(start)
@@ -122,7 +153,10 @@ def _scan(
         if len(starts) % _EVERY == 0:
             progress(len(starts))
     progress(len(starts))
-    return np.frombuffer(starts, np.int64), np.frombuffer(ids, np.int64)
+    if not starts:
+        raise CorpusError(f"{str(path)!r} holds no passages: {SHAPE}")
+    _require_different(path, np.frombuffer(ids, np.int64))
+    return np.frombuffer(starts, np.int64)
 
 
 def _read(path: Path) -> Iterator[tuple[int, Document]]:

@@ -20,7 +20,7 @@ LARGE_BYTES = 256 << 20
 _TOLD_BYTES = 4 << 30  # reading so much is said beforehand
 _KEPT = 256
 logger = logging.getLogger("retrieval_server")
-_Stamp = tuple[str, int, int, int]
+Stamp = tuple[str, int, int, int]  # path, size, time of change and inode
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -31,14 +31,14 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    stamps: tuple[_Stamp, ...]
+    stamps: tuple[Stamp, ...]
     mark: Mark
 
 
 def mark(files: Sequence[Path], large_bytes: int = LARGE_BYTES) -> Mark:
     """Size and digest of files, one after another. Raises OSError."""
-    stamps = tuple(map(_stamp, files))
-    size = sum(stamp[1] for stamp in stamps)
+    stamps = tuple(map(stamp, files))
+    size = sum(each[1] for each in stamps)
     if size < large_bytes:
         return _read(files, size)
     for entry in (entries := _remembered()):
@@ -47,7 +47,7 @@ def mark(files: Sequence[Path], large_bytes: int = LARGE_BYTES) -> Mark:
     if size >= _TOLD_BYTES:
         logger.warning("reading %.0f GB to check them, once: %s", size / 1e9, files[0])
     entry = _Entry(stamps, _read(files, size))
-    if tuple(map(_stamp, files)) == stamps:
+    if tuple(map(stamp, files)) == stamps:
         _remember([entry, *entries][:_KEPT])
     return entry.mark
 
@@ -59,14 +59,19 @@ def _read(files: Sequence[Path], size: int) -> Mark:
     return Mark(size, digest.hexdigest(length=16))
 
 
-def _stamp(path: Path) -> _Stamp:
+def stamp(path: Path) -> Stamp:
+    """What changes with a file. Raises OSError."""
     seen = path.stat()
     return str(path.resolve()), seen.st_size, seen.st_mtime_ns, seen.st_ino
 
 
+def cache_folder() -> Path:
+    """The folder of what is remembered of files."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forage"
+
+
 def _place() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "forage" / "digests.json"
+    return cache_folder() / "digests.json"
 
 
 def _remembered() -> list[_Entry]:
