@@ -1,7 +1,8 @@
 """The servers of one list: who is asked next, who rests, and which index they must serve.
 
-- The host's own come first, the others where none of those can serve; of equally near ones the one
-  with the fewest requests of ours under way, then the one whose turn it is by a hash.
+- The one with the least work: its requests of ours under way, the next one included, times the
+  time that its answers have lately taken. The host's own has to be twice as busy for another one to
+  be asked. Between equals a hash decides whose turn it is.
 - A server that fails rests, twice as long after each failure in a row, until it is seen to listen
   again; then it is asked by one request at a time until one succeeds. One that is overloaded is
   left alone for as long as it says, one that drains while others can serve.
@@ -46,6 +47,10 @@ NOT_MET = (RetrievalUnreachable, RetrievalOverloaded, OtherIndex)  # of FAILED: 
 _LOOK_S = 5.0  # for an answer whether it is ready
 _RESOLVER_S = 2.0  # whoever's name is not found by then is not near
 _DOUBLED = 16  # times at most
+_EQUAL_S = 0.05  # answers within it are as good as each other
+_NEAR = 2.0  # times as busy may the host's own be
+_NEWEST = 0.3  # of a server's latency is its last answer's
+_FORGOTTEN_S = 10.0  # without an answer: half of the latency, so that who was slow is asked again
 _INFO, _READY = msgspec.json.Decoder(Info), msgspec.json.Decoder(Readiness)
 
 logger = logging.getLogger("retrieval_client")
@@ -69,6 +74,8 @@ class Server:
     drains: bool = False
     version: str | None = None  # of its index, by its last reply
     is_other: bool = False  # its index is not the run's
+    latency_s: float | None = None  # of its last answers
+    answered_at: float = 0.0
     cause: RetrievalError | None = None  # of its last failure
 
     @property
@@ -85,6 +92,20 @@ class Server:
         """True where it may be asked at once."""
         on_trial = self.failures > 0 and self.under_way > 0
         return self.is_well(now) and now >= self.busy_until and not on_trial
+
+    def answered(self, begun: float, now: float) -> None:
+        """Note what its answer took."""
+        taken_s = now - begun
+        before_s = taken_s if self.latency_s is None else self.latency_s
+        self.latency_s, self.answered_at = before_s + _NEWEST * (taken_s - before_s), now
+
+    def work_s(self, now: float, otherwise_s: float) -> float:
+        """Seconds until one more request is answered; `otherwise_s` for each where none was."""
+        each_s = otherwise_s
+        if self.latency_s is not None:
+            since_s = max(0.0, now - self.answered_at)
+            each_s = self.latency_s * 0.5 ** (since_s / _FORGOTTEN_S)
+        return (self.under_way + 1) * max(each_s, _EQUAL_S) * (1.0 if self.near else _NEAR)
 
     def served(self, begun: float) -> None:
         """Note the success of what began then."""
@@ -161,9 +182,13 @@ class Servers:
 
     def choose(self, tried: Collection[Server] = ()) -> Server | None:
         """The server to ask now; None where all serve another index than the run's."""
+        now = time.monotonic()
         if able := self.able(tried):
-            return min(able, key=lambda each: (not each.near, each.under_way, each.turn))
-        now, left = time.monotonic(), [each for each in self.all if not each.is_other]
+            known = [each.latency_s for each in able if each.latency_s is not None]
+            usual_s = sum(known) / len(known) if known else 0.0
+            work = lambda each: (each.work_s(now, usual_s), not each.near, each.turn)  # noqa: E731
+            return min(able, key=work)
+        left = [each for each in self.all if not each.is_other]
         order = lambda each: (max(each.busy_until, now), each.failed_at)  # noqa: E731
         return min(left, key=order, default=None)
 
@@ -194,6 +219,7 @@ class Servers:
         finally:
             server.under_way -= 1
         server.served(begun)
+        server.answered(begun, time.monotonic())
         return rows
 
     def nobody(self, met: Mapping[Server, RetrievalError]) -> RetrievalError:

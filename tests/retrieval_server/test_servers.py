@@ -56,9 +56,9 @@ def client_of(*servers: Faulty | str, **settings: Any) -> RetrievalClient:
 
 
 def prefer(client: RetrievalClient, *first: int) -> None:
-    """Take these of its servers for near ones, which are asked first."""
+    """Take these of its servers for near ones, which are asked first, and none for slow."""
     for place, server in enumerate(client._servers.all):
-        server.near = place in first
+        server.near, server.latency_s = place in first, None
 
 
 async def found(client: RetrievalClient, times: int = 1) -> list[str]:
@@ -269,6 +269,7 @@ async def test_another_index_is_taken_out_and_comes_back_with_the_runs(faulty: S
         changed.script[1] = good("d")
         changed.got = http(200, info | {"index_version": "one"})
         await until(lambda: gauge(client, "servers_up") == 3)
+        prefer(client, 0)
         assert (await client.retrieve(["new"], 1))[0][0].id == "d"
     assert gauge(client, "errors") == 0
 
@@ -320,6 +321,7 @@ def of(*states: dict[str, Any]) -> Servers:
     return servers
 
 
+AN_ANSWER = {"answered_at": time.monotonic() + 3600.0}  # is never forgotten
 FOREVER = {"busy_until": 1e12}
 RESTING = {"failures": 1, "rests_until": 1e12}
 
@@ -329,7 +331,16 @@ RESTING = {"failures": 1, "rests_until": 1e12}
     [
         ([{"turn": b"b"}, {"turn": b"a"}], 1),
         ([{"under_way": 1}, {"under_way": 2}], 0),
-        ([{"near": True, "under_way": 9}, {}], 0),
+        ([{"near": True, "under_way": 1}, {}], 0),
+        ([{"near": True, "under_way": 2}, {}], 1),
+        ([{"near": True}, {}], 0),
+        ([{**AN_ANSWER, "latency_s": 0.3}, {**AN_ANSWER, "latency_s": 0.2}], 1),
+        ([{**AN_ANSWER, "latency_s": 0.3}, {**AN_ANSWER, "latency_s": 0.2, "under_way": 1}], 0),
+        ([{"near": True, **AN_ANSWER, "latency_s": 0.3}, {**AN_ANSWER, "latency_s": 0.2}], 0),
+        ([{"near": True, **AN_ANSWER, "latency_s": 0.5}, {**AN_ANSWER, "latency_s": 0.2}], 1),
+        ([{"turn": b"a", "latency_s": 0.04}, {"turn": b"b", "latency_s": 0.01}], 0),
+        ([{"turn": b"a", **AN_ANSWER, "latency_s": 0.3}, {"turn": b"b"}, {"turn": b"c"}], 0),
+        ([{"latency_s": 0.3}, {**AN_ANSWER, "latency_s": 0.1}], 0),
         ([{"near": True, "drains": True}, {}], 1),
         ([{"near": True, **FOREVER}, {}], 1),
         ([{"near": True, **RESTING}, {}], 1),
@@ -346,6 +357,24 @@ RESTING = {"failures": 1, "rests_until": 1e12}
 def test_who_is_asked(states: list[dict[str, Any]], chosen: int | None) -> None:
     servers = of(*states)
     assert servers.choose() is (None if chosen is None else servers.all[chosen])
+
+
+def test_a_latency_follows_the_answers() -> None:
+    server = Server(Poster(URLS[0]), near=True)
+    server.answered(begun=100.0, now=100.4)
+    assert server.work_s(100.4, 0.0) == pytest.approx(0.4)
+    assert server.work_s(110.4, 0.0) == pytest.approx(0.2), "half of it is forgotten"
+    for _ in range(20):
+        server.answered(begun=110.0, now=110.1)
+    assert server.work_s(110.1, 0.0) == pytest.approx(0.1, rel=0.01)
+
+
+async def test_the_faster_of_two_servers_is_asked_more(faulty: Start) -> None:
+    slow, fast = await faulty(good("slow")), await faulty(good("fast"))
+    async with client_of(slow, fast, look_every_s=60.0) as client:
+        client._servers.all[0].answered(begun=time.monotonic() - 0.5, now=time.monotonic())
+        client._servers.all[1].answered(begun=time.monotonic(), now=time.monotonic())
+        assert await found(client, 4) == ["fast"] * 4
 
 
 def test_rests_double_up_to_a_bound_and_what_failed_together_counts_once() -> None:
