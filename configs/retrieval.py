@@ -27,10 +27,13 @@ class RetrievalConfig(Section, frozen=True):
     index: InputPath = ""  # of `forage index`, or a FAISS file; empty: BM25, made at the start
     # What is searched; empty: what the index is, or bm25. tantivy, which ranks otherwise, is never
     # searched unless it is named
-    kind: Literal["", "bm25", "tantivy", "dense"] = ""
+    kind: Literal["", "bm25", "tantivy", "dense", "bm25+dense", "tantivy+dense"] = ""
+    word_index: InputPath = ""  # of bm25 or tantivy, its ranks fused with those of a dense `index`
+    reranker: ModelPath = ""  # a cross-encoder that puts the best candidates in order; empty: none
+    rerank_candidates: Annotated[int, Meta(ge=1, le=100)] = 50
     encoder: ModelPath = ""  # of a dense index; empty: where it was when the index was built
-    encoder_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: Literal["cpu", "cuda"] = "cpu"  # of the encoder
+    encoder_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # and of the reranker
+    device: Literal["cpu", "cuda"] = "cpu"  # of encoder and reranker
     index_device: Literal["cpu", "cuda"] = "cpu"  # of the vectors; cuda: over all GPUs, in halves
     map_index: bool = False  # vectors stay on the disk, read when needed (Flat and HNSW on a CPU)
     ef_search: Annotated[int, Meta(ge=100)] = 256  # HNSW: how many neighbours are looked at
@@ -61,6 +64,18 @@ class RetrievalConfig(Section, frozen=True):
         if len({url.rstrip("/").removesuffix("/retrieve") for url in self.url}) < len(self.url):
             raise ValueError(
                 f"retrieval.url = {shown_urls(self.url)}: a server is named twice: keep one"
+            )
+        if ("+" in self.kind) != bool(self.word_index) or (self.word_index and not self.index):
+            raise ValueError(
+                f"retrieval.kind = {self.kind!r}, retrieval.index = {self.index!r} and "
+                f"retrieval.word_index = {self.word_index!r}: two indexes are fused where a kind "
+                "with + is said and both are named: a dense index, and a word_index of bm25 or "
+                "tantivy"
+            )
+        if self.reranker and self.top_k > self.rerank_candidates:
+            raise ValueError(
+                f"retrieval.top_k = {self.top_k!r}: more than the passages that are reranked: "
+                f"raise retrieval.rerank_candidates ({self.rerank_candidates})"
             )
         if self.url and self.recorded:
             raise ValueError(

@@ -21,7 +21,7 @@ from retrieval_server.protocol import BadIndex
 BATCH_TOKENS = 8192  # of one forward pass, padding counted
 
 # Its code does not run, nor is anybody asked whether it may, and nothing is fetched.
-_OF_THE_FOLDER = {"trust_remote_code": False, "local_files_only": True}
+OF_THE_FOLDER = {"trust_remote_code": False, "local_files_only": True}
 disable_progress_bar()  # one for each of a model's loads
 
 
@@ -45,9 +45,9 @@ class Encoder:
         self.usage = usage or settings_of(self.path)
         self.dtype, self._device = dtype, device
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(self.path, **_OF_THE_FOLDER)
+            self._tokenizer = AutoTokenizer.from_pretrained(self.path, **OF_THE_FOLDER)
             model = AutoModel.from_pretrained(
-                self.path, dtype=getattr(torch, dtype), use_safetensors=True, **_OF_THE_FOLDER
+                self.path, dtype=getattr(torch, dtype), use_safetensors=True, **OF_THE_FOLDER
             )
         except (SafetensorError, OSError, ValueError) as error:
             raise BadIndex(f"{str(path)!r} cannot be loaded as an encoder: {error}") from error
@@ -81,7 +81,7 @@ class Encoder:
         return vectors
 
     def _fill(self, vectors: NDArray[np.float32], ids: Sequence[Sequence[int]]) -> None:
-        for rows in _batches([len(row) for row in ids]):
+        for rows in batches([len(row) for row in ids]):
             batch = self._tokenizer.pad(
                 {"input_ids": [ids[row] for row in rows]}, return_tensors="pt"
             ).to(self._device)
@@ -103,7 +103,7 @@ class Encoder:
         return torch.nn.functional.normalize(pooled, dim=1) if self.usage.normalise else pooled
 
 
-def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Rows by length, together at most BATCH_TOKENS with the padding: little is computed for it."""
     batch: list[int] = []
     for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):

@@ -76,13 +76,17 @@ def settings_of(folder: Path) -> EncoderSettings:
     )
 
 
-def require_encoder(folder: Path) -> None:
-    """Raise BadIndex unless `folder` holds a model whose weights are safetensors."""
+def require_encoder(folder: Path, field: str = "") -> None:
+    """Raise BadIndex unless `folder` holds a model whose weights are safetensors. `field`: what
+    names it, where it is not the index's encoder.
+    """
+    where = f"{field} = {str(folder)!r}" if field else repr(str(folder))
     if not (folder / "config.json").is_file():
-        raise BadIndex(f"{str(folder)!r} holds no encoder: name a folder with a config.json")
+        what = "model" if field else "encoder"
+        raise BadIndex(f"{where} holds no {what}: name a folder with a config.json")
     if not any(folder.glob(_WEIGHTS)):
         raise BadIndex(
-            f"{str(folder)!r} holds no {_WEIGHTS}: only such weights are read; load what is there "
+            f"{where} holds no {_WEIGHTS}: only such weights are read; load what is there "
             "with transformers where you trust it, and save_pretrained() it anew"
         )
 

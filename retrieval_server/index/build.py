@@ -102,7 +102,9 @@ def build_dense(
             lambda done: progress("indexing", done, count),
         )
         faiss_index.write(index, folder / manifest.VECTORS)
-        return build.finish(faiss_index.VERSION, [folder / manifest.VECTORS], factory)
+        parameters = faiss_index.parameters(index, factory, count)
+        files = [folder / manifest.VECTORS]
+        return build.finish(faiss_index.VERSION, files, factory, parameters)
 
 
 class _Build:

@@ -1,4 +1,4 @@
-"""Search by FAISS: exact (Flat), HNSW, IVF or any factory string.
+"""Search by FAISS: exact (Flat), HNSW, IVF, vectors in fewer bits (SQ, PQ), any factory string.
 
 Hits that FAISS could not fill in (position −1) are dropped. Scores are inner products or
 negative distances: higher is better in any case.
@@ -7,6 +7,7 @@ negative distances: higher is better in any case.
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import faiss
@@ -19,9 +20,12 @@ from retrieval_server.protocol import MAX_TOP_K, BadIndex
 
 VERSION = f"faiss {faiss.__version__}"
 EF_SEARCH = 256
+_AHEAD = 32  # queries that are encoded while those before them are searched for
 _LISTS = 5.0  # times the root of their number: a third of 256, a fiftieth of 65,536
 _EF_CONSTRUCTION = 100  # FAISS's 40 costs half the time and a few neighbours in a hundred
-_TRAINED_ON = 256  # vectors for each centroid; FAISS itself takes no more
+# Vectors for each centroid: FAISS itself takes no more than the first, and warns below 39. They lie
+# in memory: many lists get fewer.
+_TRAINED_ON, _TRAINED_ON_LEAST, _TRAINED_ON_AT_ONCE = 256, 64, 1 << 20
 _READ_BYTES = 1 << 24
 
 
@@ -42,15 +46,18 @@ class DenseIndex:
         threads: int = 1,
         *,
         gpus: bool = False,
+        overlapped: bool = False,
         fingerprint: str = "",
     ) -> None:
-        """`gpus`: search on all of them. `fingerprint`: of the vectors' file and its encoder."""
+        """`gpus`: search on all of them. `overlapped`: encode the next queries while these are
+        searched for. `fingerprint`: of the vectors' file and its encoder.
+        """
         if vectors.d != encoder.dimension:
             raise BadIndex(
                 f"the index holds vectors of {vectors.d} numbers, the encoder {encoder.path} makes "
                 f"{encoder.dimension}: name the encoder that the index was built with"
             )
-        self._encoder, self._threads = encoder, threads
+        self._encoder, self._threads, self._overlapped = encoder, threads, overlapped
         self._sign = 1.0 if vectors.metric_type == faiss.METRIC_INNER_PRODUCT else -1.0
         self.name = f"{_kind(vectors)}{_tuned(vectors, ef_search, nprobe)}, {encoder.name}"
         self.fingerprint = fingerprint
@@ -58,18 +65,34 @@ class DenseIndex:
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
         """The nearest passages, best first; equal queries are encoded once."""
-        places = {query: i for i, query in enumerate(dict.fromkeys(queries))}
-        if not places:
-            return []
+        different = list(dict.fromkeys(queries))
         faiss.omp_set_num_threads(self._threads)
         # Always as many: the heap's size would decide which of equal scores are seen.
         wanted = min(max(top_k, MAX_TOP_K), self._vectors.ntotal)
-        scores, positions = self._vectors.search(self._encoder.queries(list(places)), wanted)
-        found = [
-            _hits(row_scores * self._sign, row, top_k)
-            for row_scores, row in zip(scores, positions, strict=True)
-        ]
+        found: list[list[Hit]] = []
+        for vectors in self._encoded(different):
+            scores, positions = self._vectors.search(vectors, wanted)
+            found += [
+                _hits(row_scores * self._sign, row, top_k)
+                for row_scores, row in zip(scores, positions, strict=True)
+            ]
+        places = {query: i for i, query in enumerate(different)}
         return [list(found[places[query]]) for query in queries]
+
+    def _encoded(self, queries: list[str]) -> Iterator[NDArray[np.float32]]:
+        """The vectors of queries, some at a time; the next ones are on their way meanwhile."""
+        size = _AHEAD if self._overlapped else len(queries)
+        parts = [queries[at : at + size] for at in range(0, len(queries), size or 1)]
+        if len(parts) < 2:
+            yield from map(self._encoder.queries, parts)
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="encoder") as thread:
+            coming = thread.submit(self._encoder.queries, parts[0])
+            for part in parts[1:]:
+                vectors = coming.result()
+                coming = thread.submit(self._encoder.queries, part)
+                yield vectors
+            yield coming.result()
 
 
 def _hits(scores: NDArray[np.float32], positions: NDArray[np.int64], top_k: int) -> list[Hit]:
@@ -87,7 +110,7 @@ def made(factory: str, dimension: int) -> faiss.Index:
     except RuntimeError as error:
         raise BadIndex(
             f"{factory!r} is no FAISS factory string for {dimension} numbers: {_said(error)}; "
-            "Flat, HNSW32 or IVF256,Flat are"
+            "Flat, HNSW32, SQ8, IVF256,Flat or IVF256,PQ96 are"
         ) from error
 
 
@@ -121,6 +144,26 @@ def build(
             "lists or fewer bits"
         ) from error
     return index
+
+
+def parameters(index: faiss.Index, factory: str, count: int) -> dict[str, int | float | str]:
+    """What an index of so many vectors was made with, and how many of them it was trained on."""
+    inner = _inner(index)
+    stored = faiss.downcast_index(inner.storage) if hasattr(inner, "hnsw") else inner
+    told: dict[str, int | float | str] = {}
+    if hasattr(stored, "code_size"):
+        told["bytes_per_vector"] = int(stored.code_size)
+    if not made(factory, index.d).is_trained:
+        told["trained_on"] = _wanted(index, count)
+    if hasattr(inner, "nlist"):
+        told["lists"] = int(inner.nlist)
+    if hasattr(inner, "hnsw"):
+        told |= {"neighbours": int(inner.hnsw.nb_neighbors(1)), "ef_construction": _EF_CONSTRUCTION}
+    if hasattr(stored, "pq"):
+        told |= {"pq_parts": int(stored.pq.M), "pq_bits": int(stored.pq.nbits)}
+    if hasattr(stored, "sq"):
+        told["sq_bits"] = int(stored.sq.bits)
+    return told
 
 
 def write(index: faiss.Index, path: Path) -> None:
@@ -195,9 +238,9 @@ class _Parts:
 
 
 def _wanted(index: faiss.Index, count: int) -> int:
-    """The number of vectors to train on: FAISS's own bound where there are lists, else all."""
-    lists = getattr(_inner(index), "nlist", 0)
-    return min(count, max(lists, 1024) * _TRAINED_ON)
+    """The number of vectors to train on, by the number of centroids."""
+    lists = max(getattr(_inner(index), "nlist", 0), 1024)
+    return min(count, lists * _TRAINED_ON, max(lists * _TRAINED_ON_LEAST, _TRAINED_ON_AT_ONCE))
 
 
 def _sample(

@@ -38,10 +38,15 @@ def room(kind: Kind, corpus: str | Path) -> Callable[[int], None]:
     return check
 
 
-def require_named(asked: RetrievalConfig, kind: Kind) -> None:
-    """Raise BadIndex unless `retrieval.kind` lets an index of this kind be searched."""
-    if asked.kind == kind or (not asked.kind and kind != "tantivy"):
+def require_named(asked: RetrievalConfig, kind: Kind, field: str = "index") -> None:
+    """Raise BadIndex unless `retrieval.kind` lets an index of this kind be searched, that `field`
+    names.
+    """
+    words, _, vectors = asked.kind.rpartition("+")
+    wanted = words if field == "word_index" else vectors
+    if wanted == kind or (not wanted and kind != "tantivy"):
         return
+    path = getattr(asked, field)
     if not asked.index:
         how = f"--kind {asked.kind}" if asked.kind == "tantivy" else "--encoder MODEL"
         raise BadIndex(
@@ -53,7 +58,10 @@ def require_named(asked: RetrievalConfig, kind: Kind) -> None:
             f"{asked.index!r} is an index of tantivy's BM25, which ranks otherwise than bm25: say "
             "that it is meant, retrieval.kind=tantivy"
         )
+    meant = "" if asked.word_index else f", or say retrieval.kind={kind}"
+    if field == "word_index" and kind != "dense":
+        meant = f", or say retrieval.kind={kind}+{vectors}"
     raise BadIndex(
-        f"{asked.index!r} is an index of kind {kind!r}, and retrieval.kind = {asked.kind!r}: name "
-        f"another index, or say retrieval.kind={kind}"
+        f"{path!r} is an index of kind {kind!r}, and retrieval.kind = {asked.kind!r}: name another "
+        f"one (retrieval.{field}){meant}"
     )

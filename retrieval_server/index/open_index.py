@@ -1,10 +1,12 @@
 """Opening of the configured passages and index, checked against each other.
 
 Three forms: a corpus alone (BM25, made at the start), a folder of `forage index`, a FAISS file (or
-its parts, as Search-R1's `part_aa`, `part_ab`) with corpus and encoder.
+its parts, as Search-R1's `part_aa`, `part_ab`) with corpus and encoder. A second index, of words,
+may be fused with it, and a reranker look at what they find.
 """
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +31,22 @@ logging.getLogger("faiss").setLevel(logging.WARNING)
 
 def open_index(asked: RetrievalConfig) -> tuple[Sequence[Document], Index]:
     """The passages and index that `asked` names. Raises CorpusError, BadIndex naming the field."""
+    passages, index = _opened(asked)
+    if asked.word_index:
+        from retrieval_server.index.hybrid import Hybrid
+
+        told = _check_words(asked)
+        index = Hybrid([_of_words(Path(asked.word_index), told), index])
+    if asked.reranker:
+        from retrieval_server.index.rerank import CrossEncoder, Reranked
+
+        encoder = CrossEncoder(Path(asked.reranker), asked.encoder_dtype, asked.device)
+        index = Reranked(index, passages, encoder, asked.rerank_candidates)
+    return passages, index
+
+
+def _opened(asked: RetrievalConfig) -> tuple[Sequence[Document], Index]:
+    """The passages, and what `retrieval.index` names."""
     if not asked.index:
         require_named(asked, "bm25")
         from retrieval_server.index.bm25 import BM25Index
@@ -43,21 +61,25 @@ def open_index(asked: RetrievalConfig) -> tuple[Sequence[Document], Index]:
         return passages, _dense(asked, parts, Path(asked.encoder), None, len(passages))
     told = check(asked)
     passages = reopen(folder, _corpus(asked, told), told.corpus.blake3)
-    if told.kind == "bm25":
-        from retrieval_server.index.bm25 import VERSION, BM25Index
-
-        _compare(told, VERSION)
-        return passages, BM25Index.load(folder / BM25)
-    if told.kind == "tantivy":
-        from retrieval_server.index import tantivy_index
-
-        _compare(told, tantivy_index.VERSION)
-        return passages, tantivy_index.TantivyIndex(folder / TANTIVY)
+    if told.kind != "dense":
+        return passages, _of_words(folder, told)
     from retrieval_server.index import faiss_index
 
     _compare(told, faiss_index.VERSION)
     path = _encoder(asked, told)
     return passages, _dense(asked, [folder / VECTORS], path, told, len(passages))
+
+
+def _of_words(folder: Path, told: Manifest) -> Index:
+    if told.kind == "bm25":
+        from retrieval_server.index.bm25 import VERSION, BM25Index
+
+        _compare(told, VERSION)
+        return BM25Index.load(folder / BM25)
+    from retrieval_server.index import tantivy_index
+
+    _compare(told, tantivy_index.VERSION)
+    return tantivy_index.TantivyIndex(folder / TANTIVY)
 
 
 def check(asked: RetrievalConfig) -> Manifest:
@@ -79,6 +101,16 @@ def check(asked: RetrievalConfig) -> Manifest:
     return told
 
 
+def _check_words(asked: RetrievalConfig) -> Manifest:
+    """The manifest of `asked.word_index`, which is of the same corpus. Raises BadIndex."""
+    folder = Path(asked.word_index)
+    told = manifest.read(folder)
+    require_named(asked, told.kind, "word_index")
+    corpus = asked.corpus or manifest.read(Path(asked.index)).corpus_path
+    manifest.check(folder, told, Path(corpus))
+    return told
+
+
 def look(asked: RetrievalConfig) -> None:
     """Raise CorpusError or BadIndex for what cannot be served; no model or vector is loaded."""
     if not asked.index:
@@ -90,6 +122,10 @@ def look(asked: RetrievalConfig) -> None:
         load_corpus(asked.corpus)
     else:
         check(asked)
+    if asked.word_index:
+        _check_words(asked)
+    if asked.reranker:
+        require_encoder(Path(asked.reranker), "retrieval.reranker")
 
 
 def _compare(told: Manifest, library: str) -> None:
@@ -135,6 +171,12 @@ def _encoder(asked: RetrievalConfig, told: Manifest) -> Path:
     return Path(asked.encoder or (told.encoder.path if told.encoder else ""))
 
 
+def _has_two_places(asked: RetrievalConfig) -> bool:
+    """True where an encoder and an index do not take each other's processors."""
+    cores = os.cpu_count() or 1
+    return "cuda" in (asked.device, asked.index_device) or 2 * asked.threads <= cores
+
+
 def _dense(
     asked: RetrievalConfig, files: list[Path], path: Path, told: Manifest | None, count: int
 ) -> Index:
@@ -167,5 +209,6 @@ def _dense(
         asked.nprobe,
         asked.threads,
         gpus=asked.index_device == "cuda",
+        overlapped=_has_two_places(asked),
         fingerprint=blake3(msgspec.json.encode(decisive)).hexdigest(length=8),
     )

@@ -38,7 +38,7 @@ class IndexOptions(Options):
         "of an index of words: bm25 (default), or tantivy, another ranker, for large corpora"
     )
     encoder: Path | None = option("for a dense index: a folder as transformers saves it")
-    factory: str | None = option("Flat (default), HNSW32, IVF256,Flat or any other")
+    factory: str | None = option("Flat (default), HNSW32, SQ8, IVF4096,PQ96 or any other")
     pooling: Literal["mean", "cls", "last"] | None = option("default: the model's")
     query_prefix: str | None = option("default: the model's")
     passage_prefix: str | None = option("default: the model's")

@@ -77,7 +77,9 @@ def paths_of(config: Config, kinds: Collection[str]) -> dict[str, str]:
         RETRIEVAL: (
             "retrieval.corpus",
             "retrieval.index",
+            "retrieval.word_index",
             "retrieval.encoder",
+            "retrieval.reranker",
             "retrieval.token_file",
         ),
     }
@@ -87,7 +89,9 @@ def paths_of(config: Config, kinds: Collection[str]) -> dict[str, str]:
         "retrieval.token_file": retrieval.token_file,
         "retrieval.corpus": retrieval.corpus,
         "retrieval.index": retrieval.index,
+        "retrieval.word_index": retrieval.word_index,
         "retrieval.encoder": retrieval.encoder,
+        "retrieval.reranker": retrieval.reranker,
     }
     found = {field: every[field] for kind in kinds for field in read.get(kind, ())}
     if ACTOR in kinds:

@@ -68,6 +68,8 @@ def test_a_bm25_folder_finds_what_the_index_in_memory_finds(
 
 
 def test_a_dense_folder_finds_the_passage_itself(dense: Path) -> None:
+    told = json.loads((dense / "manifest.json").read_text())["parameters"]
+    assert (told["neighbours"], told["bytes_per_vector"]) == (8, 128)
     passages, index = open_index(RetrievalConfig(index=str(dense)))
     rows = index.search([row["contents"] for row in ROWS], 1)
     assert [passages[row[0].position].id for row in rows] == [row["id"] for row in ROWS]

@@ -1,6 +1,7 @@
 """FAISS against a naive search of the same vectors; what it cannot fill in is never shown."""
 
 import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,15 @@ from numpy.typing import NDArray
 
 from retrieval_server.encoder import Encoder
 from retrieval_server.index.base import Hit
-from retrieval_server.index.faiss_index import DenseIndex, build, made, on_gpus, read, write
+from retrieval_server.index.faiss_index import (
+    DenseIndex,
+    build,
+    made,
+    on_gpus,
+    parameters,
+    read,
+    write,
+)
 from retrieval_server.protocol import BadIndex
 from tests.retrieval_server.encoders import make_encoder
 
@@ -80,6 +89,38 @@ def test_a_smaller_top_k_is_a_prefix_and_ties_keep_the_corpus_order(
         assert [hit.position for hit in few[:2]] == sorted(hit.position for hit in few[:2])
 
 
+class Counting:
+    """An encoder that counts its calls."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.calls, self._encoder = 0, encoder
+        self.dimension, self.name = encoder.dimension, encoder.name
+
+    def queries(self, texts: list[str]) -> NDArray[np.float32]:
+        self.calls += 1
+        return self._encoder.queries(texts)
+
+
+def test_the_next_queries_are_encoded_while_these_are_searched_for(
+    encoder: Encoder, vectors: NDArray[np.float32]
+) -> None:
+    counting = Counting(encoder)
+    index = DenseIndex(_build(vectors, "Flat", threads=1), counting, overlapped=True)
+    parts = index._encoded(TEXTS)
+    next(parts)
+    end = time.monotonic() + 20.0
+    while counting.calls < 2 and time.monotonic() < end:
+        time.sleep(0.001)
+    assert counting.calls == 2, "and no more: two stages"
+    parts.close()
+    plain = DenseIndex(_build(vectors, "Flat", threads=1), encoder).search(TEXTS, 1)
+    assert [row[0].position for row in index.search([*TEXTS, TEXTS[0]], 1)] == [
+        *(row[0].position for row in plain),
+        plain[0][0].position,
+    ]
+    assert index.search([], 3) == []
+
+
 def test_distances_become_scores_that_fall(encoder: Encoder, vectors: NDArray[np.float32]) -> None:
     import faiss
 
@@ -100,13 +141,38 @@ def test_settings_reach_what_lies_inside(encoder: Encoder, vectors: NDArray[np.f
         assert said in index.name
 
 
-@pytest.mark.parametrize("factory", ["HNSW16", "IVF4,Flat"])
+@pytest.mark.parametrize(
+    ("factory", "least", "told"),
+    [
+        ("SQ8", 0.95, {"bytes_per_vector": 32, "trained_on": 150, "sq_bits": 8}),
+        ("IVF4,SQ8", 0.9, {"bytes_per_vector": 32, "trained_on": 150, "lists": 4, "sq_bits": 8}),
+        ("IVF4,PQ4x4", 0.25, {"bytes_per_vector": 2, "trained_on": 150, "lists": 4,
+                              "pq_parts": 4, "pq_bits": 4}),
+        ("HNSW8_SQ8", 0.9, {"bytes_per_vector": 32, "trained_on": 150, "neighbours": 8,
+                            "ef_construction": 100, "sq_bits": 8}),
+        ("Flat", 1.0, {"bytes_per_vector": 128}),
+    ],
+)  # fmt: skip
+def test_fewer_bits_find_most_and_say_what_they_were_trained_on(
+    encoder: Encoder, vectors: NDArray[np.float32], factory: str, least: float, told: object
+) -> None:
+    index = _build(vectors, factory, threads=1)
+    assert parameters(index, factory, len(vectors)) == told
+    found = DenseIndex(index, encoder, nprobe=4).search(TEXTS[::7], 10)
+    rows = [
+        {hit.position for hit in row} & {*_naive(encoder, vectors, query, 10)}
+        for row, query in zip(found, TEXTS[::7], strict=True)
+    ]
+    assert sum(map(len, rows)) >= least * 10 * len(rows)
+
+
+@pytest.mark.parametrize("factory", ["HNSW16", "IVF4,Flat", "SQ8", "IVF4,PQ4x4"])
 def test_the_same_vectors_build_the_same_bytes(
     tmp_path: Path, vectors: NDArray[np.float32], factory: str
 ) -> None:
     paths = [tmp_path / "a", tmp_path / "b"]
     for path in paths:
-        write(_build(vectors, factory), path)
+        write(_build(vectors, factory, threads=1 if "PQ" in factory else 2), path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
@@ -136,6 +202,8 @@ def test_faults_are_named(tmp_path: Path, encoder: Encoder, vectors: NDArray[np.
         read([path])
     with pytest.raises(BadIndex, match="'Bogus' is no FAISS factory string for 32 numbers"):
         made("Bogus", 32)
+    with pytest.raises(BadIndex, match="'IVF4,PQ5' is no FAISS factory string for 32 numbers"):
+        made("IVF4,PQ5", 32)
     with pytest.raises(BadIndex, match="'IVF4096,Flat' cannot hold 150 passages"):
         _build(vectors, "IVF4096,Flat")
     with pytest.raises(BadIndex, match=r"vectors of 16 numbers, the encoder .* makes 32"):
