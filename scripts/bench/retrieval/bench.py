@@ -2,7 +2,8 @@
 
 The real server and the real client over Debian's package descriptions, or `--corpus`, by BM25 and
 by vectors; beside them, in turn and in the same run, a server and clients of Search-R1's shape over
-the same index and encoder (`baseline`). METHOD says how. What both find is compared. A run that was
+the same index and encoder (`baseline`). Then rankers and kinds of vectors at a size near wiki-18's
+(`scale`). METHOD says how. What both find is compared. A run that was
 cut off goes on with the same command; a finished one begins anew.
 """
 
@@ -10,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 
@@ -18,6 +19,7 @@ from configs.runtime.process import REPOSITORY, limit_threads
 from retrieval_server.corpus import load_corpus
 from retrieval_server.protocol import RetrievalError
 from scripts.bench import harness
+from scripts.bench.retrieval import scale
 from scripts.bench.retrieval.corpus import debian, draw_queries, siblings
 from scripts.bench.retrieval.overload import GOALS as OVERLOAD_GOALS
 from scripts.bench.retrieval.overload import (
@@ -57,6 +59,7 @@ METHOD = {
     f"as it answers in its deadline, {REQUEST_DEADLINE_S} s; saturation: half as many",
     "overload_goodput_min": "queries answered in time a second, 3 s after the askers began, over "
     "the saturation",
+    **scale.METHOD,
     "p50, p99": "of what was answered since the window began; open loop: since it was due",
 }
 
@@ -69,6 +72,8 @@ class BenchRetrievalOptions(harness.BenchOptions):
     passages: int = option("of Debian's packages", default=PASSAGES, least=1)
     out: Path = option("finished rows", default=REPOSITORY / "runs" / "bench_retrieval")
     fresh: bool = option("measure and build all anew", default=False)
+    scale: int | None = option("generated passages (2,000,000; quick: 100,000)", least=5000)
+    only: Literal["scale"] | None = option("the part with generated passages alone")
 
     def corpora(self) -> dict[str, Path]:
         """The corpus of each kind of index. Raises NoCorpus, ConfigError."""
@@ -88,27 +93,46 @@ def measure(options: BenchRetrievalOptions, report: harness.Report) -> dict[str,
     if options.fresh:
         kept.forget()
     with harness.scratch() as folder, harness.Processes(folder) as processes:
-        settings: dict[str, dict[str, Any]] = {}
-        builds = {}
-        for kind, corpus in corpora.items():
-            report(f"building an index: {kind}")
-            made, builds[kind] = build(processes, corpus, CACHE, kind, options.fresh)
-            settings[kind] = {"corpus": str(corpus.resolve()), "index": str(made), "threads": 2}
-        settings["bm25-few"] = settings["bm25"] | {"max_waiting_queries": FEW}
-        side_by_side = Bench(folder, processes, settings)
-        documents = load_corpus(corpora["bm25"])
-        queries = draw_queries(documents, min(UNITS, 4 * len(documents)), SEED)
-        side_by_side.units("single", [[query] for query in queries])
-        side_by_side.units("groups", [siblings(query, SEED) for query in queries])
-        found = []
-        for row in (row for index in corpora for row in rows(index, options.quick)):
-            report(row.name)
-            found.append(kept.get(row.name, partial(side_by_side.measure, row)))
-        overload = Overload(folder, processes, settings["bm25"], queries)
-        overloaded = _overloaded(overload, options.quick, kept, report)
-        report("recall")
-        recall = kept.get("recall", partial(recalls, processes, corpora["dense"], folder, 1000))
+        found: dict[str, Any] = {}
+        if not options.only:
+            found = _served(options, corpora, folder, processes, kept, report)
+        size = options.scale or (scale.QUICK_PASSAGES if options.quick else scale.PASSAGES)
+        queries = scale.QUICK_QUERIES if options.quick else scale.QUERIES
+        large = scale.Scale(processes, kept, folder, CACHE, report)
+        found |= large.measure(size, corpora["dense"], queries, options.fresh)
     kept.forget()
+    return found | {"method": METHOD}
+
+
+def _served(
+    options: BenchRetrievalOptions,
+    corpora: dict[str, Path],
+    folder: Path,
+    processes: harness.Processes,
+    kept: harness.Rows,
+    report: harness.Report,
+) -> dict[str, Any]:
+    """The figures of servers and askers, and what their indexes find."""
+    settings: dict[str, dict[str, Any]] = {}
+    builds = {}
+    for kind, corpus in corpora.items():
+        report(f"building an index: {kind}")
+        made, builds[kind] = build(processes, corpus, CACHE, kind, options.fresh)
+        settings[kind] = {"corpus": str(corpus.resolve()), "index": str(made), "threads": 2}
+    settings["bm25-few"] = settings["bm25"] | {"max_waiting_queries": FEW}
+    side_by_side = Bench(folder, processes, settings)
+    documents = load_corpus(corpora["bm25"])
+    queries = draw_queries(documents, min(UNITS, 4 * len(documents)), SEED)
+    side_by_side.units("single", [[query] for query in queries])
+    side_by_side.units("groups", [siblings(query, SEED) for query in queries])
+    found = []
+    for row in (row for index in corpora for row in rows(index, options.quick)):
+        report(row.name)
+        found.append(kept.get(row.name, partial(side_by_side.measure, row)))
+    overload = Overload(folder, processes, settings["bm25"], queries)
+    overloaded = _overloaded(overload, options.quick, kept, report)
+    report("recall")
+    recall = kept.get("recall", partial(recalls, processes, corpora["dense"], folder, 1000))
     return {
         **summary(found, recall),
         **overload_summary(overloaded),
@@ -116,7 +140,6 @@ def measure(options: BenchRetrievalOptions, report: harness.Report) -> dict[str,
         "overload": overloaded,
         "builds": builds,
         "recall": recall,
-        "method": METHOD,
     }
 
 
@@ -132,6 +155,8 @@ def _overloaded(
 
 def tables(found: dict[str, Any]) -> list[Table]:
     """Every row, the cost and recall of indexes, and the goals."""
+    if "rows" not in found:
+        return scale.tables(found)
     title = "Searches (ms: p50, p99; CPU: server, askers; refused: 503s, asked again)"
     loads = Table("load", "by", "a second", "over", "ms", "errors", "refused", "calls/query", "CPU",
                   title=title)  # fmt: skip
@@ -150,7 +175,8 @@ def tables(found: dict[str, Any]) -> list[Table]:
                 f"{told['server_cpu']:.2f} {told['load_cpu']:.2f}",
             )
     goals = harness.goals_table(found, GOALS | OVERLOAD_GOALS)
-    return [loads, overload_table(found["overload"]), _indexes(found), goals]
+    served = [loads, overload_table(found["overload"]), _indexes(found), goals]
+    return [*served, *scale.tables(found)]
 
 
 def _ms(seconds: float | None) -> str:

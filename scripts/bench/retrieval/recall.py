@@ -2,7 +2,7 @@
 
 `forage index` makes them, timed, in folders of `.cache`, each with a record of its cost beside it.
 `python -m scripts.bench.retrieval.recall CORPUS OUT QUERIES` measures how many of the truly nearest
-passages HNSW and IVF find. Random weights would give vectors that are all alike, so they are the
+passages each kind finds. Random weights would give vectors that are all alike, so they are the
 texts' own by latent semantic analysis (TF-IDF, truncated SVD, unit length), searched by the
 server's own index code at its default settings.
 """
@@ -39,6 +39,7 @@ MAKERS = (
     "retrieval_server.index.build",
     "retrieval_server.encoder",
     "retrieval_server.index.bm25",
+    "retrieval_server.index.tantivy_index",
     "retrieval_server.index.faiss_index",
     "retrieval_server.corpus_files",
     "retrieval_server.encoder_settings",
@@ -48,7 +49,14 @@ MAKERS = (
 DENSE = ("--factory", "HNSW32", "--max-passage-tokens", "32", "--threads", "2")
 DIMENSION = 384
 TOP_K = 10
-FACTORIES = {"flat": "Flat", "hnsw": "HNSW32", "ivf": "IVF256,Flat"}
+FACTORIES = {
+    "flat": "Flat",
+    "hnsw": "HNSW32",
+    "ivf": "IVF256,Flat",
+    "sq8": "SQ8",
+    "ivf_sq8": "IVF256,SQ8",
+    "ivf_pq": "IVF256,PQ96",
+}
 QUERY_SEED = 7  # others than those that the servers are asked
 _BLOCK = 1024
 _OVERSAMPLED = 32
@@ -63,6 +71,8 @@ def build(
         texts = (document.contents for document in load_corpus(corpus))
         encoder = make_encoder(folder / f"minilm-l6-shape-{digest_of([corpus])}", texts)
         given = ("--encoder", str(encoder), *DENSE)
+    elif kind == "tantivy":
+        given = ("--kind", "tantivy")
     made = folder / f"{kind}-{digest_of([corpus, *sources(*MAKERS)])}"
     record = made.with_suffix(".json")
     if fresh:
