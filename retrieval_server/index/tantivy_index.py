@@ -25,6 +25,7 @@ VERSION = f"tantivy {tantivy.__version__}"
 K1, B = 1.2, 0.75  # tantivy's own; it takes no others
 MOST_SEGMENTS = 7  # tantivy merges 8 of a size, in an order of its own
 SEGMENT_PASSAGES = 1 << 20  # of a segment, where they fit into MOST_SEGMENTS
+_FEW = 10  # hits, for which many more passages are skipped than for MAX_TOP_K
 _ARENA_BYTES = 4_000_000_000  # tantivy's most for a segment in the making; taken as it is filled
 _TEXT, _POSITION = "text", "position"
 Texts = Callable[[int], Iterable[str]]
@@ -52,8 +53,8 @@ class TantivyIndex:
 
     def _best(self, bag: frozenset[tuple[str, int]], top_k: int) -> list[Hit]:
         terms = [(tantivy.Occur.Should, self._term(*each)) for each in sorted(bag)]
-        # Always as many: which passages are skipped decides in which order words are added up.
-        limit = max(top_k, MAX_TOP_K)
+        # One of two numbers: which passages are skipped decides in which order words are added up.
+        limit = _FEW if top_k <= _FEW else max(top_k, MAX_TOP_K)
         result = self._searcher.search(tantivy.Query.boolean_query(terms), limit, count=False)
         begins = self._begins
         return [Hit(begins[at.segment_ord] + at.doc, score) for score, at in result.hits[:top_k]]

@@ -56,7 +56,7 @@ class Mixture:
                 centres[each] = vectors[nearest == each].mean(0)
         within = vectors - centres[nearest]
         values, axes = np.linalg.eigh(within.T @ within / len(vectors))
-        odds = np.bincount(nearest, minlength=COMPONENTS).astype(np.float32) / len(vectors)
+        odds = (np.bincount(nearest, minlength=COMPONENTS) / len(vectors)).astype(np.float32)
         return cls(centres, odds, np.sqrt(np.maximum(values, 0.0)) * axes)
 
     def draw(self, count: int, seed: int) -> Vectors:
