@@ -1,8 +1,11 @@
 """Search by tantivy's BM25, for corpora of tens of millions. The only module that imports tantivy.
 
 It is another ranker than `bm25`: its k1 and b are fixed, and it keeps a passage's length in one
-byte, so many more passages tie. It skips what cannot come into the best hits, and its index stays
-in its files, memory-mapped.
+byte, so many more passages tie. Its index stays in its files, memory-mapped.
+
+Its Python binding scores every passage that holds a word of the query. So the frequent words, which
+together are worth less than the last of the best hits has, are looked up only where a passage holds
+one of the others (MaxScore: Turtle & Flood 1995); the hits are the same.
 
 Equal scores come in the order of segments, larger ones first, and within one as passages were
 added. So segments are consecutive parts of the corpus, each a little smaller than the one before,
@@ -14,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import tantivy
 
@@ -25,10 +29,21 @@ VERSION = f"tantivy {tantivy.__version__}"
 K1, B = 1.2, 0.75  # tantivy's own; it takes no others
 MOST_SEGMENTS = 7  # tantivy merges 8 of a size, in an order of its own
 SEGMENT_PASSAGES = 1 << 20  # of a segment, where they fit into MOST_SEGMENTS
-_FEW = 10  # hits, for which many more passages are skipped than for MAX_TOP_K
+_FEW = 10  # hits, for which many more passages are left out than for MAX_TOP_K
+_ENOUGH = 4  # times as many passages as hits
+_MOST_OPTIONAL = 64  # terms; tantivy's calls nest as deep
+_ROUNDED = 1.00001  # scores are sums of float32
 _ARENA_BYTES = 4_000_000_000  # tantivy's most for a segment in the making; taken as it is filled
 _TEXT, _POSITION = "text", "position"
 Texts = Callable[[int], Iterable[str]]
+
+
+class _Term(NamedTuple):
+    """A word of a query: how many passages hold it, and the score that it stays below."""
+
+    passages: int
+    most: float
+    query: tantivy.Query
 
 
 class TantivyIndex:
@@ -52,16 +67,64 @@ class TantivyIndex:
         return [found[bag] for bag in bags]
 
     def _best(self, bag: frozenset[tuple[str, int]], top_k: int) -> list[Hit]:
-        terms = [(tantivy.Occur.Should, self._term(*each)) for each in sorted(bag)]
-        # One of two numbers: which passages are skipped decides in which order words are added up.
+        # One of two numbers: what is left out decides in which order words are added up.
         limit = _FEW if top_k <= _FEW else max(top_k, MAX_TOP_K)
-        result = self._searcher.search(tantivy.Query.boolean_query(terms), limit, count=False)
+        terms = self._terms(bag)
+        first = _enough(terms, limit)
+        hits = self._found(terms, first, limit)
+        least = hits[-1][0] if len(hits) == limit else 0.0
+        if (needed := _needed(terms, least)) > first:
+            hits = self._found(terms, needed, limit)
         begins = self._begins
-        return [Hit(begins[at.segment_ord] + at.doc, score) for score, at in result.hits[:top_k]]
+        return [Hit(begins[at.segment_ord] + at.doc, score) for score, at in hits[:top_k]]
 
-    def _term(self, word: str, times: int) -> tantivy.Query:
-        term = tantivy.Query.term_query(self._schema, _TEXT, word, "freq")
-        return term if times == 1 else tantivy.Query.boost_query(term, float(times))
+    def _terms(self, bag: frozenset[tuple[str, int]]) -> list[_Term]:
+        """The words that some passage holds, the rarest first."""
+        count, found = self._searcher.num_docs, []
+        for word, times in sorted(bag):
+            if passages := self._searcher.doc_freq(_TEXT, word):
+                idf = math.log(1 + (count - passages + 0.5) / (passages + 0.5))
+                query = tantivy.Query.term_query(self._schema, _TEXT, word, "freq")
+                if times > 1:
+                    query = tantivy.Query.boost_query(query, float(times))
+                found.append(_Term(passages, times * idf * (K1 + 1), query))
+        return sorted(found, key=lambda term: term.passages)
+
+    def _found(
+        self, terms: Sequence[_Term], needed: int, limit: int
+    ) -> list[tuple[float, tantivy.DocAddress]]:
+        """The best passages that hold one of the first `needed` terms, by all terms."""
+        if not terms:
+            return []
+        any_of = [(tantivy.Occur.Should, term.query) for term in terms[:needed]]
+        query = tantivy.Query.boolean_query(any_of)
+        for term in terms[needed:]:  # one in another: of several at once it would read all postings
+            both = [(tantivy.Occur.Must, query), (tantivy.Occur.Should, term.query)]
+            query = tantivy.Query.boolean_query(both)
+        found: list[tuple[float, tantivy.DocAddress]]
+        found = self._searcher.search(query, limit, count=False).hits
+        return found
+
+
+def _enough(terms: Sequence[_Term], limit: int) -> int:
+    """How many of the rarest terms hold passages enough to tell what the best ones score."""
+    total = 0
+    for number, term in enumerate(terms, start=1):
+        total += term.passages
+        if total >= _ENOUGH * limit:
+            return max(number, len(terms) - _MOST_OPTIONAL)
+    return len(terms)
+
+
+def _needed(terms: Sequence[_Term], least: float) -> int:
+    """How many of the rarest terms a passage must hold one of to score `least`: the others
+    together are worth less.
+    """
+    worth, needed = 0.0, len(terms)
+    while needed > 1 and (worth + terms[needed - 1].most) * _ROUNDED <= least:
+        needed -= 1
+        worth += terms[needed].most
+    return max(needed, len(terms) - _MOST_OPTIONAL)
 
 
 def build(folder: Path, texts: Texts, count: int) -> None:

@@ -1,6 +1,7 @@
 """tantivy's BM25 against a transcription of its formula; order, ties, limits and names."""
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -63,6 +64,42 @@ def test_hits_are_those_of_the_formula_ties_in_corpus_order(
     [hits] = index.search([query], top_k)
     assert [hit.position for hit in hits] == [i for _, i in order]
     assert [hit.score for hit in hits] == pytest.approx([-score for score, _ in order], abs=1e-4)
+
+
+@pytest.mark.parametrize("few", [1, 2, 5])
+def test_what_is_left_out_is_no_hit(
+    tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(few)
+    some = ["the", "of", "in", "mayor", "bore", "kelu", "xanu", "miro", "tapo", "zuri"]
+    odds = [60, 40, 30, 8, 4, 2, 2, 1, 1, 1]
+    texts = [" ".join(chance.choices(some, odds, k=chance.randint(1, 20))) for _ in range(400)]
+    index = _built(tmp_path / "out", texts)
+    queries = [" ".join(chance.choices(some, k=chance.randint(1, 7))) for _ in range(60)]
+    whole = index.search(queries, 400)
+    asked: list[int] = []
+    found = index._found
+    monkeypatch.setattr(tantivy_index, "_FEW", few)
+    monkeypatch.setattr(tantivy_index, "_ENOUGH", 1)
+    monkeypatch.setattr(
+        index,
+        "_found",
+        lambda terms, needed, limit: asked.append(len(terms) - needed) or found(terms, needed, few),
+    )
+    for query, hits in zip(queries, whole, strict=True):
+        [best] = index.search([query], few)
+        assert [hit.score for hit in best] == pytest.approx(
+            [hit.score for hit in hits[:few]], rel=1e-5
+        )
+        again = {hit.position: hit.score for hit in hits}
+        assert all(again[hit.position] == pytest.approx(hit.score, rel=1e-5) for hit in best)
+    assert sum(asked) > 60, "words were left to be looked up"
+
+
+def test_a_long_question_is_answered(index: TantivyIndex) -> None:
+    many = " ".join(f"w{i}" for i in range(5000))
+    [hits] = index.search([f"{many} who {' '.join(TEXTS)}"], 3)
+    assert len(hits) == 3
 
 
 def test_words_in_any_order_and_company_find_the_same(index: TantivyIndex) -> None:
