@@ -29,7 +29,7 @@ VERSION = f"tantivy {tantivy.__version__}"
 K1, B = 1.2, 0.75  # tantivy's own; it takes no others
 MOST_SEGMENTS = 7  # tantivy merges 8 of a size, in an order of its own
 SEGMENT_PASSAGES = 1 << 20  # of a segment, where they fit into MOST_SEGMENTS
-_FEW = 10  # hits, for which many more passages are left out than for MAX_TOP_K
+_LIMITS = (4, 16, MAX_TOP_K)  # hits; the fewer they are, the more passages are left out
 _ENOUGH = 4  # times as many passages as hits
 _MOST_OPTIONAL = 64  # terms; tantivy's calls nest as deep
 _ROUNDED = 1.00001  # scores are sums of float32
@@ -67,8 +67,8 @@ class TantivyIndex:
         return [found[bag] for bag in bags]
 
     def _best(self, bag: frozenset[tuple[str, int]], top_k: int) -> list[Hit]:
-        # One of two numbers: what is left out decides in which order words are added up.
-        limit = _FEW if top_k <= _FEW else max(top_k, MAX_TOP_K)
+        # One of few numbers: what is left out decides in which order words are added up.
+        limit = next((limit for limit in _LIMITS if top_k <= limit), top_k)
         terms = self._terms(bag)
         first = _enough(terms, limit)
         hits = self._found(terms, first, limit)

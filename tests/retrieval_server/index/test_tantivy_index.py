@@ -79,7 +79,7 @@ def test_what_is_left_out_is_no_hit(
     whole = index.search(queries, 400)
     asked: list[int] = []
     found = index._found
-    monkeypatch.setattr(tantivy_index, "_FEW", few)
+    monkeypatch.setattr(tantivy_index, "_LIMITS", (few,))
     monkeypatch.setattr(tantivy_index, "_ENOUGH", 1)
     monkeypatch.setattr(
         index,
