@@ -120,6 +120,7 @@ def test_no_shared_word_is_no_hit(index: TantivyIndex, query: str) -> None:
     assert index.search([query], 3) == [[]]
 
 
+@settings(deadline=None)
 @given(count=st.integers(1, 28_000_000))
 def test_segments_shrink_and_are_too_few_to_be_merged(count: int) -> None:
     sizes = segments(count)
