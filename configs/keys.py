@@ -10,6 +10,7 @@ what its processes need.
 
 import hashlib
 import hmac
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -47,6 +48,17 @@ class Keys:
             except OSError:  # somebody else's are there now
                 shutil.rmtree(draft)
         return self
+
+    def discard(self) -> bool:
+        """Remove what lies in their place, so that `make` draws new ones; False where nothing does.
+        Where it is a link, what that leads to stays.
+        """
+        if not os.path.lexists(self.folder):
+            return False
+        aside = Path(tempfile.mkdtemp(prefix=".keys-", dir=self.folder.parent))
+        self.folder.rename(aside / self.folder.name)
+        shutil.rmtree(aside)
+        return True
 
     def to_ask(self, role: str) -> tuple[Path, ...]:
         """What a process in this role needs that connects to others."""

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from configs.keys import Address, Addresses
+from configs.keys import Address, Addresses, keys_of
 from configs.load import ConfigError, save
 from configs.runtime.files import replacing
 from configs.runtime.process import REPOSITORY, Exit, make_socket_dir
@@ -98,7 +98,8 @@ def resume(options: ResumeOptions) -> int:
     config, progress = resuming.checked(
         str(options.run), options.config, options.overrides, here, options.trust
     )
-    return _launch(config, progress, options.prepare_only)
+    known = not options.trust and not config.keys  # to who wrote the record
+    return _launch(config, progress, options.prepare_only, known)
 
 
 def _detach(prepare_only: bool, *words: str) -> int:
@@ -107,7 +108,9 @@ def _detach(prepare_only: bool, *words: str) -> int:
     return detach.detached(["-m", "scripts.cli", *words])
 
 
-def _launch(config: Config, progress: Progress | None, prepare_only: bool) -> int:
+def _launch(
+    config: Config, progress: Progress | None, prepare_only: bool, known_keys: bool = False
+) -> int:
     console = Console(record=detach.is_detached())
     for line in left_out(config):
         console.say(line, "yellow")
@@ -115,6 +118,12 @@ def _launch(config: Config, progress: Progress | None, prepare_only: bool) -> in
         console.say(
             f"{progress.compacted} closed segments of the event log hold no trajectories any more "
             "(replay.keep, forage compact): show and relearn lack them",
+            "yellow",
+        )
+    if known_keys and keys_of(config).discard():
+        console.say(
+            f"{keys_of(config).folder} is drawn anew, as {FLAG} was not given: copies of the old "
+            "keys open nothing",
             "yellow",
         )
     if prepare_only:

@@ -54,6 +54,18 @@ def test_the_run_s_own_key_is_let_in(ask: Callable[..., bytes | None], keys: Key
     assert ask(keys) == ask(keys, LEARNER) == b"hello"
 
 
+def test_discarded_keys_are_drawn_anew_and_links_are_not_followed(
+    keys: Keys, tmp_path: Path
+) -> None:
+    old = keys.proof()
+    assert keys.discard() and not keys.discard()
+    assert keys.make().proof() != old
+    kept = keys.folder.rename(tmp_path / "kept")
+    keys.folder.symlink_to(kept)
+    assert keys.discard() and not keys.folder.is_symlink()
+    assert (kept / "server.key_secret").exists()
+
+
 def test_no_key_and_other_keys_are_refused_by_name(
     ask: Callable[..., bytes | None], keys: Keys, tmp_path: Path, caplog: Any
 ) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import yaml
 
+from configs.keys import Keys
 from configs.load import ConfigError, load
 from configs.runtime.process import socket_dir
 from replay.log.event_log import EventLog
@@ -315,6 +316,22 @@ def test_the_command_hands_on_what_is_to_be_resumed(
     assert again == ["replay.worker", "learner.worker"]
     written = yaml.safe_load((folder.path / "config.yaml").read_text())
     assert written["learner"]["total_steps"] == 50 and written["seed"] == 3
+
+
+def test_keys_that_lie_in_a_record_open_nothing(
+    folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = Keys(folder.log(*BEGUN).path / "keys").make()
+    known, words = keys.proof(), ["resume", str(folder.path), "--prepare-only"]
+    words += ["replay.endpoint=tcp://127.0.0.1:4000", "weight_sync.endpoint=tcp://127.0.0.1:4001"]
+    assert cli.main([*words, "--trust"]) == 0
+    assert keys.proof() == known and "drawn anew" not in capsys.readouterr().out
+    assert cli.main(words) == 0
+    assert not keys.folder.exists()
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "keys is drawn anew, as --trust was not given: copies of the old keys open nothing" in said
+    )
 
 
 def test_what_a_record_does_not_decide_is_its_user_s_word(folder: Folder, tmp_path: Path) -> None:
