@@ -66,6 +66,7 @@ class Batcher(Generic[T]):
         self._late: deque[_Call[T]] = deque()
         self._waiting_queries = 0
         self._window = float(max_running)  # batches that may be under way
+        self.refused: RetrievalOverloaded | None = None  # the last batch, if it met that
         self._held_until = 0.0  # of the monotonic clock: nothing is begun
         self._running: set[asyncio.Future[list[list[T]]]] = set()
         self._deadline: asyncio.TimerHandle | None = None
@@ -184,6 +185,7 @@ class Batcher(Generic[T]):
             self._start()
             return
         again: list[_Call[T]] = []
+        self.refused = error if isinstance(error, RetrievalOverloaded) else None
         if isinstance(error, RetrievalOverloaded):
             again = self._shrink(calls, error.retry_after_s)
         else:

@@ -180,9 +180,14 @@ class RetrievalClient:
             raise self._late() from error
 
     def _late(self) -> RetrievalTimeout:
+        waiting = f"no answer within {self._timeout_s:g} s, {self._batcher.waiting} queries are"
+        if refused := self._batcher.refused:  # more connections would ask for more
+            return RetrievalTimeout(
+                f"{waiting} waiting, as the last were refused ({refused}): give more servers "
+                "(retrieval.url), or fewer searches at once; see retrieval.request_deadline_s"
+            )
         return RetrievalTimeout(
-            f"no answer within {self._timeout_s:g} s, {self._batcher.waiting} queries are "
-            "waiting for a connection: see retrieval.max_connections"
+            f"{waiting} waiting for a connection: see retrieval.max_connections"
         )
 
     async def _post(self, queries: list[str], top_k: int, deadline: float) -> list[list[Passage]]:

@@ -28,7 +28,7 @@ from retrieval_server.protocol import (
     RetrievalUnreachable,
 )
 
-_SECONDS = re.compile(r"\d{1,6}\.\d{3}")
+_COUNT, _SECONDS = re.compile(r"[0-9]{1,6}"), re.compile(r"[0-9]{1,6}\.[0-9]{3}")
 CONNECT_S = 2.0  # where other servers could be asked meanwhile
 _SHOWN_BYTES = 200  # of a reply, in messages
 _NO_HIT = -3e38  # a score at or below this is of a passage that was not found
@@ -99,7 +99,7 @@ class Poster:
             )
             response, content = await self._exchange(transport, request, seconds)
             asked_for = response.headers.get(BATCH_QUERIES, "")
-            self.batch_queries = int(asked_for) if asked_for.isdecimal() else 0
+            self.batch_queries = int(asked_for) if _COUNT.fullmatch(asked_for) else 0
             rows = parse_reply(response, content, expected, f"{self.url}")
             good = True
         except RetrievalOverloaded:  # in order; under load, connecting again would add to it
@@ -176,7 +176,7 @@ def _error(
     response: httpx.Response, what: str, said: str
 ) -> RetrievalUnavailable | RetrievalRefused:
     status, after = response.status_code, response.headers.get("retry-after", "")
-    if status == 503 and after.isdecimal():
+    if status == 503 and _COUNT.fullmatch(after):
         exact = response.headers.get(RETRY_AFTER, "")
         after_s = float(exact if _SECONDS.fullmatch(exact) else after)
         return RetrievalOverloaded(f"{what}: {said}", after_s)

@@ -171,8 +171,10 @@ class Servers:
         return sum(each.is_well(now) and not each.drains for each in self.all)
 
     def batch_queries(self, most: int) -> int:
-        """How many queries a request had best hold for any server, of at most so many."""
-        return min(min(each.poster.batch_queries or most for each in self.all), most)
+        """How many queries a request had best hold for any server in use, of at most so many."""
+        now = time.monotonic()
+        used = [each for each in self.all if each.is_well(now) and not each.drains]
+        return min([most, *(each.poster.batch_queries or most for each in used)])
 
     def able(self, tried: Collection[Server] = ()) -> list[Server]:
         """Those that can serve at once, draining ones where no others can; none of the `tried`."""
@@ -261,6 +263,8 @@ class Servers:
         was_well = server.is_well(time.monotonic())
         server.failed(error, begun, time.monotonic())
         server.is_other = server.is_other or isinstance(error, OtherIndex)
+        if not isinstance(error, RetrievalOverloaded):
+            server.poster.batch_queries = 0  # of who failed; of who comes back its replies tell
         if was_well and not server.is_well(time.monotonic()) and not self.alone:
             what = "is taken out" if server.is_other else "rests"
             logger.warning("retrieval server %s %s: %s", server.url, what, error)

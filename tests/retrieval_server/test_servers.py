@@ -408,3 +408,44 @@ def test_the_kind_of_the_error_of_all(
 ) -> None:
     servers = of({}, {})
     assert type(servers.nobody(dict(zip(servers.all, met)))) is kind  # noqa: B905
+
+
+def test_of_servers_in_use_alone_is_asked_how_much_to_ask_at_once() -> None:
+    servers = Servers(URLS, "", lambda _: None)
+    slow, well, _ = servers.all
+    slow.poster.batch_queries, well.poster.batch_queries = 1, 16
+    assert servers.batch_queries(64) == 1 and servers.batch_queries(0) == 0
+    slow.drains = True
+    assert servers.batch_queries(64) == 16
+    slow.drains = False
+    servers._failed(slow, RetrievalOverloaded("busy", 1.0), time.monotonic())
+    assert servers.batch_queries(64) == 1
+    servers._failed(slow, RetrievalUnreachable("gone"), time.monotonic())
+    assert servers.batch_queries(64) == 16
+    slow.listens, slow.rests_until = True, 0.0
+    assert slow.is_well(time.monotonic()) and servers.batch_queries(64) == 16
+
+
+@pytest.mark.parametrize("digits", [7, 5000])
+async def test_numbers_beyond_all_reason_are_none(faulty: Start, digits: int) -> None:
+    headers = f"x-index-version: one\r\nx-batch-queries: {'9' * digits}\r\n"
+    hit = {"document": {"id": "5", "contents": "T\nx"}, "score": 1.5}
+    busy_for_ever = http(503, {"detail": "busy"}, headers=f"retry-after: {'9' * digits}\r\n")
+    server = await faulty(busy_for_ever, http(200, {"result": [[hit]]}, headers=headers))
+    async with client_of(server) as client:
+        assert await found(client) == ["5"]
+        assert client._servers.batch_queries(64) == 64
+
+
+async def test_a_search_that_waits_behind_refused_ones_says_so(faulty: Start) -> None:
+    server = await faulty(busy(0), None)  # and then it hangs
+    async with client_of(server, timeout_s=0.5, max_connections=1, retries=0) as client:
+        first = asyncio.create_task(client.retrieve(["a"], 1))
+        await until(lambda: len(server.bodies) == 2)
+        with pytest.raises(RetrievalTimeout, match=r"refused \(.*503.*\): give more servers"):
+            client._batcher._window = 1.0
+            late = client.retrieve(["b"], 1)
+            client._timeout_s = 0.05
+            await late
+        with pytest.raises(RetrievalTimeout):
+            await first
