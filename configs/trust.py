@@ -7,6 +7,7 @@ names; from a record only where the user says `--trust`, or where they hold what
 """
 
 import ipaddress
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ TRUSTING = "take from its record also what runs code, names secrets or reaches o
 LEARNING = ("model.trust_remote_code",)
 ASKING = (*LEARNING, "environment", "retrieval")
 EVALUATING = (*ASKING, "actors")
-ACTING = (*EVALUATING, "rewards")
+ACTING = (*EVALUATING, "rewards", "weight_sync")
 _FROM_THE_HUB = "it is a name on the Hub, from where it would be fetched"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w./-]+)?(@[\w.-]+)?")
 _PLAIN_TEXTS = ("kv_cache_dtype", "attention_backend")  # keys of an engine: one of a few words
@@ -83,6 +84,26 @@ def told(config: Config, of: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
         read = not of or any(field == each or field.startswith(f"{each}.") for each in of)
         if field in FIELDS and read and not _is_harmless(field, value, config):
             yield field, value
+
+
+def require_inside(run: Path, *, trust: bool) -> None:
+    """Raise ConfigError, a line a link, where one in a run's folder leads out of it: what is
+    written below it, or removed there, would be something else of the user's.
+    """
+    if trust:
+        return
+    root, lines = Path(os.path.realpath(run)), []
+    for folder, folders, files in os.walk(root):
+        for path in (Path(folder, name) for name in sorted([*folders, *files])):
+            there = os.path.realpath(path)  # of a loop of links, too
+            if path.is_symlink() and not Path(there).is_relative_to(root):
+                lines.append(
+                    f"RUN = {_shown(str(run))}: {_shown(str(path.relative_to(root)))} is a link to "
+                    f"{_shown(there)}, which would be written to: remove it, or add {FLAG} to "
+                    "follow it"
+                )
+    if lines:
+        raise ConfigError("\n".join(lines))
 
 
 def given(overrides: Sequence[str]) -> set[str]:

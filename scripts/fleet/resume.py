@@ -81,6 +81,7 @@ def checked(
         trust=trusted,
         given={*_fields_in(path), *trust.given(overrides)},
     )
+    trust.require_inside(folder, trust=trusted)
     _refuse_living(folder, Path(recorded.run_dir))
     _refuse_writer(folder)
     config = merged(recorded, path, overrides, folder)

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from configs.load import ConfigError
+from configs.runtime.files import replacing
 from replay.log.event_log import FILE_NAME, read
 from replay.log.records import EvaluationFinished, Reported
 from replay.protocol import EvalResult, ReplayError
@@ -91,7 +92,8 @@ def save(figure: Figure, panels: Iterable[Axes], path: Path, beneath: float = 0.
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout(rect=(0, beneath, 1, 1))
-    figure.savefig(path, dpi=120)
+    with replacing(path, durable=False) as draft:  # where it is a link, that alone
+        figure.savefig(draft, dpi=120, format=path.suffix[1:] or "png")
     pyplot.close(figure)
     return path
 

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from configs import trust
 from configs.load import ConfigError, save
+from configs.runtime.files import write_durably
 from configs.runtime.process import begin
 from configs.schema import Config
 from learner.errors import BadModel
@@ -74,6 +75,8 @@ def relearn(options: RelearnOptions) -> None:
             recording = Recording.of(options.run)
         config = recording.config(1, options.overrides)
         check_trust(recording, options.trust)
+    if options.out is None:
+        trust.require_inside(options.run, trust=options.trust)
     out = make_places(options)
     begin("relearn", config.learner.threads)
     learn_and_report(options, out, recording, config)
@@ -242,8 +245,10 @@ def learn_and_report(
         if rows:
             save(config, out / "config.yaml")
             summary = {"run": str(options.run), "overrides": options.overrides, "steps": rows}
-            for path in filter(None, (out / "steps.json", options.json)):
-                path.write_text(json.dumps(summary, indent=2) + "\n")
+            text = json.dumps(summary, indent=2) + "\n"
+            write_durably(out / "steps.json", text)
+            if options.json:
+                options.json.write_text(text)
             title = f"{options.run.resolve().name}: {name}"
             others = changed(recording, options.overrides)
             report(rows, out, title, others, every, console)

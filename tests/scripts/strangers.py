@@ -108,6 +108,12 @@ class Stranger:
         shutil.copytree(path / "model", folder / "model")
         return cls(home, path, run)
 
+    @property
+    def others(self) -> dict[Path, bytes]:
+        """What the user's own files hold, outside of the run."""
+        found = (each for each in self.home.rglob("*") if not each.is_relative_to(self.path))
+        return {each: each.read_bytes() for each in found if each.is_file()}
+
     def says(self, name: str, value: Any) -> None:
         """Have the configuration, the log and the checkpoint say so."""
         tree = yaml.safe_load((self.path / "config.yaml").read_text())
@@ -234,6 +240,15 @@ def has_a_folder_of_escapes(stranger: Stranger) -> None:
     stranger.path = moved
 
 
+def links_out(stranger: Stranger) -> None:
+    mine = stranger.home / "mine"
+    mine.mkdir()
+    (mine / "notes").write_text("kept")
+    (stranger.path / "curve.png").symlink_to(mine / "notes")
+    for name in ("logs", "keys", "relearn-recorded", "tensorboard"):
+        (stranger.path / name).symlink_to(mine)
+
+
 def counts_hops_in_formulas(stranger: Stranger) -> None:
     scores = {f"$\\frac{{{ESCAPE}$": 0.5, "$\\bad$": 0.1}
     result = EvalResult(
@@ -288,6 +303,7 @@ OTHERWISE = {
     "names an environment in escapes": _field("environment.name", HOSTILE),
     "is damaged": is_damaged,
     "has a folder of escapes": has_a_folder_of_escapes,
+    "links out": links_out,
     "counts hops in formulas": counts_hops_in_formulas,
 }
 STRANGERS = DECIDES | OTHERWISE

@@ -87,6 +87,17 @@ def test_a_run_s_configurations_on_record_are_all_looked_at(
     assert "model.trust_remote_code = True" in said and "events.log says so, not you" in said
 
 
+def test_nothing_is_written_where_links_lead(
+    stranger: Stranger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened_by(["plot RUN"], "links out", stranger, capsys)
+    assert not (stranger.path / "curve.png").is_symlink()
+    said = opened("resume RUN", stranger, capsys).splitlines()
+    mine = stranger.home / "mine"
+    assert f"logs' is a link to '{mine}', which would be written to: remove it, or" in said[1]
+    assert len(said) == 4
+
+
 def test_a_curve_is_drawn_of_any_words(
     stranger: Stranger, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,7 +111,7 @@ def opened_by(
     """Open a stranger's run by each command."""
     STRANGERS[kind](stranger)
     stranger.run.log.close()
-    kept = sorted(each.name for each in stranger.home.iterdir())
+    kept = stranger.others
     with watching(stranger.home / "secret") as watch:
         for command in commands:
             said = opened(command, stranger, capsys)
@@ -110,7 +121,7 @@ def opened_by(
             assert OBEYED.search(said) is None, f"{command}: {said!r}"
             if kind in DECIDES and command.split()[0] in READ_BY:
                 refused(stranger, command, said)
-    assert sorted(each.name for each in stranger.home.iterdir()) == kept
+    assert stranger.others == kept
 
 
 def opened(command: str, stranger: Stranger, capsys: pytest.CaptureFixture[str]) -> str:
