@@ -13,7 +13,9 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import lru_cache
+from numbers import Real
 from typing import Any, TypeVar
 
 import msgspec
@@ -255,13 +257,21 @@ def _checked(given: Any) -> Outcome:
         raise TypeError(f"malformed = {given.malformed!r} is no bool")
     _all(Passage, "passages", given.passages)
     _all(Search, "searches", given.searches)
-    if not isinstance(given.reward, int | float) or not math.isfinite(given.reward):
+    if not math.isfinite(reward := _number(given.reward)):
         raise ValueError(f"reward = {given.reward!r} is no finite number")
     if not isinstance(given.info, Mapping):
         raise TypeError(f"info = {given.info!r} is no mapping")
     msgspec.json.encode(given.info)  # refuses what JSON cannot hold
     (given.answer or "").encode()  # refuses a lone surrogate
-    return given
+    return replace(given, reward=reward)
+
+
+def _number(value: Any) -> float:
+    """The float of any real number, NumPy's too; NaN for what is none, or beyond all floats."""
+    try:
+        return float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _all(kind: type[T], name: str, given: Any) -> tuple[T, ...]:

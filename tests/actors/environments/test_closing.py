@@ -4,10 +4,13 @@ import asyncio
 import json
 import logging
 import time
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
+from actors.environments import registry
 from actors.environments.base import NOTHING, Outcome
 from actors.errors import EnvironmentFailed
 from configs.environment import EnvironmentConfig
@@ -134,6 +137,12 @@ def test_what_an_environment_gives_and_tells_is_on_record(stage: Any, lease_for:
     assert [turn.info for turn in found.turns] == ['{"turn":1}', '{"turn":2}']
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.int64, Fraction])
+def test_a_reward_may_be_any_kind_of_number(kind: Any) -> None:
+    reward = registry._checked(Outcome(NOTHING, reward=kind(2))).reward
+    assert type(reward) is float and reward == 2.0
+
+
 def test_what_an_environment_gives_is_a_part_of_the_reward(stage: Any, lease_for: Any) -> None:
     lease = lease_for(question=Question("q", "who ?", (), extra='{"reward": 0.5}'))
     found = stage.play(
@@ -151,6 +160,7 @@ def test_what_an_environment_gives_is_a_part_of_the_reward(stage: Any, lease_for
     [
         ({"reward": "much"}, "ValueError: reward = 'much' is no finite number"),
         ({"reward": None}, "reward = None is no finite number"),
+        ({"reward": 10**400}, "ValueError: reward = 10+ is no finite number"),
         ({"info": ["x"]}, r"TypeError: info = \['x'\] is no mapping"),
     ],
 )
