@@ -27,6 +27,7 @@ from scripts.fleet.restarts import BudgetSpent, Restarts
 from scripts.fleet.resume import Progress
 from scripts.fleet.scale import Wanted
 from scripts.fleet.wait_graph import wait_graph
+from scripts.setup.preflight import lacks_descriptors
 
 POLL_S = 0.2
 SETTLE_S = 5.0  # for the first cause to end as well, once its consequences have
@@ -84,8 +85,7 @@ class Supervisor:
             with _within_budget():
                 self.restarts.look()
             if (wanted := self._wanted.change()) and not self._asked:
-                with _within_budget():
-                    self.restarts.scale(wanted, self._actor_command)
+                self._scale(wanted)
             members = self._fleet.members  # some have been started again since
             dead = {n: code for n, code in dead.items() if members[n].exit_code is not None}
             try:
@@ -216,6 +216,13 @@ class Supervisor:
         """The cause of the stop on record, for when replay has left before it could be asked."""
         path = Path(self._config.run_dir) / FILE_NAME
         return stop_cause(path) or "the learner ended without a word"
+
+    def _scale(self, wanted: int) -> None:
+        if why := lacks_descriptors(wanted):
+            self._console.say(f"{wanted} actors wanted: refused: {why}", "bold red")
+            return
+        with _within_budget():
+            self.restarts.scale(wanted, self._actor_command)
 
     def _show(self, status: Status) -> None:
         if status.restoring:

@@ -241,7 +241,7 @@ def _run_dir(config: Config) -> Iterator[str]:
     elif is_run(path):
         yield (
             f"run_dir = {config.run_dir!r}: in use by another run, which is kept: name a new one, "
-            f"or go on with that one: forage resume {config.run_dir}"
+            f"or go on with that one: forage resume {config.run_dir} [--trust]"
         )
     elif there:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
@@ -286,15 +286,22 @@ def _endpoints(config: Config) -> Iterator[str]:
             )
 
 
+def lacks_descriptors(actors: int) -> str:
+    """What this machine lacks of open files for a replay of so many actors, '' where nothing:
+    without one left, nobody more is let in.
+    """
+    needed, most = OTHER_DESCRIPTORS + 2 * actors, most_descriptors()
+    if needed <= most:  # two an actor: one that is started again may come before its old one goes
+        return ""
+    return (
+        f"replay then holds up to {needed} sockets and files, and a process here may open {most}: "
+        "raise the hard limit (ulimit -Hn, LimitNOFILE=), or lower it"
+    )
+
+
 def _descriptors(config: Config) -> Iterator[str]:
-    """Yield what this machine lacks of open files: without one left, nobody more is let in."""
-    needed, most = OTHER_DESCRIPTORS + 2 * config.actors.count, most_descriptors()
-    if needed > most:  # two an actor: one that is started again may come before its old one goes
-        yield (
-            f"actors.count = {config.actors.count!r}: replay then holds up to {needed} sockets and "
-            f"files, and a process here may open {most}: raise the hard limit (ulimit -Hn, "
-            "LimitNOFILE=), or lower it"
-        )
+    if why := lacks_descriptors(config.actors.count):
+        yield f"actors.count = {config.actors.count!r}: {why}"
 
 
 def _chosen(config: Config) -> Iterator[str]:

@@ -14,6 +14,7 @@ from replay.protocol import ReplayTimeout, Status, StepReport
 from scripts.fleet.console import Console
 from scripts.fleet.resume import Progress
 from scripts.fleet.supervisor import RunFailed, Supervisor
+from scripts.setup import preflight
 
 CAUSE = "interrupted by SIGINT"
 Gauges = dict[str, dict[str, float]]
@@ -229,3 +230,18 @@ def test_an_actor_frees_its_seat_once_it_has_left_for_good(tmp_path: Path, retur
     observer = SimpleNamespace(status=lambda *_: next(ended))
     assert supervisor.watch(observer) == "completed"  # type: ignore[arg-type]
     assert left == ([] if returning else ["actor-1"])
+
+
+def test_more_actors_than_replay_may_hold_sockets_of_are_refused_aloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(preflight, "most_descriptors", lambda: 256)
+    config, scaled = Config(run_dir=str(tmp_path)), list[int]()
+    stop, fleet = SimpleNamespace(cause=""), Fleet([])
+    made = Supervisor(config, fleet, Console(), stop, Progress(), lambda name: [name])
+    made.restarts = SimpleNamespace(scale=lambda count, _: scaled.append(count))
+    for count in (28, 29):
+        made._scale(count)
+    said = " ".join(capsys.readouterr().out.split())
+    assert scaled == [28]
+    assert "29 actors wanted: refused: replay then holds up to 258 sockets and files" in said
