@@ -15,7 +15,7 @@ import msgspec
 import yaml
 from rich.table import Table
 
-from scripts.bench.harness import Goal, Processes, at_least, at_most
+from scripts.bench.harness import Goal, Processes, at_least
 from scripts.bench.retrieval.askers import AskersPlan
 
 REQUEST_DEADLINE_S = 1.2  # of a search at the server
@@ -24,7 +24,6 @@ SERVE_S, ANSWER_S = 600.0, 60.0
 SATURATING = 0.5  # times as many askers as the deadline has room for
 GOALS: dict[str, Goal] = {
     "overload_goodput_min": at_least(0.85),
-    "overload_p99_over_deadline": at_most(1.0),
 }
 _SERVING = re.compile(r"serving .* on (http://\S+)")
 
@@ -132,12 +131,10 @@ def goodputs(found: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def overload_summary(found: list[dict[str, Any]]) -> dict[str, float]:
-    """The figures by name; where nothing was answered there is no p99, and the goodput is 0."""
-    p99_s = [row["p99_s"] for row in found if row["p99_s"] is not None]
-    return {
-        "overload_goodput_min": min(goodputs(found).values()),
-        "overload_p99_over_deadline": max(p99_s, default=0.0) / DEADLINE_S,
-    }
+    """The figures by name. None is of latencies: the client ends a search at its deadline itself,
+    so that no answered one can be beyond it.
+    """
+    return {"overload_goodput_min": min(goodputs(found).values())}
 
 
 def overload_table(found: list[dict[str, Any]]) -> Table:

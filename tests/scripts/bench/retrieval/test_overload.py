@@ -10,7 +10,6 @@ import pytest
 from scripts.bench.harness import Processes
 from scripts.bench.retrieval.askers import Tally
 from scripts.bench.retrieval.overload import (
-    DEADLINE_S,
     GOALS,
     SATURATING,
     Overload,
@@ -46,7 +45,7 @@ def test_goodput_is_over_the_saturation_of_the_same_index() -> None:
     ]
     assert goodputs(measured) == {"50 queries/s, 10x": 0.75, "200 queries/s, 10x": 0.9}
     told = overload_summary(measured)
-    assert told == {"overload_goodput_min": 0.75, "overload_p99_over_deadline": 1.5 / DEADLINE_S}
+    assert told == {"overload_goodput_min": 0.75}
     assert told.keys() == GOALS.keys()
 
 
@@ -71,4 +70,3 @@ def test_ten_times_too_many_askers_are_served_as_fast_as_half_as_many(tmp_path: 
     told = overload_summary(measured)
     assert 50 < measured[0]["qps"] <= 110, "the delay is there"
     assert told["overload_goodput_min"] >= 0.6, "a busy machine is allowed for: it was below 0.2"
-    assert told["overload_p99_over_deadline"] <= 1.05
