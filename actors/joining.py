@@ -51,9 +51,10 @@ def configuration(
     text = _ask(endpoint, keys, deadline_s)
     source = f"the run at {endpoint}"
     config = parse(text, overrides, f"configuration of {source}")
-    trust.require(
-        config, source=source, trust=trusted, given=trust.given(overrides), of=trust.ACTING
-    )
+    own = trust.given(overrides)
+    if _is_beside(endpoint, config):
+        own.add("weight_sync.endpoint")  # as was said by naming the one of replay
+    trust.require(config, source=source, trust=trusted, given=own, of=trust.ACTING)
     config = msgspec.structs.replace(
         config,
         keys=str(Path(keys_folder).resolve()) if keys_folder else config.keys,
@@ -65,6 +66,12 @@ def configuration(
     if config.retrieval.top_k:
         asyncio.run(_search(config))
     return config
+
+
+def _is_beside(endpoint: str, config: Config) -> bool:
+    """True where the learner that is told listens where replay does, or on this machine as well."""
+    both = endpoint, config.weight_sync.endpoint
+    return urlsplit(both[0]).hostname == urlsplit(both[1]).hostname or all(map(on_this_host, both))
 
 
 def _keys(endpoint: str, folder: str) -> Keys | None:

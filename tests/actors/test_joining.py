@@ -187,6 +187,33 @@ def test_what_replay_tells_decides_no_code_secret_or_address(run: Start, tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("field", "value"),
+    [("endpoint", "tcp://192.0.2.7:5000"), ("snapshot_dir", "/home/me")],
+)
+def test_nor_where_weights_come_from_or_go(run: Start, field: str, value: str) -> None:
+    sync = {"endpoint": "ipc:///tmp/sync"}
+    endpoint = run(weight_sync=sync | {field: value}).replay.endpoint
+    with pytest.raises(ConfigError, match=f"^weight_sync.{field} = '{value}': the run at ipc:"):
+        joining.configuration(endpoint, "", [])
+    own = [f"weight_sync.{field}={sync['endpoint'] if field == 'endpoint' else ''}"]
+    assert joining.configuration(endpoint, "", own).weight_sync.endpoint == "ipc:///tmp/sync"
+
+
+@pytest.mark.parametrize(
+    ("told", "is_beside"),
+    [
+        ("tcp://203.0.113.9:5", True),
+        ("tcp://203.0.113.8:5", False),
+        ("tcp://127.0.0.1:5", False),
+        ("ipc:///tmp/sync", False),
+    ],
+)
+def test_the_learner_that_is_told_is_where_replay_is(told: str, is_beside: bool) -> None:
+    config = msgspec.convert({"weight_sync": {"endpoint": told}}, Config)
+    assert joining._is_beside("tcp://203.0.113.9:4", config) == is_beside
+
+
+@pytest.mark.parametrize(
     ("tree", "said"),
     [
         ({"weight_sync": {"endpoint": "tcp://127.0.0.1:5"}}, "weight_sync.endpoint = 'tcp://127"),
