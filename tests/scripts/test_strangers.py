@@ -42,6 +42,9 @@ FURTHER = (  # which take longer, or differ in little
     "plan HOME/own.yaml --like RUN --steps 1",
     "data audit HOME/own.yaml --searches RUN --list",
     "relearn RUN",
+    "warm-start HOME/own.yaml --from-run RUN --out HOME/run/warm",
+    "try HOME/own.yaml who? --say x retrieval.recorded=RUN",
+    "train HOME/own.yaml run_dir=HOME/run/new retrieval.recorded=RUN",
 )
 # By its first word: what a command does not read it does not refuse.
 READ_BY = {
