@@ -170,7 +170,9 @@ class Arrangement:
         self._seats.close(address)
         there = {kind_of(name) for name, at in self.seats.items() if at == address}
         if REPLAY in there:
-            return ": the run ends with it: end it (Ctrl-C), and go on elsewhere (forage resume)"
+            return (
+                ": the run ends with it: end it (Ctrl-C); elsewhere forage resume --trust goes on"
+            )
         if LEARNER not in there:
             return ""
         if not self.config.cluster.shared:

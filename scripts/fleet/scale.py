@@ -72,7 +72,7 @@ def scale(options: ScaleOptions) -> None:
     if pid is None or not guardian.lives(pid, directory):
         raise ConfigError(
             f"RUN = {str(options.run)!r}: no launcher runs it: start it, or go on with it "
-            f"(forage resume {options.run})"
+            f"(forage resume {options.run} [--trust])"
         )
     write_durably(options.run / FILE_NAME, str(options.count).encode())
     print(f"{options.run}: {options.count} actors wanted; its launcher says what it does")
