@@ -72,13 +72,15 @@ print(runpy.run_path(str(pathlib.Path(sysconfig.get_path('purelib'), 'torch/vers
 if [ "$kind" = cpu ]; then
     install_cpu_torch
 fi
-deepspeed=$(grep '^deepspeed==' "$here/$kind.lock")
-phase "build tools" "${pip[@]}" install --no-deps -r "$here/build.lock"
-libraries=$(mktemp)
-trap 'rm -f "$libraries"' EXIT
+locked=(--no-deps --require-hashes) # nothing but the files whose digests the lock has
+phase "build tools" "${pip[@]}" install "${locked[@]}" -r "$here/build.lock"
+libraries=$(mktemp) deepspeed=$(mktemp)
+trap 'rm -f "$libraries" "$deepspeed"' EXIT
 grep -v '^deepspeed==' "$here/$kind.lock" >"$libraries"
-phase "libraries ($kind.lock)" quick --no-deps -r "$libraries"
-phase "DeepSpeed (built from source)" env DS_BUILD_OPS=0 "${pip[@]}" install --no-deps --no-build-isolation "$deepspeed"
-phase "tools (dev.lock)" quick --no-deps -r "$here/dev.lock"
+grep '^deepspeed==' "$here/$kind.lock" >"$deepspeed"
+phase "libraries ($kind.lock)" quick "${locked[@]}" -r "$libraries"
+phase "DeepSpeed (built from source)" \
+    env DS_BUILD_OPS=0 "${pip[@]}" install "${locked[@]}" --no-build-isolation -r "$deepspeed"
+phase "tools (dev.lock)" quick "${locked[@]}" -r "$here/dev.lock"
 phase "forage itself" "${pip[@]}" install --no-deps --no-build-isolation -e "$root"
 touch "$venv/.complete"

@@ -133,7 +133,8 @@ def python(version: tuple[int, int]) -> Finding:
 def packages(lock: Path, version_of: Callable[[str], str] = metadata.version) -> Finding:
     """The installed packages against the lock; another version than the locked one may do."""
     missing, different = [], []
-    wanted = [line.partition("#")[0].strip() for line in lock.read_text().splitlines()]
+    lines = [line.partition(" --hash=")[0] for line in lock.read_text().splitlines()]
+    wanted = [line.partition("#")[0].strip() for line in lines]
     asked = [Requirement(line) for line in wanted if line and not line.startswith("-")]
     for requirement in asked:
         if requirement.marker and not requirement.marker.evaluate():

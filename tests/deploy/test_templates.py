@@ -164,4 +164,6 @@ def test_a_pod_has_the_token_from_a_secret(group: str) -> None:
 
 def _locked(package: str) -> str:
     lines = (REPOSITORY / "requirements" / "gpu.lock").read_text().splitlines()
-    return next(line.partition("==")[2] for line in lines if line.startswith(f"{package}=="))
+    return next(
+        line.partition("==")[2].split()[0] for line in lines if line.startswith(f"{package}==")
+    )

@@ -1,5 +1,6 @@
 """The check of this machine: each finding, and the command."""
 
+import re
 import resource
 from importlib import metadata
 from io import StringIO
@@ -23,7 +24,8 @@ def test_python_has_a_range(version: tuple[int, int], ok: bool) -> None:
 
 def test_packages_are_compared_with_the_lock(tmp_path: Path) -> None:
     lock = tmp_path / "cpu.lock"
-    lock.write_text("# a comment\nray==2.0\ntorch==1.0\nnone==1.0\nno==1; python_version < '3'\n")
+    locked = ("ray==2.0 --hash=sha256:f0", "torch==1.0", "none==1.0", "no==1; python_version < '3'")
+    lock.write_text("\n".join(("# a comment", *locked)))
 
     def version_of(name: str) -> str:
         if name == "none":
@@ -33,6 +35,21 @@ def test_packages_are_compared_with_the_lock(tmp_path: Path) -> None:
     found = doctor.packages(lock, version_of)
     assert (found.has, found.ok, found.required) == ("1 missing, 1 other", False, True)
     assert found.remedy.endswith(": none, ray 1.9")
+
+
+@pytest.mark.parametrize("name", ["build", "cpu", "dev", "gpu"])
+def test_every_locked_package_has_the_digests_of_its_files(name: str) -> None:
+    lines = (REPOSITORY / "requirements" / f"{name}.lock").read_text().splitlines()
+    locked = re.compile(r"[\w.-]+==[\w.+]+(; [^#]+?)?( --hash=sha256:[0-9a-f]{64})+")
+    packages = [line for line in lines if not line.startswith("#")]
+    assert packages and not [line for line in packages if not locked.fullmatch(line)]
+
+
+def test_what_is_locked_is_installed_by_its_digest() -> None:
+    lines = (REPOSITORY / "requirements" / "install.sh").read_text().splitlines()
+    assert any(line.startswith("locked=(--no-deps --require-hashes)") for line in lines)
+    installing = [line for line in lines if " -r " in line]
+    assert len(installing) == 4 and all('"${locked[@]}"' in line for line in installing)
 
 
 def test_another_version_than_the_locked_one_may_do(tmp_path: Path) -> None:
