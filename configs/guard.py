@@ -1,10 +1,11 @@
 """The guard of a socket that others connect to over TCP: who may, as what, and how many at once may
 have yet to show a key.
 
-A connection is proved once its CurveZMQ handshake is over, which takes a client milliseconds. One
-that is not by `HANDSHAKE_S` is closed; and where more than a quarter of the process's descriptors
-would be held so, the oldest that have sent nothing are closed at once: strangers with any number of
-connections take none from who has a key.
+A connection is proved once our WELCOME has been received, which goes only to who knows our key;
+that takes a client milliseconds. One whose handshake is not over by `HANDSHAKE_S` is closed; one
+that sends more than a handshake has before it is proved, soon; and where more than a quarter of the
+process's descriptors would be held so, the oldest at once: strangers with any number of connections
+take neither descriptors nor memory from who has a key.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import socket as socketlib
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import zmq
@@ -25,11 +26,11 @@ from configs.runtime.process import descriptors
 HANDSHAKE_S = 5.0
 MOST_UNPROVED = 1024
 LOG_EVERY_S = 10.0
-_POLL_MS = 200
-_TCP_INFO_BYTES, _RECEIVED = 192, slice(128, 136)  # tcpi_bytes_received of linux/tcp.h
-# A greeting (64) and a HELLO (202), which none can make without the server's public key, let alone
-# the INITIATE (259 or more) that follows.
-_PROVED_BYTES = 64 + 202 + 259
+SWEEP_S = 0.2
+# tcpi_bytes_acked and tcpi_bytes_received of linux/tcp.h
+_TCP_INFO_BYTES, _COUNTS = 192, struct.Struct("<120xQQ")
+_WELCOMED_BYTES = 64 + 170  # our greeting and WELCOME; none is sent without a HELLO for our key
+_MOST_UNPROVED_BYTES = 4096  # a greeting (64) and a HELLO (202) are all that one may send before
 _REFUSED = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it broke off the handshake",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it does not speak CurveZMQ with our key",
@@ -79,20 +80,25 @@ class Guard:
         self._authenticator.stop()
 
     def _watch(self) -> None:
+        swept_s = time.monotonic()
         while not self._over.is_set():
-            if not self._monitor.poll(_POLL_MS):
-                continue
-            event = recv_monitor_message(self._monitor)
-            kind = zmq.Event(event["event"])
-            if kind == zmq.EVENT_ACCEPTED:
-                self._unproved.add(event["value"])
-            elif kind == zmq.EVENT_DISCONNECTED:
-                self._unproved.discard(event["value"])
-            elif kind == zmq.EVENT_ACCEPT_FAILED:
-                self._unproved.make_room()
-                self._tell(event["endpoint"], "there is no descriptor left for it (ulimit -n)")
-            elif cause := _REFUSED.get(kind):
-                self._tell(event["endpoint"], cause)
+            if self._monitor.poll(SWEEP_S * 1000):
+                self._heed(recv_monitor_message(self._monitor))
+            if time.monotonic() - swept_s >= SWEEP_S:
+                self._unproved.sweep()
+                swept_s = time.monotonic()
+
+    def _heed(self, event: Mapping[str, Any]) -> None:
+        kind = zmq.Event(event["event"])
+        if kind == zmq.EVENT_ACCEPTED:
+            self._unproved.add(event["value"])
+        elif kind == zmq.EVENT_DISCONNECTED:
+            self._unproved.discard(event["value"])
+        elif kind == zmq.EVENT_ACCEPT_FAILED:
+            self._unproved.make_room()
+            self._tell(event["endpoint"], "there is no descriptor left for it (ulimit -n)")
+        elif cause := _REFUSED.get(kind):
+            self._tell(event["endpoint"], cause)
 
     def _tell(self, endpoint: bytes, cause: str) -> None:
         """Log a refusal: the first of its kind, then how many there were since."""
@@ -126,23 +132,50 @@ class Unproved:
 
     def make_room(self) -> None:
         """Close a quarter of them: the process has no descriptor left."""
+        self.sweep()
         for _ in range(min(len(self._connections), 1 + self._most // 4)):
             self._close_oldest()
 
+    def sweep(self) -> None:
+        """Forget those that are proved; close those that send what only proved ones may."""
+        for descriptor in list(self._connections):
+            acked, received = _counts(descriptor)
+            if acked >= _WELCOMED_BYTES:
+                del self._connections[descriptor]
+            elif received > _MOST_UNPROVED_BYTES:
+                self._close(descriptor)
+
     def _close_oldest(self) -> None:
         descriptor = next(iter(self._connections))
+        if _counts(descriptor)[0] < _WELCOMED_BYTES:
+            self._close(descriptor)
+        else:
+            del self._connections[descriptor]
+
+    def _close(self, descriptor: int) -> None:
         del self._connections[descriptor]
-        with contextlib.suppress(OSError):  # it has ended, and its event has not come yet
-            connection = socketlib.socket(fileno=descriptor)
-            try:
-                if not proved(connection):
-                    connection.shutdown(socketlib.SHUT_RDWR)  # its owner, ZeroMQ, closes it
-            finally:
-                connection.detach()
+        with contextlib.suppress(OSError), _borrowed(descriptor) as connection:
+            connection.shutdown(socketlib.SHUT_RDWR)  # its owner, ZeroMQ, closes it
 
 
-def proved(connection: socketlib.socket) -> bool:
-    """True where so much has come that it must have shown that it knows our key."""
-    told = connection.getsockopt(socketlib.IPPROTO_TCP, socketlib.TCP_INFO, _TCP_INFO_BYTES)
-    received = told[_RECEIVED]
-    return len(received) < 8 or struct.unpack("<Q", received)[0] >= _PROVED_BYTES
+def _counts(descriptor: int) -> tuple[int, int]:
+    """How many bytes the peer of a connection has received, and how many it has sent: those of a
+    proved one where it has ended, or where the kernel does not count.
+    """
+    told = b""
+    with contextlib.suppress(OSError), _borrowed(descriptor) as connection:
+        told = connection.getsockopt(socketlib.IPPROTO_TCP, socketlib.TCP_INFO, _TCP_INFO_BYTES)
+    if len(told) < _COUNTS.size:
+        return _WELCOMED_BYTES, 0
+    acked, received = _COUNTS.unpack_from(told)
+    return acked, received
+
+
+@contextlib.contextmanager
+def _borrowed(descriptor: int) -> Iterator[socketlib.socket]:
+    """The socket of a descriptor that another owns. Raises OSError where there is none now."""
+    connection = socketlib.socket(fileno=descriptor)
+    try:
+        yield connection
+    finally:
+        connection.detach()

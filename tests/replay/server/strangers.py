@@ -1,5 +1,7 @@
 """A replay server whose process may open few files, and connections of nobody to it."""
 
+import contextlib
+import resource
 import socket
 import subprocess
 import sys
@@ -9,6 +11,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.children import ends_with_us
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(47)
+UNFINISHED = GREETING + b"\x06" + (16 << 20).to_bytes(8, "big")  # a long command begins
 
 LIMITED = """
 import resource, sys
@@ -35,14 +40,22 @@ def limited(config: Path, most: int, log: Path) -> Iterator[subprocess.Popen[byt
 
 
 @contextmanager
-def crowd(endpoint: str, count: int) -> Iterator[list[socket.socket]]:
-    """So many connections to an endpoint that say nothing and stay."""
+def crowd(endpoint: str, count: int, said: bytes = b"") -> Iterator[list[socket.socket]]:
+    """So many connections to an endpoint that say this, as far as they may, and stay."""
     parts = urlsplit(endpoint)
     with ExitStack() as stack:
-        yield [
-            stack.enter_context(socket.create_connection((parts.hostname, parts.port)))
-            for _ in range(count)
-        ]
+        connections = []
+        for _ in range(count):
+            one = socket.create_connection((parts.hostname, parts.port))
+            connections.append(stack.enter_context(one))
+            with contextlib.suppress(ConnectionError):  # it was closed meanwhile
+                one.sendall(said)
+        yield connections
+
+
+def resident(pid: int) -> int:
+    """Bytes that a process holds in memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def cpu_seconds(pid: int) -> float:
