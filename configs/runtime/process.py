@@ -23,6 +23,7 @@ PACKAGES = (
 )  # fmt: skip
 REPOSITORY = Path(__file__).resolve().parents[2]
 PID_FILE = "launcher.pid"  # in a run's socket directory: whose it is
+MOST_DESCRIPTORS = 1 << 20  # beyond, or without a limit, what goes over all of them takes for ever
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _kept: ctypes.CDLL | None = None  # the C library, once it keeps freed blocks
@@ -75,21 +76,28 @@ def begin(name: str, threads: int | None = None) -> None:
 
 
 def raise_descriptors() -> None:
-    """Let this process, and those it starts, open as many files and sockets as they may at all."""
-    hard = most_descriptors()
-    if descriptors() < hard:
+    """Let this process, and those it starts, open as many files and sockets as they may at all, up
+    to `MOST_DESCRIPTORS`.
+    """
+    most = most_descriptors()
+    if descriptors() < most:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def descriptors() -> int:
-    """How many files and sockets this process may have open."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    """How many files and sockets this process may have open, up to `MOST_DESCRIPTORS`."""
+    return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def most_descriptors() -> int:
     """How many it may have open once it has raised its limit."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def _bounded(limit: int) -> int:
+    return MOST_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(limit, MOST_DESCRIPTORS)
 
 
 def limit_threads(threads: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from configs.runtime.process import (
+    MOST_DESCRIPTORS,
     descriptors,
     end_child,
     most_descriptors,
@@ -118,8 +119,23 @@ def test_a_process_may_open_as_many_files_as_its_hard_limit_says() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
     try:
-        assert (descriptors(), most_descriptors()) == (128, hard)
+        most = most_descriptors()
+        assert descriptors() == 128 < most <= MOST_DESCRIPTORS
         raise_descriptors()
-        assert descriptors() == hard
+        assert descriptors() == most
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("limit", [resource.RLIM_INFINITY, 1 << 30])
+def test_an_endless_limit_is_bounded(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: kept[-1] if kept else (128, limit))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: kept.append(limits))
+    raise_descriptors()
+    assert kept == [(MOST_DESCRIPTORS, limit)]
+    kept.append((limit, limit))
+    assert descriptors() == most_descriptors() == MOST_DESCRIPTORS
+    raise_descriptors()
+    assert len(kept) == 2, "what is enough stays"

@@ -2,7 +2,6 @@
 
 import json
 import re
-import resource
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ import pytest
 
 from configs.devices import on_cpu
 from configs.load import ConfigError, parse, save
-from configs.runtime.process import REPOSITORY
+from configs.runtime.process import REPOSITORY, most_descriptors
 from configs.schema import Config
 from replay.log.history import Searched
 from replay.questions import left_out
@@ -105,7 +104,7 @@ def test_what_trains_nothing_still_needs_a_whole_model(
 
 
 def test_more_actors_than_replay_may_hold_sockets_are_refused(good: dict[str, str]) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    hard = most_descriptors()
     count = (hard - preflight.OTHER_DESCRIPTORS) // 2
     assert not list(preflight._descriptors(config(good | {"actors.count": str(count)})))
     (told,) = preflight._descriptors(config(good | {"actors.count": str(count + 1)}))
