@@ -1,8 +1,8 @@
 """The server's connections: how many there may be, and how long a request may take to come in.
 
 Who sends nothing, or a request byte by byte, holds up nobody: its connection is closed in time, and
-before that whenever another needs the place. Of the connections that wait for a request those of
-the peer that holds most of them go first, the oldest before the others.
+before that whenever another needs the place. Of the connections that wait for a request, or for the
+rest of one, those of the peer that holds most of them go first, the oldest before the others.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def most_connections() -> int:
 
 
 class Connections:
-    """The open connections, and which of them wait for a request."""
+    """The open connections, and which of them wait for a request or for the rest of one."""
 
     def __init__(self, most: int, headers_s: float = HEADERS_S, body_s: float = 30.0) -> None:
         self.most, self.headers_s, self.body_s = most, headers_s, body_s
@@ -59,7 +59,7 @@ class Connections:
             self._idle[peer][one] = None
 
     def works(self, one: Any, peer: str) -> None:
-        """The head of a request has come in over it."""
+        """A whole request has come in over it."""
         self._idle[peer].pop(one, None)
         if not self._idle[peer]:
             del self._idle[peer]
@@ -83,6 +83,7 @@ class Guarded(HttpToolsProtocol):
     siblings: ClassVar[Connections]
     _timer: asyncio.TimerHandle | None = None
     _peer = ""
+    _whole = 0  # requests that have come in and are not answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request."""
@@ -97,26 +98,35 @@ class Guarded(HttpToolsProtocol):
         self.siblings.closed(self, self._peer)
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Wait for a request, also after what ended uvicorn's own wait and begins none."""
+        super().data_received(data)
+        if not self._whole and self._timer is None:
+            self._limit(self.siblings.headers_s)
+
     def on_message_begin(self) -> None:
         """Wait for the rest of a request's head."""
         super().on_message_begin()
         self._limit(self.siblings.headers_s)
 
     def on_headers_complete(self) -> None:
-        """Answer a request, whose body may still be on its way."""
+        """Wait for the rest of a request, which may be answered before."""
         self._limit(self.siblings.body_s)
-        self.siblings.works(self, self._peer)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Have a whole request."""
         self._limit(None)
         super().on_message_complete()
+        if not self.cycle.response_complete:
+            self._whole += 1
+            self.siblings.works(self, self._peer)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, unless it has begun to come in."""
+        """Wait for the next request, unless it has come in."""
         super().on_response_complete()
-        if not self.pipeline and self._timer is None:
+        self._whole = max(0, self._whole - 1)  # 0: it was answered before it had come in
+        if not self._whole:
             self.siblings.waits(self, self._peer)
 
     def drop(self) -> None:

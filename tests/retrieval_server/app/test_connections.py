@@ -18,9 +18,10 @@ from retrieval_server.protocol import Document
 
 
 @contextmanager
-def kept(connections: Connections) -> Iterator[int]:
+def kept(connections: Connections, token: str = "") -> Iterator[int]:
     """Our server with these connections: its port."""
-    app = create_app([Document("a", "b c")], BM25Index(["b c"]), limits=Limits(deadline_s=5.0))
+    limits = Limits(deadline_s=5.0)
+    app = create_app([Document("a", "b c")], BM25Index(["b c"]), limits=limits, token=token)
     config = uvicorn.Config(app, http=guarded(connections), log_config=None, ws="none")
     server, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -33,9 +34,10 @@ def kept(connections: Connections) -> Iterator[int]:
     assert not thread.is_alive()
 
 
-def search(port: int) -> int:
-    body = {"queries": ["b"], "topk": 1}
-    return httpx.post(f"http://127.0.0.1:{port}/retrieve", json=body, trust_env=False).status_code
+def search(port: int, token: str = "none") -> int:
+    body, shown = {"queries": ["b"], "topk": 1}, {"Authorization": f"Bearer {token}"}
+    url = f"http://127.0.0.1:{port}/retrieve"
+    return httpx.post(url, json=body, headers=shown, trust_env=False).status_code
 
 
 def connect(port: int, sent: bytes = b"") -> socket.socket:
@@ -47,12 +49,19 @@ def connect(port: int, sent: bytes = b"") -> socket.socket:
 def ended(one: socket.socket) -> bool:
     """Wait until the server closes it."""
     try:
-        return one.recv(1) == b""
+        while one.recv(1024):
+            pass
+        return True
     except ConnectionResetError:
         return True
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /retrieve HTTP/1.1\r\nHost: x\r\nX-a:"])
+HEAD = b"POST /retrieve HTTP/1.1\r\nHost: x\r\n"
+BODY = HEAD + b"Content-Length: 99\r\n\r\n{"
+ANSWERED = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD + b"X-a:", BODY, ANSWERED + HEAD, ANSWERED + BODY])
 def test_idle_and_slow_connections_lock_nobody_out(sent: bytes) -> None:
     with kept(Connections(most=8)) as port, ExitStack() as stack:
         slow = [stack.enter_context(connect(port, sent)) for _ in range(40)]
@@ -60,12 +69,20 @@ def test_idle_and_slow_connections_lock_nobody_out(sent: bytes) -> None:
         assert ended(slow[0]), "the oldest go first"
 
 
+def test_who_is_answered_before_the_end_of_its_request_locks_nobody_out() -> None:
+    with kept(Connections(most=8), token="known") as port, ExitStack() as stack:
+        slow = [stack.enter_context(connect(port, BODY)) for _ in range(8)]
+        assert [one.recv(12) for one in slow] == [b"HTTP/1.1 401"] * 8
+        assert search(port, "known") == 200
+        assert ended(slow[0])
+
+
 @pytest.mark.parametrize(
     "sent",
     [
         b"",
-        b"POST /retrieve HTTP/1.1\r\nX-a: 1",
-        b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{",
+        HEAD + b"X-a: 1",
+        BODY,
     ],
 )
 def test_what_does_not_come_in_in_time_is_closed(sent: bytes) -> None:
@@ -73,6 +90,14 @@ def test_what_does_not_come_in_in_time_is_closed(sent: bytes) -> None:
     with kept(limits) as port, connect(port, sent) as one:
         begun = time.monotonic()
         assert ended(one) and time.monotonic() - begun < 4.0  # before the search's own deadline
+
+
+def test_what_begins_no_request_keeps_no_connection() -> None:
+    with kept(Connections(most=8, headers_s=0.1)) as port, connect(port, ANSWERED) as one:
+        assert one.recv(1024)
+        begun = time.monotonic()
+        one.sendall(b"\r\n")
+        assert ended(one) and time.monotonic() - begun < 4.0  # before uvicorn lets it rest no more
 
 
 def test_a_kept_connection_may_rest_and_be_used_again() -> None:
