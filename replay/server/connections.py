@@ -11,7 +11,7 @@ import zmq
 
 import replay.protocol as wire
 from configs.guard import Guard
-from configs.keys import Addresses
+from configs.keys import LEARNER, Addresses
 from configs.runtime.files import weights_bytes
 from configs.runtime.process import make_socket_dir
 from configs.schema import Config
@@ -54,13 +54,13 @@ class Router:
 
     def messages(self) -> Iterator[tuple[bytes, list[bytes], str]]:
         """Peer and frames of every message that has arrived, read as they are asked for, and the
-        role of the key that it came with; '' where there are no keys.
+        role of the key that it came with; the learner's, who may say all, where there are no keys.
         """
         with contextlib.suppress(zmq.Again):
             while True:
                 if self._guard is None:
                     peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-                    yield peer, frames, ""
+                    yield peer, frames, LEARNER
                 else:
                     whole = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
                     role = self._guard.role(whole[-1].get("User-Id"))

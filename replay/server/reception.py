@@ -8,7 +8,7 @@ how far it is. What needs the ledger is held, in order, until there is one.
 import time
 
 import replay.protocol as wire
-from configs.keys import ACTOR
+from configs.keys import LEARNER
 from configs.load import dump
 from configs.schema import Config
 from replay.codec import decode_request, encode
@@ -24,9 +24,9 @@ def request_of(frames: list[bytes], role: str) -> wire.Request:
     if len(frames) != 1:
         raise wire.Garbled(f"a message of {len(frames)} frames: send one")
     request = decode_request(frames[0])
-    if role == ACTOR and not isinstance(request, wire.WithActorKey):
-        kind = type(request).__name__
-        raise wire.CodecError(f"{kind} with an actor's key: show the learner's")
+    if role != LEARNER and not isinstance(request, wire.WithActorKey):
+        kind, whose = type(request).__name__, role or "nobody"
+        raise wire.CodecError(f"{kind} with the key of {whose}: show the learner's")
     return request
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -15,18 +15,22 @@ from replay.protocol import (
     Done,
     Evaluate,
     Finish,
+    FromLauncher,
+    FromLearner,
     Observe,
     RefusedByReplay,
     Report,
     Request,
     Resume,
     Sample,
+    SamplePart,
     Shutdown,
 )
 
 TAKEN = (
     Resume(2, 0),
     Sample(1, 0),
+    SamplePart(1, 0, 0),
     Committed(1, 0),
     Evaluate(1, 0),
     Report(1, 0, {}),
@@ -54,11 +58,12 @@ def actor(serve) -> Iterator[tuple[Any, Actor]]:
 
 def test_an_actors_key_steers_nothing(actor: tuple[Any, Actor], tmp_path) -> None:
     running, stranger = actor
+    assert {type(request) for request in TAKEN} == set(get_args(FromLearner | FromLauncher))
     with BatchReader(running.endpoint, 1, 20.0, keys=running.keys) as learner:
         learner.resume(0)
         for number, request in enumerate(TAKEN, start=1):
             kind = type(request).__name__
-            with pytest.raises(RefusedByReplay, match=f"{kind} with an actor's key: show the l"):
+            with pytest.raises(RefusedByReplay, match=f"{kind} with the key of actor: show the l"):
                 stranger.say(request)
             assert running.server.gauges()["replay/refused_messages"] == number
         assert running.ledger.state.incarnation == 1 and not running.ledger.stop_cause
@@ -76,3 +81,13 @@ def test_an_actors_key_steers_nothing(actor: tuple[Any, Actor], tmp_path) -> Non
         path.rename(running.keys.folder / path.name)
     with Observer(running.endpoint, 20.0, running.keys) as console:
         assert len(console.status().steps) == 1
+
+
+def test_who_has_no_role_may_say_no_more_than_an_actor(actor: tuple[Any, Actor]) -> None:
+    running, stranger = actor
+    with pytest.raises(RefusedByReplay, match="with the key of actor"):
+        stranger.say(Shutdown("over"))
+    running.server._router._guard._roles.clear()  # its key is admitted, and means nothing now
+    with pytest.raises(RefusedByReplay, match="with the key of nobody"):
+        stranger.say(Shutdown("over"))
+    assert not running.ledger.stop_cause
