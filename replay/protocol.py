@@ -109,7 +109,8 @@ class Deliver(Message, frozen=True):
 class LeaseFailed(Message, frozen=True):
     """A rollout that died of infrastructure: time-out, engine abort, shutdown. Never a reward.
 
-    `searches`: those that it had made, their passages best first.
+    `searches`: those that it had made, their passages best first. `instance`: as in `Hello`, where
+    it comes over a new connection before a Hello does.
     """
 
     actor_id: str
@@ -117,6 +118,7 @@ class LeaseFailed(Message, frozen=True):
     sibling: int
     cause: str
     searches: tuple[Search, ...] = ()
+    instance: str = ""
 
 
 class Heartbeat(Message, frozen=True):

@@ -106,7 +106,8 @@ class TrajectoryWriter:
         """Give a lease back, and its searches: infrastructure failed, which is never a reward."""
         key = lease.group_id, lease.sibling
         self._session.held.discard(key)
-        await self._send(wire.LeaseFailed(self._actor_id, *key, cause, tuple(searches)))
+        instance = self._session.instance
+        await self._send(wire.LeaseFailed(self._actor_id, *key, cause, tuple(searches), instance))
 
     def _check(self) -> None:
         if self._inbox.error is not None:

@@ -2,7 +2,7 @@
 inbox of what has come and is not taken yet. Times are given, in monotonic seconds.
 
 All messages of an actor travel in order on one connection, which outlives replay's process. So a
-lease that was given back before a Hello needs no repetition: wherever LeaseFailed got lost, the
+lease that was given back before a Hello needs no repetition: where LeaseFailed got lost, the
 Hello no longer names the lease, and replay returns what is not held. A delivery from before a Hello
 that is still unacknowledged when the Welcome comes was lost, and is sent again; no other is. Of
 several Hellos before a Welcome the first counts, as nobody knows which one the Welcome answers; the
@@ -35,6 +35,11 @@ class Session:
         self._delivering: dict[Key, wire.Deliver] = {}
         self._doubtful: tuple[Key, ...] = ()  # delivered before the Hello
         self._introduced_s = float("-inf")
+
+    @property
+    def instance(self) -> str:
+        """The name drawn by this process."""
+        return self._hello.instance
 
     def hello(self, now_s: float) -> wire.Hello:
         """Return the introduction, with the leases of now."""

@@ -99,7 +99,7 @@ class ActorHandler:
         """Take a lease back whose rollout died: its sibling is to be leased again. Of its holder
         alone: failures retire questions.
         """
-        if not self._speaks_for(peer, message.actor_id):
+        if not self._speaks_for(peer, message.actor_id, message.instance):
             return [(peer, wire.Unknown())]
         lease = {(message.group_id, message.sibling)}
         self._return(message.actor_id, lease, message.cause, message.searches)
@@ -127,10 +127,14 @@ class ActorHandler:
         self._return(actor_id, set(self._state.held.get(actor_id, ())), cause)
         self._journal.write(records.ActorLeft(self._journal.now, actor_id, cause))
 
-    def _speaks_for(self, peer: Peer, actor_id: str) -> bool:
+    def _speaks_for(self, peer: Peer, actor_id: str, instance: str = "") -> bool:
+        """True for an actor, also before it said Hello again: over a new connection by its
+        instance, which it alone knows, or where replay was started again.
+        """
         actor = self._roster.get(actor_id)
-        on_record = actor_id in self._state.held  # it may speak before it said Hello again
-        return actor.peer == peer if actor else on_record
+        if actor is None:
+            return actor_id in self._state.held
+        return actor.peer == peer or (bool(instance) and actor.instance == instance)
 
     def _stop(self, peer: Peer) -> Replies:
         return [(peer, wire.Stop(self._state.stop_cause))] if self._state.stop_cause else []

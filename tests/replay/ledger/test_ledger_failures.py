@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from replay.log.records import LeaseReturned
-from replay.protocol import Evaluate, Goodbye, Hello, LeaseFailed, Ready, Welcome
+from replay.protocol import Evaluate, Goodbye, Hello, LeaseFailed, Ready, Unknown, Welcome
 from replay.trajectory import Search
 
 
@@ -94,6 +94,20 @@ def test_what_a_failed_rollout_searched_for_is_on_record(scene: Any) -> None:
     lease, made = s.leased["a"][0], (Search("who?", ("p1",), 0.5, "ok"),)
     s.send("a", LeaseFailed("a", lease.group_id, lease.sibling, "late", made))
     assert [x.searches for x in s.log if isinstance(x, LeaseReturned)] == [made]
+
+
+def test_so_it_is_where_the_failure_comes_over_a_new_connection_before_a_hello(scene: Any) -> None:
+    s = scene(group_size=2, groups_per_step=1, max_staleness=0)
+    s.learner()
+    s.actor("a", 2, instance="drawn")
+    lease, made = s.leased["a"][0], (Search("who?", ("p1",), 0.5, "ok"),)
+    failed = LeaseFailed("a", lease.group_id, lease.sibling, "late", made)
+    for other in "", "guessed":
+        assert s.send("new", replace(failed, instance=other)) == Unknown()
+    s.send("new", replace(failed, instance="drawn"))
+    assert s.send("new", Hello("a", "digest", instance="drawn")) == Welcome()
+    returned = [(x.cause, x.searches) for x in s.log if isinstance(x, LeaseReturned)]
+    assert returned == [("late", made), ("not_held", ())], "its own, and its sibling's"
 
 
 def test_it_is_leased_only_to_an_actor_with_at_least_the_groups_version(scene: Any) -> None:
