@@ -12,6 +12,9 @@ MAX_CAPACITY = 1 << 16  # rollouts of one actor
 MAX_ID_CHARS = 1024
 MAX_CAUSE_CHARS = 1 << 16  # an engine's whole traceback
 MAX_GAUGES = 1024
+MAX_GAUGE = 1e30  # what is written of it has 32 bits; NaN stands for unknown
+MAX_REWARD = 1e9  # its square, summed over a batch, has 32 bits
+MAX_TEMPERATURE = 1e3
 MAX_NUMBER = 2**53  # what any reader of JSON holds exactly
 _RANGES = {
     "capacity": (0, MAX_CAPACITY),
@@ -49,8 +52,10 @@ def check_request(request: Request) -> None:
         if field in ("held", "delivering"):
             _check_leases(f"{kind}.{field}", value)
         elif field == "gauges":
-            for name in value:
+            for name, gauge in value.items():
                 _check_length(f"{kind}.gauges: a name", name, "characters", (0, MAX_ID_CHARS))
+                if abs(gauge) > MAX_GAUGE:
+                    raise CodecError(f"{kind}.gauges: {name} is {gauge}: at most {MAX_GAUGE:g}")
     if isinstance(request, Heartbeat) and request.ready is not None:
         check_request(request.ready)
 

@@ -14,7 +14,13 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from replay.bounds import MAX_ID_CHARS, check_request
+from replay.bounds import (
+    MAX_ID_CHARS,
+    MAX_NUMBER,
+    MAX_REWARD,
+    MAX_TEMPERATURE,
+    check_request,
+)
 from replay.protocol import CodecError, Deliver, Garbled, Reply, Request
 from replay.trajectory import Sampling, Search, StopReason, TokenSequence, Trajectory, Turn
 
@@ -39,13 +45,16 @@ _Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 _Info = Annotated[str, Meta(max_length=MAX_INFO_CHARS)]
 _Array = Annotated[bytes, Meta(max_length=4 * MAX_ARRAY_TOKENS)]
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-_Parts = Annotated[dict[_Id, float], Meta(max_length=MAX_PARTS)]
+_Reward = Annotated[float, Meta(ge=-MAX_REWARD, le=MAX_REWARD)]  # which NaN is not
+_Seconds = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+_Parts = Annotated[dict[_Id, _Reward], Meta(max_length=MAX_PARTS)]
+_Timings = Annotated[dict[_Id, _Seconds], Meta(max_length=MAX_PARTS)]
 
 
 class _WireSearch(msgspec.Struct, forbid_unknown_fields=True):
     query: _Text
     passage_ids: Annotated[tuple[_Id, ...], Meta(max_length=MAX_PASSAGES)]
-    seconds: float
+    seconds: _Seconds
     status: Literal["ok", "empty", "skipped"]
 
 
@@ -56,11 +65,11 @@ class _WireTurn(msgspec.Struct, forbid_unknown_fields=True):
     observation_tokens: _Array  # int32
     searches: Annotated[tuple[_WireSearch, ...], Meta(max_length=MAX_SEARCHES)]
     malformed: bool
-    reward: float
+    reward: _Reward
     info: _Info
-    started_at: float
-    first_token_at: float
-    ended_at: float
+    started_at: _Seconds
+    first_token_at: _Seconds
+    ended_at: _Seconds
 
 
 class _WireSequence(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,7 +79,7 @@ class _WireSequence(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _WireSampling(msgspec.Struct, forbid_unknown_fields=True):
-    temperature: float
+    temperature: Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)]
     seed: _Count
 
 
@@ -86,10 +95,10 @@ class WireTrajectory(msgspec.Struct, forbid_unknown_fields=True, tag="Trajectory
     sequences: Annotated[tuple[_WireSequence, ...], Meta(max_length=MAX_SEQUENCES)]
     stop_reason: StopReason
     answer: _Text | None
-    reward: float | None
+    reward: _Reward | None
     reward_cause: _Text
     reward_parts: _Parts
-    timings: _Parts
+    timings: _Timings
     attempt: _Count
     reference_tokens: _Array  # int32
 

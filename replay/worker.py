@@ -15,6 +15,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from replay.ledger.ledger import Ledger
 from replay.log.event_log import FILE_NAME, EventLog
 from replay.log.records import Record, ReplayRestarted, RunResumed, RunStarted
 from replay.log.snapshots import set_aside as aside
-from replay.log.summary import summarise_payload
+from replay.log.summary import Sampled, summarise_payload
 from replay.log.tail import End
 from replay.protocol import LogError, ReplayError
 from replay.question_files import QuestionsError
@@ -39,6 +40,7 @@ from replay.server.reception import Reception
 from replay.server.server import ReplayServer
 from replay.trajectory import Sampling
 
+MOST_IDS = 1 << 31
 logger = logging.getLogger(__name__)
 
 
@@ -88,15 +90,36 @@ def make_ledger(config: Config, tell: Callable[[str], None] | None = None) -> Le
         if tell and file.unusable:
             for line in file.told(), *file.faults[1:]:
                 tell(f"questions.{field}: left out: {line}")
+    sampled = Sampled(_vocabulary(config), config.actors.temperature)
     return Ledger(
         config.replay,
         Questions(train.questions, config.seed),
         evaluation.questions,
         Sampling(config.actors.temperature, config.seed),
-        summarise_payload,
+        partial(summarise_payload, sampled=sampled),
         config.learner.total_steps,
         config.learner.eval_temperatures,
     )
+
+
+class _Embedding(msgspec.Struct):
+    vocab_size: int = 0
+
+
+class _Model(_Embedding):
+    """Of a model's `config.json`, where one that also sees says it of its text."""
+
+    text_config: _Embedding | None = None
+
+
+def _vocabulary(config: Config) -> int:
+    """How many ids the model embeds; as many as there may be where its folder does not tell."""
+    path = Path(config.model.path) / "config.json"
+    try:
+        told = msgspec.json.decode(path.read_bytes(), type=_Model)
+    except (OSError, msgspec.DecodeError):  # of a machine that has no copy of the model
+        return MOST_IDS
+    return told.vocab_size or (told.text_config or told).vocab_size or MOST_IDS
 
 
 def make_log(

@@ -10,9 +10,11 @@ import msgspec
 import numpy as np
 
 from replay.codec import WireTrajectory, decode_trajectory, decode_wire
+from replay.protocol import CodecError
 from replay.trajectory import Kind, Trajectory
 
 _VERSION = np.dtype("<i4")
+_ID = np.dtype("<u4")  # a negative one is higher than any
 
 
 class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,6 +38,15 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     reward_cause: str = ""
 
 
+class Sampled(msgspec.Struct, frozen=True):
+    """What a run's own actors can have sampled: ids of a `vocabulary` of so many, and what is
+    trained at one `temperature`.
+    """
+
+    vocabulary: int
+    temperature: float
+
+
 def summarise(trajectory: Trajectory) -> Summary:
     """Return the summary of a decoded trajectory."""
     oldest_version, newest_version = trajectory.version_span
@@ -55,12 +66,19 @@ def summarise(trajectory: Trajectory) -> Summary:
     )
 
 
-def summarise_payload(payload: bytes) -> Summary:
-    """Return `summarise(decode_trajectory(payload))` in a third of the time. Raises CodecError."""
+def summarise_payload(payload: bytes, sampled: Sampled | None = None) -> Summary:
+    """Return `summarise(decode_trajectory(payload))` in a third of the time. Raises CodecError,
+    also where it was not `sampled` so: the learner could not train on it.
+    """
     wire = decode_wire(payload)
+    summary = _summarise(wire) if _sound(wire) else summarise(decode_trajectory(payload))
+    if sampled is not None:
+        _check(wire, sampled)
+    return summary
+
+
+def _summarise(wire: WireTrajectory) -> Summary:
     turns = wire.turns
-    if not _sound(wire):
-        return summarise(decode_trajectory(payload))
     versions = np.frombuffer(b"".join([turn.policy_versions for turn in turns]), _VERSION)
     return Summary(
         group_id=wire.group_id,
@@ -75,6 +93,23 @@ def summarise_payload(payload: bytes) -> Summary:
         oldest_version=int(versions.min()),
         newest_version=int(versions.max()),
     )
+
+
+def _check(wire: WireTrajectory, sampled: Sampled) -> None:
+    temperature = wire.sampling.temperature
+    if wire.kind == "train" and temperature != sampled.temperature:
+        raise CodecError(
+            f"Trajectory.sampling.temperature is {temperature}: train leases of this run say "
+            f"{sampled.temperature}"
+        )
+    parts = [wire.reference_tokens, *(sequence.prompt_tokens for sequence in wire.sequences)]
+    parts += [part for turn in wire.turns for part in (turn.action_tokens, turn.observation_tokens)]
+    ids = np.frombuffer(b"".join(parts), _ID)
+    if (most := ids.max()) >= sampled.vocabulary:
+        raise CodecError(
+            f"Trajectory: token id {most.astype(np.int32)}: the model's vocabulary has "
+            f"{sampled.vocabulary}, from 0"
+        )
 
 
 def _sound(wire: WireTrajectory) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from replay import codec
-from replay.log.summary import Summary, summarise, summarise_payload
+from replay.log.summary import Sampled, Summary, summarise, summarise_payload
 from replay.protocol import CodecError
 from replay.trajectory import Sampling, Search, StopReason, TokenSequence, Trajectory, Turn
 from tests.replay.test_fuzz import mutated
@@ -98,3 +98,36 @@ def test_unscorable_with_a_cause_is_sound() -> None:
     found = summarised(payload)
     assert isinstance(found, Summary) and found == of_the_whole(payload)
     assert (found.reward, found.reward_cause) == (None, "x")
+
+
+TOKENS = ("action_tokens", "observation_tokens")
+
+
+@pytest.mark.parametrize("field", [*TOKENS, "prompt_tokens", "reference_tokens"])
+@pytest.mark.parametrize("token", [-1, 64, 2**31 - 1])
+def test_ids_beyond_the_vocabulary_are_refused(field: str, token: int) -> None:
+    wire, replace = codec.decode_wire(encoded(0)), msgspec.structs.replace
+    ids = np.full(12, 63, np.int32)
+    for last in 63, token:
+        ids[-1] = last
+        first, *rest = wire.sequences
+        if field in TOKENS:
+            turn = replace(first.turns[0], **{field: ids.tobytes()})
+            first = replace(first, turns=(turn, *first.turns[1:]))
+        elif field == "prompt_tokens":
+            first = replace(first, prompt_tokens=ids.tobytes())
+        answer = ids.tobytes() if field == "reference_tokens" else b""
+        changed = replace(wire, sequences=(first, *rest), reference_tokens=answer)
+        payload = msgspec.msgpack.encode(changed)
+        if last == 63:
+            assert summarise_payload(payload, Sampled(64, 1.0)).group_id == 1
+    with pytest.raises(CodecError, match=f"token id {token}: the model's vocabulary has 64"):
+        summarise_payload(payload, Sampled(64, 1.0))
+
+
+def test_what_is_trained_was_sampled_at_the_temperature_of_its_leases() -> None:
+    wire = codec.decode_wire(encoded(0))
+    with pytest.raises(CodecError, match=r"temperature is 1.0: train leases of this run say 0.7"):
+        summarise_payload(encoded(0), Sampled(64, 0.7))
+    evaluated = msgspec.msgpack.encode(msgspec.structs.replace(wire, kind="eval"))
+    assert summarise_payload(evaluated, Sampled(64, 0.7)).kind == "eval"

@@ -45,6 +45,8 @@ ATTACKS = (
     Ready("actor-0", 4, -3, 0),
     Heartbeat("actor-0", {}, Ready("actor-0", 4, 1, 10**6)),
     Heartbeat("actor-0", {f"g{i}": 0.0 for i in range(2000)}),
+    Heartbeat("actor-0", {"actor/tokens_per_s": 1e308}),
+    Heartbeat("actor-0", {"actor/tokens_per_s": float("-inf")}),
     Deliver("actor-0", 0, 0, b""),
     Deliver("actor-0", -3, 0, b""),
     LeaseFailed("actor-0", 1, -1, "bad"),
