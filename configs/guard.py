@@ -82,7 +82,7 @@ class Guard:
     def _watch(self) -> None:
         swept_s = time.monotonic()
         while not self._over.is_set():
-            if self._monitor.poll(SWEEP_S * 1000):
+            if self._monitor.poll(int(SWEEP_S * 1000)):
                 self._heed(recv_monitor_message(self._monitor))
             if time.monotonic() - swept_s >= SWEEP_S:
                 self._unproved.sweep()
