@@ -231,6 +231,7 @@ def test_a_copy_on_each_host_is_for_stage_3_alone() -> None:
 
 def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
     assert CHANGEABLE_FIELDS == (
+        "replay.keep",
         "learner.total_steps",
         "learner.eval_every",
         "learner.checkpoint_every",
@@ -257,6 +258,8 @@ def test_the_schema_marks_what_a_run_reads() -> None:
         "retrieval.corpus",
         "retrieval.index",
         "retrieval.encoder",
+        "retrieval.word_index",
+        "retrieval.reranker",
         "retrieval.recorded",
         "retrieval.token_file",
         "rewards.judge.key_file",

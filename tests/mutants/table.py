@@ -355,8 +355,8 @@ MUTANTS = (
     ),
     Mutant(
         "the role of a key not checked",
-        "replay/server/server.py",
-        "if role == ACTOR and not isinstance(request, wire.WithActorKey):",
+        "replay/server/reception.py",
+        "if role != LEARNER and not isinstance(request, wire.WithActorKey):",
         "if False:",
         ("tests/replay/server/test_roles.py",),
     ),
