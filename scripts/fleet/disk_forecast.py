@@ -117,8 +117,8 @@ def warning(run_dir: Path, free: int, found: Forecast) -> str:
     more = f", and checkpoints still to come take {found.to_come / GB:.1f} GB" * (found.to_come > 0)
     return (
         f"the disk of {run_dir} is full {when}: {free / GB:.1f} GB are free, the run grows by "
-        f"{3600 * found.growth / GB:.2f} GB an hour{more}: free some; or press Ctrl-C, then "
-        f"`forage compact {run_dir}` and `forage resume {run_dir}`"
+        f"{3600 * found.growth / GB:.2f} GB an hour{more}: free some; or press Ctrl-C and go on "
+        f"with less kept: `forage resume {run_dir} replay.keep=committed`"
     )
 
 

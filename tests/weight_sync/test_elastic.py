@@ -290,6 +290,7 @@ async def test_a_fleet_whose_engines_all_come_back_as_another_model_ends_the_run
             await wait_applied(publisher, 1)
 
 
+@pytest.mark.slow
 async def test_a_control_connection_that_is_slow_and_cut_again_and_again_heals(
     fleet, tmp_path
 ) -> None:

@@ -171,16 +171,9 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first", "kept"),
-    [
-        ("SET_ANEW", ""),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in (("LEFT", ""), ("SET_ANEW", "1"))
-        ),
-        pytest.param("LEFT", "1", marks=pytest.mark.slow),
-    ],
+    ("first", "kept"), [("SET_ANEW", ""), ("LEFT", ""), ("SET_ANEW", "1"), ("LEFT", "1")]
 )
 def test_a_forked_engine_has_its_own_title_and_ends_with_its_parent(first: str, kept: str) -> None:
     own = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "SPT_NOENV": kept}

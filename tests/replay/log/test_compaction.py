@@ -157,6 +157,7 @@ def test_a_payload_that_is_missed_is_named_when_replay_starts(run: Run) -> None:
         run.new_ledger(SETTINGS).restore(facts)
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_system_call_leaves_a_whole_log(run: Run) -> None:
     run.train(*range(1, 6))
     run.send(Committed(1, 5))

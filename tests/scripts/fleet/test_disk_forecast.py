@@ -79,7 +79,7 @@ def test_the_warning_comes_once_and_again_at_half(
         watch.tend(60.0 * minute)
     assert len(said) == 1
     assert f"the disk of {tmp_path} is full in about 20.0 h: 40.0 GB are free" in said[0]
-    assert "2.00 GB an hour" in said[0] and f"`forage compact {tmp_path}`" in said[0]
+    assert "2.00 GB an hour" in said[0] and f"resume {tmp_path} replay.keep=committed`" in said[0]
     free[0] = 15 * GB
     watch.tend(60.0 * 180)
     assert len(said) == 2 and "in about 7.5 h" in said[1]

@@ -10,12 +10,16 @@ from scripts.fleet import guardian
 
 
 def sleeper(token: str) -> subprocess.Popen[bytes]:
-    """A process of the run `token` that would go on for a minute."""
-    return subprocess.Popen(
+    """A process of the run `token` that would go on for a minute, seen as such."""
+    made = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)"],
         env={**os.environ, guardian.TOKEN: token},
         start_new_session=True,
     )
+    end = time.monotonic() + 20.0
+    while made.pid not in guardian.members(token) and time.monotonic() < end:
+        time.sleep(0.01)  # its environment can be read a little later than Popen returns
+    return made
 
 
 def test_the_guardian_ends_members_and_only_members(tmp_path: Path) -> None:
