@@ -97,6 +97,7 @@ def test_faults_come_by_seed_and_rate_each_as_often_as_any_other() -> None:
     assert max(dealers[0].dealt.values()) - min(dealers[0].dealt.values()) <= 1
 
 
+@pytest.mark.slow
 async def test_whatever_happens_a_passage_is_the_right_one(server_url: str) -> None:
     """Every other search fails: what is returned all the same is what the query asked for."""
     right = {"kelu": "p0", "tapo": "p3", "capital": "p1", "river": "p2"}
