@@ -1,5 +1,5 @@
-"""A batch that no message can hold comes in parts, also from a replay that was started again; what
-cannot be sent at all ends nobody but its asker.
+"""A batch that no message can hold comes in parts; what cannot be sent at all ends nobody but its
+asker.
 """
 
 import asyncio
