@@ -124,12 +124,15 @@ def compact_segment(
 
 
 def is_compacted(segment: Segment) -> bool:
-    """True where no delivery of this segment has a payload: they are taken away together. Raises
-    LogError.
+    """True where no delivery of this segment has a payload: they are taken away together. One that
+    is damaged is not: `forage audit` says so, and no start depends on it. Raises OSError.
     """
     segment.before = segment.log = None
     facts = (fact for _, fact in _records(segment) if isinstance(fact, Delivered))
-    return all(fact.compacted for fact in islice(facts, 1))
+    try:
+        return all(fact.compacted for fact in islice(facts, 1))
+    except LogError:
+        return False
 
 
 def _rewrite(segment: Segment, fd: int, rest: Callable[[], None]) -> None:

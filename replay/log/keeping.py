@@ -76,6 +76,7 @@ class Keeping:
         self._closed: list[Closed] = []
         self._bytes = 0  # of closed segments
         self._saved: list[int] = []  # bytes, not counted yet
+        self._failed: list[Closed] = []  # could not be compacted
         self._told = False
         for segment in segments(path) if keep != "all" else ():
             if segment.closed:
@@ -89,14 +90,22 @@ class Keeping:
         self._bytes += size
         self._closed.append(Closed(number, size, upcoming))
 
-    def take_due(self, oldest: Ids) -> list[Closed]:
-        """Take out the segments to compact now."""
+    def retry(self) -> None:
+        """Take those that could not be compacted for new."""
+        while self._failed:
+            self._closed.append(self._failed.pop())
+        self._closed.sort(key=lambda each: each.number)
+
+    def take_due(self, oldest: Ids) -> Closed | None:
+        """Take out the segment to compact now, the oldest of those that are due."""
         while self._saved:
             self._bytes -= self._saved.pop()
         chosen = due(self._closed, oldest, self._keep, self._bytes)
-        self._closed = [each for each in self._closed if each not in chosen]
+        if chosen:
+            self._closed.remove(chosen[0])
+            return chosen[0]
         over = isinstance(self._keep, int) and self._bytes > self._keep
-        if over and not chosen and not self._closed and not self._told:
+        if over and not self._closed and not self._failed and not self._told:
             self._told = True
             logger.warning(
                 "%s: the records alone take %d bytes, without any trajectory, and grow on: more "
@@ -105,26 +114,26 @@ class Keeping:
                 self._bytes,
                 self._keep,
             )
-        return chosen
+        return None
 
-    def compact(self, chosen: Sequence[Closed]) -> None:
-        """Compact these; one that cannot be is named, and left as it is."""
-        for each in chosen:
-            try:
-                segment = segments(self._path)[each.number]
-                change = compact_segment(segment, each.before.settles, self._locks, Pace().rest)
-            except (LogError, OSError) as error:
-                logger.warning("segment %d is not compacted: %s", each.number, error)
-                continue
-            self._saved.append(change.bytes_before - change.bytes_after)
-            logger.info(
-                "%s: %d payloads taken away (replay.keep = %s): %d -> %d bytes",
-                change.path,
-                change.payloads,
-                self._keep,
-                change.bytes_before,
-                change.bytes_after,
-            )
+    def compact(self, chosen: Closed) -> None:
+        """Compact a segment; where it cannot be, it is named, and left as it is until `retry`."""
+        try:
+            segment = segments(self._path)[chosen.number]
+            change = compact_segment(segment, chosen.before.settles, self._locks, Pace().rest)
+        except (LogError, OSError) as error:
+            logger.warning("segment %d is not compacted: %s", chosen.number, error)
+            self._failed.append(chosen)
+            return
+        self._saved.append(change.bytes_before - change.bytes_after)
+        logger.info(
+            "%s: %d payloads taken away (replay.keep = %s): %d -> %d bytes",
+            change.path,
+            change.payloads,
+            self._keep,
+            change.bytes_before,
+            change.bytes_after,
+        )
 
 
 class Pace:

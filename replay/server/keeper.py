@@ -23,12 +23,13 @@ class Keeper:
     """The snapshots and the compaction of one log."""
 
     def __init__(self, ledger: Ledger, log: EventLog, keep: Keep = "all") -> None:
-        """A log with a history gets a snapshot at once. Raises LogError, OSError."""
+        """A log with a history gets a snapshot at the first look. Raises LogError, OSError."""
         self._ledger, self._log = ledger, log
         self._segment = log.segment  # the newest that is known
         self._kept = log.segment if not log.records else -1  # the segment of the newest snapshot
         self._records = 0  # that it follows
         self._committed = -1
+        self._more = False  # segments may be due that were not taken yet
         self._work = threading.Thread()
         self._keeping: Keeping | None = None
         if keep != "all":
@@ -46,11 +47,19 @@ class Keeper:
             return
         if segment != self._kept:
             self._begin(self._snapshot())
-        elif self._keeping and moved:
-            self._committed = state.committed
-            if chosen := self._keeping.take_due(Ids(*state.oldest_unsettled)):
-                keeping = self._keeping
-                self._begin(lambda: keeping.compact(chosen))
+        elif self._keeping and (moved or self._more):
+            self._compact_one(self._keeping, moved)
+
+    def _compact_one(self, keeping: Keeping, moved: bool) -> None:
+        """Begin with one segment alone: a snapshot that comes due waits for no more."""
+        state = self._ledger.state
+        self._committed = state.committed
+        if moved:
+            keeping.retry()
+        chosen = keeping.take_due(Ids(*state.oldest_unsettled))
+        self._more = chosen is not None
+        if chosen:
+            self._begin(lambda: keeping.compact(chosen))
 
     def wait(self) -> None:
         """Wait for what is under way."""

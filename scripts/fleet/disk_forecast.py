@@ -88,6 +88,7 @@ class DiskWatch:
     def __init__(self, config: Config, say: Callable[[str, str], None]) -> None:
         """`say(text, style)` tells the person at the terminal."""
         self._run_dir, self._say = Path(config.run_dir), say
+        self._keeps_all = config.replay.keep == "all"
         self._soon_s = config.fleet.disk_warning_s
         self._kept = config.learner.keep_checkpoints + BESIDE_KEPT
         self._looks: deque[Look] = deque(maxlen=int(WINDOW_S / EVERY_S) + 1)
@@ -108,17 +109,21 @@ class DiskWatch:
             self._warned_s = math.inf if found else self._warned_s
         elif found.left_s < self._warned_s / 2 or self._warned_s == math.inf:
             self._warned_s = found.left_s
-            self._say(warning(self._run_dir, self._looks[-1].free, found), "bold yellow")
+            told = warning(self._run_dir, self._looks[-1].free, found, self._keeps_all)
+            self._say(told, "bold yellow")
 
 
-def warning(run_dir: Path, free: int, found: Forecast) -> str:
-    """The warning of a disk that fills, and what to do."""
+def warning(run_dir: Path, free: int, found: Forecast, keeps_all: bool) -> str:
+    """The warning of a disk that fills, and what to do; `keeps_all`: so does `replay.keep`."""
     when = f"in about {found.left_s / 3600:.1f} h" if found.left_s else "with its checkpoints"
     more = f", and checkpoints still to come take {found.to_come / GB:.1f} GB" * (found.to_come > 0)
+    less = (
+        f"; or press Ctrl-C and go on with less kept: `forage resume {run_dir} "
+        "replay.keep=committed`"
+    )
     return (
         f"the disk of {run_dir} is full {when}: {free / GB:.1f} GB are free, the run grows by "
-        f"{3600 * found.growth / GB:.2f} GB an hour{more}: free some; or press Ctrl-C and go on "
-        f"with less kept: `forage resume {run_dir} replay.keep=committed`"
+        f"{3600 * found.growth / GB:.2f} GB an hour{more}: free some" + less * keeps_all
     )
 
 

@@ -19,7 +19,7 @@ from replay.clients.launcher import Observer
 from replay.log.event_log import FILE_NAME
 from replay.protocol import ReplayError, Status
 from replay.restoring import stop_cause
-from scripts.fleet.causes import first_cause, is_rank
+from scripts.fleet.causes import first_cause, is_actor, is_rank
 from scripts.fleet.console import Console
 from scripts.fleet.disk_forecast import DiskWatch
 from scripts.fleet.fleet import Fleet
@@ -126,7 +126,7 @@ class Supervisor:
         for name, member in self._fleet.members.items():
             # An engine that still starts is far from asking replay anything.
             hears = self._training and name in self.gauges
-            if name.startswith("actor-") and not hears:
+            if is_actor(name) and not hears:
                 member.signal(signal.SIGTERM)
         try:
             observer.shutdown(self._interrupted)
@@ -175,7 +175,7 @@ class Supervisor:
 
     def _without_leavers(self, broken: dict[str, int]) -> dict[str, int]:
         """Without the actors that were asked to leave and have; the last one may not."""
-        actors = {name for name in self._fleet.members if name.startswith("actor-")}
+        actors = {name for name in self._fleet.members if is_actor(name)}
         broken = {n: code for n, code in broken.items() if n not in self.restarts.returning}
         leavers = {n for n in actors & broken.keys() if not broken[n] or self.restarts.unwanted(n)}
         for name in sorted(leavers - self._left):

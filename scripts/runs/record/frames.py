@@ -3,6 +3,7 @@
 What is no record is told and passed over, so that one flipped byte does not hide the rest.
 """
 
+import os
 import re
 import struct
 import zlib
@@ -77,7 +78,7 @@ class LogReader:
         for place, path in enumerate(self.files):
             before = self.bytes_read
             with opened(path) as file:
-                size = path.stat().st_size
+                size = os.fstat(file.fileno()).st_size  # compaction may replace it by name
                 yield from self._segment(path, place, file, size)
             self.bytes_read = before + size
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from configs.load import ConfigError, load
+from replay.log import keeping
+from replay.log.compaction import is_compacted
 from replay.log.event_log import EventLog, read
 from replay.log.keeping import Closed, Ids, due
 from replay.log.records import Delivered
@@ -43,7 +45,7 @@ def run(tmp_path: Path, fresh_ledger: Callable, rollout: Callable) -> Run:
 
 def look(run: Run, keeper: Keeper) -> None:
     """What a server does after each sync, until nothing is left to do."""
-    for _ in range(4):
+    for _ in range(12):
         keeper.look()
         keeper.wait()
 
@@ -70,6 +72,54 @@ def test_a_run_that_goes_on_loses_what_is_trained_and_saved(run: Run) -> None:
     run.log.close()
     assert with_payloads(run.path) <= {8, 9, 10}
     run.resumed(10)
+
+
+def test_a_snapshot_does_not_wait_for_more_than_one_segment(run: Run) -> None:
+    run.train(*range(1, 9))
+    run.send(Committed(1, 8))
+    keeper = Keeper(run.ledger, run.log, "committed")  # as after a restart: all are due at once
+    keeper.look()
+    keeper.wait()  # the snapshot of the start
+    left = len(with_payloads(run.path))
+    keeper.look()
+    keeper.wait()
+    assert 0 < len(with_payloads(run.path)) < left
+    look(run, keeper)
+    assert with_payloads(run.path) <= {7, 8}
+    keeper.close()
+    run.log.close()
+
+
+def test_what_could_not_be_compacted_is_tried_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper(run.ledger, run.log, "committed")
+    run.train(*range(1, 6))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(keeping, "compact_segment", full)
+        run.send(Committed(1, 5))
+        look(run, keeper)
+    assert {1, 2, 3} <= with_payloads(run.path)
+    run.train(6)
+    run.send(Committed(1, 6))
+    look(run, keeper)
+    assert not with_payloads(run.path) & {1, 2, 3}
+    keeper.close()
+    run.log.close()
+
+
+def test_a_damaged_segment_counts_as_one_that_is_whole(run: Run) -> None:
+    run.train(*range(1, 6))
+    first = segments(run.path)[0]
+    data = bytearray(first.path.read_bytes())
+    data[60] ^= 1  # in its first record
+    first.path.write_bytes(data)
+    assert not is_compacted(first)
+    run.log.close()
 
 
 def test_only_as_much_goes_as_the_bytes_ask_for(run: Run) -> None:
