@@ -28,7 +28,7 @@ from configs.section import (
 )
 
 FLAG = "--trust"
-TRUSTING = "take from its record also what runs code, names secrets or reaches out"
+TRUSTING = "take from the run's record also what runs code, names secrets or reaches out"
 # What a command takes from a record: sections, or fields of one.
 LEARNING = ("model.trust_remote_code",)
 ASKING = (*LEARNING, "environment", "retrieval")

@@ -37,7 +37,7 @@ class IndexOptions(Options):
     kind: Literal["bm25", "tantivy"] | None = option(
         "of an index of words: bm25 (default), or tantivy, another ranker, for large corpora"
     )
-    encoder: Path | None = option("for a dense index: a folder as transformers saves it")
+    encoder: Path | None = option("for a dense index: a folder, or a name on the Hub")
     factory: str | None = option("Flat (default), HNSW32, SQ8, IVF4096,PQ96 or any other")
     pooling: Literal["mean", "cls", "last"] | None = option("default: the model's")
     query_prefix: str | None = option("default: the model's")
