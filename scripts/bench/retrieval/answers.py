@@ -34,6 +34,7 @@ def answers(processes: Processes, files: WikiFiles, folder: Path, cache: Path) -
         settings = {
             "questions.train": "",
             "questions.eval": files.eval,
+            "questions.eval_limit": 0,
             "retrieval.corpus": files.corpus,
             "retrieval.index": made,
             "retrieval.kind": kind,

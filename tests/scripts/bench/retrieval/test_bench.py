@@ -186,13 +186,13 @@ def test_answers_are_counted_as_the_audit_of_a_corpus_counts_them(tmp_path: Path
     corpus, asked = tmp_path / "corpus.jsonl", tmp_path / "eval.jsonl"
     corpus.write_text("".join(json.dumps({"id": c.id, "contents": c.contents}) + "\n"
                               for c in LETTERS))  # fmt: skip
-    rows = [{"question": "which letter does package c write", "answers": ["letter c"]},
-            {"question": "which package is about nothing", "answers": ["none at all"]}]  # fmt: skip
+    one = {"question": "which letter does package c write", "answers": ["letter c"]}
+    rows = [one, *({"question": f"which is package {n}", "answers": ["none"]} for n in range(25))]
     asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = WikiFiles(**{each.name: corpus for each in fields(WikiFiles)} | {"eval": asked})
     with Processes(tmp_path) as processes:
         told = answers.answers(processes, files, tmp_path, tmp_path)
-    assert told == {"passages": 8, "questions": 2, "bm25": 1, "tantivy": 1}
+    assert told == {"passages": 8, "questions": 26, "bm25": 1, "tantivy": 1}
 
 
 ids = st.lists(st.lists(st.integers(0, 20), unique=True, max_size=10), min_size=1, max_size=5)
