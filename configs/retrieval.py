@@ -68,9 +68,10 @@ class RetrievalConfig(Section, frozen=True):
         if ("+" in self.kind) != bool(self.word_index) or (self.word_index and not self.index):
             raise ValueError(
                 f"retrieval.kind = {self.kind!r}, retrieval.index = {self.index!r} and "
-                f"retrieval.word_index = {self.word_index!r}: two indexes are fused where a kind "
-                "with + is said and both are named: a dense index, and a word_index of bm25 or "
-                "tantivy"
+                f"retrieval.word_index = {self.word_index!r}: two indexes are searched as one "
+                "where retrieval.kind=bm25+dense or tantivy+dense, and both are named, a dense "
+                "index and a word_index of bm25 or tantivy: say all three, or leave word_index "
+                "empty and + out of the kind"
             )
         if self.reranker and self.top_k > self.rerank_candidates:
             raise ValueError(

@@ -22,6 +22,7 @@ from configs.section import (
     HUB_DATA,
     HUB_MODEL,
     NAMES_SECRET,
+    ONE_OR_MORE,
     REACHES_OUT,
     RUNS_CODE,
     WRITES_THERE,
@@ -69,9 +70,10 @@ def require(
     lines = []
     for field, value in told(config, of):
         if field not in given:
+            written = _written(field, value)
             own = f", or give it yourself, {field}=VALUE" * settable
             lines.append(
-                f"{field} = {_shown(value)}: {source} says so, not you, and {FIELDS[field]}: add "
+                f"{field} = {_shown(written)}: {source} says so, not you, and {FIELDS[field]}: add "
                 f"{FLAG} to take all that it says{own}"
             )
     if lines:
@@ -143,6 +145,13 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _written(field: str, value: Any) -> Any:
+    """A value as a user writes it: several as a list, and one alone where the field takes that."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    return value[0] if len(value) == 1 and field in marked(ONE_OR_MORE) else list(value)
 
 
 def _shown(value: Any) -> str:

@@ -49,7 +49,9 @@ class QueryCache:
         With `again` it is called once more with those that another caller, with a deadline of its
         own, has asked for in vain.
         """
+        version = self._version
         found, awaited, new = self._look_up(queries, top_k)
+        known = [*found]
         if new:  # in a task of its own: whoever asked first may be cancelled
             self._start(self._ask(new, top_k, ask))
         failed: list[str] = []
@@ -62,6 +64,8 @@ class QueryCache:
                 failed.append(query)
         if failed:
             found |= zip(failed, await self.get(failed, top_k, ask, again=False), strict=True)
+        if known and self._version != version:  # they are of the index before
+            found |= zip(known, await self.get(known, top_k, ask, again), strict=True)
         return [found[query] for query in queries]
 
     def _look_up(

@@ -8,7 +8,7 @@
   left alone for as long as it says, one that drains while others can serve.
 - Where none can serve, the one that may be asked soonest, and of those the one that failed first.
 - A server that answers from another index than the run's is taken out. Where all have come to
-  serve the same other one, that is the run's from then on.
+  serve the same other one, that is the run's from then on; whoever is gone is not counted.
 """
 
 import asyncio
@@ -42,6 +42,7 @@ from retrieval_server.protocol import (
 
 LOOK_EVERY_S = 2.0  # between questions whether a server is ready, at most
 FIRST_REST_S, LONGEST_REST_S = 0.5, 30.0
+GONE_S = 10.0  # without anybody who listens: what a start again of a server takes, and more
 FAILED = (*RETRIED, RetrievalDenied)  # by a server; another one may do better
 NOT_MET = (RetrievalUnreachable, RetrievalOverloaded, OtherIndex)  # of FAILED: by no query
 _LOOK_S = 5.0  # for an answer whether it is ready
@@ -71,6 +72,7 @@ class Server:
     rests_until: float = 0.0
     busy_until: float = 0.0
     listens: bool = True  # it has been seen to since it failed
+    silent_since: float | None = None  # nobody has listened there
     drains: bool = False
     version: str | None = None  # of its index, by its last reply
     is_other: bool = False  # its index is not the run's
@@ -87,6 +89,10 @@ class Server:
         """True unless it rests, or serves another index."""
         rests = self.failures > 0 and (now < self.rests_until or not self.listens)
         return not rests and not self.is_other
+
+    def is_gone(self, now: float) -> bool:
+        """True where nobody has listened for a while: which index it had says nothing any more."""
+        return self.silent_since is not None and now - self.silent_since >= GONE_S
 
     def can_serve(self, now: float) -> bool:
         """True where it may be asked at once."""
@@ -110,7 +116,12 @@ class Server:
     def served(self, begun: float) -> None:
         """Note the success of what began then."""
         if begun >= self.failed_at:
-            self.failures, self.listens = 0, True
+            self.failures = 0
+            self.heard()
+
+    def heard(self) -> None:
+        """Note that it listens."""
+        self.listens, self.silent_since = True, None
 
     def failed(self, error: RetrievalError, begun: float, now: float) -> None:
         """Note how what began then has failed; what was under way together counts once."""
@@ -121,6 +132,8 @@ class Server:
             longest_s = min(FIRST_REST_S * 2 ** min(self.failures, _DOUBLED), LONGEST_REST_S)
             self.rests_until = now + longest_s * random.uniform(0.5, 1.0)
             self.failures, self.failed_at, self.listens = self.failures + 1, now, False
+            if isinstance(error, RetrievalUnreachable) and self.silent_since is None:
+                self.silent_since = now
 
 
 class Servers:
@@ -244,20 +257,32 @@ class Servers:
     def _accept(self, server: Server, version: str) -> None:
         """Take a reply's version in. Raises OtherIndex where it is not the run's."""
         server.version = version
-        if self.version is None or all(each.version == version for each in self.all):
-            if self.version not in (None, version) and not self.alone:
-                logger.warning(
-                    "all servers serve index %r now, no longer %r", version, self.version
-                )
-            self.version = version
-            for each in self.all:
-                each.is_other = each.version not in (None, version)
-        elif version != self.version:
+        if version != self.version and not self._adopted(version):
             raise OtherIndex(
-                f"{server.url} serves index {version!r}, this run searches {self.version!r}"
+                f"{server.url} serves index {version!r}, this run searches {self.version!r}: "
+                "start it with that index, or leave it out of retrieval.url"
             )
         server.is_other = False
         self._of_version(version)
+
+    def _adopted(self, version: str) -> bool:
+        """Make it the run's where none is yet, or all that are not gone serve it."""
+        now = time.monotonic()
+        gone = [each for each in self.all if each.is_gone(now) and each.version != version]
+        others = [each for each in self.all if each not in gone and each.version != version]
+        if self.version is not None and others:
+            return False
+        if self.version is not None and not self.alone:
+            but = f" (but for {', '.join(each.url for each in gone)}: gone)" if gone else ""
+            logger.warning(
+                "all servers%s serve index %r now, no longer %r", but, version, self.version
+            )
+            for each in gone:  # it is told apart by its next reply
+                each.version = None
+        self.version = version
+        for each in self.all:
+            each.is_other = each.version not in (None, version)
+        return True
 
     def _failed(self, server: Server, error: RetrievalError, begun: float) -> None:
         was_well = server.is_well(time.monotonic())
@@ -291,13 +316,18 @@ class Servers:
         drains = told[0] == 503 and _decoded(_READY, told[1]) == Readiness("draining")
         if drains and not server.drains:
             logger.info("retrieval server %s drains", server.url)
-        server.listens, server.drains = True, drains
+        server.drains = drains
+        server.heard()
 
     def _see_index(self, server: Server, told: tuple[int, bytes]) -> None:
         info = _decoded(_INFO, told[1])
-        server.listens = True
-        if info is not None and info.index_version == self.version:
-            server.version, server.is_other = self.version, False
+        server.heard()
+        if info is None:
+            return
+        server.version = info.index_version
+        if server.version == self.version or self._adopted(server.version):
+            server.is_other = False
+            self._of_version(server.version)
             logger.info("retrieval server %s serves index %r again", server.url, self.version)
 
 

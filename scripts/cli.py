@@ -322,9 +322,9 @@ def _explained(error: typer.TyperException, name: str, words: Sequence[str]) -> 
         text = f"{name}: name {lacks.get_error_hint()}, {lacks.help}"
     elif not name and words[0] not in GROUPS:
         text = f"No such command {words[0]!r}{_meant_command(words[0])}"
-    elif not name and len(words) < 3:
-        meant = [path for path in COMMANDS if path.endswith(f" {words[0]}")]
-        text += f" Did you mean {' or '.join(repr(each) for each in meant)}?" if meant else ""
+    elif not name and "Did you mean" not in text:
+        inner = [path.split()[1] for path in COMMANDS if path.startswith(f"{words[0]} ")]
+        text = f"{text.rstrip('.')}: it is none of {', '.join(inner)}"
     elif lacks:  # its value is of another kind
         errors = getattr(error.__cause__, "errors", None)
         given = errors()[0].get("input") if errors else None

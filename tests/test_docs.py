@@ -3,13 +3,17 @@
 import importlib.util
 import re
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import pytest
 
 from actors.policies.engine_keys import FIELD, Source
 from configs.load import FIELDS
 from configs.runtime.process import PACKAGES, REPOSITORY
 from configs.schema import Config
+from replay.log.records import Record
+from replay.protocol import Reply, Request
 from scripts import cli
 
 PAGES = sorted([REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md")])
@@ -100,6 +104,19 @@ def test_a_message_of_a_page_is_printed(message: str) -> None:
     whole = re.sub(r'"\s+f?"', "", "\n".join([SOURCE, *scripts]))  # of strings in several lines
     parts = [part.strip() for part in message.split("…")]
     assert all(part in whole for part in parts), parts
+
+
+@pytest.mark.parametrize("page", PROSE)
+def test_a_code_span_of_a_page_stands_on_one_line(page: str) -> None:
+    lines = [line for line in PROSE[page].splitlines() if "```" not in line]
+    assert not [line for line in lines if line.count("`") % 2]
+
+
+@pytest.mark.parametrize("kind", [*get_args(Record), *get_args(Request), *get_args(Reply)])
+def test_the_fields_of_records_and_messages_are_all_told(kind: type[msgspec.Struct]) -> None:
+    rows = re.findall(rf"^\| `{kind.__name__}` \| (.*?)\|", TEXT["records.md"], re.M)
+    told = re.findall(r"`(\w+)`", "".join(rows))
+    assert rows and told == [name for name in kind.__struct_fields__ if name != "now"]
 
 
 @pytest.mark.parametrize(("page", "link"), found(r"\]\(((?!https?:)[^)\s]+)\)", PROSE))

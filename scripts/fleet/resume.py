@@ -22,6 +22,7 @@ from configs.load import (
     load,
     recorded_config,
 )
+from configs.retrieval import shown_urls
 from configs.runtime.libyaml import SafeLoader
 from configs.runtime.process import socket_dir
 from configs.schema import Config
@@ -109,8 +110,9 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
     urls = given.retrieval.url, recorded.retrieval.url
     if "retrieval.url" in fields and bool(urls[0]) != bool(urls[1]):
         problems.append(
-            f"retrieval.url = {list(urls[0])}: the run was started with {list(urls[1])}: other "
-            "servers may take the place of such, not of its own, nor the reverse: leave it out"
+            f"retrieval.url = {shown_urls(urls[0])}: the run was started with "
+            f"{shown_urls(urls[1])}: other servers may take the place of such, not of its own, "
+            "nor the reverse: leave it out"
         )
     places = [Path(place).resolve() for place in (folder, recorded.run_dir)]
     if given.run_dir and Path(given.run_dir).resolve() not in places:

@@ -63,6 +63,15 @@ def test_values_that_harm_nobody_need_no_word(field: str) -> None:
     trust.require(config_of(**{field: HARMLESS[field]}), source="", trust=False)
 
 
+@pytest.mark.parametrize(
+    ("urls", "shown"),
+    [("http://a:1", "'http://a:1'"), ("[http://a:1,http://b:2]", "['http://a:1', 'http://b:2']")],
+)
+def test_a_list_of_servers_is_shown_as_it_is_written(urls: str, shown: str) -> None:
+    (line,) = refused(config_of(**{"retrieval.url": urls}))
+    assert line.startswith(f"retrieval.url = {shown}: ")
+
+
 def test_defaults_need_no_word() -> None:
     trust.require(Config(), source="", trust=False)
 

@@ -326,6 +326,13 @@ MUTANTS = (
         ("tests/retrieval_server/app/test_queue.py",),
     ),
     Mutant(
+        "remembered results outlive their index",
+        "retrieval_server/cache.py",
+        "            self._known.clear()\n",
+        "",
+        ("tests/retrieval_server/test_cache.py",),
+    ),
+    Mutant(
         "recorded passages in the order shown",
         "actors/retrieval.py",
         "in sorted(zip(order, ids, strict=True))",

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from retrieval_server.client import RetrievalClient
@@ -22,7 +23,7 @@ from retrieval_server.protocol import (
     RetrievalUnavailable,
     RetrievalUnreachable,
 )
-from retrieval_server.servers import FIRST_REST_S, LONGEST_REST_S, Server, Servers
+from retrieval_server.servers import FIRST_REST_S, GONE_S, LONGEST_REST_S, Server, Servers
 from tests.lived import lived
 from tests.retrieval_server.conftest import Faulty, http
 
@@ -285,11 +286,65 @@ async def test_an_index_that_all_have_changed_to_is_the_runs(faulty: Start) -> N
         assert (await client.retrieve(["0"], 1))[0][0].id == "new", "the old results are forgotten"
 
 
+async def test_who_is_gone_is_not_judged_by_the_index_it_had(
+    faulty: Start, free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone, other = await faulty(good("a")), await faulty(good("b"), good("c", "two"))
+    info = {"index": "bm25", "index_version": "two", "passages": 1, "default_top_k": 3}
+    async with client_of(gone, other, timeout_s=20.0, retries=0) as client:
+        for place in (0, 1):
+            prefer(client, place)
+            await found(client)
+        dead = client._servers.all[0]
+        at, dead.poster._base = dead.poster._base, f"http://127.0.0.1:{free_port}"
+        where, dead.poster.url = dead.poster.url, httpx.URL(f"{dead.poster._base}/retrieve")
+        other.got = http(200, info)
+        prefer(client, 1)
+        asked = asyncio.create_task(found(client))
+        await until(lambda: client._servers.all[1].is_other and dead.failures > 0)
+        looked = other.gets
+        await until(lambda: other.gets > looked + 1)
+        assert client.index_version == "one", "a server may be started again within a while"
+        assert dead.silent_since is not None
+        dead.silent_since -= GONE_S
+        assert await asked == ["c"]
+        assert client.index_version == "two" and gauge(client, "servers_up") == 1
+        dead.poster._base, dead.poster.url, dead.rests_until = at, where, 0.0
+        await until(lambda: dead.can_serve(time.monotonic()))
+        prefer(client, 0)
+        assert (await client.retrieve(["new"], 1))[0][0].id == "c"
+    said = f"{gone.url}/retrieve serves index 'one', this run searches 'two': start it with that "
+    assert [said in each.getMessage() for each in caplog.records][-1]
+
+
+def test_who_is_away_for_a_moment_is_not_gone() -> None:
+    server = Server(Poster(URLS[0]))
+    server.failed(RetrievalTimeout("t"), begun=1.0, now=2.0)
+    assert not server.is_gone(1e9), "it may be slow"
+    server.failed(RetrievalUnreachable("u"), begun=3.0, now=3.0)
+    server.failed(RetrievalUnreachable("u"), begun=9.0, now=9.0)
+    assert not server.is_gone(3.0 + GONE_S / 2) and server.is_gone(3.0 + GONE_S)
+    server.served(begun=10.0)
+    assert not server.is_gone(1e9)
+
+
+async def test_no_result_of_the_index_before_comes_after_one_of_the_next(faulty: Start) -> None:
+    server = await faulty(good("old"), good("new", "two"))
+    async with client_of(server, cache_queries=9) as client:
+        assert await found(client) == await found(client) == ["old"], "it is remembered"
+        both = await client.retrieve(["q0", "other"], 1)
+        assert [row[0].id for row in both] == ["new", "new"]
+        assert await found(client) == ["new"] and client.index_version == "two"
+    assert gauge(client, "remembered") == 3
+
+
 async def test_no_server_of_the_runs_index_is_an_error(faulty: Start) -> None:
     servers = await faulty(good(version="two")), await faulty(good(version=""))
     async with client_of(*servers, index_version="one") as client:
         for _ in range(2):
-            with pytest.raises(OtherIndex, match=r"from 2 of 2 .*'two', .* searches 'one'.*''"):
+            with pytest.raises(
+                OtherIndex, match=r"from 2 of 2 .*'two', .* searches 'one'.*retrieval.url.*''"
+            ):
                 await found(client)
     assert [len(each.bodies) for each in servers] == [1, 1]
 

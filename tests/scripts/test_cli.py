@@ -61,6 +61,9 @@ def test_defaults_are_the_dataclass_s() -> None:
     [
         ("", "name a command: "),
         ("askd m", "Did you mean 'asked'"),
+        ("bench nothing --quick", "No such command 'nothing': it is none of learner, staleness, "),
+        ("bench steam", "No such command 'steam'. Did you mean 'stream'?"),
+        ("data nothing", "No such command 'nothing': it is none of prepare, audit (forage data"),
         ("asked m --eval-evry 2", "did you mean --eval-every?"),
         ("asked m --judge 2", "it takes --sets, --weights, --eval-every, --exact"),
         ("asked m --eval-every 0", "--eval-every 0: at least 1"),

@@ -2,16 +2,17 @@
 
 The real server and the real client over Debian's package descriptions, or `--corpus`, by BM25 and
 by vectors; beside them, in turn and in the same run, a server and clients of Search-R1's shape over
-the same index and encoder (`baseline`). Then rankers and kinds of vectors at a size near wiki-18's
-(`scale`). METHOD says how. What both find is compared. A run that was
-cut off goes on with the same command; a finished one begins anew.
+the same index and encoder (`baseline`). Then more askers than can be served (`overload`), rankers
+and kinds of vectors at a size near wiki-18's (`scale`) and answers on the wiki task's corpus
+(`answers`). METHOD says how. What both find is compared. A run that was cut off goes on with the
+same command; a finished one begins anew. A part that was measured alone (`--only`) is kept until
+the whole is finished.
 """
 
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.table import Table
 
@@ -19,24 +20,16 @@ from configs.runtime.process import REPOSITORY, limit_threads
 from retrieval_server.corpus import load_corpus
 from retrieval_server.protocol import RetrievalError
 from scripts.bench import harness
-from scripts.bench.retrieval import scale
-from scripts.bench.retrieval.corpus import debian, draw_queries, siblings
+from scripts.bench.retrieval import answers, scale
+from scripts.bench.retrieval.corpus import debian
+from scripts.bench.retrieval.overload import DEADLINE_S, REQUEST_DEADLINE_S, overload_table
 from scripts.bench.retrieval.overload import GOALS as OVERLOAD_GOALS
-from scripts.bench.retrieval.overload import (
-    REQUEST_DEADLINE_S,
-    Overload,
-    overload_rows,
-    overload_summary,
-    overload_table,
-)
-from scripts.bench.retrieval.recall import build, recalls
-from scripts.bench.retrieval.run import FEW, GOALS, Bench, over_naive, rows, summary
+from scripts.bench.retrieval.parts import CACHE, PARTS, Part, Parts
+from scripts.bench.retrieval.run import GOALS, over_naive
 from scripts.options import option, refusing
 
-CACHE = REPOSITORY / ".cache" / "retrieval"
 PASSAGES, QUICK_DENSE = 50_000, 5_000
-UNITS = 16_384  # distinct queries; as many groups
-SEED = 0
+ALL_GOALS = GOALS | OVERLOAD_GOALS | scale.GOALS | answers.GOALS
 CODE = ("retrieval_server", "scripts.bench.retrieval")  # of which rows on file are figures
 METHOD = {
     "passages": "Debian's packages: name, description, section, tags, relations, maintainer",
@@ -59,7 +52,10 @@ METHOD = {
     f"as it answers in its deadline, {REQUEST_DEADLINE_S} s; saturation: half as many",
     "overload_goodput_min": "queries answered in time a second, 3 s after the askers began, over "
     "the saturation",
+    "overload_p99_over_deadline": "the largest p99 of answered searches, from the question on, "
+    f"over the {DEADLINE_S:g} s that a search has; the client ends it then itself",
     **scale.METHOD,
+    **answers.METHOD,
     "p50, p99": "of what was answered since the window began; open loop: since it was due",
 }
 
@@ -73,7 +69,7 @@ class BenchRetrievalOptions(harness.BenchOptions):
     out: Path = option("finished rows", default=REPOSITORY / "runs" / "bench_retrieval")
     fresh: bool = option("measure and build all anew", default=False)
     scale: int | None = option("generated passages (2,000,000; quick: 100,000)", least=5000)
-    only: Literal["scale"] | None = option("the part with generated passages alone")
+    only: Part | None = option("a part alone, whose figures are kept for the whole")
 
     def corpora(self) -> dict[str, Path]:
         """The corpus of each kind of index. Raises NoCorpus, ConfigError."""
@@ -86,81 +82,47 @@ class BenchRetrievalOptions(harness.BenchOptions):
 
 
 def measure(options: BenchRetrievalOptions, report: harness.Report) -> dict[str, Any]:
-    """All figures. Raises NoCorpus, RetrievalError, RunFailed."""
+    """All figures, or those of the part that is asked for. Raises NoCorpus, RetrievalError,
+    RunFailed.
+    """
     corpora = options.corpora()
     code = harness.digest_of([*harness.sources(*CODE), *corpora.values()])
-    kept = harness.Rows(options.out, f"{options.quick} {code}")
+    kept = {part: harness.Rows(options.out / part, f"{options.quick} {code}") for part in PARTS}
+    wanted = [part for part in PARTS if options.only in (None, part)]
     if options.fresh:
-        kept.forget()
+        for part in wanted:
+            kept[part].forget()
+    found: dict[str, Any] = {}
     with harness.scratch() as folder, harness.Processes(folder) as processes:
-        found: dict[str, Any] = {}
-        if not options.only:
-            found = _served(options, corpora, folder, processes, kept, report)
-        size = options.scale or (scale.QUICK_PASSAGES if options.quick else scale.PASSAGES)
-        queries = scale.QUICK_QUERIES if options.quick else scale.QUERIES
-        large = scale.Scale(processes, kept, folder, CACHE, report)
-        found |= large.measure(size, corpora["dense"], queries, options.fresh)
-    kept.forget()
+        parts = Parts(processes, folder, corpora, report, quick=options.quick, fresh=options.fresh)
+        for part in wanted:
+            found |= parts.measure(part, kept[part], options.scale)
+    if not options.only:  # a part that was measured alone is there for the whole
+        for rows in kept.values():
+            rows.forget()
     return found | {"method": METHOD}
 
 
-def _served(
-    options: BenchRetrievalOptions,
-    corpora: dict[str, Path],
-    folder: Path,
-    processes: harness.Processes,
-    kept: harness.Rows,
-    report: harness.Report,
-) -> dict[str, Any]:
-    """The figures of servers and askers, and what their indexes find."""
-    settings: dict[str, dict[str, Any]] = {}
-    builds = {}
-    for kind, corpus in corpora.items():
-        report(f"building an index: {kind}")
-        made, builds[kind] = build(processes, corpus, CACHE, kind, options.fresh)
-        settings[kind] = {"corpus": str(corpus.resolve()), "index": str(made), "threads": 2}
-    settings["bm25-few"] = settings["bm25"] | {"max_waiting_queries": FEW}
-    side_by_side = Bench(folder, processes, settings)
-    documents = load_corpus(corpora["bm25"])
-    queries = draw_queries(documents, min(UNITS, 4 * len(documents)), SEED)
-    side_by_side.units("single", [[query] for query in queries])
-    side_by_side.units("groups", [siblings(query, SEED) for query in queries])
-    found = []
-    for row in (row for index in corpora for row in rows(index, options.quick)):
-        report(row.name)
-        found.append(kept.get(row.name, partial(side_by_side.measure, row)))
-    overload = Overload(folder, processes, settings["bm25"], queries)
-    overloaded = _overloaded(overload, options.quick, kept, report)
-    report("recall")
-    recall = kept.get("recall", partial(recalls, processes, corpora["dense"], folder, 1000))
-    return {
-        **summary(found, recall),
-        **overload_summary(overloaded),
-        "rows": found,
-        "overload": overloaded,
-        "builds": builds,
-        "recall": recall,
-    }
-
-
-def _overloaded(
-    overload: Overload, quick: bool, kept: harness.Rows, report: harness.Report
-) -> list[dict[str, Any]]:
-    found = []
-    for row in overload_rows(quick):
-        report(f"overload: {row.name}")
-        found.append(kept.get(["overload", row.name], partial(overload.measure, row)))
-    return found
-
-
 def tables(found: dict[str, Any]) -> list[Table]:
-    """Every row, the cost and recall of indexes, and the goals."""
-    if "rows" not in found:
-        return scale.tables(found)
+    """Every row, the cost and recall of indexes, and the goals, of the parts that were measured."""
+    told = []
+    if "rows" in found:
+        told += [_loads(found["rows"]), _indexes(found)]
+    if "overload" in found:
+        told.append(overload_table(found["overload"]))
+    if "scale" in found:
+        told += scale.tables(found)
+    if found.get("answers"):
+        told.append(answers.table(found["answers"]))
+    goals = {name: goal for name, goal in ALL_GOALS.items() if name in found}
+    return [*told, harness.goals_table(found, goals)]
+
+
+def _loads(rows: list[dict[str, Any]]) -> Table:
     title = "Searches (ms: p50, p99; CPU: server, askers; refused: 503s, asked again)"
     loads = Table("load", "by", "a second", "over", "ms", "errors", "refused", "calls/query", "CPU",
                   title=title)  # fmt: skip
-    for row in found["rows"]:
+    for row in rows:
         over = None if row["row"]["load"].get("rate") else over_naive(row)
         for side, told in row["sides"].items():
             loads.add_row(
@@ -174,9 +136,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
                 f"{told['calls_per_query']:.2f}",
                 f"{told['server_cpu']:.2f} {told['load_cpu']:.2f}",
             )
-    goals = harness.goals_table(found, GOALS | OVERLOAD_GOALS)
-    served = [loads, overload_table(found["overload"]), _indexes(found), goals]
-    return [*served, *scale.tables(found)]
+    return loads
 
 
 def _ms(seconds: float | None) -> str:

@@ -15,7 +15,7 @@ import msgspec
 import yaml
 from rich.table import Table
 
-from scripts.bench.harness import Goal, Processes, at_least
+from scripts.bench.harness import Goal, Processes, at_least, at_most
 from scripts.bench.retrieval.askers import AskersPlan
 
 REQUEST_DEADLINE_S = 1.2  # of a search at the server
@@ -24,6 +24,7 @@ SERVE_S, ANSWER_S = 600.0, 60.0
 SATURATING = 0.5  # times as many askers as the deadline has room for
 GOALS: dict[str, Goal] = {
     "overload_goodput_min": at_least(0.85),
+    "overload_p99_over_deadline": at_most(1.0),
 }
 _SERVING = re.compile(r"serving .* on (http://\S+)")
 
@@ -130,11 +131,15 @@ def goodputs(found: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def overload_summary(found: list[dict[str, Any]]) -> dict[str, float]:
-    """The figures by name. None is of latencies: the client ends a search at its deadline itself,
-    so that no answered one can be beyond it.
+def overload_summary(found: list[dict[str, Any]]) -> dict[str, float | None]:
+    """The figures by name. The client ends a search at its deadline itself, so that the p99 of
+    answered ones is beyond it only where that fails.
     """
-    return {"overload_goodput_min": min(goodputs(found).values())}
+    latest = max((row["p99_s"] for row in found if row["p99_s"] is not None), default=None)
+    return {
+        "overload_goodput_min": min(goodputs(found).values()),
+        "overload_p99_over_deadline": None if latest is None else latest / DEADLINE_S,
+    }
 
 
 def overload_table(found: list[dict[str, Any]]) -> Table:

@@ -27,7 +27,6 @@ from scripts.bench.harness import (
     RunFailed,
     at_least,
     digest_of,
-    goals_table,
     sources,
     status_bytes,
 )
@@ -138,7 +137,7 @@ def summary(passages: int, words: dict[str, Any], vectors: dict[str, Any]) -> di
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
-    """Rankers, vectors and the goals."""
+    """Rankers and vectors."""
     title = f"{found['scale_passages']:,} generated passages (in brackets: at 21 million)"
     words = Table("ranker", "build s", "builder's GB", "GB on disk", "queries", "a second",
                   "ms: p50, p99", title=title)  # fmt: skip
@@ -164,7 +163,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
             f"{told['ms_per_query']:.2f}",
             f"{told['recall10']:.3f}",
         )
-    return [words, drawn, goals_table(found, GOALS)]
+    return [words, drawn]
 
 
 def timed(index: Index, queries: Sequence[str]) -> dict[str, float]:

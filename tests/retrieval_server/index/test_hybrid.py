@@ -122,5 +122,5 @@ def test_what_does_not_go_together_is_refused(
     ],
 )
 def test_half_a_fusion_is_refused(given: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=r"two indexes are fused where a kind with \+ is said"):
+    with pytest.raises(ValueError, match=r"kind=bm25\+dense or tantivy\+dense, and both"):
         RetrievalConfig(**given)

@@ -96,6 +96,37 @@ def test_what_is_left_out_is_no_hit(
     assert sum(asked) > 60, "words were left to be looked up"
 
 
+def test_fewer_hits_are_a_prefix_of_more_also_where_scores_are_nearly_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores are sums of float32: each must be added up in the same order, whatever is left out,
+    and whichever words' passages have all been seen.
+    """
+    monkeypatch.setattr(tantivy_index, "SEGMENT_PASSAGES", 5000)
+    chance = random.Random(0)
+    some = [f"w{i}" for i in range(12)]
+
+    def text(position: int) -> str:
+        early = [f"r{chance.randrange(4)}"] if position < 400 and position % 9 == 0 else []
+        return " ".join([*chance.choices(some, range(1, 13), k=chance.randint(4, 24)), *early])
+
+    texts = [text(position) for position in range(6000)]
+    index = _built(tmp_path / "out", texts)
+    asked: set[int] = set()
+    found = index._found
+    monkeypatch.setattr(
+        index,
+        "_found",
+        lambda terms, needed, limit: asked.add(len(terms) - needed) or found(terms, needed, limit),
+    )
+    for _ in range(20):
+        query = " ".join([*chance.sample(some, 7), *chance.sample(["r0", "r1", "r2", "r3"], 2)])
+        [most] = index.search([query], 400)
+        for top_k in (1, 3, 4, 5, 10, 17):
+            assert index.search([query], top_k) == [most[:top_k]]
+    assert len(asked) > 3, "words were left out, not always as many"
+
+
 def test_a_long_question_is_answered(index: TantivyIndex) -> None:
     many = " ".join(f"w{i}" for i in range(5000))
     [hits] = index.search([f"{many} who {' '.join(TEXTS)}"], 3)

@@ -103,7 +103,7 @@ def test_what_follows_the_machine_is_taken_up(folder: Folder, tmp_path: Path) ->
 def test_other_servers_take_the_place_of_such_alone(folder: Folder) -> None:
     with serving() as one, serving() as other:
         said = folder.refused(f"retrieval.url={one}")
-        assert f"retrieval.url = ['{one}']: the run was started with []: other servers" in said
+        assert f"retrieval.url = '{one}': the run was started with []: other servers" in said
         folder.edited("retrieval.url", [one])
         folder.config = load(folder.path / "config.yaml")
         config, _ = folder.log(*BEGUN).checked(f"retrieval.url=[{one},{other}]")

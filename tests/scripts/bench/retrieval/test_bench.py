@@ -2,8 +2,10 @@
 
 import json
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 
+import msgspec
 import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given
@@ -14,10 +16,14 @@ from retrieval_server.index.words import words
 from retrieval_server.protocol import Document
 from scripts import cli
 from scripts.bench.harness import Processes, Rows
+from scripts.bench.retrieval import answers
 from scripts.bench.retrieval import bench as bench_retrieval
 from scripts.bench.retrieval import corpus as corpora
 from scripts.bench.retrieval.baseline import naive_app
+from scripts.bench.retrieval.bench import BenchRetrievalOptions, tables
 from scripts.bench.retrieval.load import figures, percentile
+from scripts.bench.retrieval.overload import SATURATING, OverloadRow
+from scripts.bench.retrieval.parts import PARTS, Part, Parts
 from scripts.bench.retrieval.recall import recall
 from scripts.bench.retrieval.run import (
     GOALS,
@@ -30,6 +36,7 @@ from scripts.bench.retrieval.run import (
     same,
     summary,
 )
+from scripts.wiki.wiki import WikiFiles
 
 TOLD = """Package: alpha
 Depends: libc6 (>= 2.3), beta | gamma,
@@ -132,6 +139,60 @@ def test_a_run_goes_on_with_the_rows_it_has(tmp_path: Path) -> None:
     assert kept.get("other", lambda: 3) == 3
     kept.forget()
     assert kept.get("row", lambda: 4) == 4
+
+
+def test_a_part_that_was_measured_alone_is_kept_until_the_whole_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+
+    def one(self: Parts, part: Part, kept: Rows, passages: int | None) -> dict[str, int]:
+        kept.get("row", lambda: measured.append(part))
+        return {part: 1}
+
+    monkeypatch.setattr(Parts, "measure", one)
+    monkeypatch.setattr(BenchRetrievalOptions, "corpora", lambda self: {})
+
+    def run(only: Part | None = None, fresh: bool = False) -> list[str]:
+        measured.clear()
+        options = BenchRetrievalOptions(out=tmp_path, only=only, fresh=fresh)
+        told = bench_retrieval.measure(options, print)
+        assert told.keys() == {*([only] if only else PARTS), "method"}
+        return [*measured]
+
+    assert run("overload") == ["overload"] and run("scale") == ["scale"]
+    assert run("scale") == [] and run("scale", fresh=True) == ["scale"]
+    assert run() == ["served"], "the others are there"
+    assert run() == ["served", "overload", "scale"], "a finished one begins anew"
+
+
+def test_the_tables_are_of_the_parts_that_were_measured() -> None:
+    row = {"row": msgspec.to_builtins(OverloadRow(50, 1, SATURATING, 1.0)), "name": "x", "qps": 4.0,
+           "p50_s": 0.1, "p99_s": 0.2, "askers": 3, "failed": 0, "retried": 0, "server_cpu": 0.1,
+           "load_cpu": 0.1}  # fmt: skip
+    assert len(tables({"overload": [row], "overload_goodput_min": 1.0})) == 2
+    held = answers.summary({"questions": 100, "passages": 9, "bm25": 60, "tantivy": 57})
+    assert held["tantivy_top3_minus_bm25"] == pytest.approx(-0.03)
+    goal = answers.GOALS["tantivy_top3_minus_bm25"]
+    assert not goal.met(held["tantivy_top3_minus_bm25"]) and goal.met(-0.02)
+    *_, told, goals = tables(held)
+    assert told.row_count == 2 and goals.row_count == 1
+    (none,) = tables(answers.summary(None))
+    assert none.row_count == 0, "what was left out has no verdict"
+
+
+@pytest.mark.slow
+def test_answers_are_counted_as_the_audit_of_a_corpus_counts_them(tmp_path: Path) -> None:
+    corpus, asked = tmp_path / "corpus.jsonl", tmp_path / "eval.jsonl"
+    corpus.write_text("".join(json.dumps({"id": c.id, "contents": c.contents}) + "\n"
+                              for c in LETTERS))  # fmt: skip
+    one = {"question": "which letter does package c write", "answers": ["letter c"]}
+    rows = [one, *({"question": f"which is package {n}", "answers": ["none"]} for n in range(25))]
+    asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = WikiFiles(**{each.name: corpus for each in fields(WikiFiles)} | {"eval": asked})
+    with Processes(tmp_path) as processes:
+        told = answers.answers(processes, files, tmp_path, tmp_path)
+    assert told == {"passages": 8, "questions": 26, "bm25": 1, "tantivy": 1}
 
 
 ids = st.lists(st.lists(st.integers(0, 20), unique=True, max_size=10), min_size=1, max_size=5)

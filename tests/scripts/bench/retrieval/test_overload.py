@@ -10,6 +10,7 @@ import pytest
 from scripts.bench.harness import Processes
 from scripts.bench.retrieval.askers import Tally
 from scripts.bench.retrieval.overload import (
+    DEADLINE_S,
     GOALS,
     SATURATING,
     Overload,
@@ -45,8 +46,10 @@ def test_goodput_is_over_the_saturation_of_the_same_index() -> None:
     ]
     assert goodputs(measured) == {"50 queries/s, 10x": 0.75, "200 queries/s, 10x": 0.9}
     told = overload_summary(measured)
-    assert told == {"overload_goodput_min": 0.75}
+    assert told == {"overload_goodput_min": 0.75, "overload_p99_over_deadline": 1.5 / DEADLINE_S}
     assert told.keys() == GOALS.keys()
+    unanswered = [row | {"p99_s": None} for row in measured]
+    assert overload_summary(unanswered)["overload_p99_over_deadline"] is None
 
 
 def test_only_what_ends_in_the_window_counts() -> None:

@@ -78,4 +78,4 @@ def test_figures_have_their_names() -> None:
     at = found["scale"]["words"]["bm25"]["at_21m"]
     assert at["seconds"] == pytest.approx(100, rel=1e-3)
     assert at["question_p50_s"] == pytest.approx(2.5, rel=1e-3)
-    assert found.keys() >= scale.GOALS.keys() and len(scale.tables(found)) == 3
+    assert found.keys() >= scale.GOALS.keys() and len(scale.tables(found)) == 2
