@@ -130,6 +130,9 @@ def build(
     index = made(factory, dimension)
     if hasattr(_inner(index), "hnsw"):
         _inner(index).hnsw.efConstruction = _EF_CONSTRUCTION
+    if hasattr(_inner(index), "do_polysemous_training"):
+        # Minutes of annealing for a filter by Hamming distance that no search asks for.
+        _inner(index).do_polysemous_training = False
     try:
         faiss.omp_set_num_threads(threads)
         if not index.is_trained:

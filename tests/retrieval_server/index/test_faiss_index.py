@@ -176,6 +176,13 @@ def test_the_same_vectors_build_the_same_bytes(
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
+@pytest.mark.parametrize("factory", ["PQ4x4", "IVF4,PQ4x4"])
+def test_no_training_for_a_filter_that_no_search_asks_for(
+    vectors: NDArray[np.float32], factory: str
+) -> None:
+    assert not _build(vectors, factory).do_polysemous_training
+
+
 @pytest.mark.parametrize("factory", ["Flat", "HNSW16", "IVF4,Flat"])
 def test_a_file_its_parts_and_its_map_are_one_index(
     tmp_path: Path, encoder: Encoder, vectors: NDArray[np.float32], factory: str
