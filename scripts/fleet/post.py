@@ -113,6 +113,25 @@ def _gist(error: Exception) -> str:
     return lines[0].rstrip(".:") if lines else type(error).__name__
 
 
+def each_of(
+    posts: Sequence[Post], ask: Callable[[Post], Any], lost: dict[Node, str]
+) -> dict[str, Any]:
+    """The answers, by address, of nodes that are not lost; those that give none then are."""
+
+    def tried(post: Post) -> Any:
+        try:
+            return ask(post)
+        except FleetError as error:
+            return error
+
+    answers = all_of([post for post in posts if post.node not in lost], tried)
+    for post in posts:
+        if isinstance(error := answers.get(post.node.address), FleetError):
+            lost[post.node] = str(error)
+            del answers[post.node.address]
+    return answers
+
+
 def all_of(posts: Sequence[Post], ask: Callable[[Post], Any]) -> dict[str, Any]:
     """The answers of nodes, by address, asked beside each other. Raises FleetError listing all that
     went wrong.
