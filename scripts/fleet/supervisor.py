@@ -240,7 +240,8 @@ class Supervisor:
         for report in status.steps:
             self._begin_training()
             self._console.step(report, config.learner.total_steps)
-        reached = [each.step for each in (*status.evaluations, *status.steps)]
+        reached = [result.step for result in status.evaluations]
+        reached += [report.step for report in status.steps]
         self.restarts.reach(max(reached, default=-1))
         self._steps, self._evaluations = status.reported, status.evaluated
         self._console.remind(status.phase)

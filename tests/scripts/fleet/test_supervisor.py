@@ -10,7 +10,7 @@ import pytest
 from configs.fleet import FleetConfig
 from configs.runtime.process import Exit
 from configs.schema import Config, LearnerConfig
-from replay.protocol import ReplayTimeout, Status, StepReport
+from replay.protocol import EvalResult, ReplayTimeout, Status, StepReport
 from scripts.fleet.console import Console
 from scripts.fleet.resume import Progress
 from scripts.fleet.supervisor import RunFailed, Supervisor
@@ -251,6 +251,16 @@ def test_an_actor_frees_its_seat_once_it_has_left_for_good(tmp_path: Path, retur
     observer = SimpleNamespace(status=lambda *_: next(ended))
     assert supervisor.watch(observer) == "completed"  # type: ignore[arg-type]
     assert left == ([] if returning else ["actor-1"])
+
+
+def test_the_newest_step_is_told_to_who_bounds_restarts(tmp_path: Path) -> None:
+    made, told = supervised(tmp_path, Fleet([])), list[int]()
+    made.restarts = SimpleNamespace(reach=told.append)  # type: ignore[assignment]
+    evaluation = EvalResult(5, 1, 1.0, 1.0, {}, {}, 1.0, 5, 5)
+    steps = (StepReport(4, {}), StepReport(6, {}))
+    for status in (Status(steps, (), {}, {}, "", ""), Status((), (evaluation,), {}, {}, "", "")):
+        made._show(status)
+    assert told == [6, 5]
 
 
 def test_more_actors_than_replay_may_hold_sockets_of_are_refused_aloud(
