@@ -304,10 +304,10 @@ class Cluster:
     def displaced(self) -> str:
         """Why the learner is to save and move now, while it can; ''."""
         ranks = [seat for name, seat in self._seats.items() if kind_of(name) == LEARNER]
-        posts = [seat.post for seat in ranks if seat.leaving and not seat.gone]
-        ends = [post.leaves_at - time.time() for post in posts if post.leaves_at]
+        ranks = [seat for seat in ranks if seat.leaving and not seat.gone]
+        ends = [seat.leaves_at - time.time() for seat in ranks if seat.leaves_at]
         moves = self.arrangement.learner_moves(min(ends, default=None))
-        return posts[0].leaving if posts and moves else ""
+        return ranks[0].leaving if ranks and moves else ""
 
     def news(self) -> list[str]:
         """Take note of nodes that went, came or are to go; lines on these, and on who works on

@@ -105,6 +105,11 @@ class Post:
                 ray.kill(self._outpost)
 
 
+def how_soon(leaves_at: float) -> str:
+    """In how many seconds a node goes, in words, of a time since the epoch; '' of 0."""
+    return f" in {max(0.0, leaves_at - time.time()):.0f} s" if leaves_at else ""
+
+
 def _gist(error: Exception) -> str:
     """Of a message, what it says first; of a traceback, last: what was raised."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -209,6 +209,18 @@ def test_the_node_that_goes_first_counts_for_its_learner(tmp_path: Path) -> None
     assert cluster.displaced() == ""
 
 
+def test_how_soon_a_node_goes_is_said_as_it_is_then(tmp_path: Path) -> None:
+    """An actor may drain an hour after the notice."""
+    post = SimpleNamespace(leaving="", leaves_at=0.0, gone="")
+    seat: Any = NodeSeat(post, tmp_path, 0)
+    assert seat.leaving == ""
+    post.leaving = "node b is to go"
+    assert seat.leaving == post.leaving
+    for left_s in (3600, 50):
+        post.leaves_at = time.time() + left_s
+        assert seat.leaving in {f"node b is to go in {s} s" for s in (left_s - 1, left_s)}
+
+
 def test_a_learner_that_runs_is_looked_for_where_it_is_until_it_ends(tmp_path: Path) -> None:
     away = {"cluster__learner": "[b,a]", "cluster__actors": "[c,a]", "cluster__shared": tmp_path}
     plan = arranged(tmp_path, "a", "b", "c", **away)
