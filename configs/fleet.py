@@ -12,8 +12,8 @@ class FleetConfig(Section, frozen=True):
     disk's room.
     """
 
-    # Of each process within the window; then an actor rests while others serve, and the run ends
-    # where none does, or with any other process
+    # Of each process within the window, or without a new step between them; then an actor rests
+    # while others serve, and the run ends where none does, or with any other process
     restarts: NonNegative = 8
     restarts_window_s: Seconds = 3600.0
     first_pause_s: Seconds = 0.5  # before a restart; doubled each time one ends soon again

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Before this node goes: tell Ray, and so each run's launcher, which has the actors here drain and start elsewhere, and a
-# learner save and move where it can. Wait for that, SECONDS at most (60); with RUN, for that run's directory alone.
+# learner save and move where it can. Actors for which there is no room elsewhere work on until shortly before the end.
+# Wait for that, SECONDS at most (60); with RUN, for that run's directory alone.
 #   deploy/drain.sh [SECONDS [RUN]]
 # What actors had not finished is leased again to others; nothing delivered is lost. Ray places nothing new here.
 set -euo pipefail

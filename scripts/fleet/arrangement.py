@@ -18,28 +18,17 @@ from configs.keys import CLIENTS, keys_of
 from configs.runtime.files import weights_bytes
 from configs.runtime.process import socket_dir
 from configs.schema import Config
+from scripts.fleet.kinds import ACTOR, LEARNER, REPLAY, RETRIEVAL, is_rank, kind_of
 from scripts.fleet.node_checks import gpu_lines, problems, retrieval_share, threads_of
 from scripts.fleet.nodes import Surveyed
-from scripts.fleet.placement import (
-    ACTOR,
-    GIB,
-    LEARNER,
-    REPLAY,
-    RETRIEVAL,
-    Need,
-    NoRoom,
-    Room,
-    Seats,
-    kind_of,
-    placed,
-    servers,
-)
+from scripts.fleet.placement import GIB, Need, NoRoom, Room, Seats, placed, servers
 from scripts.setup.fit import fitted
 from scripts.setup.machine import LESS, memory_by_process
 from scripts.setup.model_size import Model, known_model
 from scripts.setup.overrides import with_field
 
 TOKEN_FILE = "retrieval_token"  # in the folder of keys
+LEAVE_S = 30.0  # of an actor that leaves its node, beside draining; the launcher may be busy
 _REPLAY_PORT, _SYNC_PORT, _RENDEZVOUS_PORT, _RETRIEVAL_PORT = range(4)  # of a node's free ones
 
 
@@ -183,11 +172,24 @@ class Arrangement:
         """True where a learner is to leave a node now that is to go in so long (None: not known):
         others have room, or saving may take what is left.
         """
-        ranks = [n for n, at in self.seats.items() if kind_of(n) == LEARNER and at in self._closed]
+        ranks = self._ranks_to_move()
         if not ranks or not self.config.cluster.shared or self.here in self._closed:
             return False
         saving_s = self.config.learner.saving_s(weights_bytes(self.config.model.path))
-        return self._seats.have_room(ranks) or (left_s is not None and left_s <= saving_s)
+        fit = self._seats.with_room(ranks) == ranks
+        return fit or (left_s is not None and left_s <= saving_s)
+
+    def actors_that_move(self, left_s: Mapping[str, float | None]) -> list[str]:
+        """Those of these actors that are to leave nodes now which are to go in so long (None: not
+        known): others have room for them beside the learner, or draining may take what is left.
+        """
+        fit = self._seats.with_room([*self._ranks_to_move(), *left_s])
+        needed_s = self.config.actors.drain_deadline_s + LEAVE_S
+        late = [name for name, s in left_s.items() if s is None or s <= needed_s]
+        return [name for name in left_s if name in fit or name in late]
+
+    def _ranks_to_move(self) -> list[str]:
+        return [n for n, at in self.seats.items() if is_rank(n) and at in self._closed]
 
     def remove(self, address: str) -> None:
         """Have a node no longer."""

@@ -7,16 +7,6 @@ from configs.runtime.process import Exit
 from scripts.fleet.fleet import Fleet, Member
 
 
-def is_rank(name: str) -> bool:
-    """True for a process of the learner."""
-    return name == "learner" or name.startswith("learner-")
-
-
-def is_actor(name: str) -> bool:
-    """True for an actor."""
-    return name.startswith("actor-")
-
-
 def cause_of(member: Member, code: int, why: str = "") -> str:
     """Say how a process ended and where its log is, and quote the end of that; `why`: it was ended
     by the launcher.

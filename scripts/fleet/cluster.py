@@ -24,14 +24,21 @@ from configs.schema import Config
 from scripts.fleet import guardian
 from scripts.fleet.arrangement import Arrangement
 from scripts.fleet.host import FleetError
+from scripts.fleet.kinds import ACTOR, LEARNER, RETRIEVAL, kind_of
 from scripts.fleet.node_seat import NodeSeat, refusals
 from scripts.fleet.node_watch import NodeEvent, NodeWatch
 from scripts.fleet.nodes import Node, Surveyed
 from scripts.fleet.outpost import Laid
-from scripts.fleet.placement import ACTOR, LEARNER, RETRIEVAL, NoRoom, kind_of
+from scripts.fleet.placement import NoRoom
 from scripts.fleet.post import Post, all_of
 from scripts.fleet.ray_cluster import alive, connect, head_answers, to_go
-from scripts.fleet.survey import refused, survey, unmet, unreachable
+from scripts.fleet.survey import (
+    refused,
+    survey,
+    survey_of_those_that_answer,
+    unmet,
+    unreachable,
+)
 
 RESERVE_S = 20.0  # for Ray to reserve all seats; it takes milliseconds where they are free
 AGAIN_S = 2.0  # the same of one, while the run goes on
@@ -66,6 +73,8 @@ class Cluster:
         self._seats: dict[str, NodeSeat] = {}
         self._watch = NodeWatch(self._posts, self._newcomers, self._inspect, to_go)
         self._token = ""
+        self._stay: set[str] = set()  # actors on nodes that are to go
+        self._said: list[str] = []  # what is news
 
     # ---- before anything starts
 
@@ -80,8 +89,12 @@ class Cluster:
         wanted = [(node, id) for node, id in found if self._may_be_used(node)]
         wanted.sort(key=lambda each: (each[0].address != self._here, _number(each[0].address)))
         self._posts.update({node.address: Post(node, id) for node, id in wanted})
-        surveyed, came = survey(self._given, list(self._posts.values()))
-        self.arrangement = self._arranged(surveyed)
+        surveyed, came, lost = self._surveyed()
+        try:
+            self.arrangement = self._arranged(surveyed)
+        except NoRoom as error:
+            lacking = [f"{why}: see that it answers (`ray status`)" for why in lost]
+            raise ConfigError("\n".join([str(error), *lacking])) from error
         used = [self._posts[at] for at in dict.fromkeys(self.arrangement.seats.values())]
         reached = unreachable(used, self.arrangement.places())
         if wrong := [*self.arrangement.problems(came), *reached, *unmet(self._grouped())]:
@@ -91,6 +104,18 @@ class Cluster:
                 self._posts.pop(post.node.address).close()
                 self.arrangement.remove(post.node.address)
         self._reserve()
+
+    def _surveyed(self) -> tuple[dict[str, Surveyed], list[str], list[str]]:
+        """The facts of nodes; those seen in `cluster.shared`; why others, which do not answer, are
+        passed over: the watch looks at them again. Raises ConfigError, FleetError.
+        """
+        lost: dict[Node, str] = {}
+        surveyed, came = survey_of_those_that_answer(self._given, [*self._posts.values()], lost)
+        if self._here not in surveyed:
+            raise FleetError("\n".join(lost.values()))
+        all_of([self._posts.pop(node.address) for node in lost], lambda post: post.close())
+        self._said += [f"{why}: it is passed over, until it answers" for why in lost.values()]
+        return surveyed, came, list(lost.values())
 
     def _arranged(self, found: Mapping[str, Surveyed]) -> Arrangement:
         """The run on these nodes. Raises NoRoom, FleetError."""
@@ -262,19 +287,34 @@ class Cluster:
         """True where a process with these words looks for the learner where it is no longer."""
         return self.arrangement.learner_word not in words
 
+    def evicted(self, ends: Mapping[str, float]) -> list[str]:
+        """Those of these actors, whose nodes go at these times (0: not known), that are to leave
+        now: the others work on, as no other node has room for them.
+        """
+        now = time.time()
+        leave = self.arrangement.actors_that_move(
+            {name: at - now if at else None for name, at in ends.items()}
+        )
+        stay = ends.keys() - set(leave)
+        for name in sorted(stay - self._stay):
+            self._said.append(f"{name} works on there for now: no other node has room for it")
+        self._stay = stay
+        return leave
+
     def displaced(self) -> str:
         """Why the learner is to save and move now, while it can; ''."""
         ranks = [seat for name, seat in self._seats.items() if kind_of(name) == LEARNER]
-        posts = [seat.post for seat in ranks if seat.leaving and not seat.gone]
-        ends = [post.leaves_at - time.time() for post in posts if post.leaves_at]
+        ranks = [seat for seat in ranks if seat.leaving and not seat.gone]
+        ends = [seat.leaves_at - time.time() for seat in ranks if seat.leaves_at]
         moves = self.arrangement.learner_moves(min(ends, default=None))
-        return posts[0].leaving if posts and moves else ""
+        return ranks[0].leaving if ranks and moves else ""
 
     def news(self) -> list[str]:
-        """Take note of nodes that went, came or are to go; a line on each. Raises FleetError once
-        the launcher's own is gone.
+        """Take note of nodes that went, came or are to go; lines on these, and on who works on
+        there. Raises FleetError once the launcher's own is gone.
         """
-        return [self._note(event) for event in self._watch.events()]
+        said, self._said = self._said, []
+        return [*said, *(self._note(event) for event in self._watch.events())]
 
     def _note(self, event: NodeEvent) -> str:
         post = event.post

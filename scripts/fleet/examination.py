@@ -6,9 +6,8 @@ cannot be looked at, or stops answering, is named among those that are.
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 
@@ -17,7 +16,7 @@ from configs.schema import Config
 from scripts.fleet.examiner import Examiner
 from scripts.fleet.host import FleetError
 from scripts.fleet.nodes import ANY, CONNECT_S, Node, Surveyed
-from scripts.fleet.post import START_S, Post, all_of
+from scripts.fleet.post import START_S, Post, all_of, each_of
 from scripts.fleet.ray_cluster import alive, connect
 from scripts.fleet.survey import survey
 from scripts.setup.doctor import LOAD_S, Finding
@@ -68,7 +67,7 @@ def examined(config: Config, count: int | None) -> Examined:
 def examined_by(posts: Sequence[Post], config: Config) -> Examined:
     """What is found by these; a node that stops answering loses nothing that was found before."""
     lost: dict[Node, str] = {}
-    seen = _each(posts, lambda post: _look(config, post), lost)
+    seen = each_of(posts, lambda post: _look(config, post), lost)
     unreachable = _unreachable(posts, seen, lost)
     rates = _rates(posts, lost, unreachable)
     gone = {node.address for node in lost}
@@ -103,25 +102,6 @@ def _posts(there: Sequence[tuple[Node, str]]) -> Iterator[list[Post]]:
         all_of(posts, Post.close)
 
 
-def _each(
-    posts: Sequence[Post], ask: Callable[[Post], Any], lost: dict[Node, str]
-) -> dict[str, Any]:
-    """The answers, by address, of nodes that are not lost; those that give none then are."""
-
-    def tried(post: Post) -> Any:
-        try:
-            return ask(post)
-        except FleetError as error:
-            return error
-
-    answers = all_of([post for post in posts if post.node not in lost], tried)
-    for post in posts:
-        if isinstance(error := answers.get(post.node.address), FleetError):
-            lost[post.node] = str(error)
-            del answers[post.node.address]
-    return answers
-
-
 def _look(config: Config, post: Post) -> Seen:
     surveyed, came = survey(config, [post])
     own = post.ask("findings", config.run_dir, deadline_s=LOAD_S + START_S)
@@ -133,7 +113,7 @@ def _unreachable(
 ) -> dict[Pair, dict[int, str]]:
     """Why connections failed, from one node to another, by port: a fixed one, and any."""
     fixed = {address: each.surveyed.facts.ports[:1] for address, each in seen.items()}
-    ports = _each(posts, lambda post: post.ask("listen", [*fixed[post.node.address], ANY]), lost)
+    ports = each_of(posts, lambda post: post.ask("listen", [*fixed[post.node.address], ANY]), lost)
 
     def tried(post: Post) -> dict[tuple[str, int], str]:
         others = [(at, port) for at in ports for port in ports[at] if at != post.node.address]
@@ -143,7 +123,7 @@ def _unreachable(
         return found
 
     found: dict[Pair, dict[int, str]] = {}
-    for one, whys in _each(posts, tried, lost).items():
+    for one, whys in each_of(posts, tried, lost).items():
         for (other, port), why in whys.items():
             found.setdefault((one, other), {})[port] = why
     return found
@@ -165,8 +145,8 @@ def _rates(
 
 def _rate(one: Post, other: Post, lost: dict[Node, str]) -> float | None:
     """The bytes a second; None where one of both does not answer."""
-    if not (place := _each([other], lambda post: post.ask("receive"), lost)):
+    if not (place := each_of([other], lambda post: post.ask("receive"), lost)):
         return None
     ((at, port),) = place.items()
-    asked = _each([one], lambda post: post.ask("rate", (at, port), RATE_S), lost)
+    asked = each_of([one], lambda post: post.ask("rate", (at, port), RATE_S), lost)
     return next(map(float, asked.values()), None)

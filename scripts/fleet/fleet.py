@@ -18,6 +18,7 @@ import ray
 
 from scripts.fleet import guardian
 from scripts.fleet.host import CALL_DEADLINE_S, FleetError, Host, time_to_drain
+from scripts.fleet.kinds import is_actor
 from scripts.fleet.place import Here, NodeGone, Place, Seat
 
 PLACE_DEADLINE_S = 60.0  # of a host: Ray starts a process for it
@@ -217,13 +218,15 @@ class Fleet:
 
     def outdated(self) -> list[str]:
         """Actors that look for the learner where it is no longer."""
-        alive = [m for m in self.members.values() if m.name.startswith("actor-") and not m.poll()]
-        return [m.name for m in alive if m.exit_code is None and self._place.outdated(m.words)]
+        alive = [m for m in self.members.values() if is_actor(m.name) and m.poll() is None]
+        return [m.name for m in alive if self._place.outdated(m.words)]
 
     def evicted(self) -> dict[str, str]:
-        """Actors that run where they cannot stay, each with the reason."""
-        alive = [m for m in self.members.values() if m.name.startswith("actor-")]
-        return {m.name: m.seat.leaving for m in alive if m.seat.leaving and m.poll() is None}
+        """Actors that run where they cannot stay and are to leave now, each with the reason."""
+        actors = [m for m in self.members.values() if is_actor(m.name) and m.seat.leaving]
+        alive = {m.name: m.seat for m in actors if m.poll() is None}
+        leave = self._place.evicted({name: seat.leaves_at for name, seat in alive.items()})
+        return {name: alive[name].leaving for name in leave}
 
     def displaced(self) -> str:
         """Why the learner is to save and move now, while it can; ''."""

@@ -157,6 +157,8 @@ def _launch_on_nodes(config: Config, console: Console, progress: Progress | None
         )
     console.phase(f"looking at the nodes of {config.cluster.address}")
     with joined(config) as cluster:
+        for line in cluster.news():
+            console.say(line, "bold yellow")
         for line in cluster.arrangement.table():
             console.say(line)
         return run(cluster.arrangement.config, console, progress, cluster)

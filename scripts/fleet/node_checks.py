@@ -9,8 +9,9 @@ from pathlib import Path
 from statistics import median
 
 from configs.schema import Config
+from scripts.fleet.kinds import ACTOR, LEARNER, REPLAY, RETRIEVAL, kind_of
 from scripts.fleet.nodes import OURS, Surveyed
-from scripts.fleet.placement import ACTOR, GIB, LEARNER, REPLAY, RETRIEVAL, kind_of
+from scripts.fleet.placement import GIB
 from scripts.setup import gpu_memory
 from scripts.setup.model_size import Model
 

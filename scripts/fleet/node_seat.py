@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from scripts.fleet.host import FleetError
 from scripts.fleet.place import Seat
-from scripts.fleet.post import LOOK_S, Post
+from scripts.fleet.post import LOOK_S, Post, how_soon
 
 _SLIVER = 0.001  # of a node's own resource: it pins, and takes nothing
 
@@ -43,8 +43,8 @@ class NodeSeat(Seat):
 
     @property
     def leaving(self) -> str:  # type: ignore[override]
-        """What was said of its node that is to go; ''."""
-        return self.post.leaving
+        """That its node is to go, and how soon; ''."""
+        return self.post.leaving and f"{self.post.leaving}{how_soon(self.post.leaves_at)}"
 
     @property
     def leaves_at(self) -> float:  # type: ignore[override]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from configs.load import ConfigError
 from scripts.fleet.host import FleetError
 from scripts.fleet.nodes import Node, Surveyed
-from scripts.fleet.post import LOOK_S, PULSE_S, Post
+from scripts.fleet.post import LOOK_S, PULSE_S, Post, how_soon
 
 log = logging.getLogger(__name__)
 END_S = 5.0  # of a thread
@@ -108,8 +108,9 @@ class NodeWatch:
                     post.leaves_at = at_s[post.node_id]
             else:
                 post.leaves_at = at_s[post.node_id]
-                post.leaving = f"node {post.node.shown} is to go{_in(post.leaves_at)}"
-                self._events.put(NodeEvent(post.leaving, post, is_to_go=True))
+                post.leaving = f"node {post.node.shown} is to go"
+                said = f"{post.leaving}{how_soon(post.leaves_at)}"
+                self._events.put(NodeEvent(said, post, is_to_go=True))
 
     def _look(self) -> None:
         for node, node_id in self._newcomers():
@@ -126,8 +127,3 @@ class NodeWatch:
                 continue
             self._known.add(node_id)
             self._events.put(NodeEvent(f"node {node.shown} has come", post, surveyed))
-
-
-def _in(at_s: float) -> str:
-    """How soon that is, of a time since the epoch."""
-    return f" in {max(0.0, at_s - time.time()):.0f} s" if at_s else ""

@@ -84,6 +84,11 @@ class Place(Protocol):
     def outdated(self, words: Sequence[str]) -> bool:
         """True where a process with these words looks for the learner where it is no longer."""
 
+    def evicted(self, ends: Mapping[str, float]) -> list[str]:
+        """Those of these actors, whose seats end at these times (0: not known), that are to leave
+        now.
+        """
+
     def displaced(self) -> str:
         """Why the learner is to save and move now, while it can; ''."""
 
@@ -136,6 +141,10 @@ class Here:
     def outdated(self, words: Sequence[str]) -> bool:
         """Never."""
         return False
+
+    def evicted(self, ends: Mapping[str, float]) -> list[str]:
+        """None."""
+        return []
 
     def displaced(self) -> str:
         """Never."""

@@ -8,16 +8,17 @@
 On GPUs each rank, and each worker of an engine, has one of its own.
 """
 
+import contextlib
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from configs.load import ConfigError
 from configs.schema import Config
+from scripts.fleet.kinds import ACTOR, LEARNER, REPLAY, RETRIEVAL, kind_of
 from scripts.fleet.nodes import Node
 
 GIB = 1 << 30
-REPLAY, LEARNER, ACTOR, RETRIEVAL = "replay", "learner", "actor", "retrieval_server"
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,6 @@ class Room:
 
 class NoRoom(ConfigError):
     """A process that no node can hold; the message names field, needs, nodes and remedy."""
-
-
-def kind_of(name: str) -> str:
-    """The kind of a process, by its name: one of replay, learner, actor, retrieval_server."""
-    return next(kind for kind in (REPLAY, LEARNER, ACTOR, RETRIEVAL) if name.startswith(kind))
 
 
 def placed(
@@ -109,17 +105,16 @@ class Seats:
             raise NoRoom(self._refusal(kind))
         return self.take(name, find(fitting).node.address)
 
-    def have_room(self, names: Sequence[str]) -> bool:
-        """True where these processes would find nodes, each in its turn; nothing changes."""
-        trial = copy.copy(self)
+    def with_room(self, names: Sequence[str]) -> list[str]:
+        """Those of these processes that would find nodes, each in its turn; nothing changes."""
+        trial, found = copy.copy(self), []
         trial.by_name, trial._rooms = dict(self.by_name), dict(self._rooms)
-        try:
-            for name in names:
+        for name in names:
+            with contextlib.suppress(NoRoom):
                 trial.leave(name)
                 trial.seat(name)
-        except NoRoom:
-            return False
-        return True
+                found.append(name)
+        return found
 
     def take(self, name: str, address: str) -> str:
         """Have a process lie on a node, whether or not it fits there; return the node's address."""

@@ -105,12 +105,36 @@ class Post:
                 ray.kill(self._outpost)
 
 
+def how_soon(leaves_at: float) -> str:
+    """In how many seconds a node goes, in words, of a time since the epoch; '' of 0."""
+    return f" in {max(0.0, leaves_at - time.time()):.0f} s" if leaves_at else ""
+
+
 def _gist(error: Exception) -> str:
     """Of a message, what it says first; of a traceback, last: what was raised."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if any("Traceback (most recent call last)" in line for line in lines):
         lines.reverse()
     return lines[0].rstrip(".:") if lines else type(error).__name__
+
+
+def each_of(
+    posts: Sequence[Post], ask: Callable[[Post], Any], lost: dict[Node, str]
+) -> dict[str, Any]:
+    """The answers, by address, of nodes that are not lost; those that give none then are."""
+
+    def tried(post: Post) -> Any:
+        try:
+            return ask(post)
+        except FleetError as error:
+            return error
+
+    answers = all_of([post for post in posts if post.node not in lost], tried)
+    for post in posts:
+        if isinstance(error := answers.get(post.node.address), FleetError):
+            lost[post.node] = str(error)
+            del answers[post.node.address]
+    return answers
 
 
 def all_of(posts: Sequence[Post], ask: Callable[[Post], Any]) -> dict[str, Any]:

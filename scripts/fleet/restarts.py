@@ -1,8 +1,8 @@
 """Restarts of a run's processes: what ends unasked or stands still starts again, at a bounded rate.
 
 A restart waits `fleet.first_pause_s`, twice as long each time that the same process ends soon after
-the last; the ranks of a learner start together. An actor that ends more often than its rate rests
-while others serve. Nothing here waits. Every event is a line in `fleet.jsonl`.
+the last; the ranks of a learner start together. An actor whose restarts are spent rests while
+others serve. Nothing here waits. Every event is a line in `fleet.jsonl`.
 """
 
 import math
@@ -15,14 +15,17 @@ from configs.fleet import FleetConfig
 from configs.runtime.process import Exit
 from configs.runtime.signals import MAKE_WAY
 from scripts.fleet.allowance import Allowance
-from scripts.fleet.causes import blame, cause_of, is_actor, is_rank
+from scripts.fleet.causes import blame, cause_of
 from scripts.fleet.fleet import Fleet, Member
+from scripts.fleet.kinds import is_actor, is_rank
 from scripts.fleet.place import NodeGone
+from scripts.fleet.stopped import Stopped
 from scripts.runs.fleet_log import FleetLog
 
 SOON_S = 60.0  # a process that ends later than this after its start starts afresh
 HOMELESS_S = 600.0  # how long a run waits for a node with room for its learner, or any actor
 _WHOSE_ROOM = ("an actor", "the learner")
+_REMEDY = "mend what ends it, or raise fleet.restarts, before you go on with the run"
 LOOK_S = 3.0  # how often stopped processes are looked for, and room for those that wait for it
 
 
@@ -43,10 +46,12 @@ class Restarts:
         self._allowed = Allowance(config.restarts, config.restarts_window_s)
         self._due: dict[str, float] = {}  # when to start it again
         self._resting: set[str] = set()  # of those, actors that ended more often than they may
+        self._unproved: set[str] = set()  # actors that have rested, and not been ready since
+        self._step = -1  # the last that was reported or evaluated
         self._ended_for: dict[str, str] = {}  # by the launcher, and why
         self._since: dict[str, float] = {}
         self._tries: dict[str, int] = {}
-        self._stopped: dict[str, float] = {}
+        self._stopped = Stopped(config.stopped_deadline_s, self._log, say)
         self._unready: set[str] = set()
         self._worked: set[str] = set()  # those that were ready once: their input is good
         self._wanted: int | None = None  # actors, once somebody has asked for a number
@@ -80,7 +85,7 @@ class Restarts:
         """The reason why a process does not work, by name; without those that do."""
         now = time.monotonic()
         found = {name: f"starts since {now - self._since[name]:.0f} s" for name in self._unready}
-        for name, since in self._stopped.items():
+        for name, since in self._stopped.since.items():
             found[name] = f"is stopped (SIGSTOP) since {now - since:.0f} s"
         for name, member in self._fleet.members.items():
             if member.exit_code is not None:
@@ -213,6 +218,7 @@ class Restarts:
         if found and self._start({name: self._returning[name] for name in found}):
             for name in found:
                 del self._returning[name]
+                self._allowed.renew(name)
 
     def call_off(self) -> None:
         """Have no actor come, or come back, any more: the run is to end."""
@@ -256,7 +262,8 @@ class Restarts:
             if (at_s := self._fleet.members[name].ready_at()) is not None:
                 self._unready.discard(name)
                 self._worked.add(name)
-                self._allowed.rested(name)
+                self._unproved.discard(name)
+                self._allowed.renew(name)
                 self._log.write("ready", name, at_s)
         if not self._ending:
             self._move_the_learner()
@@ -266,13 +273,19 @@ class Restarts:
         if now - self._looked_s < LOOK_S:
             return
         self._looked_s = now
-        for name, member in self._fleet.members.items():
-            self._look_at(name, member, now)
+        for name, why in self._stopped.look(self._fleet.members, now):
+            self.end(name, why)
         self._end_hung_starts(now)
+
+    def reach(self, step: int) -> None:
+        """Note a step that was reported or evaluated: no restart before a new one was in vain."""
+        if step > self._step:
+            self._step = step
+            self._allowed.progress()
 
     def stopped(self, name: str) -> bool:
         """True where this process was stopped when last looked at."""
-        return name in self._stopped
+        return name in self._stopped.since
 
     def end(self, name: str, why: str) -> None:
         """End a process that does no work; `tend` starts it again."""
@@ -280,32 +293,13 @@ class Restarts:
         self._ended_for[name] = why
         self._fleet.members[name].signal(signal.SIGKILL)
 
-    def _look_at(self, name: str, member: Member, now: float) -> None:
-        pids = member.stopped() if member.exit_code is None else []
-        if not pids:
-            if self._stopped.pop(name, None) is not None:
-                self._log.write("continued", name)
-            return
-        since = self._stopped.setdefault(name, now)
-        limit_s = self._config.stopped_deadline_s
-        if since == now:
-            self._log.write("stopped", name)
-            self._say(
-                f"{name} is stopped (SIGSTOP): `kill -CONT {' '.join(map(str, pids))}` lets it go "
-                f"on; in {limit_s:g} s (fleet.stopped_deadline_s) it is replaced",
-                "bold yellow",
-            )
-        elif now - since >= limit_s:
-            del self._stopped[name]
-            self.end(name, f"was stopped for {limit_s:g} s")
-
     def _end_hung_starts(self, now: float) -> None:
         """End those that live and are not ready at their deadline, unless they wait for others."""
         limit_s = self._config.start_deadline_s
         late = [name for name in self._unready if now - self._since[name] >= limit_s]
-        for name in sorted(set(late) - self._stopped.keys() - self._ended_for.keys()):
+        for name in sorted(set(late) - self._stopped.since.keys() - self._ended_for.keys()):
             member = self._fleet.members[name]
-            if member.exit_code is None and not member.awaits_others():
+            if member.poll() is None and not member.awaits_others():
                 self._allowed.hang(name)
                 self.end(name, f"was not ready within {limit_s:g} s (fleet.start_deadline_s)")
 
@@ -316,8 +310,8 @@ class Restarts:
         if code == Exit.FINAL or (code == Exit.BAD_INPUT and name not in self._worked):
             raise BudgetSpent(cause)
         free = self._is_free(name, code)
-        if not free and self._allowed.is_spent(name, now):
-            self._rest(name, cause, now)
+        if not free and (why := self._allowed.spent(name, now)):
+            self._rest(name, cause, why, now)
             return
         soon = now - self._since[name] < SOON_S
         self._tries[name] = self._tries.get(name, 0) + 1 if soon else 1
@@ -342,30 +336,31 @@ class Restarts:
         seat = self._fleet.members[name].seat
         counted = bool(seat.gone) and seat.node_id in self._counted
         self._counted |= {seat.node_id} if seat.gone else set()
-        free = code == Exit.CONSEQUENCE and bool(self._stopped or self._due.keys() - self._resting)
+        others = bool(self._stopped.since or self._due.keys() - self._resting)
+        free = code == Exit.CONSEQUENCE and others
         return free or bool(seat.leaving) or counted or (is_rank(name) and self._moving)
 
-    def _rest(self, name: str, cause: str, now: float) -> None:
+    def _rest(self, name: str, cause: str, why: str, now: float) -> None:
         """Leave an actor alone for a while whose restarts are spent, if others serve. Raises
         BudgetSpent.
         """
         if not is_actor(name) or not (serving := [n for n in self._actors() if n != name]):
-            raise BudgetSpent(self._spent(name, cause))
+            raise BudgetSpent(f"{self._spent(name, cause, why)}\n{_REMEDY}")
         rest_s = self._allowed.rest_s(name, now)
         self._due[name] = now + rest_s
         self._resting.add(name)
         first_line = cause.splitlines()[0]
         self._say(
-            f"{first_line}; {self._allowed}: it rests for {rest_s:.0f} s, and the run goes on with "
+            f"{first_line}; {why}: it rests for {rest_s:.0f} s, and the run goes on with "
             f"{len(serving)} actors",
             "bold yellow",
         )
         self._log.write("resting", name, cause=first_line, pause_s=rest_s)
 
-    def _spent(self, name: str, cause: str) -> str:
+    def _spent(self, name: str, cause: str, why: str) -> str:
         made = [each["cause"] for each in self.made if each["name"] == name]
         made = made[-max(1, self._allowed.most) :]
-        return f"{made[0]}\n{self._allowed}; then {cause}" if made else cause
+        return f"{made[0]}\n{why}; then {cause}" if made else cause
 
     def _command(self, name: str) -> list[str]:
         command = self._fleet.members[name].command
@@ -379,16 +374,17 @@ class Restarts:
     def _actors(self) -> list[str]:
         members = self._fleet.members
         there = [n for n in members if is_actor(n) and members[n].exit_code != Exit.DONE]
-        absent = self._roomless.keys() | self._returning.keys() | self._resting
+        absent = self._roomless.keys() | self._returning.keys() | self._resting | self._unproved
         return [n for n in there if not self.unwanted(n) and n not in absent]
 
     def _note_started(self, names: list[str]) -> None:
         for name in names:
             self._since[name] = now = time.monotonic()
-            for noted in (self._stopped, self._due, self._roomless, self._ended_for):
+            for noted in (self._stopped.since, self._due, self._roomless, self._ended_for):
                 noted.pop(name, None)
             if name in self._resting:
                 self._resting.discard(name)
+                self._unproved.add(name)
                 self._allowed.rested(name)
                 self._allowed.spend(name, now)
             if is_actor(name) or is_rank(name):

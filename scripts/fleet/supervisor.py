@@ -19,10 +19,11 @@ from replay.clients.launcher import Observer
 from replay.log.event_log import FILE_NAME
 from replay.protocol import ReplayError, Status
 from replay.restoring import stop_cause
-from scripts.fleet.causes import first_cause, is_actor, is_rank
+from scripts.fleet.causes import first_cause
 from scripts.fleet.console import Console
 from scripts.fleet.disk_forecast import DiskWatch
 from scripts.fleet.fleet import Fleet
+from scripts.fleet.kinds import REPLAY, RETRIEVAL, is_actor, is_rank, kind_of
 from scripts.fleet.restarts import BudgetSpent, Restarts
 from scripts.fleet.resume import Progress
 from scripts.fleet.scale import Wanted
@@ -32,7 +33,7 @@ from scripts.setup.preflight import lacks_descriptors
 POLL_S = 0.2
 SETTLE_S = 5.0  # for the first cause to end as well, once its consequences have
 DRAIN_MARGIN_S = 15.0
-SERVICES = ("replay", "retrieval_server")
+SERVICES = (REPLAY, RETRIEVAL)
 
 
 class RunFailed(RuntimeError):
@@ -109,13 +110,13 @@ class Supervisor:
     def drain(self) -> None:
         """Await the ranks and the actors; end replay, then retrieval. Raises RunFailed."""
         fleet = self._fleet
-        services = {name for name in fleet.members for each in SERVICES if is_service(name, each)}
+        services = {name for name in fleet.members if kind_of(name) in SERVICES}
         fleet.end([name for name in self.restarts.waiting if name not in services], deadline_s=5.0)
         others = [name for name in fleet.members if name not in services | {"learner"}]
         left = fleet.wait(others, self._config.actors.drain_deadline_s + DRAIN_MARGIN_S)
         fleet.end(left, deadline_s=5.0)
         for service in SERVICES:
-            fleet.end([name for name in fleet.members if is_service(name, service)], 10.0)
+            fleet.end([name for name in fleet.members if kind_of(name) == service], 10.0)
         if left:
             raise RunFailed(f"{', '.join(left)} did not drain within actors.drain_deadline_s")
 
@@ -137,14 +138,15 @@ class Supervisor:
 
     def _judge(self, dead: dict[str, int]) -> bool:
         """Return True where a process has died unasked and the run goes on. Raises RunFailed."""
+        trained = dead.get("learner") == Exit.DONE
         ending = bool(self._stop_cause or self._stop.cause)
-        broken = {name: code for name, code in dead.items() if code or not ending}
-        if "learner" in dead and not dead["learner"]:
-            broken = {name: code for name, code in broken.items() if code}
-        if ending:  # who dies now has nothing left to do
+        ending = ending or (trained and dead.get("replay") == Exit.DONE)  # before it could be asked
+        broken = {name: code for name, code in dead.items() if code or not (ending or trained)}
+        if ending or trained:  # who dies now, or rests, has nothing left to do
             broken = {n: code for n, code in broken.items() if n == "replay" or is_rank(n)}
+        if ending:
             broken = {n: code for n, code in broken.items() if code != Exit.MADE_WAY}
-        else:
+        elif not trained:
             broken = self._without_leavers(broken)
         if self._stop.cause and "replay" in broken and "learner" not in dead:
             self._tend({"replay": broken["replay"]}, at_once=True)  # the others' end waits for it
@@ -238,6 +240,9 @@ class Supervisor:
         for report in status.steps:
             self._begin_training()
             self._console.step(report, config.learner.total_steps)
+        reached = [result.step for result in status.evaluations]
+        reached += [report.step for report in status.steps]
+        self.restarts.reach(max(reached, default=-1))
         self._steps, self._evaluations = status.reported, status.evaluated
         self._console.remind(status.phase)
 
@@ -253,8 +258,3 @@ def _within_budget() -> Iterator[None]:
         yield
     except BudgetSpent as spent:
         raise RunFailed(str(spent)) from spent
-
-
-def is_service(name: str, service: str) -> bool:
-    """True for a process that is this service, or one of several."""
-    return name == service or name.startswith(f"{service}-")

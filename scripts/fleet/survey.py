@@ -8,19 +8,32 @@ from configs.load import ConfigError
 from configs.schema import Config
 from scripts.fleet import nodes
 from scripts.fleet.arrangement import ports_needed
+from scripts.fleet.host import FleetError
+from scripts.fleet.kinds import ACTOR, LEARNER, REPLAY, RETRIEVAL
 from scripts.fleet.node_checks import paths_of
-from scripts.fleet.nodes import ANY, Asked, Surveyed
-from scripts.fleet.placement import ACTOR, LEARNER, REPLAY, RETRIEVAL
-from scripts.fleet.post import START_S, Post, all_of
+from scripts.fleet.nodes import ANY, Asked, Node, Surveyed
+from scripts.fleet.post import START_S, Post, all_of, each_of
 
 
 def survey(config: Config, posts: Sequence[Post]) -> tuple[dict[str, Surveyed], list[str]]:
     """The facts of nodes, by address, and those of which the launcher sees what they wrote into
     `cluster.shared`. Raises ConfigError, FleetError.
     """
+    lost: dict[Node, str] = {}
+    surveyed = survey_of_those_that_answer(config, posts, lost)
+    if lost:
+        raise FleetError("\n".join(lost.values()))
+    return surveyed
+
+
+def survey_of_those_that_answer(
+    config: Config, posts: Sequence[Post], lost: dict[Node, str]
+) -> tuple[dict[str, Surveyed], list[str]]:
+    """The same of the nodes that answer; `lost`: why the others do not. Raises ConfigError."""
     kinds = {LEARNER, ACTOR, REPLAY} | ({RETRIEVAL} if config.starts_retrieval_server else set())
     paths = tuple(paths_of(config, kinds).values())
-    all_of(posts, lambda post: post.ask("clock", deadline_s=START_S))  # Ray starts a process each
+    # Ray starts a process each.
+    each_of(posts, lambda post: post.ask("clock", deadline_s=START_S), lost)
     with _meeting(config.cluster.shared) as meeting:
         asked = Asked(config.run_dir, paths, meeting, ports_needed(config))
 
@@ -28,7 +41,7 @@ def survey(config: Config, posts: Sequence[Post]) -> tuple[dict[str, Surveyed], 
             facts = post.ask("look", asked)
             return Surveyed(post.node, facts, *post.clock())
 
-        found = all_of(posts, look)
+        found = each_of(posts, look, lost)
         return found, [at for at in found if meeting and nodes.came(Path(meeting), at)]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from replay.protocol import Status
+from scripts.fleet.kinds import is_actor
 
 # (gauge of an actor, words)
 _ACTOR = (
@@ -30,7 +31,7 @@ def _at_work(name: str, status: Status | None, age_s: float) -> str:
     if name == "replay":
         ready, held = (status.gauges.get(f"replay/{each}_groups") for each in ("ready", "open"))
         return f"{_count(ready)} groups ready, {_count(held)} open{since}"
-    if not name.startswith("actor-"):
+    if not is_actor(name):
         return "works, as far as the launcher sees"
     if name not in status.fleet:
         return f"not known to replay{since}"

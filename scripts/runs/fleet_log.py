@@ -1,7 +1,8 @@
 """`<run_dir>/fleet.jsonl`: the life of each process of a run, one line an event.
 
 Lines of `{"at_s", "event", "name", ...}`, `at_s` in seconds since the epoch. Events: `started`
-(pid), `ready`, `ended` (code, cause), `restarting` (cause, pause_s), `stopped`, `continued`.
+(pid), `ready`, `ended` (code, cause), `restarting` and `resting` (cause, pause_s), `stopped`,
+`continued`.
 """
 
 import json

@@ -227,6 +227,7 @@ def test_actors_that_find_no_room_start_on_a_node_that_comes(launch: Launch) -> 
         run = launch(one, address, "actors.count=1", actors, *LONG)
         run.wait_for("Delivered", delivers("actor-0"), START_S)
         give_notice(two, address)
+        run.wait_for_words("actor-0 works on there for now: no other node has room", NOTICED_S)
         run.wait_for_words("actor-0 waits for room: cluster.actors = ", NOTICE_S)
         one.run(sys.executable, "-m", "scripts.cli", "scale", str(run.run_dir), "2")
         run.wait_for_words("2 actors wanted: actor-0 waits, actor-1 waits", COMMAND_S)

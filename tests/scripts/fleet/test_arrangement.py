@@ -145,6 +145,48 @@ def test_a_learner_leaves_a_node_for_another_with_room_or_in_its_last_minutes(
     assert not plan.learner_moves(60.0), "the run ends with the launcher's node"
 
 
+def test_actors_leave_a_node_for_another_with_room_or_in_its_last_minute(tmp_path: Path) -> None:
+    """A notice of an hour would else cost a run without a spare node its actors for that hour."""
+    plan = arranged(tmp_path, "a", "b", "c", cluster__actors="[b,c]")
+    plan._seats.take("actor-0", "b")
+    plan._seats.take("actor-1", "b")
+    plan._seats.add(Room(node("c").node, 0, 0))
+    plan.close("b")
+    before, hour = dict(plan.seats), {"actor-0": 3600.0, "actor-1": 3600.0}
+    assert plan.actors_that_move(hour) == [] and plan.seats == before, "nobody has room"
+    assert plan.actors_that_move({"actor-0": None}) == ["actor-0"], "its node may go at once"
+    assert plan.actors_that_move({"actor-0": 51.0}) == []
+    assert plan.actors_that_move({"actor-0": 50.0}) == ["actor-0"], "20 s to drain, and 30 s"
+    plan._seats.add(Room(node("c").node, 0, plan._needs["actor"].memory_bytes))
+    assert plan.actors_that_move(hour) == ["actor-0"], "there is room for one"
+
+
+def test_room_that_a_learner_moves_into_is_no_actor_s(tmp_path: Path) -> None:
+    away = {"cluster__learner": "[b,c]", "cluster__actors": "[b,c]", "cluster__shared": tmp_path}
+    plan = arranged(tmp_path, "a", "b", "c", actors__count=1, **away)
+    plan._seats.take("learner", "b")
+    plan._seats.take("actor-0", "b")
+    most = max(plan._needs[kind].memory_bytes for kind in ("learner", "actor"))
+    plan._seats.add(Room(node("c").node, 0, most))
+    plan.close("b")
+    assert plan.learner_moves(3600.0) and plan.actors_that_move({"actor-0": 3600.0}) == []
+    plan._seats.take("learner", "a")
+    assert plan.actors_that_move({"actor-0": 3600.0}) == ["actor-0"]
+
+
+def test_who_works_on_where_a_node_is_to_go_is_said_once(tmp_path: Path) -> None:
+    cluster = object.__new__(Cluster)  # its other parts need a cluster
+    asked, now = [], time.time()
+    moves = SimpleNamespace(actors_that_move=lambda left: asked.append(left) or ["actor-0"])
+    cluster.arrangement, cluster._stay, cluster._said = moves, set(), []
+    cluster._watch = SimpleNamespace(events=list)
+    ends = {"actor-0": 0.0, "actor-1": now + 60.0}
+    assert [cluster.evicted(ends) for _ in range(2)] == [["actor-0"]] * 2
+    assert asked[0]["actor-0"] is None and 50.0 < asked[0]["actor-1"] <= 60.0
+    said = "actor-1 works on there for now: no other node has room for it"
+    assert [cluster.news() for _ in range(2)] == [[said], []]
+
+
 def test_a_learner_that_goes_on_nowhere_else_stays(tmp_path: Path) -> None:
     plan = arranged(tmp_path, "a", "b", "c", cluster__learner="[b]", cluster__actors="[c]")
     plan.close("b")
@@ -165,6 +207,18 @@ def test_the_node_that_goes_first_counts_for_its_learner(tmp_path: Path) -> None
     assert cluster.displaced() and asked[1] is None
     cluster._seats["learner"].post.leaving = ""
     assert cluster.displaced() == ""
+
+
+def test_how_soon_a_node_goes_is_said_as_it_is_then(tmp_path: Path) -> None:
+    """An actor may drain an hour after the notice."""
+    post = SimpleNamespace(leaving="", leaves_at=0.0, gone="")
+    seat: Any = NodeSeat(post, tmp_path, 0)
+    assert seat.leaving == ""
+    post.leaving = "node b is to go"
+    assert seat.leaving == post.leaving
+    for left_s in (3600, 50):
+        post.leaves_at = time.time() + left_s
+        assert seat.leaving in {f"node b is to go in {s} s" for s in (left_s - 1, left_s)}
 
 
 def test_a_learner_that_runs_is_looked_for_where_it_is_until_it_ends(tmp_path: Path) -> None:

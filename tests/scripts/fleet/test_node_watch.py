@@ -75,7 +75,7 @@ def test_a_node_that_is_to_go_is_told_once_with_its_time(watched: SimpleNamespac
     watched.leavers = at_s = {"id-a": time.time() + 60.0, "id-b": 0.0}
     event = first(watched)
     assert event.is_to_go and event.said in {f"node a is to go in {s} s" for s in (59, 60)}
-    assert watched.posts["a"].leaving == event.said
+    assert watched.posts["a"].leaving == "node a is to go", "how soon is said when it is asked"
     assert watched.posts["a"].leaves_at == at_s["id-a"]
     assert silent(watched)
 

@@ -8,8 +8,9 @@ import pytest
 from configs.load import ConfigError, load, parse
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
+from scripts.fleet.kinds import kind_of
 from scripts.fleet.nodes import Node
-from scripts.fleet.placement import GIB, Need, NoRoom, Room, Seats, kind_of, placed
+from scripts.fleet.placement import GIB, Need, NoRoom, Room, Seats, placed
 
 HERE = "10.0.0.1"
 

@@ -162,12 +162,46 @@ def test_the_first_cause_ends_the_run_once_a_process_has_spent_its_restarts(keep
 
 
 def test_restarts_are_a_rate(keep, clock) -> None:
-    """A learner that dies now and then for weeks goes on."""
+    """What dies now and then for weeks, while the run gets on, goes on."""
     fleet, kept, said = keep(restarts=2)
-    for _ in range(50):
+    for step in range(50):
         die(fleet, kept, clock, "replay")
+        kept.reach(step)
         clock.s += 1900.0
     assert len(kept.made) == 50 and said[-1].endswith("restart 2 of 2 in 1 s")
+
+
+@pytest.mark.parametrize("name", ["learner", "replay"])
+def test_what_ends_each_hour_without_a_new_step_ends_the_run(keep, clock, name) -> None:
+    """Steps that are trained again, after a checkpoint, are not new ones."""
+    fleet, kept, _ = keep(restarts=3)
+    kept.reach(7)
+    for _ in range(3):
+        die(fleet, kept, clock, name)
+        fleet.members["learner-1"].exit_code = None
+        kept.reach(6)
+        kept.reach(7)
+        clock.s += 4000.0
+    words = (
+        rf"(?s)^{name} was killed by SIGKILL.*last words\nfleet.restarts = 3 are spent without a "
+    )
+    words += rf"new step between them; then {name} ended with code 1.*\nmend what ends it, or raise"
+    with pytest.raises(BudgetSpent, match=words):
+        kept.tend(fleet.end(name, 1))
+
+
+def test_an_actor_that_ends_each_hour_without_a_new_step_rests(keep, clock) -> None:
+    fleet, kept, said = keep(restarts=2)
+    for _ in range(3):
+        die(fleet, kept, clock, "actor-0")
+        clock.s += 4000.0
+    assert "without a new step between them: it rests for 3600 s" in said[-1]
+    kept.tend({"actor-0": -9})
+    kept.reach(1)
+    for _ in range(2):
+        die(fleet, kept, clock, "actor-0")
+        clock.s += 4000.0
+    assert "rests" not in said[-1], "a new step gives all anew"
 
 
 def test_an_actor_beyond_its_rate_rests_while_others_serve(keep, clock, tmp_path) -> None:
@@ -226,6 +260,86 @@ def test_a_start_that_hangs_is_ended_at_its_deadline_and_counts(keep, clock, tmp
     kept.look()
     kept.tend({"actor-0": -9})  # twice in a row: it rests
     assert "it rests for 3600 s" in said[-1]
+
+
+def hang(fleet: Fleet, kept: Restarts, clock: SimpleNamespace, name: str) -> None:
+    """Its start does not come to its end."""
+    for each, member in fleet.members.items():
+        member.ready_at = lambda each=each: None if each == name else 1.0
+    clock.s += 103.0
+    kept.look()
+    assert fleet.members[name].exit_code == -signal.SIGKILL
+    kept.tend({name: -9})
+    clock.s += 3.1
+    kept.tend({name: -9})
+
+
+def test_a_start_that_hung_and_one_that_was_good_are_no_row(keep, clock) -> None:
+    fleet, kept, said = keep(start_deadline_s=100.0)
+    hang(fleet, kept, clock, "actor-0")
+    fleet.members["actor-0"].ready_at = lambda: 2.0
+    kept.look()
+    die(fleet, kept, clock, "actor-0")
+    hang(fleet, kept, clock, "actor-0")
+    assert said[-1].endswith("restart 3 of 8 in 1 s")
+
+
+def test_who_rests_since_its_starts_hung_may_try_once_each_time(keep, clock) -> None:
+    fleet, kept, said = keep(start_deadline_s=100.0)
+    for _ in range(2):
+        hang(fleet, kept, clock, "actor-0")
+    for _ in range(2):
+        assert "its last 2 starts hung: it rests for 3600 s" in said[-1]
+        clock.s += 3600.0
+        kept.tend({"actor-0": -9})
+        said.clear()
+        hang(fleet, kept, clock, "actor-0")
+
+
+def test_who_hung_and_is_asked_for_anew_starts_afresh(keep, clock) -> None:
+    fleet, kept, said = keep(start_deadline_s=100.0)
+    for _ in range(2):
+        hang(fleet, kept, clock, "actor-1")
+    kept.scale(1, lambda name: [name])
+    fleet.members["actor-1"].exit_code = 0
+    kept.scale(2, lambda name: [name])
+    die(fleet, kept, clock, "actor-1")
+    assert "rests" not in said[-1] and "restart 2 of 8" in said[-1]
+
+
+def test_who_has_rested_serves_once_it_is_ready(keep, clock) -> None:
+    """Else actors whose starts hang, one after the other, would keep a run going for ever."""
+    fleet, kept, _ = keep(start_deadline_s=100.0, restarts_window_s=300.0)
+    for _ in range(2):
+        hang(fleet, kept, clock, "actor-0")
+    clock.s += 300.0
+    kept.tend({"actor-0": -9})
+    assert "actors.count=1" in kept._command("learner"), "it may hang again"
+    fleet.members["actor-0"].ready_at = lambda: 2.0
+    kept.look()
+    assert "actors.count=2" in kept._command("learner")
+
+
+def test_the_run_ends_once_all_actors_rest_or_only_try(keep, clock) -> None:
+    fleet, kept, _ = keep(restarts=1, restarts_window_s=300.0)
+    for _ in range(2):
+        die(fleet, kept, clock, "actor-0")
+    die(fleet, kept, clock, "actor-1")
+    clock.s += 299.0 - 3.1
+    kept.tend({"actor-0": -9})
+    assert fleet.members["actor-0"].exit_code is None, "it tries"
+    with pytest.raises(BudgetSpent, match="then actor-1 was killed"):
+        kept.tend(fleet.end("actor-1", -9))
+
+
+def test_a_start_that_has_just_ended_by_itself_did_not_hang(keep, clock) -> None:
+    fleet, kept, said = keep(start_deadline_s=100.0)
+    for name, member in fleet.members.items():
+        member.ready_at = lambda name=name: None if name == "actor-0" else 1.0
+    fleet.members["actor-0"].poll = lambda: 1
+    clock.s += 103.0
+    kept.look()
+    assert said == []
 
 
 def test_a_start_that_waits_for_others_does_not_hang(keep, clock) -> None:

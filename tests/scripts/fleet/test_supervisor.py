@@ -10,7 +10,7 @@ import pytest
 from configs.fleet import FleetConfig
 from configs.runtime.process import Exit
 from configs.schema import Config, LearnerConfig
-from replay.protocol import ReplayTimeout, Status, StepReport
+from replay.protocol import EvalResult, ReplayTimeout, Status, StepReport
 from scripts.fleet.console import Console
 from scripts.fleet.resume import Progress
 from scripts.fleet.supervisor import RunFailed, Supervisor
@@ -112,22 +112,33 @@ def test_before_training_everybody_is_told(
     assert sorted(interrupt((), SERVING, silent)) == ["actor-0", "actor-1", CAUSE, "learner"]
 
 
-def watched(tmp_path: Path, ends: list[dict[str, int]], stop_cause: str = "") -> str:
+def watched(
+    tmp_path: Path,
+    ends: list[dict[str, int]],
+    stop_cause: str = "",
+    restarts: int = 0,
+    silent: bool = False,
+) -> str:
     """Why the run has ended, where these have ended, poll by poll, and replay names this cause."""
     status = Status((), (), {}, SERVING, phase="", stop_cause=stop_cause)
     fleet = SimpleNamespace(members={}, dead=lambda: ends.pop(0) if len(ends) > 1 else ends[0])
-    fleet.news, fleet.evicted = list, dict
+    fleet.news, fleet.evicted, fleet.displaced = list, dict, str
     for name in ("replay", "learner", "learner-1", "actor-0", "actor-1"):
         words = {"name": name, "log_path": f"{name}.log", "last_words": lambda: ""}
         fleet.members[name] = SimpleNamespace(pid=1, started_at=0.0, exit_code=0, **words)
         fleet.members[name].ready_at = lambda: 1.0
         fleet.members[name].seat = SimpleNamespace(gone="", leaving="", node_id="")
-    fragile = FleetConfig(restarts=0)
-    config, stop = Config(run_dir=str(tmp_path), fleet=fragile), SimpleNamespace(cause="")
+    limited = FleetConfig(restarts=restarts)
+    config, stop = Config(run_dir=str(tmp_path), fleet=limited), SimpleNamespace(cause="")
     parts = (config, fleet, Console(), stop, Progress(), lambda name: [name])
     supervisor = Supervisor(*parts)  # type: ignore[arg-type]
-    observer = SimpleNamespace(status=lambda *_: status)
-    return supervisor.watch(observer)  # type: ignore[arg-type]
+
+    def told(*_: int) -> Status:
+        if silent:
+            raise ReplayTimeout("no answer")
+        return status
+
+    return supervisor.watch(SimpleNamespace(status=told))  # type: ignore[arg-type]
 
 
 def first_to_blame(tmp_path: Path, ends: list[dict[str, int]]) -> str:
@@ -146,6 +157,16 @@ def test_a_learner_that_makes_way_while_the_run_ends_ends_with_it(tmp_path: Path
 def test_a_consequence_that_ends_first_is_not_the_cause(tmp_path: Path, code: int) -> None:
     ends = [{"learner": Exit.CONSEQUENCE}] * 3 + [{"learner": Exit.CONSEQUENCE, "actor-0": code}]
     assert first_to_blame(tmp_path, ends).startswith("actor-0 ")
+
+
+@pytest.mark.parametrize("restarts", [0, 8])
+def test_a_run_that_is_done_ends_beside_an_actor_that_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
+) -> None:
+    """Replay has left before it could be asked why."""
+    monkeypatch.setattr("scripts.fleet.supervisor.stop_cause", lambda _: "completed")
+    done = {"learner": 0, "learner-1": 0, "replay": 0, "actor-0": 0, "actor-1": 1}
+    assert watched(tmp_path, [done], restarts=restarts, silent=True) == "completed"
 
 
 def test_a_failure_is_the_cause_at_once(tmp_path: Path) -> None:
@@ -230,6 +251,16 @@ def test_an_actor_frees_its_seat_once_it_has_left_for_good(tmp_path: Path, retur
     observer = SimpleNamespace(status=lambda *_: next(ended))
     assert supervisor.watch(observer) == "completed"  # type: ignore[arg-type]
     assert left == ([] if returning else ["actor-1"])
+
+
+def test_the_newest_step_is_told_to_who_bounds_restarts(tmp_path: Path) -> None:
+    made, told = supervised(tmp_path, Fleet([])), list[int]()
+    made.restarts = SimpleNamespace(reach=told.append)  # type: ignore[assignment]
+    evaluation = EvalResult(5, 1, 1.0, 1.0, {}, {}, 1.0, 5, 5)
+    steps = (StepReport(4, {}), StepReport(6, {}))
+    for status in (Status(steps, (), {}, {}, "", ""), Status((), (evaluation,), {}, {}, "", "")):
+        made._show(status)
+    assert told == [6, 5]
 
 
 def test_more_actors_than_replay_may_hold_sockets_of_are_refused_aloud(

@@ -1,11 +1,20 @@
 """Connections between nodes that are tried before a run lies on them."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from configs.load import ConfigError
+from configs.schema import Config
+from scripts.fleet import cluster
+from scripts.fleet.cluster import Cluster
 from scripts.fleet.examiner import Examiner
 from scripts.fleet.host import FleetError
 from scripts.fleet.nodes import Facts, Node, free_ports
-from scripts.fleet.survey import unmet, unreachable
+from scripts.fleet.placement import NoRoom
+from scripts.fleet.survey import survey, unmet, unreachable
 
 CHOSEN = range(32_768, 65_536)  # by the system, or above what is fixed
 
@@ -38,6 +47,9 @@ class There:
     def end(self) -> None:
         self._outpost.deafen()
 
+    def close(self) -> None:
+        self.end()
+
 
 def test_what_is_listened_at_for_the_others_is_reached_and_closed_again() -> None:
     posts: list[Any] = [There("127.0.0.1"), There("127.0.0.2")]
@@ -47,6 +59,52 @@ def test_what_is_listened_at_for_the_others_is_reached_and_closed_again() -> Non
     (port, _) = places["127.0.0.2"]
     refused = ("127.0.0.2", port), "Connection refused"
     assert [*posts[0].ask("unreachable", [refused[0]]).items()] == [refused]
+
+
+def cluster_of(tmp_path: Path, *posts: Any) -> Cluster:
+    """One that the launcher, on the first of these nodes, looks at; a post is closed by its end."""
+    made: Any = object.__new__(Cluster)  # its other parts need a cluster
+    made._given, made._here = Config(run_dir=str(tmp_path / "run")), posts[0].node.address
+    made._posts, made._said = {post.node.address: post for post in posts}, []
+    made._watch = SimpleNamespace(events=list)
+    return made
+
+
+@pytest.mark.parametrize("dies_at", ["clock", "look"])
+def test_a_node_that_does_not_answer_is_passed_over_by_name(tmp_path: Path, dies_at: str) -> None:
+    made = cluster_of(tmp_path, There("127.0.0.1"), There("127.0.0.2", dies_at))
+    found, _, lost = made._surveyed()
+    assert [*found] == [*made._posts] == ["127.0.0.1"]
+    assert lost == ["node 127.0.0.2: the actor died"]
+    said = "node 127.0.0.2: the actor died: it is passed over, until it answers"
+    assert made.news() == [said] and made.news() == []
+
+
+def test_the_launcher_s_own_node_is_not_passed_over(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match=r"node 127.0.0.1: the actor died$"):
+        cluster_of(tmp_path, There("127.0.0.1", "look"), There("127.0.0.2"))._surveyed()
+
+
+def test_a_run_that_needs_a_node_that_does_not_answer_is_refused_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: Any = cluster_of(tmp_path, There("127.0.0.1"))
+    silent, posts = There("127.0.0.2", "look"), dict(made._posts)
+    posts[silent.node.address] = silent
+    monkeypatch.setattr(cluster, "alive", lambda: [(each.node, "id") for each in posts.values()])
+    monkeypatch.setattr(cluster, "Post", lambda node, _: posts[node.address])
+
+    def no_room(_: Any) -> None:
+        raise NoRoom("actors.count = 2: no room")
+
+    made._arranged = no_room
+    with pytest.raises(ConfigError, match=r"(?s)no room\nnode 127.0.0.2: the actor died: see that"):
+        made.arrange()
+
+
+def test_a_comer_that_does_not_answer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match=r"node 127.0.0.2: the actor died"):
+        survey(Config(run_dir=str(tmp_path)), [There("127.0.0.2", "look")])  # type: ignore[list-item]
 
 
 def test_a_port_of_the_system_s_choice_that_is_not_reached_is_said_with_the_remedy() -> None:
