@@ -2,7 +2,8 @@
 
 A run's processes are those that carry a mark in their environment (`tests.children.carrying`).
 What of them grows is reckoned over a stretch of time, of those that live through all of it: the
-median of its last tenth against the median of its first.
+median of its last tenth against the median of its first. Memory is what only the process can give
+back, swapped or not; pages of files, which the kernel takes and brings as it likes, do not count.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from tests.children import carrying
 
 EDGE = 0.1  # of a stretch: its begin and its end
 LAUNCHER, ENGINE = "launcher", "engine"
+_HELD = ("RssAnon", "RssShmem", "VmSwap")  # of /proc/PID/status
 _NO_ENGINE = "resource_tracker"  # beside an engine, an actor has this child
 
 
@@ -26,7 +28,7 @@ class Sample(NamedTuple):
     """What one process held at a time, in seconds since the epoch."""
 
     at_s: float
-    resident: int
+    held: int
     descriptors: int
 
 
@@ -49,13 +51,13 @@ class Growth:
 
     name: str
     pid: int
-    resident: tuple[int, int]
+    held: tuple[int, int]
     descriptors: tuple[int, int]
 
     @property
     def rise(self) -> float:
         """Of its memory, in parts of what it was."""
-        before, after = self.resident
+        before, after = self.held
         return after / before - 1.0
 
     @property
@@ -72,7 +74,7 @@ def growth(name: str, pid: int, samples: Sequence[Sample], over: Stretch) -> Gro
     last = [s for s in samples if over.end_s - over.edge_s < s.at_s <= over.end_s]
     if not first or not last:
         return None
-    memory = [int(statistics.median(s.resident for s in edge)) for edge in (first, last)]
+    memory = [int(statistics.median(s.held for s in edge)) for edge in (first, last)]
     files = [int(statistics.median_low(s.descriptors for s in edge)) for edge in (first, last)]
     return Growth(name, pid, (memory[0], memory[1]), (files[0], files[1]))
 
@@ -94,7 +96,7 @@ class Census:
                 each = pid, process.create_time()
                 if each not in self._names:
                     self._names[each] = name_of(pid, command, process.ppid(), members)
-                sample = Sample(now_s, process.memory_info().rss, process.num_fds())
+                sample = Sample(now_s, held_by(pid), process.num_fds())
                 self._samples.setdefault(each, []).append(sample)
 
     def _members(self) -> dict[int, str]:
@@ -113,6 +115,13 @@ class Census:
             for each, samples in self._samples.items()
         )
         return sorted((g for g in found if g is not None), key=lambda g: (g.name, g.pid))
+
+
+def held_by(pid: int) -> int:
+    """Bytes of memory that a process has, without pages of files. Raises OSError."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    told = dict(line.split(":", 1) for line in lines)
+    return sum(int(told.get(name, "0 kB").split()[0]) for name in _HELD) << 10
 
 
 def name_of(pid: int, command: bytes, parent: int, members: Mapping[int, str]) -> str:

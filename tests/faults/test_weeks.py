@@ -48,7 +48,7 @@ def test_growth_is_from_the_median_of_the_first_tenth_to_that_of_the_last() -> N
     middle = {1120.0: 5000, 2080.0: 5000}
     found = growth("replay", 7, samples(before | middle | {2081.0: 110, 2200.0: 110}), OVER)
     assert found is not None
-    assert found.resident == (100, 110) and found.rise == pytest.approx(0.1)
+    assert found.held == (100, 110) and found.rise == pytest.approx(0.1)
     assert found.descriptors == (10, 11) and found.further == 1
 
 
@@ -134,7 +134,7 @@ def test_a_census_finds_who_carries_the_mark(tmp_path: Path) -> None:
         child.kill()
         child.wait()
     assert (found.name, found.pid) == ("launcher", child.pid)
-    assert found.resident[0] > 1 << 20 and found.descriptors[0] >= 3
+    assert found.held[0] > 1 << 20 and found.descriptors[0] >= 3
 
 
 @contextmanager

@@ -318,7 +318,7 @@ def show(halves: Sequence[Half], figures: dict[str, Any]) -> None:
     for number, one in enumerate(halves, 1):
         table = Table("process", "pid", "MB", "rise", "descriptors", "more", title=f"half {number}")
         for each in one.growths:
-            sizes = (f"{each.resident[1] / 1e6:,.1f}", f"{each.rise:+.2%}")
+            sizes = (f"{each.held[1] / 1e6:,.1f}", f"{each.rise:+.2%}")
             files = (str(each.descriptors[1]), f"{each.further:+}")
             table.add_row(each.name, str(each.pid), *sizes, *files)
         console.print(table)
