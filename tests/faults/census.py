@@ -1,9 +1,9 @@
 """The memory and the descriptors of a run's processes, looked at again and again.
 
 A run's processes are those that carry a mark in their environment (`tests.children.carrying`).
-What of them grows is reckoned over a stretch of time, of those that live through all of it: the
-median of its last tenth against the median of its first. Memory is what only the process can give
-back, swapped or not; pages of files, which the kernel takes and brings as it likes, do not count.
+What of them grows is reckoned over a stretch of time, of those that live through all of it, from
+its first tenth to its last. Memory is what only the process can give back, swapped or not; pages of
+files, which the kernel takes and brings as it likes, do not count.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import psutil  # type: ignore[import-untyped]
 from scripts.runs.fleet_log import read_fleet_log
 from tests.children import carrying
 
-EDGE = 0.1  # of a stretch: its begin and its end
+TENTHS = 10
 LAUNCHER, ENGINE = "launcher", "engine"
 _HELD = ("RssAnon", "RssShmem", "VmSwap")  # of /proc/PID/status
 _NO_ENGINE = "resource_tracker"  # beside an engine, an actor has this child
@@ -39,44 +39,47 @@ class Stretch:
     begin_s: float
     end_s: float
 
-    @property
-    def edge_s(self) -> float:
-        """How long its begin and its end are."""
-        return (self.end_s - self.begin_s) * EDGE
+    def tenth(self, at_s: float) -> int:
+        """In which of its tenths a time is; of another time, none of them."""
+        share = (at_s - self.begin_s) / (self.end_s - self.begin_s)
+        return min(int(share * TENTHS), TENTHS - 1) if 0.0 <= share <= 1.0 else -1
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What a process held at the begin of a stretch and at its end."""
+    """What a process held over a stretch: of each tenth, the median of its memory and the fewest
+    descriptors, for connections come and go.
+    """
 
     name: str
     pid: int
-    held: tuple[int, int]
-    descriptors: tuple[int, int]
+    held: tuple[int, ...]
+    descriptors: tuple[int, ...]
 
     @property
     def rise(self) -> float:
-        """Of its memory, in parts of what it was."""
-        before, after = self.held
-        return after / before - 1.0
+        """Of its memory from the first tenth to the last, in parts of what it was."""
+        return self.held[-1] / self.held[0] - 1.0
 
     @property
     def further(self) -> int:
-        """How many more descriptors it has."""
-        return self.descriptors[1] - self.descriptors[0]
+        """How many more descriptors it has in the last tenth."""
+        return self.descriptors[-1] - self.descriptors[0]
 
 
 def growth(name: str, pid: int, samples: Sequence[Sample], over: Stretch) -> Growth | None:
     """What became of a process over a stretch; None of one that was not there at its begin or at
     its end.
     """
-    first = [s for s in samples if over.begin_s <= s.at_s < over.begin_s + over.edge_s]
-    last = [s for s in samples if over.end_s - over.edge_s < s.at_s <= over.end_s]
-    if not first or not last:
+    tenths: dict[int, list[Sample]] = {}
+    for sample in samples:
+        tenths.setdefault(over.tenth(sample.at_s), []).append(sample)
+    if not {0, TENTHS - 1} <= tenths.keys():
         return None
-    memory = [int(statistics.median(s.held for s in edge)) for edge in (first, last)]
-    files = [int(statistics.median_low(s.descriptors for s in edge)) for edge in (first, last)]
-    return Growth(name, pid, (memory[0], memory[1]), (files[0], files[1]))
+    inside = [tenths[tenth] for tenth in range(TENTHS) if tenth in tenths]
+    held = (int(statistics.median(s.held for s in each)) for each in inside)
+    fewest = (min(s.descriptors for s in each) for each in inside)
+    return Growth(name, pid, tuple(held), tuple(fewest))
 
 
 class Census:

@@ -147,23 +147,25 @@ class Pressure:
     async def _overload(self) -> None:
         """A burst each `BURST_EVERY_S`, as large as the server's measured speed asks for."""
         host, port = self._on.retrieval
-        poster = Poster(f"http://{host}:{port}", self._on.token)
         asking = list(self._on.queries)
         queries = (asking * math.ceil(QUERIES / len(asking)))[:QUERIES]
         body = json.dumps({"queries": queries, "topk": 3, "return_scores": True}).encode()
-        try:
-            while True:
-                begun_s = time.monotonic()
-                with contextlib.suppress(RetrievalError):
-                    await poster.post(body, QUERIES, PROBE_S)
-                    askers = askers_for(QUERIES / (time.monotonic() - begun_s))
-                    self.counts["overload/bursts"] += 1
-                    end_s = time.monotonic() + BURST_S
-                    asks = [self._ask(poster, body, end_s) for _ in range(askers)]
-                    await asyncio.gather(*asks)
-                await asyncio.sleep(max(PAUSE_S, begun_s + BURST_EVERY_S - time.monotonic()))
-        finally:
+        while True:
+            begun_s = time.monotonic()
+            poster = Poster(f"http://{host}:{port}", self._on.token)
+            with contextlib.suppress(RetrievalError):
+                await self._burst(poster, body)
             await poster.close()
+            await asyncio.sleep(max(PAUSE_S, begun_s + BURST_EVERY_S - time.monotonic()))
+
+    async def _burst(self, poster: Poster, body: bytes) -> None:
+        """As many askers as that takes. Raises RetrievalError where there is no answer at all."""
+        begun_s = time.monotonic()
+        await poster.post(body, QUERIES, PROBE_S)
+        askers = askers_for(QUERIES / (time.monotonic() - begun_s))
+        self.counts["overload/bursts"] += 1
+        end_s = time.monotonic() + BURST_S
+        await asyncio.gather(*(self._ask(poster, body, end_s) for _ in range(askers)))
 
     async def _ask(self, poster: Poster, body: bytes, end_s: float) -> None:
         """One asker, who waits for an answer before it asks again."""

@@ -44,15 +44,14 @@ def samples(sizes: dict[float, int]) -> list[Sample]:
 
 
 def test_growth_is_from_the_median_of_the_first_tenth_to_that_of_the_last() -> None:
-    before = {990.0: 1, 1000.0: 100, 1050.0: 900, 1119.0: 100}
-    middle = {1120.0: 5000, 2080.0: 5000}
-    found = growth("replay", 7, samples(before | middle | {2081.0: 110, 2200.0: 110}), OVER)
+    first = {990.0: 1, 1000.0: 100, 1050.0: 900, 1119.0: 100}
+    found = growth("replay", 7, samples(first | {1121.0: 5000, 2081.0: 130, 2200.0: 110}), OVER)
     assert found is not None
-    assert found.held == (100, 110) and found.rise == pytest.approx(0.1)
-    assert found.descriptors == (10, 11) and found.further == 1
+    assert found.held == (100, 5000, 120) and found.rise == pytest.approx(0.2)
+    assert found.descriptors == (10, 500, 11) and found.further == 1
 
 
-@pytest.mark.parametrize("at_s", [[1120.0, 2200.0], [1000.0, 2080.0], []])
+@pytest.mark.parametrize("at_s", [[1121.0, 2200.0], [1000.0, 2079.0], []])
 def test_who_was_not_there_all_the_time_is_not_judged(at_s: list[float]) -> None:
     assert growth("replay", 7, samples(dict.fromkeys(at_s, 100)), OVER) is None
 

@@ -54,7 +54,7 @@ SETTINGS = (
     *("replay.keep=committed", f"replay.segment_bytes={1 << 20}"),
     # It learns next to nothing, so that the second half is like the first.
     *("learner.lr=1e-6", "learner.lr_schedule=constant", "learner.eval_every=50"),
-    "retrieval.cache_queries=0",  # every search is sent
+    *("retrieval.cache_queries=0", "retrieval.max_connections=8"),  # every search is sent
 )
 
 
@@ -318,8 +318,8 @@ def show(halves: Sequence[Half], figures: dict[str, Any]) -> None:
     for number, one in enumerate(halves, 1):
         table = Table("process", "pid", "MB", "rise", "descriptors", "more", title=f"half {number}")
         for each in one.growths:
-            sizes = (f"{each.held[1] / 1e6:,.1f}", f"{each.rise:+.2%}")
-            files = (str(each.descriptors[1]), f"{each.further:+}")
+            sizes = (f"{each.held[-1] / 1e6:,.1f}", f"{each.rise:+.2%}")
+            files = (str(each.descriptors[-1]), f"{each.further:+}")
             table.add_row(each.name, str(each.pid), *sizes, *files)
         console.print(table)
         done = {"kills": one.kills, "snapshots": one.snapshots, **one.pressure}
