@@ -47,8 +47,8 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Growth:
-    """What a process held over a stretch: of each tenth, the median of its memory and the fewest
-    descriptors, for connections come and go.
+    """What a process held over a stretch: the medians of its memory and of its descriptors in each
+    tenth.
     """
 
     name: str
@@ -78,8 +78,8 @@ def growth(name: str, pid: int, samples: Sequence[Sample], over: Stretch) -> Gro
         return None
     inside = [tenths[tenth] for tenth in range(TENTHS) if tenth in tenths]
     held = (int(statistics.median(s.held for s in each)) for each in inside)
-    fewest = (min(s.descriptors for s in each) for each in inside)
-    return Growth(name, pid, tuple(held), tuple(fewest))
+    files = (int(statistics.median_low(s.descriptors for s in each)) for each in inside)
+    return Growth(name, pid, tuple(held), tuple(files))
 
 
 class Census:

@@ -34,7 +34,7 @@ WELL = Half(
     },
     snapshots=3,
     saved=(5, 10),
-    growths=tuple(Growth(name, 7, (1000, 1020), (30, 32)) for name in JUDGED),
+    growths=tuple(Growth(name, 7, (1000, 1019), (30, 32)) for name in JUDGED),
     left=(),
 )
 
@@ -98,7 +98,7 @@ def test_a_half_in_which_all_went_well_breaks_no_promise() -> None:
         ({"pressure": {"strangers/replay/answered": 1}}, "1 × strangers/replay/answered"),
         ({"growths": ()}, "replay did not live through what is judged"),
         ({"growths": (Growth("x", 7, (1000, 1021), (3, 3)),)}, "memory of x (7) rose by 2.1%"),
-        ({"growths": (Growth("x", 7, (1000, 1000), (3, 6)),)}, "x (7) has 3 more descriptors"),
+        ({"growths": (Growth("x", 7, (1000, 1000), (3, 12)),)}, "x (7) has 9 more descriptors"),
     ],
 )
 def test_each_broken_promise_is_named(change: dict[str, object], said: str) -> None:
@@ -143,8 +143,10 @@ def server(stays_s: float) -> Iterator[int]:
     up, over = threading.Event(), threading.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(stays_s)
-        writer.transport.abort()
+        try:
+            await asyncio.sleep(stays_s)
+        finally:
+            writer.transport.abort()
 
     async def main() -> None:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
