@@ -331,7 +331,7 @@ class Evaluated(msgspec.Struct, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """Reply to Observe: how the run stands. Of what is asked for, the newest 1,000 are told;
+    """Reply to Observe: how the run stands. Of what is asked for, the newest 100 are told;
     `reported` and `evaluated`: how many there are of each in all. `shown`: with evaluations, the
     last rollouts of any that arrived.
     """

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-MOST_KEPT = 1000
+MOST_KEPT = 100  # a report takes 10 KB: whoever holds them is soon as large as it gets
 Item = TypeVar("Item")
 
 

@@ -8,6 +8,7 @@ verdict; `--json` writes the figures. Exit code 0 when the books close and every
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -16,11 +17,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.runtime.process import REPOSITORY, die_with_parent
+from replay.log.event_log import FILE_NAME
 from scripts.runs.books import Audit
 from tests.faults.victims import KINDS, Blow, ChaosFailed, RunCompleted, Victims, plan
+
+if TYPE_CHECKING:
+    from scripts.demo.task import DemoFiles
 
 END_S = 1500.0
 HOLD_S = 12.0  # longer than replay.dead_after_s: a stopped actor is given up and comes back
@@ -33,11 +38,18 @@ SETTINGS = (
 )
 
 
-def launch(run_dir: Path, steps: int) -> "subprocess.Popen[bytes]":
-    """Start the demo task on `run_dir`, or go on with it; its output goes to `<run_dir>.out`."""
+def demo_files() -> "DemoFiles":
+    """The demo's own files, made where they are not there yet."""
     from scripts.demo.task import prepare
 
-    files = prepare(REPOSITORY / ".cache", 0, lambda line: print(f"  {line}", flush=True))
+    return prepare(REPOSITORY / ".cache", 0, lambda line: print(f"  {line}", flush=True))
+
+
+def launch(run_dir: Path, steps: int, *more: str, **marks: str) -> "subprocess.Popen[bytes]":
+    """Start the demo task on `run_dir`, or go on with it, with these settings and variables too;
+    its output goes to `<run_dir>.out`.
+    """
+    files = demo_files()
     paths = [
         f"run_dir={run_dir}",
         f"model.path={files.model}",
@@ -51,8 +63,9 @@ def launch(run_dir: Path, steps: int) -> "subprocess.Popen[bytes]":
         what = ["resume", str(run_dir)]
     with run_dir.with_suffix(".out").open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "scripts.cli", *what, f"learner.total_steps={steps}"],
+            [sys.executable, "-m", "scripts.cli", *what, *more, f"learner.total_steps={steps}"],
             cwd=REPOSITORY,
+            env=os.environ | marks,
             stdout=out,
             stderr=subprocess.STDOUT,
             preexec_fn=die_with_parent,
@@ -121,11 +134,8 @@ def report(run_dir: Path, blows: Sequence[Blow], quiet: dict[str, Any] | None) -
     """The figures of both runs, or of the disturbed one alone."""
     quiet = quiet or {"em_final": None, "wall_s": None}
     books = Audit()
-    books.fold(run_dir / "events.log")
-    audit, summary = books.summary(), _summary(run_dir)
-    groups = audit["train_groups"]
-    dropped = sum(count for name, count in groups.items() if name.startswith("dropped"))
-    ended = groups["committed"] + groups["sampled"] + groups["unfinished"] + dropped
+    books.fold(run_dir / FILE_NAME)
+    summary = _summary(run_dir)
     kills = [blow for blow in blows if blow.how == "kill"]
     ratios = [blow.recovered_s / blow.cold_s for blow in kills]
     final, still = summary["em_final"], quiet["em_final"]
@@ -136,10 +146,7 @@ def report(run_dir: Path, blows: Sequence[Blow], quiet: dict[str, Any] | None) -
         "growth_while_the_learner_stood": max(
             (b.growth for b in blows if (b.kind, b.how) == ("learner", "stop")), default=None
         ),
-        "lost": groups["opened"] - ended,
-        "trained_twice": sum("was trained at" in fault for fault in books.faults),
-        "books_close": audit["books_close"],
-        "faults": books.faults,
+        **verdict(books),
         "status": summary["status"],
         "cause": summary["cause"].splitlines()[0],
         "steps": summary["steps"],
@@ -152,6 +159,20 @@ def report(run_dir: Path, blows: Sequence[Blow], quiet: dict[str, Any] | None) -
         "recovery_s": _recoveries(kills),
         "recovery_over_cold_start_max": max(ratios, default=None),
         "recovery_over_cold_start_p50": statistics.median(ratios) if ratios else None,
+    }
+
+
+def verdict(books: Audit) -> dict[str, Any]:
+    """What the books of a run come to: groups lost, groups trained twice, faults."""
+    audit = books.summary()
+    groups = audit["train_groups"]
+    dropped = sum(count for name, count in groups.items() if name.startswith("dropped"))
+    ended = groups["committed"] + groups["sampled"] + groups["unfinished"] + dropped
+    return {
+        "lost": groups["opened"] - ended,
+        "trained_twice": sum("was trained at" in fault for fault in books.faults),
+        "books_close": audit["books_close"],
+        "faults": books.faults,
     }
 
 

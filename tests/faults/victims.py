@@ -49,10 +49,14 @@ class Blow:
 
 
 class Victims:
-    """The processes of one launched run. `launcher` runs it, `run_dir` is its directory."""
+    """The processes of one launched run. `launcher` runs it, `run_dir` is its directory; what is on
+    record from before `since_s` is of processes that are no more.
+    """
 
-    def __init__(self, launcher: "subprocess.Popen[bytes]", run_dir: Path, seed: int) -> None:
-        self._launcher, self._run_dir = launcher, run_dir
+    def __init__(
+        self, launcher: "subprocess.Popen[bytes]", run_dir: Path, seed: int, since_s: float = 0.0
+    ) -> None:
+        self._launcher, self._run_dir, self._since_s = launcher, run_dir, since_s
         self._chance = random.Random(seed)
 
     def follow(self, launcher: "subprocess.Popen[bytes]") -> None:
@@ -67,10 +71,10 @@ class Victims:
             self._launcher.terminate()
             self._launcher.wait(RECOVERY_S)
 
-    def wait_until_training(self) -> None:
-        """Wait for every process to do its work."""
+    def wait_until_training(self, at_least: int = 1) -> None:
+        """Wait for every process, and so many, to do its work."""
         end = time.monotonic() + START_S
-        while not self._all_ready():
+        while not self._all_ready(at_least):
             self._go_on(end, "every process to be ready")
 
     def strike(self, kind: str, how: str, hold_s: float) -> Blow:
@@ -127,7 +131,7 @@ class Victims:
         return self._chance.choice(sorted(names))
 
     def _events(self) -> list[dict[str, Any]]:
-        return list(read_fleet_log(self._run_dir))
+        return [e for e in read_fleet_log(self._run_dir) if e["at_s"] >= self._since_s]
 
     def _pid(self, name: str) -> int:
         started = [e for e in self._events() if (e["event"], e["name"]) == ("started", name)]
@@ -141,11 +145,11 @@ class Victims:
                 first.setdefault(event["event"], event["at_s"])
         return float(first["ready"] - first["started"])
 
-    def _all_ready(self) -> bool:
+    def _all_ready(self, at_least: int) -> bool:
         state: dict[str, str] = {}
         for event in self._events():
             state[event["name"]] = event["event"]
-        return bool(state) and set(state.values()) <= {"ready", "continued"}
+        return len(state) >= at_least and set(state.values()) <= {"ready", "continued"}
 
     def _wait(self, event: str, name: str, after_s: float, limit_s: float) -> float:
         """When this event came, in seconds since the epoch."""

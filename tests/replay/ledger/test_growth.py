@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from replay.ledger.events import Tick
+from replay.ledger.newest import Newest
 from replay.protocol import Evaluate, Heartbeat, Observe
 from replay.questions import Questions
 from tests.replay.ledger.conftest import make_questions
@@ -69,3 +70,12 @@ def test_the_supply_is_the_same_however_often_it_is_looked_at() -> None:
                 break
         assert looked.peek() == looked.peek()
         assert looked.next() == blind.next() and looked.cursor == blind.cursor
+
+
+def test_of_what_was_told_the_newest_hundred_are_kept() -> None:
+    newest = Newest[int]()
+    for item in range(250):
+        newest.append(item)
+    assert (newest.count, list(newest.kept)) == (250, list(range(150, 250)))
+    assert newest.after(0) == newest.after(150) == tuple(range(150, 250))
+    assert newest.after(249) == (249,) and newest.after(250) == ()
