@@ -163,11 +163,13 @@ def server(stays_s: float) -> Iterator[int]:
     thread.join()
 
 
-@pytest.mark.parametrize(("stays_s", "end"), [(0.1, "let go"), (60.0, "held")])
+@pytest.mark.parametrize(
+    ("stays_s", "patience_s", "end"), [(0.1, 8.0, "let go"), (60.0, 0.2, "held")]
+)
 def test_who_is_let_go_and_who_is_held_is_counted(
-    stays_s: float, end: str, monkeypatch: pytest.MonkeyPatch
+    stays_s: float, patience_s: float, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("HEADERS_S", 0.1), ("HANDSHAKE_S", 0.1), ("PATIENCE_S", 0.2)):
+    for name, value in (("HEADERS_S", 0.1), ("HANDSHAKE_S", 0.1), ("PATIENCE_S", patience_s)):
         monkeypatch.setattr(pressure, name, value)
     monkeypatch.setattr(pressure, "PAUSE_S", 0.05)
     with server(stays_s) as port:
