@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from configs.load import ConfigError, load
-from replay.log import keeping
+from replay.log import compaction, keeping
 from replay.log.compaction import is_compacted
 from replay.log.event_log import EventLog, read
 from replay.log.keeping import Closed, Ids, due
 from replay.log.records import Delivered
-from replay.log.segments import segments
+from replay.log.segments import opened, segments
 from replay.protocol import Committed, LogError
 from replay.server.keeper import Keeper
 from tests.replay.log.run import Run
@@ -119,6 +119,24 @@ def test_a_damaged_segment_counts_as_one_that_is_whole(run: Run) -> None:
     data[60] ^= 1  # in its first record
     first.path.write_bytes(data)
     assert not is_compacted(first)
+    run.log.close()
+
+
+def test_a_start_opens_no_segment_and_finds_what_was_compacted_before(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.train(*range(1, 5))
+    run.send(Committed(1, 4))
+    before = Keeper(run.ledger, run.log, "committed")
+    look(run, before)
+    left = with_payloads(run.path)
+    seen: list[Path] = []
+    monkeypatch.setattr(compaction, "opened", lambda path: seen.append(path) or opened(path))
+    keeper = Keeper(run.ledger, run.log, "committed")
+    assert seen == []
+    look(run, keeper)
+    closed = [each.path for each in segments(run.path) if each.closed]
+    assert set(seen) <= set(closed) and with_payloads(run.path) == left
     run.log.close()
 
 
