@@ -47,7 +47,13 @@ from scripts.setup import preflight
 from scripts.setup.fit import fitted
 from scripts.setup.hub import with_hub_paths
 from scripts.setup.overrides import fields_of, get_field, with_fields
-from scripts.setup.resolve import can_listen, run_directory, with_absolute_paths, with_port
+from scripts.setup.resolve import (
+    can_listen,
+    run_config,
+    run_directory,
+    with_absolute_paths,
+    with_port,
+)
 from scripts.setup.retrieval import with_index_version
 from scripts.terminal import status
 
@@ -75,7 +81,7 @@ def checked(
     """The configuration to go on with, and what was shown already; `trusted`: its record may
     decide all of it (configs/trust.py). Raises ConfigError."""
     folder = run_directory(Path(run_dir)).resolve()
-    recorded = load(folder / "config.yaml")
+    recorded = load(run_config(folder))
     trust.require(
         recorded,
         source=str(folder / "config.yaml"),

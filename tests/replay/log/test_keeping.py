@@ -154,7 +154,14 @@ def test_only_as_much_goes_as_the_bytes_ask_for(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [("4GB", "write 4000000000"), ("some", "'all', 'committed', or a number of bytes"), ("5", "")],
+    [
+        ("4GB", "write 4000000000"),
+        ("some", "'all', 'committed', or a number of bytes"),
+        (
+            "1000",
+            "which loses its trajectories as a whole: choose one of 'all', 'committed', or",
+        ),
+    ],
 )
 def test_another_value_is_refused_with_what_may_be(tmp_path: Path, value: str, words: str) -> None:
     (tmp_path / "run.yaml").write_text("")

@@ -320,6 +320,16 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
         resume.checked(str(tmp_path), None, [])
 
 
+@pytest.mark.parametrize("command", ["resume", "show"])
+def test_a_run_without_its_configuration_is_told_what_it_lacks(
+    folder: Folder, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (folder.log(*BEGUN).path / "config.yaml").unlink()
+    assert cli.main([command, str(folder.path)]) == 2
+    words = "no config.yaml there, but an event log: put the run's own back"
+    assert f"RUN = {str(folder.path)!r}: {words}" in capsys.readouterr().err
+
+
 def test_the_command_refuses_with_exit_code_2(
     folder: Folder, capsys: pytest.CaptureFixture[str]
 ) -> None:
