@@ -19,7 +19,7 @@ class FleetConfig(Section, frozen=True):
     first_pause_s: Seconds = 0.5  # before a restart; doubled each time one ends soon again
     longest_pause_s: Seconds = 30.0
     # From the start of a process until it is ready, without what it waits for others: an index of
-    # millions of passages is built meanwhile
+    # millions of passages is built meanwhile. For replay, since it last got on with its log
     start_deadline_s: Seconds = 7200.0
     stopped_deadline_s: Seconds = 300.0  # how long a process may be stopped (SIGSTOP)
     silence_deadline_s: Seconds = 30.0  # how long replay may give the launcher no answer

@@ -33,6 +33,7 @@ from configs.section import (
 )
 
 # What a slow installation still does: a disk in the network, and a link, a digest and a load.
+LEAST_SEGMENT_BYTES = 1 << 20  # of the event log
 SLOW_DISK_BYTES_PER_S = 100e6
 SLOW_SYNC_BYTES_PER_S = 200e6
 SLOW_DOWNLOAD_BYTES_PER_S = 1e6  # of a snapshot, by one actor; a slower link is not waited for
@@ -144,15 +145,20 @@ class ReplayConfig(Section, frozen=True):
     dead_after_s: Seconds = 10.0
     restart_deadline_s: Seconds = 120.0  # how long its clients wait for a replay that is silent
     disk_deadline_s: Seconds = 600.0  # how long the event log waits for room on a full disk
-    segment_bytes: Annotated[int, Meta(ge=1 << 20)] = 256 << 20  # then the log's next file begins
+    # Of a file of the log: then the next one begins
+    segment_bytes: Annotated[int, Meta(ge=LEAST_SEGMENT_BYTES)] = 256 << 20
     # Trajectories in the log: all, those that may still be asked for (until they are trained and
     # saved), or as many as fit these bytes beside those (replay/log/keeping.py)
-    keep: Annotated[Literal["all", "committed"] | Annotated[int, Meta(ge=1 << 20)], CHANGEABLE] = (
-        "all"
-    )
+    keep: Annotated[Literal["all", "committed"] | int, CHANGEABLE] = "all"
 
     def __post_init__(self) -> None:
         _require_address("replay.endpoint", self.endpoint)
+        if isinstance(self.keep, int) and self.keep < LEAST_SEGMENT_BYTES:
+            raise ValueError(
+                f"replay.keep = {self.keep!r}: fewer bytes than the log's smallest segment has, "
+                "which loses its trajectories as a whole: choose one of 'all', 'committed', or a "
+                f"number of bytes from {LEAST_SEGMENT_BYTES} on"
+            )
         if self.restart_deadline_s < self.dead_after_s:
             raise ValueError(
                 f"replay.restart_deadline_s = {self.restart_deadline_s!r} lies below "

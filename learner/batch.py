@@ -11,6 +11,7 @@ from itertools import chain
 import numpy as np
 import torch
 
+from configs.runtime.files import MOST_IDS
 from configs.schema import LearnerConfig
 from learner.algorithm.advantage import advantages
 from learner.algorithm.loss import row_coefficients
@@ -37,18 +38,25 @@ class TrainingBatch:
     gauges: dict[str, float]
 
 
-def build(batch: Batch, config: LearnerConfig) -> TrainingBatch:
-    """Decode, check, credit and pack a batch for one rank. Raises BadBatch naming the group."""
-    return _build(batch, config, 1)[0]
+def build(batch: Batch, config: LearnerConfig, vocabulary: int = MOST_IDS) -> TrainingBatch:
+    """Decode, check, credit and pack a batch for one rank, of a model that embeds so many ids.
+    Raises BadBatch naming the group.
+    """
+    return _build(batch, config, 1, vocabulary)[0]
 
 
-def build_shares(batch: Batch, config: LearnerConfig) -> tuple[TrainingBatch, ...]:
+def build_shares(
+    batch: Batch, config: LearnerConfig, vocabulary: int = MOST_IDS
+) -> tuple[TrainingBatch, ...]:
     """Build for `config.ranks` ranks: balanced by tokens, equally many micro-batches on each."""
-    return _build(batch, config, config.ranks)
+    return _build(batch, config, config.ranks, vocabulary)
 
 
-def _build(batch: Batch, config: LearnerConfig, ranks: int) -> tuple[TrainingBatch, ...]:
+def _build(
+    batch: Batch, config: LearnerConfig, ranks: int, vocabulary: int
+) -> tuple[TrainingBatch, ...]:
     groups = _decode(batch)
+    _check_ids(groups, vocabulary)
     rewards = [_rewards(group) for group in groups]
     credit = [a.tolist() for a in advantages(rewards, config.baseline, config.advantage_std)]
     trajectories = list(chain.from_iterable(groups))
@@ -120,6 +128,23 @@ def _decode_group(group_id: int, payloads: Sequence[bytes], newest: int) -> list
                 f"{newest + 1}: versions up to {newest} exist"
             )
     return sorted(group, key=lambda trajectory: trajectory.sibling)
+
+
+def _check_ids(groups: Sequence[Sequence[Trajectory]], vocabulary: int) -> None:
+    """Raise BadBatch for an id that the model does not embed: replay takes none, but a log may be
+    of another model, or of a program that did not look.
+    """
+    for trajectory in chain.from_iterable(groups):
+        ids = [sequence.tokens for sequence in trajectory.sequences]
+        least = min(each.min(initial=0) for each in ids)
+        most = max(each.max(initial=0) for each in ids)
+        if least < 0 or most >= vocabulary:
+            raise BadBatch(
+                f"group {trajectory.group_id}: sibling {trajectory.sibling}: token id "
+                f"{least if least < 0 else most}: the model's vocabulary has {vocabulary}, from 0: "
+                "put back the model that sampled it, or start a new run from a checkpoint: "
+                "model.path=RUN/checkpoints/step-N/model"
+            )
 
 
 def _temperature(trajectories: Sequence[Trajectory]) -> float:

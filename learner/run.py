@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
-from configs.runtime.files import weights_bytes, write_json
+from configs.runtime.files import MOST_IDS, weights_bytes, write_json
 from configs.runtime.signals import StopRequested, StopSwitch
 from configs.runtime.watchdog import phase
 from configs.schema import Config
@@ -56,6 +56,7 @@ class Run:
     step: int = 0
     saved: int = 0
     again_until: int = 0
+    vocabulary: int = MOST_IDS  # ids that the model embeds
     serving: bool = False  # every actor has, or had, verified weights of this learner
 
     def start(self) -> None:
@@ -89,7 +90,7 @@ class Run:
             raise BadBatch(f"batch of step {batch.step} after step {self.step}")
         begun = time.perf_counter()
         with phase(f"update of step {batch.step}", self.config.learner.step_deadline_s):
-            gauges = self.trainer.learn(build_shares(batch, self.config.learner))
+            gauges = self.trainer.learn(build_shares(batch, self.config.learner, self.vocabulary))
         self.step = batch.step
         seconds = time.perf_counter() - begun
         rate = gauges["learner/tokens"] / seconds

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 
 from configs.keys import Address, Addresses
 from configs.load import ConfigError, load
+from configs.runtime.files import vocabulary_of
 from configs.runtime.process import Exit, announce_ready, begin, leave, make_socket_dir
 from configs.runtime.signals import MAKE_WAY, StopRequested, StopSwitch, on_stop
 from configs.schema import Config
 from learner import checkpoint
 from learner.checkpoint import next_incarnation
-from learner.errors import BadCheckpoint, BadModel, LearnerError, RankLost
+from learner.errors import BadBatch, BadCheckpoint, BadModel, LearnerError, RankLost
 from replay.clients.learner import BatchReader
 from replay.protocol import ReplayError, ReplayTimeout
 from weight_sync.protocol import (
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     except (ConfigError, BadCheckpoint, BadModel) as error:
         print(f"learner: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
-    except EngineDiffers as error:
+    except (BadBatch, EngineDiffers) as error:  # replay serves the same batch again
         print(f"learner: {error}", file=sys.stderr)
         return Exit.FINAL
     except (LearnerError, ReplayError, WeightSyncError) as error:
@@ -124,6 +125,7 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> Exit:
             stop=stop,
             step=step,
             saved=step,
+            vocabulary=vocabulary_of(config.model.path),
         )
         cause = _train(run, resume)
         run.save()

@@ -28,14 +28,18 @@ def restore(
     path: Path,
     passed_over: Callable[[Path, str], None],
     watch: Watch = lambda done, total: None,
+    *,
+    payloads: bool = True,
 ) -> End:
     """Fold the log at `path` into a new ledger; return where it ends, whole. `passed_over` is told
-    of each snapshot that cannot be used, and why. Raises LogError.
+    of each snapshot that cannot be used, and why. Without `payloads` those from before the snapshot
+    stay in the log: for who only asks how a run stands. Raises LogError.
     """
     blank = ledger.image
     for number, place in snapshots(path):
         try:
-            return _from_snapshot(ledger, path, number, place, watch)
+            tail = _from_snapshot(ledger, path, number, place)
+            return _fold(ledger, tail, path, watch, place, payloads)
         except BadSnapshot as error:
             passed_over(place, str(error))
             ledger.begin(blank)
@@ -59,7 +63,8 @@ def stop_cause(path: Path) -> str:
     return cause
 
 
-def _from_snapshot(ledger: Ledger, path: Path, number: int, place: Path, watch: Watch) -> End:
+def _from_snapshot(ledger: Ledger, path: Path, number: int, place: Path) -> Tail:
+    """Begin with a snapshot; return what was recorded since."""
     snapshot = read_snapshot(place)
     if number > segments(path)[-1].number:
         raise LogError(
@@ -78,13 +83,19 @@ def _from_snapshot(ledger: Ledger, path: Path, number: int, place: Path, watch: 
         raise LogError(f"{place}: {error}") from error
     if (known := ledger.state.facts) != snapshot.records:
         raise BadSnapshot(f"{place}: it follows {snapshot.records} records, and knows {known}")
-    tail = Tail(path, snapshot.records)
-    return _fold(ledger, tail, path, watch, place, snapshot.records)
+    return Tail(path, snapshot.records)
 
 
 def _fold(
-    ledger: Ledger, tail: Tail, path: Path, watch: Watch, place: Path | None = None, after: int = 0
+    ledger: Ledger,
+    tail: Tail,
+    path: Path,
+    watch: Watch,
+    place: Path | None = None,
+    payloads: bool = True,
 ) -> End:
+    after = ledger.state.facts
+
     def facts() -> Iterator[Record]:
         with suppress(TornRecord):
             for count, record in enumerate(tail):
@@ -103,5 +114,5 @@ def _fold(
                 watch(*tail.progress)
             yield found
 
-    ledger.restore(facts(), fetch)
+    ledger.restore(facts(), fetch if payloads else None)
     return tail.end

@@ -23,6 +23,7 @@ import msgspec
 import yaml
 
 from configs.load import MAY_DIFFER, ConfigError, dump, leaves, load
+from configs.runtime.files import vocabulary_of
 from configs.runtime.process import Exit, announce_ready, begin, socket_dir
 from configs.runtime.signals import on_stop
 from configs.schema import Config
@@ -40,7 +41,6 @@ from replay.server.reception import Reception
 from replay.server.server import ReplayServer
 from replay.trajectory import Sampling
 
-MOST_IDS = 1 << 31
 logger = logging.getLogger(__name__)
 
 
@@ -90,7 +90,7 @@ def make_ledger(config: Config, tell: Callable[[str], None] | None = None) -> Le
         if tell and file.unusable:
             for line in file.told(), *file.faults[1:]:
                 tell(f"questions.{field}: left out: {line}")
-    sampled = Sampled(_vocabulary(config), config.actors.temperature)
+    sampled = Sampled(vocabulary_of(config.model.path), config.actors.temperature)
     return Ledger(
         config.replay,
         Questions(train.questions, config.seed),
@@ -100,26 +100,6 @@ def make_ledger(config: Config, tell: Callable[[str], None] | None = None) -> Le
         config.learner.total_steps,
         config.learner.eval_temperatures,
     )
-
-
-class _Embedding(msgspec.Struct):
-    vocab_size: int = 0
-
-
-class _Model(_Embedding):
-    """Of a model's `config.json`, where one that also sees says it of its text."""
-
-    text_config: _Embedding | None = None
-
-
-def _vocabulary(config: Config) -> int:
-    """How many ids the model embeds; as many as there may be where its folder does not tell."""
-    path = Path(config.model.path) / "config.json"
-    try:
-        told = msgspec.json.decode(path.read_bytes(), type=_Model)
-    except (OSError, msgspec.DecodeError):  # of a machine that has no copy of the model
-        return MOST_IDS
-    return told.vocab_size or (told.text_config or told).vocab_size or MOST_IDS
 
 
 def make_log(

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+MOST_IDS = 1 << 31  # of a vocabulary
 DRAFT_SUFFIX, OLD_SUFFIX = ".draft", ".old"
 
 
@@ -39,6 +40,25 @@ def weights_bytes(folder: str) -> int:
     """Bytes of a model folder's safetensors; 0 where there is no such folder."""
     files = Path(folder).glob("*.safetensors") if folder else ()
     return sum(file.stat().st_size for file in files)
+
+
+class _Embedding(msgspec.Struct):
+    vocab_size: int = 0
+
+
+class _Model(_Embedding):
+    """Of a model's `config.json`, where one that also sees says it of its text."""
+
+    text_config: _Embedding | None = None
+
+
+def vocabulary_of(folder: str) -> int:
+    """How many ids a model embeds; as many as there may be where its folder does not tell."""
+    try:
+        told = msgspec.json.decode((Path(folder) / "config.json").read_bytes(), type=_Model)
+    except (OSError, msgspec.DecodeError):  # of a machine that has no copy of the model
+        return MOST_IDS
+    return told.vocab_size or (told.text_config or told).vocab_size or MOST_IDS
 
 
 def folder_bytes(folder: Path) -> int:

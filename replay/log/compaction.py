@@ -124,13 +124,13 @@ def compact_segment(
 
 
 def is_compacted(segment: Segment) -> bool:
-    """True where no delivery of this segment has a payload: they are taken away together. One that
+    """True where this segment's deliveries have no payloads: they are taken away together. One that
     is damaged is not: `forage audit` says so, and no start depends on it. Raises OSError.
     """
     segment.before = segment.log = None
     facts = (fact for _, fact in _records(segment) if isinstance(fact, Delivered))
     try:
-        return all(fact.compacted for fact in islice(facts, 1))
+        return any(fact.compacted is not None for fact in islice(facts, 1))
     except LogError:
         return False
 

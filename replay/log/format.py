@@ -232,8 +232,11 @@ def _only_zeros(file: BinaryIO, offset: int) -> bool:
 
 
 def _next_whole(file: BinaryIO, offset: int, size: int) -> int | None:
-    """Return where the first whole record behind `offset` begins."""
+    """Return where the first whole record behind `offset` begins, or may begin: no more than the
+    file's own bytes are read of what only looks like one.
+    """
     before = FRAME.size + 1  # of a record, in front of its first key
+    spare = max(size, MAX_RECORD_BYTES)
     at = offset + 1
     while at < size:
         file.seek(at)
@@ -241,8 +244,11 @@ def _next_whole(file: BinaryIO, offset: int, size: int) -> int | None:
         found = data.find(_FIRST_KEY, before)
         while found >= 0:
             start = at + found - before
-            if not _frame_at(file, start, size)[2]:
-                return start
+            length = int.from_bytes(data[found - before : found - before + 4], "little")
+            if length <= min(MAX_RECORD_BYTES, size - start - FRAME.size):  # else it is not read
+                if length > spare or not _frame_at(file, start, size)[2]:
+                    return start
+                spare -= length
             found = data.find(_FIRST_KEY, found + 1)
         at += _LOOK_AHEAD_BYTES
     return None

@@ -37,7 +37,7 @@ class Ids:
 
 @dataclass(frozen=True)
 class Closed:
-    """A closed segment with payloads: its bytes, and the groups that were next when it closed."""
+    """A closed segment, perhaps with payloads: its bytes, and what was next when it closed."""
 
     number: int
     size: int
@@ -70,7 +70,9 @@ class Keeping:
     """
 
     def __init__(self, path: Path, keep: Keep, upcoming: Ids, locks: list[int]) -> None:
-        """`upcoming`: the groups that are next now. Raises LogError, OSError."""
+        """`upcoming`: the groups that are next now. Opens no segment: a run has more of them by the
+        hour. Raises LogError, OSError.
+        """
         self._locks = locks
         self._path, self._keep = path, keep
         self._closed: list[Closed] = []
@@ -81,8 +83,6 @@ class Keeping:
         for segment in segments(path) if keep != "all" else ():
             if segment.closed:
                 self.note(segment.number, upcoming)
-                if is_compacted(segment):
-                    self._closed.pop()
 
     def note(self, number: int, upcoming: Ids) -> None:
         """Take in a segment that has been closed. Raises OSError."""
@@ -120,6 +120,8 @@ class Keeping:
         """Compact a segment; where it cannot be, it is named, and left as it is until `retry`."""
         try:
             segment = segments(self._path)[chosen.number]
+            if is_compacted(segment):  # by a process before this one
+                return
             change = compact_segment(segment, chosen.before.settles, self._locks, Pace().rest)
         except (LogError, OSError) as error:
             logger.warning("segment %d is not compacted: %s", chosen.number, error)

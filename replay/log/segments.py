@@ -42,7 +42,9 @@ def segments(path: Path) -> list[Segment]:
     found = numbers(path)
     last = max(found, default=0)
     there = {0, *found} if path.exists() or not found else found
-    missing = [number for number in range(last) if number not in there]
+    # Looked for by name as well: a listing may lack what compaction replaces meanwhile.
+    absent = (number for number in range(last) if number not in there)
+    missing = [number for number in absent if not segment_path(path, number).exists()]
     if missing:
         raise LogError(
             f"{segment_path(path, missing[0])}: this segment of the event log is missing, but "

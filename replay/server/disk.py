@@ -6,11 +6,12 @@ from collections.abc import Container, Iterator
 
 from replay.ledger.events import Peer
 from replay.log.event_log import LogFull
-from replay.protocol import Describe, Heartbeat, Observe, Request
+from replay.protocol import Describe, FromActor, Heartbeat, Observe, Request
 
 TELL_EVERY_S = 1.0
 LOG_EVERY_S = 10.0
-_MOST_HELD = 10_000  # requests, while the log is full
+_MOST_HELD = 10_000  # requests, while the log is full: more of actors are lost, and said again
+MOST_TAKEN = 1_000  # requests between two answers
 _ANSWERED_WHILE_FULL = Heartbeat | Observe | Describe
 
 logger = logging.getLogger(__name__)
@@ -34,27 +35,42 @@ class Disk:
         """True where the last attempt to write found no room."""
         return bool(self.cause)
 
-    def may_read(self) -> bool:
-        """True until too many requests are held to read more."""
-        return len(self._inbox) < _MOST_HELD
+    @property
+    def behind(self) -> bool:
+        """True where more waits than is handled before the next answers are sent."""
+        return self.full or len(self._inbox) > MOST_TAKEN
 
     def receive(self, peer: bytes, request: Request) -> None:
         """Take in a request that has arrived."""
-        self._inbox.append((peer, request))
+        over = self.full and len(self._inbox) >= _MOST_HELD
+        if not (over and isinstance(request, FromActor)):
+            self._inbox.append((peer, request))
+
+    @property
+    def more(self) -> bool:
+        """True where some that can be handled were left for later."""
+        return bool(self._inbox) and not self.full
 
     def requests(self, first: Container[Peer]) -> Iterator[Received]:
-        """Take out each request that can be handled, those of the peers `first` before all others;
-        while the log is full, hold those that need it.
+        """Take out requests that can be handled, MOST_TAKEN at most: questions that change nothing,
+        then those of the peers `first`, then all others. While the log is full, hold those that
+        need it.
         """
-        self._inbox = deque(sorted(self._inbox, key=lambda received: received[0] not in first))
-        held: deque[Received] = deque()
-        while self._inbox:
+
+        def later(received: Received) -> tuple[bool, bool]:
+            return not isinstance(received[1], Observe | Describe), received[0] not in first
+
+        self._inbox = deque(sorted(self._inbox, key=later))
+        held: list[Received] = []
+        taken = 0
+        while self._inbox and taken < MOST_TAKEN:
             peer, request = self._inbox.popleft()
             if self.full and not isinstance(request, _ANSWERED_WHILE_FULL):
                 held.append((peer, request))
             else:
+                taken += 1
                 yield peer, request
-        self._inbox = held
+        self._inbox.extendleft(reversed(held))
 
     def requests_of(self, peer: Peer) -> list[Request]:
         """Take out all that `peer` has asked."""

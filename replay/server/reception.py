@@ -2,9 +2,12 @@
 on hears that it is there, and how far it is.
 
 Only what promises nothing is answered: actors hear that replay lives, the console and the learner
-how far it is. What needs the ledger is held, in order, until there is one.
+how far it is. What needs the ledger is held, in order, until there is one. Beyond a bound what
+actors say is lost, and said again: their heartbeats, which are answered all the same, tell of it.
 """
 
+import itertools
+import logging
 import time
 
 import replay.protocol as wire
@@ -16,7 +19,10 @@ from replay.server.connections import Router
 
 TELL_EVERY_S = 0.5
 LOOK_EVERY_S = 0.05
-MOST_HELD = 10_000  # requests
+MOST_READ = 2_000  # messages at one look: the log is to be read
+MOST_HELD = 10_000  # requests of actors, and as many of others
+
+logger = logging.getLogger(__name__)
 
 
 def request_of(frames: list[bytes], role: str) -> wire.Request:
@@ -38,6 +44,8 @@ class Reception:
         self._router: Router | None = None
         self._told_s = self._looked_s = float("-inf")
         self.held: list[tuple[bytes, wire.Request]] = []
+        self._askers: set[bytes] = set()  # of what is held, those that are no actors
+        self._held = {True: 0, False: 0}  # how many came of actors, and of others
 
     def open(self) -> Router:
         """Bind the socket, once. Raises ReplayError."""
@@ -58,17 +66,13 @@ class Reception:
         self._looked_s = now_s
         router = self.open()
         far = f"restoring: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB of the event log are read"
-        for peer, frames, role in router.messages():
+        for peer, frames, role in itertools.islice(router.messages(), MOST_READ):
             if reply := self._answer(peer, frames, role, far, done):
                 router.send(peer, encode(reply))
-            if len(self.held) >= MOST_HELD:
-                break
         if now_s - self._told_s >= TELL_EVERY_S:
             self._told_s = now_s
-            wait = encode(wire.Wait(far, oldest=False, restored=done))
-            for peer in {
-                peer for peer, request in self.held if not isinstance(request, wire.FromActor)
-            }:
+            wait = encode(_wait(far, done))
+            for peer in self._askers:
                 router.send(peer, wait)
 
     def _answer(
@@ -87,8 +91,20 @@ class Reception:
             case wire.Observe():
                 return wire.Status((), (), {}, {}, far, "", restoring=True)
             case _:
-                self.held.append((peer, request))
-                return None if isinstance(request, wire.FromActor) else _wait(far, done)
+                return self._hold(peer, request, far, done)
+
+    def _hold(self, peer: bytes, request: wire.Request, far: str, done: int) -> wire.Wait | None:
+        of_actor = isinstance(request, wire.FromActor)
+        self._held[of_actor] += 1
+        if self._held[of_actor] <= MOST_HELD:
+            self.held.append((peer, request))
+        elif self._held[of_actor] == MOST_HELD + 1:
+            whose = "actors" if of_actor else "others"
+            logger.warning("%d requests of %s are held: more are lost", MOST_HELD, whose)
+        if of_actor:
+            return None
+        self._askers.add(peer)
+        return _wait(far, done)
 
 
 def _wait(far: str, done: int) -> wire.Wait:

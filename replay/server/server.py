@@ -9,6 +9,7 @@ answered with Wait is kept and put to the ledger again whenever something went o
 
 While the log has no room, only what promises nothing is answered: actors hear that replay lives,
 the console how the run stands, who else asks is told to wait; `replay.disk_deadline_s` ends it.
+Where more waits than is handled between two answers, actors hear at once that replay lives.
 """
 
 import itertools
@@ -84,7 +85,7 @@ class ReplayServer:
         self._router.close()
 
     def _serve(self, timeout_s: float) -> None:
-        if self._router.poll(timeout_s) and self._disk.may_read():
+        if self._router.poll(0.0 if self._disk.more else timeout_s):
             self._read(_BURST)
         # A Goodbye that has arrived must be heard before a Hello looks for dead connections.
         for peer, request in self._disk.requests(first=self._connections.actors):
@@ -94,15 +95,20 @@ class ReplayServer:
     def _read(self, most: int | None = None) -> None:
         for peer, frames, role in itertools.islice(self._router.messages(), most):
             try:
-                self._disk.receive(peer, request_of(frames, role))
+                request = request_of(frames, role)
             except wire.CodecError as error:
                 self._connections.refuse(peer, error)
+                continue
+            if isinstance(request, wire.Heartbeat) and self._disk.behind:
+                self._handle(peer, request)  # ahead of all that waits
+            else:
+                self._disk.receive(peer, request)
 
     def _handle(self, peer: Peer, request: wire.Request) -> None:
         heartbeat = isinstance(request, wire.Heartbeat)
         if isinstance(request, wire.Describe):
             self._connections.send(peer, self._described)
-        elif heartbeat and self._disk.full:
+        elif heartbeat and self._disk.behind:
             # Not for the ledger: it has overtaken what it speaks of.
             self._connections.heard(peer, request, time.monotonic())
         else:

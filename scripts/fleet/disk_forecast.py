@@ -14,12 +14,12 @@ from pathlib import Path
 
 from configs.runtime.files import weights_bytes
 from configs.schema import Config
-from scripts.setup.machine import record_bytes
+from scripts.setup.machine import batch_bytes, record_bytes
 
 EVERY_S = 60.0  # between two looks at the files
 WINDOW_S = 3600.0  # of the growth
 LEAST_S = 600.0  # of looks, before anything is foretold: a start writes more than a step
-BESIDE_KEPT = 2  # checkpoints: the best, and the one that is being written
+BARE_BYTES = 1024  # about a rollout's share of the log without its trajectory
 GB = 1e9
 
 
@@ -90,7 +90,7 @@ class DiskWatch:
         self._run_dir, self._say = Path(config.run_dir), say
         self._keeps_all = config.replay.keep == "all"
         self._soon_s = config.fleet.disk_warning_s
-        self._kept = config.learner.keep_checkpoints + BESIDE_KEPT
+        self._kept = most_checkpoints(config)
         self._looks: deque[Look] = deque(maxlen=int(WINDOW_S / EVERY_S) + 1)
         self._next_s = -math.inf
         self._warned_s = math.inf  # what was left at the last warning
@@ -127,6 +127,28 @@ def warning(run_dir: Path, free: int, found: Forecast, keeps_all: bool) -> str:
     )
 
 
+def most_checkpoints(config: Config) -> int:
+    """How many there are at once: those that are kept, the best where there are evaluations, and
+    the one that is being written; never more than a run makes, of which the best is one.
+    """
+    learner = config.learner
+    made = math.ceil(learner.total_steps / learner.checkpoint_every)
+    return min(made, learner.keep_checkpoints + bool(config.questions.eval) + 1)
+
+
+def log_bytes(config: Config) -> int:
+    """About how large the log becomes at most, with what `replay.keep` leaves in it."""
+    settings, learner = config.replay, config.learner
+    rollouts = learner.total_steps * settings.groups_per_step * settings.group_size
+    whole, bare = rollouts * record_bytes(config), rollouts * BARE_BYTES
+    if settings.keep == "all":
+        return whole
+    steps = learner.checkpoint_every + settings.max_staleness + 1  # not saved yet
+    asked_for = steps * batch_bytes(config) + 2 * settings.segment_bytes  # with what lies beside
+    closed = bare if isinstance(settings.keep, str) else max(bare, settings.keep)
+    return min(whole, closed + asked_for)
+
+
 def reckoned(config: Config, free: int) -> tuple[str, bool]:
     """What a run of the configured steps will take at most, and whether that is free; '' for one
     without steps. Evaluations are not in it.
@@ -135,12 +157,11 @@ def reckoned(config: Config, free: int) -> tuple[str, bool]:
     rollouts = config.learner.total_steps * settings.groups_per_step * settings.group_size
     if not rollouts:
         return "", True
-    log = rollouts * record_bytes(config)
-    kept = config.learner.keep_checkpoints + BESIDE_KEPT
+    log, kept = log_bytes(config), most_checkpoints(config)
     saved = kept * config.learner.saved_bytes(weights_bytes(config.model.path))
     what = (
         f"the run will take up to {(log + saved) / GB:.1f} GB of disk: {rollouts:,} rollouts of at "
-        f"most {length:,} tokens {log / GB:.1f}, {kept} checkpoints {saved / GB:.1f}; "
-        f"{free / GB:.1f} are free"
+        f"most {length:,} tokens {log / GB:.1f} (replay.keep = {settings.keep}), {kept} "
+        f"checkpoints {saved / GB:.1f}; {free / GB:.1f} are free"
     )
     return what, log + saved <= free

@@ -116,8 +116,8 @@ def _launch(
         console.say(line, "yellow")
     if progress and progress.compacted:
         console.say(
-            f"{progress.compacted} closed segments of the event log hold no trajectories any more "
-            "(replay.keep, forage compact): show and relearn lack them",
+            "older segments of the event log hold no trajectories any more (replay.keep, forage "
+            "compact): show and relearn lack them",
             "yellow",
         )
     if known_keys and keys_of(config).discard():

@@ -34,7 +34,7 @@ class BudgetSpent(RuntimeError):
 
 
 class Restarts:
-    """Starts processes again; `made` lists which and why, in order."""
+    """Starts processes again; `made`: which and why; `got_on`: when one that starts last did so."""
 
     def __init__(
         self, config: FleetConfig, fleet: Fleet, run_dir: Path, say: Callable[[str, str], None]
@@ -55,8 +55,8 @@ class Restarts:
         self._unready: set[str] = set()
         self._worked: set[str] = set()  # those that were ready once: their input is good
         self._wanted: int | None = None  # actors, once somebody has asked for a number
-        self._looked_s = 0.0
-        self._ending = False
+        self.got_on: dict[str, float] = {}
+        self._looked_s, self._ending = 0.0, False
         self._leaving: set[str] = set()  # told to
         self._evicted: dict[str, Member] = {}  # told that their nodes are to go
         self._moving = False  # the learner, told the same
@@ -294,9 +294,9 @@ class Restarts:
         self._fleet.members[name].signal(signal.SIGKILL)
 
     def _end_hung_starts(self, now: float) -> None:
-        """End those that live and are not ready at their deadline, unless they wait for others."""
-        limit_s = self._config.start_deadline_s
-        late = [name for name in self._unready if now - self._since[name] >= limit_s]
+        """End those that live and do not get on by their deadline, unless they wait for others."""
+        limit_s, since = self._config.start_deadline_s, self._since
+        late = [n for n in self._unready if now - max(since[n], self.got_on.get(n, 0.0)) >= limit_s]
         for name in sorted(set(late) - self._stopped.since.keys() - self._ended_for.keys()):
             member = self._fleet.members[name]
             if member.poll() is None and not member.awaits_others():

@@ -47,7 +47,13 @@ from scripts.setup import preflight
 from scripts.setup.fit import fitted
 from scripts.setup.hub import with_hub_paths
 from scripts.setup.overrides import fields_of, get_field, with_fields
-from scripts.setup.resolve import can_listen, run_directory, with_absolute_paths, with_port
+from scripts.setup.resolve import (
+    can_listen,
+    run_config,
+    run_directory,
+    with_absolute_paths,
+    with_port,
+)
 from scripts.setup.retrieval import with_index_version
 from scripts.terminal import status
 
@@ -55,14 +61,14 @@ SWEEP_DEADLINE_S = 15.0
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Counts of the reports and evaluations in a run's log, and of its closed segments without
-    trajectories any more; `log` is False where there is none.
+    """Counts of the reports and evaluations in a run's log, and whether trajectories were compacted
+    away; `log` is False where there is none.
     """
 
     log: bool = False
     reports: int = 0
     evaluations: int = 0
-    compacted: int = 0
+    compacted: bool = False
 
 
 def checked(
@@ -75,7 +81,7 @@ def checked(
     """The configuration to go on with, and what was shown already; `trusted`: its record may
     decide all of it (configs/trust.py). Raises ConfigError."""
     folder = run_directory(Path(run_dir)).resolve()
-    recorded = load(folder / "config.yaml")
+    recorded = load(run_config(folder))
     trust.require(
         recorded,
         source=str(folder / "config.yaml"),
@@ -181,7 +187,8 @@ def _restore(ledger: Ledger, path: Path, written: Config) -> None:
     written in config.yaml. Raises ConfigError, LogError.
     """
     try:
-        restore(ledger, path, lambda place, why: None)  # replay says which it passes over
+        # Replay says which snapshots it passes over, and reads what it may be asked for.
+        restore(ledger, path, lambda place, why: None, payloads=False)
     except LogError:
         with suppress(LogError):  # perhaps it was folded under what somebody has changed
             _check_record(path, written, _recorded(path))
@@ -214,7 +221,9 @@ def _check_record(path: Path, written: Config, text: str) -> None:
 
 
 def _progress(config: Config, written: Config) -> Progress:
-    """Read the log once: what was shown, and whether the run can go on. Raises ConfigError."""
+    """Read the newest snapshot and what was recorded since: what was shown, and whether the run can
+    go on. Raises ConfigError.
+    """
     path = Path(config.run_dir) / FILE_NAME
     with refusing(BadCheckpoint, LogError, QuestionsError):
         ledger = make_ledger(config)
@@ -225,8 +234,8 @@ def _progress(config: Config, written: Config) -> Progress:
             checkpoint.check(found, config)
         last_incarnation(config.run_dir)
         Evaluations(config.run_dir, resumed_after=0)
-        closed = [each for each in segments(path) if each.closed] if there else []
-        compacted = sum(is_compacted(segment) for segment in closed)
+        oldest = segments(path)[0] if there else None  # compaction begins with it
+        compacted = oldest is not None and oldest.closed and is_compacted(oldest)
     state = ledger.state
     _check_steps(config, state, found.manifest.step if found else 0)
     return Progress(there, state.reports.count, state.results.count, compacted)

@@ -60,6 +60,7 @@ class Supervisor:
         self._asked = self._training = False
         self._settled_at = 0.0
         self._status: Status | None = None
+        self._restoring = ""  # how far replay was when it last said so
         self._explained: set[str] = set()
         self._left: set[str] = set()  # actors that have left in order
         self._deserted_s = math.inf  # since when no actor is left
@@ -228,6 +229,9 @@ class Supervisor:
 
     def _show(self, status: Status) -> None:
         if status.restoring:
+            if status.phase != self._restoring:  # a long log is no start that hangs
+                self._restoring = status.phase
+                self.restarts.got_on["replay"] = time.monotonic()
             self._console.remind(status.phase)
             return
         self._status, self._stop_cause = status, status.stop_cause

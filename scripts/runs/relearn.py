@@ -22,7 +22,7 @@ from rich.table import Table
 
 from configs import trust
 from configs.load import ConfigError, save
-from configs.runtime.files import write_durably
+from configs.runtime.files import vocabulary_of, write_durably
 from configs.runtime.process import begin
 from configs.schema import Config
 from learner.errors import BadModel
@@ -130,11 +130,12 @@ def learn(recording: Recording, overrides: Sequence[str], steps: int) -> Iterato
     config = learner_config(1)
     torch.set_num_threads(config.learner.threads)
     torch.manual_seed(config.seed)
-    trainer = Trainer(config)
+    trainer, vocabulary = Trainer(config), vocabulary_of(config.model.path)
     try:
         for batch in itertools.islice(recording.batches(), steps):
             trainer.config = learner_config(recording.in_force(batch.step))
-            gauges = trainer.learn([build(batch, trainer.config.learner)])
+            built = build(batch, trainer.config.learner, vocabulary)
+            gauges = trainer.learn([built])
             reported = recording.reports.get(batch.step, {}).get("learner/loss")
             named = {name: gauges.get(gauge) for name, gauge in GAUGES.items()}
             yield {"step": batch.step, "recorded_loss": reported, **named}

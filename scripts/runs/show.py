@@ -19,6 +19,7 @@ from replay.log.records import Delivered, Sampled
 from replay.trajectory import Question, Trajectory
 from scripts.options import Options, argument, option
 from scripts.runs.log import log_of, reading
+from scripts.setup.resolve import run_config
 from scripts.terminal import awaited, clean
 
 Shown = tuple[Question, Trajectory, int | None]  # the step it trained; None: not (yet) trained
@@ -163,7 +164,7 @@ def show(options: ShowOptions) -> None:
     """Print rollouts, and say how many were compacted away. Raises ConfigError, ReplayError."""
     console = Console(highlight=False, soft_wrap=True)
     log = log_of(options.run)
-    config = load(options.run / "config.yaml")
+    config = load(run_config(options.run))
     tokenizer = load_tokenizer(config.model.path)
     gone, any_shown = Gone(), False
     found = rollouts(options.run, options.step, options.question, gone)

@@ -18,7 +18,8 @@ from scripts.setup.hub import with_hub_paths
 from scripts.setup.overrides import get_field, with_field
 
 PORTS = range(20_000, 32_000)  # below those of Linux's outgoing connections
-_RECORDS = ("config.yaml", "events.log")
+_CONFIG = "config.yaml"
+_RECORDS = (_CONFIG, "events.log")
 
 
 def resolve(config: Config, name: str) -> Config:
@@ -49,6 +50,16 @@ def run_directory(path: Path) -> Path:
         raise ConfigError(
             f"RUN = {str(path)!r}: no {' or '.join(_RECORDS)} there: name a run's directory, for "
             "example runs/latest"
+        )
+    return path
+
+
+def run_config(run: Path) -> Path:
+    """The configuration in a run's directory. Raises ConfigError where there is none."""
+    path = run_directory(run) / _CONFIG
+    if not path.is_file():
+        raise ConfigError(
+            f"RUN = {str(run)!r}: no {_CONFIG} there, but an event log: put the run's own back"
         )
     return path
 

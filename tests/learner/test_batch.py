@@ -158,6 +158,18 @@ def test_what_must_not_be_trained_on_is_refused(
         build(with_trajectory(batch(), record), SMALL)
 
 
+@pytest.mark.parametrize("token", [-1, 500])
+def test_an_id_that_the_model_does_not_embed_is_refused_by_name(
+    batch: Callable[..., Batch], trajectory: Callable[..., Trajectory], token: int
+) -> None:
+    record = trajectory(group_id=2, sibling=2)
+    assert build(with_trajectory(batch(), record), SMALL, vocabulary=500)
+    record.sequences[0].turns[0].action_tokens[0] = token
+    words = f"group 2: sibling 2: token id {token}: the model's vocabulary has 500, .*model.path="
+    with pytest.raises(BadBatch, match=words):
+        build_shares(with_trajectory(batch(), record), SMALL, vocabulary=500)
+
+
 def test_lengths_that_disagree_name_the_group(batch: Callable[..., Batch]) -> None:
     given = batch()
     tree = msgspec.msgpack.decode(given.groups[1][2])

@@ -1,11 +1,17 @@
-"""Mutations of the files of a log: what may become of them on a disk, or as they are copied."""
+"""Mutations of the files of a log: what may become of them on a disk, or as they are copied; and of
+a record or message that its writer then sealed.
+"""
 
 import random
 from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from replay.log.format import FRAME, HEADER, MAX_RECORD_BYTES
 
 Files = dict[int, bytes]  # segment → its bytes
+NUMBERS = (-1, 0, 1, 2, 7, 2**31, 2**40, 2**63 - 1, -(2**63), 10**12, float("nan"), 1e308)
 
 
 def flip(data: bytearray, rng: random.Random) -> None:
@@ -88,3 +94,33 @@ def mutated(files: Files, rng: random.Random) -> Files:
         elif len(changed) > 1:
             del changed[one]
     return changed
+
+
+def leaves(tree: Any) -> list[tuple[Any, Any]]:
+    """Every place of a tree: its container, and the key there."""
+    keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
+    found = [(tree, key) for key in keys]
+    for key in keys:
+        if isinstance(tree[key], dict | list):
+            found += leaves(tree[key])
+    return found
+
+
+def changed(payload: bytes, rng: random.Random) -> bytes:
+    """The record with one value changed for another of its kind, or taken away or doubled."""
+    tree = msgspec.msgpack.decode(payload)
+    place, key = rng.choice(leaves(tree))
+    value = place[key]
+    if isinstance(value, list):
+        place[key] = value[1:] if rng.randrange(2) else value * 2
+    elif isinstance(value, bool) or value is None or isinstance(value, dict):
+        place[key] = rng.choice((True, None, {}, 0))
+    elif isinstance(value, int | float):
+        place[key] = rng.choice((*NUMBERS, value + 1, value - 1))
+    elif isinstance(value, bytes):
+        data = bytearray(value or b"x")
+        flip(data, rng)
+        place[key] = bytes(data)
+    else:
+        place[key] = rng.choice(("", "train", "eval", "group_deadline", value + "x", "Stopped"))
+    return msgspec.msgpack.encode(tree)

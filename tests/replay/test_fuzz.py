@@ -1,15 +1,22 @@
-"""Frames that were changed on the way: each is refused, none is believed, and memory is bounded."""
+"""Frames that were changed on the way: each is refused, none is believed, and memory is bounded.
+Sealed anew, so that no checksum tells, none makes anything but a refusal or a message.
+"""
 
 import random
 import tracemalloc
+import zlib
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from configs.schema import Config
 from replay import codec, protocol
+from replay.ledger.events import Event
 from replay.protocol import CodecError
 from replay.trajectory import Sampling, StopReason, TokenSequence, Trajectory, Turn
+from tests.replay.conftest import new_ledger
+from tests.replay.mutations import changed
 
 COUNTS = [5_000, pytest.param(100_000, marks=pytest.mark.soak("examples"))]
 
@@ -70,6 +77,50 @@ def test_no_mutated_frame_is_believed(count: int) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert causes["checksum"] > 0.99 * count and peak < 1 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("count", COUNTS)
+def test_no_message_that_was_mutated_and_sealed_anew_crashes_the_decoder_or_the_ledger(
+    count: int,
+) -> None:
+    rng = random.Random(2)
+    ledger = new_ledger(Config())
+    ledger.apply(Event(b"learner", protocol.Resume(1, 0)), 1.0)
+    requests = [
+        codec.encode(message)[:-4]
+        for message in (
+            protocol.Deliver("actor-0", 1, 0, codec.encode_trajectory(trajectory(4))),
+            protocol.Hello("actor-0", "digest", ((3, 1),)),
+            protocol.Ready("actor-0", 64, 1, 0),
+            protocol.LeaseFailed("actor-0", 1, 0, "cause"),
+            protocol.Sample(1, 0),
+            protocol.SamplePart(1, 1, 0),
+            protocol.Resume(1, 0, "learner"),
+            protocol.Evaluate(1, 0),
+            protocol.Report(1, 0, {"learner/loss": 1.0}),
+            protocol.Observe(0, 0),
+            protocol.Heartbeat("actor-0", {"actor/tokens_per_s": 1.0}, None, ((1, 0),), ((1, 1),)),
+        )
+    ]
+    came: Counter[str] = Counter()
+    for number in range(count):
+        how = mutated if number % 4 == 0 else changed
+        body = how(requests[number % len(requests)], rng)
+        try:
+            request = codec.decode_request(body + zlib.crc32(body).to_bytes(4, "little"))
+        except CodecError as refusal:
+            assert "checksum" not in str(refusal)
+            came["refused"] += 1
+            continue
+        came["decoded"] += 1
+        if isinstance(request, protocol.Decided):
+            try:
+                ledger.apply(Event(b"peer", request), 2.0)
+            except CodecError:
+                came["refused by the ledger"] += 1
+    assert came["refused"] > count // 4 and came["decoded"] > count // 4, came
 
 
 @pytest.mark.slow

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from replay.ledger.ledger import Ledger
+from replay.log import tail
 from replay.log.compaction import compact
 from replay.log.event_log import EventLog, read
-from replay.log.segments import segment_path, segments
+from replay.log.segments import opened, segment_path, segments
 from replay.log.snapshots import Snapshot, read_snapshot, snapshots, write_snapshot
 from replay.log.tail import Tail
 from replay.protocol import Committed, LogError
@@ -195,3 +196,17 @@ def test_each_segment_has_a_snapshot_and_the_last_one_nothing_behind_it(run: Run
     assert newest.records == log.records and list(Tail(run.path, newest.records)) == []
     ledger, causes = restored(run)
     assert causes == [] and is_whole(run, ledger)
+
+
+def test_who_asks_how_a_run_stands_reads_nothing_from_before_the_snapshot(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _ = restored(run)
+    seen: list[str] = []
+    monkeypatch.setattr(tail, "opened", lambda path: seen.append(path.name) or opened(path))
+    ledger = run.new_ledger(SETTINGS)
+    restore(ledger, run.path, lambda *_: None, payloads=False)
+    numbered = [segment_path(run.path, n).name for n, _ in snapshots(run.path)]
+    assert seen and all(name >= numbered[0] for name in seen)
+    standing = ("facts", "committed", "last_sampled", "stop_cause", "recorded")
+    assert all(getattr(ledger.state, n) == getattr(whole.state, n) for n in standing)

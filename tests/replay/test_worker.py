@@ -10,14 +10,14 @@ import pytest
 
 from configs.keys import Addresses
 from configs.load import ConfigError, load
+from configs.runtime.files import MOST_IDS, vocabulary_of
 from configs.runtime.process import socket_dir
-from configs.schema import Config, ModelConfig
 from replay.clients.launcher import Observer
 from replay.clients.learner import BatchReader
 from replay.log.event_log import FILE_NAME, EventLog, read, read_whole
 from replay.log.records import Reported, RunResumed, RunStarted, Stopped
 from replay.protocol import RefusedByReplay
-from replay.worker import MOST_IDS, _vocabulary, main, make_ledger, make_log
+from replay.worker import main, make_ledger, make_log
 from tests.children import ends_with_us
 
 PYTHON = [sys.executable, "-m", "replay.worker"]
@@ -195,4 +195,4 @@ def test_failed_start_leaves_nothing_behind(config: Path) -> None:
 def test_the_vocabulary_is_the_models(tmp_path: Path, told: str, count: int) -> None:
     if told:
         (tmp_path / "config.json").write_text(told)
-    assert _vocabulary(Config(model=ModelConfig(path=str(tmp_path)))) == count
+    assert vocabulary_of(str(tmp_path)) == count

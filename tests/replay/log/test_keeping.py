@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from configs.load import ConfigError, load
-from replay.log import keeping
+from replay.log import compaction, keeping
 from replay.log.compaction import is_compacted
 from replay.log.event_log import EventLog, read
 from replay.log.keeping import Closed, Ids, due
 from replay.log.records import Delivered
-from replay.log.segments import segments
+from replay.log.segments import opened, segments
 from replay.protocol import Committed, LogError
 from replay.server.keeper import Keeper
 from tests.replay.log.run import Run
@@ -122,6 +122,24 @@ def test_a_damaged_segment_counts_as_one_that_is_whole(run: Run) -> None:
     run.log.close()
 
 
+def test_a_start_opens_no_segment_and_finds_what_was_compacted_before(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.train(*range(1, 5))
+    run.send(Committed(1, 4))
+    before = Keeper(run.ledger, run.log, "committed")
+    look(run, before)
+    left = with_payloads(run.path)
+    seen: list[Path] = []
+    monkeypatch.setattr(compaction, "opened", lambda path: seen.append(path) or opened(path))
+    keeper = Keeper(run.ledger, run.log, "committed")
+    assert seen == []
+    look(run, keeper)
+    closed = [each.path for each in segments(run.path) if each.closed]
+    assert set(seen) <= set(closed) and with_payloads(run.path) == left
+    run.log.close()
+
+
 def test_only_as_much_goes_as_the_bytes_ask_for(run: Run) -> None:
     run.train(*range(1, 9))
     run.send(Committed(1, 8))
@@ -136,7 +154,14 @@ def test_only_as_much_goes_as_the_bytes_ask_for(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [("4GB", "write 4000000000"), ("some", "'all', 'committed', or a number of bytes"), ("5", "")],
+    [
+        ("4GB", "write 4000000000"),
+        ("some", "'all', 'committed', or a number of bytes"),
+        (
+            "1000",
+            "which loses its trajectories as a whole: choose one of 'all', 'committed', or",
+        ),
+    ],
 )
 def test_another_value_is_refused_with_what_may_be(tmp_path: Path, value: str, words: str) -> None:
     (tmp_path / "run.yaml").write_text("")

@@ -7,13 +7,27 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 
 from configs.schema import Config, ReplayConfig
 from replay.clients.actor import TrajectoryWriter
 from replay.clients.launcher import ConfigReader, Observer
 from replay.clients.learner import BatchReader
+from replay.codec import decode_reply, encode
 from replay.log.event_log import FILE_NAME, EventLog
-from replay.protocol import Hello, Lease
+from replay.protocol import (
+    Alive,
+    Heartbeat,
+    Hello,
+    Lease,
+    Observe,
+    Ready,
+    Request,
+    Resume,
+    Status,
+    Wait,
+)
+from replay.server import reception
 from replay.server.reception import Reception
 from replay.server.server import ReplayServer
 from tests.replay.conftest import new_ledger
@@ -77,3 +91,50 @@ async def test_whoever_lives_on_waits_while_replay_is_restored(replay: Restoring
         assert all(isinstance(lease, Lease) for lease in leases)
         waiting.join(30.0)
         assert resumed == [0] and not console.status().restoring
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Reception]:
+    """A reception whose looks are the test's."""
+    endpoint = f"ipc://{tmp_path}/replay"
+    found = Reception(Config(run_dir=str(tmp_path), replay=ReplayConfig(endpoint=endpoint)))
+    found.open()
+    yield found
+    found.close()
+
+
+def answers(looker: Reception, requests: list[Request], looks: int) -> list[object]:
+    """What one peer has heard after so many looks."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.connect(looker.open()._address.endpoint)
+        for request in requests:
+            socket.send(encode(request))
+        assert looker.open().poll(10.0)
+        time.sleep(0.1)  # until the last of them is there
+        for look in range(looks):
+            looker._looked_s = float("-inf")
+            looker.look(look, 100)
+        found = []
+        while socket.poll(200):
+            found.append(decode_reply(socket.recv()))
+        return found
+
+
+def test_who_lives_is_answered_behind_more_than_can_be_held(
+    alone: Reception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reception, "MOST_HELD", 5)
+    said = [Ready("a", 1, 1, 0)] * 20
+    asked = [Heartbeat("a", {}), Observe(0, 0), Resume(1, 0), Heartbeat("a", {})]
+    found = answers(alone, [*said, *asked], looks=1)
+    kinds = [type(reply) for reply in found]
+    assert kinds[:4] == [Alive, Status, Wait, Alive]
+    assert [type(request) for _, request in alone.held] == [*[Ready] * 5, Resume]
+
+
+def test_a_look_reads_no_more_than_its_share(
+    alone: Reception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reception, "MOST_READ", 3)
+    assert len(answers(alone, [Heartbeat("a", {})] * 9, looks=2)) == 6

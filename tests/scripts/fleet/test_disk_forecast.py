@@ -6,9 +6,17 @@ from pathlib import Path
 import pytest
 
 from configs.fleet import FleetConfig
-from configs.schema import Config, LearnerConfig, ModelConfig, ReplayConfig
+from configs.schema import Config, LearnerConfig, ModelConfig, QuestionsConfig, ReplayConfig
 from scripts.fleet import disk_forecast
-from scripts.fleet.disk_forecast import DiskWatch, Look, forecast, look, reckoned
+from scripts.fleet.disk_forecast import (
+    DiskWatch,
+    Look,
+    forecast,
+    log_bytes,
+    look,
+    most_checkpoints,
+    reckoned,
+)
 
 GB = 10**9
 HOUR = 3600.0
@@ -101,3 +109,25 @@ def test_what_a_run_will_take_is_reckoned_before_it_starts(tmp_path: Path) -> No
     assert "256,000 rollouts of at most 4,096 tokens" in line and "5.0 are free" in line
     assert not fits and reckoned(config, 500 * GB)[1]
     assert reckoned(Config(learner=LearnerConfig(total_steps=0)), 0) == ("", True)
+
+
+def test_what_is_not_kept_is_not_reckoned() -> None:
+    def taken(keep: str | int, steps: int = 100_000) -> int:
+        replay = ReplayConfig(groups_per_step=32, group_size=8, keep=keep)
+        learner = LearnerConfig(total_steps=steps, checkpoint_every=10)
+        model = ModelConfig(max_model_len=4096)
+        return log_bytes(Config(model=model, replay=replay, learner=learner))
+
+    assert taken("all") > 1000 * GB
+    assert 25 * GB < taken("committed") < 30 * GB, "25.6 million records, without trajectories"
+    assert taken(50 * 10**9) - taken("committed") == pytest.approx(50 * GB - 25.6e6 * 1024)
+    assert taken("committed", 5) == taken("all", 5), "all of it may be asked for"
+
+
+@pytest.mark.parametrize(
+    ("steps", "evaluated", "most"), [(100, "", 4), (100, "q", 5), (25, "q", 3), (11, "q", 2)]
+)
+def test_a_checkpoint_counts_once(steps: int, evaluated: str, most: int) -> None:
+    learner = LearnerConfig(total_steps=steps, checkpoint_every=10, keep_checkpoints=3)
+    questions = QuestionsConfig(eval=evaluated)
+    assert most_checkpoints(Config(learner=learner, questions=questions)) == most

@@ -342,6 +342,20 @@ def test_a_start_that_has_just_ended_by_itself_did_not_hang(keep, clock) -> None
     assert said == []
 
 
+def test_a_start_that_gets_on_does_not_hang_until_it_stops_to(keep, clock) -> None:
+    fleet, kept, said = keep(start_deadline_s=100.0)
+    for name, member in fleet.members.items():
+        member.ready_at = lambda name=name: None if name == "replay" else 1.0
+    for _ in range(4):
+        clock.s += 90.0
+        kept.got_on["replay"] = clock.s
+        kept.look()
+    assert said == [] and fleet.members["replay"].exit_code is None
+    clock.s += 103.1
+    kept.look()
+    assert fleet.members["replay"].exit_code == -signal.SIGKILL
+
+
 def test_a_start_that_waits_for_others_does_not_hang(keep, clock) -> None:
     fleet, kept, said = keep(start_deadline_s=100.0)
     for member in fleet.members.values():

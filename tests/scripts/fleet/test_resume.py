@@ -13,9 +13,14 @@ import yaml
 from configs.keys import Keys
 from configs.load import ConfigError, load
 from configs.runtime.process import socket_dir
+from replay.log import compaction, tail
 from replay.log.event_log import EventLog
 from replay.log.format import HEADER
 from replay.log.records import LearnerResumed, Reported, RunResumed, StepsCommitted, Stopped
+from replay.log.segments import opened
+from replay.log.snapshots import Snapshot, write_snapshot
+from replay.restoring import restore
+from replay.worker import make_ledger
 from scripts import cli
 from scripts.fleet import resume
 from scripts.fleet.guardian import PID_FILE
@@ -45,6 +50,24 @@ def test_a_log_cut_short_in_its_last_record_is_no_obstacle(folder: Folder) -> No
     log = folder.log(*BEGUN, *TRAINED).saved(20).path / "events.log"
     log.write_bytes(log.read_bytes()[:-3])
     assert folder.checked()[1].reports == 0
+
+
+def test_no_closed_segment_is_read_but_the_oldest(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder.log(*BEGUN).saved(20).path / "events.log"
+    for _ in range(4):
+        with EventLog.open(path, segment_bytes=1) as log:
+            log.append(TRAINED)
+    ledger = make_ledger(folder.config)
+    restore(ledger, path, lambda *_: None)
+    with EventLog.open(path) as log:
+        write_snapshot(path, log.segment, Snapshot(log.name, log.records, ledger.image))
+    seen: list[str] = []
+    for module in (tail, compaction):
+        monkeypatch.setattr(module, "opened", lambda p: seen.append(p.name) or opened(p))
+    assert folder.checked()[1] == resume.Progress(log=True, reports=4)
+    assert set(seen) == {"events.log", "events.log.000004"}
 
 
 def test_cadence_and_length_may_change(folder: Folder, tmp_path: Path) -> None:
@@ -295,6 +318,16 @@ def test_a_spoilt_record_is_refused(folder: Folder) -> None:
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.yaml or events\.log there: name"):
         resume.checked(str(tmp_path), None, [])
+
+
+@pytest.mark.parametrize("command", ["resume", "show"])
+def test_a_run_without_its_configuration_is_told_what_it_lacks(
+    folder: Folder, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (folder.log(*BEGUN).path / "config.yaml").unlink()
+    assert cli.main([command, str(folder.path)]) == 2
+    words = "no config.yaml there, but an event log: put the run's own back"
+    assert f"RUN = {str(folder.path)!r}: {words}" in capsys.readouterr().err
 
 
 def test_the_command_refuses_with_exit_code_2(

@@ -1,5 +1,6 @@
 """How a run is ended early: who is told, and in which order."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -261,6 +262,17 @@ def test_the_newest_step_is_told_to_who_bounds_restarts(tmp_path: Path) -> None:
     for status in (Status(steps, (), {}, {}, "", ""), Status((), (evaluation,), {}, {}, "", "")):
         made._show(status)
     assert told == [6, 5]
+
+
+def test_a_replay_that_is_restored_gets_on_as_long_as_it_comes_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = supervised(tmp_path, Fleet([]))
+    monkeypatch.setattr(time, "monotonic", iter(range(9)).__next__)
+    monkeypatch.setattr(supervisor._console, "remind", lambda _: None)
+    for far in ("restoring: 1", "restoring: 1", "restoring: 2"):
+        supervisor._show(Status((), (), {}, {}, far, "", restoring=True))
+    assert supervisor.restarts.got_on == {"replay": 1}
 
 
 def test_more_actors_than_replay_may_hold_sockets_of_are_refused_aloud(

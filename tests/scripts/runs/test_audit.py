@@ -1,14 +1,17 @@
 """The books of logs that a real ledger wrote close; each fault that is put in is named."""
 
+import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from replay.log.compaction import Settled, compact_segment
 from replay.log.event_log import FILE_NAME, read
-from replay.log.format import FRAME
+from replay.log.format import FRAME, framed, header
 from replay.log.records import (
     Delivered,
     GroupDropped,
@@ -25,9 +28,12 @@ from replay.log.records import (
     StepsCommitted,
     Stopped,
 )
+from replay.log.segments import segments
 from replay.protocol import Ready
 from scripts import cli
 from scripts.runs.books import Audit
+from scripts.runs.record import frames
+from scripts.runs.record.frames import LogReader
 from tests.scripts.conftest import RecordedRun
 
 
@@ -198,3 +204,68 @@ def test_causes_are_shown_as_they_are(trained: RecordedRun, capsys: Any) -> None
     assert cli.main(["audit", str(trained.path)]) == 1
     said = capsys.readouterr().out
     assert "dropped: [/x][2J" in said and "\x1b" not in said
+
+
+def compact_all(run: RecordedRun) -> None:
+    """As the replay of a run that goes on compacts what is settled."""
+    settled = Settled()
+    for record in read(run.path / FILE_NAME):
+        settled.take(record)
+    for segment in segments(run.path / FILE_NAME):
+        if segment.closed:
+            compact_segment(segment, settled.groups.__contains__, run.log.locks)
+
+
+def test_a_run_that_is_compacted_and_goes_on_meanwhile_closes(
+    make_recorded_run: Callable[..., RecordedRun],
+) -> None:
+    run = make_recorded_run(segment_bytes=2000)
+    run.train(0)
+    run.train(1)
+    books, reader, rounds = Audit(), LogReader(run.path / FILE_NAME), 1
+    for _ in books.folding(reader):
+        if rounds < 5:  # and as often the log has grown, and is compacted up to there
+            rounds += 1
+            run.train(rounds)
+            run.append(StepsCommitted(2.0, 1, rounds))
+            compact_all(run)
+    assert books.faults == [] and not books.torn
+    assert books.steps.count == 6 and books.committed == 5
+    assert books.payloads["compacted away"] and books.payloads["decoded"]
+
+
+def test_a_record_is_read_whole_that_was_being_written(trained: RecordedRun) -> None:
+    log = trained.path / FILE_NAME
+    whole = log.read_bytes()
+    end = whole.rfind(b"StepsCommitted")
+    log.write_bytes(whole[:end])
+    books = Audit()
+    for count, _ in enumerate(books.folding(LogReader(log))):
+        if not count:
+            log.write_bytes(whole)
+    assert books.faults == [] and not books.torn and books.committed == 1
+
+
+def test_what_only_looks_like_records_is_read_once(tmp_path: Path) -> None:
+    false = (10 << 20).to_bytes(4, "little") + bytes(12) + b"\x82\xa4type"
+    record = framed(b"\x81\xa4type\xa1x", 7)
+    log = tmp_path / FILE_NAME
+    log.write_bytes(header(0, 0, bytes(16)) + false * 2000 + record)
+    os.truncate(log, 11 << 20)
+    read_bytes = 0
+
+    class Counted(io.FileIO):
+        def readinto(self, buffer: Any) -> int:
+            nonlocal read_bytes
+            found = super().readinto(buffer) or 0
+            read_bytes += found
+            return found
+
+    def opened(path: Path) -> Any:
+        return io.BufferedReader(Counted(path), 1 << 20)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "opened", opened)
+        pieces = list(frames.LogReader(log))
+    assert frames.Frame(7, record[FRAME.size :]) in pieces
+    assert read_bytes < 200 << 20
