@@ -10,12 +10,13 @@ so that the server is what there is to wait for.
 import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.table import Table
 
-from configs.runtime.process import Exit
+from configs.runtime.process import REPOSITORY, Exit
 from scripts.bench import harness
 from scripts.bench.stream.restart import measure_restarts
 from scripts.bench.stream.rollouts import TOKENS
@@ -33,14 +34,16 @@ RAY_DEADLINE_S = 300.0
 GOALS = {
     "over_ray_queue": harness.at_least(5.0),
     "ack_p99_s_at_1000": harness.at_most(0.25),
+    "heartbeat_p99_s_at_1000": harness.at_most(0.25),
     "restart_s_at_1m": harness.at_most(10.0),
     "restart_ratio": harness.at_most(1.2),
+    "restart_memory_ratio": harness.at_most(1.2),
 }
 
 
 @dataclass(frozen=True)
 class BenchStreamOptions(harness.BenchOptions):
-    """Options of `forage bench stream`; `quick` takes about six minutes."""
+    """Options of `forage bench stream`; `quick` takes about five minutes."""
 
     no_ray: bool = option("without the baseline", default=False)
     peers: tuple[int, ...] = option(
@@ -49,6 +52,9 @@ class BenchStreamOptions(harness.BenchOptions):
     paced: int = option("actors at one trajectory a second; 0: none", default=PACED, least=0)
     no_restarts: bool = option(
         "without restarts on logs of up to 4,000,000 rollouts", default=False
+    )
+    out: Path = option(
+        "finished restarts and their log", default=REPOSITORY / "runs" / "bench_stream"
     )
 
 
@@ -93,14 +99,9 @@ def measure(options: BenchStreamOptions, report: harness.Report) -> dict[str, An
             rows.append(run_row(row, folder))
     if not options.no_ray and not options.quick:
         baseline += ray_queue(seconds, report)  # the machine may have changed
-    restarts = [] if options.no_restarts else restarted(options.quick, report)
+    sizes = RESTARTS + (() if options.quick else MORE_RESTARTS)
+    restarts = [] if options.no_restarts else measure_restarts(sizes, options.out, report)
     return summary(rows, baseline, restarts)
-
-
-def restarted(quick: bool, report: harness.Report) -> list[dict[str, Any]]:
-    """A row for each length of the log."""
-    with harness.scratch() as folder:
-        return measure_restarts(RESTARTS + (() if quick else MORE_RESTARTS), folder, report)
 
 
 def summary(
@@ -116,8 +117,10 @@ def summary(
         "trajectories_per_s": best,
         "over_ray_queue": best / ray if best and ray else None,
         "ack_p99_s_at_1000": next((r["ack_p99_s"] for r in rows if r["every_s"]), None),
+        "heartbeat_p99_s_at_1000": next((r["heartbeat_p99_s"] for r in rows if r["every_s"]), None),
         "restart_s_at_1m": restarts[1]["restart_s"] if restarts else None,
-        "restart_ratio": restarts[1]["restart_s"] / restarts[0]["restart_s"] if restarts else None,
+        "restart_ratio": _over_first(restarts, "restart_s"),
+        "restart_memory_ratio": _over_first(restarts, "peak_rss_bytes"),
         "restarts": restarts,
         "peak_rss_bytes": max((row["peak_rss_bytes"] for row in rows), default=0),
         "rows": rows,
@@ -126,11 +129,12 @@ def summary(
             "trajectory": f"{TOKENS} tokens, 4 turns, 3 searches",
             "saturated": "1,024 deliveries under way (1,000 at 1,000 actors), rates by "
             "acknowledgements within the window, after each actor's first group",
+            "beat p99": "s from when a heartbeat was due to its answer",
             "acknowledge time": "from the delivery; at one a second, from when it was due",
             "over_ray_queue": "best number of actors over the best way to feed the queue",
             "heartbeats": f"each names all that its actor holds: {LEASES} leases at one a second",
             "restart": "from the start of replay's process until it serves, on a log whose newest "
-            "segment is nearly full; the ratio: 1,000,000 rollouts over 250,000",
+            "segment is nearly full; ratios: the most of any longer log over that of 250,000",
             "MB/s": "of the event log",
             "cpu": "shares of one core within the window; all processes share the machine",
             "per_server_cpu_s": "trajectories per second of the server's processor time, both "
@@ -139,11 +143,16 @@ def summary(
     }
 
 
+def _over_first(rows: list[dict[str, Any]], name: str) -> float | None:
+    """The most of any longer log over that of the shortest; None where none was measured."""
+    return max(row[name] for row in rows[1:]) / float(rows[0][name]) if rows else None
+
+
 def tables(found: dict[str, Any]) -> list[Table]:
     """Every row, the baseline, and the goals."""
     title = "Into the durable log (MiB: server's peak; CPU: server, learner, actors)"
-    rows = Table("actors", "traj/s", "MB/s", "× Ray", "ack s: p50, p99", "MiB", "CPU", "per CPU s",
-                 title=title)  # fmt: skip
+    rows = Table("actors", "traj/s", "MB/s", "× Ray", "ack s: p50, p99", "beat p99", "MiB", "CPU",
+                 "per CPU s", title=title)  # fmt: skip
     for row in found["rows"]:
         over = row["over_ray_queue"]
         rows.add_row(
@@ -152,6 +161,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
             f"{row['mb_per_s']:.1f}",
             f"{over:.1f}" if over and not row["every_s"] else "",
             f"{row['ack_p50_s']:.3f}, {row['ack_p99_s']:.3f}",
+            f"{row['heartbeat_p99_s']:.3f}" if row["heartbeat_p99_s"] is not None else "–",
             f"{row['peak_rss_bytes'] / 2**20:,.0f}",
             " ".join(f"{share:.2f}" for share in row["cpu"].values()),
             f"{row['per_server_cpu_s']:,.0f}",

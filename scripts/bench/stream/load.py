@@ -30,6 +30,7 @@ from scripts.bench.stream.rollouts import Template
 HEARTBEAT_S = 1.0  # the schema's default
 LOOK_S = 0.05  # how often the learner's step is looked at
 LINGER_MS = 5000
+TIMES, BEATS = ".f64", ".beats.f64"  # of a plan's `out`: when, then after so many seconds
 DRAIN_DEADLINE_S = 60.0
 
 
@@ -85,6 +86,7 @@ class Peer:
         self.due: deque[float] = deque()  # when deliveries should have been made
         self.sent: dict[tuple[int, int], float] = {}
         self.acknowledged = 0
+        self.beat_s = 0.0  # when the heartbeat was due whose answer is awaited
 
     @property
     def heartbeat(self) -> bytes:
@@ -95,11 +97,14 @@ class Peer:
 
 
 class Load:
-    """All peers of a process, and their acknowledgements: when, after so many seconds."""
+    """All peers of a process; of their acknowledgements and of the answers to their heartbeats:
+    when, after so many seconds.
+    """
 
     def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
         self._at_s, self._took_s = array("d"), array("d")
+        self._beat_at_s, self._beat_took_s = array("d"), array("d")
         self._statuses = Counter[str]()
         self._version = 0
         self._template: Template | None = None
@@ -141,9 +146,13 @@ class Load:
 
     def _write_figures(self) -> None:
         """Write the times, then the rest, which says that all is there."""
-        with Path(self.plan.out + ".f64").open("wb") as file:
-            self._at_s.tofile(file)
-            self._took_s.tofile(file)
+        for suffix, at_s, took_s in (
+            (TIMES, self._at_s, self._took_s),
+            (BEATS, self._beat_at_s, self._beat_took_s),
+        ):
+            with Path(self.plan.out + suffix).open("wb") as file:
+                at_s.tofile(file)
+                took_s.tofile(file)
         found = {"begin_s": self._begin_s, "end_s": self._end_s, "statuses": self._statuses}
         write_durably(Path(self.plan.out + ".json"), json.dumps(found).encode())
 
@@ -187,6 +196,7 @@ class Load:
             peer = self._peers[index]
             if heartbeat:
                 peer.socket.send(peer.heartbeat)
+                peer.beat_s = peer.beat_s or due_s
             else:
                 peer.due.append(due_s)
                 self._deliver(peer, now_s)
@@ -209,6 +219,10 @@ class Load:
                     self._took_s.append(now_s - peer.sent.pop((group_id, sibling)))
                     self._statuses[status] += 1
                     self._count(peer, now_s)
+                case wire.Alive() if peer.beat_s:
+                    self._beat_at_s.append(now_s)
+                    self._beat_took_s.append(now_s - peer.beat_s)
+                    peer.beat_s = 0.0
                 case wire.Leases(leases):
                     peer.leases.extend(leases)
                 case wire.Stop():

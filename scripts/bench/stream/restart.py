@@ -7,9 +7,11 @@ it, as after a kill, and asked how the run stands until it no longer says that i
 """
 
 import os
+import shutil
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,22 @@ from replay.log.records import ReplayRestarted, RunStarted
 from replay.server.keeper import Keeper
 from replay.trajectory import StopReason, TokenSequence, Trajectory, Turn
 from replay.worker import make_ledger, make_log
-from scripts.bench.harness import START_S, Processes, Report, RunFailed, status_bytes
+from scripts.bench.harness import (
+    START_S,
+    Processes,
+    Report,
+    Rows,
+    RunFailed,
+    digest_of,
+    sources,
+    status_bytes,
+)
 from scripts.bench.stream.run import GROUP_SIZE, GROUPS_PER_STEP, configure
 
 FULL_TAIL = int(0.9 * SEGMENT_RECORDS)
 SECOND_S = 1000  # rollouts that are written in one, on a busy machine
 STEP = GROUP_SIZE * GROUPS_PER_STEP
+CODE = ("replay", "scripts.bench.stream")  # of which rows and a log on file are
 
 
 class History(msgspec.Struct, frozen=True):
@@ -125,31 +137,48 @@ def _small(lease: wire.Lease, version: int) -> Trajectory:
 
 
 def measure_restarts(
-    sizes: tuple[int, ...], folder: Path, report: Report, tail: int = FULL_TAIL
+    sizes: tuple[int, ...], out: Path, report: Report, tail: int = FULL_TAIL
 ) -> list[dict[str, Any]]:
-    """A row for each number of rollouts, ascending, in one log that grows. Raises RunFailed."""
+    """A row for each number of rollouts, ascending, in one log that grows. Log and rows are kept in
+    `out` until all are there: whoever is cut off goes on with them. Raises RunFailed.
+    """
+    of = digest_of(sources(*CODE))
+    kept, folder = Rows(out, of), out / f"log-{of}"
+    for other in out.glob("log-*"):
+        if other != folder:
+            shutil.rmtree(other)
     path = configure(folder)
-    rows: list[dict[str, Any]] = []
-    endpoint = Addresses.of(load(path)).replay.endpoint
+    rows = []
     for size in sizes:
         report(f"a log of {size:,} rollouts")
-        out = folder / "history.json"
-        plan = msgspec.json.encode(History(str(path), size, tail, str(out))).decode()
-        with Processes(folder) as processes:
-            limit_s = START_S + (size + tail) / SECOND_S
-            processes.run("history", "-m", "scripts.bench.stream.restart", plan, limit_s=limit_s)
-        written = msgspec.json.decode(out.read_bytes())
-        with Processes(folder) as processes:
-            begin_s = time.monotonic()
-            processes.start("server", "-m", "replay.worker", str(path), "--restart")
-            phase = _await_restored(endpoint)
-            took_s = time.monotonic() - begin_s
-            peak = status_bytes("VmHWM", processes.pid("server"))
-            os.kill(processes.pid("server"), signal.SIGKILL)  # it would put its stop on record
-        size_bytes = sum(file.stat().st_size for file in folder.glob("events.log*"))
-        rows.append(written | {"restart_s": took_s, "peak_rss_bytes": peak,
-                               "log_bytes": size_bytes, "phase": phase})  # fmt: skip
+        rows.append(kept.get([size, tail], partial(_measure, size, tail, folder, path)))
+    shutil.rmtree(folder)
+    kept.forget()
     return rows
+
+
+def _measure(size: int, tail: int, folder: Path, config: Path) -> dict[str, Any]:
+    """Go on with the log until it is so long; the row of replay's start on it."""
+    out = folder / "history.json"
+    plan = msgspec.json.encode(History(str(config), size, tail, str(out))).decode()
+    with Processes(folder) as processes:
+        limit_s = START_S + (size + tail) / SECOND_S
+        processes.run("history", "-m", "scripts.bench.stream.restart", plan, limit_s=limit_s)
+    written: dict[str, Any] = msgspec.json.decode(out.read_bytes())
+    with Processes(folder) as processes:
+        begin_s = time.monotonic()
+        processes.start("server", "-m", "replay.worker", str(config), "--restart")
+        phase = _await_restored(Addresses.of(load(config)).replay.endpoint)
+        took_s = time.monotonic() - begin_s
+        peak = status_bytes("VmHWM", processes.pid("server"))
+        os.kill(processes.pid("server"), signal.SIGKILL)  # it would put its stop on record
+    size_bytes = sum(file.stat().st_size for file in folder.glob("events.log*"))
+    return written | {
+        "restart_s": took_s,
+        "peak_rss_bytes": peak,
+        "log_bytes": size_bytes,
+        "phase": phase,
+    }
 
 
 def _await_restored(endpoint: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from configs.keys import Addresses
 from configs.load import load
@@ -17,7 +18,7 @@ from replay.clients.launcher import Observer
 from replay.log.event_log import FILE_NAME
 from replay.log.segments import segments
 from scripts.bench.harness import LEAVE_S, START_S, Processes, RunFailed
-from scripts.bench.stream.load import Drain, LoadPlan
+from scripts.bench.stream.load import BEATS, TIMES, Drain, LoadPlan
 
 GROUP_SIZE = 8
 GROUPS_PER_STEP = 64
@@ -120,9 +121,8 @@ def _figures(row: Row, plans: list[LoadPlan], processes: Processes, folder: Path
     found = [json.loads(Path(plan.out + ".json").read_text()) for plan in plans]
     begin_s = max(part["begin_s"] for part in found)
     end_s = min(part["end_s"] for part in found)
-    pairs = [np.fromfile(plan.out + ".f64").reshape(2, -1) for plan in plans]
-    at_s, took_s = np.concatenate(pairs, axis=1)
-    took_s = took_s[(at_s >= begin_s) & (at_s < end_s)]
+    took_s = _times(plans, TIMES, begin_s, end_s)
+    beats_s = _times(plans, BEATS, begin_s, end_s)
     if end_s <= begin_s or not len(took_s):
         raise RunFailed(f"nothing was acknowledged in the window of {row}: measure for longer")
     statuses = Counter[str]()
@@ -139,6 +139,7 @@ def _figures(row: Row, plans: list[LoadPlan], processes: Processes, folder: Path
         "mb_per_s": per_s * log_bytes / sum(statuses.values()) / 1e6,
         "ack_p50_s": float(np.quantile(took_s, 0.5)),
         "ack_p99_s": float(np.quantile(took_s, 0.99)),
+        "heartbeat_p99_s": float(np.quantile(beats_s, 0.99)) if len(beats_s) else None,
         "peak_rss_bytes": processes.peak_rss_bytes["server"],
         "acknowledged": statuses,
         "log_bytes": log_bytes,
@@ -151,3 +152,11 @@ def _figures(row: Row, plans: list[LoadPlan], processes: Processes, folder: Path
             ),
         },
     }
+
+
+def _times(plans: list[LoadPlan], suffix: str, begin_s: float, end_s: float) -> NDArray[np.float64]:
+    """How long each took of what all plans have on file and came in the window."""
+    pairs = [np.fromfile(plan.out + suffix).reshape(2, -1) for plan in plans]
+    at_s, took_s = np.concatenate(pairs, axis=1)
+    found: NDArray[np.float64] = took_s[(at_s >= begin_s) & (at_s < end_s)]
+    return found

@@ -35,6 +35,7 @@ def test_all_that_is_acknowledged_is_in_the_log(row: Row, tmp_path: Path) -> Non
     assert audit.faults == [] and not audit.torn
     assert found["acknowledged"].keys() == {"accepted"}
     assert audit.summary()["deliveries"]["accepted"] == found["acknowledged"]["accepted"] > 0
+    assert found["heartbeat_p99_s"] > 0
     assert found["trajectories_per_s"] > 0 and found["ack_p99_s"] >= found["ack_p50_s"] > 0
 
 
@@ -46,7 +47,7 @@ def test_a_server_that_ends_is_named(tmp_path: Path) -> None:
 @pytest.mark.timeout(90)
 def test_the_figures_have_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"trajectories_per_s": 10.0, "ack_p50_s": 0.1, "ack_p99_s": 0.2, "mb_per_s": 1.0}
-    row |= {"per_server_cpu_s": 20.0, "peak_rss_bytes": 1}
+    row |= {"per_server_cpu_s": 20.0, "peak_rss_bytes": 1, "heartbeat_p99_s": 0.05}
     cpu = {"server": 0.5, "learner": 0.1, "actors": 0.1}
     monkeypatch.setattr(
         bench,
@@ -57,10 +58,12 @@ def test_the_figures_have_their_names(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(bench, "ray_queue", lambda *_: queue)
     back = {"rollouts": 1, "records": 2, "log_bytes": 3, "peak_rss_bytes": 4}
     restarts = [back | {"restart_s": 2.0}, back | {"restart_s": 2.2}]
+    restarts.append(back | {"restart_s": 2.4, "peak_rss_bytes": 6})
     monkeypatch.setattr(bench, "measure_restarts", lambda *_: restarts)
     assert cli.main(["bench", "stream", "--quick", "--json", str(tmp_path / "found.json")]) == 0
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["restart_s_at_1m"] == 2.2 and round(found["restart_ratio"], 6) == 1.1
+    assert found["restart_s_at_1m"] == 2.2 and round(found["restart_ratio"], 6) == 1.2
+    assert found["restart_memory_ratio"] == 1.5 and found["heartbeat_p99_s_at_1000"] == 0.05
     assert found["over_ray_queue"] == 5.0 and found["ack_p99_s_at_1000"] == 0.2
     assert found["trajectories_per_s"] == 10.0 and found["peak_rss_bytes"] == 1
     assert [r["peers"] for r in found["rows"]] == [1, 16, 256, 1000, 1000]
