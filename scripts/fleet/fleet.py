@@ -19,7 +19,7 @@ import ray
 from scripts.fleet import guardian
 from scripts.fleet.host import CALL_DEADLINE_S, FleetError, Host, time_to_drain
 from scripts.fleet.kinds import is_actor
-from scripts.fleet.place import Here, NodeGone, Place, Seat
+from scripts.fleet.place import UNTOLD, Here, NodeGone, Place, Seat
 
 PLACE_DEADLINE_S = 60.0  # of a host: Ray starts a process for it
 log = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ class Fleet:
             return before.host, before.host.start.remote(words)
         ready = str(seat.directory / f"{name}.ready")
         # Two calls at once: one waits for the worker's end, beside all others.
-        options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 2} | seat.options()
+        options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 2, **UNTOLD} | seat.options()
         environment = {**self._environment, **seat.environment}
         log_path = str(self._log_path(name))
         host = ray.remote(**options)(Host).remote(words, environment, log_path, ready)

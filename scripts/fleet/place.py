@@ -18,6 +18,8 @@ from configs.runtime.watchdog import phase
 from scripts.fleet.host import CALL_DEADLINE_S, FleetError, tail
 from scripts.fleet.local_ray import MONITOR, start_ray
 
+# Of an actor of Ray: else its head keeps 4 KB of each call, and hosts are called each second.
+UNTOLD = {"enable_task_events": False}
 RAY_STARTS = 3  # on a machine that is busy
 RAY_DEADLINE_S = 180.0  # of all of them: to connect to what it has started Ray waits without end
 LOCKED_S = 10.0  # after that: the process ends, and says where it stood

@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from scripts.fleet.host import FleetError
 from scripts.fleet.nodes import Node
 from scripts.fleet.outpost import Outpost
-from scripts.fleet.place import NodeGone
+from scripts.fleet.place import UNTOLD, NodeGone
 
 START_S = 90.0  # of an outpost, whose process Ray starts
 ANSWER_S = 60.0  # of a node that looks around, on a slow disk
@@ -32,7 +32,7 @@ class Post:
         self.node, self.node_id, self.gone, self.laid = node, node_id, "", False
         self.leaving, self.leaves_at, self.entrusted = "", 0.0, frozenset[str]()
         there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        remote = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4)(kind)
+        remote = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4, **UNTOLD)(kind)
         self._outpost = remote.options(scheduling_strategy=there).remote(node.address)
         self._beat: Any = None
         self._asked_s = self._heard_s = time.monotonic()

@@ -167,3 +167,29 @@ print(placed)
     listening = set(re.findall(r"listens:(\S+)", done.stdout))
     assert listening and listening <= {"127.0.0.1", "::ffff:127.0.0.1"}, done.stdout
     assert set(re.findall(r"metrics:(\S+)", done.stdout)) == {"-1"}
+
+
+@pytest.mark.slow
+def test_what_hosts_are_asked_each_second_takes_no_memory_of_ray() -> None:
+    code = """
+import re, sys
+from pathlib import Path
+import psutil
+from scripts.fleet.fleet import Fleet
+folder = Path(sys.argv[1])
+with Fleet(folder, folder, {}) as fleet:
+    fleet.start({"replay": [sys.executable, "-c", "import time; time.sleep(600)"]})
+    started = psutil.Process().children(recursive=True)
+    (head,) = [each for each in started if each.name() == "gcs_server"]
+    for _ in range(3):
+        for _ in range(1000):
+            fleet.members["replay"].stopped()
+        status = Path(f"/proc/{head.pid}/status").read_text()
+        print(re.search(r"RssAnon:\\s+(\\d+)", status)[1])
+"""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        command = [sys.executable, "-c", code, folder]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    first, *_, last = map(int, done.stdout.split())
+    assert last - first < 2000 * 2, done.stdout  # kB: of each call that is kept Ray takes 4
