@@ -202,7 +202,8 @@ class Fleet:
             return before.host, before.host.start.remote(words)
         ready = str(seat.directory / f"{name}.ready")
         # Two calls at once: one waits for the worker's end, beside all others.
-        options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 2, **UNTOLD} | seat.options()
+        options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 2}
+        options |= UNTOLD | seat.options()
         environment = {**self._environment, **seat.environment}
         log_path = str(self._log_path(name))
         host = ray.remote(**options)(Host).remote(words, environment, log_path, ready)

@@ -1,7 +1,7 @@
 """The demo left alone among strangers, in two halves: `python -m tests.faults.weeks --half 1`, then
 `--half 2`, each of `--minutes` (30), in the same `--out`.
 
-In each half the processes of the run are killed one after another for the first quarter, while the
+In each half the processes of the run are killed one after another for the first sixth, while the
 retrieval server is overloaded and strangers connect, which go on to its end; log segments are so
 small that snapshots are made and payloads compacted all the time. The first half ends with SIGKILL
 of the launcher, the second resumes the run. Judged: the books by the independent audit, and in the
@@ -65,8 +65,8 @@ class Times(msgspec.Struct, frozen=True):
 
     @property
     def last_blow_s(self) -> float:
-        """No blow begins later: of a half an hour, 8 minutes."""
-        return self.minutes * 60.0 * 8 / 30
+        """No blow begins later: of a half an hour, 5 minutes."""
+        return self.minutes * 60.0 * 5 / 30
 
     @property
     def judged_s(self) -> float:
