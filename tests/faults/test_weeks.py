@@ -56,9 +56,9 @@ def test_who_was_not_there_all_the_time_is_not_judged(at_s: list[float]) -> None
     assert growth("replay", 7, samples(dict.fromkeys(at_s, 100)), OVER) is None
 
 
-def test_half_an_hour_has_eight_minutes_of_kills_and_twenty_that_are_judged() -> None:
+def test_half_an_hour_has_five_minutes_of_kills_and_twenty_that_are_judged() -> None:
     times = Times(30.0)
-    assert (times.last_blow_s, times.judged_s, times.end_s) == (480.0, 600.0, 1800.0)
+    assert (times.last_blow_s, times.judged_s, times.end_s) == (300.0, 600.0, 1800.0)
 
 
 @pytest.mark.parametrize(
