@@ -11,7 +11,6 @@ from itertools import chain
 import numpy as np
 import torch
 
-from configs.runtime.files import MOST_IDS
 from configs.schema import LearnerConfig
 from learner.algorithm.advantage import advantages
 from learner.algorithm.loss import row_coefficients
@@ -38,16 +37,14 @@ class TrainingBatch:
     gauges: dict[str, float]
 
 
-def build(batch: Batch, config: LearnerConfig, vocabulary: int = MOST_IDS) -> TrainingBatch:
+def build(batch: Batch, config: LearnerConfig, vocabulary: int) -> TrainingBatch:
     """Decode, check, credit and pack a batch for one rank, of a model that embeds so many ids.
     Raises BadBatch naming the group.
     """
     return _build(batch, config, 1, vocabulary)[0]
 
 
-def build_shares(
-    batch: Batch, config: LearnerConfig, vocabulary: int = MOST_IDS
-) -> tuple[TrainingBatch, ...]:
+def build_shares(batch: Batch, config: LearnerConfig, vocabulary: int) -> tuple[TrainingBatch, ...]:
     """Build for `config.ranks` ranks: balanced by tokens, equally many micro-batches on each."""
     return _build(batch, config, config.ranks, vocabulary)
 
