@@ -162,7 +162,7 @@ def test_what_must_not_be_trained_on_is_refused(
     message: str,
 ) -> None:
     record = trajectory(**({"group_id": 2, "sibling": 2} | fields))
-    with pytest.raises(BadBatch, match=message):
+    with pytest.raises(BadBatch, match=f"{message}.*: start a new run from a checkpoint: model"):
         build(with_trajectory(batch(), record), SMALL, vocabulary=MOST_IDS)
 
 
@@ -183,7 +183,7 @@ def test_lengths_that_disagree_name_the_group(batch: Callable[..., Batch]) -> No
     tree = msgspec.msgpack.decode(given.groups[1][2])
     tree["sequences"][0]["turns"][0]["behaviour_logprobs"] += b"\0\0\0\0"
     broken = (*given.groups[1][:2], msgspec.msgpack.encode(tree))
-    with pytest.raises(BadBatch, match=r"group 2: .*lengths"):
+    with pytest.raises(BadBatch, match=r"group 2: .*lengths.*: start a new run from"):
         build(
             msgspec.structs.replace(given, groups=(given.groups[0], broken)),
             SMALL,
@@ -192,5 +192,5 @@ def test_lengths_that_disagree_name_the_group(batch: Callable[..., Batch]) -> No
 
 
 def test_no_groups() -> None:
-    with pytest.raises(BadBatch, match="batch of step 4: 0 groups for 0 ids"):
+    with pytest.raises(BadBatch, match="batch of step 4: 0 groups for 0 ids: start a new run from"):
         build(Batch(4, (), (), (), {}, {}, ()), SMALL, vocabulary=MOST_IDS)
