@@ -11,7 +11,6 @@ from itertools import chain
 import numpy as np
 import torch
 
-from configs.runtime.files import MOST_IDS
 from configs.schema import LearnerConfig
 from learner.algorithm.advantage import advantages
 from learner.algorithm.loss import row_coefficients
@@ -21,6 +20,8 @@ from learner.packing import MicroBatch, Row, pack_shares, pad, to_row
 from replay.codec import decode_trajectory
 from replay.protocol import Batch, CodecError
 from replay.trajectory import Trajectory
+
+REMEDY = "start a new run from a checkpoint: model.path=RUN/checkpoints/step-N/model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,14 @@ class TrainingBatch:
     gauges: dict[str, float]
 
 
-def build(batch: Batch, config: LearnerConfig, vocabulary: int = MOST_IDS) -> TrainingBatch:
+def build(batch: Batch, config: LearnerConfig, vocabulary: int) -> TrainingBatch:
     """Decode, check, credit and pack a batch for one rank, of a model that embeds so many ids.
     Raises BadBatch naming the group.
     """
     return _build(batch, config, 1, vocabulary)[0]
 
 
-def build_shares(
-    batch: Batch, config: LearnerConfig, vocabulary: int = MOST_IDS
-) -> tuple[TrainingBatch, ...]:
+def build_shares(batch: Batch, config: LearnerConfig, vocabulary: int) -> tuple[TrainingBatch, ...]:
     """Build for `config.ranks` ranks: balanced by tokens, equally many micro-batches on each."""
     return _build(batch, config, config.ranks, vocabulary)
 
@@ -75,6 +74,10 @@ def _build(
     )
 
 
+def _bad(cause: str, instead: str = "") -> BadBatch:
+    return BadBatch(f"{cause}: {instead}{REMEDY}")
+
+
 def _rows(
     trajectories: Sequence[Trajectory],
     credit: Sequence[float],
@@ -98,7 +101,7 @@ def _rows(
 
 def _decode(batch: Batch) -> list[list[Trajectory]]:
     if not batch.groups or len(batch.groups) != len(batch.group_ids):
-        raise BadBatch(
+        raise _bad(
             f"batch of step {batch.step}: {len(batch.groups)} groups for {len(batch.group_ids)} ids"
         )
     return [
@@ -112,18 +115,18 @@ def _decode_group(group_id: int, payloads: Sequence[bytes], newest: int) -> list
         # Trajectory's own constructor refuses arrays whose lengths disagree.
         group = [decode_trajectory(payload) for payload in payloads]
     except (CodecError, ValueError) as error:
-        raise BadBatch(f"group {group_id}: {error}") from error
+        raise _bad(f"group {group_id}: {error}") from error
     siblings = [trajectory.sibling for trajectory in group]
     if not group or len(set(siblings)) != len(siblings):
-        raise BadBatch(f"group {group_id}: siblings {siblings!r}, expected each once")
+        raise _bad(f"group {group_id}: siblings {siblings!r}, expected each once")
     for trajectory in group:
         where = f"group {group_id}: sibling {trajectory.sibling}"
         if trajectory.group_id != group_id:
-            raise BadBatch(f"{where} belongs to group {trajectory.group_id}")
+            raise _bad(f"{where} belongs to group {trajectory.group_id}")
         if trajectory.kind != "train":
-            raise BadBatch(f"{where} is of kind {trajectory.kind!r}: only 'train' is trained on")
+            raise _bad(f"{where} is of kind {trajectory.kind!r}: only 'train' is trained on")
         if trajectory.newest_version > newest:
-            raise BadBatch(
+            raise _bad(
                 f"{where} has tokens of version {trajectory.newest_version} in the batch of step "
                 f"{newest + 1}: versions up to {newest} exist"
             )
@@ -139,20 +142,17 @@ def _check_ids(groups: Sequence[Sequence[Trajectory]], vocabulary: int) -> None:
         least = min(each.min(initial=0) for each in ids)
         most = max(each.max(initial=0) for each in ids)
         if least < 0 or most >= vocabulary:
-            raise BadBatch(
+            raise _bad(
                 f"group {trajectory.group_id}: sibling {trajectory.sibling}: token id "
-                f"{least if least < 0 else most}: the model's vocabulary has {vocabulary}, from 0: "
-                "put back the model that sampled it, or start a new run from a checkpoint: "
-                "model.path=RUN/checkpoints/step-N/model"
+                f"{least if least < 0 else most}: the model's vocabulary has {vocabulary}, from 0",
+                "put back the model that sampled it, or ",
             )
 
 
 def _temperature(trajectories: Sequence[Trajectory]) -> float:
     temperatures = {trajectory.sampling.temperature for trajectory in trajectories}
     if len(temperatures) != 1 or min(temperatures) <= 0.0:
-        raise BadBatch(
-            f"sampling temperatures {sorted(temperatures)!r}: one, and above 0, is needed"
-        )
+        raise _bad(f"sampling temperatures {sorted(temperatures)!r}: one, and above 0, is needed")
     return temperatures.pop()
 
 

@@ -14,7 +14,7 @@ class LearnerError(Exception):
 
 
 class BadBatch(LearnerError):
-    """A batch that cannot be trained on; the message names the group and what is wrong with it."""
+    """A batch that cannot be trained on; the message names the group, the cause and the remedy."""
 
 
 class BadCheckpoint(LearnerError):

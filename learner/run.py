@@ -15,7 +15,7 @@ from configs.runtime.signals import StopRequested, StopSwitch
 from configs.runtime.watchdog import phase
 from configs.schema import Config
 from learner import checkpoint
-from learner.batch import build_shares
+from learner.batch import REMEDY, build_shares
 from learner.errors import BadBatch, BadModel
 from learner.evaluations import Evaluations
 from learner.metrics import Metrics, aggregate
@@ -87,7 +87,7 @@ class Run:
     def learn(self, batch: Batch) -> dict[str, float]:
         """Take the step of this batch; return its gauges."""
         if batch.step != self.step + 1:
-            raise BadBatch(f"batch of step {batch.step} after step {self.step}")
+            raise BadBatch(f"batch of step {batch.step} after step {self.step}: {REMEDY}")
         begun = time.perf_counter()
         with phase(f"update of step {batch.step}", self.config.learner.step_deadline_s):
             gauges = self.trainer.learn(build_shares(batch, self.config.learner, self.vocabulary))

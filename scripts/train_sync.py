@@ -28,6 +28,7 @@ from actors.retrieval import open_retrieval
 from actors.rewards.scorer import Rewards
 from actors.token_audit import TokenAudit
 from configs.load import ConfigError, save
+from configs.runtime.files import vocabulary_of
 from configs.runtime.process import Exit, begin
 from configs.schema import Config
 from learner import checkpoint
@@ -203,12 +204,13 @@ async def push(trainer: "Trainer", policy: "VllmPolicy", version: int, folder: P
 
 
 def learn(trainer: "Trainer", batch: Batch) -> float:
-    """Take one step; return its loss."""
+    """Take one step; return its loss. Raises LearnerError."""
     from learner.batch import build
 
     begun, learner = time.monotonic(), trainer.config.learner
     with status(f"learning step {batch.step}"):
-        loss = trainer.learn([build(batch, learner)])["learner/loss"]
+        built = build(batch, learner, vocabulary_of(trainer.config.model.path))
+        loss = trainer.learn([built])["learner/loss"]
     seconds = f"update {time.monotonic() - begun:.2f} s"
     print(f"step {batch.step}/{learner.total_steps}  loss {loss:+.3f}  {seconds}", flush=True)
     return loss
@@ -280,7 +282,7 @@ def roll_out_and_train(trainer: "Trainer", tokenizer: Any) -> dict[str, Any]:
 
 def sync(options: SyncOptions) -> int:
     """Check, train, leave a checkpoint; STOPPED where there is nothing to learn. Raises
-    ConfigError, ActorError, ServerFailed.
+    ConfigError, ActorError, LearnerError, ServerFailed.
     """
     with refusing(BadModel, ReplayError):
         here = options.recorded is None  # else nothing is rolled out

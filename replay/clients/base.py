@@ -95,6 +95,7 @@ class Caller:
         self._endpoint, self._reply_deadline_s, self._keys = endpoint, reply_deadline_s, keys
         self._silence_s = max(reply_deadline_s, restart_deadline_s)
         self._logged_s = -math.inf
+        self._spent_s = 0.0  # of the deadline of the last question
         self._context = zmq.Context()
         self._connect()
 
@@ -161,6 +162,7 @@ class Caller:
             if is_late(request, reply):
                 continue
             if reply is not None and not isinstance(reply, wire.Wait):
+                self._spent_s = now_s - start_s
                 return reply, waited_s
             if reply is not None:
                 heard_s, oldest, reason = now_s, reply.oldest, reply.reason

@@ -55,15 +55,23 @@ class BatchReader(Caller):
         reply, waited_s = self._wait(request, what, self._deadline_s)
         self.wait_for_batch_s, self.wait_for_oldest_s = waited_s[False], waited_s[True]
         batch = self._checked(reply, wire.Batch, what)
-        return batch if isinstance(batch, wire.Stop) or not batch.parts else self._whole(batch)
+        if isinstance(batch, wire.Stop) or not batch.parts:
+            return batch
+        return self._whole(batch, self._deadline_s - self._spent_s)
 
-    def _whole(self, batch: wire.Batch) -> wire.Batch | wire.Stop:
-        """Ask for the parts of a batch that did not fit one message."""
+    def _whole(self, batch: wire.Batch, left_s: float) -> wire.Batch | wire.Stop:
+        """Within what is left of the deadline, ask for the parts of a batch that did not fit one
+        message.
+        """
         payloads: list[bytes] = []
         for part in range(batch.parts):
             request = wire.SamplePart(self._incarnation, batch.step, part)
             what = f"part {part + 1} of {batch.parts} of the batch of step {batch.step}"
-            found = self._call(request, wire.BatchPart, what)
+            if left_s <= 0.0:
+                raise self._timeout(what, self._deadline_s - left_s, "the parts come slowly")
+            reply, _ = self._wait(request, what, left_s)
+            left_s -= self._spent_s
+            found = self._checked(reply, wire.BatchPart, what)
             if isinstance(found, wire.Stop):
                 return found
             payloads += found.payloads

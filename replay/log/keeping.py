@@ -71,7 +71,7 @@ class Keeping:
 
     def __init__(self, path: Path, keep: Keep, upcoming: Ids, locks: list[int]) -> None:
         """`upcoming`: the groups that are next now. Opens no segment: a run has more of them by the
-        hour. Raises LogError, OSError.
+        hour. Raises LogError.
         """
         self._locks = locks
         self._path, self._keep = path, keep
@@ -85,8 +85,12 @@ class Keeping:
                 self.note(segment.number, upcoming)
 
     def note(self, number: int, upcoming: Ids) -> None:
-        """Take in a segment that has been closed. Raises OSError."""
-        size = segment_path(self._path, number).stat().st_size
+        """Take in a segment that has been closed. Raises LogError."""
+        path = segment_path(self._path, number)
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise LogError(f"{path}: cannot be read: {error.strerror}") from error
         self._bytes += size
         self._closed.append(Closed(number, size, upcoming))
 

@@ -7,15 +7,15 @@ from collections.abc import Container, Iterator
 from replay.ledger.events import Peer
 from replay.log.event_log import LogFull
 from replay.protocol import Describe, FromActor, Heartbeat, Observe, Request
+from replay.server.held import Bounds
 
 TELL_EVERY_S = 1.0
 LOG_EVERY_S = 10.0
-_MOST_HELD = 10_000  # requests, while the log is full: more of actors are lost, and said again
 MOST_TAKEN = 1_000  # requests between two answers
 _ANSWERED_WHILE_FULL = Heartbeat | Observe | Describe
 
 logger = logging.getLogger(__name__)
-Received = tuple[bytes, Request]  # the peer, what it asks
+_Received = tuple[Peer, Request, int]  # the peer, what it asks, in so many bytes
 
 
 class Disk:
@@ -28,7 +28,8 @@ class Disk:
         self.cause = ""
         self._deadline_s = deadline_s
         self._since_s = self._told_s = self._logged_s = float("-inf")
-        self._inbox: deque[Received] = deque()
+        self._inbox: deque[_Received] = deque()
+        self._of_actors = Bounds("actors")
 
     @property
     def full(self) -> bool:
@@ -40,47 +41,51 @@ class Disk:
         """True where more waits than is handled before the next answers are sent."""
         return self.full or len(self._inbox) > MOST_TAKEN
 
-    def receive(self, peer: bytes, request: Request) -> None:
-        """Take in a request that has arrived."""
-        over = self.full and len(self._inbox) >= _MOST_HELD
-        if not (over and isinstance(request, FromActor)):
-            self._inbox.append((peer, request))
+    def receive(self, peer: Peer, request: Request, size: int) -> None:
+        """Take in a request that has arrived in so many bytes; while the log is full, of actors as
+        many as can be held.
+        """
+        if isinstance(request, FromActor):
+            if self.full and not self._of_actors.admits(peer, request, size):
+                return
+            self._of_actors.add(peer, request, size)
+        self._inbox.append((peer, request, size))
 
     @property
     def more(self) -> bool:
         """True where some that can be handled were left for later."""
         return bool(self._inbox) and not self.full
 
-    def requests(self, first: Container[Peer]) -> Iterator[Received]:
+    def requests(self, first: Container[Peer]) -> Iterator[tuple[Peer, Request]]:
         """Take out requests that can be handled, MOST_TAKEN at most: questions that change nothing,
         then those of the peers `first`, then all others. While the log is full, hold those that
         need it.
         """
 
-        def later(received: Received) -> tuple[bool, bool]:
+        def later(received: _Received) -> tuple[bool, bool]:
             return not isinstance(received[1], Observe | Describe), received[0] not in first
 
         self._inbox = deque(sorted(self._inbox, key=later))
-        held: list[Received] = []
+        held: list[_Received] = []
         taken = 0
         while self._inbox and taken < MOST_TAKEN:
-            peer, request = self._inbox.popleft()
-            if self.full and not isinstance(request, _ANSWERED_WHILE_FULL):
-                held.append((peer, request))
+            received = self._inbox.popleft()
+            if self.full and not isinstance(received[1], _ANSWERED_WHILE_FULL):
+                held.append(received)
             else:
                 taken += 1
-                yield peer, request
+                yield self._taken(*received)
         self._inbox.extendleft(reversed(held))
 
     def requests_of(self, peer: Peer) -> list[Request]:
         """Take out all that `peer` has asked."""
-        found = [request for sender, request in self._inbox if sender == peer]
+        found = [received for received in self._inbox if received[0] == peer]
         self._inbox = deque(received for received in self._inbox if received[0] != peer)
-        return found
+        return [self._taken(*received)[1] for received in found]
 
     def waiting(self) -> set[Peer]:
         """Return the peers whose requests are not handled."""
-        return {peer for peer, _ in self._inbox}
+        return {peer for peer, _, _ in self._inbox}
 
     def missing(self, error: LogFull, now_s: float) -> bool:
         """Note a failed attempt; True when it is time to tell. Raises `error` at the deadline."""
@@ -105,3 +110,8 @@ class Disk:
         if self.full:
             logger.warning("the event log has room again")
             self.cause = ""
+
+    def _taken(self, peer: Peer, request: Request, size: int) -> tuple[Peer, Request]:
+        if isinstance(request, FromActor):
+            self._of_actors.remove(peer, request, size)
+        return peer, request

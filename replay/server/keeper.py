@@ -23,7 +23,7 @@ class Keeper:
     """The snapshots and the compaction of one log."""
 
     def __init__(self, ledger: Ledger, log: EventLog, keep: Keep = "all") -> None:
-        """A log with a history gets a snapshot at the first look. Raises LogError, OSError."""
+        """A log with a history gets a snapshot at the first look. Raises LogError."""
         self._ledger, self._log = ledger, log
         self._segment = log.segment  # the newest that is known
         self._kept = log.segment if not log.records else -1  # the segment of the newest snapshot
@@ -36,7 +36,7 @@ class Keeper:
             self._keeping = Keeping(log.path, keep, self._upcoming, log.locks)
 
     def look(self) -> None:
-        """Begin what is due; all that was decided must be durable. Raises OSError."""
+        """Begin what is due; all that was decided must be durable. Raises LogError."""
         state, segment = self._ledger.state, self._log.segment
         moved = segment != self._segment or state.committed != self._committed
         if self._keeping:

@@ -2,12 +2,10 @@
 on hears that it is there, and how far it is.
 
 Only what promises nothing is answered: actors hear that replay lives, the console and the learner
-how far it is. What needs the ledger is held, in order, until there is one. Beyond a bound what
-actors say is lost, and said again: their heartbeats, which are answered all the same, tell of it.
+how far it is. What needs the ledger is held, in order and within bounds, until there is one.
 """
 
 import itertools
-import logging
 import time
 
 import replay.protocol as wire
@@ -16,13 +14,11 @@ from configs.load import dump
 from configs.schema import Config
 from replay.codec import decode_request, encode
 from replay.server.connections import Router
+from replay.server.held import Bounds
 
 TELL_EVERY_S = 0.5
 LOOK_EVERY_S = 0.05
 MOST_READ = 2_000  # messages at one look: the log is to be read
-MOST_HELD = 10_000  # requests of actors, and as many of others
-
-logger = logging.getLogger(__name__)
 
 
 def request_of(frames: list[bytes], role: str) -> wire.Request:
@@ -37,15 +33,15 @@ def request_of(frames: list[bytes], role: str) -> wire.Request:
 
 
 class Reception:
-    """The socket, bound by `open`; `held`: what waits for the ledger, and who asks it."""
+    """The socket, bound by `open`; `held`: who asks the ledger, what, in so many bytes."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._router: Router | None = None
         self._told_s = self._looked_s = float("-inf")
-        self.held: list[tuple[bytes, wire.Request]] = []
+        self.held: list[tuple[bytes, wire.Request, int]] = []
         self._askers: set[bytes] = set()  # of what is held, those that are no actors
-        self._held = {True: 0, False: 0}  # how many came of actors, and of others
+        self._of_actors, self._of_others = Bounds("actors"), Bounds("others")
 
     def open(self) -> Router:
         """Bind the socket, once. Raises ReplayError."""
@@ -91,20 +87,18 @@ class Reception:
             case wire.Observe():
                 return wire.Status((), (), {}, {}, far, "", restoring=True)
             case _:
-                return self._hold(peer, request, far, done)
-
-    def _hold(self, peer: bytes, request: wire.Request, far: str, done: int) -> wire.Wait | None:
-        of_actor = isinstance(request, wire.FromActor)
-        self._held[of_actor] += 1
-        if self._held[of_actor] <= MOST_HELD:
-            self.held.append((peer, request))
-        elif self._held[of_actor] == MOST_HELD + 1:
-            whose = "actors" if of_actor else "others"
-            logger.warning("%d requests of %s are held: more are lost", MOST_HELD, whose)
-        if of_actor:
+                self._hold(peer, request, len(frames[0]))
+        if isinstance(request, wire.FromActor):
             return None
         self._askers.add(peer)
         return _wait(far, done)
+
+    def _hold(self, peer: bytes, request: wire.Request, size: int) -> None:
+        of_actor = isinstance(request, wire.FromActor)
+        bounds = self._of_actors if of_actor else self._of_others
+        if bounds.admits(peer, request, size):
+            bounds.add(peer, request, size)
+            self.held.append((peer, request, size))
 
 
 def _wait(far: str, done: int) -> wire.Wait:

@@ -45,8 +45,8 @@ class ReplayServer:
         learning = bool(ledger.state.learner)
         self._connections = Connections(config, self._router, learning)
         self._disk = Disk(config.replay.disk_deadline_s)
-        for peer, request in reception.held:
-            self._disk.receive(peer, request)
+        for peer, request, size in reception.held:
+            self._disk.receive(peer, request, size)
         self._keeper = Keeper(ledger, log, config.replay.keep)
         self._described = wire.Described(dump(config))
         self._changed = False  # something went on record since kept questions were last asked
@@ -102,7 +102,7 @@ class ReplayServer:
             if isinstance(request, wire.Heartbeat) and self._disk.behind:
                 self._handle(peer, request)  # ahead of all that waits
             else:
-                self._disk.receive(peer, request)
+                self._disk.receive(peer, request, len(frames[0]))
 
     def _handle(self, peer: Peer, request: wire.Request) -> None:
         heartbeat = isinstance(request, wire.Heartbeat)

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from configs.load import load
+from configs.runtime.files import MOST_IDS
 from configs.runtime.process import REPOSITORY, Exit
 from configs.schema import Config, LearnerConfig, ModelConfig
 from learner.batch import TrainingBatch, build
@@ -227,10 +228,11 @@ def measure(options: BenchLearnerOptions, report: harness.Report) -> dict[str, A
         batch = random_batch(DEMO)
         report("micro-batches and update")
         found["microbatch_fill_by_budget"] = {
-            budget: build(batch, LearnerConfig(micro_batch_tokens=budget)).gauges["learner/fill"]
+            budget: build(batch, given, vocabulary=MOST_IDS).gauges["learner/fill"]
             for budget in BUDGETS_TOKENS
+            for given in [LearnerConfig(micro_batch_tokens=budget)]
         }
-        training = build(batch, learner)
+        training = build(batch, learner, vocabulary=MOST_IDS)
         rates, peaks = measure_update(config, training, 5 if options.quick else 20)
     found["update_over_bare"] = rates.pop("update_over_bare")
     found["microbatch_fill"] = training.gauges["learner/fill"]
@@ -253,7 +255,7 @@ def measure_model(
 ) -> dict[str, Any]:
     """The update of the model in `folder`, with the wiki task's settings. Raises BadModel."""
     config = load(REPOSITORY / "configs" / "wiki.yaml", [f"model.path={folder}"])
-    training = build(random_batch(WIKI), config.learner)
+    training = build(random_batch(WIKI), config.learner, vocabulary=MOST_IDS)
     report(f"update of {folder}, {training.gauges['learner/tokens']:,.0f} tokens")
     rates, peaks = measure_update(config, training, 2 if options.quick else 5)
     return {

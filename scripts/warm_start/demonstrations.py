@@ -23,6 +23,7 @@ from actors.environments.base import Environment, Outcome
 from actors.environments.registry import acting, stops_of
 from actors.prompt import Prompter, Tokens
 from configs.load import ConfigError
+from configs.runtime.files import vocabulary_of
 from configs.schema import Config
 from replay.codec import decode_trajectory
 from replay.log.event_log import FILE_NAME, read_whole
@@ -150,6 +151,7 @@ def read_run(
     """A run's trajectories of that reward; counts left out. Raises LogError, BadDemonstrations."""
     path, left_out = run_dir / FILE_NAME, Counter[str]()
     found: list[Demonstration] = []
+    vocabulary = vocabulary_of(config.model.path)
     for trajectory in _delivered(path, tokenizer_digest, left_out):
         if trajectory.reward is None:
             left_out["unscorable"] += 1
@@ -158,6 +160,7 @@ def read_run(
         elif max(len(each.tokens) for each in trajectory.sequences) > config.model.max_model_len:
             left_out["longer than model.max_model_len"] += 1
         else:
+            _require_embedded(path, trajectory, vocabulary)
             found += [
                 Demonstration(trajectory.question_id, _as_segments(sequence))
                 for sequence in trajectory.sequences
@@ -322,6 +325,17 @@ def _delivered(path: Path, digest: str, left_out: Counter[str]) -> Iterator[Traj
                     raise LogError(f"{path}: group {record.group_id}: {error}") from error
             case _:
                 pass
+
+
+def _require_embedded(path: Path, trajectory: Trajectory, vocabulary: int) -> None:
+    ids = np.concatenate([sequence.tokens for sequence in trajectory.sequences])
+    strange = ids[(ids < 0) | (ids >= vocabulary)]
+    if strange.size:
+        raise BadDemonstrations(
+            f"{path}: group {trajectory.group_id}: sibling {trajectory.sibling}: token id "
+            f"{strange[0]}: the model's vocabulary has {vocabulary}, from 0: give the run's own "
+            "model"
+        )
 
 
 def _as_segments(sequence: TokenSequence) -> tuple["Segment", ...]:

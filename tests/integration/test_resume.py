@@ -12,6 +12,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from configs.load import ConfigError, load
+from configs.runtime.files import MOST_IDS
 from learner.batch import build_shares
 from learner.trainer import Trainer
 from replay.log.event_log import read
@@ -154,7 +155,9 @@ def relearned(run_dir: Path, records: list[Record]) -> dict[int, float]:
     torch.manual_seed(config.seed)
     trainer = Trainer(config)
     losses = {
-        batch.step: trainer.learn(build_shares(batch, config.learner))["learner/loss"]
+        batch.step: trainer.learn(build_shares(batch, config.learner, vocabulary=MOST_IDS))[
+            "learner/loss"
+        ]
         for batch in batches(records)
     }
     trainer.close()

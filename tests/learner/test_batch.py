@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import torch
 
+from configs.runtime.files import MOST_IDS
 from configs.schema import LearnerConfig
 from learner.batch import TrainingBatch, build, build_shares
 from learner.errors import BadBatch
@@ -39,7 +40,7 @@ def credit(training: TrainingBatch) -> list[float]:
 
 def test_a_batch_becomes_what_the_trajectories_say(batch: Callable[..., Batch]) -> None:
     given = batch(step=3, version=1)
-    training = build(given, SMALL)
+    training = build(given, SMALL, vocabulary=MOST_IDS)
     records = [decode_trajectory(payload) for group in given.groups for payload in group]
     assert training.step == 3 and training.temperature == 0.7
     assert sampled(training) == sum(record.action_count for record in records)
@@ -56,7 +57,7 @@ def test_sequences_of_a_rollout_share_its_advantage_and_denominator(
     several = trajectory(seed=9, group_id=2, sibling=2, sequences=3, reward=0.0)
     given = with_trajectory(batch(), several)
     config = LearnerConfig(advantage_std="none", reduction="sequence_mean")
-    training = build(given, config)
+    training = build(given, config, vocabulary=MOST_IDS)
     assert credit(training) == pytest.approx([2 / 3, -1 / 3, -1 / 3] * 2 + [-1 / 3] * 2)
     found = {
         int(row_id): float(micro.coefficients[row])
@@ -75,7 +76,7 @@ def rollouts(given: Batch) -> list[Trajectory]:
 
 
 def test_advantages_are_centred_within_each_group(batch: Callable[..., Batch]) -> None:
-    advantages = credit(build(batch(), LearnerConfig(advantage_std="none")))
+    advantages = credit(build(batch(), LearnerConfig(advantage_std="none"), vocabulary=MOST_IDS))
     assert advantages == pytest.approx([2 / 3, -1 / 3, -1 / 3] * 2)
 
 
@@ -83,7 +84,9 @@ def test_unscorable_is_left_out(
     batch: Callable[..., Batch], trajectory: Callable[..., Trajectory]
 ) -> None:
     lost = trajectory(group_id=2, sibling=2, reward=None, reward_cause="no gold answer")
-    training = build(with_trajectory(batch(), lost), LearnerConfig(advantage_std="none"))
+    training = build(
+        with_trajectory(batch(), lost), LearnerConfig(advantage_std="none"), vocabulary=MOST_IDS
+    )
     assert credit(training)[3:] == pytest.approx([0.5, -0.5, 0.0])
     assert training.gauges["learner/unscorable"] == 1
     assert training.gauges["learner/reward"] == pytest.approx(2 / 5)
@@ -95,7 +98,7 @@ def test_equal_rewards_carry_no_signal(
     group = [trajectory(group_id=2, sibling=i, reward=1.0) for i in range(3)]
     given = batch()
     groups = (given.groups[0], tuple(map(encode_trajectory, group)))
-    training = build(msgspec.structs.replace(given, groups=groups), SMALL)
+    training = build(msgspec.structs.replace(given, groups=groups), SMALL, vocabulary=MOST_IDS)
     assert credit(training)[3:] == [0.0] * 3
     assert training.gauges["learner/no_signal_fraction"] == 0.5
 
@@ -104,7 +107,7 @@ def test_staleness_is_per_token_from_the_step_the_batch_was_taken_at(
     batch: Callable[..., Batch], trajectory: Callable[..., Trajectory]
 ) -> None:
     fresh = trajectory(seed=9, version=4, group_id=2, sibling=2)
-    training = build(with_trajectory(batch(step=5, version=1), fresh), SMALL)
+    training = build(with_trajectory(batch(step=5, version=1), fresh), SMALL, vocabulary=MOST_IDS)
     older = sampled(training) - fresh.action_count
     assert training.gauges["replay/staleness"] == pytest.approx(3 * older / sampled(training))
     assert training.gauges["replay/staleness_max"] == 3
@@ -116,7 +119,10 @@ def test_shares_hold_the_step_once_under_its_one_denominator(
 ) -> None:
     given = batch(groups=3)
     learner = LearnerConfig(micro_batch_tokens=60, ranks=ranks)
-    whole, shares = build(given, learner), build_shares(given, learner)
+    whole, shares = (
+        build(given, learner, vocabulary=MOST_IDS),
+        build_shares(given, learner, vocabulary=MOST_IDS),
+    )
     assert len({len(share.micro_batches) for share in shares}) == 1
     rows = [int(i) for s in shares for m in s.micro_batches for i in m.row_ids if i >= 0]
     assert sorted(rows) == list(range(9)) and sum(map(sampled, shares)) == sampled(whole)
@@ -132,7 +138,9 @@ def test_siblings_come_in_order_however_they_arrived(batch: Callable[..., Batch]
     given = batch()
     turned = msgspec.structs.replace(given, groups=tuple(g[::-1] for g in given.groups))
     for one, other in zip(
-        build(given, SMALL).micro_batches, build(turned, SMALL).micro_batches, strict=True
+        build(given, SMALL, vocabulary=MOST_IDS).micro_batches,
+        build(turned, SMALL, vocabulary=MOST_IDS).micro_batches,
+        strict=True,
     ):
         assert torch.equal(one.tokens, other.tokens) and torch.equal(one.row_ids, other.row_ids)
 
@@ -154,8 +162,8 @@ def test_what_must_not_be_trained_on_is_refused(
     message: str,
 ) -> None:
     record = trajectory(**({"group_id": 2, "sibling": 2} | fields))
-    with pytest.raises(BadBatch, match=message):
-        build(with_trajectory(batch(), record), SMALL)
+    with pytest.raises(BadBatch, match=f"{message}.*: start a new run from a checkpoint: model"):
+        build(with_trajectory(batch(), record), SMALL, vocabulary=MOST_IDS)
 
 
 @pytest.mark.parametrize("token", [-1, 500])
@@ -175,10 +183,14 @@ def test_lengths_that_disagree_name_the_group(batch: Callable[..., Batch]) -> No
     tree = msgspec.msgpack.decode(given.groups[1][2])
     tree["sequences"][0]["turns"][0]["behaviour_logprobs"] += b"\0\0\0\0"
     broken = (*given.groups[1][:2], msgspec.msgpack.encode(tree))
-    with pytest.raises(BadBatch, match=r"group 2: .*lengths"):
-        build(msgspec.structs.replace(given, groups=(given.groups[0], broken)), SMALL)
+    with pytest.raises(BadBatch, match=r"group 2: .*lengths.*: start a new run from"):
+        build(
+            msgspec.structs.replace(given, groups=(given.groups[0], broken)),
+            SMALL,
+            vocabulary=MOST_IDS,
+        )
 
 
 def test_no_groups() -> None:
-    with pytest.raises(BadBatch, match="batch of step 4: 0 groups for 0 ids"):
-        build(Batch(4, (), (), (), {}, {}, ()), SMALL)
+    with pytest.raises(BadBatch, match="batch of step 4: 0 groups for 0 ids: start a new run from"):
+        build(Batch(4, (), (), (), {}, {}, ()), SMALL, vocabulary=MOST_IDS)

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from configs.runtime.files import MOST_IDS
 from configs.schema import Config, LearnerConfig, ModelConfig
 from learner.batch import TrainingBatch, build
 from learner.errors import BadModel
@@ -41,7 +42,9 @@ def training(config: Config) -> Iterator[Trainer]:
 @pytest.fixture
 def batches(batch: Callable[..., Batch], config: Config) -> list[TrainingBatch]:
     learner = msgspec.structs.replace(config.learner, micro_batch_tokens=60)
-    return [build(batch(step, step - 1, groups=3), learner) for step in range(1, 5)]
+    return [
+        build(batch(step, step - 1, groups=3), learner, vocabulary=MOST_IDS) for step in range(1, 5)
+    ]
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -134,7 +137,7 @@ def exported(
     )
     folder = tmp_path_factory.mktemp("exported")
     with training(config) as trainer:
-        trainer.learn([build(batch(1, 0), config.learner)])
+        trainer.learn([build(batch(1, 0), config.learner, vocabulary=MOST_IDS)])
         trainer.export(folder)
         return config, folder, weights(trainer)
 
@@ -242,7 +245,7 @@ def test_half_lives_are_reported_in_steps_and_in_staleness(
 ) -> None:
     config = with_learner(config, anchor="ema", proximal_decay=0.5, anchor_tau=0.5)
     with training(config) as trainer:
-        gauges = trainer.learn([build(batch(5, 2), config.learner)])
+        gauges = trainer.learn([build(batch(5, 2), config.learner, vocabulary=MOST_IDS)])
     assert gauges["learner/ema_half_life_steps"] == 1.0
     assert gauges["learner/anchor_half_life_steps"] == 10.0
     assert gauges["learner/ema_half_life_staleness"] == pytest.approx(0.5)

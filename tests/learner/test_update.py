@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from configs.runtime.files import MOST_IDS
 from configs.schema import Config
 from learner.batch import TrainingBatch, build
 from learner.errors import Diverged
@@ -78,7 +79,7 @@ def test_equals_the_algorithm_written_out(
     loss = naive_loss(twin.model, average, given, config)
     loss.backward()
     norm = twin.step(config.learner.lr)
-    gauges = update(engine, ema, build(given, config.learner), config.learner)
+    gauges = update(engine, ema, build(given, config.learner, vocabulary=MOST_IDS), config.learner)
     assert gauges["learner/loss"] == pytest.approx(float(loss.detach()), rel=1e-4)
     assert gauges["learner/grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert 0 < gauges["learner/clip_fraction"] < 1
@@ -100,7 +101,10 @@ def test_micro_batching_does_not_change_the_gradient(
         learner = with_learner(config, micro_batch_tokens=budget).learner
         engine = make_plain_engine(config)
         gauges = update(
-            engine, Averages(Ema(engine, 0.8), None), build(batch(groups=4), learner), learner
+            engine,
+            Averages(Ema(engine, 0.8), None),
+            build(batch(groups=4), learner, vocabulary=MOST_IDS),
+            learner,
         )
         gradients.append(engine.gradients)
         sizes.append(gauges["learner/micro_batches"])
@@ -113,7 +117,7 @@ def test_micro_batching_does_not_change_the_gradient(
 def test_a_rewarded_action_becomes_likelier_and_a_fruitless_one_less(
     config: Config, plain_engine: Any, batch: Callable[..., Batch]
 ) -> None:
-    training = build(batch(), config.learner)
+    training = build(batch(), config.learner, vocabulary=MOST_IDS)
 
     def likelihood() -> Tensor:
         with torch.no_grad():
@@ -149,7 +153,7 @@ def sampled_by(engine: Any, given: Batch) -> Batch:
 def test_on_its_own_fresh_samples_every_weight_is_one(
     config: Config, plain_engine: Any, batch: Callable[..., Batch]
 ) -> None:
-    training = build(sampled_by(plain_engine, batch()), config.learner)
+    training = build(sampled_by(plain_engine, batch()), config.learner, vocabulary=MOST_IDS)
     gauges = update(plain_engine, Averages(Ema(plain_engine, 0.8), None), training, config.learner)
     assert gauges["learner/mismatch_max"] < 1e-5
     ones = ("behaviour_ratio_mean", "behaviour_ratio_max", "ess")
@@ -172,7 +176,7 @@ def test_a_token_without_a_number_is_masked_counted_and_stays_in_the_denominator
     # A weight of exp(-20) at most is as good as none: both runs must divide by the same count.
     for value in (math.nan, 20.0):
         engine = make_plain_engine(config)
-        training = spoilt(build(batch(), config.learner), value)
+        training = spoilt(build(batch(), config.learner, vocabulary=MOST_IDS), value)
         gauges = update(engine, Averages(Ema(engine, 0.8), None), training, config.learner)
         assert gauges["learner/masked_tokens"] == float(math.isnan(value))
         assert all(math.isfinite(number) for number in gauges.values())
@@ -185,7 +189,10 @@ def test_proximal_logprobs_are_those_of_a_model_loaded_from_the_saved_average(
     config: Config, make_plain_engine: Engines, batch: Callable[..., Batch], tmp_path: Path
 ) -> None:
     engine, twin = make_plain_engine(config), make_plain_engine(config)
-    ema, training = Averages(Ema(engine, 0.8), None), build(batch(), config.learner)
+    ema, training = (
+        Averages(Ema(engine, 0.8), None),
+        build(batch(), config.learner, vocabulary=MOST_IDS),
+    )
     update(engine, ema, training, config.learner)
     with torch.no_grad():
         for name, weight in twin.trainable().items():
@@ -207,7 +214,7 @@ def test_lr_zero_changes_nothing(
     engine = make_plain_engine(frozen)
     ema = Averages(Ema(engine, 0.8), None)
     before = {name: weight.detach().clone() for name, weight in engine.trainable().items()}
-    update(engine, ema, build(batch(), frozen.learner), frozen.learner)
+    update(engine, ema, build(batch(), frozen.learner, vocabulary=MOST_IDS), frozen.learner)
     for name, weight in before.items():
         assert torch.equal(engine.trainable()[name], weight)
         assert torch.equal(ema.proximal.master[name], weight)
@@ -219,7 +226,9 @@ def test_weights_that_are_no_numbers_stop_the_run(
     ema = Averages(Ema(plain_engine, 0.8), None)
     next(iter(plain_engine.trainable().values())).data.fill_(math.nan)
     with pytest.raises(Diverged, match="step 1: the loss is nan"):
-        update(plain_engine, ema, build(batch(), config.learner), config.learner)
+        update(
+            plain_engine, ema, build(batch(), config.learner, vocabulary=MOST_IDS), config.learner
+        )
 
 
 @pytest.mark.parametrize("proximal", ["ema", "start_of_update", "behaviour"])
@@ -232,7 +241,12 @@ def test_every_mode_takes_a_step_and_reports_finite_numbers(
     ).learner
     averages = Averages.begin(plain_engine, learner)
     away_from_its_average(plain_engine, averages.proximal)
-    gauges = update(plain_engine, averages, spoilt(build(batch(), learner), math.nan), learner)
+    gauges = update(
+        plain_engine,
+        averages,
+        spoilt(build(batch(), learner, vocabulary=MOST_IDS), math.nan),
+        learner,
+    )
     assert all(math.isfinite(value) for value in gauges.values())
     assert gauges["learner/grad_norm"] > 0.0
     assert gauges["learner/anchor_kl"] > 0.0
@@ -273,7 +287,10 @@ def test_a_mode_pays_for_the_passes_that_it_needs(
     passes: int,
 ) -> None:
     learner = with_learner(config, **fields).learner
-    engine, training = Counting(make_plain_engine(config)), build(batch(), learner)
+    engine, training = (
+        Counting(make_plain_engine(config)),
+        build(batch(), learner, vocabulary=MOST_IDS),
+    )
     update(engine, Averages.begin(engine, learner), training, learner)
     count = len(training.micro_batches)
     assert engine.passes == {"score": passes * count, "accumulate": count}
@@ -293,7 +310,10 @@ def test_without_the_pass_loss_and_gradient_are_the_same_to_the_bit(
         anchor="frozen", kl_coef=0.1,
     ).learner  # fmt: skip
     engine, twin = make_plain_engine(config), make_plain_engine(config)
-    averages, training = Averages.begin(engine, learner), build(batch(groups=4), learner)
+    averages, training = (
+        Averages.begin(engine, learner),
+        build(batch(groups=4), learner, vocabulary=MOST_IDS),
+    )
     anchors = logprobs_under(twin, averages.anchor, training.micro_batches, 0.7)
     expected = 0.0
     for micro, far in zip(training.micro_batches, anchors, strict=True):
@@ -323,7 +343,7 @@ def test_untruncated_modes_without_a_clip_share_one_gradient(
         engine = make_plain_engine(config)
         averages = Averages.begin(engine, learner)
         away_from_its_average(engine, averages.proximal)
-        update(engine, averages, build(batch(), learner), learner)
+        update(engine, averages, build(batch(), learner, vocabulary=MOST_IDS), learner)
         gradients.append(engine.gradients)
     for other in gradients[1:]:
         for name, gradient in gradients[0].items():
@@ -337,7 +357,7 @@ def test_the_kl_to_an_anchor_starts_at_zero_and_pulls_back(
     learner = with_learner(config, proximal="start_of_update", **pull).learner
     engine = make_plain_engine(config)
     averages = Averages.begin(engine, learner)
-    training = build(sampled_by(engine, batch()), learner)
+    training = build(sampled_by(engine, batch()), learner, vocabulary=MOST_IDS)
     assert update(engine, averages, training, learner)["learner/anchor_kl"] == pytest.approx(
         0.0, abs=1e-6
     )
@@ -350,7 +370,7 @@ def test_half_lives_are_reported_in_steps_and_in_staleness(
     config: Config, plain_engine: Any, batch: Callable[..., Batch]
 ) -> None:
     averages = Averages(Ema(plain_engine, 0.8), None)
-    training = build(batch(step=3, version=0), config.learner)
+    training = build(batch(step=3, version=0), config.learner, vocabulary=MOST_IDS)
     gauges = update(plain_engine, averages, training, config.learner)
     assert gauges["learner/ema_half_life_steps"] == pytest.approx(math.log(0.5) / math.log(0.8))
     half = gauges["learner/ema_half_life_steps"] / 2.0

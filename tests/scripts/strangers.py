@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models
 
 from configs.load import parse, save
 from learner import checkpoint
+from replay.log.format import framed
 from replay.log.records import (
     EvaluationFinished,
     GroupDropped,
@@ -234,6 +235,15 @@ def is_damaged(stranger: Stranger) -> None:
         file.write(HOSTILE.encode() * 9)
 
 
+def is_damaged_all_over(stranger: Stranger) -> None:
+    """So many gaps among so many files that a look at the folder for each would take minutes."""
+    records = (HOSTILE.encode() + framed(b"\x81\xa4type\xa1x", 99 + n) for n in range(3000))
+    with (stranger.path / "events.log").open("ab") as file:
+        file.write(b"".join(records))
+    for number in range(1000):
+        (stranger.path / f"other-{number}").touch()
+
+
 def has_a_folder_of_escapes(stranger: Stranger) -> None:
     moved = stranger.path.with_name(f"run{HOSTILE.replace('/', '_')}")
     stranger.path.rename(moved)
@@ -302,6 +312,7 @@ OTHERWISE = {
     "names a key in escapes": names_a_key_in_escapes,
     "names an environment in escapes": _field("environment.name", HOSTILE),
     "is damaged": is_damaged,
+    "is damaged all over": is_damaged_all_over,
     "has a folder of escapes": has_a_folder_of_escapes,
     "links out": links_out,
     "counts hops in formulas": counts_hops_in_formulas,

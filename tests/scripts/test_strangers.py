@@ -4,7 +4,9 @@ request and prints no escape; what a record does not decide is refused by name.
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -12,6 +14,7 @@ from configs import trust
 from configs.runtime.process import Exit
 from scripts import cli
 from scripts.fleet import launch
+from scripts.options import flag
 from tests.scripts.strangers import (
     DECIDES,
     STRANGERS,
@@ -43,6 +46,7 @@ FURTHER = (  # which take longer, or differ in little
     "data audit HOME/own.yaml --searches RUN --list",
     "relearn RUN",
     "warm-start HOME/own.yaml --from-run RUN --out HOME/run/warm",
+    "sync HOME/own.yaml run_dir=HOME/run/new --recorded RUN",
     "try HOME/own.yaml who? --say x retrieval.recorded=RUN",
     "train HOME/own.yaml run_dir=HOME/run/new retrieval.recorded=RUN",
 )
@@ -64,6 +68,16 @@ def stranger(
     monkeypatch.setattr(launch, "run", lambda *_: Exit.DONE)  # no process is started
     yield made
     made.run.log.close()
+
+
+def test_whatever_names_a_run_is_opened_on_strangers() -> None:
+    opening = [*COMMANDS, *FURTHER]
+    for name in (name for name in cli.COMMANDS if not name.startswith("bench ")):
+        for each in fields(get_type_hints(cli.COMMANDS[name].function())["options"]):
+            if each.name == "run" or each.metadata["metavar"] == "RUN":
+                words = "RUN" if each.metadata["positional"] else f"{flag(each.name)} RUN"
+                named = [line for line in opening if line.startswith(f"{name} ") and words in line]
+                assert named, f"{name}: {words}"
 
 
 @pytest.mark.slow

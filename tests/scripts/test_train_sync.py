@@ -31,15 +31,18 @@ from configs.schema import (
     ReplayConfig,
     RetrievalConfig,
 )
+from learner.errors import BadBatch
 from retrieval_server.protocol import Passage
 from scripts import train_sync
 from scripts.train_sync import (
     NothingToLearn,
     Rollouts,
     RolloutsFailed,
+    learn,
     roll_out_and_train,
     take_steps,
 )
+from tests.scripts.conftest import RecordedRun
 
 
 class Silent:
@@ -214,3 +217,13 @@ def test_an_evaluation_leaves_out_what_fails(config: Config, word_tokenizer: Any
     policy = Silent([GenerationFailed("aborted")] * 1000)
     rollouts = rolling(config, word_tokenizer, policy, iter(()))
     assert asyncio.run(rollouts.evaluate())["em"] == 0.0
+
+
+def test_recorded_ids_that_the_model_does_not_embed_are_refused_by_name(
+    recorded_run: RecordedRun, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 2}')
+    config = Config(model=ModelConfig(str(tmp_path)))
+    trainer: Any = SimpleNamespace(config=config)  # which gets nothing to learn
+    with pytest.raises(BadBatch, match=r"token id .*: the model's vocabulary has 2"):
+        learn(trainer, recorded_run.train(0))

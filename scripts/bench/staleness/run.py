@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from actors.policies.transformers import TransformersPolicy, multiply_head
 from actors.prompt import load_tokenizer
 from configs.load import load
-from configs.runtime.files import write_durably
+from configs.runtime.files import MOST_IDS, write_durably
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
 from learner import batch as batches
@@ -123,7 +123,8 @@ class StaleRun:
         batch, reward = self.rollouts.batch(step)
         row = {"update": step, "version": version, "reward": reward, "groups": 0}
         if batch is not None:
-            gauges = update(self.engine, self.averages, batches.build(batch, learner), learner)
+            training = batches.build(batch, learner, vocabulary=MOST_IDS)
+            gauges = update(self.engine, self.averages, training, learner)
             row["groups"] = len(batch.groups)
             row |= {name: gauges[key] for name, key in GAUGES.items() if key in gauges}
         self.updates.append(row)

@@ -117,7 +117,7 @@ class LogReader:
                 yield offset, frame
                 offset += _FRAME.size + len(frame.payload)
                 continue
-            if segment.has_changed():  # it was being written
+            if segment.has_another_size():  # it was being written
                 continue
             found = segment.next_frame(offset)
             if found is None and segment.is_torn(offset, frame):
@@ -176,6 +176,13 @@ class _Segment:
             self.closed, self.size = self._measured()
         return self.size != before
 
+    def has_another_size(self) -> bool:
+        """`has_changed`, without a look at the folder where it has not: damage may be everywhere,
+        and other files by the thousand.
+        """
+        stays = self.closed or os.fstat(self._file.fileno()).st_size == self.size
+        return not stays and self.has_changed()
+
     def header(self) -> bytes:
         """Return its first bytes."""
         return self._at(0, _HEADER.size)
@@ -206,8 +213,9 @@ class _Segment:
 
     def is_torn(self, offset: int, cause: str) -> bool:
         """True where a writer was killed, or the power lost, while this last record was written."""
-        last = not self.closed and not self._passed_over
-        return last and (cause.startswith(_CUT) or self._is_zero(offset))
+        if self.closed or self._passed_over or self._is_closed():
+            return False
+        return cause.startswith(_CUT) or self._is_zero(offset)
 
     def _measured(self) -> tuple[bool, int]:
         closed = self._is_closed()  # before its size is asked for, which is final then

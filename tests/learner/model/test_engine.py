@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from configs.runtime.files import MOST_IDS
 from configs.schema import Config, LearnerConfig, ModelConfig
 from learner.batch import build
 from learner.errors import BadModel
@@ -30,7 +31,7 @@ LEARNER = LearnerConfig(
 
 
 def first_micro_batch(batch: Callable[..., Batch], config: Config) -> MicroBatch:
-    return build(batch(), config.learner).micro_batches[0]
+    return build(batch(), config.learner, vocabulary=MOST_IDS).micro_batches[0]
 
 
 @contextmanager
@@ -112,7 +113,7 @@ def test_steps_equal_plain_torch(
         assert torch.equal(weight.cpu(), plain.trainable()[name])
     pairs = [(each, Averages(Ema(each, 0.8), None)) for each in (engine, plain)]
     for step in (1, 2, 3):
-        training = build(batch(step, step - 1, groups=3), config.learner)
+        training = build(batch(step, step - 1, groups=3), config.learner, vocabulary=MOST_IDS)
         gauges, expected = (update(*pair, training, config.learner) for pair in pairs)
         assert gauges["learner/micro_batches"] > 1 and gauges["learner/grad_norm"] > 0.5
         assert gauges == pytest.approx(expected, rel=1e-3, abs=1e-5)
@@ -213,7 +214,7 @@ def test_a_bf16_gradient_is_held_once_in_fp32(
     learner = msgspec.structs.replace(config.learner, zero_stage=stage)
     model = msgspec.structs.replace(config.model, dtype="bfloat16")
     engine = Engine(msgspec.structs.replace(config, learner=learner, model=model))
-    micro = build(batch(), config.learner).micro_batches[0].to(engine.device)
+    micro = build(batch(), config.learner, vocabulary=MOST_IDS).micro_batches[0].to(engine.device)
     norms = []
     for passes in (1, 2):
         for _ in range(passes):

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from configs.keys import Keys
+from configs.runtime.files import MOST_IDS
 from configs.runtime.process import socket_dir
 from configs.schema import Config
 from learner.batch import build_shares
@@ -51,7 +52,7 @@ def ranks_of(
     (folder / "config.json").write_bytes(msgspec.json.encode(config))
     for step in (1, 2):
         made = batch(step, step - 1, groups=3)
-        for rank, share in enumerate(build_shares(made, config.learner)):
+        for rank, share in enumerate(build_shares(made, config.learner, vocabulary=MOST_IDS)):
             (folder / f"share-{step}.{rank}").write_bytes(encode_share(share))
     ranks = []
     for rank in range(config.learner.ranks):

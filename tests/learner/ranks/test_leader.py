@@ -20,6 +20,7 @@ import torch
 
 from configs.keys import Address, Addresses, Keys
 from configs.load import ConfigError
+from configs.runtime.files import MOST_IDS
 from configs.runtime.process import socket_dir
 from configs.schema import Config
 from learner.batch import build_shares
@@ -65,7 +66,9 @@ def two_processes(
     """Two processes that have made their steps and wait for the next call."""
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(two_ranks))
     for step in (1, 2):
-        for rank, share in enumerate(build_shares(batch(step, step - 1), two_ranks.learner)):
+        for rank, share in enumerate(
+            build_shares(batch(step, step - 1), two_ranks.learner, vocabulary=MOST_IDS)
+        ):
             (tmp_path / f"share-{step}.{rank}").write_bytes(encode_share(share))
     ranks = []
     for rank in (0, 1):
@@ -150,7 +153,7 @@ def test_every_collective_method_is_marked_and_led() -> None:
 def test_every_collective_call_is_made_by_the_other_side(
     name: str, links: tuple[Link, Link], two_ranks: Config, batch: Callable[..., Batch]
 ) -> None:
-    shares = build_shares(batch(), two_ranks.learner)
+    shares = build_shares(batch(), two_ranks.learner, vocabulary=MOST_IDS)
     given: dict[Argument, tuple[Any, ...]] = {
         "shares": (shares,),
         "tokens": ([3, 14, 15],),
@@ -400,7 +403,7 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 
 
 def test_a_share_arrives_bit_for_bit(two_ranks: Config, batch: Callable[..., Batch]) -> None:
-    share = build_shares(batch(), two_ranks.learner)[0]
+    share = build_shares(batch(), two_ranks.learner, vocabulary=MOST_IDS)[0]
     arrived = decode_share(encode_share(share))
     assert (arrived.step, arrived.temperature, arrived.gauges) == (
         share.step, share.temperature, share.gauges,

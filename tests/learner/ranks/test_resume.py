@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from configs.runtime.files import MOST_IDS
 from configs.schema import Config, LearnerConfig, ModelConfig
 from learner.batch import build, build_shares
 from learner.ranks.shares import encode_share
@@ -36,7 +37,9 @@ def made(
     with closing(Trainer(config)) as trainer:
         if come_from:
             trainer.restore(come_from)
-        gauges = [trainer.learn([build(batch, config.learner)]) for batch in batches]
+        gauges = [
+            trainer.learn([build(batch, config.learner, vocabulary=MOST_IDS)]) for batch in batches
+        ]
         if to:
             trainer.export(to)
         return gauges
@@ -50,7 +53,7 @@ def on_two(config: Config, batches: Sequence[Batch], folder: Path) -> list[dict[
     two = msgspec.structs.replace(config, learner=learner)
     (folder / "config.json").write_bytes(msgspec.json.encode(two))
     for batch in batches:
-        for rank, share in enumerate(build_shares(batch, learner)):
+        for rank, share in enumerate(build_shares(batch, learner, vocabulary=MOST_IDS)):
             (folder / f"share-{batch.step:02d}.{rank}").write_bytes(encode_share(share))
     command, errors = [sys.executable, str(PROGRAM), str(folder)], (folder / "errors").open("wb")
     with errors:

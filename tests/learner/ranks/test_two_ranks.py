@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from configs.runtime.files import MOST_IDS
 from configs.schema import Config, LearnerConfig, ModelConfig
 from learner.batch import TrainingBatch, build, build_shares
 from learner.model.ema import Averages
@@ -72,7 +73,7 @@ def pair(
         learner=msgspec.structs.replace(learner, zero_stage=request.param),
     )
     (folder / "config.json").write_bytes(msgspec.json.encode(config))
-    shares = [build_shares(batch, config.learner) for batch in batches]
+    shares = [build_shares(batch, config.learner, vocabulary=MOST_IDS) for batch in batches]
     for step, of_step in enumerate(shares, 1):
         for rank, share in enumerate(of_step):
             (folder / f"share-{step}.{rank}").write_bytes(encode_share(share))
@@ -101,7 +102,7 @@ def plain(
     engine = make_plain_engine(msgspec.structs.replace(pair.config, learner=learner))
     averages, gauges = Averages.begin(engine, learner), []
     for step in range(1, steps + 1):
-        whole = replace(build(batches[step % 3], learner), step=step)
+        whole = replace(build(batches[step % 3], learner, vocabulary=MOST_IDS), step=step)
         gauges.append(update(engine, averages, whole, learner))
     return engine, gauges
 

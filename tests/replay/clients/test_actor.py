@@ -17,11 +17,12 @@ from replay.clients.actor import TrajectoryWriter
 from replay.clients.base import is_late
 from replay.clients.launcher import Observer
 from replay.clients.learner import BatchReader
-from replay.codec import decode_trajectory, encode
+from replay.codec import decode_request, decode_trajectory, encode
 from replay.log.event_log import EventLog, read, read_whole
 from replay.log.records import Delivered, Leased, LeaseReturned
 from replay.protocol import (
     Batch,
+    BatchPart,
     Done,
     EvalProgress,
     EvalResult,
@@ -30,12 +31,15 @@ from replay.protocol import (
     Lease,
     RefusedByReplay,
     ReplayTimeout,
+    Reply,
     Report,
     Resumed,
     Sample,
+    SamplePart,
     Status,
     Stop,
     Unknown,
+    Wait,
 )
 from tests.lived import lived
 
@@ -462,3 +466,36 @@ def test_an_answer_to_an_earlier_question_is_nobodys() -> None:
     assert is_late(Evaluate(1, 8), EvalProgress(2, 2, result))
     assert not is_late(Evaluate(1, 4), EvalProgress(2, 2, result))
     assert not is_late(Evaluate(1, 8), EvalProgress(0, 2, None))
+
+
+@pytest.mark.parametrize("reply", [BatchPart(1, 0, (b"x",)), Wait("it is slow", oldest=False)])
+def test_the_parts_of_a_batch_have_what_is_left_of_its_deadline(tmp_path, reply: Reply) -> None:
+    endpoint, over = f"ipc://{tmp_path}/parts", threading.Event()
+    batch = Batch(1, (1,), (0,), (), {}, {}, (), parts=9, sizes=(9,))
+
+    def answer() -> None:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+            socket.linger = 0
+            socket.bind(endpoint)
+            while not over.is_set():
+                if socket.poll(20):
+                    asker, asked = socket.recv_multipart()
+                    match decode_request(asked):
+                        case SamplePart(_, _, part) if isinstance(reply, BatchPart):
+                            time.sleep(0.1)
+                            said: Reply = msgspec.structs.replace(reply, part=part)
+                        case SamplePart():
+                            said = reply
+                        case _:
+                            said = batch
+                    socket.send_multipart((asker, encode(said)))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    words = r"waited [\d.]+ s for part \d of 9 of the batch of step 1"
+    try:
+        with BatchReader(endpoint, 1, 0.3, 0.15) as late, pytest.raises(ReplayTimeout, match=words):
+            late.sample(0)
+    finally:
+        over.set()
+        thread.join()

@@ -140,6 +140,16 @@ def test_a_start_opens_no_segment_and_finds_what_was_compacted_before(
     run.log.close()
 
 
+def test_a_segment_that_is_gone_is_named(run: Run) -> None:
+    keeper = Keeper(run.ledger, run.log, "committed")
+    run.train(1, 2, 3)
+    gone = segments(run.path)[1].path
+    gone.unlink()
+    with pytest.raises(LogError, match=rf"{gone}: cannot be read: No such file"):
+        keeper.look()
+    run.log.close()
+
+
 def test_only_as_much_goes_as_the_bytes_ask_for(run: Run) -> None:
     run.train(*range(1, 9))
     run.send(Committed(1, 8))

@@ -17,6 +17,7 @@ from replay.codec import decode_reply, encode
 from replay.log.event_log import FILE_NAME, EventLog
 from replay.protocol import (
     Alive,
+    Deliver,
     Heartbeat,
     Hello,
     Lease,
@@ -27,7 +28,7 @@ from replay.protocol import (
     Status,
     Wait,
 )
-from replay.server import reception
+from replay.server import held, reception
 from replay.server.reception import Reception
 from replay.server.server import ReplayServer
 from tests.replay.conftest import new_ledger
@@ -124,13 +125,13 @@ def answers(looker: Reception, requests: list[Request], looks: int) -> list[obje
 def test_who_lives_is_answered_behind_more_than_can_be_held(
     alone: Reception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reception, "MOST_HELD", 5)
+    monkeypatch.setattr(held, "MOST_HELD", 5)
     said = [Ready("a", 1, 1, 0)] * 20
     asked = [Heartbeat("a", {}), Observe(0, 0), Resume(1, 0), Heartbeat("a", {})]
     found = answers(alone, [*said, *asked], looks=1)
     kinds = [type(reply) for reply in found]
     assert kinds[:4] == [Alive, Status, Wait, Alive]
-    assert [type(request) for _, request in alone.held] == [*[Ready] * 5, Resume]
+    assert [type(request) for _, request, _ in alone.held] == [*[Ready] * 5, Resume]
 
 
 def test_a_look_reads_no_more_than_its_share(
@@ -138,3 +139,20 @@ def test_a_look_reads_no_more_than_its_share(
 ) -> None:
     monkeypatch.setattr(reception, "MOST_READ", 3)
     assert len(answers(alone, [Heartbeat("a", {})] * 9, looks=2)) == 6
+
+
+def test_who_joins_is_held_once_however_often_it_says_hello(alone: Reception) -> None:
+    hello, ready = Hello("a", "digest"), Ready("a", 1, 1, 0)
+    answers(alone, [hello, ready, *[hello] * 20], looks=1)
+    assert [request for _, request, _ in alone.held] == [hello, ready]
+
+
+def test_what_is_held_is_bounded_in_bytes(
+    alone: Reception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "MOST_HELD_BYTES", 10_000)
+    delivered = Deliver("a", 1, 0, bytes(4000))
+    asked = [*[delivered] * 5, Ready("a", 1, 1, 0), Resume(1, 0)]
+    answers(alone, asked, looks=1)
+    kinds = [type(request) for _, request, _ in alone.held]
+    assert kinds == [Deliver, Deliver, Ready, Resume]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from configs.runtime.files import MOST_IDS
 from configs.schema import Config, LearnerConfig, ModelConfig
 from learner.batch import build
 from learner.model.scorer import TokenScorer, load_model
@@ -39,12 +40,15 @@ def test_rollouts_are_as_long_as_the_demos() -> None:
 
 
 def test_rollouts_are_as_long_as_the_wiki_task_s() -> None:
-    gauges = build(random_batch(WIKI), LearnerConfig()).gauges
+    gauges = build(random_batch(WIKI), LearnerConfig(), vocabulary=MOST_IDS).gauges
     assert 450 < gauges["learner/tokens"] / gauges["learner/sequences"] < 510
 
 
 def test_both_sides_score_the_same_tokens_alike(demo_model: ModelConfig) -> None:
-    model, training = load_model(demo_model), build(random_batch(DEMO), LearnerConfig())
+    model, training = (
+        load_model(demo_model),
+        build(random_batch(DEMO), LearnerConfig(), vocabulary=MOST_IDS),
+    )
     assert training.gauges["learner/sequences"] == DEMO.groups * SIBLINGS
     micro = training.micro_batches[-1]
     with torch.no_grad():
@@ -90,7 +94,9 @@ def test_a_measurement_that_fails_says_how(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_parts_make_up_the_update(demo_model: ModelConfig) -> None:
     config = Config(model=demo_model, learner=LearnerConfig(lr=1e-4, micro_batch_tokens=2048))
-    rates, peaks = measure_update(config, build(random_batch(DEMO), config.learner), 1)
+    rates, peaks = measure_update(
+        config, build(random_batch(DEMO), config.learner, vocabulary=MOST_IDS), 1
+    )
     assert peaks.keys() < rates.keys() and peaks["whole update"] >= peaks["forward + backward"] > 0
     whole = 1.0 / rates.pop("whole update")
     assert rates.pop("update_over_bare") > 0.0 and rates.pop("bare passes") > 0.0

@@ -269,3 +269,21 @@ def test_what_only_looks_like_records_is_read_once(tmp_path: Path) -> None:
         pieces = list(frames.LogReader(log))
     assert frames.Frame(7, record[FRAME.size :]) in pieces
     assert read_bytes < 200 << 20
+
+
+def test_damage_behind_damage_lists_the_folder_no_more_often(tmp_path: Path) -> None:
+    log, listed = tmp_path / FILE_NAME, list[Path]()
+    damage = bytes(7) + b"\x01"  # nothing that a frame could be, nor only zeros
+    records = (damage + framed(b"\x81\xa4type\xa1x", n) for n in range(1, 200))
+    log.write_bytes(header(0, 0, bytes(16)) + b"".join(records) + damage)
+
+    def listing(path: Path) -> list[Path]:
+        listed.append(path)
+        return [path]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "segment_files", listing)
+        pieces = list(frames.LogReader(log))
+    gaps = [piece for piece in pieces if isinstance(piece, frames.Gap)]
+    assert len(gaps) >= 200 and len(pieces) - len(gaps) == 199
+    assert len(listed) < 9

@@ -332,6 +332,17 @@ def test_a_run_with_another_tokenizer_is_refused(recorded_run: RecordedRun) -> N
         read_run(recorded_run.path, 1.0, "mine", CONFIG)
 
 
+def test_ids_that_the_model_does_not_embed_are_refused_by_name(
+    recorded_run: RecordedRun, tmp_path: Path
+) -> None:
+    recorded_run.deliver_all()
+    (tmp_path / "config.json").write_text('{"vocab_size": 2}')
+    small = msgspec.structs.replace(CONFIG, model=ModelConfig(str(tmp_path), max_model_len=60))
+    words = r"group \d+: sibling 1: token id \d+: the model's vocabulary has 2, from 0: .*own model"
+    with pytest.raises(BadDemonstrations, match=words):
+        read_run(recorded_run.path, 1.0, "digest", small)
+
+
 def test_a_folder_without_a_log_is_named(tmp_path: Path) -> None:
     with pytest.raises(LogError, match=r"events\.log: cannot be read"):
         read_run(tmp_path, 1.0, "digest", CONFIG)
