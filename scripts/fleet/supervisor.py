@@ -202,10 +202,12 @@ class Supervisor:
         return True
 
     def _judge_silence(self, dead: dict[str, int], error: ReplayError) -> None:
-        """Replace replay unless it starts, is stopped for a while, or left after the others."""
+        """Replace replay unless it starts, is stopped for a while, or left after the others, or one
+        is gone that is about to be back.
+        """
         limit_s = self._config.fleet.silence_deadline_s
         returning = "replay" in self.restarts.waiting or self.restarts.stopped("replay")
-        gone = (dead.keys() | self._fleet.dead().keys()) - self._left
+        gone = (dead.keys() | self._fleet.dead().keys()) - self._left - self.restarts.absent
         if returning or gone or self._stop.cause:
             return
         if time.monotonic() - self._heard_s < limit_s:

@@ -531,6 +531,38 @@ def test_a_consequence_of_what_stands_still_costs_nothing(keep, clock) -> None:
     assert kept.made == []
 
 
+@pytest.mark.parametrize("waiting", ["actor-1", "retrieval_server"])
+def test_a_consequence_beside_who_finds_no_room_counts(keep, clock, waiting) -> None:
+    """It may wait for weeks: the learner would be started again without end."""
+    fleet, kept, _ = keep(restarts=3)
+    fleet.full = {waiting: "no GPU is free"}
+    fleet.end(waiting, -9)
+    kept.tend({waiting: -9})
+    clock.s += 3.1
+    kept.tend({waiting: -9})
+    spent = len(kept.made)
+    with pytest.raises(BudgetSpent, match=r"fleet\.restarts = 3 in 3600 s are spent"):
+        for _ in range(4):
+            dead = fleet.end("learner", Exit.CONSEQUENCE) | {waiting: -9}
+            kept.tend(dead)
+            clock.s += 3.1
+            kept.tend(dead | fleet.end("learner-1", -9))
+    assert len(kept.made) == spent + 3
+
+
+def test_a_consequence_of_a_learner_that_waits_for_room_costs_nothing(keep, clock) -> None:
+    """That is bounded: the run ends without it after a while."""
+    fleet, kept, _ = keep(restarts=1)
+    fleet.full = {"learner": "no GPU is free"}
+    dead = fleet.end("learner", -9) | fleet.end("learner-1", -9)
+    kept.tend(dead)
+    clock.s += 3.1
+    kept.tend(dead)
+    spent = len(kept.made)
+    kept.tend(dead | fleet.end("actor-0", Exit.CONSEQUENCE))
+    assert len(kept.made) == spent
+
+
 def test_input_that_was_good_once_is_tried_again(keep, clock) -> None:
     fleet, kept, _ = keep()
     fleet.members["actor-0"].ready_at = lambda: 1.0

@@ -254,6 +254,28 @@ def test_an_actor_frees_its_seat_once_it_has_left_for_good(tmp_path: Path, retur
     assert left == ([] if returning else ["actor-1"])
 
 
+@pytest.mark.parametrize("why", ["its pause", "rests", "finds no room", "is to start"])
+def test_a_silent_replay_is_replaced_beside_an_actor_that_does_not_serve(
+    tmp_path: Path, why: str
+) -> None:
+    """That may last for hours; only what is back in a moment may be why replay is silent."""
+    told = list[str]()
+    made, ended = supervised(tmp_path, Fleet(told)), {"actor-1": -9}
+    kept = made.restarts
+    if why == "is to start":
+        kept._returning["actor-1"] = ["actor-1"]
+    else:
+        kept._due["actor-1"] = time.monotonic() + 1.0
+    if why == "rests":
+        kept._resting.add("actor-1")
+    if why == "finds no room":
+        kept._roomless["actor-1"] = "no GPU is free"
+    kept._unready.clear()
+    made._heard_s -= 86_400.0
+    made._judge_silence(ended, ReplayTimeout("no answer"))
+    assert told == ([] if why == "its pause" else ["replay"])
+
+
 def test_the_newest_step_is_told_to_who_bounds_restarts(tmp_path: Path) -> None:
     made, told = supervised(tmp_path, Fleet([])), list[int]()
     made.restarts = SimpleNamespace(reach=told.append)  # type: ignore[assignment]
