@@ -185,7 +185,8 @@ class Restarts:
 
     def _evict(self) -> None:
         """Have actors drain whose node is to go, and come back on another."""
-        for name, why in self._fleet.evicted().items():
+        waiting = [*self._returning, *sorted(filter(is_actor, self._due.keys() - self._resting))]
+        for name, why in self._fleet.evicted(waiting).items():
             member = self._fleet.members[name]
             if self._evicted.get(name) is member:
                 continue

@@ -66,6 +66,7 @@ class Supervisor:
         self._deserted_s = math.inf  # since when no actor is left
         self._heard_s = time.monotonic() + config.actors.starting_deadline_s
         self.restarts = Restarts(config.fleet, fleet, Path(config.run_dir), console.say)
+        self.restarts.reach(shown.step)
         self._disk = DiskWatch(config, console.say)
         self._wanted, self._actor_command = Wanted(Path(config.run_dir)), actor_command
 

@@ -44,7 +44,7 @@ class Fleet:
     def news(self) -> list[str]:
         return []
 
-    def evicted(self) -> dict[str, str]:
+    def evicted(self, waiting: list[str]) -> dict[str, str]:
         return {}
 
     def displaced(self) -> str:
@@ -123,7 +123,7 @@ def watched(
     """Why the run has ended, where these have ended, poll by poll, and replay names this cause."""
     status = Status((), (), {}, SERVING, phase="", stop_cause=stop_cause)
     fleet = SimpleNamespace(members={}, dead=lambda: ends.pop(0) if len(ends) > 1 else ends[0])
-    fleet.news, fleet.evicted, fleet.displaced = list, dict, str
+    fleet.news, fleet.evicted, fleet.displaced = list, lambda waiting: {}, str
     for name in ("replay", "learner", "learner-1", "actor-0", "actor-1"):
         words = {"name": name, "log_path": f"{name}.log", "last_words": lambda: ""}
         fleet.members[name] = SimpleNamespace(pid=1, started_at=0.0, exit_code=0, **words)
@@ -200,7 +200,7 @@ def test_replay_comes_back_at_once_for_an_end_that_somebody_asked_for(tmp_path: 
         room=lambda name: "",
         outdated=list,
         news=list,
-        evicted=dict,
+        evicted=lambda waiting: {},
         displaced=str,
     )
     config = Config(run_dir=str(tmp_path), fleet=FleetConfig(first_pause_s=100.0))
@@ -241,7 +241,7 @@ def test_an_actor_frees_its_seat_once_it_has_left_for_good(tmp_path: Path, retur
         leave=left.append,
         room=lambda name: "",
         news=list,
-        evicted=dict,
+        evicted=lambda waiting: {},
         displaced=str,
     )
     supervisor = supervised(tmp_path, fleet)
@@ -284,6 +284,17 @@ def test_the_newest_step_is_told_to_who_bounds_restarts(tmp_path: Path) -> None:
     for status in (Status(steps, (), {}, {}, "", ""), Status((), (evaluation,), {}, {}, "", "")):
         made._show(status)
     assert told == [6, 5]
+
+
+def test_steps_trained_again_after_a_resumption_are_not_new(tmp_path: Path) -> None:
+    config = Config(run_dir=str(tmp_path), fleet=FleetConfig(restarts=1))
+    shown = Progress(log=True, reports=7, step=7)
+    parts: Any = (config, Fleet([]), Console(), SimpleNamespace(cause=""), shown, lambda name: name)
+    made = Supervisor(*parts)
+    made.restarts._allowed.spend("learner", now=-1e9)
+    for step, spent in ((7, True), (8, False)):
+        made._show(Status((StepReport(step, {}),), (), {}, {}, "", ""))
+        assert bool(made.restarts._allowed.spent("learner", now=0.0)) == spent
 
 
 def test_a_replay_that_is_restored_gets_on_as_long_as_it_comes_further(
