@@ -423,4 +423,11 @@ MUTANTS = (
         "self._due.keys() - self._resting",
         ("tests/scripts/fleet/test_restarts.py",),
     ),
+    Mutant(
+        "room for one sends two actors away",
+        "scripts/fleet/arrangement.py",
+        "*self._ranks_to_move(), *seatless, *left_s",
+        "*self._ranks_to_move(), *left_s",
+        ("tests/scripts/fleet/test_restarts.py",),
+    ),
 )

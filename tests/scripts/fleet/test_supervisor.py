@@ -113,6 +113,27 @@ def test_before_training_everybody_is_told(
     assert sorted(interrupt((), SERVING, silent)) == ["actor-0", "actor-1", CAUSE, "learner"]
 
 
+def test_the_end_does_not_wait_for_a_replay_that_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers once it has read its log; a learner that needs it until then is told meanwhile."""
+    told = list[str]()
+    supervisor, stop = supervised(tmp_path, Fleet(told)), SimpleNamespace(cause="")
+    monkeypatch.setattr(supervisor._console, "remind", lambda _: None)
+    supervisor._stop = stop
+    supervisor._show(Status(STEP, (), {}, SERVING, "", ""))
+    restored = Status((), (), {}, SERVING, "", "")
+    replay = Replay(told, stop, restored)
+    supervisor._show(Status((), (), {}, {}, "restoring: 1", "", restoring=True))
+    stop.cause = "SIGINT"
+    for _ in range(2):
+        supervisor._end_early(replay)  # type: ignore[arg-type]
+    assert told == ["actor-0", "actor-1", "learner"]
+    supervisor._show(restored)
+    supervisor._end_early(replay)  # type: ignore[arg-type]
+    assert told[3:] == [CAUSE]
+
+
 def watched(
     tmp_path: Path,
     ends: list[dict[str, int]],
