@@ -179,11 +179,15 @@ class Arrangement:
         fit = self._seats.with_room(ranks) == ranks
         return fit or (left_s is not None and left_s <= saving_s)
 
-    def actors_that_move(self, left_s: Mapping[str, float | None]) -> list[str]:
+    def actors_that_move(
+        self, left_s: Mapping[str, float | None], waiting: Sequence[str]
+    ) -> list[str]:
         """Those of these actors that are to leave nodes now which are to go in so long (None: not
-        known): others have room for them beside the learner, or draining may take what is left.
+        known): others have room for them beside the learner and those `waiting` to start, or
+        draining may take what is left.
         """
-        fit = self._seats.with_room([*self._ranks_to_move(), *left_s])
+        seatless = [name for name in waiting if self.seats.get(name) in {None, *self._closed}]
+        fit = self._seats.with_room([*dict.fromkeys([*self._ranks_to_move(), *seatless, *left_s])])
         needed_s = self.config.actors.drain_deadline_s + LEAVE_S
         late = [name for name, s in left_s.items() if s is None or s <= needed_s]
         return [name for name in left_s if name in fit or name in late]

@@ -287,13 +287,13 @@ class Cluster:
         """True where a process with these words looks for the learner where it is no longer."""
         return self.arrangement.learner_word not in words
 
-    def evicted(self, ends: Mapping[str, float]) -> list[str]:
+    def evicted(self, ends: Mapping[str, float], waiting: Sequence[str]) -> list[str]:
         """Those of these actors, whose nodes go at these times (0: not known), that are to leave
-        now: the others work on, as no other node has room for them.
+        now: the others work on, as no other node has room for them beside those `waiting` to start.
         """
         now = time.time()
         leave = self.arrangement.actors_that_move(
-            {name: at - now if at else None for name, at in ends.items()}
+            {name: at - now if at else None for name, at in ends.items()}, waiting
         )
         stay = ends.keys() - set(leave)
         for name in sorted(stay - self._stay):

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -222,11 +223,14 @@ class Fleet:
         alive = [m for m in self.members.values() if is_actor(m.name) and m.poll() is None]
         return [m.name for m in alive if self._place.outdated(m.words)]
 
-    def evicted(self) -> dict[str, str]:
-        """Actors that run where they cannot stay and are to leave now, each with the reason."""
+    def evicted(self, waiting: Sequence[str]) -> dict[str, str]:
+        """Actors that run where they cannot stay and are to leave now, each with the reason; room
+        is first that of those `waiting` to start.
+        """
         actors = [m for m in self.members.values() if is_actor(m.name) and m.seat.leaving]
         alive = {m.name: m.seat for m in actors if m.poll() is None}
-        leave = self._place.evicted({name: seat.leaves_at for name, seat in alive.items()})
+        ends = {name: seat.leaves_at for name, seat in alive.items()}
+        leave = self._place.evicted(ends, waiting)
         return {name: alive[name].leaving for name in leave}
 
     def displaced(self) -> str:

@@ -86,9 +86,9 @@ class Place(Protocol):
     def outdated(self, words: Sequence[str]) -> bool:
         """True where a process with these words looks for the learner where it is no longer."""
 
-    def evicted(self, ends: Mapping[str, float]) -> list[str]:
+    def evicted(self, ends: Mapping[str, float], waiting: Sequence[str]) -> list[str]:
         """Those of these actors, whose seats end at these times (0: not known), that are to leave
-        now.
+        now; room is first that of those `waiting` to start.
         """
 
     def displaced(self) -> str:
@@ -144,7 +144,7 @@ class Here:
         """Never."""
         return False
 
-    def evicted(self, ends: Mapping[str, float]) -> list[str]:
+    def evicted(self, ends: Mapping[str, float], waiting: Sequence[str]) -> list[str]:
         """None."""
         return []
 

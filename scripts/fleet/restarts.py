@@ -73,6 +73,12 @@ class Restarts:
         return set(self._returning)
 
     @property
+    def absent(self) -> set[str]:
+        """Who rests, waits for room or is to start, but no rank: that may last for weeks."""
+        found = self._resting | self._roomless.keys() | self._returning.keys()
+        return {name for name in found if not is_rank(name)}
+
+    @property
     def waiting(self) -> set[str]:
         """Processes that are about to be started again, or have not said that they are ready."""
         return self._due.keys() | self._unready
@@ -92,11 +98,9 @@ class Restarts:
                 found[name] = f"has ended with {member.exit_code}"
         for name, why in self._roomless.items():
             found[name] = f"waits for room: {why}"
-        for name, due in self._due.items():
-            if name in self._roomless:
-                continue
+        for name in self._due.keys() - self._roomless.keys():
             what = "rests" if name in self._resting else "has ended"
-            found[name] = f"{what}, and starts again in {max(0.0, due - now):.1f} s"
+            found[name] = f"{what}, and starts again in {max(0.0, self._due[name] - now):.1f} s"
         return found
 
     def tend(self, broken: Mapping[str, int], at_once: bool = False) -> None:
@@ -111,9 +115,8 @@ class Restarts:
         # The ranks of a learner find each other only if all start anew.
         due = [name for name in due if self._fleet.members[name].poll() is not None]
         due = self._with_room(sorted(due, key=lambda name: not is_rank(name)), now)
-        ranks = {name for name in self._fleet.members if is_rank(name)}
-        if ranks & self._roomless.keys():
-            due = [name for name in due if name not in ranks]
+        if any(map(is_rank, self._roomless)):
+            due = [name for name in due if not is_rank(name)]
         if due:
             if self._start({name: self._command(name) for name in due}):
                 self._follow_the_learner(due)
@@ -182,7 +185,8 @@ class Restarts:
 
     def _evict(self) -> None:
         """Have actors drain whose node is to go, and come back on another."""
-        for name, why in self._fleet.evicted().items():
+        waiting = [*self._returning, *sorted(filter(is_actor, self._due.keys() - self._resting))]
+        for name, why in self._fleet.evicted(waiting).items():
             member = self._fleet.members[name]
             if self._evicted.get(name) is member:
                 continue
@@ -336,7 +340,7 @@ class Restarts:
         seat = self._fleet.members[name].seat
         counted = bool(seat.gone) and seat.node_id in self._counted
         self._counted |= {seat.node_id} if seat.gone else set()
-        others = bool(self._stopped.since or self._due.keys() - self._resting)
+        others = bool(self._stopped.since or self._due.keys() - self.absent)
         free = code == Exit.CONSEQUENCE and others
         return free or bool(seat.leaving) or counted or (is_rank(name) and self._moving)
 
@@ -374,7 +378,7 @@ class Restarts:
     def _actors(self) -> list[str]:
         members = self._fleet.members
         there = [n for n in members if is_actor(n) and members[n].exit_code != Exit.DONE]
-        absent = self._roomless.keys() | self._returning.keys() | self._resting | self._unproved
+        absent = self.absent | self._unproved
         return [n for n in there if not self.unwanted(n) and n not in absent]
 
     def _note_started(self, names: list[str]) -> None:

@@ -61,13 +61,14 @@ SWEEP_DEADLINE_S = 15.0
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Counts of the reports and evaluations in a run's log, and whether trajectories were compacted
-    away; `log` is False where there is none.
+    """Counts of the reports and evaluations in a run's log, the newest step of these, and whether
+    trajectories were compacted away; `log` is False where there is none.
     """
 
     log: bool = False
     reports: int = 0
     evaluations: int = 0
+    step: int = -1
     compacted: bool = False
 
 
@@ -238,7 +239,9 @@ def _progress(config: Config, written: Config) -> Progress:
         compacted = oldest is not None and oldest.closed and is_compacted(oldest)
     state = ledger.state
     _check_steps(config, state, found.manifest.step if found else 0)
-    return Progress(there, state.reports.count, state.results.count, compacted)
+    steps = [report.step for report in state.reports.kept]
+    newest = max([*steps, *(result.step for result in state.results.kept)], default=-1)
+    return Progress(there, state.reports.count, state.results.count, newest, compacted)
 
 
 def _check_steps(config: Config, state: LedgerState, saved: int) -> None:

@@ -57,15 +57,16 @@ class Supervisor:
         self._config, self._fleet, self._console, self._stop = config, fleet, console, stop
         self._stop_cause = ""
         self._steps, self._evaluations = shown.reports, shown.evaluations
-        self._asked = self._training = False
+        self._asked = self._told = self._training = False  # processes, replay
         self._settled_at = 0.0
         self._status: Status | None = None
-        self._restoring = ""  # how far replay was when it last said so
+        self._restoring = ""  # how far replay is, by its last word; '' once it has been restored
         self._explained: set[str] = set()
         self._left: set[str] = set()  # actors that have left in order
         self._deserted_s = math.inf  # since when no actor is left
         self._heard_s = time.monotonic() + config.actors.starting_deadline_s
         self.restarts = Restarts(config.fleet, fleet, Path(config.run_dir), console.say)
+        self.restarts.reach(shown.step)
         self._disk = DiskWatch(config, console.say)
         self._wanted, self._actor_command = Wanted(Path(config.run_dir)), actor_command
 
@@ -91,7 +92,7 @@ class Supervisor:
             members = self._fleet.members  # some have been started again since
             dead = {n: code for n, code in dead.items() if members[n].exit_code is not None}
             try:
-                if self._stop.cause and not self._asked:
+                if self._stop.cause and not self._told:
                     self._end_early(observer)
                 if "replay" not in dead or "learner" in dead:
                     self._show(observer.status(self._steps, self._evaluations))
@@ -122,20 +123,31 @@ class Supervisor:
             raise RunFailed(f"{', '.join(left)} did not drain within actors.drain_deadline_s")
 
     def _end_early(self, observer: Observer) -> None:
-        self._console.phase("stopping")
-        self._asked = True
-        self.restarts.call_off()
-        for name, member in self._fleet.members.items():
-            # An engine that still starts is far from asking replay anything.
-            hears = self._training and name in self.gauges
-            if is_actor(name) and not hears:
-                member.signal(signal.SIGTERM)
+        """Tell all that the run ends; a replay that is restored, and would only then answer, once
+        it has been.
+        """
+        first, self._asked = not self._asked, True
         try:
-            observer.shutdown(self._interrupted)
+            if first:
+                self._call_off()
+            if not self._restoring:
+                self._told = True
+                observer.shutdown(self._interrupted)
         finally:
             # The learner may wait for actors that have left. Its other ranks leave with it: it may
             # still need them to save.
-            self._fleet.members["learner"].signal(signal.SIGTERM)
+            if first:
+                self._fleet.members["learner"].signal(signal.SIGTERM)
+
+    def _call_off(self) -> None:
+        """Have nobody come any more, and those leave whom replay does not tell."""
+        self._console.phase("stopping")
+        self.restarts.call_off()
+        for name, member in self._fleet.members.items():
+            # An engine that still starts is far from asking replay anything.
+            hears = self._training and name in self.gauges and not self._restoring
+            if is_actor(name) and not hears:
+                member.signal(signal.SIGTERM)
 
     def _judge(self, dead: dict[str, int]) -> bool:
         """Return True where a process has died unasked and the run goes on. Raises RunFailed."""
@@ -202,10 +214,12 @@ class Supervisor:
         return True
 
     def _judge_silence(self, dead: dict[str, int], error: ReplayError) -> None:
-        """Replace replay unless it starts, is stopped for a while, or left after the others."""
+        """Replace replay unless it starts, is stopped for a while, or left after the others, or one
+        is gone that is about to be back.
+        """
         limit_s = self._config.fleet.silence_deadline_s
         returning = "replay" in self.restarts.waiting or self.restarts.stopped("replay")
-        gone = (dead.keys() | self._fleet.dead().keys()) - self._left
+        gone = (dead.keys() | self._fleet.dead().keys()) - self._left - self.restarts.absent
         if returning or gone or self._stop.cause:
             return
         if time.monotonic() - self._heard_s < limit_s:
@@ -234,6 +248,7 @@ class Supervisor:
                 self.restarts.got_on["replay"] = time.monotonic()
             self._console.remind(status.phase)
             return
+        self._restoring = ""
         self._status, self._stop_cause = status, status.stop_cause
         self.gauges.update(status.fleet)
         config = self._config

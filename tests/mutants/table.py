@@ -409,4 +409,25 @@ MUTANTS = (
         "trust=config.model.trust_remote_code, given",
         ("tests/actors/test_joining.py",),
     ),
+    Mutant(
+        "a silent replay is left alone while an actor rests",
+        "scripts/fleet/supervisor.py",
+        " - self._left - self.restarts.absent",
+        " - self._left",
+        ("tests/scripts/fleet/test_supervisor.py",),
+    ),
+    Mutant(
+        "restarts are free while an actor finds no room",
+        "scripts/fleet/restarts.py",
+        "self._due.keys() - self.absent",
+        "self._due.keys() - self._resting",
+        ("tests/scripts/fleet/test_restarts.py",),
+    ),
+    Mutant(
+        "room for one sends two actors away",
+        "scripts/fleet/arrangement.py",
+        "*self._ranks_to_move(), *seatless, *left_s",
+        "*self._ranks_to_move(), *left_s",
+        ("tests/scripts/fleet/test_restarts.py",),
+    ),
 )

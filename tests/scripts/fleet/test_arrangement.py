@@ -153,12 +153,12 @@ def test_actors_leave_a_node_for_another_with_room_or_in_its_last_minute(tmp_pat
     plan._seats.add(Room(node("c").node, 0, 0))
     plan.close("b")
     before, hour = dict(plan.seats), {"actor-0": 3600.0, "actor-1": 3600.0}
-    assert plan.actors_that_move(hour) == [] and plan.seats == before, "nobody has room"
-    assert plan.actors_that_move({"actor-0": None}) == ["actor-0"], "its node may go at once"
-    assert plan.actors_that_move({"actor-0": 51.0}) == []
-    assert plan.actors_that_move({"actor-0": 50.0}) == ["actor-0"], "20 s to drain, and 30 s"
+    assert plan.actors_that_move(hour, []) == [] and plan.seats == before, "nobody has room"
+    assert plan.actors_that_move({"actor-0": None}, []) == ["actor-0"], "its node may go at once"
+    assert plan.actors_that_move({"actor-0": 51.0}, []) == []
+    assert plan.actors_that_move({"actor-0": 50.0}, []) == ["actor-0"], "20 s to drain, and 30 s"
     plan._seats.add(Room(node("c").node, 0, plan._needs["actor"].memory_bytes))
-    assert plan.actors_that_move(hour) == ["actor-0"], "there is room for one"
+    assert plan.actors_that_move(hour, []) == ["actor-0"], "there is room for one"
 
 
 def test_room_that_a_learner_moves_into_is_no_actor_s(tmp_path: Path) -> None:
@@ -169,19 +169,19 @@ def test_room_that_a_learner_moves_into_is_no_actor_s(tmp_path: Path) -> None:
     most = max(plan._needs[kind].memory_bytes for kind in ("learner", "actor"))
     plan._seats.add(Room(node("c").node, 0, most))
     plan.close("b")
-    assert plan.learner_moves(3600.0) and plan.actors_that_move({"actor-0": 3600.0}) == []
+    assert plan.learner_moves(3600.0) and plan.actors_that_move({"actor-0": 3600.0}, []) == []
     plan._seats.take("learner", "a")
-    assert plan.actors_that_move({"actor-0": 3600.0}) == ["actor-0"]
+    assert plan.actors_that_move({"actor-0": 3600.0}, []) == ["actor-0"]
 
 
 def test_who_works_on_where_a_node_is_to_go_is_said_once(tmp_path: Path) -> None:
     cluster = object.__new__(Cluster)  # its other parts need a cluster
     asked, now = [], time.time()
-    moves = SimpleNamespace(actors_that_move=lambda left: asked.append(left) or ["actor-0"])
+    moves = SimpleNamespace(actors_that_move=lambda left, _: asked.append(left) or ["actor-0"])
     cluster.arrangement, cluster._stay, cluster._said = moves, set(), []
     cluster._watch = SimpleNamespace(events=list)
     ends = {"actor-0": 0.0, "actor-1": now + 60.0}
-    assert [cluster.evicted(ends) for _ in range(2)] == [["actor-0"]] * 2
+    assert [cluster.evicted(ends, []) for _ in range(2)] == [["actor-0"]] * 2
     assert asked[0]["actor-0"] is None and 50.0 < asked[0]["actor-1"] <= 60.0
     said = "actor-1 works on there for now: no other node has room for it"
     assert [cluster.news() for _ in range(2)] == [[said], []]

@@ -17,8 +17,10 @@ from configs.schema import ActorsConfig, Config
 from scripts.fleet import restarts
 from scripts.fleet.host import Host
 from scripts.fleet.place import NodeGone
+from scripts.fleet.placement import Room
 from scripts.fleet.restarts import BudgetSpent, Restarts
 from scripts.runs.fleet_log import read_fleet_log
+from tests.scripts.fleet.test_arrangement import arranged, node
 
 NAMES = ("retrieval_server", "replay", "learner", "learner-1", "actor-0", "actor-1")
 
@@ -58,7 +60,7 @@ class Fleet:
     def outdated(self) -> list[str]:
         return self.stale
 
-    def evicted(self) -> dict[str, str]:
+    def evicted(self, waiting: list[str]) -> dict[str, str]:
         alive = {n: m for n, m in self.members.items() if m.exit_code is None}
         return {n: m.seat.leaving for n, m in alive.items() if m.seat.leaving}
 
@@ -531,6 +533,38 @@ def test_a_consequence_of_what_stands_still_costs_nothing(keep, clock) -> None:
     assert kept.made == []
 
 
+@pytest.mark.parametrize("waiting", ["actor-1", "retrieval_server"])
+def test_a_consequence_beside_who_finds_no_room_counts(keep, clock, waiting) -> None:
+    """It may wait for weeks: the learner would be started again without end."""
+    fleet, kept, _ = keep(restarts=3)
+    fleet.full = {waiting: "no GPU is free"}
+    fleet.end(waiting, -9)
+    kept.tend({waiting: -9})
+    clock.s += 3.1
+    kept.tend({waiting: -9})
+    spent = len(kept.made)
+    with pytest.raises(BudgetSpent, match=r"fleet\.restarts = 3 in 3600 s are spent"):
+        for _ in range(4):
+            dead = fleet.end("learner", Exit.CONSEQUENCE) | {waiting: -9}
+            kept.tend(dead)
+            clock.s += 3.1
+            kept.tend(dead | fleet.end("learner-1", -9))
+    assert len(kept.made) == spent + 3
+
+
+def test_a_consequence_of_a_learner_that_waits_for_room_costs_nothing(keep, clock) -> None:
+    """That is bounded: the run ends without it after a while."""
+    fleet, kept, _ = keep(restarts=1)
+    fleet.full = {"learner": "no GPU is free"}
+    dead = fleet.end("learner", -9) | fleet.end("learner-1", -9)
+    kept.tend(dead)
+    clock.s += 3.1
+    kept.tend(dead)
+    spent = len(kept.made)
+    kept.tend(dead | fleet.end("actor-0", Exit.CONSEQUENCE))
+    assert len(kept.made) == spent
+
+
 def test_input_that_was_good_once_is_tried_again(keep, clock) -> None:
     fleet, kept, _ = keep()
     fleet.members["actor-0"].ready_at = lambda: 1.0
@@ -557,6 +591,34 @@ def test_actors_of_a_node_that_is_to_go_drain_and_come_back_elsewhere(keep, cloc
     kept.look()
     assert fleet.started[-1] == {"actor-1": last.command} and not kept.returning
     assert kept.made == []
+
+
+@pytest.mark.parametrize("learner_moves", [False, True])
+def test_room_for_one_is_that_of_who_has_drained_for_it(
+    keep, clock, tmp_path, learner_moves
+) -> None:
+    """The other works on for the hour that its node has left."""
+    fleet, kept, _ = keep()
+    plan, told = arranged(tmp_path, "a", "b", "c", cluster__actors="[b,c]"), list[str]()
+    for name in ("actor-0", "actor-1"):
+        plan._seats.take(name, "b")
+        fleet.members[name].drain = lambda name=name: told.append(name)
+    plan._seats.add(Room(node("c").node, 0, plan._needs["actor"].memory_bytes))
+    plan.close("b")
+    hour = {"actor-0": 3600.0, "actor-1": 3600.0}
+
+    def evicted(waiting: list[str]) -> dict[str, str]:
+        left_s = {n: s for n, s in hour.items() if fleet.members[n].exit_code is None}
+        return dict.fromkeys(plan.actors_that_move(left_s, waiting), "node b is to go")
+
+    fleet.evicted, fleet.room = evicted, lambda name: "" if plan.seat(name) else "none"
+    kept.look()
+    fleet.members["actor-0"].exit_code = 0
+    hour.pop("actor-0")  # it has drained
+    kept._moving = learner_moves  # then room is found later
+    kept.look()
+    assert told == ["actor-0"]
+    assert plan.seats["actor-0"] == ("b" if learner_moves else "c")
 
 
 def test_a_learner_whose_node_is_to_go_saves_and_moves_before_actors_come_back(keep, clock) -> None:

@@ -39,7 +39,7 @@ def test_a_killed_run_goes_on_as_recorded(folder: Folder) -> None:
     assert config.retrieval.port > 0
     same = msgspec.structs.replace(config, retrieval=folder.config.retrieval)
     assert same == folder.config
-    assert progress == resume.Progress(log=True, reports=1, evaluations=0)
+    assert progress == resume.Progress(log=True, reports=1, step=20)
 
 
 def test_a_run_killed_before_its_first_record_goes_on(folder: Folder) -> None:
@@ -66,7 +66,7 @@ def test_no_closed_segment_is_read_but_the_oldest(
     seen: list[str] = []
     for module in (tail, compaction):
         monkeypatch.setattr(module, "opened", lambda p: seen.append(p.name) or opened(p))
-    assert folder.checked()[1] == resume.Progress(log=True, reports=4)
+    assert folder.checked()[1] == resume.Progress(log=True, reports=4, step=20)
     assert set(seen) == {"events.log", "events.log.000004"}
 
 

@@ -44,7 +44,7 @@ class Fleet:
     def news(self) -> list[str]:
         return []
 
-    def evicted(self) -> dict[str, str]:
+    def evicted(self, waiting: list[str]) -> dict[str, str]:
         return {}
 
     def displaced(self) -> str:
@@ -113,6 +113,27 @@ def test_before_training_everybody_is_told(
     assert sorted(interrupt((), SERVING, silent)) == ["actor-0", "actor-1", CAUSE, "learner"]
 
 
+def test_the_end_does_not_wait_for_a_replay_that_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers once it has read its log; a learner that needs it until then is told meanwhile."""
+    told = list[str]()
+    supervisor, stop = supervised(tmp_path, Fleet(told)), SimpleNamespace(cause="")
+    monkeypatch.setattr(supervisor._console, "remind", lambda _: None)
+    supervisor._stop = stop
+    supervisor._show(Status(STEP, (), {}, SERVING, "", ""))
+    restored = Status((), (), {}, SERVING, "", "")
+    replay = Replay(told, stop, restored)
+    supervisor._show(Status((), (), {}, {}, "restoring: 1", "", restoring=True))
+    stop.cause = "SIGINT"
+    for _ in range(2):
+        supervisor._end_early(replay)  # type: ignore[arg-type]
+    assert told == ["actor-0", "actor-1", "learner"]
+    supervisor._show(restored)
+    supervisor._end_early(replay)  # type: ignore[arg-type]
+    assert told[3:] == [CAUSE]
+
+
 def watched(
     tmp_path: Path,
     ends: list[dict[str, int]],
@@ -123,7 +144,7 @@ def watched(
     """Why the run has ended, where these have ended, poll by poll, and replay names this cause."""
     status = Status((), (), {}, SERVING, phase="", stop_cause=stop_cause)
     fleet = SimpleNamespace(members={}, dead=lambda: ends.pop(0) if len(ends) > 1 else ends[0])
-    fleet.news, fleet.evicted, fleet.displaced = list, dict, str
+    fleet.news, fleet.evicted, fleet.displaced = list, lambda waiting: {}, str
     for name in ("replay", "learner", "learner-1", "actor-0", "actor-1"):
         words = {"name": name, "log_path": f"{name}.log", "last_words": lambda: ""}
         fleet.members[name] = SimpleNamespace(pid=1, started_at=0.0, exit_code=0, **words)
@@ -200,7 +221,7 @@ def test_replay_comes_back_at_once_for_an_end_that_somebody_asked_for(tmp_path: 
         room=lambda name: "",
         outdated=list,
         news=list,
-        evicted=dict,
+        evicted=lambda waiting: {},
         displaced=str,
     )
     config = Config(run_dir=str(tmp_path), fleet=FleetConfig(first_pause_s=100.0))
@@ -241,7 +262,7 @@ def test_an_actor_frees_its_seat_once_it_has_left_for_good(tmp_path: Path, retur
         leave=left.append,
         room=lambda name: "",
         news=list,
-        evicted=dict,
+        evicted=lambda waiting: {},
         displaced=str,
     )
     supervisor = supervised(tmp_path, fleet)
@@ -254,6 +275,28 @@ def test_an_actor_frees_its_seat_once_it_has_left_for_good(tmp_path: Path, retur
     assert left == ([] if returning else ["actor-1"])
 
 
+@pytest.mark.parametrize("why", ["its pause", "rests", "finds no room", "is to start"])
+def test_a_silent_replay_is_replaced_beside_an_actor_that_does_not_serve(
+    tmp_path: Path, why: str
+) -> None:
+    """That may last for hours; only what is back in a moment may be why replay is silent."""
+    told = list[str]()
+    made, ended = supervised(tmp_path, Fleet(told)), {"actor-1": -9}
+    kept = made.restarts
+    if why == "is to start":
+        kept._returning["actor-1"] = ["actor-1"]
+    else:
+        kept._due["actor-1"] = time.monotonic() + 1.0
+    if why == "rests":
+        kept._resting.add("actor-1")
+    if why == "finds no room":
+        kept._roomless["actor-1"] = "no GPU is free"
+    kept._unready.clear()
+    made._heard_s -= 86_400.0
+    made._judge_silence(ended, ReplayTimeout("no answer"))
+    assert told == ([] if why == "its pause" else ["replay"])
+
+
 def test_the_newest_step_is_told_to_who_bounds_restarts(tmp_path: Path) -> None:
     made, told = supervised(tmp_path, Fleet([])), list[int]()
     made.restarts = SimpleNamespace(reach=told.append)  # type: ignore[assignment]
@@ -262,6 +305,17 @@ def test_the_newest_step_is_told_to_who_bounds_restarts(tmp_path: Path) -> None:
     for status in (Status(steps, (), {}, {}, "", ""), Status((), (evaluation,), {}, {}, "", "")):
         made._show(status)
     assert told == [6, 5]
+
+
+def test_steps_trained_again_after_a_resumption_are_not_new(tmp_path: Path) -> None:
+    config = Config(run_dir=str(tmp_path), fleet=FleetConfig(restarts=1))
+    shown = Progress(log=True, reports=7, step=7)
+    parts: Any = (config, Fleet([]), Console(), SimpleNamespace(cause=""), shown, lambda name: name)
+    made = Supervisor(*parts)
+    made.restarts._allowed.spend("learner", now=-1e9)
+    for step, spent in ((7, True), (8, False)):
+        made._show(Status((StepReport(step, {}),), (), {}, {}, "", ""))
+        assert bool(made.restarts._allowed.spent("learner", now=0.0)) == spent
 
 
 def test_a_replay_that_is_restored_gets_on_as_long_as_it_comes_further(
