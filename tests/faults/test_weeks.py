@@ -163,6 +163,7 @@ def server(stays_s: float) -> Iterator[int]:
     thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stays_s", "patience_s", "end"), [(0.1, 8.0, "let go"), (60.0, 0.2, "held")]
 )

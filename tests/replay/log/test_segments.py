@@ -215,6 +215,7 @@ def _full(_: int) -> None:
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_system_call_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     for number in killed_everywhere(lambda: _write_and_tell(tmp_path / "now" / "events.log")):
         path = tmp_path / "now" / "events.log"
