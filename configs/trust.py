@@ -88,6 +88,11 @@ def told(config: Config, of: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
             yield field, value
 
 
+def flag_for(config: Config) -> str:
+    """` --trust`, where a command that goes on with a run of this configuration needs it; ''."""
+    return f" {FLAG}" * any(told(config))
+
+
 def require_inside(run: Path, *, trust: bool) -> None:
     """Raise ConfigError, a line a link, where one in a run's folder leads out of it: what is
     written below it, or removed there, would be something else of the user's.

@@ -260,7 +260,7 @@ class Servers:
         if version != self.version and not self._adopted(version):
             raise OtherIndex(
                 f"{server.url} serves index {version!r}, this run searches {self.version!r}: "
-                "start it with that index, or leave it out of retrieval.url"
+                "start it with the run's index, or leave it out of retrieval.url"
             )
         server.is_other = False
         self._of_version(version)

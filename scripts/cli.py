@@ -70,7 +70,7 @@ COMMANDS = {
     "show": Command("runs.show:show", "Print a run's rollouts in colour."),
     "plot": Command("runs.plot:plot", "Draw a run's learning curve."),
     "audit": Command("runs.audit:audit", "Close a run's books."),
-    "compact": Command("runs.compact:compact", "Make a finished run's log smaller."),
+    "compact": Command("runs.compact:compact", "Make a stopped run's log smaller."),
     "relearn": Command("runs.relearn:relearn", "Learn again, offline, from a run's log."),
     "data prepare": Command("data.prepare:prepare", "Put data sets into one schema."),
     "data audit": Command("data.corpus_audit:audit", "Count the questions a corpus answers."),

@@ -32,7 +32,7 @@ class DemoOptions(Options):
     )
     quick: bool = option("wiki: 6 steps and 64 held-out questions, not 36, 128", default=False)
     steps: int | None = option(
-        "wiki: steps of training (default 36; --quick 8)", metavar="N", least=1
+        "wiki: steps of training (default 36; with --quick 6)", metavar="N", least=1
     )
 
     def __post_init__(self) -> None:

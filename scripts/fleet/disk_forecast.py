@@ -14,6 +14,7 @@ from pathlib import Path
 
 from configs.runtime.files import weights_bytes
 from configs.schema import Config
+from configs.trust import flag_for
 from scripts.setup.machine import batch_bytes, record_bytes
 
 EVERY_S = 60.0  # between two looks at the files
@@ -88,6 +89,7 @@ class DiskWatch:
     def __init__(self, config: Config, say: Callable[[str, str], None]) -> None:
         """`say(text, style)` tells the person at the terminal."""
         self._run_dir, self._say = Path(config.run_dir), say
+        self._flag = flag_for(config)
         self._keeps_all = config.replay.keep == "all"
         self._soon_s = config.fleet.disk_warning_s
         self._kept = most_checkpoints(config)
@@ -109,21 +111,26 @@ class DiskWatch:
             self._warned_s = math.inf if found else self._warned_s
         elif found.left_s < self._warned_s / 2 or self._warned_s == math.inf:
             self._warned_s = found.left_s
-            told = warning(self._run_dir, self._looks[-1].free, found, self._keeps_all)
-            self._say(told, "bold yellow")
+            less = with_less(self._run_dir, self._flag) if self._keeps_all else ""
+            said = warning(self._run_dir, self._looks[-1].free, found)
+            self._say(said + less, "bold yellow")
 
 
-def warning(run_dir: Path, free: int, found: Forecast, keeps_all: bool) -> str:
-    """The warning of a disk that fills, and what to do; `keeps_all`: so does `replay.keep`."""
+def with_less(run_dir: Path, flag: str) -> str:
+    """What else to do where `replay.keep` keeps all; `flag`: of the command that goes on."""
+    return (
+        f", or end it (Ctrl-C; detached: kill -INT {os.getpid()}) and go on with less kept: "
+        f"`forage resume {run_dir}{flag} replay.keep=committed`"
+    )
+
+
+def warning(run_dir: Path, free: int, found: Forecast) -> str:
+    """The warning of a disk that fills."""
     when = f"in about {found.left_s / 3600:.1f} h" if found.left_s else "with its checkpoints"
     more = f", and checkpoints still to come take {found.to_come / GB:.1f} GB" * (found.to_come > 0)
-    less = (
-        f"; or press Ctrl-C and go on with less kept: `forage resume {run_dir} "
-        "replay.keep=committed`"
-    )
     return (
         f"the disk of {run_dir} is full {when}: {free / GB:.1f} GB are free, the run grows by "
-        f"{3600 * found.growth / GB:.2f} GB an hour{more}: free some" + less * keeps_all
+        f"{3600 * found.growth / GB:.2f} GB an hour{more}: free some"
     )
 
 

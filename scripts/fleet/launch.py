@@ -22,7 +22,7 @@ from configs.runtime.files import replacing
 from configs.runtime.process import REPOSITORY, Exit, make_socket_dir
 from configs.runtime.signals import Interrupt
 from configs.schema import Config
-from configs.trust import FLAG, TRUSTING, told
+from configs.trust import FLAG, TRUSTING, flag_for
 from replay.clients.launcher import Observer
 from replay.log.event_log import FILE_NAME
 from replay.protocol import ReplayError
@@ -268,8 +268,7 @@ def how_to_go_on(config: Config, outcome: str) -> str:
     run_dir = Path(config.run_dir)
     if outcome not in ("failed", "interrupted") or not (run_dir / FILE_NAME).exists():
         return ""
-    trusted = any(told(config))  # its user said so of this run, and has to again
-    return f"forage resume {run_dir}{f' {FLAG}' * trusted}"
+    return f"forage resume {run_dir}{flag_for(config)}"
 
 
 def _leave(

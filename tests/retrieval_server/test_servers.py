@@ -313,7 +313,7 @@ async def test_who_is_gone_is_not_judged_by_the_index_it_had(
         await until(lambda: dead.can_serve(time.monotonic()))
         prefer(client, 0)
         assert (await client.retrieve(["new"], 1))[0][0].id == "c"
-    said = f"{gone.url}/retrieve serves index 'one', this run searches 'two': start it with that "
+    said = f"{gone.url}/retrieve serves index 'one', this run searches 'two': start it with the "
     assert [said in each.getMessage() for each in caplog.records][-1]
 
 

@@ -133,8 +133,9 @@ def summary(
             "acknowledge time": "from the delivery; at one a second, from when it was due",
             "over_ray_queue": "best number of actors over the best way to feed the queue",
             "heartbeats": f"each names all that its actor holds: {LEASES} leases at one a second",
-            "restart": "from the start of replay's process until it serves, on a log whose newest "
-            "segment is nearly full; ratios: the most of any longer log over that of 250,000",
+            "restart": "from the start of replay's process until it serves, the median of three, "
+            "on a log whose newest segment is nearly full; ratios: the most of any longer log over "
+            "that of 250,000",
             "MB/s": "of the event log",
             "cpu": "shares of one core within the window; all processes share the machine",
             "per_server_cpu_s": "trajectories per second of the server's processor time, both "

@@ -1,7 +1,9 @@
 """When a run's disk is full, foretold from its growth and from the checkpoints still to come."""
 
 import math
+import os
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -87,10 +89,28 @@ def test_the_warning_comes_once_and_again_at_half(
         watch.tend(60.0 * minute)
     assert len(said) == 1
     assert f"the disk of {tmp_path} is full in about 20.0 h: 40.0 GB are free" in said[0]
-    assert "2.00 GB an hour" in said[0] and f"resume {tmp_path} replay.keep=committed`" in said[0]
+    assert "2.00 GB an hour" in said[0] and f"kill -INT {os.getpid()})" in said[0]
+    assert said[0].endswith(f"`forage resume {tmp_path} replay.keep=committed`")
     free[0] = 15 * GB
     watch.tend(60.0 * 180)
     assert len(said) == 2 and "in about 7.5 h" in said[1]
+
+
+@pytest.mark.parametrize("keep", ["all", "committed"])
+def test_the_warning_names_a_command_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: Literal["all", "committed"]
+) -> None:
+    said: list[str] = []
+    config = Config(
+        run_dir=str(tmp_path),
+        replay=ReplayConfig(keep=keep, endpoint="tcp://10.0.0.1:5555"),
+    )
+    watch = DiskWatch(config, lambda text, _: said.append(text))
+    monkeypatch.setattr(disk_forecast, "look", lambda _, at_s: Look(at_s, int(at_s), 0, 0, 0))
+    for minute in range(20):
+        watch.tend(60.0 * minute)
+    command = f"`forage resume {tmp_path} --trust replay.keep=committed`"
+    assert len(said) == 1 and said[0].endswith(command if keep == "all" else "free some")
 
 
 def test_a_look_that_fails_ends_no_run(tmp_path: Path) -> None:
