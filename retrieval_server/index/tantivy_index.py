@@ -90,7 +90,8 @@ class TantivyIndex:
         return [Hit(self._position(at), score) for score, at in found]
 
     def _position(self, at: tantivy.DocAddress) -> int:
-        return self._begins[at.segment_ord] + int(at.doc)
+        begin: int = self._begins[at.segment_ord]
+        return begin + int(at.doc)
 
     def _terms(self, bag: frozenset[tuple[str, int]]) -> list[_Term]:
         """The words that some passage holds, the rarest first."""
