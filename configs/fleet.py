@@ -6,6 +6,8 @@ from typing import Annotated
 
 from configs.section import OF_THE_MACHINE, REACHES_OUT, InputPath, NonNegative, Seconds, Section
 
+Span = Annotated[Seconds, OF_THE_MACHINE]
+
 
 class FleetConfig(Section, frozen=True):
     """The launcher's restarts of a process that ends or stands still, and its forecast of the
@@ -14,16 +16,16 @@ class FleetConfig(Section, frozen=True):
 
     # Of each process within the window, or without a new step between them; then an actor rests
     # while others serve, and the run ends where none does, or with any other process
-    restarts: NonNegative = 8
-    restarts_window_s: Seconds = 3600.0
-    first_pause_s: Seconds = 0.5  # before a restart; doubled each time one ends soon again
-    longest_pause_s: Seconds = 30.0
+    restarts: Annotated[NonNegative, OF_THE_MACHINE] = 8
+    restarts_window_s: Span = 3600.0
+    first_pause_s: Span = 0.5  # before a restart; doubled each time one ends soon again
+    longest_pause_s: Span = 30.0
     # From the start of a process until it is ready, without what it waits for others: an index of
     # millions of passages is built meanwhile. For replay, since it last got on with its log
-    start_deadline_s: Seconds = 7200.0
-    stopped_deadline_s: Seconds = 300.0  # how long a process may be stopped (SIGSTOP)
-    silence_deadline_s: Seconds = 30.0  # how long replay may give the launcher no answer
-    disk_warning_s: Seconds = 86400.0  # where the disk fills sooner, the console says so
+    start_deadline_s: Span = 7200.0
+    stopped_deadline_s: Span = 300.0  # how long a process may be stopped (SIGSTOP)
+    silence_deadline_s: Span = 30.0  # how long replay may give the launcher no answer
+    disk_warning_s: Span = 86400.0  # where the disk fills sooner, the console says so
 
 
 class ClusterConfig(Section, frozen=True):

@@ -5,7 +5,8 @@ byte, so many more passages tie. Its index stays in its files, memory-mapped.
 
 Its Python binding scores every passage that holds a word of the query. So the frequent words, which
 together are worth less than the last of the best hits has, are looked up only where a passage holds
-one of the others (MaxScore: Turtle & Flood 1995); the hits are the same.
+one of the others (MaxScore: Turtle & Flood 1995), and there only in the passages that the others
+put first, unless one behind them could still come up to the best. The hits are the same.
 
 Equal scores come in the order of segments, larger ones first, and within one as passages were
 added. So segments are consecutive parts of the corpus, each a little smaller than the one before,
@@ -23,14 +24,15 @@ import tantivy
 
 from retrieval_server.index.base import Hit
 from retrieval_server.index.words import words
-from retrieval_server.protocol import MAX_TOP_K, BadIndex, CorpusError
+from retrieval_server.protocol import BadIndex, CorpusError
 
 VERSION = f"tantivy {tantivy.__version__}"
 K1, B = 1.2, 0.75  # tantivy's own; it takes no others
 MOST_SEGMENTS = 7  # tantivy merges 8 of a size, in an order of its own
 SEGMENT_PASSAGES = 1 << 20  # of a segment, where they fit into MOST_SEGMENTS
-_LIMITS = (4, 16, MAX_TOP_K)  # hits; the fewer they are, the more passages are left out
+_SEEN = (32, 512)  # passages, beside the hits, in which frequent words are looked up; then in all
 _ENOUGH = 4  # times as many passages as hits
+_CHEAP = 20_000  # passages that take less time than a frequent word in a few
 _MOST_OPTIONAL = 64  # terms; tantivy's calls nest as deep
 _ROUNDED = 1.00001  # scores are sums of float32
 _ARENA_BYTES = 4_000_000_000  # tantivy's most for a segment in the making; taken as it is filled
@@ -67,16 +69,29 @@ class TantivyIndex:
         return [found[bag] for bag in bags]
 
     def _best(self, bag: frozenset[tuple[str, int]], top_k: int) -> list[Hit]:
-        # One of few numbers: what is left out decides in which order words are added up.
-        limit = next((limit for limit in _LIMITS if top_k <= limit), top_k)
         terms = self._terms(bag)
-        first = _enough(terms, limit)
-        hits = self._found(terms, first, limit)
-        least = hits[-1][0] if len(hits) == limit else 0.0
-        if (needed := _needed(terms, least)) > first:
-            hits = self._found(terms, needed, limit)
-        begins = self._begins
-        return [Hit(begins[at.segment_ord] + at.doc, score) for score, at in hits[:top_k]]
+        needed = _enough(terms, top_k)
+        for seen in _SEEN:
+            while True:
+                found = self._found(terms[:needed], top_k + seen)
+                if needed == len(terms):
+                    return self._hits(found[:top_k])
+                hits = self._scored(terms, found)
+                least = hits[top_k - 1][0] if len(hits) >= top_k else 0.0
+                if (more := _needed(terms, least)) <= needed:
+                    break
+                needed = more
+            others = sum(term.most for term in terms[needed:])
+            if len(found) < top_k + seen or (found[-1][0] + others) * _ROUNDED < least:
+                return self._hits(hits[:top_k])
+        return self._hits(self._in_all(terms, needed, top_k))
+
+    def _hits(self, found: "_Found") -> list[Hit]:
+        return [Hit(self._position(at), score) for score, at in found]
+
+    def _position(self, at: tantivy.DocAddress) -> int:
+        begin: int = self._begins[at.segment_ord]
+        return begin + int(at.doc)
 
     def _terms(self, bag: frozenset[tuple[str, int]]) -> list[_Term]:
         """The words that some passage holds, the rarest first."""
@@ -90,29 +105,59 @@ class TantivyIndex:
                 found.append(_Term(passages, times * idf * (K1 + 1), query))
         return sorted(found, key=lambda term: term.passages)
 
-    def _found(
-        self, terms: Sequence[_Term], needed: int, limit: int
-    ) -> list[tuple[float, tantivy.DocAddress]]:
-        """The best passages that hold one of the first `needed` terms, by all terms."""
-        if not terms:
+    def _found(self, terms: Sequence[_Term], limit: int) -> "_Found":
+        """The best passages by these terms alone."""
+        return self._searched(_any_of(terms), limit) if terms else []
+
+    def _scored(self, terms: Sequence[_Term], found: "_Found") -> "_Found":
+        """These passages by all terms, best first."""
+        if not found:
             return []
-        any_of = [(tantivy.Occur.Should, term.query) for term in terms[:needed]]
-        query = tantivy.Query.boolean_query(any_of)
-        for term in terms[needed:]:  # one in another: of several at once it would read all postings
-            both = [(tantivy.Occur.Must, query), (tantivy.Occur.Should, term.query)]
-            query = tantivy.Query.boolean_query(both)
-        found: list[tuple[float, tantivy.DocAddress]]
-        found = self._searcher.search(query, limit, count=False).hits
+        positions = [self._position(at) for _, at in found]
+        these = tantivy.Query.term_set_query(self._schema, _POSITION, positions)
+        query = tantivy.Query.const_score_query(these, 0.0)
+        flat = max(0, len(terms) - _MOST_OPTIONAL)
+        if flat:
+            query = _with(query, _any_of(terms[:flat]))
+        for term in terms[flat:]:
+            query = _with(query, term.query)
+        return self._searched(query, len(found))
+
+    def _in_all(self, terms: Sequence[_Term], needed: int, limit: int) -> "_Found":
+        """The best passages that hold one of the first `needed` terms, by all terms."""
+        query = _any_of(terms[:needed])
+        for term in terms[needed:]:
+            query = _with(query, term.query)
+        return self._searched(query, limit)
+
+    def _searched(self, query: tantivy.Query, limit: int) -> "_Found":
+        found: _Found = self._searcher.search(query, limit, count=False).hits
         return found
 
 
+_Found = list[tuple[float, tantivy.DocAddress]]
+
+
+def _any_of(terms: Sequence[_Term]) -> tantivy.Query:
+    return tantivy.Query.boolean_query([(tantivy.Occur.Should, term.query) for term in terms])
+
+
+def _with(query: tantivy.Query, other: tantivy.Query) -> tantivy.Query:
+    """What `query` finds, with the score of `other` added where that finds it too. One in another:
+    of several at once tantivy would read all postings. Words are always added up in one order.
+    """
+    return tantivy.Query.boolean_query([(tantivy.Occur.Must, query), (tantivy.Occur.Should, other)])
+
+
 def _enough(terms: Sequence[_Term], limit: int) -> int:
-    """How many of the rarest terms hold passages enough to tell what the best ones score."""
+    """How many of the rarest terms hold passages enough to tell what the best ones score, and how
+    many more are as cheap.
+    """
     total = 0
-    for number, term in enumerate(terms, start=1):
-        total += term.passages
-        if total >= _ENOUGH * limit:
+    for number, term in enumerate(terms):
+        if total >= _ENOUGH * limit and total + term.passages > _CHEAP:
             return max(number, len(terms) - _MOST_OPTIONAL)
+        total += term.passages
     return len(terms)
 
 
@@ -163,7 +208,7 @@ def segments(count: int) -> list[int]:
 def _schema() -> tantivy.Schema:
     builder = tantivy.SchemaBuilder()
     builder.add_text_field(_TEXT, tokenizer_name="whitespace", index_option="freq")
-    builder.add_unsigned_field(_POSITION, fast=True)
+    builder.add_unsigned_field(_POSITION, indexed=True, fast=True)
     return builder.build()
 
 
@@ -171,6 +216,8 @@ def _opened(folder: Path) -> tantivy.Index:
     try:
         index = tantivy.Index.open(str(folder))
         index.config_reader("manual")  # nobody writes to it any more: no thread watches it
+        by_position = tantivy.Query.term_set_query(index.schema, _POSITION, [0])
+        index.searcher().search(by_position, 1)
     except (ValueError, OSError) as error:
         raise BadIndex(f"{str(folder)!r} holds no index of tantivy: {error}: build it") from error
     return index

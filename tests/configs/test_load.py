@@ -7,6 +7,7 @@ import pytest
 
 from configs.load import (
     CHANGEABLE_FIELDS,
+    FIELDS,
     MAY_DIFFER,
     ConfigError,
     differences,
@@ -246,6 +247,7 @@ def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
     of_the_machine |= {"replay.endpoint", "weight_sync.endpoint", "cluster.address"}
     of_the_machine |= {"cluster.learner", "cluster.actors", "cluster.retrieval_replicas"}
     of_the_machine |= {"cluster.shared", "learner.hierarchical", "keys"}
+    of_the_machine |= {field for field in FIELDS if field.startswith("fleet.")}
     assert {*CHANGEABLE_FIELDS} | of_the_machine == MAY_DIFFER
 
 

@@ -114,6 +114,7 @@ def test_what_follows_the_machine_is_taken_up(folder: Folder, tmp_path: Path) ->
         [
             *("rewards.judge.url=http://new:2/v1", f"rewards.judge.key_file={key}"),
             *(f"retrieval.token_file={token}", "actors.count=3", "retrieval.port=0"),
+            *("fleet.restarts=99", "fleet.start_deadline_s=60"),
         ],
         folder.path,
     )
@@ -121,6 +122,7 @@ def test_what_follows_the_machine_is_taken_up(folder: Folder, tmp_path: Path) ->
     assert config.rewards.judge.key_file == str(key)
     assert config.retrieval.token_file == str(token) and config.retrieval.port > 0
     assert config.actors == msgspec.structs.replace(folder.config.actors, count=3)
+    assert (config.fleet.restarts, config.fleet.start_deadline_s) == (99, 60.0)
 
 
 def test_other_servers_take_the_place_of_such_alone(folder: Folder) -> None:
