@@ -13,6 +13,7 @@ from actors.prompt import Prompter
 from actors.rewards.scorer import Rewards
 from actors.token_audit import TokenAudit
 from configs.load import load
+from configs.runtime.files import MOST_IDS
 from configs.runtime.process import REPOSITORY
 from configs.schema import ActorsConfig, Config, LearnerConfig, ModelConfig, QuestionsConfig
 from learner.batch import build
@@ -74,7 +75,9 @@ def check_masks(told: Sequence[Told]) -> None:
     ids = tuple(trajectory.group_id for trajectory, _ in told[::2])
     batch = Batch(3, ids, (0,) * len(ids), groups, {}, {}, ())
     seen = []
-    for micro in build(batch, LearnerConfig(micro_batch_tokens=2000)).micro_batches:
+    for micro in build(
+        batch, LearnerConfig(micro_batch_tokens=2000), vocabulary=MOST_IDS
+    ).micro_batches:
         rows = zip(micro.row_ids.tolist(), micro.tokens, micro.loss_mask, strict=True)
         for index, row, mask in rows:
             tokens, sampled = naive(told[index][1])

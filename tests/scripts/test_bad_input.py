@@ -38,7 +38,7 @@ COMMANDS = [
     ("", "name a command: demo, train, "),
     ("trian", "Did you mean 'train'?"),
     ("prepare out", "Did you mean 'data prepare'?"),
-    ("data nope", "No such command 'nope'. (forage data --help)"),
+    ("data nope", "No such command 'nope': it is none of prepare, audit (forage data --help)"),
     ("show --prepare-only", "forage train and resume take it"),
     ("train --quick", "no option --quick: forage demo, bench learner, bench staleness, "),
     ("bench --quick", "no option --quick: forage demo, bench learner, "),

@@ -191,6 +191,7 @@ def test_help_imports_nothing_heavy() -> None:
         assert f"'{heavy}'" not in said.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["bench end-to-end", "bench wiki", "demo wiki"])
 def test_help_of_a_command_imports_no_models(command: str) -> None:
     words = [*command.split(), "--help"]
