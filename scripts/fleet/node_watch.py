@@ -19,6 +19,9 @@ from scripts.fleet.post import LOOK_S, PULSE_S, Post, how_soon
 log = logging.getLogger(__name__)
 END_S = 5.0  # of a thread
 NEWS_S, AGAIN_S = 5.0, 60.0  # how often nodes that come are looked for; one that was refused
+# Examinations of a node that comes before it is refused: what Ray starts on a node that has just
+# started may die, and so may another node that takes part.
+TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class NodeWatch:
         self._told: set[Post] = set()  # whose end is
         self._known: set[str] = set()  # ids that came, and are not taken note of yet
         self._refused: dict[str, float] = {}  # until when, by id
+        self._failed: dict[str, int] = {}  # examinations in a row, by id
         # One that waits for a new node would miss the others' pulses.
         self._threads = [
             threading.Thread(target=self._every, args=each, daemon=True, name=each[1].__name__)
@@ -120,10 +124,16 @@ class NodeWatch:
             try:
                 post, surveyed = self._inspect(node, node_id)
             except (FleetError, ConfigError) as error:
-                if not self._over.is_set():
-                    self._refused[node_id] = time.monotonic() + AGAIN_S
-                    said = f"node {node.shown} has come and cannot be used: {error}"
-                    self._events.put(NodeEvent(said))
+                self._fail(node, node_id, error)
                 continue
             self._known.add(node_id)
+            self._failed.pop(node_id, None)
             self._events.put(NodeEvent(f"node {node.shown} has come", post, surveyed))
+
+    def _fail(self, node: Node, node_id: str, error: Exception) -> None:
+        self._failed[node_id] = self._failed.get(node_id, 0) + 1
+        if self._over.is_set() or self._failed[node_id] < TRIES:
+            return
+        del self._failed[node_id]
+        self._refused[node_id] = time.monotonic() + AGAIN_S
+        self._events.put(NodeEvent(f"node {node.shown} has come and cannot be used: {error}"))

@@ -28,7 +28,7 @@ from scripts.bench.retrieval.parts import CACHE, PARTS, Part, Parts
 from scripts.bench.retrieval.run import GOALS, over_naive
 from scripts.options import option, refusing
 
-PASSAGES, QUICK_DENSE = 50_000, 5_000
+PASSAGES, QUICK_DENSE = 50_000, 2_500
 ALL_GOALS = GOALS | OVERLOAD_GOALS | scale.GOALS | answers.GOALS
 CODE = ("retrieval_server", "scripts.bench.retrieval")  # of which rows on file are figures
 METHOD = {
@@ -68,7 +68,7 @@ class BenchRetrievalOptions(harness.BenchOptions):
     passages: int = option("of Debian's packages", default=PASSAGES, least=1)
     out: Path = option("finished rows", default=REPOSITORY / "runs" / "bench_retrieval")
     fresh: bool = option("measure and build all anew", default=False)
-    scale: int | None = option("generated passages (2,000,000; quick: 100,000)", least=5000)
+    scale: int | None = option("generated passages (2,000,000; quick: 50,000)", least=5000)
     only: Part | None = option("a part alone, whose figures are kept for the whole")
 
     def corpora(self) -> dict[str, Path]:

@@ -34,7 +34,7 @@ from scripts.bench.retrieval import generated
 from scripts.bench.retrieval.mixture import COMPONENTS, Plan
 from scripts.bench.retrieval.recall import build, recall
 
-PASSAGES, QUICK_PASSAGES = 2_000_000, 100_000
+PASSAGES, QUICK_PASSAGES = 2_000_000, 50_000
 WIKI_18 = 21_015_324
 RANKERS = ("bm25", "tantivy")
 TOP_K = 3

@@ -33,11 +33,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     for name in ("LOOK_S", "PULSE_S", "NEWS_S"):
         monkeypatch.setattr(node_watch, name, 0.01)
     made = SimpleNamespace(posts={"a": Post("a")}, comers=[], refused="", leavers={}, inspected=0)
+    made.failing = 0  # so many examinations, of a node that can be used
 
     def inspect(node: Node, node_id: str) -> tuple[Any, Any]:
         made.inspected += 1
-        if made.refused:
-            raise FleetError(made.refused)
+        if made.refused or made.inspected <= made.failing:
+            raise FleetError(made.refused or "the actor died unexpectedly")
         return Post(node.address), "facts"
 
     watch = NodeWatch(made.posts, lambda: made.comers, inspect, lambda: made.leavers)
@@ -91,7 +92,16 @@ def test_a_node_that_cannot_be_used_is_not_tried_all_the_time(watched: SimpleNam
     watched.refused, watched.comers = "its clock is 7 s ahead", [(Node("b", "", 0, 1.0), "id-b")]
     event = first(watched)
     assert event.said == "node b has come and cannot be used: its clock is 7 s ahead"
-    assert event.post is None and silent(watched) and watched.inspected == 1
+    assert event.post is None and silent(watched) and watched.inspected == node_watch.TRIES
+
+
+def test_an_examination_that_fails_is_made_again_before_it_is_told(
+    watched: SimpleNamespace,
+) -> None:
+    watched.failing, watched.comers = node_watch.TRIES - 1, [(Node("b", "", 0, 1.0), "id-b")]
+    event = first(watched)
+    assert event.said == "node b has come" and event.surveyed == "facts"
+    assert silent(watched) and watched.inspected == node_watch.TRIES
 
 
 def test_a_head_that_is_away_for_a_while_ends_no_thread(watched: SimpleNamespace) -> None:
