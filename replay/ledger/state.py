@@ -21,7 +21,7 @@ from replay.questions import Questions
 from replay.trajectory import Kind, Question
 
 _FIRST_GROUP: dict[Kind, int] = {"train": 1, "eval": records.EVAL_GROUPS}
-MOST_DROPPED = 10_000  # of which a late delivery is told that its group was dropped
+MOST_DROPPED = 2_000  # of which a late delivery is told that its group was dropped
 ASKED_AGAIN = ("group_deadline", "run_ended")  # causes that are no fault of the question
 
 

@@ -25,11 +25,15 @@ METHOD = {
 }
 
 
-def answers(processes: Processes, files: WikiFiles, folder: Path, cache: Path) -> dict[str, Any]:
-    """The questions, and how many have an answer in the first 3 passages. Raises RunFailed."""
+def answers(
+    processes: Processes, files: WikiFiles, folder: Path, cache: Path, fresh: bool
+) -> dict[str, Any]:
+    """The questions, and how many have an answer in the first 3 passages; `fresh`: by indexes made
+    anew. Raises RunFailed.
+    """
     found: dict[str, Any] = {}
     for kind in RANKERS:
-        made, _ = build(processes, files.corpus, cache, kind, fresh=False)
+        made, _ = build(processes, files.corpus, cache, kind, fresh)
         out = folder / f"answers-{kind}.json"
         settings = {
             "questions.train": "",

@@ -102,7 +102,9 @@ class Parts:
             self._report(f"answers are left out: {error}")
             return None
         self._report("answers on the wiki task's corpus")
-        measured = partial(answers.answers, self._processes, files, self._folder, CACHE)
+        measured = partial(
+            answers.answers, self._processes, files, self._folder, CACHE, self._fresh
+        )
         found: Figures = kept.get(["answers", files.eval.parent.name], measured)
         return found
 

@@ -191,7 +191,7 @@ def test_answers_are_counted_as_the_audit_of_a_corpus_counts_them(tmp_path: Path
     asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = WikiFiles(**{each.name: corpus for each in fields(WikiFiles)} | {"eval": asked})
     with Processes(tmp_path) as processes:
-        told = answers.answers(processes, files, tmp_path, tmp_path)
+        told = answers.answers(processes, files, tmp_path, tmp_path, fresh=False)
     assert told == {"passages": 8, "questions": 26, "bm25": 1, "tantivy": 1}
 
 
