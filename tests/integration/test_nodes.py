@@ -204,7 +204,7 @@ def test_a_node_that_dies_is_missed_in_time_and_used_again(launch: Launch) -> No
         three.mend()
         back_s = time.time()
         start_ray([three], head=one)
-        run.wait_for_words(f"{shown(three)} has come\n", START_S)  # and can be used
+        run.wait_for_words(f"there is room now for retrieval_server-{three.address}", START_S)
         # The other node with actors goes: what lay there finds room on the one that is back.
         two.die()
         run.wait_for_words(f"{shown(two)} is gone", 60.0)
