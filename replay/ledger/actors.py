@@ -72,7 +72,7 @@ class ActorHandler:
             return [(peer, wire.Unknown())]
         actor.gauges = message.gauges
         recorded = self._state.held.get(message.actor_id, set())
-        unsettled = (recorded - set(message.held)) | set(message.delivering)
+        unsettled = recorded.difference(message.held).union(message.delivering)
         actor.settle(unsettled, self._journal.now, self._state.config.dead_after_s)
         if actor.doubted:
             actor.capacity = 0

@@ -9,14 +9,14 @@ def describe_batch_wait(
     state: LedgerState, roster: Roster, step: int, oldest: bool, now: float
 ) -> str:
     """Explain why the batch of `step` cannot be served yet."""
-    blocking = min(state.opened.values(), key=lambda g: (g.version, g.group_id), default=None)
-    if oldest and blocking:
+    if oldest and state.opened:
+        blocking = min(state.opened.values(), key=lambda g: (g.version, g.group_id))
         return f"step {step} must not pass an older one: {blocking.describe(now)}"
     have = f"step {step}: {len(state.ready)} of {state.config.groups_per_step} groups ready"
     if unscorable := state.counters.dropped["unscorable"]:
         have += f" ({unscorable} were unscorable so far: the actors' logs say why)"
-    if blocking:
-        return f"{have}; oldest unfinished: {blocking.describe(now)}"
+    if first := next(iter(state.opened.values()), None):  # of perhaps ten thousand
+        return f"{have}; oldest unfinished: {first.describe(now)}"
     return f"{have}; none open: {describe_idleness(state, roster)}"
 
 

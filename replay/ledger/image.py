@@ -8,7 +8,6 @@ now (groups, leases, batches, the newest reports), however long the run.
 import hashlib
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -123,7 +122,7 @@ def digest(state: LedgerState) -> bytes:
 
 
 def _without_payloads(groups: dict[int, Group]) -> dict[int, Group]:
-    return {group_id: replace(group, payloads={}) for group_id, group in groups.items()}
+    return {group_id: group.without_payloads for group_id, group in groups.items()}
 
 
 def _plain(value: Any) -> Any:

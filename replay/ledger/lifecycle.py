@@ -3,6 +3,8 @@
 Each function may be called after any event: where nothing has ended it writes nothing.
 """
 
+from itertools import takewhile
+
 from replay.ledger.evaluation import summarise_evaluation
 from replay.ledger.groups import Group
 from replay.ledger.state import Journal, LedgerState
@@ -34,10 +36,16 @@ def _give_up(journal: Journal, group: Group, failures: int) -> None:
 def drop_expired(journal: Journal, serving_since: float) -> None:
     """Drop groups past their deadline; time in which replay was down does not count."""
     state = journal.state
-    for group in [*state.opened.values(), *state.evaluating.values()]:
+
+    def expired(group: Group) -> bool:
         age = journal.now - max(group.opened_at, serving_since)
-        if age < state.config.group_deadline_s or state.stop_cause:
-            continue
+        return age >= state.config.group_deadline_s
+
+    # They stand in the order in which they were opened: the younger ones are not looked at.
+    places = (state.opened, state.evaluating)
+    for group in [each for place in places for each in takewhile(expired, place.values())]:
+        if state.stop_cause:
+            return
         failures = 1 + max(state.failures.of(group, i) for i in group.undelivered)
         if failures >= state.config.max_question_failures:
             _give_up(journal, group, failures)

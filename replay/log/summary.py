@@ -79,7 +79,8 @@ def summarise_payload(payload: bytes, sampled: Sampled | None = None) -> Summary
 
 def _summarise(wire: WireTrajectory) -> Summary:
     turns = wire.turns
-    versions = np.frombuffer(b"".join([turn.policy_versions for turn in turns]), _VERSION)
+    versions = b"".join([turn.policy_versions for turn in turns])
+    oldest, newest = _span(versions)
     return Summary(
         group_id=wire.group_id,
         sibling=wire.sibling,
@@ -89,10 +90,20 @@ def _summarise(wire: WireTrajectory) -> Summary:
         searches=sum([len(turn.searches) for turn in turns]),
         malformed=sum([turn.malformed for turn in turns]),
         turns=len(turns),
-        action_tokens=len(versions),
-        oldest_version=int(versions.min()),
-        newest_version=int(versions.max()),
+        action_tokens=len(versions) // _VERSION.itemsize,
+        oldest_version=oldest,
+        newest_version=newest,
     )
+
+
+def _span(versions: bytes) -> tuple[int, int]:
+    """The least and the largest of the versions in these bytes; mostly they are all alike."""
+    first = versions[: _VERSION.itemsize]
+    if versions == first * (len(versions) // _VERSION.itemsize):
+        alike = int.from_bytes(first, "little", signed=True)
+        return alike, alike
+    found = np.frombuffer(versions, _VERSION)
+    return int(found.min()), int(found.max())
 
 
 def _check(wire: WireTrajectory, sampled: Sampled) -> None:
