@@ -32,7 +32,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _POST_QUERIES = 64
 _WINDOW = 1024  # calls that the percentiles look back on
 _GATHER_S = 0.002
-_GRACE_S = 0.25  # for a POST's own, better named, end
+_GRACE_S = 0.25  # at most, of the deadline, for a POST's own, better named, end: a tenth of it
 
 
 class Backoff:
@@ -107,6 +107,7 @@ class RetrievalClient:
             look_every_s,
         )
         self._timeout_s = timeout_s
+        self._grace_s = min(_GRACE_S, timeout_s / 10)
         self._retries = retries
         self._batcher = Batcher(
             self._post, max_batch=_POST_QUERIES, max_wait_s=_GATHER_S, max_running=max_connections
@@ -143,7 +144,7 @@ class RetrievalClient:
         begun = time.monotonic()
         try:
             _check(queries)
-            async with asyncio.timeout(self._timeout_s + 2 * _GRACE_S):
+            async with asyncio.timeout(self._timeout_s):
                 passages = await self._cache.get(
                     queries, top_k, lambda new: self._search(new, top_k)
                 )
@@ -173,8 +174,8 @@ class RetrievalClient:
     async def _search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
         """Ask in a batch; whatever happens to the callers, nobody is asked beyond the deadline."""
         try:
-            async with asyncio.timeout(self._timeout_s + _GRACE_S):
-                deadline = time.monotonic() + self._timeout_s
+            async with asyncio.timeout(self._timeout_s - self._grace_s / 2):
+                deadline = time.monotonic() + self._timeout_s - self._grace_s
                 return await self._batcher.search(queries, top_k, deadline)
         except TimeoutError as error:
             raise self._late() from error

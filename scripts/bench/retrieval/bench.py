@@ -115,6 +115,8 @@ def tables(found: dict[str, Any]) -> list[Table]:
     if found.get("answers"):
         told.append(answers.table(found["answers"]))
     goals = {name: goal for name, goal in ALL_GOALS.items() if name in found}
+    if found.get("scale_passages", 0) < scale.PASSAGES:
+        goals = {name: goal for name, goal in goals.items() if name not in scale.GOALS}
     return [*told, harness.goals_table(found, goals)]
 
 
