@@ -20,13 +20,13 @@ from tests.integration.conftest import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
-STEPS = 4
+STEPS = 3
 SHORT = [
     f"learner.total_steps={STEPS}",
     f"learner.checkpoint_every={STEPS}",
     "learner.eval_every=2",  # evaluations in between must change nothing
     "learner.warmup_steps=1",
-    "questions.eval_limit=6",
+    "questions.eval_limit=2",
     "replay.groups_per_step=3",
     "replay.group_size=4",
 ]
