@@ -207,7 +207,7 @@ def test_pieces_of_logits_are_as_large_as_the_device_likes(config: Config) -> No
         engine.close()
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_bf16_gradient_is_held_once_in_fp32(
     config: Config, batch: Callable[..., Batch], stage: int
 ) -> None:

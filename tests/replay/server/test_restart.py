@@ -76,8 +76,8 @@ class Replay:
         """Started again on its log."""
         self.process = self._start("--restart")
 
-    async def killed(self, meanwhile_s: float = 0.5) -> None:
-        """Killed, away for a while, and back."""
+    async def killed(self, meanwhile_s: float = 0.1) -> None:
+        """Killed, away for a while and as long as a start takes, and back."""
         self.kill()
         await asyncio.sleep(meanwhile_s)
         self.restart()
