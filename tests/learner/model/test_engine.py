@@ -52,8 +52,9 @@ def stdout_into(path: Path) -> Iterator[None]:
 @pytest.fixture(
     scope="module",
     params=[
-        *((1, "none"), (0, "none"), (3, "none"), (3, "cpu"), (1, "cpu")),
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ((2, "cpu"), (2, "none"))),
+        *((1, "none"), (0, "none"), (3, "none"), (3, "cpu")),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ((1, "cpu"), (2, "none"))),
+        pytest.param((2, "cpu"), marks=pytest.mark.soak("ranks")),
     ],
     ids="zero{0[0]}-offload-{0[1]}".format,
 )
