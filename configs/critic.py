@@ -33,12 +33,17 @@ class CriticConfig(Section, frozen=True):
 def require_critic(baseline: str, advantage_std: str, critic: CriticConfig) -> None:
     """Raise ValueError where settings of the learner are of no use with, or without, a critic."""
     if baseline == "critic":
-        if advantage_std == "group":
+        if advantage_std not in ("whiten", "none"):
             raise ValueError(
-                "learner.advantage_std = 'group' acts on nothing with learner.baseline = 'critic', "
-                "whose advantages are of tokens: set it to 'batch' (whitened, as in PPO) or 'none'"
+                f"learner.advantage_std = {advantage_std!r} is the spread of groups' rewards, and "
+                "with learner.baseline = 'critic' each token has an advantage of its own: set it "
+                "to 'whiten' (as in PPO) or 'none'"
             )
         return
+    if advantage_std == "whiten":
+        raise ValueError(
+            f"learner.advantage_std = 'whiten' needs learner.baseline = 'critic', not {baseline!r}"
+        )
     for field in CriticConfig.__struct_fields__:
         if (value := getattr(critic, field)) != getattr(CriticConfig(), field):
             raise ValueError(

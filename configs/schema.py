@@ -242,7 +242,7 @@ class LearnerConfig(Section, frozen=True):
     behaviour_floor: NonNegativeFloat = 0.0
     baseline: Literal["mean", "leave_one_out", "critic"] = "mean"
     critic: CriticConfig = CriticConfig()
-    advantage_std: Literal["none", "group", "batch"] = "group"  # with a critic "batch" or "none"
+    advantage_std: Literal["none", "group", "batch", "whiten"] = "group"
     # None: the objective's own too
     reduction: Literal["token_mean", "sequence_mean", "constant_length"] | None = None
     constant_length_tokens: NonNegative = 0  # the denominator of "constant_length"

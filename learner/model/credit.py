@@ -63,7 +63,7 @@ def judge(
     judged = []
     for micro, each in zip(micro_batches, judgements, strict=True):
         credit = each.advantages
-        if config.advantage_std == "batch":
+        if config.advantage_std == "whiten":
             mean, variance = moments["advantages"]
             credit = whitened(credit, each.mask, mean=mean, variance=variance)
         judged.append(replace(micro, advantages=credit.to(micro.advantages)))

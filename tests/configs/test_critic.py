@@ -4,7 +4,7 @@ import pytest
 
 from configs.load import ConfigError, parse
 
-PPO = ["learner.baseline=critic", "learner.advantage_std=batch"]
+PPO = ["learner.baseline=critic", "learner.advantage_std=whiten"]
 
 
 def test_a_critic_is_configured() -> None:
@@ -16,7 +16,8 @@ def test_a_critic_is_configured() -> None:
     ("overrides", "said"),
     [
         (["learner.critic.gamma=0.9"], "learner.critic.gamma = 0.9 acts on nothing with"),
-        (["learner.baseline=critic"], "learner.advantage_std = 'group' acts on nothing with"),
+        (["learner.baseline=critic"], "learner.advantage_std = 'group' is the spread of"),
+        (["learner.advantage_std=whiten"], "learner.advantage_std = 'whiten' needs"),
         ([*PPO, "learner.critic.value_clip=0.5"], "learner.critic.value_clip = 0.5 acts on"),
         ([*PPO, "learner.critic.gamma=0"], "gamma"),
         ([*PPO, "learner.critic.gae_lambda=1.1"], "gae_lambda"),

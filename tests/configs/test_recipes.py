@@ -64,7 +64,7 @@ PPO = SEARCH_R1 | {  # scripts/nq_hotpotqa/v0.2/train_ppo.sh, and verl's ppo_tra
     "learner.critic.alone_steps": 0,
     "learner.critic.gamma": 1.0,
     "learner.critic.gae_lambda": 1.0,
-    "learner.advantage_std": "batch",
+    "learner.advantage_std": "whiten",
     "learner.kl_estimator": "k3++",  # for their KL in the reward
     "learner.warmup_steps": int(0.285 * 1005) * PPO_STEPS,
 }

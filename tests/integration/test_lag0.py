@@ -32,7 +32,7 @@ SHORT = [
 ]
 CRITIC = [
     "learner.baseline=critic",
-    "learner.advantage_std=batch",
+    "learner.advantage_std=whiten",
     "learner.critic.lr=1e-3",
     "learner.critic.gae_lambda=0.9",
 ]

@@ -23,7 +23,7 @@ from replay.protocol import Batch
 from replay.trajectory import Trajectory
 
 PPO = LearnerConfig(baseline="critic", advantage_std="none", micro_batch_tokens=60)
-WHITE = msgspec.structs.replace(PPO, advantage_std="batch")
+WHITE = msgspec.structs.replace(PPO, advantage_std="whiten")
 
 
 def with_critic(config: LearnerConfig, **fields: Any) -> LearnerConfig:
@@ -142,7 +142,7 @@ def test_a_critic_comes_to_explain_the_returns(
 ) -> None:
     learner = with_critic(PPO, lr=3e-3, warmup_steps=0, updates=4)
     critic, found = make_plain_critic(config), []
-    for _ in range(5):
+    for _ in range(4):
         micro = micro_batches(given, learner)
         judged, judgements, gauges = judge(critic, micro, learner)
         found.append(gauges | teach(critic, judged, judgements, 1, learner))
@@ -182,7 +182,7 @@ def test_a_critic_without_numbers_stops_the_run(given: Batch) -> None:
 
 def test_the_policy_waits_while_the_critic_learns_alone() -> None:
     config = with_critic(
-        LearnerConfig(baseline="critic", advantage_std="batch", lr=1e-6, warmup_steps=4),
+        LearnerConfig(baseline="critic", advantage_std="whiten", lr=1e-6, warmup_steps=4),
         lr=1e-3, warmup_steps=2, alone_steps=3,
     )  # fmt: skip
     assert [policy_rate(step, config) for step in (1, 3)] == [0.0, 0.0]

@@ -32,7 +32,7 @@ BF16 = {"rel": 2e-3, "abs": 5e-4}  # of a step of the same weights
 LONG = [pytest.param(*each, {}, marks=pytest.mark.soak("ranks")) for each in SETTINGS[1:]]
 PPO = {
     "baseline": "critic",
-    "advantage_std": "batch",
+    "advantage_std": "whiten",
     "critic": CriticConfig(lr=1e-3, warmup_steps=0, updates=2, value_clip=0.2),
 }
 LONG += [

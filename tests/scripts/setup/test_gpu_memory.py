@@ -74,7 +74,7 @@ def test_a_critic_is_a_second_model_without_an_output_layer() -> None:
         words = ["learner.ranks=4", "learner.zero_stage=3", "learner.anchor=none", *more]
         return learner_needs(load(REPOSITORY / "configs" / "base.yaml", words), QWEN_7B)
 
-    with_critic = needs("learner.baseline=critic", "learner.advantage_std=batch")
+    with_critic = needs("learner.baseline=critic", "learner.advantage_std=whiten")
     trunk = QWEN_7B.parameters - 152_064 * 3584
     assert with_critic.pop("critic's optimiser") == 12 * trunk // 4
     own = with_critic.pop("critic, with its gradients")
