@@ -23,9 +23,9 @@ _ELSEWHERE = {
     "learner.kl_coef": ("beta", "kl_coeff", "kl_loss_coef", "kl_beta", "kl"),
     "learner.objective": ("algorithm", "algo", "loss", "loss_type", "adv_estimator"),
     "learner.critic.lr": ("critic_lr", "value_lr", "learning_rate_critic"),
-    "learner.critic.gae_lambda": ("gae_lambda", "lam", "lmbda"),
-    "learner.critic.gamma": ("gamma", "discount", "discount_factor"),
-    "learner.critic.value_clip": ("cliprange_value", "value_clip", "vf_clip_param"),
+    "learner.critic.gae_lambda": ("lam", "lmbda"),
+    "learner.critic.gamma": ("discount", "discount_factor"),
+    "learner.critic.value_clip": ("cliprange_value", "vf_clip_param"),
     "learner.clip_high": ("epsilon", "clip_ratio", "clip_range", "cliprange", "clip_eps"),
     "learner.ranks": ("world_size", "nproc_per_node"),
     "learner.micro_batch_tokens": (
