@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
+from configs.critic import CriticConfig, require_critic
 from configs.environment import EnvironmentConfig
 from configs.fleet import ClusterConfig, FleetConfig
 from configs.prompts import SEARCH_R1_CORRECTION
@@ -239,8 +240,9 @@ class LearnerConfig(Section, frozen=True):
     behaviour_level: Literal["token", "sequence", "geometric"] = "token"
     behaviour_cap: PositiveFloat = 2.0
     behaviour_floor: NonNegativeFloat = 0.0
-    baseline: Literal["mean", "leave_one_out"] = "mean"
-    advantage_std: Literal["none", "group", "batch"] = "group"
+    baseline: Literal["mean", "leave_one_out", "critic"] = "mean"
+    critic: CriticConfig = CriticConfig()
+    advantage_std: Literal["none", "group", "batch", "whiten"] = "group"
     # None: the objective's own too
     reduction: Literal["token_mean", "sequence_mean", "constant_length"] | None = None
     constant_length_tokens: NonNegative = 0  # the denominator of "constant_length"
@@ -289,6 +291,7 @@ class LearnerConfig(Section, frozen=True):
                     f"learner.{name} = {value!r} acts on nothing with learner.objective = "
                     f"{self.objective!r}: set it to null"
                 )
+        require_critic(self.baseline, self.advantage_std, self.critic)
         if self.kl_coef and self.anchor == "none":
             raise ValueError(
                 f"learner.kl_coef = {self.kl_coef!r} needs an anchor: set learner.anchor to 'ema' "
@@ -311,10 +314,12 @@ class LearnerConfig(Section, frozen=True):
 
     def saved_bytes(self, weights: int) -> int:
         """About the bytes of a checkpoint of a model whose files have `weights` bytes in bf16: it
-        and each average as such files, in fp32 the masters, Adam's moments and each average.
+        and each average as such files, in fp32 the masters, Adam's moments and each average, and
+        the masters and moments of a critic.
         """
         averages = (self.centre == "ema") + (self.anchor != "none")
-        return (1 + averages + 2 * (3 + averages)) * weights
+        critic = 3 * (self.baseline == "critic")
+        return (1 + averages + 2 * (3 + averages + critic)) * weights
 
     def saving_s(self, weights: int) -> float:
         """Seconds in which that checkpoint is written or read."""

@@ -4,6 +4,7 @@ Whole groups of encoded trajectories go in; what cannot be trained on is refused
 bytes always give the same tensors.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -57,14 +58,14 @@ def _build(
     groups = _decode(batch)
     _check_ids(groups, vocabulary)
     rewards = [_rewards(group) for group in groups]
-    credit = [a.tolist() for a in advantages(rewards, config.baseline, config.advantage_std)]
+    credit = [a.tolist() for a in _credit(rewards, config)]
     trajectories = list(chain.from_iterable(groups))
     temperature = _temperature(trajectories)
     rows = _rows(trajectories, list(chain.from_iterable(credit)), batch.step - 1, config)
     packed = pack_shares([len(row) for row in rows], config.micro_batch_tokens, ranks)
     shares = [tuple(pad(row_ids, rows) for row_ids in share) for share in packed]
     gauges = {
-        **_reward_gauges(trajectories, credit),
+        **_reward_gauges(rewards, credit),
         **_size_gauges(rows, shares),
         **_staleness_gauges(rows, trajectories),
     }
@@ -72,6 +73,13 @@ def _build(
         TrainingBatch(batch.step, temperature, share, {} if rank else gauges)
         for rank, share in enumerate(shares)
     )
+
+
+def _credit(rewards: Sequence[torch.Tensor], config: LearnerConfig) -> list[torch.Tensor]:
+    """Each group's advantages; 0 where a critic will make them."""
+    if config.baseline == "critic":
+        return [torch.zeros_like(group) for group in rewards]
+    return advantages(rewards, config.baseline, config.advantage_std)
 
 
 def _bad(cause: str, instead: str = "") -> BadBatch:
@@ -91,7 +99,7 @@ def _rows(
         config.constant_length_tokens,
     )
     return [
-        to_row(sequence, advantage, newest_version, coefficient)
+        to_row(sequence, advantage, newest_version, coefficient, _reward(trajectory))
         for trajectory, advantage, coefficient in zip(
             trajectories, credit, coefficients, strict=True
         )
@@ -157,19 +165,23 @@ def _temperature(trajectories: Sequence[Trajectory]) -> float:
 
 
 def _rewards(group: Sequence[Trajectory]) -> torch.Tensor:
-    rewards = [float("nan") if t.reward is None else t.reward for t in group]
-    return torch.tensor(rewards, dtype=torch.float64)
+    return torch.tensor([_reward(trajectory) for trajectory in group], dtype=torch.float64)
+
+
+def _reward(trajectory: Trajectory) -> float:
+    return math.nan if trajectory.reward is None else trajectory.reward
 
 
 def _reward_gauges(
-    trajectories: Sequence[Trajectory], credit: Sequence[Sequence[float]]
+    groups: Sequence[torch.Tensor], credit: Sequence[Sequence[float]]
 ) -> dict[str, float]:
-    rewards = [t.reward for t in trajectories if t.reward is not None]
+    scored = [group[~group.isnan()].tolist() for group in groups]
+    rewards = list(chain.from_iterable(scored))
     flat = list(chain.from_iterable(credit))
     return {
         "learner/reward": float(np.mean(rewards)) if rewards else 0.0,
         "learner/unscorable": float(len(flat) - len(rewards)),
-        "learner/no_signal_fraction": sum(not any(group) for group in credit) / len(credit),
+        "learner/no_signal_fraction": sum(len({*each}) < 2 for each in scored) / len(scored),
         "learner/advantage_mean": float(np.mean(flat)),
         "learner/advantage_abs": float(np.mean(np.abs(flat))),
     }

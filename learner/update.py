@@ -1,4 +1,5 @@
-"""One optimiser step: centre of the trust region, corrected loss, gradient, step, averages.
+"""One optimiser step: credit by a critic where there is one, centre of the trust region, corrected
+loss, gradient, step, averages.
 
 Every sum and ratio skips tokens that the policy did not sample.
 
@@ -26,10 +27,10 @@ from learner.algorithm.importance import (
 )
 from learner.algorithm.loss import TokenLoss
 from learner.algorithm.objectives import Terms, choose
-from learner.algorithm.schedule import learning_rate
 from learner.batch import TrainingBatch
 from learner.diagnostics import TokenFacts, diagnose
 from learner.errors import Diverged
+from learner.model.credit import Critic, judge, policy_rate, teach
 from learner.model.ema import Averages, Ema
 from learner.model.head import ChunkLoss
 from learner.packing import MicroBatch
@@ -39,13 +40,34 @@ if TYPE_CHECKING:  # importing it imports DeepSpeed
 
 
 def update(
-    engine: "Engine", averages: Averages, batch: TrainingBatch, config: LearnerConfig
+    engine: "Engine",
+    averages: Averages,
+    batch: TrainingBatch,
+    config: LearnerConfig,
+    critic: Critic | None = None,
 ) -> dict[str, float]:
     """Take one step on the batch, which makes version `batch.step`; return its gauges.
 
-    Raises Diverged on a non-finite loss or gradient.
+    `critic`: of `learner.baseline: critic`. Raises Diverged on a non-finite loss or gradient.
     """
-    step, micro_batches = batch.step, [m.to(engine.device) for m in batch.micro_batches]
+    micro_batches = [micro.to(engine.device) for micro in batch.micro_batches]
+    if critic is None:
+        return batch.gauges | _step(engine, averages, batch, micro_batches, config)
+    judged, judgements, gauges = judge(critic, micro_batches, config)
+    made = _step(engine, averages, batch, judged, config)
+    taught = teach(critic, judged, judgements, batch.step, config)
+    return batch.gauges | gauges | made | taught
+
+
+def _step(
+    engine: "Engine",
+    averages: Averages,
+    batch: TrainingBatch,
+    micro_batches: list[MicroBatch],
+    config: LearnerConfig,
+) -> dict[str, float]:
+    """The policy's step on these micro-batches of the batch, whose advantages are known."""
+    step = batch.step
     temperature = batch.temperature
     current: list[Tensor | None] = [None] * len(micro_batches)
     if looks_ahead(config):
@@ -65,13 +87,13 @@ def update(
     gauges = diagnose(engine.gather(facts), config)
     if not math.isfinite(gauges["learner/loss"]):
         raise Diverged(f"step {step}: the loss is {gauges['learner/loss']}")
-    lr = learning_rate(step, config)
+    lr = policy_rate(step, config)
     grad_norm = engine.step(lr)
     if not math.isfinite(grad_norm):
         raise Diverged(f"step {step}: the gradient's norm is {grad_norm}")
     averages.update(engine)
     gauges |= averages.gauges(batch.gauges.get("replay/staleness", 0.0))
-    return {"learner/grad_norm": grad_norm, "learner/lr": lr} | batch.gauges | gauges
+    return {"learner/grad_norm": grad_norm, "learner/lr": lr} | gauges
 
 
 def looks_ahead(config: LearnerConfig) -> bool:

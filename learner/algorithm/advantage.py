@@ -12,7 +12,7 @@ from torch import Tensor
 
 EPSILON = 1e-6
 Baseline = Literal["mean", "leave_one_out"]
-Std = Literal["none", "group", "batch"]
+Std = Literal["none", "group", "batch", "whiten"]
 
 
 def advantages(

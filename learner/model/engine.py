@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -66,8 +67,11 @@ def join_process_group(
         )
 
 
-class Engine:
-    """The model in training and its optimiser. One per process: `close()` before making another."""
+class Training(ABC):
+    """A model in training and its optimiser; which, and what it computes, a subclass says.
+
+    One of a kind per process: `close()` before making another, the last made first.
+    """
 
     def __init__(
         self, config: Config, model_path: str | None = None, placement: Placement | None = None
@@ -88,13 +92,11 @@ class Engine:
         placement = placement or Placement.on_one_host(self.rank, self.ranks)
         self._on_close = contextlib.ExitStack()
         self._hold_gpu(placement)
-        self.model = _load(config, model_path)
         self._stage, self._offload = learner.zero_stage, learner.offload
         self._bf16 = config.model.dtype == "bfloat16"
-        chunk_bytes = learner.chunk_bytes(_place())
-        self.scorer = TokenScorer(self.model, chunk_bytes, config.model.head_dtype)
+        self.model, module = self._make(config, model_path)
         self._trainable = {n: w for n, w in self.model.named_parameters() if w.requires_grad}
-        self._begin(config, placement)
+        self._begin(config, placement, module)
         self._norm: Tensor | None = None
         if self._clips_itself:
             self._max_norm = learner.max_grad_norm
@@ -108,7 +110,11 @@ class Engine:
             held = hold([own], gpus)  # engines that join keep off it
             self._on_close.callback(held.release)
 
-    def _begin(self, config: Config, placement: Placement) -> None:
+    @abstractmethod
+    def _make(self, config: Config, model_path: str | None) -> tuple[nn.Module, nn.Module]:
+        """The model whose weights are trained, and the module around it that DeepSpeed runs."""
+
+    def _begin(self, config: Config, placement: Placement, module: nn.Module) -> None:
         """Start DeepSpeed. Raises BadModel where no host can hold the copy that is asked for."""
         if self._stage == 3:
             # It asks for the launcher's variable at every forward pass, and replaces torch's linear
@@ -122,24 +128,11 @@ class Engine:
         optimiser = _make_optimiser(list(self._trainable.values()), config.learner)
         with _quietly(placement), _words_into(config.run_dir):
             self._engine, self._optimiser, _, _ = deepspeed.initialize(
-                model=self.scorer,
+                model=module,
                 optimizer=optimiser,
                 config=_deepspeed_config(config, shared),
                 dist_init_required=False,
             )
-
-    def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
-        """Log-probs and entropies of the action tokens, without gradient."""
-        with torch.no_grad():
-            logprobs, entropy, _ = self._engine(micro.tokens, micro.loss_mask, temperature)
-        return TokenScores(logprobs, entropy)
-
-    def accumulate(self, micro: MicroBatch, temperature: float, loss: ChunkLoss) -> TokenScores:
-        """Add this share's gradient to the step's sum; return the scores it was made from."""
-        logprobs, entropy, value = self._engine(micro.tokens, micro.loss_mask, temperature, loss)
-        # DeepSpeed can sum over ranks, except at stage 3, where it always averages.
-        self._engine.backward(value * self.ranks if self._stage == 3 else value)
-        return TokenScores(logprobs, entropy)
 
     def step(self, lr: float) -> float:
         """Clip, step, clear the gradients; return the norm of the whole gradient before clipping.
@@ -186,20 +179,14 @@ class Engine:
             with self._gathered(weight):
                 yield name, weight.detach()
 
-    def probe(self, tokens: Sequence[int]) -> list[float]:
-        """Log-prob of each of tokens[1:] given its prefix, at temperature 1: float[n − 1]."""
-        row = torch.tensor([list(tokens)], device=self.device)
-        mask = torch.ones_like(row, dtype=torch.bool)
-        mask[:, 0] = False
-        with torch.no_grad():
-            logprobs, _, _ = self._engine(row, mask, 1.0)
-        values: list[float] = logprobs.tolist()
-        return values
-
     def close(self) -> None:
         """Release DeepSpeed; the process group stays, because DeepSpeed keeps handles on it."""
         self._engine.destroy()
         self._on_close.close()
+
+    def _backward(self, value: Tensor) -> None:
+        # DeepSpeed can sum over ranks, except at stage 3, where it always averages.
+        self._engine.backward(value * self.ranks if self._stage == 3 else value)
 
     @property
     def _clips_itself(self) -> bool:
@@ -248,7 +235,41 @@ class Engine:
         return contextlib.nullcontext()
 
 
-def _load(config: Config, model_path: str | None) -> PreTrainedModel:
+class Engine(Training):
+    """The policy."""
+
+    model: PreTrainedModel
+
+    def _make(self, config: Config, model_path: str | None) -> tuple[nn.Module, nn.Module]:
+        model = load_to_train(config, model_path)
+        chunk_bytes = config.learner.chunk_bytes(_place())
+        return model, TokenScorer(model, chunk_bytes, config.model.head_dtype)
+
+    def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
+        """Log-probs and entropies of the action tokens, without gradient."""
+        with torch.no_grad():
+            logprobs, entropy, _ = self._engine(micro.tokens, micro.loss_mask, temperature)
+        return TokenScores(logprobs, entropy)
+
+    def accumulate(self, micro: MicroBatch, temperature: float, loss: ChunkLoss) -> TokenScores:
+        """Add this share's gradient to the step's sum; return the scores it was made from."""
+        logprobs, entropy, value = self._engine(micro.tokens, micro.loss_mask, temperature, loss)
+        self._backward(value)
+        return TokenScores(logprobs, entropy)
+
+    def probe(self, tokens: Sequence[int]) -> list[float]:
+        """Log-prob of each of tokens[1:] given its prefix, at temperature 1: float[n − 1]."""
+        row = torch.tensor([list(tokens)], device=self.device)
+        mask = torch.ones_like(row, dtype=torch.bool)
+        mask[:, 0] = False
+        with torch.no_grad():
+            logprobs, _, _ = self._engine(row, mask, 1.0)
+        values: list[float] = logprobs.tolist()
+        return values
+
+
+def load_to_train(config: Config, model_path: str | None = None) -> PreTrainedModel:
+    """The causal LM of a folder (default `model.path`), as a step needs it. Raises BadModel."""
     model_config = config.model
     if model_path is not None:
         model_config = msgspec.structs.replace(model_config, path=model_path)

@@ -56,6 +56,12 @@ class Model:
         """The elements of all weights."""
         return sum(self.weights)
 
+    @property
+    def trunk_parameters(self) -> int:
+        """The same without an output layer of its own: what a critic takes over."""
+        outer = self.vocabulary * self.hidden
+        return self.parameters - outer * (self.weights.count(outer) > 1)
+
     def layer_bytes(self, width: int) -> int:
         """Bytes that autograd keeps of a layer for each token, `width` bytes an element."""
         norm, head = (8, 6) if width == 2 else (12, 8)

@@ -123,10 +123,14 @@ class Pace:
 
     @property
     def passes(self) -> int:
-        """Forward passes that a step costs: backward is two, made anew one, an average one."""
+        """Forward passes that a step costs: backward is two, made anew one, an average one, and a
+        critic's values one beside its own updates.
+        """
         learner = self.config.learner
         averages = (learner.centre == "ema") + (learner.anchor != "none")
-        return 3 + learner.gradient_checkpointing + averages
+        update = 3 + learner.gradient_checkpointing
+        critic = 1 + update * learner.critic.updates if learner.baseline == "critic" else 0
+        return update + averages + critic
 
     def _learn_s(self, tokens: int) -> float:
         spent = 2 * self.model.parameters * self.passes * tokens

@@ -330,10 +330,18 @@ def _records(config: Config) -> Iterator[str]:
 
 
 def _signal(config: Config) -> Iterator[str]:
-    if config.replay.group_size == 1 and config.learner.total_steps:
+    if config.replay.group_size > 1 or not config.learner.total_steps:
+        return
+    if config.learner.baseline != "critic":
         yield (
             "replay.group_size = 1: an advantage is a reward less the mean of its group's, which "
-            "is always 0 in a group of one, and nothing would be learned: give 2 or more"
+            "is always 0 in a group of one, and nothing would be learned: give 2 or more, or "
+            "learner.baseline=critic"
+        )
+    elif config.replay.drop_no_signal:
+        yield (
+            "replay.drop_no_signal = True with replay.group_size = 1: a group of one has equal "
+            "rewards, and every one would be dropped: set it to false"
         )
 
 

@@ -50,6 +50,24 @@ OVER_NODES = SEARCH_R1 | {  # the same, with an index on each node's CPU
     "cluster.address": "auto",
     "learner.checkpoint_every": 100,  # more nodes fail more often
 }
+PPO_STEPS = 2  # on a batch of 512 x 1 rollouts
+PPO = SEARCH_R1 | {  # scripts/nq_hotpotqa/v0.2/train_ppo.sh, and verl's ppo_trainer.yaml
+    "replay.groups_per_step": 512 // PPO_STEPS,
+    "replay.group_size": 1,
+    "replay.max_staleness": PPO_STEPS - 1,
+    "learner.total_steps": 1005 * PPO_STEPS,
+    "learner.eval_every": 100 * PPO_STEPS,
+    "learner.checkpoint_every": 100 * PPO_STEPS,
+    "learner.baseline": "critic",
+    "learner.critic.lr": 1e-5,
+    "learner.critic.warmup_steps": int(0.015 * 1005) * PPO_STEPS,
+    "learner.critic.alone_steps": 0,
+    "learner.critic.gamma": 1.0,
+    "learner.critic.gae_lambda": 1.0,
+    "learner.advantage_std": "whiten",
+    "learner.kl_estimator": "k3++",  # for their KL in the reward
+    "learner.warmup_steps": int(0.285 * 1005) * PPO_STEPS,
+}
 EMA_PG = SEARCH_R1 | {  # search/train_grpo_ema_pg.sh
     "learner.eval_every": 50 * PER_BATCH,
     "learner.checkpoint_every": 50 * PER_BATCH,
@@ -96,6 +114,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "search_r1_3b_grpo": SEARCH_R1,
     "search_r1_7b_grpo": SEARCH_R1,
     "search_r1_7b_4x8": OVER_NODES,
+    "search_r1_3b_ppo": PPO,
+    "search_r1_7b_ppo": PPO,
     "ema_pg_3b": EMA_PG,
     "asearcher_7b": ASEARCHER,
 }
@@ -104,6 +124,8 @@ CASES = {  # configuration, model, GPUs, GiB of each
     "search_r1_3b_grpo": ("search_r1_3b_grpo", "Qwen2.5-3B", 8, FREE_OF_80),
     "search_r1_7b_grpo": ("search_r1_7b_grpo", "Qwen2.5-7B", 8, FREE_OF_80),
     "search_r1_7b_4x8": ("search_r1_7b_4x8", "Qwen2.5-7B", 32, FREE_OF_80),
+    "search_r1_3b_ppo": ("search_r1_3b_ppo", "Qwen2.5-3B", 8, FREE_OF_80),
+    "search_r1_7b_ppo": ("search_r1_7b_ppo", "Qwen2.5-7B", 8, FREE_OF_80),
     "ema_pg_3b": ("ema_pg_3b", "Qwen2.5-3B", 8, FREE_OF_80),
     "asearcher_7b": ("asearcher_7b", "Qwen2.5-7B", 8, FREE_OF_80),
     "one_gpu": ("one_gpu", "Qwen2.5-0.5B", 1, FREE_OF_24),
@@ -194,6 +216,8 @@ def test_its_numbers_follow_from_the_model_and_the_gpus(case: str) -> None:
     [
         ("search_r1_7b_grpo", "learner.micro_batch_tokens=16384", "bytes of a GPU"),
         ("search_r1_7b_grpo", "learner.zero_stage=1", "bytes of a GPU"),
+        ("search_r1_3b_ppo", "learner.zero_stage=0", "bytes of a GPU"),
+        ("search_r1_7b_ppo", "learner.offload=none", "bytes of a GPU"),
         ("search_r1_3b_grpo", f"actors.kv_cache_bytes={57 << 30}", "bytes of a GPU"),
         ("one_gpu", f"actors.kv_cache_bytes={12 << 30}", "bytes of a GPU"),
         ("base, 14B on eight", "learner.offload=none", "bytes of a GPU"),

@@ -12,6 +12,7 @@ from configs.schema import Config, LearnerConfig, ModelConfig, ReplayConfig
 from learner.diagnostics import TokenFacts
 from learner.model.scorer import ChunkLoss, TokenScorer, TokenScores, load_model
 from learner.model.shards import Whole
+from learner.model.value import ValueLoss, ValueModel
 from learner.packing import MicroBatch
 from replay.codec import encode_trajectory
 from replay.protocol import Batch
@@ -73,6 +74,26 @@ class PlainEngine:
         return [0.0] * (len(tokens) - 1)
 
 
+class PlainCritic:
+    """The critic's interface on plain torch."""
+
+    def __init__(self, config: Config):
+        self.model, self._max_norm = ValueModel(load_model(config.model)), 1e9
+        self.optimiser = torch.optim.AdamW(
+            self.model.parameters(), betas=config.learner.betas, weight_decay=0.0
+        )
+
+    @torch.no_grad()
+    def values(self, micro: MicroBatch) -> Tensor:
+        return self.model(micro.tokens)
+
+    def accumulate(self, micro: MicroBatch, loss: ValueLoss) -> Tensor:
+        loss(values := self.model(micro.tokens)).backward()
+        return values.detach()
+
+    step, total = PlainEngine.step, PlainEngine.total
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
@@ -96,6 +117,11 @@ def plain_engine(config: Config) -> PlainEngine:
 @pytest.fixture(scope="session")
 def make_plain_engine() -> type[PlainEngine]:
     return PlainEngine
+
+
+@pytest.fixture(scope="session")
+def make_plain_critic() -> type[PlainCritic]:
+    return PlainCritic
 
 
 def _turn(rng: np.random.Generator, version: int, observation: bool) -> Turn:

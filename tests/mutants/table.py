@@ -125,6 +125,20 @@ MUTANTS = (
         ("tests/learner/algorithm/test_advantage.py",),
     ),
     Mutant(
+        "GAE cut at observations",
+        "learner/algorithm/gae.py",
+        "torch.where(acts, credit, following)",
+        "torch.where(acts, credit, 0.0)",
+        ("tests/learner/algorithm/test_gae.py",),
+    ),
+    Mutant(
+        "value loss on observations",
+        "learner/model/credit.py",
+        "mask = judged.mask.to(coefficients.device)",
+        "mask = micro.tokens.ne(0)",
+        ("tests/learner/model/test_credit.py",),
+    ),
+    Mutant(
         "tied LM head left stale after a sync",
         "weight_sync/vllm_worker.py",
         "    _read_live_weights(model)\n    loaded",

@@ -65,6 +65,7 @@ class Case:
                 self.advantages,
                 zeros,
                 coefficients,
+                coefficients,
             )
         )
         leaf = self.current.clone().requires_grad_()

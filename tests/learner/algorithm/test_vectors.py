@@ -15,6 +15,7 @@ from configs.runtime.process import REPOSITORY
 from configs.schema import LearnerConfig
 from learner.algorithm import kl
 from learner.algorithm.advantage import advantages
+from learner.algorithm.gae import gae, value_losses, whitened
 from learner.algorithm.importance import effective_sample_size
 from learner.algorithm.loss import TokenLoss, row_coefficients
 from learner.algorithm.objectives import choose
@@ -106,15 +107,13 @@ KLS = {
     # Their gradient flows through the ratio instead: the same thing.
     "slime.kl.k3.unbiased": ("k3++", math.inf),
 }
+GAES = ["verl.adv.gae.R1.g1.0.l1.0", "verl.adv.gae.R2.g0.99.l0.95"]
 SINGLES = {
-    "verl.entropy", "pipelinerl.rl_step.reinforce", "vcpo.ess", "emapg.ema_update",
-    "identity.exact_reverse",
+    "verl.value_loss", "verl.entropy", "pipelinerl.rl_step.reinforce", "vcpo.ess",
+    "emapg.ema_update", "identity.exact_reverse",
 }  # fmt: skip
 NOT_OFFERED = {
-    "verl.adv.gae.R1.g1.0.l1.0": "no value model: outcome rewards only",
-    "verl.adv.gae.R2.g0.99.l0.95": "no value model: outcome rewards only",
     "verl.adv.rfpp_baseline.R2": "advantages are not whitened over tokens",
-    "verl.value_loss": "no value model",
     "areal.kl.k3.clampTrue": "the log-ratio is clamped, never the value",
     "areal.a3po_prox": "the proximal policy is never interpolated",
     "emapg.kl.k5": "no estimator of the forward KL",
@@ -154,7 +153,8 @@ def composed(inputs: dict[str, Any], current: Tensor, mask: Tensor, **fields: An
     coefficients = row_coefficients(counts, reduction, config.constant_length_tokens)
     coefficients = torch.tensor(coefficients, dtype=torch.float64)
     zeros = torch.zeros_like(mask, dtype=torch.int64)
-    micro = MicroBatch(zeros[:, 0], zeros, mask, behaviour, credit, zeros, coefficients)
+    rows = zeros[:, 0]
+    micro = MicroBatch(rows, zeros, mask, behaviour, credit, zeros, coefficients, rows.double())
     reference = tensor(inputs["ref_logprob"])[mask] if "ref_logprob" in inputs else None
     tokens = ActionTokens.of(micro)
     return token_loss(tokens, proximal[mask], current.detach()[mask], reference, config)
@@ -239,6 +239,34 @@ def test_advantages(name: str) -> None:
         torch.testing.assert_close(ours[:, None] * mask[rows], expected[rows], **EXACT)
 
 
+@pytest.mark.parametrize("name", GAES)
+def test_credit_by_values(name: str) -> None:
+    vector = VECTORS[name]
+    given, expected, params = vector["inputs"], vector["expected"], vector["params"]
+    mask, values = tensor(given["response_mask"]).bool(), tensor(given["values"])
+    rewards = tensor(given["token_level_rewards"])
+    credit, returns = gae(rewards, values, mask, gamma=params["gamma"], gae_lambda=params["lam"])
+    on = credit[mask]
+    white = whitened(credit, mask, mean=float(on.mean()), variance=float(on.var()))
+    torch.testing.assert_close(white[mask], tensor(expected["advantages"])[mask], **EXACT)
+    torch.testing.assert_close(returns[mask], tensor(expected["returns"])[mask], **EXACT)
+
+
+def test_value_loss() -> None:
+    vector = VECTORS["verl.value_loss"]
+    names = "vpreds", "values", "returns", "response_mask"
+    values, old, returns, mask = (tensor(vector["inputs"][name]) for name in names)
+    values.requires_grad_()
+    clip = vector["params"]["cliprange_value"]
+    losses, clipped = value_losses(values, old, returns, mask.bool(), clip)
+    loss = losses.sum() / mask.sum()
+    loss.backward()
+    expected = vector["expected"]
+    torch.testing.assert_close(loss.detach(), tensor(expected["loss"]), **EXACT)
+    torch.testing.assert_close(values.grad, tensor(expected["grad_vpreds"]), **EXACT)
+    assert float(clipped.sum() / mask.sum()) == pytest.approx(float(tensor(expected["clipfrac"])))
+
+
 @pytest.mark.parametrize("name", KLS)
 def test_kl_in_the_loss(name: str) -> None:
     given, expected = VECTORS[name]["inputs"], VECTORS[name]["expected"]
@@ -297,6 +325,6 @@ def test_effective_sample_size() -> None:
 
 
 def test_every_vector_is_mapped_or_declined_with_a_reason() -> None:
-    tables = (LOSSES, WEIGHTS, REDUCTIONS, ADVANTAGES, KLS, SINGLES, NOT_OFFERED)
+    tables = (LOSSES, WEIGHTS, REDUCTIONS, ADVANTAGES, GAES, KLS, SINGLES, NOT_OFFERED)
     mapped = [name for table in tables for name in table]
     assert sorted(mapped) == sorted(VECTORS)

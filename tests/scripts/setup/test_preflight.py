@@ -343,6 +343,10 @@ def test_a_group_of_one_is_refused_where_it_would_be_trained(good: dict[str, str
     with pytest.raises(ConfigError, match=r"replay\.group_size = 1: .*: give 2 or more"):
         preflight.check(config(alone))
     preflight.check(config(alone | {"learner.total_steps": "0"}))
+    judged = alone | {"learner.baseline": "critic", "learner.advantage_std": "whiten"}
+    preflight.check(config(judged))
+    with pytest.raises(ConfigError, match=r"replay\.drop_no_signal = True .*: set it to false"):
+        preflight.check(config(judged | {"replay.drop_no_signal": "true"}))
 
 
 @pytest.mark.parametrize(
