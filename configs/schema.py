@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
+from configs.divergence import DivergenceConfig
 from configs.environment import EnvironmentConfig
 from configs.fleet import ClusterConfig, FleetConfig
 from configs.prompts import SEARCH_R1_CORRECTION
@@ -217,7 +218,7 @@ class WeightSyncConfig(Section, frozen=True):
 _UNUSED = {"reinforce": ("clip_low", "clip_high", "ratio_cap"), "cispo": ("ratio_cap",)}
 
 
-class LearnerConfig(Section, frozen=True):
+class LearnerConfig(DivergenceConfig, frozen=True):
     """The optimiser, the objective, its corrections, and the cadence of evaluation and checkpoints.
 
     Raises ValueError where two fields contradict each other.
@@ -244,11 +245,6 @@ class LearnerConfig(Section, frozen=True):
     # None: the objective's own too
     reduction: Literal["token_mean", "sequence_mean", "constant_length"] | None = None
     constant_length_tokens: NonNegative = 0  # the denominator of "constant_length"
-    kl_coef: NonNegativeFloat = 0.0
-    kl_estimator: Literal["k1", "k2", "k3", "k3++"] = "k3++"
-    anchor: Literal["ema", "frozen", "none"] = "none"
-    anchor_tau: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9  # per period
-    anchor_period: Positive = 10  # steps
     lr: NonNegativeFloat = 1e-6
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegative = 10
@@ -272,6 +268,7 @@ class LearnerConfig(Section, frozen=True):
     step_deadline_s: Seconds = 300.0  # of a step, a checkpoint beside its bytes (`saving_s`)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.rendezvous and not _is_meeting_place(self.rendezvous):
             raise ValueError(
                 f"learner.rendezvous = {self.rendezvous!r}: give tcp://HOST:PORT of rank 0's "
@@ -289,11 +286,6 @@ class LearnerConfig(Section, frozen=True):
                     f"learner.{name} = {value!r} acts on nothing with learner.objective = "
                     f"{self.objective!r}: set it to null"
                 )
-        if self.kl_coef and self.anchor == "none":
-            raise ValueError(
-                f"learner.kl_coef = {self.kl_coef!r} needs an anchor: set learner.anchor to 'ema' "
-                "or 'frozen'"
-            )
         if self.reduction == "constant_length" and not self.constant_length_tokens:
             raise ValueError(
                 "learner.reduction = 'constant_length' needs learner.constant_length_tokens above 0"

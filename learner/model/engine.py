@@ -26,7 +26,7 @@ from configs.runtime.process import keep_freed_blocks, return_freed_blocks
 from configs.schema import Config, LearnerConfig
 from learner.errors import BadModel
 from learner.model.collectives import Facts, gather_facts, sums
-from learner.model.head import ChunkLoss
+from learner.model.head import Candidates, ChunkLoss
 from learner.model.placement import Placement
 from learner.model.scorer import TokenScorer, TokenScores, load_model
 from learner.model.shards import Partitioned, Scattered, Shards, Whole
@@ -89,6 +89,7 @@ class Engine:
         self._on_close = contextlib.ExitStack()
         self._hold_gpu(placement)
         self.model = _load(config, model_path)
+        _check_candidates(self.model, learner)
         self._stage, self._offload = learner.zero_stage, learner.offload
         self._bf16 = config.model.dtype == "bfloat16"
         chunk_bytes = learner.chunk_bytes(_place())
@@ -128,18 +129,32 @@ class Engine:
                 dist_init_required=False,
             )
 
-    def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
-        """Log-probs and entropies of the action tokens, without gradient."""
+    def score(self, micro: MicroBatch, temperature: float, top_k: int = 0) -> TokenScores:
+        """Log-probs and entropies of the action tokens, without gradient; with `top_k` the
+        likeliest tokens beside them.
+        """
+        given = micro.tokens, micro.loss_mask, temperature
+        found = Candidates.room(len(micro.rows), top_k, self.device) if top_k else None
         with torch.no_grad():
-            logprobs, entropy, _ = self._engine(micro.tokens, micro.loss_mask, temperature)
-        return TokenScores(logprobs, entropy)
+            logprobs, entropy, _ = self._engine(*given, likeliest=found)
+        return TokenScores(logprobs, entropy, found)
 
-    def accumulate(self, micro: MicroBatch, temperature: float, loss: ChunkLoss) -> TokenScores:
-        """Add this share's gradient to the step's sum; return the scores it was made from."""
-        logprobs, entropy, value = self._engine(micro.tokens, micro.loss_mask, temperature, loss)
+    def accumulate(
+        self,
+        micro: MicroBatch,
+        temperature: float,
+        loss: ChunkLoss,
+        *,
+        candidates: Tensor | None = None,
+    ) -> TokenScores:
+        """Add this share's gradient to the step's sum; return the scores it was made from, with
+        those of `candidates` int[N, k], which the loss is then given too.
+        """
+        given = micro.tokens, micro.loss_mask, temperature, loss
+        logprobs, entropy, value = self._engine(*given, candidates=candidates)
         # DeepSpeed can sum over ranks, except at stage 3, where it always averages.
         self._engine.backward(value * self.ranks if self._stage == 3 else value)
-        return TokenScores(logprobs, entropy)
+        return TokenScores.of(logprobs, entropy, candidates)
 
     def step(self, lr: float) -> float:
         """Clip, step, clear the gradients; return the norm of the whole gradient before clipping.
@@ -258,6 +273,15 @@ def _load(config: Config, model_path: str | None) -> PreTrainedModel:
     if config.learner.gradient_checkpointing:
         _checkpoint_gradients(model)
     return model
+
+
+def _check_candidates(model: PreTrainedModel, config: LearnerConfig) -> None:
+    vocabulary = len(model.get_output_embeddings().weight)
+    if config.kl_top_k > vocabulary:
+        raise BadModel(
+            f"learner.kl_top_k = {config.kl_top_k!r}: the model's vocabulary has {vocabulary} "
+            "tokens; lower it to at most that"
+        )
 
 
 def _make_optimiser(weights: list[Tensor], config: LearnerConfig) -> torch.optim.Optimizer:

@@ -37,6 +37,7 @@ _REASONS = {  # of a part of who lies on a GPU
     "averages": "{averages} x {elements}{over1}",
     "activations": "{tokens:,} tokens at once",
     "head, with its gradient": "a piece of logits at a time",
+    "the anchor's likeliest tokens": "8 x learner.kl_top_k a token",
     "optimiser's temporaries": "while it steps",
     "reductions": "DeepSpeed's buckets",
     "weights shown to actors": "{engine} x {elements}",
