@@ -19,7 +19,7 @@ GOALS: dict[str, harness.Goal] = {"topk_memory_over_head": harness.at_most(1.2)}
 
 @dataclass(frozen=True)
 class BenchAlgorithmsOptions(harness.BenchOptions):
-    """Options of `forage bench algorithms`; `quick` takes about three minutes."""
+    """Options of `forage bench algorithms`; `quick` takes a minute."""
 
     threads: int = option("threads of torch, on the CPU", default=1, least=1)
 

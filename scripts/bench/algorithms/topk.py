@@ -21,9 +21,10 @@ from configs.runtime.process import die_with_parent
 from learner.algorithm import kl
 from learner.model.head import Candidates, LogProbHead
 from scripts.bench.harness import Processes, Report, median_ratio, scratch
-from scripts.bench.head import DEADLINE_S, HIDDEN, TOKENS, VOCABULARY, WARM_UP_TOKENS, peak_of
+from scripts.bench.head import DEADLINE_S, TOKENS, VOCABULARY, WARM_UP_TOKENS, peak_of
 
 TOP_K = 32
+HIDDEN = 64  # narrow: a wide head's own gradient would hide what comes on top
 MOVED = 0.9  # the factor that sets the policy's weights apart from its anchor's
 PASSES = ("score", "gradient")
 Result = TypeVar("Result")
