@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from configs.critic import CriticConfig, require_critic
+from configs.divergence import DivergenceConfig
 from configs.environment import EnvironmentConfig
 from configs.fleet import ClusterConfig, FleetConfig
 from configs.prompts import SEARCH_R1_CORRECTION
@@ -218,7 +219,7 @@ class WeightSyncConfig(Section, frozen=True):
 _UNUSED = {"reinforce": ("clip_low", "clip_high", "ratio_cap"), "cispo": ("ratio_cap",)}
 
 
-class LearnerConfig(Section, frozen=True):
+class LearnerConfig(DivergenceConfig, frozen=True):
     """The optimiser, the objective, its corrections, and the cadence of evaluation and checkpoints.
 
     Raises ValueError where two fields contradict each other.
@@ -246,11 +247,6 @@ class LearnerConfig(Section, frozen=True):
     # None: the objective's own too
     reduction: Literal["token_mean", "sequence_mean", "constant_length"] | None = None
     constant_length_tokens: NonNegative = 0  # the denominator of "constant_length"
-    kl_coef: NonNegativeFloat = 0.0
-    kl_estimator: Literal["k1", "k2", "k3", "k3++"] = "k3++"
-    anchor: Literal["ema", "frozen", "none"] = "none"
-    anchor_tau: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9  # per period
-    anchor_period: Positive = 10  # steps
     lr: NonNegativeFloat = 1e-6
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegative = 10
@@ -274,6 +270,7 @@ class LearnerConfig(Section, frozen=True):
     step_deadline_s: Seconds = 300.0  # of a step, a checkpoint beside its bytes (`saving_s`)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.rendezvous and not _is_meeting_place(self.rendezvous):
             raise ValueError(
                 f"learner.rendezvous = {self.rendezvous!r}: give tcp://HOST:PORT of rank 0's "
@@ -292,10 +289,10 @@ class LearnerConfig(Section, frozen=True):
                     f"{self.objective!r}: set it to null"
                 )
         require_critic(self.baseline, self.advantage_std, self.critic)
-        if self.kl_coef and self.anchor == "none":
+        if self.baseline == "critic" and self.kl_in == "reward":
             raise ValueError(
-                f"learner.kl_coef = {self.kl_coef!r} needs an anchor: set learner.anchor to 'ema' "
-                "or 'frozen'"
+                "learner.kl_in = 'reward' is not offered with learner.baseline = 'critic': set it "
+                "to 'loss'"
             )
         if self.reduction == "constant_length" and not self.constant_length_tokens:
             raise ValueError(

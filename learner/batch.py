@@ -31,13 +31,17 @@ class TrainingBatch:
     denominator, so that shares add up.
 
     `step` k is the step it trains: versions ≤ k − 1 sampled it, and training it makes version k.
-    `gauges`, in rank 0's share alone, are those of the whole step that need no model.
+    `gauges`, in rank 0's share alone, are those of the whole step that need no model. `rewards` are
+    the step's, by group (NaN: unscorable), and `rollouts` tells of every row which of these earned
+    its own; both are whole in every share, and empty where nothing is rewarded.
     """
 
     step: int
     temperature: float
     micro_batches: tuple[MicroBatch, ...]
     gauges: dict[str, float]
+    rewards: tuple[tuple[float, ...], ...] = ()
+    rollouts: tuple[int, ...] = ()
 
 
 def build(batch: Batch, config: LearnerConfig, vocabulary: int) -> TrainingBatch:
@@ -58,28 +62,47 @@ def _build(
     groups = _decode(batch)
     _check_ids(groups, vocabulary)
     rewards = [_rewards(group) for group in groups]
-    credit = [a.tolist() for a in _credit(rewards, config)]
+    credit = credit_of(rewards, config)
     trajectories = list(chain.from_iterable(groups))
     temperature = _temperature(trajectories)
     rows = _rows(trajectories, list(chain.from_iterable(credit)), batch.step - 1, config)
     packed = pack_shares([len(row) for row in rows], config.micro_batch_tokens, ranks)
     shares = [tuple(pad(row_ids, rows) for row_ids in share) for share in packed]
     gauges = {
-        **_reward_gauges(rewards, credit),
+        **_reward_gauges(rewards),
+        **credit_gauges(credit),
         **_size_gauges(rows, shares),
         **_staleness_gauges(rows, trajectories),
     }
     return tuple(
-        TrainingBatch(batch.step, temperature, share, {} if rank else gauges)
+        TrainingBatch(
+            step=batch.step,
+            temperature=temperature,
+            micro_batches=share,
+            gauges={} if rank else gauges,
+            rewards=tuple(tuple(group.tolist()) for group in rewards),
+            rollouts=tuple(n for n, each in enumerate(trajectories) for _ in each.sequences),
+        )
         for rank, share in enumerate(shares)
     )
 
 
-def _credit(rewards: Sequence[torch.Tensor], config: LearnerConfig) -> list[torch.Tensor]:
-    """Each group's advantages; 0 where a critic will make them."""
+def credit_of(rewards: Sequence[torch.Tensor], config: LearnerConfig) -> list[list[float]]:
+    """The advantages of each group's rollouts, from their rewards float[n] (NaN: unscorable); 0
+    where a critic will make them.
+    """
     if config.baseline == "critic":
-        return [torch.zeros_like(group) for group in rewards]
-    return advantages(rewards, config.baseline, config.advantage_std)
+        return [[0.0] * len(group) for group in rewards]
+    return [a.tolist() for a in advantages(rewards, config.baseline, config.advantage_std)]
+
+
+def credit_gauges(credit: Sequence[Sequence[float]]) -> dict[str, float]:
+    """What the advantages of a step's groups amount to."""
+    flat = list(chain.from_iterable(credit))
+    return {
+        "learner/advantage_mean": float(np.mean(flat)),
+        "learner/advantage_abs": float(np.mean(np.abs(flat))),
+    }
 
 
 def _bad(cause: str, instead: str = "") -> BadBatch:
@@ -172,18 +195,13 @@ def _reward(trajectory: Trajectory) -> float:
     return math.nan if trajectory.reward is None else trajectory.reward
 
 
-def _reward_gauges(
-    groups: Sequence[torch.Tensor], credit: Sequence[Sequence[float]]
-) -> dict[str, float]:
+def _reward_gauges(groups: Sequence[torch.Tensor]) -> dict[str, float]:
     scored = [group[~group.isnan()].tolist() for group in groups]
     rewards = list(chain.from_iterable(scored))
-    flat = list(chain.from_iterable(credit))
     return {
         "learner/reward": float(np.mean(rewards)) if rewards else 0.0,
-        "learner/unscorable": float(len(flat) - len(rewards)),
+        "learner/unscorable": float(sum(map(len, groups)) - len(rewards)),
         "learner/no_signal_fraction": sum(len({*each}) < 2 for each in scored) / len(scored),
-        "learner/advantage_mean": float(np.mean(flat)),
-        "learner/advantage_abs": float(np.mean(np.abs(flat))),
     }
 
 

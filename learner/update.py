@@ -13,23 +13,28 @@ every mode, each factor once:
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from configs.schema import LearnerConfig
+from learner.algorithm import kl
 from learner.algorithm.importance import (
     behaviour_ratio,
     behaviour_weights,
     log_ratio,
     sequence_means,
 )
-from learner.algorithm.loss import TokenLoss
+from learner.algorithm.loss import TokenLoss, sampled
 from learner.algorithm.objectives import Terms, choose
-from learner.batch import TrainingBatch
+from learner.batch import TrainingBatch, credit_gauges, credit_of
 from learner.diagnostics import TokenFacts, diagnose
 from learner.errors import Diverged
+from learner.model.anchor import Anchored, anchored
 from learner.model.credit import Critic, judge, policy_rate, teach
 from learner.model.ema import Averages, Ema
 from learner.model.head import ChunkLoss
@@ -73,16 +78,20 @@ def _step(
     if looks_ahead(config):
         current = [engine.score(micro, temperature).logprobs for micro in micro_batches]
     nears = logprobs_under(engine, averages.proximal, micro_batches, temperature)
-    anchors = logprobs_under(engine, averages.anchor, micro_batches, temperature)
+    anchors = anchored(engine, averages.anchor, micro_batches, temperature, config)
+    penalties: dict[str, float] = {}
+    if config.kl_in == "reward":
+        micro_batches, penalties = penalise(engine, batch, micro_batches, current, anchors, config)
     facts = []
     for micro, near, now, far in zip(micro_batches, nears, current, anchors, strict=True):
         tokens = ActionTokens.of(micro)
         if near is None and now is None:
-            scores = engine.accumulate(micro, temperature, loss_as_scored(tokens, far, config))
-            loss = token_loss(tokens, None, scores.logprobs, far, config)
+            unscored = loss_as_scored(tokens, far.logprobs, config, far.topk)
+            scores = engine.accumulate(micro, temperature, unscored, candidates=far.ids)
+            loss = token_loss(tokens, None, scores.logprobs, far.logprobs, config, far.topk)
         else:
-            loss = token_loss(tokens, near, now, far, config)
-            scores = engine.accumulate(micro, temperature, loss)
+            loss = token_loss(tokens, near, now, far.logprobs, config, far.topk)
+            scores = engine.accumulate(micro, temperature, loss, candidates=far.ids)
         facts.append(TokenFacts.of(micro, loss, scores, config.centre == "behaviour"))
     gauges = diagnose(engine.gather(facts), config)
     if not math.isfinite(gauges["learner/loss"]):
@@ -93,17 +102,22 @@ def _step(
         raise Diverged(f"step {step}: the gradient's norm is {grad_norm}")
     averages.update(engine)
     gauges |= averages.gauges(batch.gauges.get("replay/staleness", 0.0))
+    gauges = penalties | gauges
     return {"learner/grad_norm": grad_norm, "learner/lr": lr} | gauges
 
 
 def looks_ahead(config: LearnerConfig) -> bool:
-    """True where the loss of a token needs the current log-probs of its whole sequence: one pass
-    more.
+    """True where the loss of a token needs the current log-probs of its whole sequence, or rollout:
+    one pass more.
     """
+    if config.kl_in == "reward":
+        return True
     if config.objective == "gspo" and config.centre != "start_of_update":
         return True  # at the start of the update its sequence's ratio is 1
     if config.behaviour_level == "token" or config.centre == "ema":
         return False
+    if config.kl_coef and config.kl_weight != "none" and config.centre == "start_of_update":
+        return True
     rules = ("mask",) if config.centre == "behaviour" else ("mask", "truncate")
     return config.behaviour_weight in rules
 
@@ -130,7 +144,10 @@ class ActionTokens(NamedTuple):
 
 
 def loss_as_scored(
-    tokens: ActionTokens, reference: Tensor | None, config: LearnerConfig
+    tokens: ActionTokens,
+    reference: Tensor | None,
+    config: LearnerConfig,
+    topk: kl.TopK | None = None,
 ) -> ChunkLoss:
     """The loss of tokens whose weights are elementwise in their current log-probs: made chunk by
     chunk, from those of the very pass that makes the gradient.
@@ -138,7 +155,8 @@ def loss_as_scored(
 
     def loss(logprobs: Tensor, chunk: slice) -> Tensor:
         far = None if reference is None else reference[chunk]
-        return token_loss(tokens.part(chunk), None, logprobs.detach(), far, config)(logprobs)
+        top, now = None if topk is None else topk.part(chunk), sampled(logprobs).detach()
+        return token_loss(tokens.part(chunk), None, now, far, config, top)(logprobs)
 
     return loss
 
@@ -149,9 +167,11 @@ def token_loss(
     current: Tensor | None,
     reference: Tensor | None,
     config: LearnerConfig,
+    topk: kl.TopK | None = None,
 ) -> TokenLoss:
     """The loss of these tokens, from log-probs float[n] without gradient: the average's where that
-    is the centre, current where it is not or `looks_ahead`, and the anchor's where there is one.
+    is the centre, current where it is not or `looks_ahead`, and the anchor's where there is one,
+    with its candidates where there are some.
 
     Tokens without a finite behaviour log-prob get weight 0 and finite terms; coefficients are the
     batch's and stay.
@@ -167,11 +187,7 @@ def token_loss(
         proximal = current if proximal is None else proximal
         assert proximal is not None
         weights = _weights(log_ratio(proximal, recorded, usable), rows, usable, config)
-    sequence = torch.zeros_like(behaviour)
-    if config.objective == "gspo" and current is not proximal:
-        assert current is not None
-        drift = log_ratio(current, proximal, usable)
-        sequence = sequence_means(drift, rows, usable)[rows]
+    sequence = _sequence_log_ratio(current, proximal, rows, usable, config)
     return TokenLoss(
         objective=objective,
         bounds=bounds,
@@ -179,10 +195,34 @@ def token_loss(
         weights=weights,
         coefficients=tokens.coefficients,
         reference=reference,
-        kl_estimator=config.kl_estimator,
-        kl_coef=config.kl_coef,
+        kl_estimator=config.kl_estimator or ("k1" if config.kl_in == "reward" else "k3++"),
+        kl_coef=config.kl_coef if config.kl_in == "loss" else 0.0,
         kl_cap=config.behaviour_cap,
+        kl_ratios=_kl_ratios(proximal, tokens, usable, config),
+        topk=topk,
     )
+
+
+def _sequence_log_ratio(
+    current: Tensor | None, proximal: Tensor, rows: Tensor, usable: Tensor, config: LearnerConfig
+) -> Tensor:
+    """The mean of current − proximal over each token's sequence, where the objective needs it."""
+    if config.objective != "gspo" or current is proximal:
+        return torch.zeros_like(proximal)
+    assert current is not None
+    return sequence_means(log_ratio(current, proximal, usable), rows, usable)[rows]
+
+
+def _kl_ratios(
+    proximal: Tensor, tokens: ActionTokens, usable: Tensor, config: LearnerConfig
+) -> Tensor | None:
+    """The behaviour ratios by which the KL is weighted, whatever rule the policy's loss has."""
+    if config.kl_weight == "none":
+        return None
+    if config.centre == "behaviour":
+        return torch.ones_like(proximal)
+    log_ratios = log_ratio(proximal, tokens.recorded, usable)
+    return behaviour_ratio(log_ratios, tokens.rows, usable, config.behaviour_level)
 
 
 def _weights(log_ratios: Tensor, rows: Tensor, usable: Tensor, config: LearnerConfig) -> Tensor:
@@ -216,3 +256,32 @@ def logprobs_under(
         return [None] * len(micro_batches)
     with ema.swapped_in(engine):
         return [engine.score(micro, temperature).logprobs for micro in micro_batches]
+
+
+def penalise(
+    engine: "Engine",
+    batch: TrainingBatch,
+    micro_batches: list[MicroBatch],
+    current: Sequence[Tensor | None],
+    anchors: Sequence[Anchored],
+    config: LearnerConfig,
+) -> tuple[list[MicroBatch], dict[str, float]]:
+    """The micro-batches with the advantages of rewards that the KL of the whole rollout is taken
+    off, wherever its rows lie, and the gauges that say so.
+    """
+    rollouts = torch.tensor(batch.rollouts, device=engine.device)
+    rewards = [torch.tensor(group, dtype=torch.float64) for group in batch.rewards]
+    sums = torch.zeros(sum(map(len, rewards)), dtype=torch.float64, device=engine.device)
+    for micro, now, far in zip(micro_batches, current, anchors, strict=True):
+        assert now is not None and far.logprobs is not None
+        sums.index_add_(0, rollouts[micro.row_ids[micro.rows]], (now - far.logprobs).double())
+    totals = torch.tensor(engine.total(sums.tolist()), dtype=torch.float64)
+    credit = credit_of(kl.penalised(rewards, totals, config.kl_coef), config)
+    flat = torch.tensor(list(chain.from_iterable(credit)), dtype=torch.float32)
+    own = flat.to(engine.device)[rollouts]
+    penalised = [
+        replace(micro, advantages=own[micro.row_ids].unsqueeze(-1) * micro.loss_mask)
+        for micro in micro_batches
+    ]
+    penalty = {"learner/kl_penalty": config.kl_coef * float(totals.mean())}
+    return penalised, penalty | credit_gauges(credit)

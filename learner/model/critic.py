@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
-from learner.model.engine import Training, load_to_train
+from learner.model.engine import Training
+from learner.model.loading import load_to_train
 from learner.model.value import ValueLoss, ValueModel
 from learner.packing import MicroBatch
 

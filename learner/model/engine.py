@@ -15,25 +15,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from configs.runtime.gpus import hold, visible
-from configs.runtime.process import keep_freed_blocks, return_freed_blocks
+from configs.runtime.process import return_freed_blocks
 from configs.schema import Config, LearnerConfig
 from learner.errors import BadModel
 from learner.model.collectives import Facts, gather_facts, sums
-from learner.model.head import ChunkLoss
+from learner.model.head import Candidates, ChunkLoss
+from learner.model.loading import load_to_train
 from learner.model.placement import Placement
-from learner.model.scorer import TokenScorer, TokenScores, load_model
+from learner.model.scorer import TokenScorer, TokenScores
 from learner.model.shards import Partitioned, Scattered, Shards, Whole
 from learner.packing import MicroBatch
-
-LARGE_MODEL_BYTES = 16 << 20  # below it a heap with gaps is small
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -242,20 +239,35 @@ class Engine(Training):
 
     def _make(self, config: Config, model_path: str | None) -> tuple[nn.Module, nn.Module]:
         model = load_to_train(config, model_path)
+        _check_candidates(model, config.learner)
         chunk_bytes = config.learner.chunk_bytes(_place())
         return model, TokenScorer(model, chunk_bytes, config.model.head_dtype)
 
-    def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
-        """Log-probs and entropies of the action tokens, without gradient."""
+    def score(self, micro: MicroBatch, temperature: float, top_k: int = 0) -> TokenScores:
+        """Log-probs and entropies of the action tokens, without gradient; with `top_k` the
+        likeliest tokens beside them.
+        """
+        given = micro.tokens, micro.loss_mask, temperature
+        found = Candidates.room(len(micro.rows), top_k, self.device) if top_k else None
         with torch.no_grad():
-            logprobs, entropy, _ = self._engine(micro.tokens, micro.loss_mask, temperature)
-        return TokenScores(logprobs, entropy)
+            logprobs, entropy, _ = self._engine(*given, likeliest=found)
+        return TokenScores(logprobs, entropy, found)
 
-    def accumulate(self, micro: MicroBatch, temperature: float, loss: ChunkLoss) -> TokenScores:
-        """Add this share's gradient to the step's sum; return the scores it was made from."""
-        logprobs, entropy, value = self._engine(micro.tokens, micro.loss_mask, temperature, loss)
+    def accumulate(
+        self,
+        micro: MicroBatch,
+        temperature: float,
+        loss: ChunkLoss,
+        *,
+        candidates: Tensor | None = None,
+    ) -> TokenScores:
+        """Add this share's gradient to the step's sum; return the scores it was made from, with
+        those of `candidates` int[N, k], which the loss is then given too.
+        """
+        given = micro.tokens, micro.loss_mask, temperature, loss
+        logprobs, entropy, value = self._engine(*given, candidates=candidates)
         self._backward(value)
-        return TokenScores(logprobs, entropy)
+        return TokenScores.of(logprobs, entropy, candidates)
 
     def probe(self, tokens: Sequence[int]) -> list[float]:
         """Log-prob of each of tokens[1:] given its prefix, at temperature 1: float[n − 1]."""
@@ -268,17 +280,13 @@ class Engine(Training):
         return values
 
 
-def load_to_train(config: Config, model_path: str | None = None) -> PreTrainedModel:
-    """The causal LM of a folder (default `model.path`), as a step needs it. Raises BadModel."""
-    model_config = config.model
-    if model_path is not None:
-        model_config = msgspec.structs.replace(model_config, path=model_path)
-    model = load_model(model_config)
-    if sum(weight.nbytes for weight in model.parameters()) >= LARGE_MODEL_BYTES:
-        keep_freed_blocks()
-    if config.learner.gradient_checkpointing:
-        _checkpoint_gradients(model)
-    return model
+def _check_candidates(model: PreTrainedModel, config: LearnerConfig) -> None:
+    vocabulary = len(model.get_output_embeddings().weight)
+    if config.kl_top_k > vocabulary:
+        raise BadModel(
+            f"learner.kl_top_k = {config.kl_top_k!r}: the model's vocabulary has {vocabulary} "
+            "tokens; lower it to at most that"
+        )
 
 
 def _make_optimiser(weights: list[Tensor], config: LearnerConfig) -> torch.optim.Optimizer:
@@ -292,14 +300,6 @@ def _make_optimiser(weights: list[Tensor], config: LearnerConfig) -> torch.optim
         # On the host: one pass over the state without temporaries, which needs nothing compiled.
         fused=True if config.offload == "cpu" else None,
     )
-
-
-def _checkpoint_gradients(model: PreTrainedModel) -> None:
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for module in model.modules():
-        # Layers recompute only in training mode; what is inside them stays without dropout.
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True
 
 
 def _deepspeed_config(config: Config, secondary_partition: int = 1) -> dict[str, Any]:

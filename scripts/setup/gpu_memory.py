@@ -18,6 +18,7 @@ from retrieval_server.index.manifest import PARTS, VECTORS
 from scripts.setup.model_size import (
     Model,
     activation_bytes,
+    candidate_bytes,
     head_bytes,
     width_of,
 )
@@ -92,6 +93,7 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
         "critic, with its gradients": _critic_bytes(config, model, offloads),
         "activations": activations,
         "head, with its gradient": head,
+        "the anchor's likeliest tokens": candidate_bytes(config),
         "gaps between blocks": gaps,
         "optimiser's temporaries": max(0, stepping - activations - head - gaps),
         "reductions": _reduced(config, model),

@@ -4,6 +4,7 @@ import pytest
 
 from configs.load import ConfigError, parse
 
+KL = ["learner.kl_in=reward", "learner.kl_coef=0.001", "learner.anchor=frozen"]
 PPO = ["learner.baseline=critic", "learner.advantage_std=whiten"]
 
 
@@ -20,6 +21,7 @@ def test_a_critic_is_configured() -> None:
         (["learner.advantage_std=whiten"], "learner.advantage_std = 'whiten' needs"),
         ([*PPO, "learner.critic.value_clip=0.5"], "learner.critic.value_clip = 0.5 acts on"),
         ([*PPO, "learner.critic.gamma=0"], "gamma"),
+        ([*PPO, *KL], "learner.kl_in = 'reward' is not offered with"),
         ([*PPO, "learner.critic.gae_lambda=1.1"], "gae_lambda"),
     ],
 )

@@ -65,14 +65,15 @@ PPO = SEARCH_R1 | {  # scripts/nq_hotpotqa/v0.2/train_ppo.sh, and verl's ppo_tra
     "learner.critic.gamma": 1.0,
     "learner.critic.gae_lambda": 1.0,
     "learner.advantage_std": "whiten",
-    "learner.kl_estimator": "k3++",  # for their KL in the reward
+    "learner.kl_estimator": None,  # k3++, for their KL in the reward
     "learner.warmup_steps": int(0.285 * 1005) * PPO_STEPS,
 }
 EMA_PG = SEARCH_R1 | {  # search/train_grpo_ema_pg.sh
     "learner.eval_every": 50 * PER_BATCH,
     "learner.checkpoint_every": 50 * PER_BATCH,
     "learner.clip_high": None,  # grpo's own: .28
-    "learner.kl_estimator": "k3++",  # for the top-k KL
+    "learner.kl_estimator": None,
+    "learner.kl_top_k": 32,
     "learner.anchor": "ema",
     "learner.anchor_tau": 0.9,
     "learner.anchor_period": 10 * PER_BATCH,
@@ -277,22 +278,25 @@ def test_the_comment_says_what_is_reckoned(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "taken_back"),
+    "taken_back",
     [
-        ("anchor", "frozen"),
-        ("kl_estimator", "k3"),
-        ("clip_high", 0.2),
-        ("betas", (0.9, 0.999)),
+        {"anchor": "frozen"},
+        {"kl_top_k": 0, "kl_estimator": "k3"},
+        {"clip_high": 0.2},
+        {"betas": (0.9, 0.999)},
     ],
 )
-def test_each_change_of_ema_pg_can_be_taken_back_alone(field: str, taken_back: Any) -> None:
+def test_each_change_of_ema_pg_can_be_taken_back_alone(taken_back: dict[str, Any]) -> None:
     plain, changed = recipe("search_r1_3b_grpo").learner, recipe("ema_pg_3b").learner
     different = {n for n in plain.__struct_fields__ if getattr(plain, n) != getattr(changed, n)}
     cadence = {"anchor_period", "eval_every", "checkpoint_every"}
-    assert different - cadence == {"anchor", "kl_estimator", "clip_high", "betas"}
-    text = str(list(taken_back) if isinstance(taken_back, tuple) else taken_back)
-    config = load(REPOSITORY / "configs" / "ema_pg_3b.yaml", [f"learner.{field}={text}"])
-    assert config.learner == msgspec.structs.replace(changed, **{field: taken_back})
+    assert different - cadence == {"anchor", "kl_top_k", "kl_estimator", "clip_high", "betas"}
+    overrides = [
+        f"learner.{field}={list(value) if isinstance(value, tuple) else value}"
+        for field, value in taken_back.items()
+    ]
+    config = load(REPOSITORY / "configs" / "ema_pg_3b.yaml", overrides)
+    assert config.learner == msgspec.structs.replace(changed, **taken_back)
 
 
 @pytest.mark.parametrize("name", RECIPES)

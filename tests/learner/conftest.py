@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from configs.schema import Config, LearnerConfig, ModelConfig, ReplayConfig
 from learner.diagnostics import TokenFacts
-from learner.model.scorer import ChunkLoss, TokenScorer, TokenScores, load_model
+from learner.model.head import Candidates, ChunkLoss
+from learner.model.scorer import TokenScorer, TokenScores, load_model
 from learner.model.shards import Whole
 from learner.model.value import ValueLoss, ValueModel
 from learner.packing import MicroBatch
@@ -38,13 +39,23 @@ class PlainEngine:
         )
 
     @torch.no_grad()
-    def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
-        return TokenScores(*self.scorer(micro.tokens, micro.loss_mask, temperature)[:2])
+    def score(self, micro: MicroBatch, temperature: float, top_k: int = 0) -> TokenScores:
+        found = Candidates.room(len(micro.rows), top_k, self.device) if top_k else None
+        given = micro.tokens, micro.loss_mask, temperature
+        return TokenScores(*self.scorer(*given, likeliest=found)[:2], found)
 
-    def accumulate(self, micro: MicroBatch, temperature: float, loss: ChunkLoss) -> TokenScores:
-        logprobs, entropy, value = self.scorer(micro.tokens, micro.loss_mask, temperature, loss)
+    def accumulate(
+        self,
+        micro: MicroBatch,
+        temperature: float,
+        loss: ChunkLoss,
+        *,
+        candidates: Tensor | None = None,
+    ) -> TokenScores:
+        given = micro.tokens, micro.loss_mask, temperature, loss
+        logprobs, entropy, value = self.scorer(*given, candidates=candidates)
         value.backward()
-        return TokenScores(logprobs, entropy)
+        return TokenScores.of(logprobs, entropy, candidates)
 
     def step(self, lr: float) -> float:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._max_norm)

@@ -111,6 +111,27 @@ MUTANTS = (
         ("tests/learner/algorithm/test_correction.py",),
     ),
     Mutant(
+        "top-k tail dropped",
+        "learner/algorithm/kl.py",
+        "torch.where(kept, parts.tail, 0.0)",
+        "torch.zeros_like(parts.tail)",
+        ("tests/learner/algorithm/test_kl.py", "tests/learner/model/test_head.py"),
+    ),
+    Mutant(
+        "weight twice on KL",
+        "learner/algorithm/loss.py",
+        "return acts * head + weights * tail",
+        "return acts * head + weights.square() * tail",
+        ("tests/learner/algorithm/test_loss.py", "tests/learner/algorithm/test_vectors.py"),
+    ),
+    Mutant(
+        "weight on the KL's sum over candidates",
+        "learner/algorithm/loss.py",
+        "return acts * head + weights * tail",
+        "return weights * (head + tail)",
+        ("tests/learner/algorithm/test_loss.py",),
+    ),
+    Mutant(
         "denominator after rejection",
         "learner/update.py",
         "coefficients=tokens.coefficients,",

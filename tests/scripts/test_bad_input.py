@@ -83,6 +83,7 @@ COMMANDS = [
     ("bench end-to-end --task wiki --quick", "--quick --task wiki: its modes do not fit ten"),
     ("bench wiki --minutes 1", "--minutes 1.0: at least 5"),
     ("bench weight-sync --updates -1", "--updates -1: at least 0"),
+    ("bench algorithms --threads 0", "--threads 0: at least 1"),
     ("bench plan --minutes -1", "--minutes -1"),
     ("-help", "no option -help: did you mean --help?"),
     ("train -h", "train: no option -h: did you mean --help?"),

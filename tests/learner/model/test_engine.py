@@ -149,6 +149,31 @@ def test_a_swap_reaches_every_element_and_comes_back(
     assert torch.equal(engine.score(micro, 1.0).logprobs, before)
 
 
+def test_the_likeliest_tokens_are_found_and_scored_beside_the_sampled_ones(
+    prepared: tuple[Config, Engine, str], batch: Callable[..., Batch]
+) -> None:
+    config, engine, _ = prepared
+    micro, seen = first_micro_batch(batch, config).to(engine.device), []
+    found = engine.score(micro, 1.0, 3).candidates
+    assert found is not None and found.ids.shape == (len(micro.rows), 3)
+
+    def loss(logprobs: torch.Tensor, _chunk: slice) -> torch.Tensor:
+        seen.append(logprobs.shape[1])
+        return logprobs[:, 1:].sum()
+
+    scores = engine.accumulate(micro, 1.0, loss, candidates=found.ids)
+    assert engine.step(0.0) > 0.0 and set(seen) == {4}
+    assert torch.equal(scores.logprobs, engine.score(micro, 1.0).logprobs)
+    torch.testing.assert_close(scores.candidates.logprobs, found.logprobs)
+    assert torch.equal(scores.table[:, 1:], scores.candidates.logprobs)
+
+
+def test_more_candidates_than_the_vocabulary_has_are_refused(config: Config) -> None:
+    learner = msgspec.structs.replace(config.learner, anchor="ema", kl_coef=0.1, kl_top_k=10**6)
+    with pytest.raises(BadModel, match=r"learner.kl_top_k = 1000000: the model's vocabulary has"):
+        Engine(msgspec.structs.replace(config, learner=learner))
+
+
 def test_an_infinite_gradient_has_no_finite_norm(
     prepared: tuple[Config, Engine, str], batch: Callable[..., Batch]
 ) -> None:
