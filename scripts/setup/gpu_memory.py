@@ -93,7 +93,7 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
         "critic, with its gradients": _critic_bytes(config, model, offloads),
         "activations": activations,
         "head, with its gradient": head,
-        "the anchor's likeliest tokens": candidate_bytes(config),
+        "the anchor's likeliest tokens": candidate_bytes(config, model),
         "gaps between blocks": gaps,
         "optimiser's temporaries": max(0, stepping - activations - head - gaps),
         "reductions": _reduced(config, model),

@@ -249,11 +249,11 @@ def activation_bytes(config: Config, model: Model) -> int:
     return tokens_at_once(config) * token_bytes
 
 
-def candidate_bytes(config: Config) -> int:
+def candidate_bytes(config: Config, model: Model) -> int:
     """Bytes of a rank's share of a step's candidates of the KL: an id and a log-prob of each."""
     rollouts = config.replay.groups_per_step * config.replay.group_size
     tokens = rollouts * config.model.max_model_len // config.learner.ranks
-    return 8 * config.learner.kl_top_k * tokens
+    return 8 * min(config.learner.kl_top_k, model.vocabulary) * tokens  # more are refused
 
 
 def head_bytes(config: Config, model: Model, device: str) -> int:

@@ -270,6 +270,10 @@ SETTINGS = [
         "actors.max_action_tokens = 128: give at least 148, lower that or s",
     ),
     ("model.max_model_len=8192", "max_position_embeddings 512; lower model.max_model_len to at m"),
+    (
+        "learner.kl_top_k=999999 learner.anchor=ema learner.kl_coef=0.1",
+        "learner.kl_top_k = 999999: the model's vocabulary has ",
+    ),
     ("actors.kv_cache_bytes=1000", "one context of model.max_model_len = 512 tokens takes "),
     ("actors.kv_cache_bytes=4GB", "expected `int`, got `str`; write 4000000000"),
     ("actors.kv_cache_bytes=64MiB", "expected `int`, got `str`; write 67108864"),

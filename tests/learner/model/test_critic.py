@@ -132,7 +132,9 @@ def test_a_checkpoint_without_the_critic_is_refused(
             checkpoint.check(checkpoint.read(folder), ppo)
         with pytest.raises(BadModel, match="critic"):
             trainer.restore(folder)
-    plain = msgspec.structs.replace(ppo.learner, baseline="mean", critic=CriticConfig())
+    plain = msgspec.structs.replace(
+        ppo.learner, baseline="mean", advantage_std="group", critic=CriticConfig()
+    )
     with pytest.raises(BadCheckpoint, match=r"learner\.baseline = 'critic' there, 'mean' here"):
         checkpoint.check(checkpoint.read(folder), msgspec.structs.replace(ppo, learner=plain))
     assert json.loads((folder / "checkpoint.json").read_text())["step"] == 1

@@ -52,7 +52,8 @@ def stdout_into(path: Path) -> Iterator[None]:
 @pytest.fixture(
     scope="module",
     params=[
-        *((1, "none"), (0, "none"), (3, "none"), (3, "cpu")),
+        # The last is open while tests of engines of their own run, and stage 3 changes torch.
+        *((3, "none"), (3, "cpu"), (1, "none"), (0, "none")),
         *(pytest.param(each, marks=pytest.mark.slow) for each in ((1, "cpu"), (2, "none"))),
         pytest.param((2, "cpu"), marks=pytest.mark.soak("ranks")),
     ],
@@ -229,7 +230,7 @@ def test_pieces_of_logits_are_as_large_as_the_device_likes(config: Config) -> No
         learner = msgspec.structs.replace(config.learner, logprob_chunk_bytes=given)
         assert learner.chunk_bytes("cuda") in (1 << 30, 1000)
         engine = Engine(msgspec.structs.replace(config, learner=learner))
-        assert engine.scorer.head.chunk_bytes == found
+        assert engine._engine.module.head.chunk_bytes == found
         engine.close()
 
 

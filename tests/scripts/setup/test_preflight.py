@@ -72,11 +72,6 @@ def test_rows_that_cannot_be_used_are_said_before_the_start(good: dict[str, str]
         ("retrieval.corpus", "/no/such.jsonl", "retrieval.corpus = '/no/such.jsonl'"),
         ("retrieval.token_file", "/no/such", "retrieval.token_file = '/no/such': No such file"),
         ("model.max_model_len", "8192", "max_position_embeddings 4096"),
-        (
-            "learner",
-            "{anchor: ema, kl_coef: 0.1, kl_top_k: 1000000}",
-            "learner.kl_top_k = 1000000: the model's vocabulary has ",
-        ),
         ("actors.kv_cache_bytes", str(1 << 50), "too little memory"),
         ("actors.max_turns", "1024", "actors.max_turns = 1024: a record holds 1024 turns"),
         ("model.max_model_len", "2000000", "takes up to 22.9 MiB, and a message holds 16"),
