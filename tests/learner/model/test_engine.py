@@ -206,6 +206,7 @@ def test_gradient_checkpointing_recomputes_layers_and_changes_nothing(
     assert calls == [1, 2] and norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_what_deepspeed_says_of_memory_goes_to_a_log(
     config: Config, capfd: pytest.CaptureFixture[str]
 ) -> None:

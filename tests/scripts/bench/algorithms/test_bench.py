@@ -12,6 +12,7 @@ from scripts.bench.algorithms.bench import GOALS, BenchAlgorithmsOptions, bench,
 SMALL = topk.Size(vocabulary=300, tokens=40, hidden=8)
 
 
+@pytest.mark.slow
 def test_both_sides_take_both_passes_and_only_one_finds_candidates() -> None:
     for k in (0, 5):
         run, device = topk.HeadRun(k, "", 1, SMALL), torch.device("cpu")
