@@ -58,17 +58,23 @@ def build_bm25(corpus: Path, folder: Path, progress: Progress) -> Manifest:
 def build_tantivy(corpus: Path, folder: Path, progress: Progress) -> Manifest:
     """An index of tantivy's BM25, whose finished segments stay. Raises CorpusError, BadIndex."""
     from retrieval_server.index import tantivy_index
+    from retrieval_server.index.frequent import K1, STRETCH, B, stretches
 
     with _Build(corpus, folder, "tantivy", None, progress) as build:
 
         def texts(begin: int) -> Iterator[str]:
             return (document.contents for document in build.counted("indexing", begin))
 
-        place = folder / manifest.TANTIVY
-        tantivy_index.build(place, texts, len(build.passages))
+        place, passages = folder / manifest.TANTIVY, build.passages
+        sample = (
+            document.contents
+            for begin in stretches(len(passages))
+            for document in passages[begin : begin + STRETCH]
+        )
+        tantivy_index.build(place, texts, len(passages), sample)
         # What it locks while it writes holds nothing.
         files = [path for path in sorted(place.iterdir()) if path.suffix != ".lock"]
-        parameters = {"k1": tantivy_index.K1, "b": tantivy_index.B}
+        parameters = {"k1": K1, "b": B}
         return build.finish(tantivy_index.VERSION, files, parameters=parameters)
 
 

@@ -3,10 +3,12 @@
 It is another ranker than `bm25`: its k1 and b are fixed, and it keeps a passage's length in one
 byte, so many more passages tie. Its index stays in its files, memory-mapped.
 
-Its Python binding scores every passage that holds a word of the query. So the frequent words, which
-together are worth less than the last of the best hits has, are looked up only where a passage holds
-one of the others (MaxScore: Turtle & Flood 1995), and there only in the passages that the others
-put first, unless one behind them could still come up to the best. The hits are the same.
+Its Python binding scores every passage that holds a word of the query. So words that together are
+worth less than the last of the best hits has, the most frequent first, are looked up only where a
+passage holds one of the others (MaxScore: Turtle & Flood 1995): the most frequent of the corpus in
+counts of their own (`frequent`), others by tantivy, and only in passages that can come up to the
+best. More are asked for until none behind them could. The hits are those of the whole formula, but
+for the rounding of their scores.
 
 Equal scores come in the order of segments, larger ones first, and within one as passages were
 added. So segments are consecutive parts of the corpus, each a little smaller than the one before,
@@ -20,19 +22,24 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import tantivy
+from numpy.typing import NDArray
 
 from retrieval_server.index.base import Hit
+from retrieval_server.index.frequent import K1, B, FrequentWords, FrequentWriter, choose
 from retrieval_server.index.words import words
 from retrieval_server.protocol import BadIndex, CorpusError
 
 VERSION = f"tantivy {tantivy.__version__}"
-K1, B = 1.2, 0.75  # tantivy's own; it takes no others
 MOST_SEGMENTS = 7  # tantivy merges 8 of a size, in an order of its own
 SEGMENT_PASSAGES = 1 << 20  # of a segment, where they fit into MOST_SEGMENTS
-_SEEN = (32, 512)  # passages, beside the hits, in which frequent words are looked up; then in all
+_SEEN = 128  # passages, beside the hits, that are looked at first
+_MORE = 16  # times as many, should they not do
+_FEW = 16  # passages, beside the hits, in which a word is looked up first
+_TOGETHER = 32  # passages that tantivy finds together sooner than apart
 _ENOUGH = 4  # times as many passages as hits
-_CHEAP = 20_000  # passages that take less time than a frequent word in a few
+_CHEAP = 20_000  # passages that take less time than a word in a few
 _MOST_OPTIONAL = 64  # terms; tantivy's calls nest as deep
 _ROUNDED = 1.00001  # scores are sums of float32
 _ARENA_BYTES = 4_000_000_000  # tantivy's most for a segment in the making; taken as it is filled
@@ -41,11 +48,23 @@ Texts = Callable[[int], Iterable[str]]
 
 
 class _Term(NamedTuple):
-    """A word of a query: how many passages hold it, and the score that it stays below."""
+    """A word of a query: how many passages hold it, its weight, and the score that it stays below.
+
+    `column`: of a frequent word, whose counts are at hand.
+    """
 
     passages: int
+    weight: float
     most: float
     query: tantivy.Query
+    column: int | None = None
+
+
+class _Found(NamedTuple):
+    """Passages with scores, best first: int64[N], float64[N]."""
+
+    positions: NDArray[np.int64]
+    scores: NDArray[np.float64]
 
 
 class TantivyIndex:
@@ -58,6 +77,8 @@ class TantivyIndex:
         index = _opened(folder)
         self._schema, self._searcher = index.schema, index.searcher()
         self._begins = _begins(self._searcher, folder)
+        self._counts = FrequentWords(folder, self._searcher.num_docs)
+        self._frequent = {word: self._term(word) for word in self._counts.words}
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
         """Passages that share a word with the query, best first, ties in corpus order.
@@ -70,76 +91,107 @@ class TantivyIndex:
 
     def _best(self, bag: frozenset[tuple[str, int]], top_k: int) -> list[Hit]:
         terms = self._terms(bag)
-        needed = _enough(terms, top_k)
-        for seen in _SEEN:
-            while True:
-                found = self._found(terms[:needed], top_k + seen)
-                if needed == len(terms):
-                    return self._hits(found[:top_k])
-                hits = self._scored(terms, found)
-                least = hits[top_k - 1][0] if len(hits) >= top_k else 0.0
-                if (more := _needed(terms, least)) <= needed:
-                    break
+        needed, limit = _enough(terms, top_k), top_k + _SEEN
+        while terms:
+            found = self._searched(_any_of(terms[:needed]), limit)
+            hits = self._scored(terms, needed, found, top_k)
+            least = float(hits.scores[top_k - 1]) if len(hits.scores) >= top_k else 0.0
+            if (more := _needed(terms, least)) > needed:
                 needed = more
-            others = sum(term.most for term in terms[needed:])
-            if len(found) < top_k + seen or (found[-1][0] + others) * _ROUNDED < least:
-                return self._hits(hits[:top_k])
-        return self._hits(self._in_all(terms, needed, top_k))
-
-    def _hits(self, found: "_Found") -> list[Hit]:
-        return [Hit(self._position(at), score) for score, at in found]
-
-    def _position(self, at: tantivy.DocAddress) -> int:
-        begin: int = self._begins[at.segment_ord]
-        return begin + int(at.doc)
+                continue
+            unseen = found.scores[-1] + sum(term.most for term in terms[needed:])
+            if len(found.scores) < limit or needed == len(terms) or unseen * _ROUNDED < least:
+                pairs = zip(hits.positions.tolist(), hits.scores.tolist(), strict=True)
+                return [Hit(*pair) for pair in pairs][:top_k]
+            limit *= _MORE
+        return []
 
     def _terms(self, bag: frozenset[tuple[str, int]]) -> list[_Term]:
         """The words that some passage holds, the rarest first."""
-        count, found = self._searcher.num_docs, []
+        found = []
         for word, times in sorted(bag):
-            if passages := self._searcher.doc_freq(_TEXT, word):
-                idf = math.log(1 + (count - passages + 0.5) / (passages + 0.5))
-                query = tantivy.Query.term_query(self._schema, _TEXT, word, "freq")
-                if times > 1:
-                    query = tantivy.Query.boost_query(query, float(times))
-                found.append(_Term(passages, times * idf * (K1 + 1), query))
+            term = self._frequent.get(word) or self._term(word)
+            if times > 1:
+                query = tantivy.Query.boost_query(term.query, float(times))
+                weight, most = times * term.weight, times * term.most
+                term = term._replace(weight=weight, most=most, query=query)
+            if term.passages:
+                found.append(term)
         return sorted(found, key=lambda term: term.passages)
 
-    def _found(self, terms: Sequence[_Term], limit: int) -> "_Found":
-        """The best passages by these terms alone."""
-        return self._searched(_any_of(terms), limit) if terms else []
+    def _term(self, word: str) -> _Term:
+        count, passages = self._searcher.num_docs, self._searcher.doc_freq(_TEXT, word)
+        weight = (K1 + 1) * math.log(1 + (count - passages + 0.5) / (passages + 0.5))
+        query = tantivy.Query.term_query(self._schema, _TEXT, word, "freq")
+        column, most = self._counts.words.get(word, (None, 1.0))
+        return _Term(passages, weight, most * weight, query, column)
 
-    def _scored(self, terms: Sequence[_Term], found: "_Found") -> "_Found":
-        """These passages by all terms, best first."""
-        if not found:
-            return []
-        positions = [self._position(at) for _, at in found]
-        these = tantivy.Query.term_set_query(self._schema, _POSITION, positions)
-        query = tantivy.Query.const_score_query(these, 0.0)
+    def _scored(self, terms: Sequence[_Term], needed: int, found: _Found, top_k: int) -> _Found:
+        """The best of what the first `needed` terms found, by all terms; `top_k` at least, and all
+        that score as much as these.
+        """
+        others = terms[needed:]
+        sums = found.scores + self._counts.scores(found.positions, _columns(others))
+        unknown = sum(term.most for term in others if term.column is None)
+        order = np.argsort(-sums, kind="stable")
+        some = order[: top_k + (_FEW if unknown else 0)]
+        exact = self._exact(terms, found.positions[some])
+        if len(order) > len(some):
+            least = np.partition(exact, -top_k)[-top_k]
+            left = order[len(some) :]
+            left = left[(sums[left] + unknown) * _ROUNDED >= least]
+            some = np.concatenate([some, left])
+            exact = np.concatenate([exact, self._exact(terms, found.positions[left])])
+        positions = found.positions[some]
+        order = np.lexsort((positions, -exact))
+        return _Found(positions[order], exact[order])
+
+    def _exact(self, terms: Sequence[_Term], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The scores of passages by all terms: float64[N], each added up in the same order."""
+        scores = self._counts.scores(positions, _columns(terms))
+        rare = [term for term in terms if term.column is None]
+        if rare and len(positions):
+            found = self._searched(self._these(positions, rare), len(positions))
+            order = np.argsort(positions)
+            scores[order[np.searchsorted(positions, found.positions, sorter=order)]] += found.scores
+        return scores
+
+    def _these(self, positions: NDArray[np.int64], terms: Sequence[_Term]) -> tantivy.Query:
+        """These passages, by these terms."""
+        each = [
+            tantivy.Query.term_query(self._schema, _POSITION, position)
+            for position in np.sort(positions).tolist()
+        ]
+        some = [_any(each[at : at + _TOGETHER]) for at in range(0, len(each), _TOGETHER)]
+        query = tantivy.Query.const_score_query(_any(some), 0.0)
         flat = max(0, len(terms) - _MOST_OPTIONAL)
         if flat:
             query = _with(query, _any_of(terms[:flat]))
         for term in terms[flat:]:
             query = _with(query, term.query)
-        return self._searched(query, len(found))
+        return query
 
-    def _in_all(self, terms: Sequence[_Term], needed: int, limit: int) -> "_Found":
-        """The best passages that hold one of the first `needed` terms, by all terms."""
-        query = _any_of(terms[:needed])
-        for term in terms[needed:]:
-            query = _with(query, term.query)
-        return self._searched(query, limit)
-
-    def _searched(self, query: tantivy.Query, limit: int) -> "_Found":
-        found: _Found = self._searcher.search(query, limit, count=False).hits
-        return found
+    def _searched(self, query: tantivy.Query, limit: int) -> _Found:
+        hits = self._searcher.search(query, limit, count=False).hits
+        begins = self._begins
+        positions = (begins[at.segment_ord] + at.doc for _, at in hits)
+        return _Found(
+            np.fromiter(positions, np.int64, len(hits)),
+            np.fromiter((score for score, _ in hits), np.float64, len(hits)),
+        )
 
 
-_Found = list[tuple[float, tantivy.DocAddress]]
+def _columns(terms: Sequence[_Term]) -> list[tuple[int, float]]:
+    """Of frequent words: their columns and weights."""
+    return [(term.column, term.weight) for term in terms if term.column is not None]
 
 
 def _any_of(terms: Sequence[_Term]) -> tantivy.Query:
-    return tantivy.Query.boolean_query([(tantivy.Occur.Should, term.query) for term in terms])
+    return _any([term.query for term in terms])
+
+
+def _any(queries: Sequence[tantivy.Query]) -> tantivy.Query:
+    return tantivy.Query.boolean_query([(tantivy.Occur.Should, query) for query in queries])
 
 
 def _with(query: tantivy.Query, other: tantivy.Query) -> tantivy.Query:
@@ -172,8 +224,9 @@ def _needed(terms: Sequence[_Term], least: float) -> int:
     return max(needed, len(terms) - _MOST_OPTIONAL)
 
 
-def build(folder: Path, texts: Texts, count: int) -> None:
+def build(folder: Path, texts: Texts, count: int, sample: Iterable[str]) -> None:
     """Write an index of `count` texts, `texts(n)` being those from the n-th on, or go on with one.
+    `sample`: texts that tell which words are frequent.
 
     A segment that is on the disk stays. Raises CorpusError when no text holds a word, BadIndex.
     """
@@ -183,18 +236,22 @@ def build(folder: Path, texts: Texts, count: int) -> None:
     done = index.searcher().num_docs
     writer = index.writer(_ARENA_BYTES, 1)
     ends = [end for end in accumulate(segments(count)) if end > done]
-    for position, text in enumerate(texts(done) if ends else (), start=done):
-        passage = tantivy.Document()
-        passage.add_text(_TEXT, " ".join(words(text)))
-        passage.add_unsigned(_POSITION, position)
-        writer.add_document(passage)
-        if position + 1 in ends:
-            writer.commit()
-    writer.wait_merging_threads()
-    searcher = _opened(folder).searcher()
-    _begins(searcher, folder)
-    if not searcher.terms_with_prefix(_TEXT, "", limit=1):
-        raise CorpusError("no passage holds a word (letters or digits): nothing to search")
+    with FrequentWriter(folder, choose(sample), done) as counts:
+        for position, text in enumerate(texts(done) if ends else (), start=done):
+            passage, found = tantivy.Document(), words(text)
+            passage.add_text(_TEXT, " ".join(found))
+            passage.add_unsigned(_POSITION, position)
+            writer.add_document(passage)
+            counts.add(found)
+            if position + 1 in ends:
+                counts.keep()
+                writer.commit()
+        writer.wait_merging_threads()
+        searcher = _opened(folder).searcher()
+        _begins(searcher, folder)
+        if not searcher.terms_with_prefix(_TEXT, "", limit=1):
+            raise CorpusError("no passage holds a word (letters or digits): nothing to search")
+        counts.finish()
 
 
 def segments(count: int) -> list[int]:

@@ -3,7 +3,8 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from configs.retrieval import RetrievalConfig
 from retrieval_server.index import kinds, tantivy_index
 from retrieval_server.index.base import Hit
 from retrieval_server.index.build import build_bm25, build_tantivy
+from retrieval_server.index.frequent import K1, B
 from retrieval_server.index.open_index import look, open_index
-from retrieval_server.index.tantivy_index import K1, B, TantivyIndex, build, segments
+from retrieval_server.index.tantivy_index import TantivyIndex, build, segments
 from retrieval_server.protocol import BadIndex, CorpusError
 
 TEXTS = ["bore kelu"] * 5 + ["the mayor of bore is kelu"] * 5 + ["the who", "vitamin c", "a b"]
@@ -26,16 +28,20 @@ def _quiet(step: str, done: int, total: int) -> None:
     pass
 
 
-def _built(folder: Path, texts: list[str]) -> TantivyIndex:
-    build(folder, lambda begin: texts[begin:], len(texts))
+def _built(folder: Path, texts: list[str], frequent: Sequence[str] | None = None) -> TantivyIndex:
+    """`frequent`: the words that are counted, where not all are."""
+    with pytest.MonkeyPatch.context() as patch:
+        if frequent is not None:
+            patch.setattr(tantivy_index, "choose", lambda sample: frequent)
+        build(folder, lambda begin: texts[begin:], len(texts), texts)
     return TantivyIndex(folder)
 
 
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> TantivyIndex:
+@pytest.fixture(scope="module", params=[None, (), ("bore", "the")], ids=["all", "none", "some"])
+def index(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> TantivyIndex:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tantivy_index, "SEGMENT_PASSAGES", 5)  # three segments
-        return _built(tmp_path_factory.mktemp("tantivy"), TEXTS)
+        return _built(tmp_path_factory.mktemp("tantivy"), TEXTS, request.param)
 
 
 def _naive(texts: list[str], query: str) -> list[float]:
@@ -67,40 +73,60 @@ def test_hits_are_those_of_the_formula_ties_in_corpus_order(
     assert [hit.score for hit in hits] == pytest.approx([-score for score, _ in order], abs=1e-4)
 
 
-@pytest.mark.parametrize("few", [1, 2, 5])
+SOME = ["the", "of", "in", "mayor", "bore", "kelu", "xanu", "miro", "tapo", "zuri"]
+ODDS = [60, 40, 30, 8, 4, 2, 2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("frequent", [SOME[:3], SOME[:7], [], SOME])
+@pytest.mark.parametrize("few", [1, 3])
 def test_what_is_left_out_is_no_hit(
-    tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, few: int, frequent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Rare words and frequent ones, and frequent ones alone, against the formula."""
     chance = random.Random(few)
-    some = ["the", "of", "in", "mayor", "bore", "kelu", "xanu", "miro", "tapo", "zuri"]
-    odds = [60, 40, 30, 8, 4, 2, 2, 1, 1, 1]
-    texts = [" ".join(chance.choices(some, odds, k=chance.randint(1, 20))) for _ in range(400)]
-    index = _built(tmp_path / "out", texts)
-    queries = [" ".join(chance.choices(some, k=chance.randint(1, 7))) for _ in range(60)]
-    whole = index.search(queries, 400)
-    ways = Counter[str]()
-    searched = {name: getattr(index, name) for name in ("_scored", "_in_all")}
-    monkeypatch.setattr(tantivy_index, "_SEEN", (few, 4 * few))
-    monkeypatch.setattr(tantivy_index, "_ENOUGH", 1)
-    monkeypatch.setattr(tantivy_index, "_CHEAP", 0)
-    for name, search in searched.items():
-        monkeypatch.setattr(
-            index, name, lambda *given, n=name, s=search: ways.update([n]) or s(*given)
-        )
-    for query, hits in zip(queries, whole, strict=True):
-        [best] = index.search([query], few)
-        assert [hit.score for hit in best] == pytest.approx(
-            [hit.score for hit in hits[:few]], rel=1e-5
-        )
-        again = {hit.position: hit.score for hit in hits}
-        assert all(again[hit.position] == pytest.approx(hit.score, rel=1e-5) for hit in best)
-    assert min(ways[name] for name in searched) > 5, "words were looked up in some, and in all"
+    texts = [" ".join(chance.choices(SOME, ODDS, k=chance.randint(1, 20))) for _ in range(400)]
+    index = _built(tmp_path / "out", texts, frequent)
+    for name, value in {"_SEEN": few, "_MORE": 2, "_FEW": 1, "_ENOUGH": 1, "_CHEAP": 0}.items():
+        monkeypatch.setattr(tantivy_index, name, value)
+    any_of, searches = tantivy_index._any_of, Counter[int]()
+    monkeypatch.setattr(
+        tantivy_index, "_any_of", lambda terms: searches.update([len(terms)]) or any_of(terms)
+    )
+    questions = [chance.choices(SOME, k=chance.randint(1, 7)) for _ in range(40)]
+    for question in [
+        *questions,
+        *([*each] for n in (1, 2, 3) for each in combinations(SOME[:4], n)),
+    ]:
+        [best] = index.search([" ".join(question)], few)
+        scores = _naive(texts, " ".join(question))
+        most = sorted(filter(None, scores), reverse=True)[:few]
+        assert [hit.score for hit in best] == pytest.approx(most, rel=1e-5)
+        assert [scores[hit.position] for hit in best] == pytest.approx(most, rel=1e-5)
+        assert best == sorted(best, key=lambda hit: (-hit.score, hit.position))
+    assert len(searches) > 3, "words were left out, not always as many"
+    assert searches.total() > 2 * len(questions), "more passages were looked at, where it took more"
+
+
+@pytest.mark.parametrize("longest", [60, 3000])
+def test_words_counted_score_as_those_that_tantivy_finds(tmp_path: Path, longest: int) -> None:
+    """Its lengths of passages, which are of a byte, and its mean. Where a count does not fit its
+    byte, the word is tantivy's.
+    """
+    chance = random.Random(longest)
+    texts = [" ".join(chance.choices(SOME, ODDS, k=chance.randint(1, longest))) for _ in range(200)]
+    counted, found = _built(tmp_path / "all", texts), _built(tmp_path / "none", texts, ())
+    assert len(counted._counts.words) == (10 if longest == 60 else 7), "full: the, of, in"
+    for _ in range(20):
+        query = " ".join(chance.choices(SOME, k=chance.randint(1, 7)))
+        [ours], [theirs] = counted.search([query], 200), found.search([query], 200)
+        expected = {hit.position: pytest.approx(hit.score, rel=1e-5) for hit in theirs}
+        assert dict(ours) == expected and len(theirs) > 20
 
 
 def test_fewer_hits_are_a_prefix_of_more_also_where_scores_are_nearly_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scores are sums of float32: each must be added up in the same order, whatever is left out,
+    """Scores are sums of floats: each must be added up in the same order, whatever is left out,
     and whichever words' passages have all been seen.
     """
     monkeypatch.setattr(tantivy_index, "SEGMENT_PASSAGES", 5000)
@@ -112,12 +138,11 @@ def test_fewer_hits_are_a_prefix_of_more_also_where_scores_are_nearly_equal(
         return " ".join([*chance.choices(some, range(1, 13), k=chance.randint(4, 24)), *early])
 
     texts = [text(position) for position in range(6000)]
-    index = _built(tmp_path / "out", texts)
-    asked: set[int] = set()
-    found = index._found
+    index = _built(tmp_path / "out", texts, some[-5:])
+    any_of, asked = tantivy_index._any_of, set[int]()
     monkeypatch.setattr(tantivy_index, "_CHEAP", 1000)
     monkeypatch.setattr(
-        index, "_found", lambda terms, limit: asked.add(len(terms)) or found(terms, limit)
+        tantivy_index, "_any_of", lambda terms: asked.add(len(terms)) or any_of(terms)
     )
     for _ in range(20):
         query = " ".join([*chance.sample(some, 7), *chance.sample(["r0", "r1", "r2", "r3"], 2)])
@@ -125,6 +150,14 @@ def test_fewer_hits_are_a_prefix_of_more_also_where_scores_are_nearly_equal(
         for top_k in (1, 3, 4, 5, 10, 17):
             assert index.search([query], top_k) == [most[:top_k]]
     assert len(asked) > 3, "words were left out, not always as many"
+
+
+def test_equal_passages_come_in_corpus_order_however_many(tmp_path: Path) -> None:
+    texts = ["the mayor of bore", "the king of bore"] * 500 + ["xanu"] * 200
+    for frequent in (None, ("the", "of"), ()):
+        index = _built(tmp_path / f"out{frequent}", texts, frequent)
+        [hits] = index.search(["who is the mayor of bore"], 5)
+        assert [hit.position for hit in hits] == [0, 2, 4, 6, 8]
 
 
 def test_a_long_question_is_answered(index: TantivyIndex) -> None:
@@ -178,11 +211,27 @@ def test_a_build_that_was_killed_keeps_its_segments(
         yield from TEXTS[11:]
 
     with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "out", texts, len(TEXTS))
-    build(tmp_path / "out", texts, len(TEXTS))
+        build(tmp_path / "out", texts, len(TEXTS), TEXTS)
+    build(tmp_path / "out", texts, len(TEXTS), TEXTS)
     assert begins == [0, sum(segments(len(TEXTS))[:2])] == [0, 10]
     [hits] = TantivyIndex(tmp_path / "out").search(["kelu"], 99)
     assert [hit.position for hit in hits] == [*range(10)]
+    _built(tmp_path / "whole", TEXTS)
+    for name in ("frequent.rows", "frequent.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_counts_that_are_not_of_the_index_are_refused(tmp_path: Path) -> None:
+    _built(tmp_path, TEXTS)
+    path = tmp_path / "frequent.rows"
+    path.write_bytes(path.read_bytes()[:-64])
+    with pytest.raises(BadIndex, match=r"frequent.rows' is of 12 passages instead of 13"):
+        TantivyIndex(tmp_path)
+    with pytest.raises(BadIndex, match=r"frequent.rows' is cut short: remove the folder"):
+        build(tmp_path, lambda begin: TEXTS[begin:], len(TEXTS), TEXTS)
+    (tmp_path / "frequent.json").unlink()
+    with pytest.raises(BadIndex, match=r"counts no frequent words: .*: build it"):
+        TantivyIndex(tmp_path)
 
 
 @pytest.fixture
