@@ -61,7 +61,7 @@ class FrequentWords:
     def __init__(self, folder: Path, passages: int) -> None:
         try:
             self._words = msgspec.json.decode((folder / _WORDS).read_bytes(), type=_Words)
-            self._rows = np.memmap(folder / _ROWS, _ROW, "r")
+            self._rows = np.asarray(np.memmap(folder / _ROWS, _ROW, "r"))
         except (OSError, ValueError) as error:
             raise BadIndex(
                 f"{str(folder)!r} counts no frequent words: {error}: build it"
