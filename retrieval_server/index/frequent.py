@@ -95,7 +95,7 @@ class FrequentWords:
 def _norms(lengths: NDArray[np.uint32], mean: float) -> NDArray[np.float64]:
     """What BM25 adds to a word's count in passages of these lengths."""
     told = _LENGTHS[np.searchsorted(_LENGTHS, lengths, "right") - 1]
-    found: NDArray[np.float64] = K1 * (1 - B + B * told / mean)
+    found: NDArray[np.float64] = K1 * (1 - B + B * told.astype(np.float64) / mean)
     return found
 
 
