@@ -18,7 +18,7 @@ from scripts.bench.harness import BenchOptions, finish
 from scripts.bench.staleness.report import draw, make_row, make_table, summarise
 from scripts.bench.staleness.run import Job
 from scripts.bench.staleness.slices import Slice
-from scripts.demo.task import prepare
+from scripts.bench.staleness.task import world_of
 from scripts.options import option, overrides
 
 AGES, SEEDS, UPDATES, EVAL_EVERY = (0, 8, 16, 4, 2, 1), (0, 1, 2), 60, 10
@@ -127,14 +127,7 @@ def plan(options: BenchStalenessOptions) -> dict[tuple[str, int, int], Job]:
     """Every (variant, staleness, seed) with its job, its files made; equal jobs are run once."""
     jobs = {}
     for seed in options.seeds or ((0,) if options.quick else SEEDS):
-        files = prepare(REPOSITORY / ".cache", seed, lambda line: print(f"  {line}", flush=True))
-        common = [
-            f"model.path={files.model}",
-            f"questions.train={files.train}",
-            f"questions.eval={files.eval}",
-            f"retrieval.corpus={files.corpus}",
-            f"learner.total_steps={options.length}",
-        ]
+        common = [*world_of(seed), f"learner.total_steps={options.length}"]
         if options.schedule:
             common.append(f"learner.lr_schedule={options.schedule}")
         for age in options.ages:
