@@ -1,35 +1,55 @@
-"""What the algorithms of the learner cost: `forage bench algorithms [--quick] [--json FILE]`.
+"""What the algorithms of the learner cost, and what they are worth: `forage bench algorithms`.
 
-Each figure is a ratio to a baseline that is measured beside it, in turn.
+Costs are ratios to a baseline that is measured beside, in turn; what they are worth is exact match
+on the demo task. Whole runs are files in `--out`, and the same command goes on where it was cut
+off: exit code 3 says that runs are left. `--only ablation` takes EMA-PG apart, in hours.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from rich.table import Table
 
+from configs.runtime.process import REPOSITORY, Exit
 from scripts.bench import harness
-from scripts.bench.algorithms import topk
+from scripts.bench.algorithms import ablation, learning, topk
+from scripts.bench.staleness.slices import Slice
 from scripts.options import option
 
-GOALS: dict[str, harness.Goal] = {"topk_memory_over_head": harness.at_most(1.2)}
+GOALS: dict[str, harness.Goal] = {
+    "topk_memory_over_head": harness.at_most(1.2),
+    "grpo_em": harness.at_least(0.9),
+    "ppo_em": harness.at_least(0.9),
+}
 
 
 @dataclass(frozen=True)
 class BenchAlgorithmsOptions(harness.BenchOptions):
-    """Options of `forage bench algorithms`; `quick` takes a minute."""
+    """Options of `forage bench algorithms`."""
 
-    threads: int = option("threads of torch, on the CPU", default=1, least=1)
+    quick: bool = option("one pair of memory runs, one seed of learning", default=False)
+    only: Literal["memory", "learning", "ablation"] | None = option("default: memory and learning")
+    seeds: tuple[int, ...] = option("of world, start, sampling", default=(), metavar="N", least=0)
+    threads: int = option("threads of torch for memory, on the CPU", default=1, least=1)
+    minutes: float = option("stop after so long, to go on later", default=30.0, least=0)
+    workers: int = option("processes of learning and ablation", default=2, least=1)
+    out: Path = option("finished runs", default=REPOSITORY / "runs" / "bench_algorithms")
+    plot: Path | None = option("where to write the ablation's plot", metavar="FILE")
+
+    @property
+    def slice(self) -> Slice:
+        """Of this run's time."""
+        return Slice(self.out, self.workers, self.minutes)
 
 
-def measure(options: BenchAlgorithmsOptions, report: harness.Report) -> dict[str, Any]:
-    """All figures. Raises RunFailed."""
+def memory(options: BenchAlgorithmsOptions, report: harness.Report) -> dict[str, Any]:
+    """The figures of the KL over candidates. Raises RunFailed."""
     found = topk.compare(1 if options.quick else 3, options.threads, report)
     size = topk.Size()
     return found | {
-        "machine": harness.machine(),
         "method": {
             "topk_memory_over_head": f"the chunked head with a KL over the {topk.TOP_K} likeliest "
             f"tokens of the anchor over the head alone, vocabulary {size.vocabulary}, "
@@ -42,19 +62,49 @@ def measure(options: BenchAlgorithmsOptions, report: harness.Report) -> dict[str
     }
 
 
-def tables(found: Mapping[str, Any]) -> tuple[Table, Table]:
-    """The goals, and both passes of the head."""
-    passes = Table("pass", "head alone", "with top-k", "memory", "time", title="Peak of the head")
+def passes(found: Mapping[str, Any]) -> Table:
+    """Both passes of the head."""
+    table = Table("pass", "head alone", "with top-k", "memory", "time", title="Peak of the head")
     for name, told in (("score", "the anchor's"), ("gradient", "gradient")):
         peaks = [found[f"{who}_{name}_peak_bytes"] / 2**20 for who in ("head", "topk")]
         ratios = [found[f"topk_{name}_{what}_over_head"] for what in ("memory", "time")]
-        passes.add_row(
+        table.add_row(
             told, *(f"{peak:,.0f} MiB" for peak in peaks), *(f"{ratio:.3f}" for ratio in ratios)
         )
-    return harness.goals_table(found, GOALS, title="The learner's algorithms"), passes
+    return table
 
 
-def bench(options: BenchAlgorithmsOptions) -> None:
-    """Measure, print the tables, write the JSON. Raises BenchError."""
-    found = measure(options, harness.reporter())
-    harness.finish(options, found, tables(found))
+def bench(options: BenchAlgorithmsOptions) -> int:
+    """Measure, print the tables, write the JSON; 3 when runs are left. Raises BenchError."""
+    found: dict[str, Any] = {"machine": harness.machine()}
+    tables: list[Table] = []
+    left: list[str] = []
+    if options.only in (None, "memory"):
+        found |= memory(options, harness.reporter())
+        tables.append(passes(found))
+    if options.only in (None, "learning"):
+        jobs = learning.plan(options.seeds or ((0,) if options.quick else learning.SEEDS))
+        left = options.slice.run({learning.label(key): job for key, job in jobs.items()})
+        found |= learning.summary(jobs, options.slice)
+        tables.append(learning.make_table(found["learning"]))
+    if options.only == "ablation":
+        left = _take_apart(options, found, tables)
+    goals = [name for name in GOALS if found.get(name) is not None]
+    if goals:
+        tables.insert(0, harness.goals_table(found, GOALS, goals, title="The learner's algorithms"))
+    harness.finish(options, found, tables)
+    return Exit.STOPPED if left else Exit.DONE
+
+
+def _take_apart(
+    options: BenchAlgorithmsOptions, found: dict[str, Any], tables: list[Table]
+) -> list[str]:
+    """Add the ablation's figures and table, write its plot; the runs that are left."""
+    jobs = ablation.plan(options.seeds or ((0,) if options.quick else ablation.SEEDS))
+    left = options.slice.run({ablation.label(key): job for key, job in jobs.items()})
+    found |= ablation.summary(jobs, options.slice)
+    tables.append(ablation.make_table(found["ablation"]))
+    plot = options.plot or options.out / "ablation.png"
+    ablation.draw(found["ablation"], plot)
+    print(f"plot: {plot}")
+    return left

@@ -6,23 +6,19 @@ cut off. `--minutes 30` stops in time; overrides (`learner.lr_schedule=constant`
 variant. Exit code 3: runs are left.
 """
 
-import json
-import os
 import shlex
-import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
 from configs.load import ConfigError, load
-from configs.runtime.process import REPOSITORY, Exit, die_with_parent
+from configs.runtime.process import REPOSITORY, Exit
 from scripts.bench.harness import BenchOptions, finish
 from scripts.bench.staleness.report import draw, make_row, make_table, summarise
-from scripts.bench.staleness.run import Job, work
-from scripts.demo.task import prepare
+from scripts.bench.staleness.run import Job
+from scripts.bench.staleness.slices import Slice
+from scripts.bench.staleness.task import world_of
 from scripts.options import option, overrides
 
 AGES, SEEDS, UPDATES, EVAL_EVERY = (0, 8, 16, 4, 2, 1), (0, 1, 2), 60, 10
@@ -109,6 +105,12 @@ class BenchStalenessOptions(BenchOptions):
         return self.staleness or (QUICK_AGES if self.quick else AGES)
 
     @property
+    def slice(self) -> Slice:
+        """Of this run's time."""
+        minutes = 12.0 if self.quick else 30.0
+        return Slice(self.out, self.workers, minutes if self.minutes is None else self.minutes)
+
+    @property
     def length(self) -> int:
         """Updates of a run."""
         return self.updates or (QUICK_UPDATES if self.quick else UPDATES)
@@ -125,14 +127,7 @@ def plan(options: BenchStalenessOptions) -> dict[tuple[str, int, int], Job]:
     """Every (variant, staleness, seed) with its job, its files made; equal jobs are run once."""
     jobs = {}
     for seed in options.seeds or ((0,) if options.quick else SEEDS):
-        files = prepare(REPOSITORY / ".cache", seed, lambda line: print(f"  {line}", flush=True))
-        common = [
-            f"model.path={files.model}",
-            f"questions.train={files.train}",
-            f"questions.eval={files.eval}",
-            f"retrieval.corpus={files.corpus}",
-            f"learner.total_steps={options.length}",
-        ]
+        common = [*world_of(seed), f"learner.total_steps={options.length}"]
         if options.schedule:
             common.append(f"learner.lr_schedule={options.schedule}")
         for age in options.ages:
@@ -142,48 +137,28 @@ def plan(options: BenchStalenessOptions) -> dict[tuple[str, int, int], Job]:
     return jobs
 
 
-def run_all(
-    todo: dict[str, tuple[str, Job]], options: BenchStalenessOptions, deadline: float
-) -> None:
-    """Run what is to do, in so many processes, until `deadline` (time.time())."""
-    folder = str(options.out)
-    with ProcessPoolExecutor(
-        options.workers, mp_context=get_context("spawn"), initializer=die_with_parent
-    ) as pool:
-        tasks = [pool.submit(work, job, label, deadline, folder) for label, job in todo.values()]
-        try:
-            for number, task in enumerate(as_completed(tasks), 1):
-                if line := task.result():
-                    print(f"[{number}/{len(tasks)}] {line}", flush=True)
-        except BaseException:
-            pool.shutdown(cancel_futures=True, wait=False)
-            raise
-
-
 def _label(variant: str, age: int, seed: int) -> str:
     return f"{variant} k={age} seed={seed}"
 
 
 def rows(
-    jobs: dict[tuple[str, int, int], Job], folder: Path, updates: int
+    jobs: dict[tuple[str, int, int], Job], finished: Slice, updates: int
 ) -> Iterator[dict[str, Any]]:
     """One row per variant and staleness of which a run is finished."""
     for variant, age in dict.fromkeys((variant, age) for variant, age, _ in jobs):
-        paths = [
-            folder / f"{job.name}.json" for key, job in jobs.items() if key[:2] == (variant, age)
-        ]
-        records = [json.loads(path.read_text()) for path in paths if path.is_file()]
-        if records:
+        found = [finished.record(job) for key, job in jobs.items() if key[:2] == (variant, age)]
+        if records := [record for record in found if record is not None]:
             yield make_row(variant, age, records, updates)
 
 
 def report(jobs: dict[tuple[str, int, int], Job], options: BenchStalenessOptions) -> None:
     """Table, plot and JSON of what is finished."""
-    made = list(rows(jobs, options.out, options.length))
+    finished = options.slice
+    made = list(rows(jobs, finished, options.length))
     if not made:
         return
-    kept = {path.stem for path in options.out.glob("*.json")}
-    summary = summarise(made, [_label(*key) for key, job in jobs.items() if job.name not in kept])
+    missing = [_label(*key) for key, job in jobs.items() if finished.record(job) is None]
+    summary = summarise(made, missing)
     finish(options, summary, [make_table(made)], width=140)
     for name, value in summary.items():
         if name != "rows":
@@ -195,21 +170,7 @@ def report(jobs: dict[tuple[str, int, int], Job], options: BenchStalenessOptions
 
 def bench(options: BenchStalenessOptions) -> int:
     """Run what is not finished, then report; 3 when something is left. Raises ConfigError."""
-    deadline = time.time() + 60.0 * (options.minutes or (12.0 if options.quick else 30.0))
-    os.environ["OMP_NUM_THREADS"] = "1"  # one thread per process: more of them spin
-    options.out.mkdir(parents=True, exist_ok=True)
     jobs = plan(options)
-    todo: dict[str, tuple[str, Job]] = {}
-    for key, job in jobs.items():  # by the first variant of those that share a run
-        if not (options.out / f"{job.name}.json").is_file():
-            todo.setdefault(job.name, (_label(*key), job))
-    if todo:
-        print(f"{len(todo)} runs to do in {options.out}", flush=True)
-        run_all(todo, options, deadline)
+    left = options.slice.run({_label(*key): job for key, job in jobs.items()})
     report(jobs, options)
-    left = [
-        label for name, (label, _) in todo.items() if not (options.out / f"{name}.json").is_file()
-    ]
-    if left:
-        print(f"{len(left)} runs left, {left[0]} first: give the same command again to go on")
     return Exit.STOPPED if left else Exit.DONE

@@ -27,10 +27,8 @@ from configs.runtime.process import REPOSITORY
 from configs.schema import Config
 from learner import batch as batches
 from learner.errors import Diverged
-from learner.model.ema import Averages
-from learner.model.engine import Engine
 from learner.model.scorer import load_model
-from learner.update import update
+from learner.trainer import Trainer
 from scripts.bench.harness import digest_of, sources
 from scripts.bench.staleness.rollouts import Rollouts
 
@@ -47,6 +45,7 @@ USED = (  # the code that can change a run's figures
     "learner.diagnostics",
     "learner.model",
     "learner.packing",
+    "learner.trainer",
     "learner.update",
     "replay.questions",
     "retrieval_server.corpus",
@@ -108,8 +107,7 @@ class StaleRun:
         model = multiply_head(load_model(self.config.model), self.config.model.head_dtype)
         policy = TransformersPolicy(model, tokenizer)
         self.rollouts = Rollouts(self.config, policy, tokenizer)
-        self.engine = Engine(self.config)
-        self.averages = Averages.begin(self.engine, self.config.learner)
+        self.trainer = Trainer(self.config)
         # Versions u − 1 − k … u − 1 before update u; the oldest is what samples.
         self.past = deque([(0, self._snapshot())], maxlen=job.staleness + 1)
         self.updates: list[dict[str, float]] = []
@@ -124,7 +122,7 @@ class StaleRun:
         row = {"update": step, "version": version, "reward": reward, "groups": 0}
         if batch is not None:
             training = batches.build(batch, learner, vocabulary=MOST_IDS)
-            gauges = update(self.engine, self.averages, training, learner)
+            gauges = self.trainer.learn([training])
             row["groups"] = len(batch.groups)
             row |= {name: gauges[key] for name, key in GAUGES.items() if key in gauges}
         self.updates.append(row)
@@ -149,11 +147,11 @@ class StaleRun:
         return answered and len(low) > 2 and low[-1] and low[-2] and starved
 
     def close(self) -> None:
-        """Release the engine, so that another may be made."""
-        self.engine.close()
+        """Release the engines, so that others may be made."""
+        self.trainer.close()
 
     def _snapshot(self) -> dict[str, Tensor]:
-        return {name: weight.clone() for name, weight in self.engine.named_weights()}
+        return {name: weight.clone() for name, weight in self.trainer.named_weights()}
 
 
 def work(job: Job, label: str, deadline: float, folder: str) -> str:

@@ -52,10 +52,10 @@ def test_every_update_learns_from_weights_exactly_so_old(
     make_job: Callable[[int], Job], staleness: int
 ) -> None:
     run = StaleRun(make_job(staleness))
-    made = [copied(run.engine.trainable().values())]
+    made = [copied(run.trainer.engine.trainable().values())]
     for update in range(1, 5):
         run.step()
-        made.append(copied(run.engine.trainable().values()))
+        made.append(copied(run.trainer.engine.trainable().values()))
         version = max(0, update - 1 - staleness)
         used = copied(run.rollouts.policy.model.parameters())
         assert run.updates[-1]["version"] == run.rollouts.policy.version == version
