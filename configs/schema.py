@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
+from configs.algorithm import AlgorithmConfig, require_credit, require_moment
 from configs.environment import EnvironmentConfig
 from configs.fleet import ClusterConfig, FleetConfig
 from configs.prompts import SEARCH_R1_CORRECTION
@@ -217,7 +218,7 @@ class WeightSyncConfig(Section, frozen=True):
 _UNUSED = {"reinforce": ("clip_low", "clip_high", "ratio_cap"), "cispo": ("ratio_cap",)}
 
 
-class LearnerConfig(Section, frozen=True):
+class LearnerConfig(AlgorithmConfig, frozen=True):
     """The optimiser, the objective, its corrections, and the cadence of evaluation and checkpoints.
 
     Raises ValueError where two fields contradict each other.
@@ -239,8 +240,8 @@ class LearnerConfig(Section, frozen=True):
     behaviour_level: Literal["token", "sequence", "geometric"] = "token"
     behaviour_cap: PositiveFloat = 2.0
     behaviour_floor: NonNegativeFloat = 0.0
-    baseline: Literal["mean", "leave_one_out"] = "mean"
-    advantage_std: Literal["none", "group", "batch"] = "group"
+    baseline: Literal["mean", "leave_one_out", "optimal", "none"] = "mean"
+    advantage_std: Literal["none", "group", "batch", "whiten"] = "group"
     # None: the objective's own too
     reduction: Literal["token_mean", "sequence_mean", "constant_length"] | None = None
     constant_length_tokens: NonNegative = 0  # the denominator of "constant_length"
@@ -272,6 +273,7 @@ class LearnerConfig(Section, frozen=True):
     step_deadline_s: Seconds = 300.0  # of a step, a checkpoint beside its bytes (`saving_s`)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.rendezvous and not _is_meeting_place(self.rendezvous):
             raise ValueError(
                 f"learner.rendezvous = {self.rendezvous!r}: give tcp://HOST:PORT of rank 0's "
@@ -289,6 +291,9 @@ class LearnerConfig(Section, frozen=True):
                     f"learner.{name} = {value!r} acts on nothing with learner.objective = "
                     f"{self.objective!r}: set it to null"
                 )
+        require_credit(self.baseline, self.advantage_std, self.turn_credit)
+        bounds = self.clip_low, self.clip_high
+        require_moment(self.second_moment, self.objective, self.centre, *bounds)
         if self.kl_coef and self.anchor == "none":
             raise ValueError(
                 f"learner.kl_coef = {self.kl_coef!r} needs an anchor: set learner.anchor to 'ema' "

@@ -15,11 +15,12 @@ from configs.schema import LearnerConfig
 from learner.algorithm.advantage import advantages
 from learner.algorithm.loss import row_coefficients
 from learner.algorithm.objectives import choose
+from learner.algorithm.turns import DISCOUNT, step_returns, turn_advantages
 from learner.errors import BadBatch
 from learner.packing import MicroBatch, Row, pack_shares, pad, to_row
 from replay.codec import decode_trajectory
 from replay.protocol import Batch, CodecError
-from replay.trajectory import Trajectory
+from replay.trajectory import TokenSequence, Trajectory
 
 REMEDY = "start a new run from a checkpoint: model.path=RUN/checkpoints/step-N/model"
 
@@ -30,13 +31,18 @@ class TrainingBatch:
     denominator, so that shares add up.
 
     `step` k is the step it trains: versions ≤ k − 1 sampled it, and training it makes version k.
-    `gauges`, in rank 0's share alone, are those of the whole step that need no model.
+    `gauges`, in rank 0's share alone, are those of the whole step that need no model. `rewards` and
+    `action_counts` are the step's, by group (NaN: unscorable), and `rollouts` tells of every row
+    which of these is its own; all are whole in every share, and empty where nothing is rewarded.
     """
 
     step: int
     temperature: float
     micro_batches: tuple[MicroBatch, ...]
     gauges: dict[str, float]
+    rewards: tuple[tuple[float, ...], ...] = ()
+    action_counts: tuple[tuple[int, ...], ...] = ()
+    rollouts: tuple[int, ...] = ()
 
 
 def build(batch: Batch, config: LearnerConfig, vocabulary: int) -> TrainingBatch:
@@ -57,21 +63,57 @@ def _build(
     groups = _decode(batch)
     _check_ids(groups, vocabulary)
     rewards = [_rewards(group) for group in groups]
-    credit = [a.tolist() for a in advantages(rewards, config.baseline, config.advantage_std)]
+    counts = [torch.tensor([t.action_count for t in group]) for group in groups]
+    credit = credit_of(rewards, counts, (), config)
     trajectories = list(chain.from_iterable(groups))
     temperature = _temperature(trajectories)
-    rows = _rows(trajectories, list(chain.from_iterable(credit)), batch.step - 1, config)
+    turns = list(chain.from_iterable(_turn_credit(group, config) for group in groups))
+    flat = list(chain.from_iterable(credit))
+    rows = _rows(trajectories, flat, turns, batch.step - 1, config)
     packed = pack_shares([len(row) for row in rows], config.micro_batch_tokens, ranks)
     shares = [tuple(pad(row_ids, rows) for row_ids in share) for share in packed]
     gauges = {
-        **_reward_gauges(trajectories, credit),
+        **_reward_gauges(rewards),
+        **credit_gauges(credit),
         **_size_gauges(rows, shares),
         **_staleness_gauges(rows, trajectories),
     }
     return tuple(
-        TrainingBatch(batch.step, temperature, share, {} if rank else gauges)
+        TrainingBatch(
+            step=batch.step,
+            temperature=temperature,
+            micro_batches=share,
+            gauges={} if rank else gauges,
+            rewards=tuple(tuple(group.tolist()) for group in rewards),
+            action_counts=tuple(tuple(group.tolist()) for group in counts),
+            rollouts=tuple(n for n, each in enumerate(trajectories) for _ in each.sequences),
+        )
         for rank, share in enumerate(shares)
     )
+
+
+def credit_of(
+    rewards: Sequence[torch.Tensor],
+    counts: Sequence[torch.Tensor],
+    log_ratios: Sequence[torch.Tensor],
+    config: LearnerConfig,
+) -> list[list[float]]:
+    """The advantages of each group's rollouts, from their rewards float[n] (NaN: unscorable), the
+    counts of their action tokens and their log ratios of current to behaviour policy (none: 0).
+    """
+    made = advantages(
+        rewards, config.baseline, config.advantage_std, tokens=counts, log_ratios=log_ratios
+    )
+    return [group.tolist() for group in made]
+
+
+def credit_gauges(credit: Sequence[Sequence[float]]) -> dict[str, float]:
+    """What the advantages of a step's groups amount to."""
+    flat = list(chain.from_iterable(credit))
+    return {
+        "learner/advantage_mean": float(np.mean(flat)),
+        "learner/advantage_abs": float(np.mean(np.abs(flat))),
+    }
 
 
 def _bad(cause: str, instead: str = "") -> BadBatch:
@@ -81,22 +123,54 @@ def _bad(cause: str, instead: str = "") -> BadBatch:
 def _rows(
     trajectories: Sequence[Trajectory],
     credit: Sequence[float],
+    turns: Sequence[Sequence[Sequence[float]]],
     newest_version: int,
     config: LearnerConfig,
 ) -> list[Row]:
-    """A row for each sequence; advantage and denominator are those of its whole rollout."""
+    """A row for each sequence; advantage and denominator are those of its whole rollout, to which
+    each turn adds its own.
+    """
     coefficients = row_coefficients(
         [trajectory.action_count for trajectory in trajectories],
         choose(config).reduction,
         config.constant_length_tokens,
     )
     return [
-        to_row(sequence, advantage, newest_version, coefficient)
-        for trajectory, advantage, coefficient in zip(
-            trajectories, credit, coefficients, strict=True
+        to_row(sequence, advantage, newest_version, coefficient, own)
+        for trajectory, advantage, each, coefficient in zip(
+            trajectories, credit, turns, coefficients, strict=True
         )
-        for sequence in trajectory.sequences
+        for sequence, own in zip(trajectory.sequences, each, strict=True)
     ]
+
+
+def _turn_credit(group: Sequence[Trajectory], config: LearnerConfig) -> list[list[list[float]]]:
+    """What each turn of each sequence of each rollout adds to its advantage; unscorable rollouts
+    are compared with nothing.
+    """
+    credit = [[[0.0] * len(s.turns) for s in t.sequences] for t in group]
+    if not config.turn_credit:
+        return credit
+    told = [
+        (sequence, own)
+        for trajectory, each in zip(group, credit, strict=True)
+        if trajectory.reward is not None
+        for sequence, own in zip(trajectory.sequences, each, strict=True)
+    ]
+    discount = DISCOUNT if config.turn_discount is None else config.turn_discount
+    states = [state for sequence, _ in told for state in _states(sequence)]
+    rewards = [[turn.reward for turn in sequence.turns] for sequence, _ in told]
+    returns = list(chain.from_iterable(step_returns(each, discount) for each in rewards))
+    made = iter(turn_advantages(states, returns, config.advantage_std))
+    for _, own in told:
+        own[:] = [config.turn_credit * next(made) for _ in own]
+    return credit
+
+
+def _states(sequence: TokenSequence) -> list[bytes]:
+    """What the policy had read last when it took each turn: the prompt, then observations."""
+    read = [sequence.prompt_tokens, *(turn.observation_tokens for turn in sequence.turns)]
+    return [ids.tobytes() for ids in read[:-1]]
 
 
 def _decode(batch: Batch) -> list[list[Trajectory]]:
@@ -161,17 +235,13 @@ def _rewards(group: Sequence[Trajectory]) -> torch.Tensor:
     return torch.tensor(rewards, dtype=torch.float64)
 
 
-def _reward_gauges(
-    trajectories: Sequence[Trajectory], credit: Sequence[Sequence[float]]
-) -> dict[str, float]:
-    rewards = [t.reward for t in trajectories if t.reward is not None]
-    flat = list(chain.from_iterable(credit))
+def _reward_gauges(rewards: Sequence[torch.Tensor]) -> dict[str, float]:
+    scored = [group[~group.isnan()] for group in rewards]
+    known = torch.cat(scored)
     return {
-        "learner/reward": float(np.mean(rewards)) if rewards else 0.0,
-        "learner/unscorable": float(len(flat) - len(rewards)),
-        "learner/no_signal_fraction": sum(not any(group) for group in credit) / len(credit),
-        "learner/advantage_mean": float(np.mean(flat)),
-        "learner/advantage_abs": float(np.mean(np.abs(flat))),
+        "learner/reward": float(known.mean()) if len(known) else 0.0,
+        "learner/unscorable": float(sum(map(len, rewards)) - len(known)),
+        "learner/no_signal_fraction": sum(len(s.unique()) < 2 for s in scored) / len(scored),
     }
 
 

@@ -58,6 +58,15 @@ class MicroBatch:
         """int64[N]: the row of each action token, in the order in which the mask lists them."""
         return self.loss_mask.nonzero()[:, 0]
 
+    @property
+    def actions(self) -> Tensor:
+        """int64[N]: the number of each action token's action, counted through the micro-batch; two
+        with no observation between them are one.
+        """
+        before = torch.nn.functional.pad(self.loss_mask[:, :-1], (1, 0))
+        begins = (self.loss_mask & ~before).flatten().cumsum(0)
+        return begins[self.loss_mask.flatten()] - 1
+
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on a device."""
         return MicroBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
@@ -74,9 +83,15 @@ _EMPTY_ROW = Row(
 
 
 def to_row(
-    sequence: TokenSequence, advantage: float, newest_version: int, coefficient: float
+    sequence: TokenSequence,
+    advantage: float,
+    newest_version: int,
+    coefficient: float,
+    turn_credit: Sequence[float] = (),
 ) -> Row:
-    """Lay a sequence out; its action segments are the loss mask."""
+    """Lay a sequence out; its action segments are the loss mask. `turn_credit` (none: 0) is added
+    to the advantage of each turn.
+    """
     tokens = sequence.tokens.astype(np.int64)
     row = Row(
         tokens=tokens,
@@ -87,11 +102,12 @@ def to_row(
         coefficient=coefficient,
     )
     start = len(sequence.prompt_tokens)
-    for turn in sequence.turns:
+    credit = turn_credit or [0.0] * len(sequence.turns)
+    for turn, own in zip(sequence.turns, credit, strict=True):
         action = slice(start, start + len(turn.action_tokens))
         row.loss_mask[action] = True
         row.behaviour_logprobs[action] = turn.behaviour_logprobs
-        row.advantages[action] = advantage
+        row.advantages[action] = advantage + own
         row.staleness[action] = newest_version - turn.policy_versions
         start = action.stop + len(turn.observation_tokens)
     return row

@@ -1,7 +1,7 @@
 """The loss of one micro-batch: objective × behaviour weight × coefficient, plus the KL to the
-anchor. Here alone weights multiply, masks act and tokens are summed.
+anchor and the likelihood guard. Here alone weights multiply, masks act and tokens are summed.
 
-    loss = Σ_t c_t (w_t L_t + kl_coef · sg(min(w_t ρ_t, C)) · KL_t)
+    loss = Σ_t c_t (w_t L_t + kl_coef · sg(min(w_t ρ_t, C)) · KL_t + guard_t G_t)
 
 w_t ρ_t, behaviour weight times policy ratio, is the whole correction of a token. L_t holds its ρ_t
 already; an estimator of the KL does not, and without ρ_t would be one under the policies that
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from learner.algorithm import kl
+from learner.algorithm.guard import penalty
 from learner.algorithm.objectives import (
     ClipBounds,
     Objective,
@@ -33,7 +34,8 @@ from learner.algorithm.objectives import (
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
     """The loss of N action tokens. Tensors are float[N], without gradient; `weights` are 0 where a
-    token must not act; without a `reference` there is no KL term.
+    token must not act; without a `reference` there is no KL term. `guards` are the factors of the
+    likelihood guard, 0 where it does not act.
     """
 
     objective: Objective
@@ -45,6 +47,7 @@ class TokenLoss:
     kl_estimator: kl.Estimator = "k3++"
     kl_coef: float = 0.0
     kl_cap: float = math.inf
+    guards: Tensor | None = None
 
     def __call__(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> Tensor:
         """Return the chunk's share of the step's loss, a scalar; `current_logprobs` float[n]."""
@@ -55,6 +58,9 @@ class TokenLoss:
         losses = self.weights[chunk] * self.policy(current_logprobs, chunk).losses
         if self.reference is not None and self.kl_coef:
             losses = losses + self.kl_coef * self.divergence(current_logprobs, chunk)
+        if self.guards is not None:
+            held = penalty(current_logprobs, self.terms.behaviour[chunk])
+            losses = losses + self.guards[chunk] * held
         return losses * self.coefficients[chunk]
 
     def policy(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> PolicyLoss:

@@ -134,9 +134,14 @@ class Engine:
             logprobs, entropy, _ = self._engine(micro.tokens, micro.loss_mask, temperature)
         return TokenScores(logprobs, entropy)
 
-    def accumulate(self, micro: MicroBatch, temperature: float, loss: ChunkLoss) -> TokenScores:
-        """Add this share's gradient to the step's sum; return the scores it was made from."""
-        logprobs, entropy, value = self._engine(micro.tokens, micro.loss_mask, temperature, loss)
+    def accumulate(
+        self, micro: MicroBatch, temperature: float, loss: ChunkLoss, bonus: Tensor | None = None
+    ) -> TokenScores:
+        """Add this share's gradient to the step's sum; return the scores it was made from. `bonus`:
+        how much the entropy of each token takes off the loss.
+        """
+        made = self._engine(micro.tokens, micro.loss_mask, temperature, loss, bonus)
+        logprobs, entropy, value = made
         # DeepSpeed can sum over ranks, except at stage 3, where it always averages.
         self._engine.backward(value * self.ranks if self._stage == 3 else value)
         return TokenScores(logprobs, entropy)

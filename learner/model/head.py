@@ -42,9 +42,15 @@ class LogProbHead(nn.Module):  # type: ignore[misc]
         self.chunk_bytes, self.dtype = chunk_bytes, dtype or output_layer.weight.dtype
 
     def forward(
-        self, hidden: Tensor, targets: Tensor, temperature: float, loss: ChunkLoss | None = None
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float,
+        loss: ChunkLoss | None = None,
+        bonus: Tensor | None = None,
     ) -> HeadOutput:
-        """Log-probs and entropies float32[N], detached, and with `loss` the sum of its values.
+        """Log-probs and entropies float32[N], detached, and with `loss` the sum of its values, less
+        Σ bonus · entropy where there is a `bonus`, float[N] without gradient.
 
         hidden [N, H], targets int64[N]; logits (products in `dtype`; those of the gradient in the
         weights' own) are divided by `temperature`, and the softmax and all sums are in float32
@@ -53,7 +59,7 @@ class LogProbHead(nn.Module):  # type: ignore[misc]
         """
         makes_gradient = loss is not None and torch.is_grad_enabled()
         exact = self.dtype != self.weight.dtype
-        task = _Task(targets, temperature, loss, self.chunk_bytes, makes_gradient, exact)
+        task = _Task(targets, temperature, loss, bonus, self.chunk_bytes, makes_gradient, exact)
         scored: HeadOutput = _ChunkedScores.apply(hidden, self.weight, self.bias, task)
         return scored
 
@@ -63,6 +69,7 @@ class _Task:
     targets: Tensor
     temperature: float
     loss: ChunkLoss | None
+    bonus: Tensor | None
     chunk_bytes: int
     makes_gradient: bool
     exact: bool  # neither operands nor products of the logits are rounded to the weights' dtype
@@ -87,10 +94,17 @@ class _ChunkedScores(torch.autograd.Function):  # type: ignore[misc]
                 continue
             share, slope = _evaluate(task.loss, logprobs[chunk], chunk, task.makes_gradient)
             value += share
+            if task.bonus is not None:
+                value -= (task.bonus[chunk] * entropy[chunk]).sum()
             if gradients is not None:
                 # d logprob / d logits = (onehot − p) / temperature; the logits hold total · p now.
                 slope = slope.unsqueeze(-1) / task.temperature
-                logits.mul_(-slope / total).scatter_add_(-1, targets.unsqueeze(-1), slope)
+                if task.bonus is None:
+                    logits.mul_(-slope / total)
+                else:
+                    less = task.bonus[chunk].unsqueeze(-1) / task.temperature
+                    _spread(logits, total, slope, less, entropy[chunk].unsqueeze(-1))
+                logits.scatter_add_(-1, targets.unsqueeze(-1), slope)
                 gradients.add(chunk, logits, hidden[chunk], weight)
         ctx.gradients = gradients
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (hidden, weight, bias)]
@@ -210,6 +224,16 @@ def _score(logits: Tensor, targets: Tensor, keep_exponents: bool) -> tuple[Tenso
             part.copy_(exponents)
     log_total = total.log()
     return (chosen - log_total).squeeze(-1), (log_total - weighted / total).squeeze(-1), total
+
+
+def _spread(
+    exponents: Tensor, total: Tensor, slope: Tensor, bonus: Tensor, entropy: Tensor
+) -> None:
+    """Turn exp(z) [n, V] into −slope · p − bonus · dH/dz, in place: dH/dz = −p (log p + H)."""
+    for part in exponents.split(SLICE_ENTRIES, dim=-1):
+        chances = part / total
+        torch.mul(chances, bonus * entropy - slope, out=part)
+        part.addcmul_(torch.special.xlogy(chances, chances), bonus)
 
 
 def _evaluate(

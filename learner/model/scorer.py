@@ -47,10 +47,15 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
         self.head = LogProbHead(causal_lm.get_output_embeddings(), chunk_bytes, dtype)
 
     def forward(
-        self, tokens: Tensor, loss_mask: Tensor, temperature: float, loss: ChunkLoss | None = None
+        self,
+        tokens: Tensor,
+        loss_mask: Tensor,
+        temperature: float,
+        loss: ChunkLoss | None = None,
+        bonus: Tensor | None = None,
     ) -> HeadOutput:
         """Log-probs and entropies float32[N] of the tokens where `loss_mask`, detached, and with
-        `loss` its value, the only one with a gradient.
+        `loss` its value less the entropy `bonus`, the only one with a gradient.
 
         tokens int64[B, T] and loss_mask bool[B, T] are right-padded. Without any action token
         (N = 0) the value is 0 and every gradient too, so that ranks stay in step.
@@ -60,7 +65,7 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
         hidden = self.causal_lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
         predicts = loss_mask[:, 1:]  # position t − 1 predicts token t
         scored: HeadOutput = self.head(
-            hidden[:, :-1][predicts], tokens[:, 1:][predicts], temperature, loss
+            hidden[:, :-1][predicts], tokens[:, 1:][predicts], temperature, loss, bonus
         )
         return scored
 

@@ -16,6 +16,9 @@ class Envelope(msgspec.Struct, frozen=True):
     temperature: float
     micro_batches: int
     gauges: dict[str, float]
+    rewards: tuple[tuple[float, ...], ...]
+    action_counts: tuple[tuple[int, ...], ...]
+    rollouts: tuple[int, ...]
     tensors: bytes
 
 
@@ -26,8 +29,16 @@ def encode_share(share: TrainingBatch) -> bytes:
         for i, micro in enumerate(share.micro_batches)
         for field in fields(MicroBatch)
     }
-    count = len(share.micro_batches)
-    envelope = Envelope(share.step, share.temperature, count, share.gauges, save(tensors))
+    envelope = Envelope(
+        step=share.step,
+        temperature=share.temperature,
+        micro_batches=len(share.micro_batches),
+        gauges=share.gauges,
+        rewards=share.rewards,
+        action_counts=share.action_counts,
+        rollouts=share.rollouts,
+        tensors=save(tensors),
+    )
     return msgspec.msgpack.encode(envelope)
 
 
@@ -39,4 +50,12 @@ def decode_share(encoded: bytes) -> TrainingBatch:
         MicroBatch(**{field.name: tensors[f"{i}.{field.name}"] for field in fields(MicroBatch)})
         for i in range(envelope.micro_batches)
     )
-    return TrainingBatch(envelope.step, envelope.temperature, micro_batches, envelope.gauges)
+    return TrainingBatch(
+        step=envelope.step,
+        temperature=envelope.temperature,
+        micro_batches=micro_batches,
+        gauges=envelope.gauges,
+        rewards=envelope.rewards,
+        action_counts=envelope.action_counts,
+        rollouts=envelope.rollouts,
+    )

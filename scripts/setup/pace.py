@@ -123,10 +123,13 @@ class Pace:
 
     @property
     def passes(self) -> int:
-        """Forward passes that a step costs: backward is two, made anew one, an average one."""
+        """Forward passes that a step costs: backward is two, made anew one, an average one, and one
+        where the loss of a token needs what is known of all.
+        """
         learner = self.config.learner
         averages = (learner.centre == "ema") + (learner.anchor != "none")
-        return 3 + learner.gradient_checkpointing + averages
+        ahead = learner.guard != "none" or learner.baseline == "optimal"
+        return 3 + learner.gradient_checkpointing + averages + ahead
 
     def _learn_s(self, tokens: int) -> float:
         spent = 2 * self.model.parameters * self.passes * tokens

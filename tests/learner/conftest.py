@@ -40,8 +40,11 @@ class PlainEngine:
     def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
         return TokenScores(*self.scorer(micro.tokens, micro.loss_mask, temperature)[:2])
 
-    def accumulate(self, micro: MicroBatch, temperature: float, loss: ChunkLoss) -> TokenScores:
-        logprobs, entropy, value = self.scorer(micro.tokens, micro.loss_mask, temperature, loss)
+    def accumulate(
+        self, micro: MicroBatch, temperature: float, loss: ChunkLoss, bonus: Tensor | None = None
+    ) -> TokenScores:
+        made = self.scorer(micro.tokens, micro.loss_mask, temperature, loss, bonus)
+        logprobs, entropy, value = made
         value.backward()
         return TokenScores(logprobs, entropy)
 

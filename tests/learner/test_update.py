@@ -13,10 +13,18 @@ from torch import Tensor
 
 from configs.runtime.files import MOST_IDS
 from configs.schema import Config
+from learner.algorithm.objectives import moment_bounds
 from learner.batch import TrainingBatch, build
 from learner.errors import Diverged
 from learner.model.ema import Averages, Ema
-from learner.update import ActionTokens, logprobs_under, token_loss, update
+from learner.update import (
+    ActionTokens,
+    logprobs_under,
+    recredit,
+    step_bounds,
+    token_loss,
+    update,
+)
 from replay.codec import decode_trajectory, encode_trajectory
 from replay.protocol import Batch
 from replay.trajectory import TokenSequence
@@ -93,12 +101,108 @@ def test_equals_the_algorithm_written_out(
         )
 
 
-def test_micro_batching_does_not_change_the_gradient(
+REGULARISED = {
+    "rejection": "mean_k2", "rejection_bound": 3.0, "entropy_coef": 0.1, "guard": "action",
+    "guard_coef": 0.3, "baseline": "none", "advantage_std": "whiten",
+}  # fmt: skip
+
+
+def test_the_entropy_bonus_is_part_of_loss_and_gradient(
     config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
+) -> None:
+    found = []
+    for coef in (0.0, 0.5):
+        learner = with_learner(config, entropy_coef=coef, proximal="start_of_update").learner
+        engine = make_plain_engine(config)
+        training = build(batch(), learner, vocabulary=MOST_IDS)
+        gauges = update(engine, Averages(None, None), training, learner)
+        found.append((gauges, engine.gradients))
+    (plain, before), (rewarded, after) = found
+    entropy = plain["learner/entropy"]
+    assert rewarded["learner/loss"] == pytest.approx(plain["learner/loss"] - 0.5 * entropy)
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_optimal_baseline_is_of_the_rollouts_own_ratios(
+    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
+) -> None:
+    learner = with_learner(config, baseline="optimal", micro_batch_tokens=60).learner
+    engine = make_plain_engine(config)
+    given = batch()
+    training = build(given, learner, vocabulary=MOST_IDS)
+    own = [engine.score(m, training.temperature).logprobs for m in training.micro_batches]
+    moved = {
+        int(micro.row_ids[row]): float((lp - micro.behaviour_logprobs[micro.loss_mask])[
+            micro.rows == row].double().sum())
+        for micro, lp in zip(training.micro_batches, own, strict=True)
+        for row in range(len(micro.row_ids))
+    }  # fmt: skip
+    recredited, gauges = recredit(engine, training, list(training.micro_batches), own, learner)
+    records = [[decode_trajectory(payload) for payload in group] for group in given.groups]
+    expected = []
+    for i, group in enumerate(records):
+        rewards = [record.reward for record in group]
+        weights = [
+            record.action_count * math.exp(2 * moved[3 * i + j]) for j, record in enumerate(group)
+        ]
+        base = sum(r * w for r, w in zip(rewards, weights, strict=True)) / sum(weights)
+        spread = torch.tensor(rewards).std() + 1e-6
+        expected += [float((r - base) / spread) for r in rewards]
+    found = {
+        int(row_id): float(micro.advantages[row][micro.loss_mask[row]].unique())
+        for micro in recredited
+        for row, row_id in enumerate(micro.row_ids)
+    }
+    assert [found[i] for i in range(6)] == pytest.approx(expected, rel=1e-4)
+    assert gauges["learner/advantage_mean"] == pytest.approx(sum(expected) / 6, rel=1e-4)
+    told = update(engine, Averages(None, None), training, learner)
+    assert told["learner/advantage_mean"] == gauges["learner/advantage_mean"]
+
+
+def test_a_batch_worth_less_is_learnt_from_at_a_lower_rate(
+    config: Config, plain_engine: Any, batch: Callable[..., Batch]
+) -> None:
+    learner = with_learner(config, ess_base=0.9).learner
+    training = build(batch(), learner, vocabulary=MOST_IDS)
+    gauges = update(plain_engine, Averages(Ema(plain_engine, 0.8), None), training, learner)
+    share = math.sqrt(gauges["learner/current_ess_sequence"] / 0.9)
+    assert gauges["learner/lr"] == pytest.approx(learner.lr * share) and share < 1
+
+
+def test_the_second_moment_bounds_the_whole_step_at_once(
+    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
+) -> None:
+    learner = with_learner(
+        config, proximal="behaviour", second_moment=0.5, micro_batch_tokens=60
+    ).learner
+    engine = make_plain_engine(config)
+    training = build(batch(), learner, vocabulary=MOST_IDS)
+    own = [engine.score(m, training.temperature).logprobs for m in training.micro_batches]
+    micro_batches = list(training.micro_batches)
+    moved = [
+        lp - m.behaviour_logprobs[m.loss_mask] for m, lp in zip(micro_batches, own, strict=True)
+    ]
+    credit = [m.advantages[m.loss_mask] for m in micro_batches]
+    bounds = step_bounds(engine, micro_batches, [None] * len(own), own, learner)
+    assert len(own) > 1 and bounds == moment_bounds(torch.cat(moved), torch.cat(credit), 0.5)
+    told = update(engine, Averages(None, None), training, learner)
+    assert 0 < told["learner/clip_fraction"] < 1
+    assert step_bounds(engine, micro_batches, own, own, config.learner) is None
+
+
+MOMENT = {"proximal": "behaviour", "second_moment": 0.5}
+
+
+@pytest.mark.parametrize("fields", [{}, REGULARISED, {"baseline": "optimal"}, MOMENT])
+def test_micro_batching_does_not_change_the_gradient(
+    config: Config,
+    make_plain_engine: Engines,
+    batch: Callable[..., Batch],
+    fields: dict[str, Any],
 ) -> None:
     gradients, sizes = [], []
     for budget in (1, 60, 10_000):
-        learner = with_learner(config, micro_batch_tokens=budget).learner
+        learner = with_learner(config, micro_batch_tokens=budget, **fields).learner
         engine = make_plain_engine(config)
         gauges = update(
             engine,
@@ -108,6 +212,9 @@ def test_micro_batching_does_not_change_the_gradient(
         )
         gradients.append(engine.gradients)
         sizes.append(gauges["learner/micro_batches"])
+        if "guard" in fields:
+            assert 0 < gauges["learner/rejected_fraction"] < 1
+            assert 0 < gauges["learner/guarded_fraction"] < 1
     assert sizes[0] == 12 and sizes[0] > sizes[1] >= sizes[2]
     for other in gradients[1:]:
         for name, gradient in gradients[0].items():

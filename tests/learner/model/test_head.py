@@ -1,5 +1,6 @@
 """The chunked head against log_softmax over whole logits: values, gradients, and what never is."""
 
+import math
 from typing import NamedTuple
 
 import pytest
@@ -79,6 +80,38 @@ def test_values_and_gradients_are_those_of_whole_logits(
 
 def test_a_vocabulary_of_several_slices() -> None:
     compare(draw(1, 5, 2 * heads.SLICE_ENTRIES + 3), 3 * 4 * 2 * heads.SLICE_ENTRIES, 0.8)
+
+
+@pytest.mark.parametrize("vocabulary", [13, heads.SLICE_ENTRIES + 3])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_an_entropy_bonus_has_the_entropy_s_own_gradient(
+    vocabulary: int, temperature: float
+) -> None:
+    case = draw(3, 9, vocabulary, dtype=torch.float64)
+    bonus = torch.rand(9, dtype=torch.float64)
+    head = LogProbHead(case.layer, 4 * 8 * vocabulary)
+    value = head(case.hidden, case.targets, temperature, case.loss, bonus)[2]
+    whole = (case.layer(case.hidden) / temperature).log_softmax(-1)
+    chosen = whole.gather(-1, case.targets[:, None])[:, 0]
+    entropy = -(whole.exp() * whole).sum(-1)
+    expected = case.loss(chosen, slice(None)) - (bonus * entropy).sum()
+    torch.testing.assert_close(value, expected)
+    for ours, theirs in zip(gradients(case, value), gradients(case, expected), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_of_an_impossible_token_entropy_has_no_gradient() -> None:
+    layer = nn.Linear(1, 3, bias=False).double()
+    layer.weight.data = torch.tensor([[0.0], [1.0], [-2000.0]]).double()
+    hidden = torch.ones(1, 1).double().requires_grad_()
+    loss = lambda logprobs, chunk: 0.0 * logprobs.sum()  # noqa: E731
+    _, _, value = LogProbHead(layer)(hidden, torch.tensor([0]), 1.0, loss, torch.ones(1).double())
+    [slope] = torch.autograd.grad(value, layer.weight)
+    p = 1 / (1 + math.e)
+    entropy = -p * math.log(p) - (1 - p) * math.log(1 - p)
+    assert slope[:, 0].tolist() == pytest.approx(
+        [p * (math.log(p) + entropy), (1 - p) * (math.log(1 - p) + entropy), 0.0]
+    )
 
 
 @pytest.mark.parametrize("vocabulary", [30, heads.SLICE_ENTRIES + 5])
