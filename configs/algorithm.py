@@ -13,13 +13,13 @@ class AlgorithmConfig(Section, frozen=True):
     Raises ValueError where one field of a pair is given without the other.
     """
 
-    # The batch's own clip bounds, by the second moment of its log ratios (M2PO); null: clip_low …
+    # The batch's own clip bounds, by the second moment of its log ratios (M2PO); null: clip_low and
+    # clip_high
     second_moment: PositiveFloat | None = None
     # Of the turns' own advantages (learner/algorithm/turns.py), added to the rollout's
     turn_credit: NonNegativeFloat = 0.0
-    turn_discount: Annotated[float, Meta(ge=0.0, le=1.0)] | None = (
-        None  # of later rewards; null: .95
-    )
+    # Of a turn's later rewards; null: .95
+    turn_discount: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     # Tokens or sequences that are left out (learner/algorithm/rejection.py), by a bound on how far
     # the behaviour weight's two policies are apart there
     rejection: Literal["none", "mean_k2", "mean_k3", "max_k2", "max_k3", "binary_kl", "opsm"] = (
@@ -50,7 +50,7 @@ class AlgorithmConfig(Section, frozen=True):
             )
 
 
-def require_credit(baseline: str, std: str, turn_credit: float) -> None:
+def check_credit(baseline: str, std: str, turn_credit: float) -> None:
     """Raise ValueError where advantages cannot be made so."""
     if baseline == "none" and std not in ("none", "whiten"):
         raise ValueError(
@@ -64,9 +64,7 @@ def require_credit(baseline: str, std: str, turn_credit: float) -> None:
         )
 
 
-def require_moment(
-    moment: float | None, objective: str, centre: str, *bounds: float | None
-) -> None:
+def check_moment(moment: float | None, objective: str, centre: str, *bounds: float | None) -> None:
     """Raise ValueError where a second moment would bound nothing, or beside other bounds."""
     if moment is None:
         return

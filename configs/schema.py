@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from configs.algorithm import AlgorithmConfig, require_credit, require_moment
+from configs.algorithm import AlgorithmConfig, check_credit, check_moment
 from configs.environment import EnvironmentConfig
 from configs.fleet import ClusterConfig, FleetConfig
 from configs.prompts import SEARCH_R1_CORRECTION
@@ -291,9 +291,8 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
                     f"learner.{name} = {value!r} acts on nothing with learner.objective = "
                     f"{self.objective!r}: set it to null"
                 )
-        require_credit(self.baseline, self.advantage_std, self.turn_credit)
-        bounds = self.clip_low, self.clip_high
-        require_moment(self.second_moment, self.objective, self.centre, *bounds)
+        check_credit(self.baseline, self.advantage_std, self.turn_credit)
+        check_moment(self.second_moment, self.objective, self.centre, self.clip_low, self.clip_high)
         if self.kl_coef and self.anchor == "none":
             raise ValueError(
                 f"learner.kl_coef = {self.kl_coef!r} needs an anchor: set learner.anchor to 'ema' "

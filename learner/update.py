@@ -52,9 +52,7 @@ def update(
     """
     step, micro_batches = batch.step, [m.to(engine.device) for m in batch.micro_batches]
     temperature = batch.temperature
-    current: list[Tensor | None] = [None] * len(micro_batches)
-    if looks_ahead(config):
-        current = [engine.score(micro, temperature).logprobs for micro in micro_batches]
+    current = logprobs_ahead(engine, micro_batches, temperature, config)
     nears = logprobs_under(engine, averages.proximal, micro_batches, temperature)
     anchors = logprobs_under(engine, averages.anchor, micro_batches, temperature)
     recredited: dict[str, float] = {}
@@ -86,9 +84,20 @@ def update(
     return {"learner/grad_norm": grad_norm, "learner/lr": lr} | gauges
 
 
+def logprobs_ahead(
+    engine: "Engine", micro_batches: list[MicroBatch], temperature: float, config: LearnerConfig
+) -> list[Tensor | None]:
+    """float32[N] per micro-batch: its action tokens under the current weights; None where the loss
+    can be made of what its own pass tells.
+    """
+    if not looks_ahead(config):
+        return [None] * len(micro_batches)
+    return [engine.score(micro, temperature).logprobs for micro in micro_batches]
+
+
 def looks_ahead(config: LearnerConfig) -> bool:
-    """True where the loss of a token needs the current log-probs of its whole sequence: one pass
-    more.
+    """True where the loss of a token needs the current log-probs of its whole sequence, or of the
+    whole step: one pass more.
     """
     if config.guard != "none" or config.baseline == "optimal" or config.second_moment is not None:
         return True
@@ -159,10 +168,9 @@ def token_loss(
 ) -> TokenLoss:
     """The loss of these tokens, from log-probs float[n] without gradient: the average's where that
     is the centre, current where it is not or `looks_ahead`, and the anchor's where there is one.
-    `bounds`: the step's own, in place of the configured ones.
 
     Tokens without a finite behaviour log-prob get weight 0 and finite terms; coefficients are the
-    batch's and stay.
+    batch's and stay. `bounds`: the step's own, in place of the configured ones.
     """
     objective, configured, _ = choose(config)
     rows, recorded = tokens.rows, tokens.recorded
@@ -170,13 +178,9 @@ def token_loss(
     behaviour = torch.where(usable, recorded, 0.0)
     if config.centre == "behaviour":
         proximal = behaviour
-        weights = _accepted(current, behaviour, rows, usable, config)
-    else:
-        proximal = current if proximal is None else proximal
-        assert proximal is not None
-        weights = _weights(log_ratio(proximal, recorded, usable), rows, usable, config)
-    if config.rejection != "none":
-        weights = weights * _kept(tokens, current, proximal, usable, config)
+    elif proximal is None:
+        proximal = current
+    assert proximal is not None
     sequence = torch.zeros_like(behaviour)
     if config.objective == "gspo" and current is not proximal:
         assert current is not None
@@ -186,7 +190,7 @@ def token_loss(
         objective=objective,
         bounds=configured if bounds is None else bounds._replace(cap=configured.cap),
         terms=Terms(proximal, behaviour, tokens.advantages, sequence),
-        weights=weights,
+        weights=_acting(tokens, current, proximal, usable, config),
         coefficients=tokens.coefficients,
         reference=reference,
         kl_estimator=config.kl_estimator,
@@ -196,23 +200,30 @@ def token_loss(
     )
 
 
-def _kept(
+def _acting(
     tokens: ActionTokens,
     current: Tensor | None,
     proximal: Tensor,
     usable: Tensor,
     config: LearnerConfig,
 ) -> Tensor:
-    """Rejection is by the two policies of the behaviour weight; of two policies, by these."""
-    numerator = current if config.centre == "behaviour" else proximal
+    """The weight of each token, 0 where it is rejected: by the two policies of its weight."""
+    rows, recorded, two = tokens.rows, tokens.recorded, config.centre == "behaviour"
+    if two:
+        weights = _accepted(current, proximal, rows, usable, config)
+    else:
+        weights = _weights(log_ratio(proximal, recorded, usable), rows, usable, config)
+    if config.rejection == "none":
+        return weights
+    numerator = current if two else proximal
     assert numerator is not None and config.rejection_bound is not None
-    return accepted(
+    return weights * accepted(
         config.rejection,
         config.rejection_bound,
         numerator=numerator,
-        denominator=tokens.recorded,
+        denominator=recorded,
         advantages=tokens.advantages,
-        rows=tokens.rows,
+        rows=rows,
         usable=usable,
     )
 

@@ -120,9 +120,30 @@ MUTANTS = (
     Mutant(
         "advantage uncentred",
         "learner/algorithm/advantage.py",
-        "centred = scored - scored.mean()",
+        "centred = scored - (scored.mean() if value is None else value)",
         "centred = scored.clone()",
         ("tests/learner/algorithm/test_advantage.py",),
+    ),
+    Mutant(
+        "entropy bonus without half its gradient",
+        "learner/model/head.py",
+        "part.addcmul_(torch.special.xlogy(chances, chances), bonus)",
+        "part.add_(0.0)",
+        ("tests/learner/model/test_head.py",),
+    ),
+    Mutant(
+        "likelihood guard on what did harm",
+        "learner/algorithm/guard.py",
+        "return usable & (advantages >= 0) &",
+        "return usable &",
+        ("tests/learner/algorithm/test_guard.py",),
+    ),
+    Mutant(
+        "right answers masked off policy",
+        "learner/algorithm/rejection.py",
+        "(advantages < 0)",
+        "(advantages <= 0)",
+        ("tests/learner/algorithm/test_rejection.py",),
     ),
     Mutant(
         "tied LM head left stale after a sync",
