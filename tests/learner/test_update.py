@@ -102,7 +102,7 @@ def test_equals_the_algorithm_written_out(
 
 
 REGULARISED = {
-    "rejection": "mean_k2", "rejection_bound": 3.0, "entropy_coef": 0.1, "guard": "action",
+    "rejection": "mean_k2", "rejection_bound": 10.0, "entropy_coef": 0.1, "guard": "action",
     "guard_coef": 0.3, "baseline": "none", "advantage_std": "whiten",
 }  # fmt: skip
 
