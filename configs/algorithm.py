@@ -1,13 +1,19 @@
-"""The switches of the algorithm that are off by default. A leaf module but for `section`."""
+"""The switches of the algorithm that are off by default."""
 
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from configs.section import NonNegativeFloat, PositiveFloat, Section
+from configs.divergence import DivergenceConfig
+from configs.section import NonNegativeFloat, PositiveFloat
+
+_OF_ROLLOUTS = {  # credit that turns of their own cannot be added to
+    "optimal": "which is of whole rollouts alone",
+    "critic": "which credits every token already",
+}
 
 
-class AlgorithmConfig(Section, frozen=True):
+class AlgorithmConfig(DivergenceConfig, frozen=True):
     """Credit by turns, rejection, regularisers and what scales the rate: a part of `learner`.
 
     Raises ValueError where one field of a pair is given without the other.
@@ -34,6 +40,7 @@ class AlgorithmConfig(Section, frozen=True):
     guard_coef: PositiveFloat | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for switch, amount in (("rejection", "rejection_bound"), ("guard", "guard_coef")):
             name, value = getattr(self, switch), getattr(self, amount)
             if name != "none" and value is None:
@@ -50,17 +57,27 @@ class AlgorithmConfig(Section, frozen=True):
             )
 
 
-def check_credit(baseline: str, std: str, turn_credit: float) -> None:
+def check_credit(baseline: str, std: str, turn_credit: float, kl_in: str) -> None:
     """Raise ValueError where advantages cannot be made so."""
     if baseline == "none" and std not in ("none", "whiten"):
         raise ValueError(
             f"learner.advantage_std = {std!r} is the spread about a group's mean, which "
             "learner.baseline = 'none' leaves in: set it to 'whiten' or 'none'"
         )
-    if baseline == "optimal" and turn_credit:
+    if turn_credit and (why := _OF_ROLLOUTS.get(baseline)):
         raise ValueError(
-            f"learner.turn_credit = {turn_credit!r} with learner.baseline = 'optimal', which is of "
-            "whole rollouts alone: set it to 0, or take learner.baseline=mean"
+            f"learner.turn_credit = {turn_credit!r} with learner.baseline = {baseline!r}, {why}: "
+            "set it to 0, or take learner.baseline=mean"
+        )
+    if turn_credit and kl_in == "reward":
+        raise ValueError(
+            f"learner.turn_credit = {turn_credit!r} with learner.kl_in = 'reward', which changes "
+            "the rewards of whole rollouts alone: set it to 0, or take learner.kl_in=loss"
+        )
+    if baseline == "critic" and kl_in == "reward":
+        raise ValueError(
+            "learner.kl_in = 'reward' is not offered with learner.baseline = 'critic': set it to "
+            "'loss'"
         )
 
 

@@ -22,6 +22,10 @@ _ELSEWHERE = {
     "learner.max_grad_norm": ("grad_clip", "clip_grad", "gradient_clip"),
     "learner.kl_coef": ("beta", "kl_coeff", "kl_loss_coef", "kl_beta", "kl"),
     "learner.objective": ("algorithm", "algo", "loss", "loss_type", "adv_estimator"),
+    "learner.critic.lr": ("critic_lr", "value_lr", "learning_rate_critic"),
+    "learner.critic.gae_lambda": ("lam", "lmbda"),
+    "learner.critic.gamma": ("discount", "discount_factor"),
+    "learner.critic.value_clip": ("cliprange_value", "vf_clip_param"),
     "learner.clip_high": ("epsilon", "clip_ratio", "clip_range", "cliprange", "clip_eps"),
     "learner.ranks": ("world_size", "nproc_per_node"),
     "learner.micro_batch_tokens": (
@@ -83,13 +87,24 @@ def field(key: str, value: Any, known: Collection[str], prefix: str, fields: Ite
     if key.lower() in known:
         return f"did you mean {prefix + key.lower()!r}?"
     ours = f"actors.engine.{key}" if key in _OF_ENGINE else _OURS.get(key.lower())
-    named = [each for each in fields if each.endswith(f".{key}")]
+    named = _named(key, fields)
     like = difflib.get_close_matches(key, known, n=3, cutoff=0.85 if ours else 0.6)
     like = like or ([] if ours else difflib.get_close_matches(key, known, 1, 0.5))
     if meant := [*([ours] if ours else []), *named, *(prefix + each for each in like)][:3]:
         shown = meant if len("".join(meant)) < 50 else meant[:2]
         return f"did you mean {' or '.join(map(repr, shown))}?"
     return textwrap.shorten(f"known: {', '.join(known)}", LINE, placeholder=" …")
+
+
+def _named(name: str, fields: Iterable[str]) -> list[str]:
+    """The dotted fields of this name, without those of a section within another's: `learner.lr`
+    hides `learner.critic.lr`.
+    """
+    found = [each for each in fields if each.endswith(f".{name}")]
+    sections = [each.removesuffix(name) for each in found]
+    return [
+        each for each in found if not any(each.startswith(s) and each != s + name for s in sections)
+    ]
 
 
 def unspaced(text: str) -> str:
@@ -111,7 +126,7 @@ def option(word: str, fields: Iterable[str]) -> str:
     fields, name = list(fields), word.lower().replace("-", "_")
     if name in _OURS or name in fields:
         return f"{_OURS.get(name, name)}=VALUE"
-    named = [each for each in fields if each.endswith(f".{name}")]
+    named = _named(name, fields)
     return f"{named[0]}=VALUE" if len(named) == 1 else ""
 
 

@@ -328,7 +328,7 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     value: Any = tree
     for part in field.split("."):
         value = value.get(part.split("[")[0]) if isinstance(value, dict) else value
-    kind = _kind(field)
+    kind = _given(_kind(field))
     if isinstance(kind, type) and issubclass(kind, Section):  # a section names its own fields
         return what
     choices = ""
@@ -344,6 +344,12 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     if field.endswith("_bytes") and (number := _bytes(str(value))):
         choices = f"; write {number}"
     return f"{field} = {value!r}: {what[:1].lower() + what[1:]}{choices}"
+
+
+def _given(kind: Any) -> Any:
+    """A type without the null that may stand for it."""
+    parts = [part for part in typing.get_args(kind) if part is not type(None)]
+    return parts[0] if len(parts) == 1 < len(typing.get_args(kind)) else kind
 
 
 def _names_in(kind: Any) -> list[str]:

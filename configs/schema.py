@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from configs.algorithm import AlgorithmConfig, check_credit, check_moment
+from configs.critic import CriticConfig, require_critic
 from configs.environment import EnvironmentConfig
 from configs.fleet import ClusterConfig, FleetConfig
 from configs.prompts import SEARCH_R1_CORRECTION
@@ -240,16 +241,12 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
     behaviour_level: Literal["token", "sequence", "geometric"] = "token"
     behaviour_cap: PositiveFloat = 2.0
     behaviour_floor: NonNegativeFloat = 0.0
-    baseline: Literal["mean", "leave_one_out", "optimal", "none"] = "mean"
+    baseline: Literal["mean", "leave_one_out", "optimal", "none", "critic"] = "mean"
+    critic: CriticConfig = CriticConfig()
     advantage_std: Literal["none", "group", "batch", "whiten"] = "group"
     # None: the objective's own too
     reduction: Literal["token_mean", "sequence_mean", "constant_length"] | None = None
     constant_length_tokens: NonNegative = 0  # the denominator of "constant_length"
-    kl_coef: NonNegativeFloat = 0.0
-    kl_estimator: Literal["k1", "k2", "k3", "k3++"] = "k3++"
-    anchor: Literal["ema", "frozen", "none"] = "none"
-    anchor_tau: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9  # per period
-    anchor_period: Positive = 10  # steps
     lr: NonNegativeFloat = 1e-6
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegative = 10
@@ -291,13 +288,9 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
                     f"learner.{name} = {value!r} acts on nothing with learner.objective = "
                     f"{self.objective!r}: set it to null"
                 )
-        check_credit(self.baseline, self.advantage_std, self.turn_credit)
+        require_critic(self.baseline, self.advantage_std, self.critic)
+        check_credit(self.baseline, self.advantage_std, self.turn_credit, self.kl_in)
         check_moment(self.second_moment, self.objective, self.centre, self.clip_low, self.clip_high)
-        if self.kl_coef and self.anchor == "none":
-            raise ValueError(
-                f"learner.kl_coef = {self.kl_coef!r} needs an anchor: set learner.anchor to 'ema' "
-                "or 'frozen'"
-            )
         if self.reduction == "constant_length" and not self.constant_length_tokens:
             raise ValueError(
                 "learner.reduction = 'constant_length' needs learner.constant_length_tokens above 0"
@@ -315,10 +308,12 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
 
     def saved_bytes(self, weights: int) -> int:
         """About the bytes of a checkpoint of a model whose files have `weights` bytes in bf16: it
-        and each average as such files, in fp32 the masters, Adam's moments and each average.
+        and each average as such files, in fp32 the masters, Adam's moments and each average, and
+        the masters and moments of a critic.
         """
         averages = (self.centre == "ema") + (self.anchor != "none")
-        return (1 + averages + 2 * (3 + averages)) * weights
+        critic = 3 * (self.baseline == "critic")
+        return (1 + averages + 2 * (3 + averages + critic)) * weights
 
     def saving_s(self, weights: int) -> float:
         """Seconds in which that checkpoint is written or read."""

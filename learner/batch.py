@@ -4,6 +4,7 @@ Whole groups of encoded trajectories go in; what cannot be trained on is refused
 bytes always give the same tensors.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -99,8 +100,11 @@ def credit_of(
     config: LearnerConfig,
 ) -> list[list[float]]:
     """The advantages of each group's rollouts, from their rewards float[n] (NaN: unscorable), the
-    counts of their action tokens and their log ratios of current to behaviour policy (none: 0).
+    counts of their action tokens and their log ratios of current to behaviour policy (none: 0); 0
+    where a critic will make them.
     """
+    if config.baseline == "critic":
+        return [[0.0] * len(group) for group in rewards]
     made = advantages(
         rewards, config.baseline, config.advantage_std, tokens=counts, log_ratios=log_ratios
     )
@@ -136,7 +140,14 @@ def _rows(
         config.constant_length_tokens,
     )
     return [
-        to_row(sequence, advantage, newest_version, coefficient, own)
+        to_row(
+            sequence,
+            advantage,
+            newest_version,
+            coefficient,
+            reward=_reward(trajectory),
+            turn_credit=own,
+        )
         for trajectory, advantage, each, coefficient in zip(
             trajectories, credit, turns, coefficients, strict=True
         )
@@ -231,17 +242,20 @@ def _temperature(trajectories: Sequence[Trajectory]) -> float:
 
 
 def _rewards(group: Sequence[Trajectory]) -> torch.Tensor:
-    rewards = [float("nan") if t.reward is None else t.reward for t in group]
-    return torch.tensor(rewards, dtype=torch.float64)
+    return torch.tensor([_reward(trajectory) for trajectory in group], dtype=torch.float64)
 
 
-def _reward_gauges(rewards: Sequence[torch.Tensor]) -> dict[str, float]:
-    scored = [group[~group.isnan()] for group in rewards]
-    known = torch.cat(scored)
+def _reward(trajectory: Trajectory) -> float:
+    return math.nan if trajectory.reward is None else trajectory.reward
+
+
+def _reward_gauges(groups: Sequence[torch.Tensor]) -> dict[str, float]:
+    scored = [group[~group.isnan()].tolist() for group in groups]
+    rewards = list(chain.from_iterable(scored))
     return {
-        "learner/reward": float(known.mean()) if len(known) else 0.0,
-        "learner/unscorable": float(sum(map(len, rewards)) - len(known)),
-        "learner/no_signal_fraction": sum(len(s.unique()) < 2 for s in scored) / len(scored),
+        "learner/reward": float(np.mean(rewards)) if rewards else 0.0,
+        "learner/unscorable": float(sum(map(len, groups)) - len(rewards)),
+        "learner/no_signal_fraction": sum(len({*each}) < 2 for each in scored) / len(scored),
     }
 
 

@@ -1,5 +1,5 @@
-"""Checkpoints that are whole or absent: `checkpoints/step-N/{model,[ema],[anchor],state}`; and the
-incarnation, the number of the learner's starts, in `<run_dir>/incarnation`.
+"""Checkpoints that are whole or absent: `checkpoints/step-N/{model,[ema],[anchor],[critic],state}`;
+and the incarnation, the number of the learner's starts, in `<run_dir>/incarnation`.
 
 A folder is written under another name, fsynced, then renamed: a reader (or a restart) never meets
 half of one. Each rank forces its part of `state` to the disk itself before rank 0 names the whole;
@@ -201,8 +201,9 @@ def check(checkpoint: Checkpoint, config: Config) -> None:
             f"checkpoint {str(checkpoint.folder)!r} is of {what}: {'; '.join(unequal)}; put "
             "back the run's own settings, model.path and checkpoints, or start a new run"
         )
-    state, ranks = checkpoint.folder / "state", checkpoint.manifest.ranks
-    states = [state / f"rank-{rank}.safetensors" for rank in range(ranks)]  # of whoever saved it
+    kinds = ["state", "critic"] if config.learner.baseline == "critic" else ["state"]
+    names = [f"rank-{rank}.safetensors" for rank in range(checkpoint.manifest.ranks)]
+    states = [checkpoint.folder / kind / name for kind in kinds for name in names]
     if missing := [str(path) for path in states if not path.is_file()]:
         raise BadCheckpoint(
             f"checkpoint {str(checkpoint.folder)!r} is not whole: {', '.join(missing)} is missing; "

@@ -68,13 +68,13 @@ class TokenFacts:
         anchored = loss.reference is not None
         return cls(
             rows=micro.rows,
-            loss=loss.tokens(current) - entropy_bonus,
+            loss=loss.tokens(scores.table) - entropy_bonus,
             log_ratio=log_ratio(current if two_policies else terms.proximal, recorded, usable),
             usable=usable,
             clipped=loss.policy(current).clipped & loss.weights.ne(0.0),
             rejected=usable & loss.weights.eq(0.0),
             guarded=torch.zeros_like(usable) if loss.guards is None else loss.guards.gt(0.0),
-            divergence=loss.divergence(current) if anchored else torch.zeros_like(current),
+            divergence=loss.divergence(scores.table) if anchored else torch.zeros_like(current),
             current=current,
             behaviour=recorded,
             entropy=scores.entropy,

@@ -4,6 +4,7 @@ Pure and deterministic: the same rows give the same micro-batches in the same or
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ class Row:
     advantages: NDArray[np.float32]
     staleness: NDArray[np.int32]
     coefficient: float  # factor of each of its token losses
+    reward: float = math.nan  # its rollout's; NaN: none
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -52,6 +54,7 @@ class MicroBatch:
     advantages: Tensor  # float32[B, T]
     staleness: Tensor  # int32[B, T]
     coefficients: Tensor  # float32[B]
+    rewards: Tensor  # float32[B], of each row's rollout; NaN where there is none
 
     @property
     def rows(self) -> Tensor:
@@ -87,6 +90,8 @@ def to_row(
     advantage: float,
     newest_version: int,
     coefficient: float,
+    *,
+    reward: float = math.nan,
     turn_credit: Sequence[float] = (),
 ) -> Row:
     """Lay a sequence out; its action segments are the loss mask. `turn_credit` (none: 0) is added
@@ -100,6 +105,7 @@ def to_row(
         advantages=np.zeros(len(tokens), np.float32),
         staleness=np.zeros(len(tokens), np.int32),
         coefficient=coefficient,
+        reward=reward,
     )
     start = len(sequence.prompt_tokens)
     credit = turn_credit or [0.0] * len(sequence.turns)
@@ -190,4 +196,5 @@ def pad(row_ids: Sequence[int], rows: Sequence[Row]) -> MicroBatch:
         advantages=stack("advantages"),
         staleness=stack("staleness"),
         coefficients=torch.tensor([row.coefficient for row in chosen]),
+        rewards=torch.tensor([row.reward for row in chosen]),
     )

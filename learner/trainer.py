@@ -1,4 +1,4 @@
-"""The trainer of one rank: engine and averages, and the steps, exports and restores they make.
+"""The trainer of one rank: engine, averages, critic, and the steps, exports, restores they make.
 
 Every method but `close` is collective: all ranks call it in the same order, and rank 0 uses the
 result. `COLLECTIVES` lists them for `learner.ranks`, which makes rank 0's calls on the other ranks.
@@ -14,6 +14,7 @@ from configs.schema import Config
 from learner.algorithm.schedule import learning_rate
 from learner.batch import TrainingBatch
 from learner.imitation import imitate, measure
+from learner.model.critic import CriticEngine
 from learner.model.ema import Averages
 from learner.model.engine import Engine
 from learner.model.placement import Placement
@@ -22,7 +23,8 @@ from learner.update import update
 
 Argument = Literal["shares", "tokens", "folder", "none"]  # what a collective method is given
 Method = TypeVar("Method", bound=Callable[..., Any])
-STATE = "state"  # in a checkpoint
+STATE, CRITIC = "state", "critic"  # in a checkpoint
+NO_AVERAGES = Averages(None, None)
 COLLECTIVES: dict[str, Argument] = {}  # the marked methods of Trainer
 
 
@@ -40,7 +42,7 @@ def collective(argument: Argument) -> Callable[[Method], Method]:
 
 
 class Trainer:
-    """One rank's engine and averages."""
+    """One rank's engine, its averages, and the critic of `learner.baseline: critic`."""
 
     def __init__(
         self, config: Config, model_path: str | None = None, placement: Placement | None = None
@@ -51,12 +53,15 @@ class Trainer:
         self.config = config
         self.engine = Engine(config, model_path, placement)
         self.averages = Averages.begin(self.engine, config.learner)
+        has_critic = config.learner.baseline == "critic"
+        self.critic = CriticEngine(config, model_path, placement) if has_critic else None
         self.rank, self.ranks = self.engine.rank, self.engine.ranks
 
     @collective("shares")
     def learn(self, shares: Sequence[TrainingBatch], /) -> dict[str, float]:
         """Take one step on all ranks' shares (or this rank's alone); return its gauges."""
-        return update(self.engine, self.averages, self._own(shares), self.config.learner)
+        share = self._own(shares)
+        return update(self.engine, self.averages, share, self.config.learner, self.critic)
 
     @collective("shares")
     def imitate(self, shares: Sequence[TrainingBatch], /) -> dict[str, float]:
@@ -85,27 +90,35 @@ class Trainer:
     def export(self, folder: Path, /) -> None:
         """Write `folder/model` and, where there are such averages, `folder/ema` and
         `folder/anchor`, Hugging Face folders without tokenizer, and each rank's
-        `folder/state/rank-R.safetensors`, which alone is synced: the rank that wrote it must.
+        `folder/state/rank-R.safetensors` (of a critic `folder/critic/…`), which alone is synced:
+        the rank that wrote it must.
         """
         self._export_weights(folder / "model")
         for name, average in self.averages.all().items():
             with average.swapped_in(self.engine):
                 self._export_weights(folder / name)
         save_state(folder / STATE, self.config, self.engine, self.averages)
+        if self.critic:
+            save_state(folder / CRITIC, self.config, self.critic, NO_AVERAGES)
         if self.ranks > 1:
             distributed.barrier()
 
     @collective("folder")
     def restore(self, folder: Path, /) -> None:
-        """Go on from `folder/state` as if never interrupted: bit for bit with as many ranks and the
-        ZeRO stage that it was made with, otherwise but for rounding.
+        """Go on from `folder/state` and, of a critic, `folder/critic` as if never interrupted: bit
+        for bit with as many ranks and the ZeRO stage that they were made with, otherwise but for
+        rounding.
 
         Raises BadModel naming what is missing, or differs: architecture, optimiser, dtype.
         """
         load_state(folder / STATE, self.config, self.engine, self.averages)
+        if self.critic:
+            load_state(folder / CRITIC, self.config, self.critic, NO_AVERAGES)
 
     def close(self) -> None:
-        """Release the engine."""
+        """Release the engines, the last made first."""
+        if self.critic:
+            self.critic.close()
         self.engine.close()
 
     def _own(self, shares: Sequence[TrainingBatch]) -> TrainingBatch:

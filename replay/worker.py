@@ -24,7 +24,13 @@ import yaml
 
 from configs.load import MAY_DIFFER, ConfigError, dump, leaves, load
 from configs.runtime.files import vocabulary_of
-from configs.runtime.process import Exit, announce_ready, begin, socket_dir
+from configs.runtime.process import (
+    Exit,
+    announce_ready,
+    begin,
+    keep_no_freed_blocks,
+    socket_dir,
+)
 from configs.runtime.signals import on_stop
 from configs.schema import Config
 from replay.ledger.ledger import Ledger
@@ -189,4 +195,5 @@ def _changes(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> str:
 
 if __name__ == "__main__":
     begin("replay")
+    keep_no_freed_blocks()
     sys.exit(main(sys.argv[1:]))

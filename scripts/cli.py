@@ -96,6 +96,7 @@ COMMANDS = {
     "bench end-to-end": Command(
         "bench.end_to_end.bench:bench", "Tokens a second and exact match, by training schedule."
     ),
+    "bench algorithms": Command("bench.algorithms.bench:bench", "What algorithms cost."),
     "bench plan": Command("bench.plan.bench:bench", "A plan's error, beside runs in full."),
     "bench wiki": Command("bench.wiki.bench:bench", "Exact match of the wiki task, and baselines."),
 }

@@ -30,7 +30,14 @@ RUNS = {  # files whose tests start whole runs, in tests/integration
     "test_run.py",
     "test_survivors.py",
 }
-LONGEST = {"test_elastic.py", "test_faults.py", "test_restart.py", "test_trainer.py"}
+LONGEST = {  # of the others
+    "test_elastic.py",
+    "test_faults.py",
+    "test_gpu_memory.py",
+    "test_restart.py",
+    "test_trainer.py",
+    "test_two_ranks.py",
+}
 # DeepSpeed calls what torch has given another name.
 OTHERS_WARNINGS = r"ignore:.torch.distributed.\w+_tensor. is deprecated:FutureWarning"
 TEXT = (

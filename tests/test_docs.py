@@ -2,10 +2,10 @@
 
 import importlib.util
 import re
+from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-import msgspec
 import pytest
 
 from actors.policies.engine_keys import FIELD, Source
@@ -37,22 +37,30 @@ MADE = [
 ]
 
 
-def found(pattern: str, pages: dict[str, str] = TEXT) -> list[tuple[str, str]]:
-    """Each page and what it says of a pattern's first group."""
-    return sorted(
-        {(page, said) for page, text in pages.items() for said in re.findall(pattern, text)}
-    )
+def found(pattern: str, pages: dict[str, str] = TEXT) -> list[tuple[str, list[str]]]:
+    """Each page that has any, and all that it says of a pattern's first group."""
+    said = {page: sorted({*re.findall(pattern, text)}) for page, text in pages.items()}
+    return [(page, words) for page, words in said.items() if words]
 
 
-@pytest.mark.parametrize(("page", "field"), found(rf"\b((?:{'|'.join(SECTIONS)})(?:\.[a-z]\w*)+)"))
-def test_a_field_of_a_page_exists(page: str, field: str) -> None:
-    module = Path(*field.split("."))
-    if field.endswith(SUFFIXES) or (REPOSITORY / module).with_suffix(".py").is_file():
-        return  # a file, or a module
-    known = _of_vllm() if field.startswith(f"{FIELD}.") else FIELDS
-    assert any(each == field or each.startswith(f"{field}.") for each in known)
+A_FIELD = rf"\b((?:{'|'.join(SECTIONS)})(?:\.[a-z]\w*)+)"
 
 
+@pytest.mark.parametrize(("page", "fields"), found(A_FIELD))
+def test_the_fields_of_a_page_exist(page: str, fields: list[str]) -> None:
+    assert [field for field in fields if not is_field(field)] == []
+
+
+def is_field(name: str) -> bool:
+    """True of a field, or a section; also of a file's name, and a module's."""
+    module = Path(*name.split("."))
+    if name.endswith(SUFFIXES) or (REPOSITORY / module).with_suffix(".py").is_file():
+        return True
+    known = _of_vllm() if name.startswith(f"{FIELD}.") else FIELDS
+    return any(each == name or each.startswith(f"{name}.") for each in known)
+
+
+@cache
 def _of_vllm() -> list[str]:
     """The fields that are arguments of the installed vLLM."""
     package = importlib.util.find_spec("vllm")
@@ -62,33 +70,39 @@ def _of_vllm() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("page", "words"), found(r"[`\n]forage ([a-z][a-z-]*(?: [a-z-]+)?)"))
-def test_a_command_of_a_page_exists(page: str, words: str) -> None:
+@pytest.mark.parametrize(("page", "commands"), found(r"[`\n]forage ([a-z][a-z-]*(?: [a-z-]+)?)"))
+def test_the_commands_of_a_page_exist(page: str, commands: list[str]) -> None:
     names = {*cli.COMMANDS, *cli.GROUPS}
-    assert words in names or words.split()[0] in names
+    assert [words for words in commands if not {words, words.split()[0]} & names] == []
 
 
 OPTIONS = r"[`\n]forage ((?:data |bench )?[a-z-]+[^`]*? --[a-z][^`]*)"
 
 
-@pytest.mark.parametrize(("page", "line"), found(OPTIONS))
-def test_an_option_of_a_page_is_one_of_its_command(page: str, line: str) -> None:
-    for part in re.split(r"\n(?:\$ )?forage ", line.replace("\\\n", " ")):
-        command = part.partition("\n")[0].partition("#")[0]
-        name = cli._named(command.split())
-        if name:
-            asked = set(re.findall(r" (--[a-z][\w-]*)", command))
-            assert asked <= cli._written_flags(name), command
+@pytest.mark.parametrize(("page", "lines"), found(OPTIONS))
+def test_an_option_of_a_page_is_one_of_its_command(page: str, lines: list[str]) -> None:
+    for line in lines:
+        for part in re.split(r"\n(?:\$ )?forage ", line.replace("\\\n", " ")):
+            command = part.partition("\n")[0].partition("#")[0]
+            name = cli._named(command.split())
+            if name:
+                asked = set(re.findall(r" (--[a-z][\w-]*)", command))
+                assert asked <= cli._written_flags(name), command
 
 
-@pytest.mark.parametrize(("page", "gauge"), found(rf"`((?:{'|'.join(GAUGES)})/[a-z_0-9]+)[`<]"))
-def test_a_gauge_of_a_page_exists(page: str, gauge: str) -> None:
-    if gauge.endswith("_") or (REPOSITORY / gauge).is_dir():
-        return  # a family's beginning, or a folder
+@pytest.mark.parametrize(("page", "gauges"), found(rf"`((?:{'|'.join(GAUGES)})/[a-z_0-9]+)[`<]"))
+def test_the_gauges_of_a_page_exist(page: str, gauges: list[str]) -> None:
+    assert [gauge for gauge in gauges if not is_gauge(gauge)] == []
+
+
+def is_gauge(gauge: str) -> bool:
+    """True of one that is written; also of a family's beginning, and a folder."""
+    if gauge.endswith("_") or (REPOSITORY / gauge).is_dir() or gauge in WRITTEN:
+        return True
     name = gauge.partition("/")[2]
     # A key of gauges, or a field of the struct that holds them.
     alone = re.search(rf'"{name}"|^ +{name}: ', SOURCE, re.M)
-    assert gauge in WRITTEN or alone or any(re.fullmatch(each, gauge) for each in MADE)
+    return bool(alone) or any(re.fullmatch(each, gauge) for each in MADE)
 
 
 def symptoms() -> list[str]:
@@ -98,12 +112,12 @@ def symptoms() -> list[str]:
     return [said for cell in first for said in re.findall(r"`([^`]+)`", cell)]
 
 
-@pytest.mark.parametrize("message", symptoms())
-def test_a_message_of_a_page_is_printed(message: str) -> None:
+def test_the_messages_of_a_page_are_printed() -> None:
     scripts = [file.read_text() for file in (REPOSITORY / "deploy").glob("*.sh")]
     whole = re.sub(r'"\s+f?"', "", "\n".join([SOURCE, *scripts]))  # of strings in several lines
-    parts = [part.strip() for part in message.split("…")]
-    assert all(part in whole for part in parts), parts
+    messages = symptoms()
+    parts = [part.strip() for message in messages for part in message.split("…")]
+    assert messages and [part for part in parts if part not in whole] == []
 
 
 @pytest.mark.parametrize("page", PROSE)
@@ -112,19 +126,22 @@ def test_a_code_span_of_a_page_stands_on_one_line(page: str) -> None:
     assert not [line for line in lines if line.count("`") % 2]
 
 
-@pytest.mark.parametrize("kind", [*get_args(Record), *get_args(Request), *get_args(Reply)])
-def test_the_fields_of_records_and_messages_are_all_told(kind: type[msgspec.Struct]) -> None:
-    rows = re.findall(rf"^\| `{kind.__name__}` \| (.*?)\|", TEXT["records.md"], re.M)
-    told = re.findall(r"`(\w+)`", "".join(rows))
-    assert rows and told == [name for name in kind.__struct_fields__ if name != "now"]
+@pytest.mark.parametrize("kinds", [Record, Request, Reply], ids=["record", "request", "reply"])
+def test_the_fields_of_records_and_messages_are_all_told(kinds: Any) -> None:
+    for kind in get_args(kinds):
+        rows = re.findall(rf"^\| `{kind.__name__}` \| (.*?)\|", TEXT["records.md"], re.M)
+        told = re.findall(r"`(\w+)`", "".join(rows))
+        held = [name for name in kind.__struct_fields__ if name != "now"]
+        assert rows and told == held, kind.__name__
 
 
-@pytest.mark.parametrize(("page", "link"), found(r"\]\(((?!https?:)[^)\s]+)\)", PROSE))
-def test_a_link_of_a_page_leads_somewhere(page: str, link: str) -> None:
+@pytest.mark.parametrize(("page", "links"), found(r"\]\(((?!https?:)[^)\s]+)\)", PROSE))
+def test_the_links_of_a_page_lead_somewhere(page: str, links: list[str]) -> None:
     (home,) = (each.parent for each in PAGES if each.name == page)
-    file, _, heading = link.partition("#")
-    target = home / file if file else home / page
-    assert target.exists()
-    if heading:
-        titles = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
-        assert heading in {re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in titles}
+    for link in links:
+        file, _, heading = link.partition("#")
+        target = home / file if file else home / page
+        assert target.exists(), link
+        titles = re.findall(r"^#+ (.+)$", target.read_text(), re.M) if heading else []
+        named = {re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in titles}
+        assert not heading or heading in named, link

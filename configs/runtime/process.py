@@ -130,9 +130,23 @@ def keep_freed_blocks() -> None:
         _kept = library
 
 
+def keep_no_freed_blocks() -> None:
+    """Have the C library take blocks of 128 KiB and more from the kernel one by one, and return
+    them one by one (glibc only); `return_freed_blocks` then returns the gaps between small ones.
+
+    On its own it soon takes them from its heaps, which they leave in pieces: for weeks a process
+    that now and then needs a megabyte would grow.
+    """
+    global _kept
+    with contextlib.suppress(AttributeError, OSError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, 128 << 10)
+        _kept = library
+
+
 def return_freed_blocks() -> None:
-    """Give every page that holds nothing back to the kernel, also between blocks in use, where they
-    are kept at hand: tensors of changing sizes leave gaps, up to half of what is held.
+    """Give every page that holds nothing back to the kernel, also between blocks in use, where one
+    of the two above was said: tensors of changing sizes leave gaps, up to half of what is held.
     """
     if _kept:
         _kept.malloc_trim(0)

@@ -2,8 +2,8 @@
 
 GRPO, arXiv 2402.03300; leave-one-out: RLOO, arXiv 2402.14740; std over the batch: ScaleRL, arXiv
 2510.13786; whitened over the tokens, with or without a group's baseline: REINFORCE++, arXiv
-2501.03262; the baseline of least variance off-policy: VCPO, arXiv 2602.17616. Nothing else derives
-credit.
+2501.03262; the baseline of least variance off-policy: VCPO, arXiv 2602.17616. A critic's credit is
+in `gae`, a turn's in `turns`.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 EPSILON = 1e-6
-WHITEN_EPSILON = 1e-8  # of the variance
+VARIANCE_FLOOR = 1e-8  # of what is whitened
 Baseline = Literal["mean", "leave_one_out", "optimal", "none"]
 Std = Literal["none", "group", "batch", "whiten"]
 
@@ -73,15 +73,21 @@ def optimal(rewards: Tensor, tokens: Tensor, log_ratios: Tensor) -> Tensor:
 
 
 def whiten(groups: Sequence[Tensor], tokens: Sequence[Tensor]) -> list[Tensor]:
-    """(A − mean) / √(variance + 1e-8), mean and variance (Bessel-corrected) over the tokens of all
-    rollouts, of which int[n] each group's have so many; rollouts without any get 0.
+    """`whitened` by mean and variance (Bessel-corrected) over the tokens of all rollouts, of which
+    int[n] each group's have so many; rollouts without any get 0.
     """
     values, counts = torch.cat(list(groups)), torch.cat(list(tokens)).to(groups[0])
     total = counts.sum().clamp(min=1.0)
-    rest = values - (counts * values).sum() / total
-    variance = (counts * rest.square()).sum() / (total - 1.0).clamp(min=1.0)
-    white = torch.where(counts > 0, rest * torch.rsqrt(variance + WHITEN_EPSILON), 0.0)
+    mean = (counts * values).sum() / total
+    variance = (counts * (values - mean).square()).sum() / (total - 1.0).clamp(min=1.0)
+    white = whitened(values, counts > 0, mean=float(mean), variance=float(variance))
     return list(white.split([len(group) for group in groups]))
+
+
+def whitened(values: Tensor, mask: Tensor, *, mean: float, variance: float) -> Tensor:
+    """(A − mean) / √(variance + 1e-8) on the mask, 0 off it."""
+    scale = (variance + VARIANCE_FLOOR) ** 0.5
+    return torch.where(mask, (values - mean) / scale, 0.0)
 
 
 def _check(groups: Sequence[Tensor], baseline: str, std: str) -> None:

@@ -9,30 +9,28 @@ import contextlib
 import logging
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from configs.runtime.gpus import hold, visible
-from configs.runtime.process import keep_freed_blocks, return_freed_blocks
+from configs.runtime.process import return_freed_blocks
 from configs.schema import Config, LearnerConfig
 from learner.errors import BadModel
 from learner.model.collectives import Facts, gather_facts, sums
-from learner.model.head import ChunkLoss
+from learner.model.head import Candidates, ChunkLoss
+from learner.model.loading import load_to_train
 from learner.model.placement import Placement
-from learner.model.scorer import TokenScorer, TokenScores, load_model
+from learner.model.scorer import TokenScorer, TokenScores
 from learner.model.shards import Partitioned, Scattered, Shards, Whole
 from learner.packing import MicroBatch
-
-LARGE_MODEL_BYTES = 16 << 20  # below it a heap with gaps is small
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -66,8 +64,11 @@ def join_process_group(
         )
 
 
-class Engine:
-    """The model in training and its optimiser. One per process: `close()` before making another."""
+class Training(ABC):
+    """A model in training and its optimiser; which, and what it computes, a subclass says.
+
+    One of a kind per process: `close()` before making another, the last made first.
+    """
 
     def __init__(
         self, config: Config, model_path: str | None = None, placement: Placement | None = None
@@ -88,13 +89,11 @@ class Engine:
         placement = placement or Placement.on_one_host(self.rank, self.ranks)
         self._on_close = contextlib.ExitStack()
         self._hold_gpu(placement)
-        self.model = _load(config, model_path)
         self._stage, self._offload = learner.zero_stage, learner.offload
         self._bf16 = config.model.dtype == "bfloat16"
-        chunk_bytes = learner.chunk_bytes(_place())
-        self.scorer = TokenScorer(self.model, chunk_bytes, config.model.head_dtype)
+        self.model, module = self._make(config, model_path)
         self._trainable = {n: w for n, w in self.model.named_parameters() if w.requires_grad}
-        self._begin(config, placement)
+        self._begin(config, placement, module)
         self._norm: Tensor | None = None
         if self._clips_itself:
             self._max_norm = learner.max_grad_norm
@@ -108,7 +107,11 @@ class Engine:
             held = hold([own], gpus)  # engines that join keep off it
             self._on_close.callback(held.release)
 
-    def _begin(self, config: Config, placement: Placement) -> None:
+    @abstractmethod
+    def _make(self, config: Config, model_path: str | None) -> tuple[nn.Module, nn.Module]:
+        """The model whose weights are trained, and the module around it that DeepSpeed runs."""
+
+    def _begin(self, config: Config, placement: Placement, module: nn.Module) -> None:
         """Start DeepSpeed. Raises BadModel where no host can hold the copy that is asked for."""
         if self._stage == 3:
             # It asks for the launcher's variable at every forward pass, and replaces torch's linear
@@ -122,29 +125,11 @@ class Engine:
         optimiser = _make_optimiser(list(self._trainable.values()), config.learner)
         with _quietly(placement), _words_into(config.run_dir):
             self._engine, self._optimiser, _, _ = deepspeed.initialize(
-                model=self.scorer,
+                model=module,
                 optimizer=optimiser,
                 config=_deepspeed_config(config, shared),
                 dist_init_required=False,
             )
-
-    def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
-        """Log-probs and entropies of the action tokens, without gradient."""
-        with torch.no_grad():
-            logprobs, entropy, _ = self._engine(micro.tokens, micro.loss_mask, temperature)
-        return TokenScores(logprobs, entropy)
-
-    def accumulate(
-        self, micro: MicroBatch, temperature: float, loss: ChunkLoss, bonus: Tensor | None = None
-    ) -> TokenScores:
-        """Add this share's gradient to the step's sum; return the scores it was made from. `bonus`:
-        how much the entropy of each token takes off the loss.
-        """
-        made = self._engine(micro.tokens, micro.loss_mask, temperature, loss, bonus)
-        logprobs, entropy, value = made
-        # DeepSpeed can sum over ranks, except at stage 3, where it always averages.
-        self._engine.backward(value * self.ranks if self._stage == 3 else value)
-        return TokenScores(logprobs, entropy)
 
     def step(self, lr: float) -> float:
         """Clip, step, clear the gradients; return the norm of the whole gradient before clipping.
@@ -191,20 +176,14 @@ class Engine:
             with self._gathered(weight):
                 yield name, weight.detach()
 
-    def probe(self, tokens: Sequence[int]) -> list[float]:
-        """Log-prob of each of tokens[1:] given its prefix, at temperature 1: float[n − 1]."""
-        row = torch.tensor([list(tokens)], device=self.device)
-        mask = torch.ones_like(row, dtype=torch.bool)
-        mask[:, 0] = False
-        with torch.no_grad():
-            logprobs, _, _ = self._engine(row, mask, 1.0)
-        values: list[float] = logprobs.tolist()
-        return values
-
     def close(self) -> None:
         """Release DeepSpeed; the process group stays, because DeepSpeed keeps handles on it."""
         self._engine.destroy()
         self._on_close.close()
+
+    def _backward(self, value: Tensor) -> None:
+        # DeepSpeed can sum over ranks, except at stage 3, where it always averages.
+        self._engine.backward(value * self.ranks if self._stage == 3 else value)
 
     @property
     def _clips_itself(self) -> bool:
@@ -253,16 +232,63 @@ class Engine:
         return contextlib.nullcontext()
 
 
-def _load(config: Config, model_path: str | None) -> PreTrainedModel:
-    model_config = config.model
-    if model_path is not None:
-        model_config = msgspec.structs.replace(model_config, path=model_path)
-    model = load_model(model_config)
-    if sum(weight.nbytes for weight in model.parameters()) >= LARGE_MODEL_BYTES:
-        keep_freed_blocks()
-    if config.learner.gradient_checkpointing:
-        _checkpoint_gradients(model)
-    return model
+class Engine(Training):
+    """The policy."""
+
+    model: PreTrainedModel
+
+    def _make(self, config: Config, model_path: str | None) -> tuple[nn.Module, nn.Module]:
+        model = load_to_train(config, model_path)
+        _check_candidates(model, config.learner)
+        chunk_bytes = config.learner.chunk_bytes(_place())
+        return model, TokenScorer(model, chunk_bytes, config.model.head_dtype)
+
+    def score(self, micro: MicroBatch, temperature: float, top_k: int = 0) -> TokenScores:
+        """Log-probs and entropies of the action tokens, without gradient; with `top_k` the
+        likeliest tokens beside them.
+        """
+        given = micro.tokens, micro.loss_mask, temperature
+        found = Candidates.room(len(micro.rows), top_k, self.device) if top_k else None
+        with torch.no_grad():
+            logprobs, entropy, _ = self._engine(*given, likeliest=found)
+        return TokenScores(logprobs, entropy, found)
+
+    def accumulate(
+        self,
+        micro: MicroBatch,
+        temperature: float,
+        loss: ChunkLoss,
+        bonus: Tensor | None = None,
+        *,
+        candidates: Tensor | None = None,
+    ) -> TokenScores:
+        """Add this share's gradient to the step's sum; return the scores it was made from, with
+        those of `candidates` int[N, k], which the loss is then given too. `bonus` float[N]: how
+        much the entropy of each token takes off the loss.
+        """
+        given = micro.tokens, micro.loss_mask, temperature, loss, bonus
+        logprobs, entropy, value = self._engine(*given, candidates=candidates)
+        self._backward(value)
+        return TokenScores.of(logprobs, entropy, candidates)
+
+    def probe(self, tokens: Sequence[int]) -> list[float]:
+        """Log-prob of each of tokens[1:] given its prefix, at temperature 1: float[n − 1]."""
+        row = torch.tensor([list(tokens)], device=self.device)
+        mask = torch.ones_like(row, dtype=torch.bool)
+        mask[:, 0] = False
+        with torch.no_grad():
+            logprobs, _, _ = self._engine(row, mask, 1.0)
+        values: list[float] = logprobs.tolist()
+        return values
+
+
+def _check_candidates(model: PreTrainedModel, config: LearnerConfig) -> None:
+    vocabulary = len(model.get_output_embeddings().weight)
+    if config.kl_top_k > vocabulary:
+        raise BadModel(
+            f"learner.kl_top_k = {config.kl_top_k!r}: the model's vocabulary has {vocabulary} "
+            "tokens; lower it to at most that"
+        )
 
 
 def _make_optimiser(weights: list[Tensor], config: LearnerConfig) -> torch.optim.Optimizer:
@@ -276,14 +302,6 @@ def _make_optimiser(weights: list[Tensor], config: LearnerConfig) -> torch.optim
         # On the host: one pass over the state without temporaries, which needs nothing compiled.
         fused=True if config.offload == "cpu" else None,
     )
-
-
-def _checkpoint_gradients(model: PreTrainedModel) -> None:
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for module in model.modules():
-        # Layers recompute only in training mode; what is inside them stays without dropout.
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True
 
 
 def _deepspeed_config(config: Config, secondary_partition: int = 1) -> dict[str, Any]:

@@ -8,17 +8,36 @@ order, so chunks only change rounding.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-ChunkLoss = Callable[[Tensor, slice], Tensor]  # current log-probs float[n] of a chunk -> its loss
+ChunkLoss = Callable[[Tensor, slice], Tensor]  # log-probs of a chunk, as targets -> its loss
 HeadOutput = tuple[Tensor, Tensor, Tensor | None]  # log-probs, entropies, the loss's value
 CHUNK_BYTES = 64 << 20
 SLICE_ENTRIES = 4096  # vocabulary entries for which temporaries beside the logits exist
+
+
+class Candidates(NamedTuple):
+    """Some k tokens at each of N positions, and their log-probs there."""
+
+    ids: Tensor  # int32[N, k]
+    logprobs: Tensor  # float32[N, k]
+
+    @classmethod
+    def room(
+        cls, positions: int, k: int, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> "Candidates":
+        """Room for as many, which a pass fills."""
+        ids = torch.empty((positions, k), dtype=torch.int32, device=device)
+        return cls(ids, torch.empty((positions, k), dtype=dtype, device=device))
+
+    def part(self, chunk: slice) -> "Candidates":
+        """Those of these positions."""
+        return Candidates(self.ids[chunk], self.logprobs[chunk])
 
 
 class LogProbHead(nn.Module):  # type: ignore[misc]
@@ -48,18 +67,30 @@ class LogProbHead(nn.Module):  # type: ignore[misc]
         temperature: float,
         loss: ChunkLoss | None = None,
         bonus: Tensor | None = None,
+        likeliest: Candidates | None = None,
     ) -> HeadOutput:
-        """Log-probs and entropies float32[N], detached, and with `loss` the sum of its values, less
-        Σ bonus · entropy where there is a `bonus`, float[N] without gradient.
+        """Log-probs as targets and entropies float32[N], detached, and with `loss` the sum of its
+        values, less Σ bonus · entropy where there is a `bonus`, float[N] without gradient;
+        `likeliest` is filled with the k likeliest tokens, likeliest first.
 
-        hidden [N, H], targets int64[N]; logits (products in `dtype`; those of the gradient in the
-        weights' own) are divided by `temperature`, and the softmax and all sums are in float32
-        (float64 where the hidden states are). Only the value has a gradient: `loss` may depend on
-        the log-probs it is given and on nothing else that is trained.
+        hidden [N, H], targets int64[N] or, m to a position, int64[N, m]; logits (products in
+        `dtype`; those of the gradient in the weights' own) are divided by `temperature`, and the
+        softmax and all sums are in float32 (float64 where the hidden states are). Only the value
+        has a gradient: `loss` may depend on the log-probs it is given and on nothing else that is
+        trained.
         """
         makes_gradient = loss is not None and torch.is_grad_enabled()
         exact = self.dtype != self.weight.dtype
-        task = _Task(targets, temperature, loss, bonus, self.chunk_bytes, makes_gradient, exact)
+        task = _Task(
+            targets=targets,
+            temperature=temperature,
+            loss=loss,
+            bonus=bonus,
+            likeliest=likeliest,
+            chunk_bytes=self.chunk_bytes,
+            makes_gradient=makes_gradient,
+            exact=exact,
+        )
         scored: HeadOutput = _ChunkedScores.apply(hidden, self.weight, self.bias, task)
         return scored
 
@@ -70,6 +101,7 @@ class _Task:
     temperature: float
     loss: ChunkLoss | None
     bonus: Tensor | None
+    likeliest: Candidates | None
     chunk_bytes: int
     makes_gradient: bool
     exact: bool  # neither operands nor products of the logits are rounded to the weights' dtype
@@ -84,12 +116,15 @@ class _ChunkedScores(torch.autograd.Function):  # type: ignore[misc]
     ) -> HeadOutput:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         gradients = _Gradients.begin(hidden, weight, bias, dtype) if task.makes_gradient else None
-        logprobs, entropy = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2))
+        logprobs = hidden.new_empty(task.targets.shape, dtype=dtype)
+        entropy = hidden.new_empty(len(hidden), dtype=dtype)
         value = None if task.loss is None else hidden.new_zeros((), dtype=dtype)
         for chunk, logits in _chunks(len(hidden), len(weight), dtype, task.chunk_bytes, hidden):
             _fill_logits(logits, hidden[chunk], weight, bias, task)
-            targets = task.targets[chunk]
-            logprobs[chunk], entropy[chunk], total = _score(logits, targets, task.makes_gradient)
+            targets = task.targets[chunk].reshape(len(logits), -1)
+            room = None if task.likeliest is None else task.likeliest.part(chunk)
+            found, entropy[chunk], total = _score(logits, targets, task.makes_gradient, room)
+            logprobs[chunk] = found.view_as(logprobs[chunk])
             if task.loss is None:
                 continue
             share, slope = _evaluate(task.loss, logprobs[chunk], chunk, task.makes_gradient)
@@ -98,13 +133,10 @@ class _ChunkedScores(torch.autograd.Function):  # type: ignore[misc]
                 value -= (task.bonus[chunk] * entropy[chunk]).sum()
             if gradients is not None:
                 # d logprob / d logits = (onehot − p) / temperature; the logits hold total · p now.
-                slope = slope.unsqueeze(-1) / task.temperature
-                if task.bonus is None:
-                    logits.mul_(-slope / total)
-                else:
-                    less = task.bonus[chunk].unsqueeze(-1) / task.temperature
-                    _spread(logits, total, slope, less, entropy[chunk].unsqueeze(-1))
-                logits.scatter_add_(-1, targets.unsqueeze(-1), slope)
+                slope = slope.view_as(targets) / task.temperature
+                less = None if task.bonus is None else task.bonus[chunk] / task.temperature
+                _spread(logits, total, slope.sum(-1, keepdim=True), less, entropy[chunk])
+                logits.scatter_add_(-1, targets, slope)
                 gradients.add(chunk, logits, hidden[chunk], weight)
         ctx.gradients = gradients
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (hidden, weight, bias)]
@@ -208,13 +240,19 @@ def _product(hidden: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
     return hidden.to(dtype) @ rows.to(dtype).t()
 
 
-def _score(logits: Tensor, targets: Tensor, keep_exponents: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs [n], entropies [n] and Σ_v exp(z_v) [n, 1], z the logits less their row's maximum.
+def _score(
+    logits: Tensor, targets: Tensor, keep_exponents: bool, likeliest: Candidates | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of targets [n, m], entropies [n] and Σ_v exp(z_v) [n, 1], z the logits less their
+    row's maximum; `likeliest` is filled.
 
     The logits are used up; with `keep_exponents` they end as exp(z).
     """
     peak = logits.amax(-1, keepdim=True)
-    chosen = logits.gather(-1, targets.unsqueeze(-1)) - peak
+    chosen = logits.gather(-1, targets) - peak
+    if likeliest is not None:
+        highest, ids = logits.topk(likeliest.ids.shape[-1], dim=-1)
+        likeliest.ids.copy_(ids)
     total, weighted = torch.zeros_like(peak), torch.zeros_like(peak)
     for part in logits.split(SLICE_ENTRIES, dim=-1):
         exponents = part.sub_(peak).exp()
@@ -223,13 +261,22 @@ def _score(logits: Tensor, targets: Tensor, keep_exponents: bool) -> tuple[Tenso
         if keep_exponents:
             part.copy_(exponents)
     log_total = total.log()
-    return (chosen - log_total).squeeze(-1), (log_total - weighted / total).squeeze(-1), total
+    if likeliest is not None:
+        likeliest.logprobs.copy_(highest - peak - log_total)
+    return chosen - log_total, (log_total - weighted / total).squeeze(-1), total
 
 
 def _spread(
-    exponents: Tensor, total: Tensor, slope: Tensor, bonus: Tensor, entropy: Tensor
+    exponents: Tensor, total: Tensor, slope: Tensor, bonus: Tensor | None, entropy: Tensor
 ) -> None:
-    """Turn exp(z) [n, V] into −slope · p − bonus · dH/dz, in place: dH/dz = −p (log p + H)."""
+    """Turn exp(z) [n, V] into −slope · p − bonus · dH/dz, in place: dH/dz = −p (log p + H).
+
+    slope, total [n, 1], the slope of all targets together; bonus, entropy [n].
+    """
+    if bonus is None:
+        exponents.mul_(-slope / total)
+        return
+    bonus, entropy = bonus.unsqueeze(-1), entropy.unsqueeze(-1)
     for part in exponents.split(SLICE_ENTRIES, dim=-1):
         chances = part / total
         torch.mul(chances, bonus * entropy - slope, out=part)
@@ -239,7 +286,7 @@ def _spread(
 def _evaluate(
     loss: ChunkLoss, logprobs: Tensor, chunk: slice, slopes: bool
 ) -> tuple[Tensor, Tensor]:
-    """The chunk's loss, detached, and with `slopes` its derivative by each log-prob [n]."""
+    """The chunk's loss, detached, and with `slopes` its derivative by each log-prob."""
     with torch.set_grad_enabled(slopes):
         leaf = logprobs.detach().requires_grad_(slopes)
         share = loss(leaf, chunk)

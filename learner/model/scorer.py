@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from learner.errors import BadModel
-from learner.model.head import CHUNK_BYTES, ChunkLoss, HeadOutput, LogProbHead
+from learner.model.head import CHUNK_BYTES, Candidates, ChunkLoss, HeadOutput, LogProbHead
 
 if TYPE_CHECKING:  # the scorer needs torch and transformers alone
     from configs.schema import ModelConfig
@@ -25,11 +25,27 @@ disable_progress_bar()  # one for each of a model's loads and saves, in millisec
 class TokenScores(NamedTuple):
     """Both float32[N] over the action tokens, in the order in which the mask lists them, detached.
 
-    `entropy` is of the distribution the token was drawn from, in nats.
+    `entropy` is of the distribution the token was drawn from, in nats; `candidates` are others that
+    might have been drawn, where some were asked for.
     """
 
     logprobs: Tensor
     entropy: Tensor
+    candidates: Candidates | None = None
+
+    @classmethod
+    def of(cls, logprobs: Tensor, entropy: Tensor, ids: Tensor | None) -> "TokenScores":
+        """The scores of a pass that also scored these candidates int[N, k]."""
+        if ids is None:
+            return cls(logprobs, entropy)
+        return cls(logprobs[:, 0], entropy, Candidates(ids, logprobs[:, 1:]))
+
+    @property
+    def table(self) -> Tensor:
+        """float32[N, 1 + k]: of the tokens, then of their candidates; [N] where there are none."""
+        if self.candidates is None:
+            return self.logprobs
+        return torch.cat([self.logprobs.unsqueeze(-1), self.candidates.logprobs], -1)
 
 
 class TokenScorer(nn.Module):  # type: ignore[misc]
@@ -53,19 +69,27 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
         temperature: float,
         loss: ChunkLoss | None = None,
         bonus: Tensor | None = None,
+        *,
+        candidates: Tensor | None = None,
+        likeliest: Candidates | None = None,
     ) -> HeadOutput:
         """Log-probs and entropies float32[N] of the tokens where `loss_mask`, detached, and with
         `loss` its value less the entropy `bonus`, the only one with a gradient.
 
-        tokens int64[B, T] and loss_mask bool[B, T] are right-padded. Without any action token
-        (N = 0) the value is 0 and every gradient too, so that ranks stay in step.
+        With `candidates` int[N, k] the log-probs are [N, 1 + k], theirs beside each token's own;
+        `likeliest` is filled with the likeliest. tokens int64[B, T] and loss_mask bool[B, T] are
+        right-padded. Without any action token (N = 0) the value is 0 and every gradient too, so
+        that ranks stay in step.
         """
         # Right padding lies in the future of every real token: causal attention needs no other
         # mask.
         hidden = self.causal_lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
         predicts = loss_mask[:, 1:]  # position t − 1 predicts token t
+        targets = tokens[:, 1:][predicts]
+        if candidates is not None:
+            targets = torch.cat([targets.unsqueeze(-1), candidates.to(targets)], -1)
         scored: HeadOutput = self.head(
-            hidden[:, :-1][predicts], tokens[:, 1:][predicts], temperature, loss, bonus
+            hidden[:, :-1][predicts], targets, temperature, loss, bonus, likeliest
         )
         return scored
 

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from configs.runtime.process import return_freed_blocks
 from replay.ledger.ledger import Ledger
 from replay.log.event_log import EventLog
 from replay.log.keeping import Ids, Keep, Keeping
@@ -79,7 +80,11 @@ class Keeper:
         return Ids(ids["train"], ids["eval"])
 
     def _begin(self, work: Callable[[], None]) -> None:
-        self._work = threading.Thread(target=work, daemon=True)
+        def run() -> None:
+            work()
+            return_freed_blocks()  # each piece of work takes and leaves a megabyte or more
+
+        self._work = threading.Thread(target=run, daemon=True)
         self._work.start()
 
     def _snapshot(self) -> Callable[[], None]:

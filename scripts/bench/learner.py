@@ -7,6 +7,7 @@ model's folder, the update of that model alone: as `configs/wiki.yaml` trains it
 in the wiki task's shape.
 """
 
+import functools
 import operator
 import statistics
 import time
@@ -98,8 +99,8 @@ class Watch:
         if name not in self._names:
             return found
 
-        def measured(*arguments: Any) -> Any:
-            result, amount = self._probe(found, *arguments)
+        def measured(*arguments: Any, **named: Any) -> Any:
+            result, amount = self._probe(functools.partial(found, **named), *arguments)
             part = self._names[name]
             self._found[part] = self._join(self._found.get(part, 0.0), amount)
             return result

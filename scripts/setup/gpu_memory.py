@@ -18,6 +18,7 @@ from retrieval_server.index.manifest import PARTS, VECTORS
 from scripts.setup.model_size import (
     Model,
     activation_bytes,
+    candidate_bytes,
     head_bytes,
     width_of,
 )
@@ -62,10 +63,12 @@ def state_bytes(config: Config, model: Model) -> dict[str, int]:
     masters = 4 if config.model.dtype == "bfloat16" else 0
     moments = 8 if learner.optimiser == "adamw" else 0
     averages = (learner.centre == "ema") + (learner.anchor != "none")
+    critic = model.trunk_parameters * (learner.baseline == "critic")
     ranks = learner.ranks if learner.zero_stage else 1
     return {
         "optimiser, with fp32 weights": (moments + masters) * count // ranks,
         "averages": 4 * averages * count // ranks,
+        "critic's optimiser": (moments + masters) * critic // ranks,
     }
 
 
@@ -87,8 +90,10 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
         "weights within a node": width * count // half if learner.hierarchical else 0,
         "gradients": (width if offloads else 4) * count // shared[2],
         **state,
+        "critic, with its gradients": _critic_bytes(config, model, offloads),
         "activations": activations,
         "head, with its gradient": head,
+        "the anchor's likeliest tokens": candidate_bytes(config, model),
         "gaps between blocks": gaps,
         "optimiser's temporaries": max(0, stepping - activations - head - gaps),
         "reductions": _reduced(config, model),
@@ -96,6 +101,18 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
         "CUDA": on_gpu * CONTEXT_BYTES,
     }
     return {what: size for what, size in needs.items() if size}
+
+
+def _critic_bytes(config: Config, model: Model, offloads: bool) -> int:
+    """Bytes of a critic's weights, gradients and reductions: one rank's, as the policy's are."""
+    learner, count = config.learner, model.trunk_parameters
+    if learner.baseline != "critic":
+        return 0
+    width, ranks = width_of(config.model.dtype), learner.ranks
+    weights = width * count // (ranks if learner.zero_stage == 3 else 1)
+    within_a_node = width * count // max(1, ranks // 2) if learner.hierarchical else 0
+    gradients = (width if offloads else 4) * count // (ranks if learner.zero_stage > 1 else 1)
+    return weights + within_a_node + gradients + _reduced(config, model)
 
 
 def _reduced(config: Config, model: Model) -> int:

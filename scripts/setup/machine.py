@@ -203,7 +203,8 @@ def _beside_gpus(config: Config, model: Model) -> dict[str, int]:
     written = (0 if offloaded else state) + width * model.parameters
     loaded = learner.ranks * width * model.parameters
     # Of gradients the host has what is summed and what the optimiser reads.
-    held = state + 8 * model.parameters
+    trained = model.parameters + model.trunk_parameters * (learner.baseline == "critic")
+    held = state + 8 * trained
     return {
         "its optimiser, averages and gradients (learner.offload)": offloaded * held,
         "a checkpoint before it is written": max(written, loaded),

@@ -125,8 +125,19 @@ def limits(config: Config) -> Iterator[str]:
             "lower model.max_model_len to at most that"
         )
     model = known_model(path.parent)
+    yield from _candidates(config, model)
     yield from uneven_shares(config, model)
     yield from _cache(config, model)
+
+
+def _candidates(config: Config, model: Model) -> Iterator[str]:
+    """Yield that a KL would be over more tokens than there are."""
+    top_k, vocabulary = config.learner.kl_top_k, model.vocabulary
+    if vocabulary and top_k > vocabulary:
+        yield (
+            f"learner.kl_top_k = {top_k!r}: the model's vocabulary has {vocabulary} tokens; lower "
+            "learner.kl_top_k to at most that"
+        )
 
 
 def _cache(config: Config, model: Model) -> Iterator[str]:

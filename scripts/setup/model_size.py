@@ -56,6 +56,12 @@ class Model:
         """The elements of all weights."""
         return sum(self.weights)
 
+    @property
+    def trunk_parameters(self) -> int:
+        """The same without an output layer of its own: what a critic takes over."""
+        outer = self.vocabulary * self.hidden
+        return self.parameters - outer * (self.weights.count(outer) > 1)
+
     def layer_bytes(self, width: int) -> int:
         """Bytes that autograd keeps of a layer for each token, `width` bytes an element."""
         norm, head = (8, 6) if width == 2 else (12, 8)
@@ -241,6 +247,13 @@ def activation_bytes(config: Config, model: Model) -> int:
     else:
         token_bytes = layer * (model.layers + 1)
     return tokens_at_once(config) * token_bytes
+
+
+def candidate_bytes(config: Config, model: Model) -> int:
+    """Bytes of a rank's share of a step's candidates of the KL: an id and a log-prob of each."""
+    rollouts = config.replay.groups_per_step * config.replay.group_size
+    tokens = rollouts * config.model.max_model_len // config.learner.ranks
+    return 8 * min(config.learner.kl_top_k, model.vocabulary) * tokens  # more are refused
 
 
 def head_bytes(config: Config, model: Model, device: str) -> int:

@@ -342,9 +342,15 @@ def _signal(config: Config) -> Iterator[str]:
     elif baseline in ("mean", "optimal") and replay.group_size == 1:
         yield (
             "replay.group_size = 1: an advantage is a reward less the mean of its group's, which "
-            "is always 0 in a group of one, and nothing would be learned: give 2 or more"
+            "is always 0 in a group of one, and nothing would be learned: give 2 or more, or "
+            "learner.baseline=critic"
         )
-    if baseline == "none" and replay.drop_no_signal:
+    elif replay.drop_no_signal and replay.group_size == 1:
+        yield (
+            "replay.drop_no_signal = True with replay.group_size = 1: a group of one has equal "
+            "rewards, and every one would be dropped: set it to false"
+        )
+    elif replay.drop_no_signal and baseline == "none":
         yield (
             "replay.drop_no_signal = True with learner.baseline = 'none': equal rewards are a "
             "signal there: set it to false"

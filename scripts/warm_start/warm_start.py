@@ -19,6 +19,7 @@ import msgspec
 from rich.console import Console
 
 from configs import hints
+from configs.critic import CriticConfig
 from configs.load import ConfigError, load
 from configs.runtime.process import Exit, begin
 from configs.runtime.signals import on_stop
@@ -103,13 +104,19 @@ def warm_start(options: WarmStartOptions) -> int:
 def settings(options: WarmStartOptions) -> Config:
     """The configuration, with OUT as its run directory. Raises ConfigError."""
     config = with_hub_paths(load(options.config, options.overrides), ("model.path",))
-    config = fitted(with_absolute_paths(config))
+    config = fitted(with_absolute_paths(without_critic(config)))
     name = f"warm-start-{Path(options.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     out = options.out or Path(config.run_dir or Path("runs") / name)
     config = msgspec.structs.replace(config, run_dir=str(out.resolve()))
     preflight.check_model(config)
     require_files(options.demonstrations)
     return config
+
+
+def without_critic(config: Config) -> Config:
+    """The same without a critic: demonstrations need no credit."""
+    learner = msgspec.structs.replace(config.learner, baseline="mean", critic=CriticConfig())
+    return msgspec.structs.replace(config, learner=learner)
 
 
 def require_files(paths: Iterable[Path]) -> None:

@@ -25,16 +25,22 @@ slow = pytest.mark.slow
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """start(*overrides): an actor whose replay and learner do not exist."""
-    config = tmp_path / "config.yaml"
-    config.write_text(
+def config(tmp_path: Path) -> Path:
+    """Of a run whose replay and learner do not exist."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
         f"run_dir: {tmp_path}/run\n"
         "model: {dtype: float32, max_model_len: 128}\n"
         "actors: {kv_cache_bytes: 67108864}\nretrieval: {port: 1}\n"
         f"replay: {{endpoint: 'ipc://{tmp_path}/replay', dead_after_s: 3, restart_deadline_s: 3}}\n"
         f"weight_sync: {{endpoint: 'ipc://{tmp_path}/sync'}}\n"
     )
+    return path
+
+
+@pytest.fixture
+def start(config: Path) -> Iterator[Start]:
+    """start(*overrides): an actor of that run."""
     begun: list[subprocess.Popen[str]] = []
 
     def start(*overrides: str) -> subprocess.Popen[str]:
@@ -60,10 +66,18 @@ def start(tmp_path: Path) -> Iterator[Start]:
         ("actors.kv_cache_bytes=0", "= 0: it is found when a run is prepared (forage train): give"),
     ],
 )
-def test_bad_input_exits_2_with_a_message(start: Start, override: str, message: str) -> None:
-    process = start(override)
-    _, complaint = process.communicate(timeout=110)
-    assert process.returncode == 2 and message in complaint and "Traceback" not in complaint
+def test_bad_input_is_exit_code_2_with_a_message(
+    config: Path,
+    override: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("begin", "on_stop"):
+        monkeypatch.setattr(worker, name, lambda *_: None)
+    assert worker.main([str(config), override, "--actor-id", "actor-0"]) == Exit.BAD_INPUT
+    complaint = capsys.readouterr().err
+    assert message in complaint and "Traceback" not in complaint
 
 
 def wait_for(process: subprocess.Popen[str], text: str) -> None:

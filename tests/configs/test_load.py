@@ -23,6 +23,8 @@ from configs.runtime.process import REPOSITORY
 from configs.schema import LearnerConfig, WeightSyncConfig
 from configs.section import INPUT_PATH
 
+KL = "kl_coef: 0.1, anchor: ema"
+
 
 @pytest.fixture
 def yaml_file(tmp_path: Path) -> Path:
@@ -52,6 +54,22 @@ def test_overrides_win_and_types_are_kept(yaml_file: Path) -> None:
         ("learner.objective=ppo", ["learner.objective", "ppo", "'grpo'", "'cispo'"]),
         ("learner.kl_estimator=k9", ["learner.kl_estimator", "k9", "'k3++'"]),
         ("learner.kl_coef=0.1", ["learner.kl_coef", "0.1", "learner.anchor"]),
+        ("learner.kl_top_k=8", ["learner.kl_top_k = 8 acts on nothing", "kl_coef = 0.0"]),
+        ("learner={anchor: ema, kl_top_k: 8}", ["kl_top_k = 8 acts on nothing", "kl_coef = 0.0"]),
+        ("learner={kl_coef: 0.1, kl_top_k: 8}", ["kl_coef = 0.1 needs an anchor"]),
+        ("learner.kl_in=reward", ["learner.kl_in = 'reward' acts on nothing", "kl_coef = 0.0"]),
+        ("learner.kl_estimator=k2", ["learner.kl_estimator = 'k2' acts on nothing"]),
+        (f"learner={{{KL}, kl_tail: false}}", ["kl_tail = False acts on nothing", "kl_top_k = 0"]),
+        (f"learner={{{KL}, kl_direction: forward}}", ["kl_direction = 'forward' acts on nothing"]),
+        (f"learner={{{KL}, kl_gradient: ema_pg}}", ["kl_gradient = 'ema_pg' acts on nothing"]),
+        (f"learner={{{KL}, kl_top_k: 8, kl_estimator: k2}}", ["kl_estimator", "kl_top_k = 8"]),
+        (f"learner={{{KL}, kl_in: reward, kl_top_k: 8}}", ["kl_top_k = 8", "kl_in = 'reward'"]),
+        (f"learner={{{KL}, kl_in: reward, kl_weight: none}}", ["kl_weight = 'none' acts on"]),
+        (f"learner={{{KL}, kl_in: reward, kl_estimator: k3}}", ["kl_estimator = 'k3' acts on"]),
+        (
+            f"learner={{{KL}, kl_top_k: 8, kl_tail: false, kl_weight: truncate}}",
+            ["kl_weight = 'truncate' acts on nothing with learner.kl_tail = False"],
+        ),
         ("learner.reduction=constant_length", ["learner.constant_length_tokens"]),
         ("learner.rejection=mean_k3", ["'mean_k3' needs learner.rejection_bound above 0"]),
         ("learner.rejection_bound=0.1", ["learner.rejection_bound = 0.1 acts on nothing"]),
@@ -91,7 +109,7 @@ def test_bad_values_are_named(yaml_file: Path, override: str, words: list[str]) 
         ("actors.group_size=3", "did you mean 'replay.group_size'?"),
         ("learner.checkpoint_evry=3", "did you mean 'learner.checkpoint_every'"),
         ("learner.timeout_s=3", "'retrieval.timeout_s' or 'rewards.judge.timeout_s'?"),
-        ("learner.qqq=3", "known: second_moment, turn_credit, "),
+        ("learner.qqq=3", "known: kl_coef, kl_in, "),
     ],
 )
 def test_an_unknown_key_is_told_the_nearest(yaml_file: Path, override: str, hint: str) -> None:
@@ -328,6 +346,22 @@ def test_a_second_moment_that_bounds_nothing_is_refused(overrides: list[str], sa
         parse("", given, "test")
 
 
-def test_the_optimal_baseline_is_of_rollouts_not_of_turns() -> None:
-    with pytest.raises(ConfigError, match=r"turn_credit = 1.0 with learner.baseline = 'optimal'"):
-        parse("", ["learner.baseline=optimal", "learner.turn_credit=1"], "test")
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["baseline=optimal"], "with learner.baseline = 'optimal', which is of whole rollouts"),
+        (["kl_in=reward", "kl_coef=0.1", "anchor=ema"], "with learner.kl_in = 'reward', which"),
+    ],
+)
+def test_credit_of_whole_rollouts_leaves_no_room_for_turns(overrides: list[str], said: str) -> None:
+    given = [f"learner.{each}" for each in ("turn_credit=1", *overrides)]
+    with pytest.raises(ConfigError, match=f"turn_credit = 1.0 {said}"):
+        parse("", given, "test")
+
+
+def test_the_kl_s_switches_are_told_apart_from_what_is_left_out(yaml_file: Path) -> None:
+    top_k = ["learner.anchor=ema", "learner.kl_coef=0.1", "learner.kl_top_k=8"]
+    config = load(yaml_file, [*top_k, "learner.kl_tail=true", "learner.kl_direction=forward"])
+    assert (config.learner.kl_tail, config.learner.kl_weight) == (True, None)
+    watched = load(yaml_file, ["learner.anchor=ema", "learner.kl_estimator=k2"])
+    assert watched.learner.kl_estimator == "k2"

@@ -52,11 +52,30 @@ OVER_NODES = SEARCH_R1 | {  # the same, with an index on each node's CPU
     "cluster.address": "auto",
     "learner.checkpoint_every": 100,  # more nodes fail more often
 }
+PPO_STEPS = 2  # on a batch of 512 x 1 rollouts
+PPO = SEARCH_R1 | {  # scripts/nq_hotpotqa/v0.2/train_ppo.sh, and verl's ppo_trainer.yaml
+    "replay.groups_per_step": 512 // PPO_STEPS,
+    "replay.group_size": 1,
+    "replay.max_staleness": PPO_STEPS - 1,
+    "learner.total_steps": 1005 * PPO_STEPS,
+    "learner.eval_every": 100 * PPO_STEPS,
+    "learner.checkpoint_every": 100 * PPO_STEPS,
+    "learner.baseline": "critic",
+    "learner.critic.lr": 1e-5,
+    "learner.critic.warmup_steps": int(0.015 * 1005) * PPO_STEPS,
+    "learner.critic.alone_steps": 0,
+    "learner.critic.gamma": 1.0,
+    "learner.critic.gae_lambda": 1.0,
+    "learner.advantage_std": "whiten",
+    "learner.kl_estimator": None,  # k3++, for their KL in the reward
+    "learner.warmup_steps": int(0.285 * 1005) * PPO_STEPS,
+}
 EMA_PG = SEARCH_R1 | {  # search/train_grpo_ema_pg.sh
     "learner.eval_every": 50 * PER_BATCH,
     "learner.checkpoint_every": 50 * PER_BATCH,
     "learner.clip_high": None,  # grpo's own: .28
-    "learner.kl_estimator": "k3++",  # for the top-k KL
+    "learner.kl_estimator": None,
+    "learner.kl_top_k": 32,
     "learner.anchor": "ema",
     "learner.anchor_tau": 0.9,
     "learner.anchor_period": 10 * PER_BATCH,
@@ -106,6 +125,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "search_r1_3b_grpo": SEARCH_R1,
     "search_r1_7b_grpo": SEARCH_R1,
     "search_r1_7b_4x8": OVER_NODES,
+    "search_r1_3b_ppo": PPO,
+    "search_r1_7b_ppo": PPO,
     "ema_pg_3b": EMA_PG,
     "llds_3b": LLDS,
     "asearcher_7b": ASEARCHER,
@@ -115,6 +136,8 @@ CASES = {  # configuration, model, GPUs, GiB of each
     "search_r1_3b_grpo": ("search_r1_3b_grpo", "Qwen2.5-3B", 8, FREE_OF_80),
     "search_r1_7b_grpo": ("search_r1_7b_grpo", "Qwen2.5-7B", 8, FREE_OF_80),
     "search_r1_7b_4x8": ("search_r1_7b_4x8", "Qwen2.5-7B", 32, FREE_OF_80),
+    "search_r1_3b_ppo": ("search_r1_3b_ppo", "Qwen2.5-3B", 8, FREE_OF_80),
+    "search_r1_7b_ppo": ("search_r1_7b_ppo", "Qwen2.5-7B", 8, FREE_OF_80),
     "ema_pg_3b": ("ema_pg_3b", "Qwen2.5-3B", 8, FREE_OF_80),
     "llds_3b": ("llds_3b", "Qwen2.5-3B", 8, FREE_OF_80),
     "asearcher_7b": ("asearcher_7b", "Qwen2.5-7B", 8, FREE_OF_80),
@@ -206,6 +229,8 @@ def test_its_numbers_follow_from_the_model_and_the_gpus(case: str) -> None:
     [
         ("search_r1_7b_grpo", "learner.micro_batch_tokens=16384", "bytes of a GPU"),
         ("search_r1_7b_grpo", "learner.zero_stage=1", "bytes of a GPU"),
+        ("search_r1_3b_ppo", "learner.zero_stage=0", "bytes of a GPU"),
+        ("search_r1_7b_ppo", "learner.offload=none", "bytes of a GPU"),
         ("search_r1_3b_grpo", f"actors.kv_cache_bytes={57 << 30}", "bytes of a GPU"),
         ("one_gpu", f"actors.kv_cache_bytes={12 << 30}", "bytes of a GPU"),
         ("base, 14B on eight", "learner.offload=none", "bytes of a GPU"),
@@ -265,23 +290,27 @@ def test_the_comment_says_what_is_reckoned(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "taken_back"),
+    "taken_back",
     [
-        ("anchor", "frozen"),
-        ("kl_estimator", "k3"),
-        ("clip_high", 0.2),
-        ("entropy_coef", 0.001),
-        ("betas", (0.9, 0.999)),
+        {"anchor": "frozen"},
+        {"kl_top_k": 0, "kl_estimator": "k3"},
+        {"clip_high": 0.2},
+        {"betas": (0.9, 0.999)},
+        {"entropy_coef": 0.001},
     ],
 )
-def test_each_change_of_ema_pg_can_be_taken_back_alone(field: str, taken_back: Any) -> None:
+def test_each_change_of_ema_pg_can_be_taken_back_alone(taken_back: dict[str, Any]) -> None:
     plain, changed = recipe("search_r1_3b_grpo").learner, recipe("ema_pg_3b").learner
     different = {n for n in plain.__struct_fields__ if getattr(plain, n) != getattr(changed, n)}
     cadence = {"anchor_period", "eval_every", "checkpoint_every"}
-    assert different - cadence == {"anchor", "kl_estimator", "clip_high", "entropy_coef", "betas"}
-    text = str(list(taken_back) if isinstance(taken_back, tuple) else taken_back)
-    config = load(REPOSITORY / "configs" / "ema_pg_3b.yaml", [f"learner.{field}={text}"])
-    assert config.learner == msgspec.structs.replace(changed, **{field: taken_back})
+    changes = {"anchor", "kl_top_k", "kl_estimator", "clip_high", "betas", "entropy_coef"}
+    assert different - cadence == changes
+    overrides = [
+        f"learner.{field}={list(value) if isinstance(value, tuple) else value}"
+        for field, value in taken_back.items()
+    ]
+    config = load(REPOSITORY / "configs" / "ema_pg_3b.yaml", overrides)
+    assert config.learner == msgspec.structs.replace(changed, **taken_back)
 
 
 def methods() -> dict[str, str]:

@@ -3,17 +3,19 @@ attacks on a server that lets nobody stay.
 """
 
 import asyncio
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE, Popen
 from uuid import uuid4
 
 import msgspec
 import pytest
 
-from configs.runtime.process import start_child
 from tests.faults import pressure
 from tests.faults.census import Census, Growth, Sample, Stretch, growth, name_of
 from tests.faults.pressure import Pressure, Target, askers_for
@@ -122,16 +124,16 @@ def test_askers_ask_for_several_times_what_is_searched_in_time() -> None:
 
 def test_a_census_finds_who_carries_the_mark(tmp_path: Path) -> None:
     mark = uuid4().hex
-    child = start_child(["-c", "import time; time.sleep(60)"], environment={"OF_A_TEST": mark})
-    try:
+    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    environment = {**os.environ, "OF_A_TEST": mark}
+    with Popen(command, stdin=PIPE, stdout=PIPE, env=environment) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # of one that has just started little is in memory yet
         census = Census(f"OF_A_TEST={mark}", tmp_path, child.pid)
         begun_s = time.time()
         census.look(begun_s)
         census.look(begun_s + 10.0)
         [found] = census.over(Stretch(begun_s, begun_s + 10.0))
-    finally:
-        child.kill()
-        child.wait()
     assert (found.name, found.pid) == ("launcher", child.pid)
     assert found.held[0] > 1 << 20 and found.descriptors[0] >= 3
 

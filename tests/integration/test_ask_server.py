@@ -23,7 +23,7 @@ from scripts.demo.task import DemoFiles
 from scripts.fleet import guardian
 from tests.integration.spelt import PLACES, Task
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.soak("evaluation"), pytest.mark.vllm, pytest.mark.timeout(1500)]
 READY_S, ANSWER_S, LEAVE_S = 300.0, 200.0, 30.0
 
 
@@ -103,7 +103,6 @@ def test_it_searches_as_in_process(demo_files: DemoFiles, tmp_path: Path) -> Non
     assert any(record["searches"] and record["answer"] for record in there)
 
 
-@pytest.mark.soak("evaluation")
 def test_tags_of_several_tokens_end_as_in_process(bpe_task: Task, tmp_path: Path) -> None:
     words = ["--config", str(bpe_task.config), f"retrieval.corpus={bpe_task.corpus}"]
     words += [f"who is the mayor of {place}?" for place in PLACES[:3]]

@@ -20,15 +20,21 @@ from tests.integration.conftest import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
-STEPS = 4
+STEPS = 3
 SHORT = [
     f"learner.total_steps={STEPS}",
     f"learner.checkpoint_every={STEPS}",
     "learner.eval_every=2",  # evaluations in between must change nothing
     "learner.warmup_steps=1",
-    "questions.eval_limit=6",
+    "questions.eval_limit=2",
     "replay.groups_per_step=3",
     "replay.group_size=4",
+]
+CRITIC = [
+    "learner.baseline=critic",
+    "learner.advantage_std=whiten",
+    "learner.critic.lr=1e-3",
+    "learner.critic.gae_lambda=0.9",
 ]
 NOTHING_BATCHED = [
     "actors.max_num_seqs=1",
@@ -83,6 +89,12 @@ def check_same(asynchronous: Path, synchronous: Path) -> None:
         assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
 
+def critic_of(run_dir: Path) -> dict[str, torch.Tensor]:
+    """The last masters and moments of a run's critic."""
+    state = load_file(run_dir / "checkpoints" / f"step-{STEPS}" / "critic" / "rank-0.safetensors")
+    return {name: value for name, value in state.items() if not name.startswith("rank/")}
+
+
 @pytest.mark.timeout(1000)
 def test_without_lag_and_batching_it_is_the_synchronous_trainer(
     launch: Callable[..., Run], tmp_path: Path
@@ -91,6 +103,19 @@ def test_without_lag_and_batching_it_is_the_synchronous_trainer(
     synchronous = tmp_path / "sync"
     forage("sync", asynchronous / "config.yaml", f"run_dir={synchronous}")
     check_same(asynchronous, synchronous)
+
+
+@pytest.mark.soak("resume")
+@pytest.mark.timeout(1000)
+def test_with_a_critic_it_is_too(launch: Callable[..., Run], tmp_path: Path) -> None:
+    asynchronous = completed(launch(*SHORT, *NOTHING_BATCHED, *CRITIC))
+    synchronous = tmp_path / "sync"
+    forage("sync", asynchronous / "config.yaml", f"run_dir={synchronous}")
+    check_same(asynchronous, synchronous)
+    ours, theirs = critic_of(asynchronous), critic_of(synchronous)
+    assert ours.keys() == theirs.keys() and "master/head.weight" in ours
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    assert ours["master/head.weight"].any()
 
 
 @pytest.mark.soak("resume")

@@ -19,6 +19,7 @@ SHORT = [
     "learner.checkpoint_every=3",
     "questions.eval_limit=40",
     "replay.groups_per_step=4",
+    "actors.count=1",
     "retrieval.retries=0",  # so that rollouts die by it, and are leased again
 ]
 

@@ -25,7 +25,7 @@ SHORT = [
     "learner.total_steps=6",
     "learner.eval_every=3",
     "learner.checkpoint_every=3",
-    "questions.eval_limit=40",
+    "questions.eval_limit=20",
     "replay.groups_per_step=4",
 ]
 TAGS = {
@@ -76,7 +76,7 @@ def check_whole(run: Run) -> None:
     assert summary["retrieval_errors"] == summary["lost_requests"] == 0
     assert summary["retrieval_requests"] > 0
     assert 0 <= summary["staleness_max"] <= summary["max_staleness"]
-    assert set(summary["em_final_by_hops"]) == {"1", "2"} and summary["eval_questions"] == 40
+    assert set(summary["em_final_by_hops"]) == {"1", "2"} and summary["eval_questions"] == 20
     events = scalars(run.run_dir)
     assert set(events.Tags()["scalars"]) >= TAGS
     assert max(point.value for point in events.Scalars("sync/probe_error")) <= 1e-4

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from configs.schema import Config, LearnerConfig, ModelConfig, ReplayConfig
 from learner.diagnostics import TokenFacts
-from learner.model.scorer import ChunkLoss, TokenScorer, TokenScores, load_model
+from learner.model.head import Candidates, ChunkLoss
+from learner.model.scorer import TokenScorer, TokenScores, load_model
 from learner.model.shards import Whole
+from learner.model.value import ValueLoss, ValueModel
 from learner.packing import MicroBatch
 from replay.codec import encode_trajectory
 from replay.protocol import Batch
@@ -37,16 +39,24 @@ class PlainEngine:
         )
 
     @torch.no_grad()
-    def score(self, micro: MicroBatch, temperature: float) -> TokenScores:
-        return TokenScores(*self.scorer(micro.tokens, micro.loss_mask, temperature)[:2])
+    def score(self, micro: MicroBatch, temperature: float, top_k: int = 0) -> TokenScores:
+        found = Candidates.room(len(micro.rows), top_k, self.device) if top_k else None
+        given = micro.tokens, micro.loss_mask, temperature
+        return TokenScores(*self.scorer(*given, likeliest=found)[:2], found)
 
     def accumulate(
-        self, micro: MicroBatch, temperature: float, loss: ChunkLoss, bonus: Tensor | None = None
+        self,
+        micro: MicroBatch,
+        temperature: float,
+        loss: ChunkLoss,
+        bonus: Tensor | None = None,
+        *,
+        candidates: Tensor | None = None,
     ) -> TokenScores:
-        made = self.scorer(micro.tokens, micro.loss_mask, temperature, loss, bonus)
-        logprobs, entropy, value = made
+        given = micro.tokens, micro.loss_mask, temperature, loss, bonus
+        logprobs, entropy, value = self.scorer(*given, candidates=candidates)
         value.backward()
-        return TokenScores(logprobs, entropy)
+        return TokenScores.of(logprobs, entropy, candidates)
 
     def step(self, lr: float) -> float:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._max_norm)
@@ -76,6 +86,26 @@ class PlainEngine:
         return [0.0] * (len(tokens) - 1)
 
 
+class PlainCritic:
+    """The critic's interface on plain torch."""
+
+    def __init__(self, config: Config):
+        self.model, self._max_norm = ValueModel(load_model(config.model)), 1e9
+        self.optimiser = torch.optim.AdamW(
+            self.model.parameters(), betas=config.learner.betas, weight_decay=0.0
+        )
+
+    @torch.no_grad()
+    def values(self, micro: MicroBatch) -> Tensor:
+        return self.model(micro.tokens)
+
+    def accumulate(self, micro: MicroBatch, loss: ValueLoss) -> Tensor:
+        loss(values := self.model(micro.tokens)).backward()
+        return values.detach()
+
+    step, total = PlainEngine.step, PlainEngine.total
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
@@ -99,6 +129,11 @@ def plain_engine(config: Config) -> PlainEngine:
 @pytest.fixture(scope="session")
 def make_plain_engine() -> type[PlainEngine]:
     return PlainEngine
+
+
+@pytest.fixture(scope="session")
+def make_plain_critic() -> type[PlainCritic]:
+    return PlainCritic
 
 
 def _turn(rng: np.random.Generator, version: int, observation: bool) -> Turn:

@@ -167,11 +167,11 @@ def test_another_architecture_is_refused_by_name(
 
 def test_another_setting_is_refused_by_name(config: Config, save: Callable[..., Path]) -> None:
     save(1)
-    learner = msgspec.structs.replace(config.learner, lr=0.5, kl_estimator="k1")
+    learner = msgspec.structs.replace(config.learner, lr=0.5, proximal_decay=0.9)
     changed = msgspec.structs.replace(config, learner=learner, seed=5)
     with pytest.raises(BadCheckpoint, match=r"seed = 0 there, 5 here; ") as raised:
         checkpoint.check(checkpoint.newest(config.run_dir), changed)
-    for words in ("lr = ", "there, 0.5 here", "kl_estimator = "):
+    for words in ("lr = ", "there, 0.5 here", "proximal_decay = "):
         assert words in str(raised.value)
 
 

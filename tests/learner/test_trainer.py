@@ -21,8 +21,9 @@ from replay.protocol import Batch
 
 WEIGHTS = "model.safetensors"
 SETTINGS = [
-    *((0, "float32"), (1, "float32"), (0, "bfloat16")),
+    *((0, "float32"), (1, "float32")),
     *(pytest.param(*each, marks=pytest.mark.slow) for each in ((3, "float32"), (1, "bfloat16"))),
+    pytest.param(0, "bfloat16", marks=pytest.mark.soak("ranks")),
 ]
 
 
@@ -79,7 +80,10 @@ def exported_weights(folder: Path) -> dict[str, torch.Tensor]:
     return {f"{k}/{n}": w for k in kinds for n, w in load_file(folder / k / WEIGHTS).items()}
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.soak("ranks"))]
+)
 def test_steps_go_on_at_another_zero_stage(
     config: Config, batches: list[TrainingBatch], tmp_path: Path, dtype: str
 ) -> None:

@@ -13,18 +13,13 @@ from torch import Tensor
 
 from configs.runtime.files import MOST_IDS
 from configs.schema import Config
+from learner.algorithm.correction import ActionTokens, token_loss
+from learner.algorithm.kl import penalised
 from learner.algorithm.objectives import moment_bounds
-from learner.batch import TrainingBatch, build
+from learner.batch import TrainingBatch, build, build_shares, credit_of
 from learner.errors import Diverged
 from learner.model.ema import Averages, Ema
-from learner.update import (
-    ActionTokens,
-    logprobs_under,
-    recredit,
-    step_bounds,
-    token_loss,
-    update,
-)
+from learner.update import logprobs_under, recredit, score, step_bounds, update
 from replay.codec import decode_trajectory, encode_trajectory
 from replay.protocol import Batch
 from replay.trajectory import TokenSequence
@@ -123,6 +118,23 @@ def test_the_entropy_bonus_is_part_of_loss_and_gradient(
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
+def rollouts_moved(engine: Any, training: TrainingBatch) -> dict[int, float]:
+    """The sum of current − behaviour over each row's action tokens."""
+    own = [engine.score(m, training.temperature).logprobs for m in training.micro_batches]
+    return {
+        int(micro.row_ids[row]): float((lp - micro.behaviour_logprobs[micro.loss_mask])[
+            micro.rows == row].double().sum())
+        for micro, lp in zip(training.micro_batches, own, strict=True)
+        for row in range(len(micro.row_ids))
+    }  # fmt: skip
+
+
+def recredited_by(engine: Any, averages: Averages, training: TrainingBatch, learner: Any) -> Any:
+    micro_batches = list(training.micro_batches)
+    scored = score(engine, averages, micro_batches, training.temperature, learner)
+    return recredit(engine, training, micro_batches, scored, learner)
+
+
 def test_the_optimal_baseline_is_of_the_rollouts_own_ratios(
     config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
 ) -> None:
@@ -130,14 +142,8 @@ def test_the_optimal_baseline_is_of_the_rollouts_own_ratios(
     engine = make_plain_engine(config)
     given = batch()
     training = build(given, learner, vocabulary=MOST_IDS)
-    own = [engine.score(m, training.temperature).logprobs for m in training.micro_batches]
-    moved = {
-        int(micro.row_ids[row]): float((lp - micro.behaviour_logprobs[micro.loss_mask])[
-            micro.rows == row].double().sum())
-        for micro, lp in zip(training.micro_batches, own, strict=True)
-        for row in range(len(micro.row_ids))
-    }  # fmt: skip
-    recredited, gauges = recredit(engine, training, list(training.micro_batches), own, learner)
+    moved = rollouts_moved(engine, training)
+    recredited, gauges = recredited_by(engine, Averages(None, None), training, learner)
     records = [[decode_trajectory(payload) for payload in group] for group in given.groups]
     expected = []
     for i, group in enumerate(records):
@@ -183,11 +189,12 @@ def test_the_second_moment_bounds_the_whole_step_at_once(
         lp - m.behaviour_logprobs[m.loss_mask] for m, lp in zip(micro_batches, own, strict=True)
     ]
     credit = [m.advantages[m.loss_mask] for m in micro_batches]
-    bounds = step_bounds(engine, micro_batches, [None] * len(own), own, learner)
+    scored = score(engine, Averages(None, None), micro_batches, training.temperature, learner)
+    bounds = step_bounds(engine, micro_batches, scored, learner)
     assert len(own) > 1 and bounds == moment_bounds(torch.cat(moved), torch.cat(credit), 0.5)
     told = update(engine, Averages(None, None), training, learner)
     assert 0 < told["learner/clip_fraction"] < 1
-    assert step_bounds(engine, micro_batches, own, own, config.learner) is None
+    assert step_bounds(engine, micro_batches, scored, config.learner) is None
 
 
 MOMENT = {"proximal": "behaviour", "second_moment": 0.5}
@@ -383,6 +390,8 @@ class Counting:
         ({"proximal": "behaviour", "behaviour_weight": "mask"}, 0),
         ({"proximal": "start_of_update", "behaviour_level": "sequence"}, 1),
         ({"proximal": "behaviour", "anchor": "frozen"}, 1),
+        ({"proximal": "behaviour", "anchor": "frozen", "kl_coef": 0.1, "kl_top_k": 2}, 1),
+        ({"proximal": "behaviour", "anchor": "frozen", "kl_coef": 0.1, "kl_in": "reward"}, 2),
         ({}, 1),
     ],
 )
@@ -390,7 +399,7 @@ def test_a_mode_pays_for_the_passes_that_it_needs(
     config: Config,
     make_plain_engine: Engines,
     batch: Callable[..., Batch],
-    fields: dict[str, str],
+    fields: dict[str, Any],
     passes: int,
 ) -> None:
     learner = with_learner(config, **fields).learner
@@ -483,3 +492,173 @@ def test_half_lives_are_reported_in_steps_and_in_staleness(
     half = gauges["learner/ema_half_life_steps"] / 2.0
     assert gauges["learner/ema_half_life_staleness"] == pytest.approx(half)
     assert gauges["learner/staleness_tokens_2"] == 1.0
+
+
+def exact_reverse_kl(model: Any, anchor: Any, given: Batch) -> Tensor:
+    """The mean over the action tokens of the KL at their positions, at the batch's temperature."""
+    found = []
+    for payload in (p for group in given.groups for p in group):
+        record = decode_trajectory(payload)
+        tokens = torch.tensor(record.sequences[0].tokens.tolist())
+        log_p, log_q = (
+            (m(input_ids=tokens[None]).logits[0] / record.sampling.temperature).log_softmax(-1)
+            for m in (model, anchor)
+        )
+        each = (log_p.exp() * (log_p - log_q.detach())).sum(-1)
+        t = len(record.prompt_tokens)
+        for turn in record.turns:
+            found.append(each[t - 1 : t - 1 + len(turn.action_tokens)])
+            t += len(turn.action_tokens) + len(turn.observation_tokens)
+    return torch.cat(found).mean()
+
+
+@pytest.mark.parametrize("centre", ["ema", "start_of_update", "behaviour"])
+def test_over_all_tokens_the_kl_is_exact_whatever_was_sampled(
+    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch], centre: str
+) -> None:
+    engine, twin, anchor = (make_plain_engine(config) for _ in range(3))
+    vocabulary = len(engine.model.get_output_embeddings().weight)
+    kl = {"kl_coef": 1e5, "anchor": "frozen", "kl_top_k": vocabulary}  # the policy's part is lost
+    learner = with_learner(config, proximal=centre, **kl).learner
+    averages = Averages.begin(engine, learner)
+    for each in (engine, twin):
+        away_from_its_average(each, averages.proximal)
+    given = batch()
+    expected = exact_reverse_kl(twin.model, anchor.model, given)
+    (1e5 * expected).backward()
+    twin.step(learner.lr)
+    gauges = update(engine, averages, build(given, learner, vocabulary=MOST_IDS), learner)
+    assert gauges["learner/anchor_kl"] == pytest.approx(float(expected.detach()), rel=1e-4)
+    for name, gradient in engine.gradients.items():
+        torch.testing.assert_close(gradient, twin.gradients[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("fields", [
+    {"kl_direction": "forward"}, {"kl_tail": False}, {"kl_gradient": "ema_pg"},
+    {"kl_weight": "none"},
+])  # fmt: skip
+def test_every_kl_over_candidates_takes_a_step_of_its_own(
+    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch], fields: dict[str, Any]
+) -> None:
+    gradients, gauges = [], {}
+    for given in ({}, fields):
+        kl = {"kl_coef": 10.0, "anchor": "frozen", "kl_top_k": 2} | given
+        learner = with_learner(config, proximal="behaviour", **kl).learner
+        engine = make_plain_engine(config)
+        averages = Averages.begin(engine, learner)
+        away_from_its_average(engine, averages.proximal)
+        training = spoilt(build(batch(), learner, vocabulary=MOST_IDS), math.nan)
+        gauges = update(engine, averages, training, learner)
+        assert all(math.isfinite(value) for value in gauges.values())
+        gradients.append(torch.cat([g.flatten() for g in engine.gradients.values()]))
+    assert not torch.allclose(*gradients, rtol=1e-2)
+
+
+def test_micro_batching_does_not_change_the_gradient_of_a_kl_over_candidates(
+    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
+) -> None:
+    gradients = []
+    for budget in (1, 10_000):
+        kl = {"kl_coef": 10.0, "anchor": "frozen", "kl_top_k": 3, "micro_batch_tokens": budget}
+        learner = with_learner(config, **kl).learner
+        engine = make_plain_engine(config)
+        averages = Averages.begin(engine, learner)
+        away_from_its_average(engine, averages.proximal)
+        update(engine, averages, build(batch(), learner, vocabulary=MOST_IDS), learner)
+        gradients.append(engine.gradients)
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-3, atol=1e-6)
+
+
+IN_REWARD = {"anchor": "frozen", "kl_coef": 0.5, "kl_in": "reward", "advantage_std": "none"}
+
+
+def rollout_kls(model: Any, anchor: Any, training: TrainingBatch, rollouts: int) -> Tensor:
+    """The sum of current − reference over each rollout's action tokens, one token at a time."""
+    sums = torch.zeros(rollouts)
+    for micro in training.micro_batches:
+        log_p, log_q = (
+            (m(input_ids=micro.tokens).logits / training.temperature).log_softmax(-1).detach()
+            for m in (model, anchor)
+        )
+        for row, t in micro.loss_mask.nonzero().tolist():
+            token, rollout = micro.tokens[row, t], training.rollouts[micro.row_ids[row]]
+            sums[rollout] += log_p[row, t - 1, token] - log_q[row, t - 1, token]
+    return sums
+
+
+class Adding:
+    """An engine that sums over ranks, of which the others bring these numbers."""
+
+    def __init__(self, engine: Any, others: list[float]) -> None:
+        self.engine, self.others, self.own = engine, others, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def total(self, values: list[float]) -> list[float]:
+        self.own = values
+        return [own + other for own, other in zip(values, self.others, strict=True)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_in_the_reward_a_rollout_is_credited_with_the_kl_of_all_its_tokens(
+    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch], ranks: int
+) -> None:
+    learner = with_learner(config, ranks=ranks, micro_batch_tokens=60, **IN_REWARD).learner
+    engine, anchor = make_plain_engine(config), make_plain_engine(config)
+    averages = Averages.begin(engine, learner)
+    away_from_its_average(engine, averages.proximal)
+    shares = build_shares(batch(), learner, vocabulary=MOST_IDS)
+    own = [rollout_kls(engine.model, anchor.model, share, 6) for share in shares]
+    kls, rewards = sum(own), torch.tensor([1.0, 0.0, 0.0] * 2)
+    penalised = (rewards - 0.5 * kls).reshape(2, 3)
+    expected = (penalised - penalised.mean(1, keepdim=True)).flatten()
+    share, others = shares[0], (kls - own[0]).tolist()
+    credited, gauges = recredited_by(Adding(engine, others), averages, share, learner)
+    assert gauges["learner/kl_penalty"] == pytest.approx(0.5 * float(kls.mean()), rel=1e-4)
+    for micro in credited:
+        of = [share.rollouts[row] for row in micro.row_ids[micro.rows].tolist()]
+        ours = micro.advantages[micro.loss_mask]
+        torch.testing.assert_close(ours, expected[of], rtol=1e-3, atol=1e-4)
+        assert not micro.advantages[~micro.loss_mask].any()
+
+
+def test_the_optimal_baseline_is_of_rewards_that_the_kl_is_taken_off(
+    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
+) -> None:
+    learner = with_learner(config, baseline="optimal", **IN_REWARD).learner
+    engine, anchor = make_plain_engine(config), make_plain_engine(config)
+    averages = Averages.begin(engine, learner)
+    away_from_its_average(engine, averages.proximal)
+    training = build(batch(), learner, vocabulary=MOST_IDS)
+    moved, kls = (
+        rollouts_moved(engine, training),
+        rollout_kls(engine.model, anchor.model, training, 6),
+    )
+    rewards = [torch.tensor(group, dtype=torch.float64) for group in training.rewards]
+    counts = [torch.tensor(group) for group in training.action_counts]
+    logs = [torch.tensor([moved[3 * i + j] for j in range(3)]).double() for i in range(2)]
+    made = credit_of(penalised(rewards, kls.double(), 0.5), counts, logs, learner)
+    expected = torch.tensor([each for group in made for each in group])
+    credited, gauges = recredited_by(engine, averages, training, learner)
+    assert gauges["learner/kl_penalty"] == pytest.approx(0.5 * float(kls.mean()), rel=1e-4)
+    for micro in credited:
+        ours = micro.advantages[micro.loss_mask]
+        torch.testing.assert_close(ours, expected[micro.row_ids[micro.rows]], rtol=1e-3, atol=1e-4)
+
+
+def test_in_the_reward_the_kl_pulls_back_and_is_not_in_the_loss_too(
+    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
+) -> None:
+    settings = IN_REWARD | {"kl_coef": 1.0, "lr": 1e-3}
+    learner = with_learner(config, proximal="start_of_update", **settings).learner
+    engine = make_plain_engine(config)
+    averages = Averages.begin(engine, learner)
+    away_from_its_average(engine, averages.proximal)
+    training = build(sampled_by(engine, batch()), learner, vocabulary=MOST_IDS)
+    gauges = update(engine, averages, training, learner)
+    # At the start of an update the loss is −Σ c A ρ with ρ = 1: of centred credit, by token counts.
+    assert gauges["learner/advantage_mean"] == pytest.approx(0.0, abs=1e-6)
+    assert gauges["learner/advantage_abs"] != training.gauges["learner/advantage_abs"]
+    assert math.isfinite(gauges["learner/loss"]) and gauges["learner/grad_norm"] > 0.0

@@ -237,10 +237,8 @@ async def test_a_run_from_the_first_version_to_the_last(whole: Config, tmp_path:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ranks", "zero_stage"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.soak("ranks"))]
-)
+@pytest.mark.soak("ranks")
+@pytest.mark.parametrize(("ranks", "zero_stage"), [(1, 1), (2, 2)])
 async def test_a_killed_run_goes_on_from_its_checkpoint(
     whole: Config, tmp_path: Path, ranks: int, zero_stage: int
 ) -> None:

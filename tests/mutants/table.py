@@ -111,10 +111,32 @@ MUTANTS = (
         ("tests/learner/algorithm/test_correction.py",),
     ),
     Mutant(
+        "top-k tail dropped",
+        "learner/algorithm/kl.py",
+        "torch.where(kept, parts.tail, 0.0)",
+        "torch.zeros_like(parts.tail)",
+        ("tests/learner/algorithm/test_kl.py", "tests/learner/model/test_head.py"),
+    ),
+    Mutant(
+        "weight twice on KL",
+        "learner/algorithm/loss.py",
+        "return acts * head + weights * tail",
+        "return acts * head + weights.square() * tail",
+        ("tests/learner/algorithm/test_loss.py", "tests/learner/algorithm/test_vectors.py"),
+    ),
+    Mutant(
+        "weight on the KL's sum over candidates",
+        "learner/algorithm/loss.py",
+        "return acts * head + weights * tail",
+        "return weights * (head + tail)",
+        ("tests/learner/algorithm/test_loss.py",),
+    ),
+    Mutant(
         "denominator after rejection",
-        "learner/update.py",
+        "learner/algorithm/correction.py",
         "coefficients=tokens.coefficients,",
-        "coefficients=tokens.coefficients * len(rows) / weights.ne(0.0).sum(),",
+        "coefficients=tokens.coefficients * len(rows)\n"
+        "        / _acting(tokens, current, proximal, usable, config).ne(0.0).sum(),",
         ("tests/learner/algorithm/test_correction.py",),
     ),
     Mutant(
@@ -123,6 +145,20 @@ MUTANTS = (
         "centred = scored - (scored.mean() if value is None else value)",
         "centred = scored.clone()",
         ("tests/learner/algorithm/test_advantage.py",),
+    ),
+    Mutant(
+        "GAE cut at observations",
+        "learner/algorithm/gae.py",
+        "torch.where(acts, credit, following)",
+        "torch.where(acts, credit, 0.0)",
+        ("tests/learner/algorithm/test_gae.py",),
+    ),
+    Mutant(
+        "value loss on observations",
+        "learner/model/credit.py",
+        "mask = judged.mask.to(coefficients.device)",
+        "mask = micro.tokens.ne(0)",
+        ("tests/learner/model/test_credit.py",),
     ),
     Mutant(
         "entropy bonus without half its gradient",

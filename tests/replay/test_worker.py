@@ -68,13 +68,6 @@ def test_serves_and_exits_0_on_sigterm(config: Path, worker) -> None:
     assert not socket_dir(load(config).run_dir).exists()
 
 
-def test_exits_0_after_finish(config: Path, worker) -> None:
-    with BatchReader(Addresses.of(load(config)).replay.endpoint, 1, 30.0) as trainer:
-        trainer.resume(0)
-        trainer.finish("completed")
-    assert worker.wait(timeout=30) == 0
-
-
 def test_run_directory_in_use_is_bad_input(config: Path, capsys) -> None:
     run_dir(config).mkdir()
     (run_dir(config) / FILE_NAME).write_bytes(b"somebody's history")

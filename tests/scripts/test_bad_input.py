@@ -83,6 +83,7 @@ COMMANDS = [
     ("bench end-to-end --task wiki --quick", "--quick --task wiki: its modes do not fit ten"),
     ("bench wiki --minutes 1", "--minutes 1.0: at least 5"),
     ("bench weight-sync --updates -1", "--updates -1: at least 0"),
+    ("bench algorithms --threads 0", "--threads 0: at least 1"),
     ("bench plan --minutes -1", "--minutes -1"),
     ("-help", "no option -help: did you mean --help?"),
     ("train -h", "train: no option -h: did you mean --help?"),
@@ -269,6 +270,10 @@ SETTINGS = [
         "actors.max_action_tokens = 128: give at least 148, lower that or s",
     ),
     ("model.max_model_len=8192", "max_position_embeddings 512; lower model.max_model_len to at m"),
+    (
+        "learner.kl_top_k=999999 learner.anchor=ema learner.kl_coef=0.1",
+        "learner.kl_top_k = 999999: the model's vocabulary has ",
+    ),
     ("actors.kv_cache_bytes=1000", "one context of model.max_model_len = 512 tokens takes "),
     ("actors.kv_cache_bytes=4GB", "expected `int`, got `str`; write 4000000000"),
     ("actors.kv_cache_bytes=64MiB", "expected `int`, got `str`; write 67108864"),

@@ -117,7 +117,7 @@ def walk(folder: Path, blocks: list[str]) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.soak("commands")
 @pytest.mark.vllm
 @pytest.mark.timeout(900)
 def test_its_commands_work_on_a_tiny_model(here: Path, spelling_model_path: Path) -> None:

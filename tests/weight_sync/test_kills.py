@@ -121,13 +121,10 @@ def only_of_verified(said: list[tuple[str, list[int]]]) -> bool:
     return first == "verified" and sampled - set(verified) <= {max(sampled, default=0)}
 
 
-@pytest.mark.slow
+@pytest.mark.soak("sync")
 @pytest.mark.vllm
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.soak("sync"))])
-async def test_real_actors_are_killed(
-    actors: RealActors, fleet, tiny_model_path: Path, kills: int
-) -> None:
+async def test_real_actors_are_killed(actors: RealActors, fleet, tiny_model_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32).eval()
@@ -138,7 +135,7 @@ async def test_real_actors_are_killed(
         await asyncio.to_thread(publisher.wait_for_actors, 300)
         publish(publisher, model, 0)
         await asyncio.to_thread(publisher.wait_applied, 0, 120.0)
-        for _ in range(kills):
+        for _ in range(3):
             end = time.monotonic() + 0.5 + chance.random()
             while time.monotonic() < end:
                 version += 1

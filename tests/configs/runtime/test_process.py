@@ -90,10 +90,11 @@ def test_a_child_that_stays_is_killed() -> None:
 HOLDS = """
 import ctypes, re, sys
 from pathlib import Path
-from configs.runtime.process import keep_freed_blocks, return_freed_blocks
+from configs.runtime.process import *
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-keep_freed_blocks()
+SAID
+libc.free(libc.malloc(8 << 20))  # from now on the library would take such from its heap
 blocks = [libc.malloc(1 << 20) for _ in range(64)]
 for block in blocks:
     ctypes.memset(block, 1, 1 << 20)
@@ -110,9 +111,24 @@ print(full - kept, full - held())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap, and Linux's /proc")
 def test_freed_blocks_stay_at_hand_until_they_are_returned() -> None:
-    done = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, check=True)
-    at_once, returned = map(int, done.stdout.split())
+    at_once, returned = given_back("keep_freed_blocks()")
     assert at_once < 5 and returned > 55, "MiB, although the last block is held"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap, and Linux's /proc")
+def test_freed_blocks_are_returned_at_once_where_none_are_kept() -> None:
+    at_once, returned = given_back("")
+    assert at_once < 5 and returned < 5, "MiB: nobody said that they are to be returned"
+    at_once, returned = given_back("keep_no_freed_blocks()")
+    assert at_once > 55 and returned > 55
+
+
+def given_back(said: str) -> tuple[int, int]:
+    """MiB at once, and then when blocks are returned, of 64 of which the last is held."""
+    program = HOLDS.replace("SAID", said)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    at_once, returned = map(int, done.stdout.split())
+    return at_once, returned
 
 
 def test_a_process_may_open_as_many_files_as_its_hard_limit_says() -> None:

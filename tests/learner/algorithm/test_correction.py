@@ -11,11 +11,16 @@ import torch
 from torch import Tensor
 
 from configs.schema import LearnerConfig
+from learner.algorithm.correction import (
+    ActionTokens,
+    looks_ahead,
+    loss_as_scored,
+    token_loss,
+)
 from learner.algorithm.loss import row_coefficients
 from learner.algorithm.objectives import choose
 from learner.model.head import ChunkLoss
 from learner.packing import MicroBatch
-from learner.update import ActionTokens, looks_ahead, loss_as_scored, token_loss
 
 OBJECTIVES = ("grpo", "cispo", "gspo", "dppo_tv", "reinforce")
 PROXIMALS = ("ema", "start_of_update", "behaviour")
@@ -65,6 +70,7 @@ class Case:
                 self.behaviour,
                 self.advantages,
                 zeros,
+                coefficients,
                 coefficients,
             )
         )

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from learner.algorithm import kl
 from learner.algorithm.loss import TokenLoss, row_coefficients
 from learner.algorithm.objectives import ClipBounds, Terms, grpo
 
@@ -24,6 +25,7 @@ def draw(seed: int) -> Tensor:
 
 CURRENT = -draw(0).abs()
 WEIGHTS = draw(1).abs() * (draw(2) > -0.5)
+RATIOS = draw(8).abs()
 LOSS = TokenLoss(
     objective=grpo,
     bounds=ClipBounds(0.2, 0.28),
@@ -33,15 +35,17 @@ LOSS = TokenLoss(
     reference=CURRENT + draw(7),
     kl_coef=0.7,
     kl_cap=1.2,
+    kl_ratios=RATIOS,
 )
 
 
 def naive(i: int) -> float:
     lp, lo, lr = (float(x[i]) for x in (CURRENT, LOSS.terms.proximal, LOSS.reference))
     weight, credit, ratio = float(WEIGHTS[i]), float(LOSS.terms.advantages[i]), math.exp(lp - lo)
+    kl_weight = min(float(RATIOS[i]) * ratio, 1.2) if weight else 0.0
     policy = -min(ratio * credit, min(max(ratio, 0.8), 1.28) * credit)
     k3 = math.exp(lr - lp) - 1 + lp - lr
-    return float(LOSS.coefficients[i]) * (weight * policy + 0.7 * min(weight * ratio, 1.2) * k3)
+    return float(LOSS.coefficients[i]) * (weight * policy + 0.7 * kl_weight * k3)
 
 
 def test_equals_the_formula() -> None:
@@ -66,13 +70,35 @@ def test_the_kl_has_the_whole_correction_detached_and_capped() -> None:
     leaf = CURRENT.clone().requires_grad_()
     LOSS.divergence(leaf).sum().backward()
     ratio = (CURRENT - LOSS.terms.proximal).exp()
-    weights = (WEIGHTS * ratio).clamp(max=1.2)
-    assert ((WEIGHTS * ratio) > 1.2).any(), "the cap must act somewhere"
+    weights = (RATIOS * ratio).clamp(max=1.2) * WEIGHTS.ne(0.0)
+    assert ((RATIOS * ratio) > 1.2).any(), "the cap must act somewhere"
     # The gradient of k3++ is that of k2 on average; token by token it is k3 + 1 − e^{−d}.
     distance = CURRENT - LOSS.reference
     slope = (-distance).exp() - 1 + distance + 1 - (-distance).exp()
     torch.testing.assert_close(leaf.grad, weights * slope)
     assert (leaf.grad[WEIGHTS == 0.0] == 0.0).all()
+
+
+def test_unweighted_the_kl_of_every_token_that_acts_counts_alike() -> None:
+    acts = WEIGHTS.ne(0.0)
+    expected = acts * kl.estimate("k3++", CURRENT, LOSS.reference)
+    torch.testing.assert_close(replace(LOSS, kl_ratios=None).divergence(CURRENT), expected)
+
+
+def test_what_is_summed_over_candidates_has_no_weight_and_what_is_sampled_has_it_once() -> None:
+    table = torch.stack([CURRENT, -1 - draw(9).abs(), -2 - draw(10).abs()], -1)
+    outside = draw(11) > 0.0
+    topk = kl.TopK(logprobs=-1 - draw(12).abs()[:, None].expand(N, 2), outside=outside)
+    head, tail = topk.parts(table, LOSS.reference)
+    assert tail[outside].ne(0.0).all() and tail[~outside].eq(0.0).all() and head.ne(0.0).all()
+    weights = (RATIOS * (CURRENT - LOSS.terms.proximal).exp()).clamp(max=1.2)
+    expected = WEIGHTS.ne(0.0) * (head + weights * tail)
+    loss = replace(LOSS, topk=topk)
+    torch.testing.assert_close(loss.divergence(table), expected)
+    policy = WEIGHTS * LOSS.policy(CURRENT).losses
+    torch.testing.assert_close(loss.tokens(table), LOSS.coefficients * (policy + 0.7 * expected))
+    pieces = [loss.tokens(table[a:b], slice(a, b)) for a, b in pairwise([0, 1, 5, 11, N])]
+    torch.testing.assert_close(torch.cat(pieces), loss.tokens(table))
 
 
 def test_a_token_that_must_not_act_has_no_gradient_at_all() -> None:

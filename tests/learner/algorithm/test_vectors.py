@@ -14,7 +14,9 @@ from torch import Tensor
 from configs.runtime.process import REPOSITORY
 from configs.schema import LearnerConfig
 from learner.algorithm import kl
-from learner.algorithm.advantage import advantages, whiten
+from learner.algorithm.advantage import advantages, whiten, whitened
+from learner.algorithm.correction import ActionTokens, token_loss
+from learner.algorithm.gae import gae, value_losses
 from learner.algorithm.importance import effective_sample_size
 from learner.algorithm.loss import TokenLoss, row_coefficients
 from learner.algorithm.objectives import choose
@@ -22,7 +24,6 @@ from learner.model.ema import Ema
 from learner.model.head import LogProbHead
 from learner.model.shards import Whole
 from learner.packing import MicroBatch
-from learner.update import ActionTokens, token_loss
 
 FILE = json.loads((REPOSITORY / "tests" / "vectors" / "losses.json").read_text())
 VECTORS = {vector["name"]: vector for vector in FILE["vectors"]}
@@ -103,25 +104,28 @@ ADVANTAGES = {
 KLS = {
     "searchr1.kl.low_var_kl": ("k3", 10.0),
     "emapg.kl.k3plusplus.iw": ("k3++", 10.0),
+    "emapg.kl.k5": ("k5", 10.0),
     # Their gradient flows through the ratio instead: the same thing.
     "slime.kl.k3.unbiased": ("k3++", math.inf),
 }
+GAES = ["verl.adv.gae.R1.g1.0.l1.0", "verl.adv.gae.R2.g0.99.l0.95"]
+# vector: learner.* settings beside kl_top_k
+TOP_K: dict[str, dict[str, Any]] = {
+    "emapg.full_reverse": {},
+    "emapg.topk.full_reverse.tailTrue": {"kl_gradient": "ema_pg", "kl_weight": "none"},
+    "emapg.topk.full_reverse.tailTrue.iw": {"kl_gradient": "ema_pg"},
+}
+ENUMERATED = {
+    "identity.E_topk.full_reverse.k3.released": "ema_pg",
+    "identity.E_topk.full_reverse.k3.gradfixed": "unbiased",
+}
 SINGLES = {
-    "verl.entropy", "verl.adv.rfpp_baseline.R2", "pipelinerl.rl_step.reinforce", "vcpo.ess",
-    "emapg.ema_update", "identity.exact_reverse",
+    "verl.value_loss", "verl.entropy", "verl.adv.rfpp_baseline.R2", "pipelinerl.rl_step.reinforce",
+    "vcpo.ess", "emapg.ema_update", "identity.exact_reverse",
 }  # fmt: skip
 NOT_OFFERED = {
-    "verl.adv.gae.R1.g1.0.l1.0": "no value model: outcome rewards only",
-    "verl.adv.gae.R2.g0.99.l0.95": "no value model: outcome rewards only",
-    "verl.value_loss": "no value model",
     "areal.kl.k3.clampTrue": "the log-ratio is clamped, never the value",
     "areal.a3po_prox": "the proximal policy is never interpolated",
-    "emapg.kl.k5": "no estimator of the forward KL",
-    "emapg.full_reverse": "KL needs only the sampled token's log-prob, never the vocabulary's",
-    "emapg.topk.full_reverse.tailTrue": "no top-k KL",
-    "emapg.topk.full_reverse.tailTrue.iw": "no top-k KL",
-    "identity.E_topk.full_reverse.k3.released": "no top-k KL",
-    "identity.E_topk.full_reverse.k3.gradfixed": "no top-k KL",
     "primerl.default": "no squared log-ratio to the behaviour policy in the loss",
     "primerl.adv.max_rl.mixed": "rewards are never divided by their mean",
 }
@@ -140,7 +144,13 @@ def first(inputs: dict[str, Any], *names: str) -> Tensor:
     return next(tensor(inputs[name]) for name in names if name in inputs)
 
 
-def composed(inputs: dict[str, Any], current: Tensor, mask: Tensor, **fields: Any) -> TokenLoss:
+def composed(
+    inputs: dict[str, Any],
+    current: Tensor,
+    mask: Tensor,
+    topk: kl.TopK | None = None,
+    **fields: Any,
+) -> TokenLoss:
     """The result of `update` on [B, T] tensors under these settings."""
     old = "proximal_logprobs", "old_log_prob", "old_per_token_logps", "sampling_logprobs"
     proximal = first(inputs, *old)
@@ -153,10 +163,11 @@ def composed(inputs: dict[str, Any], current: Tensor, mask: Tensor, **fields: An
     coefficients = row_coefficients(counts, reduction, config.constant_length_tokens)
     coefficients = torch.tensor(coefficients, dtype=torch.float64)
     zeros = torch.zeros_like(mask, dtype=torch.int64)
-    micro = MicroBatch(zeros[:, 0], zeros, mask, behaviour, credit, zeros, coefficients)
+    rows = zeros[:, 0]
+    micro = MicroBatch(rows, zeros, mask, behaviour, credit, zeros, coefficients, rows.double())
     reference = tensor(inputs["ref_logprob"])[mask] if "ref_logprob" in inputs else None
     tokens = ActionTokens.of(micro)
-    return token_loss(tokens, proximal[mask], current.detach()[mask], reference, config)
+    return token_loss(tokens, proximal[mask], current.detach()[mask], reference, config, topk)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -238,6 +249,34 @@ def test_advantages(name: str) -> None:
         torch.testing.assert_close(ours[:, None] * mask[rows], expected[rows], **EXACT)
 
 
+@pytest.mark.parametrize("name", GAES)
+def test_credit_by_values(name: str) -> None:
+    vector = VECTORS[name]
+    given, expected, params = vector["inputs"], vector["expected"], vector["params"]
+    mask, values = tensor(given["response_mask"]).bool(), tensor(given["values"])
+    rewards = tensor(given["token_level_rewards"])
+    credit, returns = gae(rewards, values, mask, gamma=params["gamma"], gae_lambda=params["lam"])
+    on = credit[mask]
+    white = whitened(credit, mask, mean=float(on.mean()), variance=float(on.var()))
+    torch.testing.assert_close(white[mask], tensor(expected["advantages"])[mask], **EXACT)
+    torch.testing.assert_close(returns[mask], tensor(expected["returns"])[mask], **EXACT)
+
+
+def test_value_loss() -> None:
+    vector = VECTORS["verl.value_loss"]
+    names = "vpreds", "values", "returns", "response_mask"
+    values, old, returns, mask = (tensor(vector["inputs"][name]) for name in names)
+    values.requires_grad_()
+    clip = vector["params"]["cliprange_value"]
+    losses, clipped = value_losses(values, old, returns, mask.bool(), clip)
+    loss = losses.sum() / mask.sum()
+    loss.backward()
+    expected = vector["expected"]
+    torch.testing.assert_close(loss.detach(), tensor(expected["loss"]), **EXACT)
+    torch.testing.assert_close(values.grad, tensor(expected["grad_vpreds"]), **EXACT)
+    assert float(clipped.sum() / mask.sum()) == pytest.approx(float(tensor(expected["clipfrac"])))
+
+
 @pytest.mark.parametrize("name", KLS)
 def test_kl_in_the_loss(name: str) -> None:
     given, expected = VECTORS[name]["inputs"], VECTORS[name]["expected"]
@@ -248,13 +287,67 @@ def test_kl_in_the_loss(name: str) -> None:
     estimator, clamp = KLS[name]
     mask &= kl.estimate("k3", current, reference) < clamp
     current.requires_grad_()
-    loss = composed(known, current, mask, **TWO, kl_estimator=estimator, behaviour_cap=math.inf)
+    fields = TWO | {"anchor": "frozen", "kl_estimator": estimator, "behaviour_cap": math.inf}
+    loss = composed(known, current, mask, **fields)
     divergence = loss.divergence(current[mask])
     divergence.sum().backward()
     gradient = tensor(expected["grad_of_masked_sum"])
     assert mask.sum() >= 42
     torch.testing.assert_close(divergence.detach(), tensor(expected["kl"])[mask], **SINGLE)
     torch.testing.assert_close(current.grad[mask], gradient[mask], **SINGLE)
+
+
+@pytest.mark.parametrize("name", TOP_K)
+def test_kl_over_candidates(name: str) -> None:
+    given, expected = VECTORS[name]["inputs"], VECTORS[name]["expected"]
+    logits, mask = first(given, "actor_logits", "logits"), tensor(given["mask_for_grad"]).bool()
+    whole = {"ids": torch.arange(logits.shape[-1]).expand_as(logits).tolist()}  # the vocabulary
+    ids = first(given | whole, "actor_topk_indices", "ids").long()
+    own = first(given | {"any": ids[..., 0].tolist()}, "sampled_indices", "any").long()
+    at = torch.cat([own.unsqueeze(-1), ids], -1)
+    reference, old, current = (
+        each.log_softmax(-1).gather(-1, at)
+        for each in (
+            tensor(given["ref_logits"]),
+            first(given, "old_actor_logits", "logits"),
+            logits.requires_grad_(),
+        )
+    )
+    settings = TWO | TOP_K[name] | {"kl_coef": 1.0, "anchor": "frozen", "behaviour_cap": math.inf}
+    config = LearnerConfig(**settings, kl_top_k=ids.shape[-1])
+    topk = kl.TopK(
+        logprobs=reference[mask][:, 1:],
+        outside=(ids != own.unsqueeze(-1)).all(-1)[mask],
+        gradient=config.kl_gradient or "unbiased",
+    )
+    known = {"proximal_logprobs": old, "ref_logprob": reference}
+    known = {name: values[..., 0].tolist() for name, values in known.items()}
+    loss = composed(known, current[..., 0].detach(), mask, topk, **settings, kl_top_k=3)
+    divergence = loss.divergence(current[mask])
+    divergence.sum().backward()
+    total = tensor(expected["kl"]) if "kl" in expected else sum(
+        tensor(expected[part]) for part in ("L1", "L2"))  # fmt: skip
+    torch.testing.assert_close(divergence.detach(), total[mask], **EXACT)
+    torch.testing.assert_close(logits.grad, tensor(expected["grad_logits_of_masked_sum"]), **EXACT)
+
+
+@pytest.mark.parametrize("name", ENUMERATED)
+def test_expected_kl_over_candidates(name: str) -> None:
+    vector = VECTORS[name]
+    logits, reference = (tensor(vector["inputs"][key]) for key in ("logits", "ref_logits"))
+    current, far = logits.requires_grad_().log_softmax(-1), reference.log_softmax(-1)
+    ids, every = logits.topk(vector["params"]["k"]).indices, torch.arange(len(logits))
+    topk = kl.TopK(
+        logprobs=far[ids].expand(len(every), -1),
+        outside=(every[:, None] != ids).all(-1),
+        gradient=ENUMERATED[name],
+    )
+    table = torch.cat([current[:, None], current[ids].expand(len(every), -1)], -1)
+    expectation = (current.detach().exp() * sum(topk.parts(table, far))).sum()
+    expectation.backward()
+    expected = vector["expected"]
+    torch.testing.assert_close(expectation.detach(), tensor(expected["expected_value"]), **EXACT)
+    torch.testing.assert_close(logits.grad, tensor(expected["expected_grad"]), **EXACT)
 
 
 def test_ema_update() -> None:
@@ -319,6 +412,7 @@ def test_effective_sample_size() -> None:
 
 
 def test_every_vector_is_mapped_or_declined_with_a_reason() -> None:
-    tables = (LOSSES, WEIGHTS, REDUCTIONS, ADVANTAGES, KLS, SINGLES, NOT_OFFERED)
+    reproduced = (LOSSES, WEIGHTS, REDUCTIONS, ADVANTAGES, GAES, KLS, TOP_K, ENUMERATED, SINGLES)
+    tables = (*reproduced, NOT_OFFERED)
     mapped = [name for table in tables for name in table]
     assert sorted(mapped) == sorted(VECTORS)

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from learner.algorithm import kl
 from learner.model import head as heads
-from learner.model.head import LogProbHead
+from learner.model.head import Candidates, LogProbHead
 from learner.model.scorer import TokenScores, score_logits
 
 HIDDEN = 7
@@ -218,3 +219,93 @@ def test_shares_of_micro_batches_add_up_in_the_weight() -> None:
         head(own.hidden, own.targets, 1.0, own.loss)[2].backward()
     whole = torch.autograd.grad(expected, case.layer.weight)[0]
     torch.testing.assert_close(case.layer.weight.grad, whole, rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    seed=st.integers(0, 10_000),
+    tokens=st.integers(0, 12),
+    vocabulary=st.integers(2, 30),
+    chunk_bytes=st.integers(1, 2000),
+    temperature=st.floats(0.3, 2.0),
+)
+def test_several_targets_to_a_position_have_the_values_and_gradients_of_whole_logits(
+    seed: int, tokens: int, vocabulary: int, chunk_bytes: int, temperature: float
+) -> None:
+    case = draw(seed, tokens, vocabulary)
+    targets = torch.randint(vocabulary, (tokens, 3))  # one may stand there twice
+
+    def loss(logprobs: Tensor, chunk: slice) -> Tensor:
+        return (case.weights[chunk, None] * logprobs.exp() * (2.0 - logprobs.sum(-1, True))).sum()
+
+    given = case.hidden, targets, temperature, loss
+    logprobs, _, value = LogProbHead(case.layer, chunk_bytes)(*given)
+    whole = (case.layer(case.hidden) / temperature).log_softmax(-1).gather(-1, targets)
+    expected = loss(whole, slice(None))
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(logprobs, whole.detach(), **close)
+    torch.testing.assert_close(value, expected, **close)
+    for ours, theirs in zip(gradients(case, value), gradients(case, expected), strict=True):
+        torch.testing.assert_close(ours, theirs, **close)
+
+
+@pytest.mark.parametrize("k", [1, 4, 13])
+def test_the_likeliest_are_those_of_whole_logits(k: int) -> None:
+    case = draw(10)
+    found = Candidates.room(9, k, torch.device("cpu"))
+    head = LogProbHead(case.layer, 4 * 13 * 4)
+    logprobs, entropy, _ = head(case.hidden, case.targets, 0.7, None, found)
+    whole = (case.layer(case.hidden) / 0.7).log_softmax(-1).detach().topk(k)
+    assert torch.equal(found.ids.long(), whole.indices)
+    torch.testing.assert_close(found.logprobs, whole.values, rtol=1e-5, atol=1e-5)
+    plain = LogProbHead(case.layer, 4 * 13 * 4)(case.hidden, case.targets, 0.7)
+    assert torch.equal(logprobs, plain[0]) and torch.equal(entropy, plain[1])
+
+
+def exact_kl(current: Tensor, reference: Tensor, direction: str) -> Tensor:
+    one, other = (current, reference) if direction == "reverse" else (reference, current)
+    return (one.exp() * (one - other)).sum(-1)
+
+
+def over_candidates(case: Case, far: nn.Linear, k: int, direction: str) -> Tensor:
+    """The weighed KL to another head, whose likeliest tokens come from a pass of its own."""
+    device, dtype = torch.device("cpu"), torch.float64
+    found, weights = Candidates.room(len(case.hidden), k, device, dtype), case.weights.double()
+    small = 3 * 13 * 8  # three tokens to a chunk
+    with torch.no_grad():
+        reference = LogProbHead(far, small)(case.hidden, case.targets, 0.7, None, found)[0]
+    outside = (found.ids != case.targets[:, None]).all(-1)
+    topk = kl.TopK(found.logprobs, outside, direction)
+
+    def loss(logprobs: Tensor, chunk: slice) -> Tensor:
+        parts = topk.part(chunk).parts(logprobs, reference[chunk])
+        return (weights[chunk] * (parts.head + parts.tail)).sum()
+
+    targets = torch.cat([case.targets[:, None], found.ids.long()], -1)
+    return LogProbHead(case.layer, small)(case.hidden, targets, 0.7, loss)[2]
+
+
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+def test_over_the_whole_vocabulary_it_is_the_exact_kl_and_its_gradient(direction: str) -> None:
+    case, far = draw(11, dtype=torch.float64), draw(12, dtype=torch.float64).layer
+    value = over_candidates(case, far, 13, direction)
+    current, reference = ((layer(case.hidden) / 0.7).log_softmax(-1) for layer in (case.layer, far))
+    expected = (case.weights * exact_kl(current, reference.detach(), direction)).sum()
+    torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
+    for ours, theirs in zip(gradients(case, value), gradients(case, expected), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+def test_over_some_it_is_on_average(direction: str, k: int) -> None:
+    one, far = draw(13, 1, dtype=torch.float64), draw(14, dtype=torch.float64).layer
+    with torch.no_grad():
+        chances = (one.layer(one.hidden) / 0.7).softmax(-1)[0]
+    every = Case(one.layer, one.hidden.expand(13, -1), torch.arange(13), chances)
+    value = over_candidates(every, far, k, direction)
+    current, reference = ((layer(one.hidden) / 0.7).log_softmax(-1) for layer in (one.layer, far))
+    expected = exact_kl(current, reference.detach(), direction).sum()
+    torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
+    for ours, theirs in zip(gradients(one, value), gradients(one, expected), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)

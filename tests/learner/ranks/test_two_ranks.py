@@ -46,7 +46,8 @@ class Pair:
 def learner() -> LearnerConfig:
     return LearnerConfig(
         warmup_steps=2, max_grad_norm=0.5, micro_batch_tokens=60, betas=(0.9, 0.98),
-        proximal_decay=0.8, kl_coef=0.05, anchor="ema", anchor_period=2, anchor_tau=0.5, ranks=2,
+        proximal_decay=0.8, kl_coef=0.05, kl_top_k=3, anchor="ema", anchor_period=2,
+        anchor_tau=0.5, ranks=2,
     )  # fmt: skip
 
 

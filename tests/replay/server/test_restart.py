@@ -76,8 +76,8 @@ class Replay:
         """Started again on its log."""
         self.process = self._start("--restart")
 
-    async def killed(self, meanwhile_s: float = 0.5) -> None:
-        """Killed, away for a while, and back."""
+    async def killed(self, meanwhile_s: float = 0.1) -> None:
+        """Killed, away for a while and as long as a start takes, and back."""
         self.kill()
         await asyncio.sleep(meanwhile_s)
         self.restart()
@@ -216,6 +216,7 @@ async def test_a_waiting_sample_is_asked_again(replay, learner, rollout) -> None
     replay.check(kills=1)
 
 
+@pytest.mark.slow
 async def test_an_answer_that_was_lost_is_given_again(replay, learner, rollout) -> None:
     learner.resume(0)
     async with writer(replay) as actor:
@@ -304,6 +305,7 @@ async def test_a_run_that_loses_replay_again_and_again_ends_like_any_other(
     assert audit.stop_cause == "completed"
 
 
+@pytest.mark.slow
 async def test_a_genuine_refusal_ends_an_actor(replay, learner) -> None:
     learner.resume(0)
     async with writer(replay) as first, writer(replay, "actor-1") as second:
@@ -364,6 +366,7 @@ async def test_an_actor_that_was_taken_for_lost_comes_back(replay, learner, roll
         assert [await actor.deliver(rollout(lease)) for lease in leases] == ["accepted"] * 2
 
 
+@pytest.mark.slow
 async def test_a_stopped_run_waits_for_who_was_there(replay, learner, rollout) -> None:
     learner.resume(0)
     async with writer(replay) as actor:

@@ -168,6 +168,7 @@ async def test_a_run_searches_a_real_server_and_answers_programs(run: Path) -> N
     assert second["turns"][1] == first["turns"][1]
 
 
+@pytest.mark.soak("commands")
 def test_a_file_gets_the_answer_that_a_terminal_asked_for(run: Path, tmp_path: Path) -> None:
     words = ["-m", "scripts.cli", "ask", str(run), "--json", QUESTION]
     code, told = run_in_terminal(words, out=tmp_path / "o.json")
@@ -210,6 +211,7 @@ async def test_interrupted_it_ends_and_its_server_with_it(run: Path, signal_numb
     assert children and not alive
 
 
+@pytest.mark.soak("commands")
 async def test_killed_it_takes_its_server_with_it(run: Path) -> None:
     async with asking(str(run), "--json") as process:
         await first_answer(process)
@@ -261,6 +263,7 @@ async def test_a_server_that_refuses_is_one_line(run: Path) -> None:
     assert line.startswith(f"forage: {server.url}/v1: no connection") and "start the server" in line
 
 
+@pytest.mark.soak("commands")
 async def test_a_retrieval_server_that_is_not_there_is_one_line(run: Path) -> None:
     async with endpoint() as server:
         pass

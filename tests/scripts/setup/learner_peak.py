@@ -45,6 +45,7 @@ def measure(config: Config) -> dict[str, float]:
             advantages=torch.randn(rows, length),
             staleness=torch.zeros(rows, length, dtype=torch.int32),
             coefficients=torch.full((rows,), 1e-4),
+            rewards=torch.ones(rows),
         )
 
     trainer = Trainer(config)

@@ -102,6 +102,7 @@ def test_folders_sockets_and_compilers(tmp_path: Path) -> None:
     assert not doctor.compiler(None, needed=True).ok and doctor.compiler(None, needed=False).ok
 
 
+@pytest.mark.slow
 def test_a_library_is_loaded_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.library("vllm").ok
     assert doctor.library("msgspec").has == metadata.version("msgspec")

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.runtime.process import Exit, socket_dir
 from learner import checkpoint
+from scripts import cli
 from tests.scripts.starting import DEADLINE_S, Started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -278,9 +279,9 @@ NO_QUESTION = '{"prompt": "who", "turns": []}\n'
     ],
 )
 def test_bad_input_is_named_with_its_remedy_before_anything_is_made(
-    start: Callable[..., Started],
     given: list[str],
     tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     text: str | None,
     words: tuple[str, ...],
     named: list[str],
@@ -288,8 +289,7 @@ def test_bad_input_is_named_with_its_remedy_before_anything_is_made(
     if text is not None:
         (tmp_path / "d.jsonl").write_text(text)
     options = ("--demonstrations", str(tmp_path / "d.jsonl"), "--out", str(tmp_path / "out"))
-    run = start(given[0], *options, *words)
-    assert run.ended() == Exit.BAD_INPUT, run.said
-    (line,) = run.said.splitlines()
+    assert cli.main(["warm-start", given[0], *options, *words]) == Exit.BAD_INPUT
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("forage: ") and all(each in line for each in named), line
     assert not (tmp_path / "out").exists()

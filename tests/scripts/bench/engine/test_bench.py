@@ -15,6 +15,7 @@ ROW = {"capacity": 24.0, "best_fixed": 24, "rate_over_best": 0.97, "rates": {24:
        "rollouts": 500, "preemptions": 1}  # fmt: skip
 
 
+@pytest.mark.slow  # vLLM is imported
 def test_the_figures_have_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,30 @@
+"""Settings of a critic that would act on nothing are refused by name."""
+
+import pytest
+
+from configs.load import ConfigError, parse
+
+KL = ["learner.kl_in=reward", "learner.kl_coef=0.001", "learner.anchor=frozen"]
+PPO = ["learner.baseline=critic", "learner.advantage_std=whiten"]
+
+
+def test_a_critic_is_configured() -> None:
+    critic = parse("", [*PPO, "learner.critic.updates=2", "learner.critic.value_clip=0.5"], "test")
+    assert critic.learner.critic.lr == 1e-5 and critic.learner.critic.value_clip == 0.5
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["learner.critic.gamma=0.9"], "learner.critic.gamma = 0.9 acts on nothing with"),
+        (["learner.baseline=critic"], "learner.advantage_std = 'group' is the spread of"),
+        ([*PPO, "learner.turn_credit=1"], "learner.turn_credit = 1.0 with learner.baseline = 'cr"),
+        ([*PPO, "learner.critic.value_clip=0.5"], "learner.critic.value_clip = 0.5 acts on"),
+        ([*PPO, "learner.critic.gamma=0"], "gamma"),
+        ([*PPO, *KL], "learner.kl_in = 'reward' is not offered with"),
+        ([*PPO, "learner.critic.gae_lambda=1.1"], "gae_lambda"),
+    ],
+)
+def test_what_acts_on_nothing_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse("", overrides, "test")
