@@ -74,11 +74,6 @@ def check_credit(baseline: str, std: str, turn_credit: float, kl_in: str) -> Non
             f"learner.turn_credit = {turn_credit!r} with learner.kl_in = 'reward', which changes "
             "the rewards of whole rollouts alone: set it to 0, or take learner.kl_in=loss"
         )
-    if baseline == "critic" and kl_in == "reward":
-        raise ValueError(
-            "learner.kl_in = 'reward' is not offered with learner.baseline = 'critic': set it to "
-            "'loss'"
-        )
 
 
 def check_moment(moment: float | None, objective: str, centre: str, *bounds: float | None) -> None:

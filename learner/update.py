@@ -64,10 +64,11 @@ def update(
     if critic is None:
         credited, credit = recredit(engine, batch, micro_batches, scored, config)
         return batch.gauges | credit | _step(engine, averages, batch, credited, scored, config)
-    judged, judgements, credit = judge(critic, micro_batches, config)
+    penalties, taken = penalise(engine, batch, micro_batches, scored, config)
+    judged, judgements, credit = judge(critic, micro_batches, config, penalties)
     made = _step(engine, averages, batch, judged, scored, config)
     taught = teach(critic, judged, judgements, batch.step, config)
-    return batch.gauges | credit | made | taught
+    return batch.gauges | taken | credit | made | taught
 
 
 def _step(
@@ -205,6 +206,23 @@ def recredit(
         for micro in micro_batches
     ]
     return recredited, gauges | credit_gauges(credit)
+
+
+def penalise(
+    engine: "Engine",
+    batch: TrainingBatch,
+    micro_batches: list[MicroBatch],
+    scored: Sequence[Scored],
+    config: LearnerConfig,
+) -> tuple[list[Tensor] | None, dict[str, float]]:
+    """What the KL takes off the reward of each token, float[N] of a micro-batch, and the gauge that
+    says so; None where it is not in the reward.
+    """
+    if config.kl_in != "reward":
+        return None, {}
+    penalties = [config.kl_coef * _k1(each) for each in scored]
+    totals = _over_rollouts(engine, batch, micro_batches, penalties)
+    return penalties, {"learner/kl_penalty": float(totals.mean())}
 
 
 def _moved(micro: MicroBatch, scored: Scored) -> Tensor:

@@ -67,7 +67,8 @@ PPO = SEARCH_R1 | {  # scripts/nq_hotpotqa/v0.2/train_ppo.sh, and verl's ppo_tra
     "learner.critic.gamma": 1.0,
     "learner.critic.gae_lambda": 1.0,
     "learner.advantage_std": "whiten",
-    "learner.kl_estimator": None,  # k3++, for their KL in the reward
+    "learner.kl_in": "reward",
+    "learner.kl_estimator": None,
     "learner.warmup_steps": int(0.285 * 1005) * PPO_STEPS,
 }
 EMA_PG = SEARCH_R1 | {  # search/train_grpo_ema_pg.sh

@@ -648,6 +648,36 @@ def test_the_optimal_baseline_is_of_rewards_that_the_kl_is_taken_off(
         torch.testing.assert_close(ours, expected[micro.row_ids[micro.rows]], rtol=1e-3, atol=1e-4)
 
 
+def test_with_a_critic_each_token_loses_its_own_kl(
+    config: Config,
+    make_plain_engine: Engines,
+    make_plain_critic: Engines,
+    batch: Callable[..., Batch],
+) -> None:
+    learner = with_learner(config, baseline="critic", micro_batch_tokens=60, **IN_REWARD).learner
+    engine, anchor = make_plain_engine(config), make_plain_engine(config)
+    averages = Averages.begin(engine, learner)
+    away_from_its_average(engine, averages.proximal)
+    training = build(batch(), learner, vocabulary=MOST_IDS)
+    expected = []
+    for micro in training.micro_batches:
+        log_p, log_q = (
+            (m(input_ids=micro.tokens).logits / training.temperature).log_softmax(-1).detach()
+            for m in (engine.model, anchor.model)
+        )
+        for row, reward in enumerate(micro.rewards):
+            at = micro.loss_mask[row].nonzero().flatten()
+            of = at - 1, micro.tokens[row][at]
+            later = (log_p[row][of] - log_q[row][of]).flip(0).cumsum(0).flip(0)
+            expected.append(reward - 0.5 * later)  # the values are 0
+    kls = rollout_kls(engine.model, anchor.model, training, 6)
+    gauges = update(engine, averages, training, learner, make_plain_critic(config))
+    assert gauges["learner/kl_penalty"] == pytest.approx(0.5 * float(kls.mean()), rel=1e-4)
+    credit = torch.cat(expected)
+    assert gauges["learner/advantage_mean"] == pytest.approx(float(credit.mean()), rel=1e-4)
+    assert gauges["learner/advantage_abs"] == pytest.approx(float(credit.abs().mean()), rel=1e-4)
+
+
 def test_in_the_reward_the_kl_pulls_back_and_is_not_in_the_loss_too(
     config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
 ) -> None:

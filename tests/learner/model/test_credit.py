@@ -91,6 +91,34 @@ def test_advantages_are_of_each_token_and_of_nothing_between(given: Batch) -> No
     assert gauges["learner/explained_variance"] < 0.0
 
 
+def written_out(
+    earned: list[float], values: list[float], gamma: float, decay: float
+) -> list[float]:
+    """A_i = Σ_k (γλ)^k δ_{i+k} over the action tokens of a sequence, `decay` being γλ."""
+    after = [*values[1:], 0.0]
+    deltas = [r + gamma * v - own for r, v, own in zip(earned, after, values, strict=True)]
+    return [sum(decay**k * delta for k, delta in enumerate(deltas[i:])) for i in range(len(deltas))]
+
+
+def test_a_penalty_is_taken_off_what_its_own_token_earns(given: Batch) -> None:
+    config = with_critic(PPO, gamma=0.9, gae_lambda=0.8)
+    micro = micro_batches(given, config)
+    critic = Table(micro)
+    penalties = [torch.rand(len(each.rows)) for each in micro]
+    judged, _, _ = judge(critic, micro, config, penalties)
+    for before, after, taken in zip(micro, judged, penalties, strict=True):
+        for row, reward in enumerate(before.rewards.tolist()):
+            acts = before.loss_mask[row]
+            earned = [-each for each in taken[before.rows == row].tolist()]
+            earned[-1] += reward
+            values = critic.values(before)[row][acts].tolist()
+            expected = written_out(earned, values, 0.9, 0.9 * 0.8)
+            if math.isnan(reward):
+                expected = [0.0] * len(earned)
+            assert after.advantages[row][acts].tolist() == pytest.approx(expected, rel=1e-4)
+            assert not after.advantages[row][~acts].any()
+
+
 def test_credit_is_whitened_over_the_step_s_tokens(given: Batch) -> None:
     micro = micro_batches(given, WHITE)
     raw, _, _ = judge(critic := Table(micro), micro, PPO)
