@@ -46,20 +46,25 @@ class TrainingBatch:
     rollouts: tuple[int, ...] = ()
 
 
-def build(batch: Batch, config: LearnerConfig, vocabulary: int) -> TrainingBatch:
+def build(
+    batch: Batch, config: LearnerConfig, vocabulary: int, turn_weight: float = 0.0
+) -> TrainingBatch:
     """Decode, check, credit and pack a batch for one rank, of a model that embeds so many ids.
+    `turn_weight` is that of turns' own rewards in the rollouts' (`rewards.weights.environment`).
     Raises BadBatch naming the group.
     """
-    return _build(batch, config, 1, vocabulary)[0]
+    return _build(batch, config, 1, vocabulary, turn_weight)[0]
 
 
-def build_shares(batch: Batch, config: LearnerConfig, vocabulary: int) -> tuple[TrainingBatch, ...]:
+def build_shares(
+    batch: Batch, config: LearnerConfig, vocabulary: int, turn_weight: float = 0.0
+) -> tuple[TrainingBatch, ...]:
     """Build for `config.ranks` ranks: balanced by tokens, equally many micro-batches on each."""
-    return _build(batch, config, config.ranks, vocabulary)
+    return _build(batch, config, config.ranks, vocabulary, turn_weight)
 
 
 def _build(
-    batch: Batch, config: LearnerConfig, ranks: int, vocabulary: int
+    batch: Batch, config: LearnerConfig, ranks: int, vocabulary: int, turn_weight: float
 ) -> tuple[TrainingBatch, ...]:
     groups = _decode(batch)
     _check_ids(groups, vocabulary)
@@ -70,7 +75,7 @@ def _build(
     temperature = _temperature(trajectories)
     turns = list(chain.from_iterable(_turn_credit(group, config) for group in groups))
     flat = list(chain.from_iterable(credit))
-    rows = _rows(trajectories, flat, turns, batch.step - 1, config)
+    rows = _rows(trajectories, flat, turns, turn_weight, batch.step - 1, config)
     packed = pack_shares([len(row) for row in rows], config.micro_batch_tokens, ranks)
     shares = [tuple(pad(row_ids, rows) for row_ids in share) for share in packed]
     gauges = {
@@ -128,6 +133,7 @@ def _rows(
     trajectories: Sequence[Trajectory],
     credit: Sequence[float],
     turns: Sequence[Sequence[Sequence[float]]],
+    turn_weight: float,
     newest_version: int,
     config: LearnerConfig,
 ) -> list[Row]:
@@ -146,6 +152,7 @@ def _rows(
             newest_version,
             coefficient,
             reward=_reward(trajectory),
+            turn_weight=turn_weight,
             turn_credit=own,
         )
         for trajectory, advantage, each, coefficient in zip(

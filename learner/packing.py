@@ -23,8 +23,8 @@ LEAST_FILL = 0.9
 class Row:
     """One sequence of a trajectory as the model sees it; all [T], entry t about token t.
 
-    `staleness` counts steps from the version that sampled a token to the batch's; it, `advantages`
-    and `behaviour_logprobs` are 0 where the policy sampled nothing.
+    `staleness` counts steps from the version that sampled a token to the batch's; it, `advantages`,
+    `behaviour_logprobs` and `rewards` are 0 where the policy sampled nothing.
     """
 
     tokens: NDArray[np.int64]
@@ -32,8 +32,8 @@ class Row:
     behaviour_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float32]
     staleness: NDArray[np.int32]
+    rewards: NDArray[np.float32]  # what each token earned; NaN at the last: nobody could score it
     coefficient: float  # factor of each of its token losses
-    reward: float = math.nan  # its rollout's; NaN: none
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -53,8 +53,8 @@ class MicroBatch:
     behaviour_logprobs: Tensor  # float32[B, T]
     advantages: Tensor  # float32[B, T]
     staleness: Tensor  # int32[B, T]
+    rewards: Tensor  # float32[B, T]; NaN in a row that nobody could score
     coefficients: Tensor  # float32[B]
-    rewards: Tensor  # float32[B], of each row's rollout; NaN where there is none
 
     @property
     def rows(self) -> Tensor:
@@ -81,6 +81,7 @@ _EMPTY_ROW = Row(
     behaviour_logprobs=np.zeros(2, np.float32),
     advantages=np.zeros(2, np.float32),
     staleness=np.zeros(2, np.int32),
+    rewards=np.zeros(2, np.float32),
     coefficient=0.0,
 )
 
@@ -92,10 +93,14 @@ def to_row(
     coefficient: float,
     *,
     reward: float = math.nan,
+    turn_weight: float = 0.0,
     turn_credit: Sequence[float] = (),
 ) -> Row:
     """Lay a sequence out; its action segments are the loss mask. `turn_credit` (none: 0) is added
     to the advantage of each turn.
+
+    A turn's own reward, times `turn_weight`, stands at its last token, and what then is left of the
+    rollout's `reward` at the last of all: together they are that reward.
     """
     tokens = sequence.tokens.astype(np.int64)
     row = Row(
@@ -104,8 +109,8 @@ def to_row(
         behaviour_logprobs=np.zeros(len(tokens), np.float32),
         advantages=np.zeros(len(tokens), np.float32),
         staleness=np.zeros(len(tokens), np.int32),
+        rewards=np.zeros(len(tokens), np.float32),
         coefficient=coefficient,
-        reward=reward,
     )
     start = len(sequence.prompt_tokens)
     credit = turn_credit or [0.0] * len(sequence.turns)
@@ -115,7 +120,10 @@ def to_row(
         row.behaviour_logprobs[action] = turn.behaviour_logprobs
         row.advantages[action] = advantage + own
         row.staleness[action] = newest_version - turn.policy_versions
+        row.rewards[action.stop - 1] = turn_weight * turn.reward
         start = action.stop + len(turn.observation_tokens)
+    earlier = sum(turn.reward for turn in sequence.turns[:-1])
+    row.rewards[action.stop - 1] = reward - turn_weight * earlier
     return row
 
 
@@ -195,6 +203,6 @@ def pad(row_ids: Sequence[int], rows: Sequence[Row]) -> MicroBatch:
         behaviour_logprobs=stack("behaviour_logprobs"),
         advantages=stack("advantages"),
         staleness=stack("staleness"),
+        rewards=stack("rewards"),
         coefficients=torch.tensor([row.coefficient for row in chosen]),
-        rewards=torch.tensor([row.reward for row in chosen]),
     )

@@ -10,12 +10,6 @@ import torch
 from torch import Tensor
 
 
-def rewards_at_the_end(rewards: Tensor, mask: Tensor) -> Tensor:
-    """float[B, T]: each sequence's reward, float[B], at its last action token, 0 elsewhere."""
-    last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
-    return torch.where(last, rewards[:, None], 0.0)
-
-
 def gae(
     rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:

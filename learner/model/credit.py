@@ -15,7 +15,7 @@ from torch import Tensor
 
 from configs.schema import LearnerConfig
 from learner.algorithm.advantage import whitened
-from learner.algorithm.gae import gae, rewards_at_the_end, value_losses
+from learner.algorithm.gae import gae, value_losses
 from learner.algorithm.schedule import learning_rate
 from learner.errors import Diverged
 from learner.model.value import ValueLoss
@@ -118,9 +118,8 @@ def policy_rate(step: int, config: LearnerConfig) -> float:
 def _judgement(
     micro: MicroBatch, values: Tensor, penalties: Tensor | None, config: LearnerConfig
 ) -> Judgement:
-    mask = (micro.loss_mask & ~micro.rewards.isnan()[:, None]).cpu()
-    values = values.double().cpu()
-    rewards = rewards_at_the_end(micro.rewards.double().cpu(), mask)
+    mask = (micro.loss_mask & ~micro.rewards.isnan().any(1, keepdim=True)).cpu()
+    values, rewards = values.double().cpu(), micro.rewards.double().cpu()
     if penalties is not None:
         rewards[micro.loss_mask.cpu()] -= penalties.double().cpu()
     advantages, returns = gae(

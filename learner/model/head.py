@@ -67,6 +67,7 @@ class LogProbHead(nn.Module):  # type: ignore[misc]
         temperature: float,
         loss: ChunkLoss | None = None,
         bonus: Tensor | None = None,
+        *,
         likeliest: Candidates | None = None,
     ) -> HeadOutput:
         """Log-probs as targets and entropies float32[N], detached, and with `loss` the sum of its

@@ -89,7 +89,7 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
         if candidates is not None:
             targets = torch.cat([targets.unsqueeze(-1), candidates.to(targets)], -1)
         scored: HeadOutput = self.head(
-            hidden[:, :-1][predicts], targets, temperature, loss, bonus, likeliest
+            hidden[:, :-1][predicts], targets, temperature, loss, bonus, likeliest=likeliest
         )
         return scored
 

@@ -665,7 +665,7 @@ def test_with_a_critic_each_token_loses_its_own_kl(
             (m(input_ids=micro.tokens).logits / training.temperature).log_softmax(-1).detach()
             for m in (engine.model, anchor.model)
         )
-        for row, reward in enumerate(micro.rewards):
+        for row, reward in enumerate(micro.rewards.sum(1)):
             at = micro.loss_mask[row].nonzero().flatten()
             of = at - 1, micro.tokens[row][at]
             later = (log_p[row][of] - log_q[row][of]).flip(0).cumsum(0).flip(0)

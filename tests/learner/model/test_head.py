@@ -84,18 +84,23 @@ def test_a_vocabulary_of_several_slices() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [13, heads.SLICE_ENTRIES + 3])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize(("temperature", "candidates"), [(1.0, 0), (0.6, 0), (0.6, 3)])
 def test_an_entropy_bonus_has_the_entropy_s_own_gradient(
-    vocabulary: int, temperature: float
+    vocabulary: int, temperature: float, candidates: int
 ) -> None:
     case = draw(3, 9, vocabulary, dtype=torch.float64)
     bonus = torch.rand(9, dtype=torch.float64)
+    targets = torch.cat([case.targets[:, None], torch.randint(13, (9, candidates))], -1)
+
+    def loss(logprobs: Tensor, chunk: slice) -> Tensor:
+        return case.loss(logprobs.reshape(len(logprobs), -1).mean(-1), chunk)
+
     head = LogProbHead(case.layer, 4 * 8 * vocabulary)
-    value = head(case.hidden, case.targets, temperature, case.loss, bonus)[2]
+    given = targets if candidates else case.targets
+    value = head(case.hidden, given, temperature, loss, bonus)[2]
     whole = (case.layer(case.hidden) / temperature).log_softmax(-1)
-    chosen = whole.gather(-1, case.targets[:, None])[:, 0]
     entropy = -(whole.exp() * whole).sum(-1)
-    expected = case.loss(chosen, slice(None)) - (bonus * entropy).sum()
+    expected = loss(whole.gather(-1, targets), slice(None)) - (bonus * entropy).sum()
     torch.testing.assert_close(value, expected)
     for ours, theirs in zip(gradients(case, value), gradients(case, expected), strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -254,7 +259,7 @@ def test_the_likeliest_are_those_of_whole_logits(k: int) -> None:
     case = draw(10)
     found = Candidates.room(9, k, torch.device("cpu"))
     head = LogProbHead(case.layer, 4 * 13 * 4)
-    logprobs, entropy, _ = head(case.hidden, case.targets, 0.7, None, found)
+    logprobs, entropy, _ = head(case.hidden, case.targets, 0.7, likeliest=found)
     whole = (case.layer(case.hidden) / 0.7).log_softmax(-1).detach().topk(k)
     assert torch.equal(found.ids.long(), whole.indices)
     torch.testing.assert_close(found.logprobs, whole.values, rtol=1e-5, atol=1e-5)
@@ -273,7 +278,7 @@ def over_candidates(case: Case, far: nn.Linear, k: int, direction: str) -> Tenso
     found, weights = Candidates.room(len(case.hidden), k, device, dtype), case.weights.double()
     small = 3 * 13 * 8  # three tokens to a chunk
     with torch.no_grad():
-        reference = LogProbHead(far, small)(case.hidden, case.targets, 0.7, None, found)[0]
+        reference = LogProbHead(far, small)(case.hidden, case.targets, 0.7, likeliest=found)[0]
     outside = (found.ids != case.targets[:, None]).all(-1)
     topk = kl.TopK(found.logprobs, outside, direction)
 
