@@ -40,10 +40,6 @@ def require_critic(baseline: str, advantage_std: str, critic: CriticConfig) -> N
                 "to 'whiten' (as in PPO) or 'none'"
             )
         return
-    if advantage_std == "whiten":
-        raise ValueError(
-            f"learner.advantage_std = 'whiten' needs learner.baseline = 'critic', not {baseline!r}"
-        )
     for field in CriticConfig.__struct_fields__:
         if (value := getattr(critic, field)) != getattr(CriticConfig(), field):
             raise ValueError(

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
+from configs.algorithm import AlgorithmConfig, check_credit, check_moment
 from configs.critic import CriticConfig, require_critic
-from configs.divergence import DivergenceConfig
 from configs.environment import EnvironmentConfig
 from configs.fleet import ClusterConfig, FleetConfig
 from configs.prompts import SEARCH_R1_CORRECTION
@@ -219,7 +219,7 @@ class WeightSyncConfig(Section, frozen=True):
 _UNUSED = {"reinforce": ("clip_low", "clip_high", "ratio_cap"), "cispo": ("ratio_cap",)}
 
 
-class LearnerConfig(DivergenceConfig, frozen=True):
+class LearnerConfig(AlgorithmConfig, frozen=True):
     """The optimiser, the objective, its corrections, and the cadence of evaluation and checkpoints.
 
     Raises ValueError where two fields contradict each other.
@@ -241,7 +241,7 @@ class LearnerConfig(DivergenceConfig, frozen=True):
     behaviour_level: Literal["token", "sequence", "geometric"] = "token"
     behaviour_cap: PositiveFloat = 2.0
     behaviour_floor: NonNegativeFloat = 0.0
-    baseline: Literal["mean", "leave_one_out", "critic"] = "mean"
+    baseline: Literal["mean", "leave_one_out", "optimal", "none", "critic"] = "mean"
     critic: CriticConfig = CriticConfig()
     advantage_std: Literal["none", "group", "batch", "whiten"] = "group"
     # None: the objective's own too
@@ -289,11 +289,8 @@ class LearnerConfig(DivergenceConfig, frozen=True):
                     f"{self.objective!r}: set it to null"
                 )
         require_critic(self.baseline, self.advantage_std, self.critic)
-        if self.baseline == "critic" and self.kl_in == "reward":
-            raise ValueError(
-                "learner.kl_in = 'reward' is not offered with learner.baseline = 'critic': set it "
-                "to 'loss'"
-            )
+        check_credit(self.baseline, self.advantage_std, self.turn_credit, self.kl_in)
+        check_moment(self.second_moment, self.objective, self.centre, self.clip_low, self.clip_high)
         if self.reduction == "constant_length" and not self.constant_length_tokens:
             raise ValueError(
                 "learner.reduction = 'constant_length' needs learner.constant_length_tokens above 0"

@@ -16,11 +16,12 @@ from configs.schema import LearnerConfig
 from learner.algorithm.advantage import advantages
 from learner.algorithm.loss import row_coefficients
 from learner.algorithm.objectives import choose
+from learner.algorithm.turns import DISCOUNT, step_returns, turn_advantages
 from learner.errors import BadBatch
 from learner.packing import MicroBatch, Row, pack_shares, pad, to_row
 from replay.codec import decode_trajectory
 from replay.protocol import Batch, CodecError
-from replay.trajectory import Trajectory
+from replay.trajectory import TokenSequence, Trajectory
 
 REMEDY = "start a new run from a checkpoint: model.path=RUN/checkpoints/step-N/model"
 
@@ -31,9 +32,9 @@ class TrainingBatch:
     denominator, so that shares add up.
 
     `step` k is the step it trains: versions ≤ k − 1 sampled it, and training it makes version k.
-    `gauges`, in rank 0's share alone, are those of the whole step that need no model. `rewards` are
-    the step's, by group (NaN: unscorable), and `rollouts` tells of every row which of these earned
-    its own; both are whole in every share, and empty where nothing is rewarded.
+    `gauges`, in rank 0's share alone, are those of the whole step that need no model. `rewards` and
+    `action_counts` are the step's, by group (NaN: unscorable), and `rollouts` tells of every row
+    which of these is its own; all are whole in every share, and empty where nothing is rewarded.
     """
 
     step: int
@@ -41,31 +42,40 @@ class TrainingBatch:
     micro_batches: tuple[MicroBatch, ...]
     gauges: dict[str, float]
     rewards: tuple[tuple[float, ...], ...] = ()
+    action_counts: tuple[tuple[int, ...], ...] = ()
     rollouts: tuple[int, ...] = ()
 
 
-def build(batch: Batch, config: LearnerConfig, vocabulary: int) -> TrainingBatch:
+def build(
+    batch: Batch, config: LearnerConfig, vocabulary: int, turn_weight: float = 0.0
+) -> TrainingBatch:
     """Decode, check, credit and pack a batch for one rank, of a model that embeds so many ids.
+    `turn_weight` is that of turns' own rewards in the rollouts' (`rewards.weights.environment`).
     Raises BadBatch naming the group.
     """
-    return _build(batch, config, 1, vocabulary)[0]
+    return _build(batch, config, 1, vocabulary, turn_weight)[0]
 
 
-def build_shares(batch: Batch, config: LearnerConfig, vocabulary: int) -> tuple[TrainingBatch, ...]:
+def build_shares(
+    batch: Batch, config: LearnerConfig, vocabulary: int, turn_weight: float = 0.0
+) -> tuple[TrainingBatch, ...]:
     """Build for `config.ranks` ranks: balanced by tokens, equally many micro-batches on each."""
-    return _build(batch, config, config.ranks, vocabulary)
+    return _build(batch, config, config.ranks, vocabulary, turn_weight)
 
 
 def _build(
-    batch: Batch, config: LearnerConfig, ranks: int, vocabulary: int
+    batch: Batch, config: LearnerConfig, ranks: int, vocabulary: int, turn_weight: float
 ) -> tuple[TrainingBatch, ...]:
     groups = _decode(batch)
     _check_ids(groups, vocabulary)
     rewards = [_rewards(group) for group in groups]
-    credit = credit_of(rewards, config)
+    counts = [torch.tensor([t.action_count for t in group]) for group in groups]
+    credit = credit_of(rewards, counts, (), config)
     trajectories = list(chain.from_iterable(groups))
     temperature = _temperature(trajectories)
-    rows = _rows(trajectories, list(chain.from_iterable(credit)), batch.step - 1, config)
+    turns = list(chain.from_iterable(_turn_credit(group, config) for group in groups))
+    flat = list(chain.from_iterable(credit))
+    rows = _rows(trajectories, flat, turns, turn_weight, batch.step - 1, config)
     packed = pack_shares([len(row) for row in rows], config.micro_batch_tokens, ranks)
     shares = [tuple(pad(row_ids, rows) for row_ids in share) for share in packed]
     gauges = {
@@ -81,19 +91,29 @@ def _build(
             micro_batches=share,
             gauges={} if rank else gauges,
             rewards=tuple(tuple(group.tolist()) for group in rewards),
+            action_counts=tuple(tuple(group.tolist()) for group in counts),
             rollouts=tuple(n for n, each in enumerate(trajectories) for _ in each.sequences),
         )
         for rank, share in enumerate(shares)
     )
 
 
-def credit_of(rewards: Sequence[torch.Tensor], config: LearnerConfig) -> list[list[float]]:
-    """The advantages of each group's rollouts, from their rewards float[n] (NaN: unscorable); 0
+def credit_of(
+    rewards: Sequence[torch.Tensor],
+    counts: Sequence[torch.Tensor],
+    log_ratios: Sequence[torch.Tensor],
+    config: LearnerConfig,
+) -> list[list[float]]:
+    """The advantages of each group's rollouts, from their rewards float[n] (NaN: unscorable), the
+    counts of their action tokens and their log ratios of current to behaviour policy (none: 0); 0
     where a critic will make them.
     """
     if config.baseline == "critic":
         return [[0.0] * len(group) for group in rewards]
-    return [a.tolist() for a in advantages(rewards, config.baseline, config.advantage_std)]
+    made = advantages(
+        rewards, config.baseline, config.advantage_std, tokens=counts, log_ratios=log_ratios
+    )
+    return [group.tolist() for group in made]
 
 
 def credit_gauges(credit: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -112,22 +132,63 @@ def _bad(cause: str, instead: str = "") -> BadBatch:
 def _rows(
     trajectories: Sequence[Trajectory],
     credit: Sequence[float],
+    turns: Sequence[Sequence[Sequence[float]]],
+    turn_weight: float,
     newest_version: int,
     config: LearnerConfig,
 ) -> list[Row]:
-    """A row for each sequence; advantage and denominator are those of its whole rollout."""
+    """A row for each sequence; advantage and denominator are those of its whole rollout, to which
+    each turn adds its own.
+    """
     coefficients = row_coefficients(
         [trajectory.action_count for trajectory in trajectories],
         choose(config).reduction,
         config.constant_length_tokens,
     )
     return [
-        to_row(sequence, advantage, newest_version, coefficient, _reward(trajectory))
-        for trajectory, advantage, coefficient in zip(
-            trajectories, credit, coefficients, strict=True
+        to_row(
+            sequence,
+            advantage,
+            newest_version,
+            coefficient,
+            reward=_reward(trajectory),
+            turn_weight=turn_weight,
+            turn_credit=own,
         )
-        for sequence in trajectory.sequences
+        for trajectory, advantage, each, coefficient in zip(
+            trajectories, credit, turns, coefficients, strict=True
+        )
+        for sequence, own in zip(trajectory.sequences, each, strict=True)
     ]
+
+
+def _turn_credit(group: Sequence[Trajectory], config: LearnerConfig) -> list[list[list[float]]]:
+    """What each turn of each sequence of each rollout adds to its advantage; unscorable rollouts
+    are compared with nothing.
+    """
+    credit = [[[0.0] * len(s.turns) for s in t.sequences] for t in group]
+    if not config.turn_credit:
+        return credit
+    told = [
+        (sequence, own)
+        for trajectory, each in zip(group, credit, strict=True)
+        if trajectory.reward is not None
+        for sequence, own in zip(trajectory.sequences, each, strict=True)
+    ]
+    discount = DISCOUNT if config.turn_discount is None else config.turn_discount
+    states = [state for sequence, _ in told for state in _states(sequence)]
+    rewards = [[turn.reward for turn in sequence.turns] for sequence, _ in told]
+    returns = list(chain.from_iterable(step_returns(each, discount) for each in rewards))
+    made = iter(turn_advantages(states, returns, config.advantage_std))
+    for _, own in told:
+        own[:] = [config.turn_credit * next(made) for _ in own]
+    return credit
+
+
+def _states(sequence: TokenSequence) -> list[bytes]:
+    """What the policy had read last when it took each turn: the prompt, then observations."""
+    read = [sequence.prompt_tokens, *(turn.observation_tokens for turn in sequence.turns)]
+    return [ids.tobytes() for ids in read[:-1]]
 
 
 def _decode(batch: Batch) -> list[list[Trajectory]]:

@@ -41,6 +41,8 @@ class TokenFacts:
     log_ratio: Tensor  # of the behaviour weight; 0 where not usable
     usable: Tensor  # bool: the behaviour log-prob is finite
     clipped: Tensor  # bool: acts, and the trust region changed it
+    rejected: Tensor  # bool: usable, and without weight
+    guarded: Tensor  # bool: the likelihood guard acts
     divergence: Tensor  # weighted KL to the anchor; 0 without one
     current: Tensor
     behaviour: Tensor
@@ -48,21 +50,30 @@ class TokenFacts:
     advantages: Tensor
     staleness: Tensor
 
+    @property
+    def moved(self) -> Tensor:
+        """current − behaviour, float[N]; 0 where not usable."""
+        return torch.where(self.usable, self.current - self.behaviour, 0.0)
+
     @classmethod
     def of(
-        cls, micro: MicroBatch, loss: TokenLoss, scores: TokenScores, two_policies: bool
+        cls, micro: MicroBatch, loss: TokenLoss, scores: TokenScores, config: LearnerConfig
     ) -> "TokenFacts":
         """Collect the facts of a micro-batch whose gradient has been made."""
         current, terms = scores.logprobs, loss.terms
+        two_policies = config.centre == "behaviour"
+        entropy_bonus = config.entropy_coef * loss.coefficients * scores.entropy
         recorded = micro.behaviour_logprobs[micro.loss_mask]
         usable = recorded.isfinite()
         anchored = loss.reference is not None
         return cls(
             rows=micro.rows,
-            loss=loss.tokens(scores.table),
+            loss=loss.tokens(scores.table) - entropy_bonus,
             log_ratio=log_ratio(current if two_policies else terms.proximal, recorded, usable),
             usable=usable,
             clipped=loss.policy(current).clipped & loss.weights.ne(0.0),
+            rejected=usable & loss.weights.eq(0.0),
+            guarded=torch.zeros_like(usable) if loss.guards is None else loss.guards.gt(0.0),
             divergence=loss.divergence(scores.table) if anchored else torch.zeros_like(current),
             current=current,
             behaviour=recorded,
@@ -84,7 +95,14 @@ def diagnose(parts: list[TokenFacts], config: LearnerConfig) -> dict[str, float]
         gauges["learner/entropy"] = float(tokens.entropy.mean())
         gauges["learner/clip_fraction"] = float(tokens.clipped.double().mean())
         gauges |= _staleness(tokens.staleness)
+        if config.guard != "none":
+            gauges["learner/guarded_fraction"] = float(tokens.guarded.double().mean())
     if tokens.usable.any():
+        if config.rejection != "none" or config.behaviour_weight == "mask":
+            rejected = tokens.rejected[tokens.usable]
+            gauges["learner/rejected_fraction"] = float(rejected.double().mean())
+        sequences = torch.cat([_sequences(part.moved, part) for part in parts])
+        gauges["learner/current_ess_sequence"] = _ess(sequences)
         gauges |= _ratios(parts, tokens, config) | _likelihood_changes(tokens, config)
     return gauges
 
@@ -106,7 +124,7 @@ def _ratios(parts: list[TokenFacts], tokens: TokenFacts, config: LearnerConfig) 
     ratio = torch.cat(
         [behaviour_ratio(p.log_ratio, p.rows, p.usable, level)[p.usable] for p in parts]
     )
-    sequences = torch.cat([_sequence_log_ratios(part) for part in parts])
+    sequences = torch.cat([_sequences(part.log_ratio, part) for part in parts])
     log_ratios = tokens.log_ratio[tokens.usable]
     return {
         "learner/behaviour_ratio_mean": float(ratio.mean()),
@@ -119,10 +137,10 @@ def _ratios(parts: list[TokenFacts], tokens: TokenFacts, config: LearnerConfig) 
     }
 
 
-def _sequence_log_ratios(part: TokenFacts) -> Tensor:
-    """float[S]: of each sequence that has a usable token."""
-    known = sequence_sums(part.usable.to(part.log_ratio), part.rows) > 0
-    return sequence_sums(part.log_ratio, part.rows)[known]
+def _sequences(log_ratios: Tensor, part: TokenFacts) -> Tensor:
+    """float[S]: the sum over each sequence that has a usable token."""
+    known = sequence_sums(part.usable.to(log_ratios), part.rows) > 0
+    return sequence_sums(log_ratios, part.rows)[known]
 
 
 def _ess(log_ratios: Tensor, cap: float | None = None) -> float:
@@ -135,8 +153,7 @@ def _ess(log_ratios: Tensor, cap: float | None = None) -> float:
 
 def _likelihood_changes(tokens: TokenFacts, config: LearnerConfig) -> dict[str, float]:
     """Distance from the sampling policy: of all tokens, by sign of the advantage, of fresh ones."""
-    usable = tokens.usable
-    moved = tokens.current - torch.where(usable, tokens.behaviour, 0.0)
+    usable, moved = tokens.usable, tokens.moved
     # KL(behaviour ‖ current) of tokens that the behaviour policy sampled: r − 1 − log r.
     far = moved[usable].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     gauges = {

@@ -114,6 +114,7 @@ def _row(segments: Sequence[Segment], coefficient: float) -> Row:
         behaviour_logprobs=np.zeros(length, np.float32),
         advantages=np.zeros(length, np.float32),
         staleness=np.zeros(length, np.int32),
+        rewards=np.zeros(length, np.float32),
         coefficient=coefficient,
     )
 

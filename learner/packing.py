@@ -23,8 +23,8 @@ LEAST_FILL = 0.9
 class Row:
     """One sequence of a trajectory as the model sees it; all [T], entry t about token t.
 
-    `staleness` counts steps from the version that sampled a token to the batch's; it, `advantages`
-    and `behaviour_logprobs` are 0 where the policy sampled nothing.
+    `staleness` counts steps from the version that sampled a token to the batch's; it, `advantages`,
+    `behaviour_logprobs` and `rewards` are 0 where the policy sampled nothing.
     """
 
     tokens: NDArray[np.int64]
@@ -32,8 +32,8 @@ class Row:
     behaviour_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float32]
     staleness: NDArray[np.int32]
+    rewards: NDArray[np.float32]  # what each token earned; NaN at the last: nobody could score it
     coefficient: float  # factor of each of its token losses
-    reward: float = math.nan  # its rollout's; NaN: none
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -53,13 +53,22 @@ class MicroBatch:
     behaviour_logprobs: Tensor  # float32[B, T]
     advantages: Tensor  # float32[B, T]
     staleness: Tensor  # int32[B, T]
+    rewards: Tensor  # float32[B, T]; NaN in a row that nobody could score
     coefficients: Tensor  # float32[B]
-    rewards: Tensor  # float32[B], of each row's rollout; NaN where there is none
 
     @property
     def rows(self) -> Tensor:
         """int64[N]: the row of each action token, in the order in which the mask lists them."""
         return self.loss_mask.nonzero()[:, 0]
+
+    @property
+    def actions(self) -> Tensor:
+        """int64[N]: the number of each action token's action, counted through the micro-batch; two
+        with no observation between them are one.
+        """
+        before = torch.nn.functional.pad(self.loss_mask[:, :-1], (1, 0))
+        begins = (self.loss_mask & ~before).flatten().cumsum(0)
+        return begins[self.loss_mask.flatten()] - 1
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on a device."""
@@ -72,6 +81,7 @@ _EMPTY_ROW = Row(
     behaviour_logprobs=np.zeros(2, np.float32),
     advantages=np.zeros(2, np.float32),
     staleness=np.zeros(2, np.int32),
+    rewards=np.zeros(2, np.float32),
     coefficient=0.0,
 )
 
@@ -81,9 +91,17 @@ def to_row(
     advantage: float,
     newest_version: int,
     coefficient: float,
+    *,
     reward: float = math.nan,
+    turn_weight: float = 0.0,
+    turn_credit: Sequence[float] = (),
 ) -> Row:
-    """Lay a sequence out; its action segments are the loss mask."""
+    """Lay a sequence out; its action segments are the loss mask. `turn_credit` (none: 0) is added
+    to the advantage of each turn.
+
+    A turn's own reward, times `turn_weight`, stands at its last token, and what then is left of the
+    rollout's `reward` at the last of all: together they are that reward.
+    """
     tokens = sequence.tokens.astype(np.int64)
     row = Row(
         tokens=tokens,
@@ -91,17 +109,21 @@ def to_row(
         behaviour_logprobs=np.zeros(len(tokens), np.float32),
         advantages=np.zeros(len(tokens), np.float32),
         staleness=np.zeros(len(tokens), np.int32),
+        rewards=np.zeros(len(tokens), np.float32),
         coefficient=coefficient,
-        reward=reward,
     )
     start = len(sequence.prompt_tokens)
-    for turn in sequence.turns:
+    credit = turn_credit or [0.0] * len(sequence.turns)
+    for turn, own in zip(sequence.turns, credit, strict=True):
         action = slice(start, start + len(turn.action_tokens))
         row.loss_mask[action] = True
         row.behaviour_logprobs[action] = turn.behaviour_logprobs
-        row.advantages[action] = advantage
+        row.advantages[action] = advantage + own
         row.staleness[action] = newest_version - turn.policy_versions
+        row.rewards[action.stop - 1] = turn_weight * turn.reward
         start = action.stop + len(turn.observation_tokens)
+    earlier = sum(turn.reward for turn in sequence.turns[:-1])
+    row.rewards[action.stop - 1] = reward - turn_weight * earlier
     return row
 
 
@@ -181,6 +203,6 @@ def pad(row_ids: Sequence[int], rows: Sequence[Row]) -> MicroBatch:
         behaviour_logprobs=stack("behaviour_logprobs"),
         advantages=stack("advantages"),
         staleness=stack("staleness"),
+        rewards=stack("rewards"),
         coefficients=torch.tensor([row.coefficient for row in chosen]),
-        rewards=torch.tensor([row.reward for row in chosen]),
     )

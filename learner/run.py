@@ -90,7 +90,9 @@ class Run:
             raise BadBatch(f"batch of step {batch.step} after step {self.step}: {REMEDY}")
         begun = time.perf_counter()
         with phase(f"update of step {batch.step}", self.config.learner.step_deadline_s):
-            gauges = self.trainer.learn(build_shares(batch, self.config.learner, self.vocabulary))
+            turn_weight = self.config.rewards.weights.environment
+            shares = build_shares(batch, self.config.learner, self.vocabulary, turn_weight)
+            gauges = self.trainer.learn(shares)
         self.step = batch.step
         seconds = time.perf_counter() - begun
         rate = gauges["learner/tokens"] / seconds

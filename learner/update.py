@@ -1,20 +1,13 @@
-"""One optimiser step: credit by a critic where there is one, centre of the trust region, corrected
-loss, gradient, step, averages.
+"""One optimiser step: what the other policies say of the batch, credit, corrected loss, gradient,
+step, averages.
 
-Every sum and ratio skips tokens that the policy did not sample.
-
-Where nothing is clipped or truncated, a token's gradient is multiplied by current over behaviour in
-every mode, each factor once:
-
-    learner.proximal        behaviour weight         policy ratio, in the objective
-    ema, start_of_update    proximal / behaviour     current / proximal
-    behaviour               1, or 0 where rejected   current / behaviour
-    any, with "reinforce"   current / behaviour      none
+Every sum and ratio skips tokens that the policy did not sample. Which weight enters where:
+`learner/algorithm/correction.py`.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,25 +16,36 @@ from torch import Tensor
 
 from configs.schema import LearnerConfig
 from learner.algorithm import kl
-from learner.algorithm.importance import (
-    behaviour_ratio,
-    behaviour_weights,
-    log_ratio,
-    sequence_means,
+from learner.algorithm.correction import (
+    ActionTokens,
+    bonus,
+    looks_ahead,
+    loss_as_scored,
+    token_loss,
 )
-from learner.algorithm.loss import TokenLoss, sampled
-from learner.algorithm.objectives import Terms, choose
+from learner.algorithm.importance import log_ratio
+from learner.algorithm.objectives import ClipBounds, moment_bounds
+from learner.algorithm.schedule import scaled_rate
 from learner.batch import TrainingBatch, credit_gauges, credit_of
 from learner.diagnostics import TokenFacts, diagnose
 from learner.errors import Diverged
 from learner.model.anchor import Anchored, anchored
 from learner.model.credit import Critic, judge, policy_rate, teach
 from learner.model.ema import Averages, Ema
-from learner.model.head import ChunkLoss
 from learner.packing import MicroBatch
 
 if TYPE_CHECKING:  # importing it imports DeepSpeed
     from learner.model.engine import Engine
+
+
+class Scored(NamedTuple):
+    """A micro-batch's N action tokens before the step, float32[N]; None where its loss is made
+    without.
+    """
+
+    proximal: Tensor | None
+    current: Tensor | None
+    anchor: Anchored
 
 
 def update(
@@ -56,12 +60,15 @@ def update(
     `critic`: of `learner.baseline: critic`. Raises Diverged on a non-finite loss or gradient.
     """
     micro_batches = [micro.to(engine.device) for micro in batch.micro_batches]
+    scored = score(engine, averages, micro_batches, batch.temperature, config)
     if critic is None:
-        return batch.gauges | _step(engine, averages, batch, micro_batches, config)
-    judged, judgements, gauges = judge(critic, micro_batches, config)
-    made = _step(engine, averages, batch, judged, config)
+        credited, credit = recredit(engine, batch, micro_batches, scored, config)
+        return batch.gauges | credit | _step(engine, averages, batch, credited, scored, config)
+    penalties, taken = penalise(engine, batch, micro_batches, scored, config)
+    judged, judgements, credit = judge(critic, micro_batches, config, penalties)
+    made = _step(engine, averages, batch, judged, scored, config)
     taught = teach(critic, judged, judgements, batch.step, config)
-    return batch.gauges | gauges | made | taught
+    return batch.gauges | taken | credit | made | taught
 
 
 def _step(
@@ -69,183 +76,62 @@ def _step(
     averages: Averages,
     batch: TrainingBatch,
     micro_batches: list[MicroBatch],
+    scored: Sequence[Scored],
     config: LearnerConfig,
 ) -> dict[str, float]:
     """The policy's step on these micro-batches of the batch, whose advantages are known."""
-    step = batch.step
-    temperature = batch.temperature
-    current: list[Tensor | None] = [None] * len(micro_batches)
-    if looks_ahead(config):
-        current = [engine.score(micro, temperature).logprobs for micro in micro_batches]
-    nears = logprobs_under(engine, averages.proximal, micro_batches, temperature)
-    anchors = anchored(engine, averages.anchor, micro_batches, temperature, config)
-    penalties: dict[str, float] = {}
-    if config.kl_in == "reward":
-        micro_batches, penalties = penalise(engine, batch, micro_batches, current, anchors, config)
+    step, bounds = batch.step, step_bounds(engine, micro_batches, scored, config)
     facts = []
-    for micro, near, now, far in zip(micro_batches, nears, current, anchors, strict=True):
-        tokens = ActionTokens.of(micro)
-        if near is None and now is None:
-            unscored = loss_as_scored(tokens, far.logprobs, config, far.topk)
-            scores = engine.accumulate(micro, temperature, unscored, candidates=far.ids)
-            loss = token_loss(tokens, None, scores.logprobs, far.logprobs, config, far.topk)
-        else:
-            loss = token_loss(tokens, near, now, far.logprobs, config, far.topk)
-            scores = engine.accumulate(micro, temperature, loss, candidates=far.ids)
-        facts.append(TokenFacts.of(micro, loss, scores, config.centre == "behaviour"))
+    for micro, known in zip(micro_batches, scored, strict=True):
+        facts.append(_accumulate(engine, micro, known, batch.temperature, bounds, config))
     gauges = diagnose(engine.gather(facts), config)
     if not math.isfinite(gauges["learner/loss"]):
         raise Diverged(f"step {step}: the loss is {gauges['learner/loss']}")
-    lr = policy_rate(step, config)
+    ess = gauges.get("learner/current_ess_sequence", 1.0)
+    lr = scaled_rate(policy_rate(step, config), ess, config.ess_base)
     grad_norm = engine.step(lr)
     if not math.isfinite(grad_norm):
         raise Diverged(f"step {step}: the gradient's norm is {grad_norm}")
     averages.update(engine)
     gauges |= averages.gauges(batch.gauges.get("replay/staleness", 0.0))
-    gauges = penalties | gauges
     return {"learner/grad_norm": grad_norm, "learner/lr": lr} | gauges
 
 
-def looks_ahead(config: LearnerConfig) -> bool:
-    """True where the loss of a token needs the current log-probs of its whole sequence, or rollout:
-    one pass more.
-    """
-    if config.kl_in == "reward":
-        return True
-    if config.objective == "gspo" and config.centre != "start_of_update":
-        return True  # at the start of the update its sequence's ratio is 1
-    if config.behaviour_level == "token" or config.centre == "ema":
-        return False
-    if config.kl_coef and config.kl_weight != "none" and config.centre == "start_of_update":
-        return True
-    rules = ("mask",) if config.centre == "behaviour" else ("mask", "truncate")
-    return config.behaviour_weight in rules
-
-
-class ActionTokens(NamedTuple):
-    """A micro-batch's N action tokens, or some of them; all float[n] but `rows`, int64[n]."""
-
-    rows: Tensor  # each token's sequence
-    recorded: Tensor  # behaviour log-probs, finite or not
-    advantages: Tensor
-    coefficients: Tensor
-
-    @classmethod
-    def of(cls, micro: MicroBatch) -> "ActionTokens":
-        """All that a micro-batch has, in the order in which the mask lists them."""
-        mask, rows = micro.loss_mask, micro.rows
-        return cls(
-            rows, micro.behaviour_logprobs[mask], micro.advantages[mask], micro.coefficients[rows]
-        )
-
-    def part(self, chunk: slice) -> "ActionTokens":
-        """These tokens alone."""
-        return ActionTokens(*(values[chunk] for values in self))
-
-
-def loss_as_scored(
-    tokens: ActionTokens,
-    reference: Tensor | None,
+def _accumulate(
+    engine: "Engine",
+    micro: MicroBatch,
+    scored: Scored,
+    temperature: float,
+    bounds: ClipBounds | None,
     config: LearnerConfig,
-    topk: kl.TopK | None = None,
-) -> ChunkLoss:
-    """The loss of tokens whose weights are elementwise in their current log-probs: made chunk by
-    chunk, from those of the very pass that makes the gradient.
-    """
-
-    def loss(logprobs: Tensor, chunk: slice) -> Tensor:
-        far = None if reference is None else reference[chunk]
-        top, now = None if topk is None else topk.part(chunk), sampled(logprobs).detach()
-        return token_loss(tokens.part(chunk), None, now, far, config, top)(logprobs)
-
-    return loss
-
-
-def token_loss(
-    tokens: ActionTokens,
-    proximal: Tensor | None,
-    current: Tensor | None,
-    reference: Tensor | None,
-    config: LearnerConfig,
-    topk: kl.TopK | None = None,
-) -> TokenLoss:
-    """The loss of these tokens, from log-probs float[n] without gradient: the average's where that
-    is the centre, current where it is not or `looks_ahead`, and the anchor's where there is one,
-    with its candidates where there are some.
-
-    Tokens without a finite behaviour log-prob get weight 0 and finite terms; coefficients are the
-    batch's and stay.
-    """
-    objective, bounds, _ = choose(config)
-    rows, recorded = tokens.rows, tokens.recorded
-    usable = recorded.isfinite()
-    behaviour = torch.where(usable, recorded, 0.0)
-    if config.centre == "behaviour":
-        proximal = behaviour
-        weights = _accepted(current, behaviour, rows, usable, config)
+) -> TokenFacts:
+    """Add the gradient of a micro-batch."""
+    tokens, (near, now, far) = ActionTokens.of(micro), scored
+    given, own = (far.logprobs, config, far.topk), bonus(tokens, config)
+    if near is None and now is None:
+        unscored = loss_as_scored(tokens, *given)
+        scores = engine.accumulate(micro, temperature, unscored, own, candidates=far.ids)
+        loss = token_loss(tokens, None, scores.logprobs, *given)
     else:
-        proximal = current if proximal is None else proximal
-        assert proximal is not None
-        weights = _weights(log_ratio(proximal, recorded, usable), rows, usable, config)
-    sequence = _sequence_log_ratio(current, proximal, rows, usable, config)
-    return TokenLoss(
-        objective=objective,
-        bounds=bounds,
-        terms=Terms(proximal, behaviour, tokens.advantages, sequence),
-        weights=weights,
-        coefficients=tokens.coefficients,
-        reference=reference,
-        kl_estimator=config.kl_estimator or ("k1" if config.kl_in == "reward" else "k3++"),
-        kl_coef=config.kl_coef if config.kl_in == "loss" else 0.0,
-        kl_cap=config.behaviour_cap,
-        kl_ratios=_kl_ratios(proximal, tokens, usable, config),
-        topk=topk,
-    )
+        loss = token_loss(tokens, near, now, *given, bounds=bounds)
+        scores = engine.accumulate(micro, temperature, loss, own, candidates=far.ids)
+    return TokenFacts.of(micro, loss, scores, config)
 
 
-def _sequence_log_ratio(
-    current: Tensor | None, proximal: Tensor, rows: Tensor, usable: Tensor, config: LearnerConfig
-) -> Tensor:
-    """The mean of current − proximal over each token's sequence, where the objective needs it."""
-    if config.objective != "gspo" or current is proximal:
-        return torch.zeros_like(proximal)
-    assert current is not None
-    return sequence_means(log_ratio(current, proximal, usable), rows, usable)[rows]
-
-
-def _kl_ratios(
-    proximal: Tensor, tokens: ActionTokens, usable: Tensor, config: LearnerConfig
-) -> Tensor | None:
-    """The behaviour ratios by which the KL is weighted, whatever rule the policy's loss has."""
-    if config.kl_weight == "none":
-        return None
-    if config.centre == "behaviour":
-        return torch.ones_like(proximal)
-    log_ratios = log_ratio(proximal, tokens.recorded, usable)
-    return behaviour_ratio(log_ratios, tokens.rows, usable, config.behaviour_level)
-
-
-def _weights(log_ratios: Tensor, rows: Tensor, usable: Tensor, config: LearnerConfig) -> Tensor:
-    return behaviour_weights(
-        behaviour_ratio(log_ratios, rows, usable, config.behaviour_level),
-        usable,
-        rule=config.behaviour_weight,
-        floor=config.behaviour_floor,
-        cap=config.behaviour_cap,
-    )
-
-
-def _accepted(
-    current: Tensor | None, behaviour: Tensor, rows: Tensor, usable: Tensor, config: LearnerConfig
-) -> Tensor:
-    """With two policies the policy ratio holds the whole correction: the weight only rejects, by
-    current over behaviour; a truncation is the objective's own business.
-    """
-    if config.behaviour_weight != "mask":
-        return usable.to(behaviour)
-    assert current is not None
-    weights = _weights(log_ratio(current, behaviour, usable), rows, usable, config)
-    return weights.ne(0.0).to(behaviour)
+def score(
+    engine: "Engine",
+    averages: Averages,
+    micro_batches: list[MicroBatch],
+    temperature: float,
+    config: LearnerConfig,
+) -> list[Scored]:
+    """What the policies that a step needs say of its tokens: a pass of each, without gradient."""
+    current: list[Tensor | None] = [None] * len(micro_batches)
+    if looks_ahead(config):
+        current = [engine.score(micro, temperature).logprobs for micro in micro_batches]
+    nears = logprobs_under(engine, averages.proximal, micro_batches, temperature)
+    anchors = anchored(engine, averages.anchor, micro_batches, temperature, config)
+    return list(map(Scored, nears, current, anchors))
 
 
 def logprobs_under(
@@ -258,30 +144,109 @@ def logprobs_under(
         return [engine.score(micro, temperature).logprobs for micro in micro_batches]
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """One micro-batch's N action tokens; every field is [N] and has no gradient."""
+
+    log_ratio: Tensor  # current − proximal; 0 where not usable
+    advantages: Tensor
+
+
+def step_bounds(
+    engine: "Engine",
+    micro_batches: list[MicroBatch],
+    scored: Sequence[Scored],
+    config: LearnerConfig,
+) -> ClipBounds | None:
+    """The clip bounds that all tokens of the step have together; None: the configured ones."""
+    if config.second_moment is None:
+        return None
+    moved = []
+    for micro, (near, now, _) in zip(micro_batches, scored, strict=True):
+        assert now is not None
+        recorded = micro.behaviour_logprobs[micro.loss_mask]
+        old, usable = recorded if near is None else near, recorded.isfinite()
+        moved.append(Moved(log_ratio(now, old, usable), micro.advantages[micro.loss_mask]))
+    gathered = engine.gather(moved)
+    log_ratios = torch.cat([part.log_ratio for part in gathered])
+    advantages = torch.cat([part.advantages for part in gathered])
+    return moment_bounds(log_ratios, advantages, config.second_moment)
+
+
+def recredit(
+    engine: "Engine",
+    batch: TrainingBatch,
+    micro_batches: list[MicroBatch],
+    scored: Sequence[Scored],
+    config: LearnerConfig,
+) -> tuple[list[MicroBatch], dict[str, float]]:
+    """The micro-batches with the advantages that follow from what the policies say of each whole
+    rollout, wherever its rows lie, and the gauges that say so; both as given where none does.
+    """
+    in_reward, optimal = config.kl_in == "reward", config.baseline == "optimal"
+    if not (in_reward or optimal):
+        return micro_batches, {}
+    rewards = [torch.tensor(group, dtype=torch.float64) for group in batch.rewards]
+    log_ratios: Sequence[Tensor] = ()
+    gauges: dict[str, float] = {}
+    if optimal:
+        moved = [_moved(micro, each) for micro, each in zip(micro_batches, scored, strict=True)]
+        totals = _over_rollouts(engine, batch, micro_batches, moved)
+        log_ratios = totals.split([len(group) for group in rewards])
+    if in_reward:
+        totals = _over_rollouts(engine, batch, micro_batches, list(map(_k1, scored)))
+        rewards = kl.penalised(rewards, totals, config.kl_coef)
+        gauges["learner/kl_penalty"] = config.kl_coef * float(totals.mean())
+    counts = [torch.tensor(group) for group in batch.action_counts]
+    credit = credit_of(rewards, counts, log_ratios, config)
+    flat = torch.tensor(list(chain.from_iterable(credit)), dtype=torch.float32)
+    own = flat.to(engine.device)[torch.tensor(batch.rollouts, device=engine.device)]
+    recredited = [
+        replace(micro, advantages=own[micro.row_ids].unsqueeze(-1) * micro.loss_mask)
+        for micro in micro_batches
+    ]
+    return recredited, gauges | credit_gauges(credit)
+
+
 def penalise(
     engine: "Engine",
     batch: TrainingBatch,
     micro_batches: list[MicroBatch],
-    current: Sequence[Tensor | None],
-    anchors: Sequence[Anchored],
+    scored: Sequence[Scored],
     config: LearnerConfig,
-) -> tuple[list[MicroBatch], dict[str, float]]:
-    """The micro-batches with the advantages of rewards that the KL of the whole rollout is taken
-    off, wherever its rows lie, and the gauges that say so.
+) -> tuple[list[Tensor] | None, dict[str, float]]:
+    """What the KL takes off the reward of each token, float[N] of a micro-batch, and the gauge that
+    says so; None where it is not in the reward.
     """
+    if config.kl_in != "reward":
+        return None, {}
+    penalties = [config.kl_coef * _k1(each) for each in scored]
+    totals = _over_rollouts(engine, batch, micro_batches, penalties)
+    return penalties, {"learner/kl_penalty": float(totals.mean())}
+
+
+def _moved(micro: MicroBatch, scored: Scored) -> Tensor:
+    """current − behaviour, float[N]; 0 where that was not recorded."""
+    assert scored.current is not None
+    recorded = micro.behaviour_logprobs[micro.loss_mask]
+    return log_ratio(scored.current, recorded, recorded.isfinite())
+
+
+def _k1(scored: Scored) -> Tensor:
+    """current − anchor, float[N]."""
+    assert scored.current is not None and scored.anchor.logprobs is not None
+    return scored.current - scored.anchor.logprobs
+
+
+def _over_rollouts(
+    engine: "Engine",
+    batch: TrainingBatch,
+    micro_batches: list[MicroBatch],
+    values: Sequence[Tensor],
+) -> Tensor:
+    """float64[rollouts]: the sums of the tokens' values float[N], over all ranks."""
     rollouts = torch.tensor(batch.rollouts, device=engine.device)
-    rewards = [torch.tensor(group, dtype=torch.float64) for group in batch.rewards]
-    sums = torch.zeros(sum(map(len, rewards)), dtype=torch.float64, device=engine.device)
-    for micro, now, far in zip(micro_batches, current, anchors, strict=True):
-        assert now is not None and far.logprobs is not None
-        sums.index_add_(0, rollouts[micro.row_ids[micro.rows]], (now - far.logprobs).double())
-    totals = torch.tensor(engine.total(sums.tolist()), dtype=torch.float64)
-    credit = credit_of(kl.penalised(rewards, totals, config.kl_coef), config)
-    flat = torch.tensor(list(chain.from_iterable(credit)), dtype=torch.float32)
-    own = flat.to(engine.device)[rollouts]
-    penalised = [
-        replace(micro, advantages=own[micro.row_ids].unsqueeze(-1) * micro.loss_mask)
-        for micro in micro_batches
-    ]
-    penalty = {"learner/kl_penalty": config.kl_coef * float(totals.mean())}
-    return penalised, penalty | credit_gauges(credit)
+    sums = torch.zeros(sum(map(len, batch.rewards)), dtype=torch.float64, device=engine.device)
+    for micro, own in zip(micro_batches, values, strict=True):
+        sums.index_add_(0, rollouts[micro.row_ids[micro.rows]], own.double())
+    return torch.tensor(engine.total(sums.tolist()), dtype=torch.float64)

@@ -209,7 +209,9 @@ def learn(trainer: "Trainer", batch: Batch) -> float:
 
     begun, learner = time.monotonic(), trainer.config.learner
     with status(f"learning step {batch.step}"):
-        built = build(batch, learner, vocabulary_of(trainer.config.model.path))
+        vocabulary = vocabulary_of(trainer.config.model.path)
+        turn_weight = trainer.config.rewards.weights.environment
+        built = build(batch, learner, vocabulary, turn_weight)
         loss = trainer.learn([built])["learner/loss"]
     seconds = f"update {time.monotonic() - begun:.2f} s"
     print(f"step {batch.step}/{learner.total_steps}  loss {loss:+.3f}  {seconds}", flush=True)

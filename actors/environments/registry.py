@@ -153,6 +153,12 @@ def require_acting(config: Config) -> None:
             f"{settings.name!r}, which gives no rewards: set it to 0, or name an environment of "
             "your own"
         )
+    if settings.name in _BUILT_IN and (credit := config.learner.turn_credit):
+        raise ConfigError(
+            f"learner.turn_credit = {credit!r} acts on nothing with environment.name = "
+            f"{settings.name!r}, whose turns earn nothing: set it to 0, or name an environment of "
+            "your own"
+        )
     if settings.name not in ("no_search", "rag"):
         return
     for name in ("tools", "queries_per_turn", "tell_budget", "force_answer"):

@@ -9,14 +9,6 @@ length, is no step: it has no value and no reward, and credit goes across it und
 import torch
 from torch import Tensor
 
-VARIANCE_FLOOR = 1e-8
-
-
-def rewards_at_the_end(rewards: Tensor, mask: Tensor) -> Tensor:
-    """float[B, T]: each sequence's reward, float[B], at its last action token, 0 elsewhere."""
-    last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
-    return torch.where(last, rewards[:, None], 0.0)
-
 
 def gae(
     rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, gae_lambda: float
@@ -38,12 +30,6 @@ def gae(
         following = torch.where(acts, credit, following)
         following_value = torch.where(acts, value, following_value)
     return advantages, torch.where(mask, advantages + values, 0.0)
-
-
-def whitened(advantages: Tensor, mask: Tensor, *, mean: float, variance: float) -> Tensor:
-    """(A − mean) / √(variance + 1e-8) on the mask, 0 off it."""
-    scale = (variance + VARIANCE_FLOOR) ** 0.5
-    return torch.where(mask, (advantages - mean) / scale, 0.0)
 
 
 def value_losses(

@@ -1,7 +1,7 @@
 """The loss of one micro-batch: objective × behaviour weight × coefficient, plus the KL to the
-anchor. Here alone weights multiply, masks act and tokens are summed.
+anchor and the likelihood guard. Here alone weights multiply, masks act and tokens are summed.
 
-    loss = Σ_t c_t (w_t L_t + kl_coef · (H_t + sg(min(r_t ρ_t, C)) · K_t))
+    loss = Σ_t c_t (w_t L_t + kl_coef · (H_t + sg(min(r_t ρ_t, C)) · K_t) + guard_t G_t)
 
 r_t ρ_t, behaviour ratio times policy ratio, is the whole correction of a token, whatever is done to
 r_t to make w_t. L_t holds its ρ_t already; an estimate K_t of the KL at the sampled token does not,
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from learner.algorithm import kl
+from learner.algorithm.guard import penalty
 from learner.algorithm.objectives import (
     ClipBounds,
     Objective,
@@ -36,7 +37,8 @@ from learner.algorithm.objectives import (
 class TokenLoss:
     """The loss of N action tokens. Tensors are float[N], without gradient; `weights` are 0 where a
     token must not act; without a `reference` there is no KL term. With `topk` the KL is over its
-    candidates, else `kl_estimator`'s; `kl_ratios` None: nothing of it is weighted.
+    candidates, else `kl_estimator`'s; `kl_ratios` None: nothing of it is weighted. `guards` are the
+    factors of the likelihood guard, 0 where it does not act.
     """
 
     objective: Objective
@@ -50,6 +52,7 @@ class TokenLoss:
     kl_cap: float = math.inf
     kl_ratios: Tensor | None = None
     topk: kl.TopK | None = None
+    guards: Tensor | None = None
 
     def __call__(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> Tensor:
         """Return the chunk's share of the step's loss, a scalar; `current_logprobs` float[n], or
@@ -63,6 +66,9 @@ class TokenLoss:
         losses = self.weights[chunk] * self.policy(current_logprobs, chunk).losses
         if self.reference is not None and self.kl_coef:
             losses = losses + self.kl_coef * self.divergence(table, chunk)
+        if self.guards is not None:
+            held = penalty(current_logprobs, self.terms.behaviour[chunk])
+            losses = losses + self.guards[chunk] * held
         return losses * self.coefficients[chunk]
 
     def policy(self, current_logprobs: Tensor, chunk: slice = slice(None)) -> PolicyLoss:

@@ -6,6 +6,7 @@ token by itself, so that they may be called on any slice, and neither mask, weig
 advantage, π and μ are the probabilities under the current and the behaviour policy.
 """
 
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -156,6 +157,25 @@ def reinforce(current_logprobs: Tensor, terms: Terms, bounds: ClipBounds) -> Pol
     """
     losses = -terms.advantages * current_logprobs
     return PolicyLoss(losses, torch.zeros_like(losses, dtype=torch.bool))
+
+
+def moment_bounds(log_ratios: Tensor, advantages: Tensor, budget: float) -> ClipBounds:
+    """M2PO's bounds [e^−τ, e^τ] of a whole batch (arXiv 2510.01161): wide where it is fresh.
+
+        H = {t: A_t log ρ_t > 0},   τ the largest with  mean_H min(log² ρ, τ²) ≤ budget
+
+    H are the tokens that the clip can act on: pushed where they have gone already. Where all of H
+    is within the budget nothing is clipped. As released, τ is the |log ρ| of a token; where that of
+    each is too large, √budget.
+    """
+    squares = log_ratios[advantages.sign() * log_ratios > 0].double().square().sort().values
+    count = len(squares)
+    if not count or float(squares.mean()) <= budget:
+        return ClipBounds(1.0, torch.inf)
+    beyond = torch.arange(count - 1, -1, -1, device=squares.device)
+    within = squares[squares.cumsum(0) + beyond * squares <= budget * count]
+    tau = float(within[-1] if len(within) else torch.tensor(budget)) ** 0.5
+    return ClipBounds(-math.expm1(-tau), math.expm1(tau))
 
 
 # By the name that `learner.objective` gives them.

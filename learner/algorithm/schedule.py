@@ -19,3 +19,10 @@ def learning_rate(step: int, config: LearnerConfig) -> float:
     if config.lr_schedule == "cosine":
         decay = 0.5 - 0.5 * math.cos(math.pi * decay)
     return config.lr * warmup * decay
+
+
+def scaled_rate(rate: float, ess: float, base: float | None) -> float:
+    """The rate for a batch of this effective sample size in (0, 1]: lr · √min(1, ESS / base), as
+    its gradient's variance grows with 1 / ESS (VCPO, arXiv 2602.17616); `base` None: the rate.
+    """
+    return rate if base is None else rate * math.sqrt(min(1.0, ess / base))

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from configs.schema import LearnerConfig
-from learner.algorithm.gae import gae, rewards_at_the_end, value_losses, whitened
+from learner.algorithm.advantage import whitened
+from learner.algorithm.gae import gae, value_losses
 from learner.algorithm.schedule import learning_rate
 from learner.errors import Diverged
 from learner.model.value import ValueLoss
@@ -53,12 +54,19 @@ class Judgement(NamedTuple):
 
 
 def judge(
-    critic: Critic, micro_batches: Sequence[MicroBatch], config: LearnerConfig
+    critic: Critic,
+    micro_batches: Sequence[MicroBatch],
+    config: LearnerConfig,
+    penalties: Sequence[Tensor] | None = None,
 ) -> tuple[list[MicroBatch], list[Judgement], dict[str, float]]:
     """The micro-batches with their advantages, the judgements that the critic is taught by, and
-    gauges: one pass of the critic, without gradient.
+    gauges: one pass of the critic, without gradient. `penalties` float[N] are taken off what each
+    action token of a micro-batch earns.
     """
-    judgements = [_judgement(micro, critic.values(micro), config) for micro in micro_batches]
+    judgements = [
+        _judgement(micro, critic.values(micro), None if penalties is None else penalties[i], config)
+        for i, micro in enumerate(micro_batches)
+    ]
     moments = _moments(critic, judgements)
     judged = []
     for micro, each in zip(micro_batches, judgements, strict=True):
@@ -107,11 +115,15 @@ def policy_rate(step: int, config: LearnerConfig) -> float:
     return 0.0 if step <= config.critic.alone_steps else learning_rate(step, config)
 
 
-def _judgement(micro: MicroBatch, values: Tensor, config: LearnerConfig) -> Judgement:
-    mask = (micro.loss_mask & ~micro.rewards.isnan()[:, None]).cpu()
-    values = values.double().cpu()
+def _judgement(
+    micro: MicroBatch, values: Tensor, penalties: Tensor | None, config: LearnerConfig
+) -> Judgement:
+    mask = (micro.loss_mask & ~micro.rewards.isnan().any(1, keepdim=True)).cpu()
+    values, rewards = values.double().cpu(), micro.rewards.double().cpu()
+    if penalties is not None:
+        rewards[micro.loss_mask.cpu()] -= penalties.double().cpu()
     advantages, returns = gae(
-        rewards_at_the_end(micro.rewards.double().cpu(), mask),
+        rewards,
         values,
         mask,
         gamma=config.critic.gamma,

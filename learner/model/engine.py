@@ -258,13 +258,15 @@ class Engine(Training):
         micro: MicroBatch,
         temperature: float,
         loss: ChunkLoss,
+        bonus: Tensor | None = None,
         *,
         candidates: Tensor | None = None,
     ) -> TokenScores:
         """Add this share's gradient to the step's sum; return the scores it was made from, with
-        those of `candidates` int[N, k], which the loss is then given too.
+        those of `candidates` int[N, k], which the loss is then given too. `bonus` float[N]: how
+        much the entropy of each token takes off the loss.
         """
-        given = micro.tokens, micro.loss_mask, temperature, loss
+        given = micro.tokens, micro.loss_mask, temperature, loss, bonus
         logprobs, entropy, value = self._engine(*given, candidates=candidates)
         self._backward(value)
         return TokenScores.of(logprobs, entropy, candidates)

@@ -66,10 +66,13 @@ class LogProbHead(nn.Module):  # type: ignore[misc]
         targets: Tensor,
         temperature: float,
         loss: ChunkLoss | None = None,
+        bonus: Tensor | None = None,
+        *,
         likeliest: Candidates | None = None,
     ) -> HeadOutput:
         """Log-probs as targets and entropies float32[N], detached, and with `loss` the sum of its
-        values; `likeliest` is filled with the k likeliest tokens, likeliest first.
+        values, less Σ bonus · entropy where there is a `bonus`, float[N] without gradient;
+        `likeliest` is filled with the k likeliest tokens, likeliest first.
 
         hidden [N, H], targets int64[N] or, m to a position, int64[N, m]; logits (products in
         `dtype`; those of the gradient in the weights' own) are divided by `temperature`, and the
@@ -79,7 +82,16 @@ class LogProbHead(nn.Module):  # type: ignore[misc]
         """
         makes_gradient = loss is not None and torch.is_grad_enabled()
         exact = self.dtype != self.weight.dtype
-        task = _Task(targets, temperature, loss, likeliest, self.chunk_bytes, makes_gradient, exact)
+        task = _Task(
+            targets=targets,
+            temperature=temperature,
+            loss=loss,
+            bonus=bonus,
+            likeliest=likeliest,
+            chunk_bytes=self.chunk_bytes,
+            makes_gradient=makes_gradient,
+            exact=exact,
+        )
         scored: HeadOutput = _ChunkedScores.apply(hidden, self.weight, self.bias, task)
         return scored
 
@@ -89,6 +101,7 @@ class _Task:
     targets: Tensor
     temperature: float
     loss: ChunkLoss | None
+    bonus: Tensor | None
     likeliest: Candidates | None
     chunk_bytes: int
     makes_gradient: bool
@@ -117,10 +130,14 @@ class _ChunkedScores(torch.autograd.Function):  # type: ignore[misc]
                 continue
             share, slope = _evaluate(task.loss, logprobs[chunk], chunk, task.makes_gradient)
             value += share
+            if task.bonus is not None:
+                value -= (task.bonus[chunk] * entropy[chunk]).sum()
             if gradients is not None:
                 # d logprob / d logits = (onehot − p) / temperature; the logits hold total · p now.
                 slope = slope.view_as(targets) / task.temperature
-                logits.mul_(-slope.sum(-1, keepdim=True) / total).scatter_add_(-1, targets, slope)
+                less = None if task.bonus is None else task.bonus[chunk] / task.temperature
+                _spread(logits, total, slope.sum(-1, keepdim=True), less, entropy[chunk])
+                logits.scatter_add_(-1, targets, slope)
                 gradients.add(chunk, logits, hidden[chunk], weight)
         ctx.gradients = gradients
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (hidden, weight, bias)]
@@ -248,6 +265,23 @@ def _score(
     if likeliest is not None:
         likeliest.logprobs.copy_(highest - peak - log_total)
     return chosen - log_total, (log_total - weighted / total).squeeze(-1), total
+
+
+def _spread(
+    exponents: Tensor, total: Tensor, slope: Tensor, bonus: Tensor | None, entropy: Tensor
+) -> None:
+    """Turn exp(z) [n, V] into −slope · p − bonus · dH/dz, in place: dH/dz = −p (log p + H).
+
+    slope, total [n, 1], the slope of all targets together; bonus, entropy [n].
+    """
+    if bonus is None:
+        exponents.mul_(-slope / total)
+        return
+    bonus, entropy = bonus.unsqueeze(-1), entropy.unsqueeze(-1)
+    for part in exponents.split(SLICE_ENTRIES, dim=-1):
+        chances = part / total
+        torch.mul(chances, bonus * entropy - slope, out=part)
+        part.addcmul_(torch.special.xlogy(chances, chances), bonus)
 
 
 def _evaluate(

@@ -68,12 +68,13 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
         loss_mask: Tensor,
         temperature: float,
         loss: ChunkLoss | None = None,
+        bonus: Tensor | None = None,
         *,
         candidates: Tensor | None = None,
         likeliest: Candidates | None = None,
     ) -> HeadOutput:
         """Log-probs and entropies float32[N] of the tokens where `loss_mask`, detached, and with
-        `loss` its value, the only one with a gradient.
+        `loss` its value less the entropy `bonus`, the only one with a gradient.
 
         With `candidates` int[N, k] the log-probs are [N, 1 + k], theirs beside each token's own;
         `likeliest` is filled with the likeliest. tokens int64[B, T] and loss_mask bool[B, T] are
@@ -88,7 +89,7 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
         if candidates is not None:
             targets = torch.cat([targets.unsqueeze(-1), candidates.to(targets)], -1)
         scored: HeadOutput = self.head(
-            hidden[:, :-1][predicts], targets, temperature, loss, likeliest
+            hidden[:, :-1][predicts], targets, temperature, loss, bonus, likeliest=likeliest
         )
         return scored
 

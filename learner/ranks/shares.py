@@ -17,6 +17,7 @@ class Envelope(msgspec.Struct, frozen=True):
     micro_batches: int
     gauges: dict[str, float]
     rewards: tuple[tuple[float, ...], ...]
+    action_counts: tuple[tuple[int, ...], ...]
     rollouts: tuple[int, ...]
     tensors: bytes
 
@@ -34,6 +35,7 @@ def encode_share(share: TrainingBatch) -> bytes:
         micro_batches=len(share.micro_batches),
         gauges=share.gauges,
         rewards=share.rewards,
+        action_counts=share.action_counts,
         rollouts=share.rollouts,
         tensors=save(tensors),
     )
@@ -54,5 +56,6 @@ def decode_share(encoded: bytes) -> TrainingBatch:
         micro_batches=micro_batches,
         gauges=envelope.gauges,
         rewards=envelope.rewards,
+        action_counts=envelope.action_counts,
         rollouts=envelope.rollouts,
     )

@@ -134,7 +134,8 @@ def learn(recording: Recording, overrides: Sequence[str], steps: int) -> Iterato
     try:
         for batch in itertools.islice(recording.batches(), steps):
             trainer.config = learner_config(recording.in_force(batch.step))
-            built = build(batch, trainer.config.learner, vocabulary)
+            turn_weight = trainer.config.rewards.weights.environment
+            built = build(batch, trainer.config.learner, vocabulary, turn_weight)
             gauges = trainer.learn([built])
             reported = recording.reports.get(batch.step, {}).get("learner/loss")
             named = {name: gauges.get(gauge) for name, gauge in GAUGES.items()}

@@ -123,14 +123,21 @@ class Pace:
 
     @property
     def passes(self) -> int:
-        """Forward passes that a step costs: backward is two, made anew one, an average one, and a
-        critic's values one beside its own updates.
+        """Forward passes that a step costs: backward is two, made anew one, an average one, one
+        where the loss of a token needs what is known of all, and a critic's values one beside its
+        own updates.
         """
         learner = self.config.learner
         averages = (learner.centre == "ema") + (learner.anchor != "none")
+        ahead = (
+            learner.guard != "none"
+            or learner.second_moment is not None
+            or learner.baseline == "optimal"
+            or learner.kl_in == "reward"
+        )
         update = 3 + learner.gradient_checkpointing
         critic = 1 + update * learner.critic.updates if learner.baseline == "critic" else 0
-        return update + averages + critic
+        return update + averages + ahead + critic
 
     def _learn_s(self, tokens: int) -> float:
         spent = 2 * self.model.parameters * self.passes * tokens

@@ -330,18 +330,30 @@ def _records(config: Config) -> Iterator[str]:
 
 
 def _signal(config: Config) -> Iterator[str]:
-    if config.replay.group_size > 1 or not config.learner.total_steps:
+    """Yield the contradictions that leave a rollout nothing to be compared with."""
+    baseline, replay = config.learner.baseline, config.replay
+    if not config.learner.total_steps:
         return
-    if config.learner.baseline != "critic":
+    if baseline == "leave_one_out" and replay.group_size == 1:
+        yield (
+            "replay.group_size = 1 with learner.baseline = 'leave_one_out': without it no sibling "
+            "is left: give 2 or more, or take learner.baseline=none learner.advantage_std=whiten"
+        )
+    elif baseline in ("mean", "optimal") and replay.group_size == 1:
         yield (
             "replay.group_size = 1: an advantage is a reward less the mean of its group's, which "
             "is always 0 in a group of one, and nothing would be learned: give 2 or more, or "
             "learner.baseline=critic"
         )
-    elif config.replay.drop_no_signal:
+    elif replay.drop_no_signal and replay.group_size == 1:
         yield (
             "replay.drop_no_signal = True with replay.group_size = 1: a group of one has equal "
             "rewards, and every one would be dropped: set it to false"
+        )
+    elif replay.drop_no_signal and baseline == "none":
+        yield (
+            "replay.drop_no_signal = True with learner.baseline = 'none': equal rewards are a "
+            "signal there: set it to false"
         )
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from configs.load import ConfigError, parse
 
-KL = ["learner.kl_in=reward", "learner.kl_coef=0.001", "learner.anchor=frozen"]
 PPO = ["learner.baseline=critic", "learner.advantage_std=whiten"]
 
 
@@ -18,10 +17,9 @@ def test_a_critic_is_configured() -> None:
     [
         (["learner.critic.gamma=0.9"], "learner.critic.gamma = 0.9 acts on nothing with"),
         (["learner.baseline=critic"], "learner.advantage_std = 'group' is the spread of"),
-        (["learner.advantage_std=whiten"], "learner.advantage_std = 'whiten' needs"),
+        ([*PPO, "learner.turn_credit=1"], "learner.turn_credit = 1.0 with learner.baseline = 'cr"),
         ([*PPO, "learner.critic.value_clip=0.5"], "learner.critic.value_clip = 0.5 acts on"),
         ([*PPO, "learner.critic.gamma=0"], "gamma"),
-        ([*PPO, *KL], "learner.kl_in = 'reward' is not offered with"),
         ([*PPO, "learner.critic.gae_lambda=1.1"], "gae_lambda"),
     ],
 )

@@ -1,5 +1,6 @@
 """Configuration: overrides, types, and errors that name field, value and remedy."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -70,6 +71,15 @@ def test_overrides_win_and_types_are_kept(yaml_file: Path) -> None:
             ["kl_weight = 'truncate' acts on nothing with learner.kl_tail = False"],
         ),
         ("learner.reduction=constant_length", ["learner.constant_length_tokens"]),
+        ("learner.rejection=mean_k3", ["'mean_k3' needs learner.rejection_bound above 0"]),
+        ("learner.rejection_bound=0.1", ["learner.rejection_bound = 0.1 acts on nothing"]),
+        ("learner.rejection=veto", ["learner.rejection", "veto", "'max_k3'"]),
+        ("learner.guard=action", ["learner.guard = 'action' needs learner.guard_coef"]),
+        ("learner.guard_coef=0.1", ["learner.guard_coef = 0.1 acts on nothing"]),
+        ("learner.baseline=none", ["learner.advantage_std = 'group'", "set it to 'whiten'"]),
+        ("learner.turn_discount=0.9", ["learner.turn_discount = 0.9 acts on nothing"]),
+        ("learner.second_moment=0", ["learner.second_moment", "0", "> 0.0"]),
+        ("learner.ess_base=1.5", ["learner.ess_base", "1.5", "<= 1.0"]),
         ("learner.offload=disk", ["learner.offload = 'disk'", "'none', 'cpu'"]),
         ("learner.behaviour_floor=3", ["learner.behaviour_floor", "3", "behaviour_cap", "2"]),
         ("learner={objective: reinforce, clip_low: 0.1}", ["clip_low", "0.1", "'reinforce'"]),
@@ -320,6 +330,33 @@ def test_another_engine_is_another_run(yaml_file: Path) -> None:
     other = load(yaml_file, ["actors.engine.kv_cache_dtype=fp8"])
     assert differences(plain, other) == {"actors.engine": ({}, {"kv_cache_dtype": "fp8"})}
     assert differences(other, plain) == {"actors.engine": ({"kv_cache_dtype": "fp8"}, {})}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["objective=cispo"], "acts on nothing with learner.objective = 'cispo'"),
+        (["proximal=start_of_update"], "learner.proximal = 'start_of_update', where every ratio"),
+        (["clip_high=0.3"], "takes the place of learner.clip_low and clip_high"),
+    ],
+)
+def test_a_second_moment_that_bounds_nothing_is_refused(overrides: list[str], said: str) -> None:
+    given = [f"learner.{each}" for each in ("second_moment=0.04", *overrides)]
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        parse("", given, "test")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["baseline=optimal"], "with learner.baseline = 'optimal', which is of whole rollouts"),
+        (["kl_in=reward", "kl_coef=0.1", "anchor=ema"], "with learner.kl_in = 'reward', which"),
+    ],
+)
+def test_credit_of_whole_rollouts_leaves_no_room_for_turns(overrides: list[str], said: str) -> None:
+    given = [f"learner.{each}" for each in ("turn_credit=1", *overrides)]
+    with pytest.raises(ConfigError, match=f"turn_credit = 1.0 {said}"):
+        parse("", given, "test")
 
 
 def test_the_kl_s_switches_are_told_apart_from_what_is_left_out(yaml_file: Path) -> None:

@@ -1,12 +1,13 @@
 """The recipes: what they say is what was published, and fits the GPUs they name."""
 
+import re
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 import pytest
 
-from configs.load import load
+from configs.load import load, parse
 from configs.rewards import RewardWeights
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
@@ -37,6 +38,7 @@ SEARCH_R1 = {  # scripts/nq_hotpotqa/v0.2/train_grpo.sh
     "learner.kl_coef": 0.001,
     "learner.kl_estimator": "k3",
     "learner.anchor": "frozen",
+    "learner.entropy_coef": 0.001,
     "learner.advantage_std": "group",
     "learner.lr": 1e-6,
     "learner.lr_schedule": "constant",
@@ -65,7 +67,8 @@ PPO = SEARCH_R1 | {  # scripts/nq_hotpotqa/v0.2/train_ppo.sh, and verl's ppo_tra
     "learner.critic.gamma": 1.0,
     "learner.critic.gae_lambda": 1.0,
     "learner.advantage_std": "whiten",
-    "learner.kl_estimator": None,  # k3++, for their KL in the reward
+    "learner.kl_in": "reward",
+    "learner.kl_estimator": None,
     "learner.warmup_steps": int(0.285 * 1005) * PPO_STEPS,
 }
 EMA_PG = SEARCH_R1 | {  # search/train_grpo_ema_pg.sh
@@ -77,7 +80,15 @@ EMA_PG = SEARCH_R1 | {  # search/train_grpo_ema_pg.sh
     "learner.anchor": "ema",
     "learner.anchor_tau": 0.9,
     "learner.anchor_period": 10 * PER_BATCH,
+    "learner.entropy_coef": 0.0,
     "learner.betas": (0.9, 0.95),
+}
+LLDS = SEARCH_R1 | {  # train_grpo_nqhot.sh
+    "actors.max_turns": 3,
+    "learner.eval_every": 50 * PER_BATCH,
+    "learner.checkpoint_every": 50 * PER_BATCH,
+    "learner.guard": "action",
+    "learner.guard_coef": 0.2,
 }
 ASEARCHER = {  # ASearcher/configs/asearcher_local.yaml
     "model.max_model_len": 12000,
@@ -118,6 +129,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "search_r1_3b_ppo": PPO,
     "search_r1_7b_ppo": PPO,
     "ema_pg_3b": EMA_PG,
+    "llds_3b": LLDS,
     "asearcher_7b": ASEARCHER,
 }
 FREE_OF_80, FREE_OF_24 = 79.0, 22.0  # GiB that CUDA shows of GPUs of 80 and of 24 GB
@@ -128,6 +140,7 @@ CASES = {  # configuration, model, GPUs, GiB of each
     "search_r1_3b_ppo": ("search_r1_3b_ppo", "Qwen2.5-3B", 8, FREE_OF_80),
     "search_r1_7b_ppo": ("search_r1_7b_ppo", "Qwen2.5-7B", 8, FREE_OF_80),
     "ema_pg_3b": ("ema_pg_3b", "Qwen2.5-3B", 8, FREE_OF_80),
+    "llds_3b": ("llds_3b", "Qwen2.5-3B", 8, FREE_OF_80),
     "asearcher_7b": ("asearcher_7b", "Qwen2.5-7B", 8, FREE_OF_80),
     "one_gpu": ("one_gpu", "Qwen2.5-0.5B", 1, FREE_OF_24),
     "base, 0.5B on one": ("base", "Qwen2.5-0.5B", 1, FREE_OF_24),
@@ -284,19 +297,46 @@ def test_the_comment_says_what_is_reckoned(name: str) -> None:
         {"kl_top_k": 0, "kl_estimator": "k3"},
         {"clip_high": 0.2},
         {"betas": (0.9, 0.999)},
+        {"entropy_coef": 0.001},
     ],
 )
 def test_each_change_of_ema_pg_can_be_taken_back_alone(taken_back: dict[str, Any]) -> None:
     plain, changed = recipe("search_r1_3b_grpo").learner, recipe("ema_pg_3b").learner
     different = {n for n in plain.__struct_fields__ if getattr(plain, n) != getattr(changed, n)}
     cadence = {"anchor_period", "eval_every", "checkpoint_every"}
-    assert different - cadence == {"anchor", "kl_top_k", "kl_estimator", "clip_high", "betas"}
+    changes = {"anchor", "kl_top_k", "kl_estimator", "clip_high", "betas", "entropy_coef"}
+    assert different - cadence == changes
     overrides = [
         f"learner.{field}={list(value) if isinstance(value, tuple) else value}"
         for field, value in taken_back.items()
     ]
     config = load(REPOSITORY / "configs" / "ema_pg_3b.yaml", overrides)
     assert config.learner == msgspec.structs.replace(changed, **taken_back)
+
+
+def methods() -> dict[str, str]:
+    """The switches of each method in the manual's table, a row without a name being the rest."""
+    text = (REPOSITORY / "docs" / "algorithms.md").read_text()
+    table = text.partition("## Recipes: a method by its switches")[2].partition("\n## ")[0]
+    rows, name = {}, ""
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and cells[0] != "method":
+            name = cells[0] or name
+            rows[name] = f"{rows.get(name, '')} {cells[1]}"
+    return rows
+
+
+@pytest.mark.parametrize(("method", "cell"), methods().items())
+def test_each_method_of_the_manual_is_what_its_switches_say(method: str, cell: str) -> None:
+    spans = [span for span in re.findall(r"`([^`]+)`", cell) if "=" in span]
+    assert spans, method
+    switches = [f"learner.{switch}" for span in spans for switch in span.split()]
+    changed = msgspec.structs.asdict(parse("", switches, method).learner)
+    assert len(switches) == len({switch.partition("=")[0] for switch in switches})
+    for switch in switches:
+        name, _, text = switch.removeprefix("learner.").partition("=")
+        assert str(changed[name]) == text or float(changed[name]) == float(text)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -49,10 +49,11 @@ class PlainEngine:
         micro: MicroBatch,
         temperature: float,
         loss: ChunkLoss,
+        bonus: Tensor | None = None,
         *,
         candidates: Tensor | None = None,
     ) -> TokenScores:
-        given = micro.tokens, micro.loss_mask, temperature, loss
+        given = micro.tokens, micro.loss_mask, temperature, loss, bonus
         logprobs, entropy, value = self.scorer(*given, candidates=candidates)
         value.backward()
         return TokenScores.of(logprobs, entropy, candidates)

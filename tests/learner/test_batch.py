@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,7 @@ from learner.batch import TrainingBatch, build, build_shares
 from learner.errors import BadBatch
 from replay.codec import decode_trajectory, encode_trajectory
 from replay.protocol import Batch
-from replay.trajectory import Sampling, Trajectory
+from replay.trajectory import Sampling, TokenSequence, Trajectory, Turn
 
 SMALL = LearnerConfig(micro_batch_tokens=60)
 
@@ -78,6 +79,40 @@ def rollouts(given: Batch) -> list[Trajectory]:
 def test_advantages_are_centred_within_each_group(batch: Callable[..., Batch]) -> None:
     advantages = credit(build(batch(), LearnerConfig(advantage_std="none"), vocabulary=MOST_IDS))
     assert advantages == pytest.approx([2 / 3, -1 / 3, -1 / 3] * 2)
+
+
+def test_each_turn_adds_its_own_credit_among_those_in_its_state(
+    batch: Callable[..., Batch], trajectory: Callable[..., Trajectory]
+) -> None:
+    ids = lambda *given: np.array(given, np.int32)  # noqa: E731
+
+    def rollout(sibling: int, read: int, *rewards: float, **fields: object) -> bytes:
+        turns = tuple(
+            Turn(ids(5, 6), np.float32([-1, -1]), ids(0, 0), ids(*[read] * (i == 0)), reward=r)
+            for i, r in enumerate(rewards)
+        )
+        made = trajectory(group_id=1, sibling=sibling, **{"reward": 1.0} | fields)
+        sequences = (TokenSequence(ids(2, 3), turns),)
+        return encode_trajectory(msgspec.structs.replace(made, sequences=sequences))
+
+    group = (
+        rollout(0, 7, 1.0, 2.0),
+        rollout(1, 7, 0.0, 4.0),
+        rollout(2, 9, 0.0, 1.0),  # it read something else: its second turn is alone
+        rollout(3, 7, 8.0, 8.0, reward=None, reward_cause="none"),
+    )
+    config = LearnerConfig(advantage_std="none", turn_credit=0.5, turn_discount=0.5)
+    given = msgspec.structs.replace(batch(groups=1), groups=(group,))
+    training = build(given, config, vocabulary=MOST_IDS)
+    found = {
+        int(row_id): micro.advantages[row][micro.loss_mask[row]].tolist()
+        for micro in training.micro_batches
+        for row, row_id in enumerate(micro.row_ids)
+    }
+    first = [1.0 + 0.5 * 2.0, 0.5 * 4.0, 0.5 * 1.0]  # step returns; of the second turns 2, 4 and 1
+    credit = [[0.5 * (each - 1.5)] * 2 for each in first]
+    expected = [credit[0] + [-0.5] * 2, credit[1] + [0.5] * 2, credit[2] + [0.0] * 2, [0.0] * 4]
+    assert [found[i] for i in range(4)] == [pytest.approx(each) for each in expected]
 
 
 def test_unscorable_is_left_out(

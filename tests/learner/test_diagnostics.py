@@ -20,7 +20,7 @@ def facts(**known: Any) -> TokenFacts:
     zeros = torch.zeros(count)
     dull: dict[str, Tensor] = dict.fromkeys((f.name for f in fields(TokenFacts)), zeros)
     dull |= {"rows": zeros.long(), "staleness": zeros.int()}
-    dull |= {"usable": zeros == 0, "clipped": zeros > 0}
+    dull |= {"usable": zeros == 0} | dict.fromkeys(("clipped", "rejected", "guarded"), zeros > 0)
     return TokenFacts(**dull | {name: torch.as_tensor(value) for name, value in known.items()})
 
 
@@ -87,6 +87,31 @@ def test_likelihood_changes_by_the_sign_of_the_advantage() -> None:
     ess = sum(ratios) ** 2 / sum(r * r for r in ratios) / len(ratios)
     assert gauges["learner/current_ess"] == pytest.approx(ess)
     assert gauges["learner/current_ratio_max"] == pytest.approx(math.exp(2.0))
+
+
+def test_the_sample_size_of_sequences_under_the_current_policy() -> None:
+    parts = [
+        facts(current=[-1.0, -2.0, -1.0], behaviour=[-1.5, -1.0, -2.0], rows=[0, 0, 1]),
+        facts(current=[-1.0], behaviour=[math.nan], usable=[False]),
+    ]
+    size = diagnose(parts, CONFIG)["learner/current_ess_sequence"]
+    assert size == pytest.approx(ess([math.exp(-0.5), math.exp(1.0)]))
+
+
+def test_what_is_rejected_or_guarded_is_counted_where_that_is_switched_on() -> None:
+    part = facts(
+        rejected=[True, False, False, False], guarded=[True, True, True, False],
+        usable=[True, True, False, True],
+    )  # fmt: skip
+    switched = LearnerConfig(
+        rejection="max_k3", rejection_bound=1.0, guard="action", guard_coef=0.1
+    )
+    gauges = diagnose([part], switched)
+    assert gauges["learner/rejected_fraction"] == pytest.approx(1 / 3)
+    assert gauges["learner/guarded_fraction"] == pytest.approx(3 / 4)
+    assert not {"learner/rejected_fraction", "learner/guarded_fraction"} & {
+        *diagnose([part], CONFIG)
+    }
 
 
 def test_mismatch_is_measured_on_fresh_tokens_alone() -> None:

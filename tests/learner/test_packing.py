@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.packing import LEAST_FILL, deal, pack, pack_shares, pad, to_row
-from replay.trajectory import Trajectory
+from replay.trajectory import TokenSequence, Trajectory
 
 lengths = st.lists(st.integers(1, 200), min_size=1, max_size=40)
 
@@ -75,6 +76,26 @@ def test_the_mask_is_what_the_policy_sampled(trajectory: Callable[..., Trajector
     assert row.behaviour_logprobs[row.loss_mask].tolist() == logprobs.tolist()
     assert set(row.advantages[row.loss_mask]) == {0.5} and not row.advantages[~row.loss_mask].any()
     assert set(row.staleness[row.loss_mask]) == {4} and not row.staleness[~row.loss_mask].any()
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_turns_earn_their_own_and_the_last_what_is_left(
+    trajectory: Callable[..., Trajectory], weight: float
+) -> None:
+    turns = [
+        msgspec.structs.replace(turn, reward=float(i + 1))
+        for i, turn in enumerate([*trajectory(seed=3).turns, *trajectory(seed=4).turns])
+    ]
+    sequence = TokenSequence(np.array([2, 3], np.int32), tuple(turns))
+    row = to_row(sequence, 0.0, 4, 1.0, reward=10.0, turn_weight=weight)
+    ends = np.cumsum([len(turn.action_tokens) for turn in turns]) - 1
+    expected = np.zeros(row.loss_mask.sum())
+    expected[ends] = [*(weight * turn.reward for turn in turns[:-1]), 0.0]
+    expected[-1] = 10.0 - expected.sum()
+    assert len(turns) > 2 and row.rewards[row.loss_mask].tolist() == expected.tolist()
+    assert not row.rewards[~row.loss_mask].any()
+    unscored = to_row(sequence, 0.0, 4, 1.0, turn_weight=weight)
+    assert np.isnan(unscored.rewards[row.loss_mask][-1])
 
 
 def test_padding_adds_only_masked_zeros(trajectory: Callable[..., Trajectory]) -> None:

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from configs.runtime.files import MOST_IDS
 from configs.schema import Config
-from learner.batch import TrainingBatch, build, build_shares
+from learner.algorithm.correction import ActionTokens, token_loss
+from learner.algorithm.kl import penalised
+from learner.algorithm.objectives import moment_bounds
+from learner.batch import TrainingBatch, build, build_shares, credit_of
 from learner.errors import Diverged
-from learner.model.anchor import anchored
 from learner.model.ema import Averages, Ema
-from learner.update import ActionTokens, logprobs_under, penalise, token_loss, update
+from learner.update import logprobs_under, recredit, score, step_bounds, update
 from replay.codec import decode_trajectory, encode_trajectory
 from replay.protocol import Batch
 from replay.trajectory import TokenSequence
@@ -94,12 +96,120 @@ def test_equals_the_algorithm_written_out(
         )
 
 
-def test_micro_batching_does_not_change_the_gradient(
+REGULARISED = {
+    "rejection": "mean_k2", "rejection_bound": 10.0, "entropy_coef": 0.1, "guard": "action",
+    "guard_coef": 0.3, "baseline": "none", "advantage_std": "whiten",
+}  # fmt: skip
+
+
+def test_the_entropy_bonus_is_part_of_loss_and_gradient(
     config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
+) -> None:
+    found = []
+    for coef in (0.0, 0.5):
+        learner = with_learner(config, entropy_coef=coef, proximal="start_of_update").learner
+        engine = make_plain_engine(config)
+        training = build(batch(), learner, vocabulary=MOST_IDS)
+        gauges = update(engine, Averages(None, None), training, learner)
+        found.append((gauges, engine.gradients))
+    (plain, before), (rewarded, after) = found
+    entropy = plain["learner/entropy"]
+    assert rewarded["learner/loss"] == pytest.approx(plain["learner/loss"] - 0.5 * entropy)
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def rollouts_moved(engine: Any, training: TrainingBatch) -> dict[int, float]:
+    """The sum of current − behaviour over each row's action tokens."""
+    own = [engine.score(m, training.temperature).logprobs for m in training.micro_batches]
+    return {
+        int(micro.row_ids[row]): float((lp - micro.behaviour_logprobs[micro.loss_mask])[
+            micro.rows == row].double().sum())
+        for micro, lp in zip(training.micro_batches, own, strict=True)
+        for row in range(len(micro.row_ids))
+    }  # fmt: skip
+
+
+def recredited_by(engine: Any, averages: Averages, training: TrainingBatch, learner: Any) -> Any:
+    micro_batches = list(training.micro_batches)
+    scored = score(engine, averages, micro_batches, training.temperature, learner)
+    return recredit(engine, training, micro_batches, scored, learner)
+
+
+def test_the_optimal_baseline_is_of_the_rollouts_own_ratios(
+    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
+) -> None:
+    learner = with_learner(config, baseline="optimal", micro_batch_tokens=60).learner
+    engine = make_plain_engine(config)
+    given = batch()
+    training = build(given, learner, vocabulary=MOST_IDS)
+    moved = rollouts_moved(engine, training)
+    recredited, gauges = recredited_by(engine, Averages(None, None), training, learner)
+    records = [[decode_trajectory(payload) for payload in group] for group in given.groups]
+    expected = []
+    for i, group in enumerate(records):
+        rewards = [record.reward for record in group]
+        weights = [
+            record.action_count * math.exp(2 * moved[3 * i + j]) for j, record in enumerate(group)
+        ]
+        base = sum(r * w for r, w in zip(rewards, weights, strict=True)) / sum(weights)
+        spread = torch.tensor(rewards).std() + 1e-6
+        expected += [float((r - base) / spread) for r in rewards]
+    found = {
+        int(row_id): float(micro.advantages[row][micro.loss_mask[row]].unique())
+        for micro in recredited
+        for row, row_id in enumerate(micro.row_ids)
+    }
+    assert [found[i] for i in range(6)] == pytest.approx(expected, rel=1e-4)
+    assert gauges["learner/advantage_mean"] == pytest.approx(sum(expected) / 6, rel=1e-4)
+    told = update(engine, Averages(None, None), training, learner)
+    assert told["learner/advantage_mean"] == gauges["learner/advantage_mean"]
+
+
+def test_a_batch_worth_less_is_learnt_from_at_a_lower_rate(
+    config: Config, plain_engine: Any, batch: Callable[..., Batch]
+) -> None:
+    learner = with_learner(config, ess_base=0.9).learner
+    training = build(batch(), learner, vocabulary=MOST_IDS)
+    gauges = update(plain_engine, Averages(Ema(plain_engine, 0.8), None), training, learner)
+    share = math.sqrt(gauges["learner/current_ess_sequence"] / 0.9)
+    assert gauges["learner/lr"] == pytest.approx(learner.lr * share) and share < 1
+
+
+def test_the_second_moment_bounds_the_whole_step_at_once(
+    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
+) -> None:
+    learner = with_learner(
+        config, proximal="behaviour", second_moment=0.5, micro_batch_tokens=60
+    ).learner
+    engine = make_plain_engine(config)
+    training = build(batch(), learner, vocabulary=MOST_IDS)
+    own = [engine.score(m, training.temperature).logprobs for m in training.micro_batches]
+    micro_batches = list(training.micro_batches)
+    moved = [
+        lp - m.behaviour_logprobs[m.loss_mask] for m, lp in zip(micro_batches, own, strict=True)
+    ]
+    credit = [m.advantages[m.loss_mask] for m in micro_batches]
+    scored = score(engine, Averages(None, None), micro_batches, training.temperature, learner)
+    bounds = step_bounds(engine, micro_batches, scored, learner)
+    assert len(own) > 1 and bounds == moment_bounds(torch.cat(moved), torch.cat(credit), 0.5)
+    told = update(engine, Averages(None, None), training, learner)
+    assert 0 < told["learner/clip_fraction"] < 1
+    assert step_bounds(engine, micro_batches, scored, config.learner) is None
+
+
+MOMENT = {"proximal": "behaviour", "second_moment": 0.5}
+
+
+@pytest.mark.parametrize("fields", [{}, REGULARISED, {"baseline": "optimal"}, MOMENT])
+def test_micro_batching_does_not_change_the_gradient(
+    config: Config,
+    make_plain_engine: Engines,
+    batch: Callable[..., Batch],
+    fields: dict[str, Any],
 ) -> None:
     gradients, sizes = [], []
     for budget in (1, 60, 10_000):
-        learner = with_learner(config, micro_batch_tokens=budget).learner
+        learner = with_learner(config, micro_batch_tokens=budget, **fields).learner
         engine = make_plain_engine(config)
         gauges = update(
             engine,
@@ -109,6 +219,9 @@ def test_micro_batching_does_not_change_the_gradient(
         )
         gradients.append(engine.gradients)
         sizes.append(gauges["learner/micro_batches"])
+        if "guard" in fields:
+            assert 0 < gauges["learner/rejected_fraction"] < 1
+            assert 0 < gauges["learner/guarded_fraction"] < 1
     assert sizes[0] == 12 and sizes[0] > sizes[1] >= sizes[2]
     for other in gradients[1:]:
         for name, gradient in gradients[0].items():
@@ -502,16 +615,67 @@ def test_in_the_reward_a_rollout_is_credited_with_the_kl_of_all_its_tokens(
     penalised = (rewards - 0.5 * kls).reshape(2, 3)
     expected = (penalised - penalised.mean(1, keepdim=True)).flatten()
     share, others = shares[0], (kls - own[0]).tolist()
-    micro_batches = list(share.micro_batches)
-    now = [engine.score(m, share.temperature).logprobs for m in micro_batches]
-    far = anchored(engine, averages.anchor, micro_batches, share.temperature, learner)
-    credited, gauges = penalise(Adding(engine, others), share, micro_batches, now, far, learner)
+    credited, gauges = recredited_by(Adding(engine, others), averages, share, learner)
     assert gauges["learner/kl_penalty"] == pytest.approx(0.5 * float(kls.mean()), rel=1e-4)
     for micro in credited:
         of = [share.rollouts[row] for row in micro.row_ids[micro.rows].tolist()]
         ours = micro.advantages[micro.loss_mask]
         torch.testing.assert_close(ours, expected[of], rtol=1e-3, atol=1e-4)
         assert not micro.advantages[~micro.loss_mask].any()
+
+
+def test_the_optimal_baseline_is_of_rewards_that_the_kl_is_taken_off(
+    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
+) -> None:
+    learner = with_learner(config, baseline="optimal", **IN_REWARD).learner
+    engine, anchor = make_plain_engine(config), make_plain_engine(config)
+    averages = Averages.begin(engine, learner)
+    away_from_its_average(engine, averages.proximal)
+    training = build(batch(), learner, vocabulary=MOST_IDS)
+    moved, kls = (
+        rollouts_moved(engine, training),
+        rollout_kls(engine.model, anchor.model, training, 6),
+    )
+    rewards = [torch.tensor(group, dtype=torch.float64) for group in training.rewards]
+    counts = [torch.tensor(group) for group in training.action_counts]
+    logs = [torch.tensor([moved[3 * i + j] for j in range(3)]).double() for i in range(2)]
+    made = credit_of(penalised(rewards, kls.double(), 0.5), counts, logs, learner)
+    expected = torch.tensor([each for group in made for each in group])
+    credited, gauges = recredited_by(engine, averages, training, learner)
+    assert gauges["learner/kl_penalty"] == pytest.approx(0.5 * float(kls.mean()), rel=1e-4)
+    for micro in credited:
+        ours = micro.advantages[micro.loss_mask]
+        torch.testing.assert_close(ours, expected[micro.row_ids[micro.rows]], rtol=1e-3, atol=1e-4)
+
+
+def test_with_a_critic_each_token_loses_its_own_kl(
+    config: Config,
+    make_plain_engine: Engines,
+    make_plain_critic: Engines,
+    batch: Callable[..., Batch],
+) -> None:
+    learner = with_learner(config, baseline="critic", micro_batch_tokens=60, **IN_REWARD).learner
+    engine, anchor = make_plain_engine(config), make_plain_engine(config)
+    averages = Averages.begin(engine, learner)
+    away_from_its_average(engine, averages.proximal)
+    training = build(batch(), learner, vocabulary=MOST_IDS)
+    expected = []
+    for micro in training.micro_batches:
+        log_p, log_q = (
+            (m(input_ids=micro.tokens).logits / training.temperature).log_softmax(-1).detach()
+            for m in (engine.model, anchor.model)
+        )
+        for row, reward in enumerate(micro.rewards.sum(1)):
+            at = micro.loss_mask[row].nonzero().flatten()
+            of = at - 1, micro.tokens[row][at]
+            later = (log_p[row][of] - log_q[row][of]).flip(0).cumsum(0).flip(0)
+            expected.append(reward - 0.5 * later)  # the values are 0
+    kls = rollout_kls(engine.model, anchor.model, training, 6)
+    gauges = update(engine, averages, training, learner, make_plain_critic(config))
+    assert gauges["learner/kl_penalty"] == pytest.approx(0.5 * float(kls.mean()), rel=1e-4)
+    credit = torch.cat(expected)
+    assert gauges["learner/advantage_mean"] == pytest.approx(float(credit.mean()), rel=1e-4)
+    assert gauges["learner/advantage_abs"] == pytest.approx(float(credit.abs().mean()), rel=1e-4)
 
 
 def test_in_the_reward_the_kl_pulls_back_and_is_not_in_the_loss_too(

@@ -133,15 +133,16 @@ MUTANTS = (
     ),
     Mutant(
         "denominator after rejection",
-        "learner/update.py",
+        "learner/algorithm/correction.py",
         "coefficients=tokens.coefficients,",
-        "coefficients=tokens.coefficients * len(rows) / weights.ne(0.0).sum(),",
+        "coefficients=tokens.coefficients * len(rows)\n"
+        "        / _acting(tokens, current, proximal, usable, config).ne(0.0).sum(),",
         ("tests/learner/algorithm/test_correction.py",),
     ),
     Mutant(
         "advantage uncentred",
         "learner/algorithm/advantage.py",
-        "centred = scored - scored.mean()",
+        "centred = scored - (scored.mean() if value is None else value)",
         "centred = scored.clone()",
         ("tests/learner/algorithm/test_advantage.py",),
     ),
@@ -158,6 +159,27 @@ MUTANTS = (
         "mask = judged.mask.to(coefficients.device)",
         "mask = micro.tokens.ne(0)",
         ("tests/learner/model/test_credit.py",),
+    ),
+    Mutant(
+        "entropy bonus without half its gradient",
+        "learner/model/head.py",
+        "part.addcmul_(torch.special.xlogy(chances, chances), bonus)",
+        "part.add_(0.0)",
+        ("tests/learner/model/test_head.py",),
+    ),
+    Mutant(
+        "likelihood guard on what did harm",
+        "learner/algorithm/guard.py",
+        "return usable & (advantages >= 0) &",
+        "return usable &",
+        ("tests/learner/algorithm/test_guard.py",),
+    ),
+    Mutant(
+        "right answers masked off policy",
+        "learner/algorithm/rejection.py",
+        "(advantages < 0)",
+        "(advantages <= 0)",
+        ("tests/learner/algorithm/test_rejection.py",),
     ),
     Mutant(
         "tied LM head left stale after a sync",

@@ -65,7 +65,7 @@ class Work:
         k, device = self._top_k, hidden.device
         found = Candidates.room(len(hidden), k, device) if k else None
         with torch.no_grad():
-            logprobs, _, _ = self._head(hidden, targets, 1.0, None, found)
+            logprobs, _, _ = self._head(hidden, targets, 1.0, likeliest=found)
         return logprobs, found
 
     def gradient(

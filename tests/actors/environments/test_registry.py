@@ -13,7 +13,7 @@ from configs.environment import EnvironmentConfig
 from configs.load import ConfigError
 from configs.rewards import RewardsConfig, RewardWeights
 from configs.runtime.process import REPOSITORY
-from configs.schema import ActorsConfig, Config, ModelConfig, QuestionsConfig
+from configs.schema import ActorsConfig, Config, LearnerConfig, ModelConfig, QuestionsConfig
 from replay.trajectory import Question, StopReason
 from tests.actors import calculator
 from tests.actors.chats import CHATML, chat_tokenizer
@@ -88,6 +88,15 @@ def test_rewards_of_an_environment_that_gives_none_are_refused(name: str) -> Non
     rewards = RewardsConfig(weights=RewardWeights(environment=1.0))
     config = msgspec.structs.replace(config_with(name=name), rewards=rewards)
     with pytest.raises(ConfigError, match=r"rewards\.weights\.environment = 1\.0 acts on nothing"):
+        registry.require_acting(config)
+    own = EnvironmentConfig(name=GUESSING)
+    registry.require_acting(msgspec.structs.replace(config, environment=own))
+
+
+@pytest.mark.parametrize("name", ["search_r1", "no_search"])
+def test_credit_of_turns_that_earn_nothing_is_refused(name: str) -> None:
+    config = msgspec.structs.replace(config_with(name=name), learner=LearnerConfig(turn_credit=1.0))
+    with pytest.raises(ConfigError, match=r"learner\.turn_credit = 1\.0 acts on nothing"):
         registry.require_acting(config)
     own = EnvironmentConfig(name=GUESSING)
     registry.require_acting(msgspec.structs.replace(config, environment=own))

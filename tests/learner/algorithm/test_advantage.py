@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.algorithm.advantage import advantages
+from learner.algorithm.advantage import advantages, optimal
 
 rewards = st.lists(
     st.one_of(st.just(math.nan), st.floats(-2, 2, allow_subnormal=False)), min_size=1, max_size=9
@@ -75,6 +75,77 @@ def test_an_unscorable_sibling_changes_nothing_for_the_others() -> None:
     without = one([1.0, 0.0, 0.0], "leave_one_out", "group")
     with_one = one([1.0, 0.0, math.nan, 0.0], "leave_one_out", "group")
     assert with_one == [*without[:2], 0.0, without[2]]
+
+
+@settings(deadline=None)
+@given(st.lists(rewards, min_size=1, max_size=4), st.sampled_from(["mean", "none"]), st.data())
+def test_whitened_over_the_tokens_of_all_rollouts(
+    groups: list[list[float]], baseline: str, data: st.DataObject
+) -> None:
+    counts = [[data.draw(st.integers(0, 5)) for _ in group] for group in groups]
+    found = advantages(
+        [double(group) for group in groups], baseline, "whiten",
+        tokens=[torch.tensor(each) for each in counts],
+    )  # fmt: skip
+    bases = [centred(group, "mean") if baseline == "mean" else group for group in groups]
+    tokens = [
+        value for base, each, group in zip(bases, counts, groups, strict=True)
+        for value, count, reward in zip(base, each, group, strict=True)
+        for _ in range(count) if not math.isnan(reward)
+    ]  # fmt: skip
+    mean = sum(tokens) / max(len(tokens), 1)
+    variance = sum((t - mean) ** 2 for t in tokens) / max(len(tokens) - 1, 1)
+    for ours, base, each, group in zip(found, bases, counts, groups, strict=True):
+        expected = [
+            0.0 if math.isnan(reward) or not count else (value - mean) / math.sqrt(variance + 1e-8)
+            for value, count, reward in zip(base, each, group, strict=True)
+        ]
+        assert ours.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+rollouts = st.lists(
+    st.tuples(
+        st.one_of(st.just(math.nan), st.floats(-2, 2, allow_subnormal=False)),
+        st.integers(1, 9),
+        st.floats(-3, 3),
+    ),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(rollouts)
+def test_the_optimal_baseline_is_the_formula_s(group: list[tuple[float, int, float]]) -> None:
+    values, counts, logs = (list(column) for column in zip(*group, strict=True))
+    [found] = advantages(
+        [double(values)], "optimal", "none",
+        tokens=[torch.tensor(counts)], log_ratios=[double(logs)],
+    )  # fmt: skip
+    known = [(r, n * math.exp(2 * x)) for r, n, x in group if not math.isnan(r)]
+    base = sum(r * w for r, w in known) / sum(w for _, w in known) if known else 0.0
+    flat = len({r for r, _ in known}) < 2
+    expected = [0.0 if math.isnan(r) or flat else r - base for r in values]
+    assert found.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_the_optimal_baseline_has_the_least_variance() -> None:
+    """Of Σ w_i g_i (R_i − b), with orthogonal gradients g_i of squared length n_i."""
+    rewards, counts, logs = double([1.0, 0.0, 0.3]), torch.tensor([5, 2, 9]), double([0.4, -1, 0.1])
+
+    def variance(baseline: Tensor) -> float:
+        return float((logs.exp().square() * counts * (rewards - baseline).square()).sum())
+
+    best = optimal(rewards, counts, logs)
+    assert all(variance(best) < variance(best + shift) for shift in (-0.01, 0.01))
+
+
+def test_on_policy_the_optimal_baseline_weighs_by_length() -> None:
+    [found] = advantages([double([1.0, 0.0])], "optimal", "none", tokens=[torch.tensor([1, 3])])
+    assert found.tolist() == pytest.approx([0.75, -0.25])
+
+
+def test_without_a_baseline_a_reward_is_the_advantage() -> None:
+    assert one([1.0, math.nan, 1.0], "none") == [1.0, 0.0, 1.0]
 
 
 def test_other_estimators_are_refused() -> None:

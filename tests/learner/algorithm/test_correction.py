@@ -1,20 +1,26 @@
 """Every mode of the off-policy correction against its formula: each factor exactly once."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
 from configs.schema import LearnerConfig
+from learner.algorithm.correction import (
+    ActionTokens,
+    looks_ahead,
+    loss_as_scored,
+    token_loss,
+)
 from learner.algorithm.loss import row_coefficients
 from learner.algorithm.objectives import choose
 from learner.model.head import ChunkLoss
 from learner.packing import MicroBatch
-from learner.update import ActionTokens, looks_ahead, loss_as_scored, token_loss
 
 OBJECTIVES = ("grpo", "cispo", "gspo", "dppo_tv", "reinforce")
 PROXIMALS = ("ema", "start_of_update", "behaviour")
@@ -96,6 +102,37 @@ def weight_of(ratio: float, config: LearnerConfig) -> float:
     return ratio if config.behaviour_weight != "mask" or floor <= ratio <= cap else 0.0
 
 
+# Statistics of x = log ratio and of the two policies' log-probs; about a third is beyond the bound.
+STATISTICS: dict[str, tuple[float, Callable[[float, float], float]]] = {
+    "mean_k2": (1.5e-3, lambda now, then: (now - then) ** 2 / 2),
+    "mean_k3": (1.5e-3, lambda now, then: math.exp(now - then) - 1 - (now - then)),
+    "max_k2": (4e-3, lambda now, then: (now - then) ** 2 / 2),
+    "max_k3": (4e-3, lambda now, then: math.exp(now - then) - 1 - (now - then)),
+    "opsm": (5e-3, lambda now, then: then - now),
+    "binary_kl": (4e-4, lambda now, then: max(two_point(now, then), two_point(then, now))),
+}
+
+
+def two_point(log_p: float, log_q: float) -> float:
+    p, q = math.exp(log_p), math.exp(log_q)
+    return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+
+
+def rejected(config: LearnerConfig, old: dict[int, tuple[float, float]], credit: Any) -> set[int]:
+    """The tokens of a sequence that its rejection leaves out."""
+    if config.rejection == "none":
+        return set()
+    bound, statistic = STATISTICS[config.rejection]
+    values = {t: statistic(*pair) for t, pair in old.items()}
+    if config.rejection == "binary_kl":
+        return {t for t, value in values.items() if value > bound}
+    whole = max(values.values(), default=0.0)
+    if not config.rejection.startswith("max"):
+        whole = sum(values.values()) / max(len(values), 1)
+    out = set(values) if whole > bound else set()
+    return {t for t in out if config.rejection != "opsm" or credit[t] < 0}
+
+
 def naive(case: Case) -> list[list[float]]:
     """The gradient written out, one token at a time."""
     config, total = case.config, int(case.mask.sum())
@@ -107,6 +144,8 @@ def naive(case: Case) -> list[list[float]]:
         acting = [t for t in range(SHAPE[1]) if case.mask[i, t] and math.isfinite(lm[t])]
         old = {t: (lp[t] if two else lo[t]) - lm[t] for t in acting}
         new = {t: lp[t] - lo[t] for t in acting}
+        pairs = {t: ((lp if two else lo)[t], lm[t]) for t in acting}
+        out = rejected(config, pairs, credit)
         for t in acting:
             ratio = ratio_of(list(old.values()), old[t], config.behaviour_level)
             weight = weight_of(ratio, config) if config.behaviour_weight != "none" else 1.0
@@ -114,7 +153,7 @@ def naive(case: Case) -> list[list[float]]:
                 weight = float(config.behaviour_weight != "mask" or weight > 0.0)
             level = "geometric" if config.objective == "gspo" else "token"
             policy = ratio_of(list(new.values()), new[t], level)
-            slope[t] = -weight * policy * credit[t] / total
+            slope[t] = 0.0 if t in out else -weight * policy * credit[t] / total
     return slopes
 
 
@@ -133,6 +172,64 @@ def test_the_gradient_is_the_formulas(objective: str, proximal: str, level: str,
         torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-12)
         silent = ~case.mask | ~case.behaviour.isfinite()
         assert (gradient[silent] == 0.0).all()
+
+
+@pytest.mark.parametrize("rejection", STATISTICS)
+@pytest.mark.parametrize("proximal", PROXIMALS)
+@pytest.mark.parametrize("objective", ["grpo", "gspo", "reinforce"])
+def test_rejection_is_by_the_policies_of_the_behaviour_weight(
+    objective: str, proximal: str, rejection: str
+) -> None:
+    config = LearnerConfig(
+        objective=objective, proximal=proximal, reduction="token_mean", rejection=rejection,
+        rejection_bound=STATISTICS[rejection][0], **wide(objective),
+    )  # fmt: skip
+    plain = msgspec.structs.replace(config, rejection="none", rejection_bound=None)
+    fewer = 0
+    for seed in range(4):
+        gradient, whole = Case(seed, config).gradient(), Case(seed, plain).gradient()
+        expected = torch.tensor(naive(Case(seed, config)), dtype=torch.float64)
+        torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-12)
+        kept = gradient.ne(0.0)
+        assert torch.equal(gradient[kept], whole[kept]), "the others keep their share"
+        fewer += int(whole.ne(0.0).sum() - kept.sum())
+    assert fewer > 0
+
+
+@pytest.mark.parametrize("guard", ["action", "sequence"])
+@pytest.mark.parametrize("proximal", PROXIMALS)
+def test_the_guard_holds_what_did_no_harm(proximal: str, guard: str) -> None:
+    config = LearnerConfig(
+        proximal=proximal, behaviour_weight="none", guard=guard, guard_coef=0.3, **WIDE
+    )
+    plain = msgspec.structs.replace(config, guard="none", guard_coef=None)
+    held = 0
+    for seed in range(4):
+        case = Case(seed, config)
+        extra = case.gradient() - Case(seed, plain).gradient()
+        expected = torch.tensor(guarding(case), dtype=torch.float64)
+        torch.testing.assert_close(extra, expected, rtol=1e-6, atol=1e-12)
+        held += int(expected.ne(0.0).sum())
+    assert held > 0
+
+
+def guarding(case: Case) -> list[list[float]]:
+    """The guard's gradient, one span at a time."""
+    slopes = [[0.0] * SHAPE[1] for _ in range(SHAPE[0])]
+    for i, slope in enumerate(slopes):
+        lp, lm, credit = (x[i].tolist() for x in (case.current, case.behaviour, case.advantages))
+        sampled = [t for t in range(SHAPE[1]) if case.mask[i, t]]
+        spans: list[list[int]] = [[]]
+        for t in sampled:
+            if case.config.guard == "action" and spans[-1] and t - 1 not in sampled:
+                spans.append([])
+            spans[-1].append(t)
+        for span in spans:
+            good = [t for t in span if credit[t] >= 0 and math.isfinite(lm[t])]
+            if sum(lm[t] - lp[t] for t in good) > 0:
+                for t in good:
+                    slope[t] = -0.3 * (lm[t] > lp[t]) / int(case.mask.sum())
+    return slopes
 
 
 @pytest.mark.parametrize("proximal", PROXIMALS)
@@ -184,6 +281,14 @@ def test_a_tokens_weight_is_not() -> None:
         assert ahead(objective, "token") == set()
     drifts = {(proximal, rule) for proximal in ("ema", "behaviour") for rule in RULES}
     assert ahead("gspo", "token") == drifts, "a sequence's own ratio"
+
+
+def test_a_sequences_rejection_and_the_guard_are_looked_at_ahead() -> None:
+    for proximal in PROXIMALS:
+        fields = {"proximal": proximal, "rejection_bound": 1.0}
+        assert looks_ahead(LearnerConfig(rejection="mean_k3", **fields)) == (proximal != "ema")
+        assert not looks_ahead(LearnerConfig(rejection="binary_kl", **fields))
+        assert looks_ahead(LearnerConfig(proximal=proximal, guard="action", guard_coef=0.1))
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithm.gae import gae, rewards_at_the_end, value_losses, whitened
+from learner.algorithm.advantage import whitened
+from learner.algorithm.gae import gae, value_losses
 
 
 def naive(
@@ -53,19 +54,11 @@ def test_what_lies_between_actions_changes_nothing() -> None:
 def test_without_discount_every_action_s_return_is_the_reward() -> None:
     _, values, mask = drawn(1, (4, 25), 0.5)
     reward = torch.tensor([1.0, 0.0, 0.25, 1.0], dtype=torch.float64)
-    rewards = rewards_at_the_end(reward, mask)
-    assert rewards.sum(1).tolist() == reward.tolist()
-    last = [int(acts.nonzero().max()) for acts in mask]
-    assert [row.nonzero().flatten().tolist() for row in rewards] == [
-        [t] if r else [] for t, r in zip(last, reward, strict=True)
-    ]
+    rewards = torch.zeros_like(values)
+    for row, acts in enumerate(mask):
+        rewards[row, int(acts.nonzero().max())] = reward[row]
     _, returns = gae(rewards, values, mask, gamma=1.0, gae_lambda=1.0)
     torch.testing.assert_close(returns, reward[:, None] * mask)
-
-
-def test_a_sequence_without_actions_has_no_reward() -> None:
-    none = torch.zeros(2, 3, dtype=torch.bool)
-    assert not rewards_at_the_end(torch.ones(2), none).any()
 
 
 def test_whitened_credit_has_mean_0_and_variance_1_on_the_mask() -> None:

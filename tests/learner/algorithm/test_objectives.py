@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.schema import LearnerConfig
-from learner.algorithm.objectives import OBJECTIVES, ClipBounds, PolicyLoss, Terms, choose
+from learner.algorithm.objectives import (
+    OBJECTIVES,
+    ClipBounds,
+    PolicyLoss,
+    Terms,
+    choose,
+    moment_bounds,
+)
 
 Naive = tuple[float, float, bool]  # value, slope, clipped
 
@@ -140,3 +147,27 @@ def test_the_dual_clip_bounds_a_negative_advantage_from_above(ratio: float, move
 def test_the_dual_clip_leaves_a_positive_advantage_alone() -> None:
     result, slope = at(1.1, 2.0, ClipBounds(0.2, 0.28, cap=1.05))
     assert slope == pytest.approx(-2.2) and not result.clipped
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(-99, 99).map(lambda n: n / 100), st.sampled_from([-1.0, 0.0, 2.0])),
+        max_size=12,
+    ),
+    st.sampled_from([0.00123, 0.0411, 0.30007]),  # no mean of squares: none lies on the edge
+)
+def test_the_second_moment_bounds_what_the_clip_can_act_on(
+    tokens: list[tuple[float, float]], budget: float
+) -> None:
+    logs, advantages = (torch.tensor(c).double() for c in (list(zip(*tokens)) or ((), ())))  # noqa: B905
+    bounds = moment_bounds(logs, advantages, budget)
+    harmful = [abs(x) for x, a in tokens if (a > 0 and x > 0) or (a < 0 and x < 0)]
+    moment = lambda tau: sum(min(x, tau) ** 2 for x in harmful) / len(harmful)  # noqa: E731
+    if not harmful or moment(2.0) <= budget:
+        assert bounds == (1.0, math.inf, None)
+        return
+    within = [x for x in harmful if moment(x) <= budget]
+    tau = max(within, default=budget**0.5)
+    assert bounds.low == pytest.approx(1 - math.exp(-tau), rel=1e-6, abs=1e-9)
+    assert bounds.high == pytest.approx(math.exp(tau) - 1, rel=1e-6, abs=1e-9)

@@ -3,7 +3,7 @@
 import pytest
 
 from configs.schema import LearnerConfig
-from learner.algorithm.schedule import learning_rate
+from learner.algorithm.schedule import learning_rate, scaled_rate
 
 
 def test_warm_up_then_constant() -> None:
@@ -27,3 +27,10 @@ def test_cosine_falls_slowly_at_both_ends() -> None:
     rates = [learning_rate(step, config) for step in range(1, 8)]
     half = 0.5**0.5 / 2
     assert rates == pytest.approx([0.5, 1.0, 1.0, 0.5 + half, 0.5, 0.5 - half, 0.0])
+
+
+def test_a_sample_worth_less_is_learnt_from_more_slowly() -> None:
+    assert scaled_rate(0.4, 0.1, None) == 0.4
+    assert [scaled_rate(0.4, ess, 0.64) for ess in (1.0, 0.64, 0.16)] == pytest.approx(
+        [0.4, 0.4, 0.2]
+    )

@@ -14,16 +14,16 @@ from torch import Tensor
 from configs.runtime.process import REPOSITORY
 from configs.schema import LearnerConfig
 from learner.algorithm import kl
-from learner.algorithm.advantage import advantages
-from learner.algorithm.gae import gae, value_losses, whitened
+from learner.algorithm.advantage import advantages, whiten, whitened
+from learner.algorithm.correction import ActionTokens, token_loss
+from learner.algorithm.gae import gae, value_losses
 from learner.algorithm.importance import effective_sample_size
 from learner.algorithm.loss import TokenLoss, row_coefficients
 from learner.algorithm.objectives import choose
 from learner.model.ema import Ema
-from learner.model.scorer import score_logits
+from learner.model.head import LogProbHead
 from learner.model.shards import Whole
 from learner.packing import MicroBatch
-from learner.update import ActionTokens, token_loss
 
 FILE = json.loads((REPOSITORY / "tests" / "vectors" / "losses.json").read_text())
 VECTORS = {vector["name"]: vector for vector in FILE["vectors"]}
@@ -120,11 +120,10 @@ ENUMERATED = {
     "identity.E_topk.full_reverse.k3.gradfixed": "unbiased",
 }
 SINGLES = {
-    "verl.value_loss", "verl.entropy", "pipelinerl.rl_step.reinforce", "vcpo.ess",
-    "emapg.ema_update", "identity.exact_reverse",
+    "verl.value_loss", "verl.entropy", "verl.adv.rfpp_baseline.R2", "pipelinerl.rl_step.reinforce",
+    "vcpo.ess", "emapg.ema_update", "identity.exact_reverse",
 }  # fmt: skip
 NOT_OFFERED = {
-    "verl.adv.rfpp_baseline.R2": "advantages are not whitened over tokens",
     "areal.kl.k3.clampTrue": "the log-ratio is clamped, never the value",
     "areal.a3po_prox": "the proximal policy is never interpolated",
     "primerl.default": "no squared log-ratio to the behaviour policy in the loss",
@@ -374,13 +373,36 @@ def test_exact_reverse_kl() -> None:
     torch.testing.assert_close(logits.grad, tensor(vector["expected"]["grad"]), **EXACT)
 
 
-def test_entropy() -> None:
-    vector = VECTORS["verl.entropy"]  # only watched, never in the loss: no gradient
+def test_entropy_bonus() -> None:
+    vector = VECTORS["verl.entropy"]
     logits, mask = tensor(vector["inputs"]["logits"]), tensor(vector["inputs"]["response_mask"])
-    chosen = logits[mask.bool()]
-    entropy = score_logits(chosen, torch.zeros(len(chosen), dtype=torch.int64), 1.0).entropy
-    expected = tensor(vector["expected"]["loss"]).float()
-    torch.testing.assert_close(entropy.mean(), expected, **SINGLE)
+    kept = mask.bool().flatten()
+    hidden = logits.flatten(0, 1).requires_grad_()
+    layer = torch.nn.Linear(logits.shape[-1], logits.shape[-1], bias=False).double()
+    torch.nn.init.eye_(layer.weight)  # so that the hidden states are the logits
+    targets, less = torch.zeros(int(kept.sum()), dtype=torch.int64), -1 / mask.sum()
+    value = LogProbHead(layer)(
+        hidden[kept], targets, 1.0, lambda logprobs, _: 0.0 * logprobs.sum(),
+        less.expand(len(targets)),
+    )[2]  # fmt: skip
+    value.backward()
+    expected = vector["expected"]
+    torch.testing.assert_close(value.detach(), tensor(expected["loss"]), **SINGLE)
+    torch.testing.assert_close(
+        hidden.grad.view_as(logits), tensor(expected["grad_logits"]), **SINGLE
+    )
+
+
+def test_reinforce_plus_plus_with_a_groups_baseline() -> None:
+    vector = VECTORS["verl.adv.rfpp_baseline.R2"]
+    given, expected = vector["inputs"], tensor(vector["expected"]["advantages"])
+    rewards, index = tensor(given["token_level_rewards"]).sum(-1), tensor(given["index"])
+    mask, credit = tensor(given["response_mask"]), rewards.clone()
+    for group in index.unique():
+        if (index == group).sum() > 1:  # theirs is without baseline in a group of one
+            [credit[index == group]] = advantages([rewards[index == group]], "mean", "none")
+    [ours] = whiten([credit], [mask.sum(1)])
+    torch.testing.assert_close(ours[:, None] * mask, expected, **EXACT)
 
 
 def test_effective_sample_size() -> None:

@@ -15,6 +15,8 @@ DTYPES = {
     "rows": torch.int64,
     "usable": torch.bool,
     "clipped": torch.bool,
+    "rejected": torch.bool,
+    "guarded": torch.bool,
     "staleness": torch.int32,
 }
 CPU = torch.device("cpu")

@@ -78,7 +78,7 @@ def test_advantages_are_of_each_token_and_of_nothing_between(given: Batch) -> No
     errors, unscored = [], 0
     for before, after in zip(micro, judged, strict=True):
         values = critic.values(before)
-        for row, reward in enumerate(before.rewards):
+        for row, reward in enumerate(before.rewards.sum(1)):
             acts, scored = before.loss_mask[row], not math.isnan(reward)
             expected = reward - values[row][acts] if scored else torch.zeros(int(acts.sum()))
             torch.testing.assert_close(after.advantages[row][acts], expected)
@@ -89,6 +89,61 @@ def test_advantages_are_of_each_token_and_of_nothing_between(given: Batch) -> No
     assert gauges["learner/advantage_mean"] == pytest.approx(sum(errors) / len(errors))
     assert gauges["learner/advantage_abs"] == pytest.approx(sum(map(abs, errors)) / len(errors))
     assert gauges["learner/explained_variance"] < 0.0
+
+
+def written_out(
+    earned: list[float], values: list[float], gamma: float, decay: float
+) -> list[float]:
+    """A_i = Σ_k (γλ)^k δ_{i+k} over the action tokens of a sequence, `decay` being γλ."""
+    after = [*values[1:], 0.0]
+    deltas = [r + gamma * v - own for r, v, own in zip(earned, after, values, strict=True)]
+    return [sum(decay**k * delta for k, delta in enumerate(deltas[i:])) for i in range(len(deltas))]
+
+
+def test_a_penalty_is_taken_off_what_its_own_token_earns(given: Batch) -> None:
+    config = with_critic(PPO, gamma=0.9, gae_lambda=0.8)
+    micro = micro_batches(given, config)
+    critic = Table(micro)
+    penalties = [torch.rand(len(each.rows)) for each in micro]
+    judged, _, _ = judge(critic, micro, config, penalties)
+    for before, after, taken in zip(micro, judged, penalties, strict=True):
+        for row, reward in enumerate(before.rewards.sum(1).tolist()):
+            acts = before.loss_mask[row]
+            earned = [-each for each in taken[before.rows == row].tolist()]
+            earned[-1] += reward
+            values = critic.values(before)[row][acts].tolist()
+            expected = written_out(earned, values, 0.9, 0.9 * 0.8)
+            if math.isnan(reward):
+                expected = [0.0] * len(earned)
+            assert after.advantages[row][acts].tolist() == pytest.approx(expected, rel=1e-4)
+            assert not after.advantages[row][~acts].any()
+
+
+def test_what_a_turn_earned_is_credited_to_it_and_to_those_before(
+    batch: Callable[..., Batch], trajectory: Callable[..., Trajectory]
+) -> None:
+    config, made, records = with_critic(PPO, gamma=0.9, gae_lambda=0.8), batch(groups=1), []
+    for sibling in range(3):
+        record = trajectory(seed=sibling, group_id=1, sibling=sibling, reward=2.0)
+        (sequence,) = record.sequences
+        turns = [*sequence.turns, *trajectory(seed=5).turns]
+        turns = [msgspec.structs.replace(t, reward=i - 1.0) for i, t in enumerate(turns)]
+        sequence = msgspec.structs.replace(sequence, turns=tuple(turns))
+        records.append(msgspec.structs.replace(record, sequences=(sequence,)))
+    given = msgspec.structs.replace(made, groups=(tuple(map(encode_trajectory, records)),))
+    micro = list(build(given, config, vocabulary=MOST_IDS, turn_weight=0.5).micro_batches)
+    judged, _, _ = judge(critic := Table(micro), micro, config)
+    for before, after in zip(micro, judged, strict=True):
+        for row, rollout in enumerate(before.row_ids.tolist()):
+            earned, left = [], 2.0
+            for turn in records[rollout].sequences[0].turns:
+                earned += [0.0] * (len(turn.action_tokens) - 1) + [0.5 * turn.reward]
+                left -= 0.5 * turn.reward
+            earned[-1] += left
+            acts = before.loss_mask[row]
+            values = critic.values(before)[row][acts].tolist()
+            expected = written_out(earned, values, 0.9, 0.9 * 0.8)
+            assert after.advantages[row][acts].tolist() == pytest.approx(expected, rel=1e-4)
 
 
 def test_credit_is_whitened_over_the_step_s_tokens(given: Batch) -> None:
@@ -115,8 +170,9 @@ def test_the_critic_learns_from_scored_actions_alone_by_the_step_s_denominator(
     count, loss = sum(int(m.loss_mask.sum()) for m in micro), 0.0
     for each in micro:
         gradient, start = critic.gradients[id(each.tokens)], Table(micro).values(each)
-        acts = each.loss_mask & ~each.rewards.isnan()[:, None]
-        off = (start - each.rewards[:, None])[acts]
+        rewards = each.rewards.sum(1, keepdim=True)
+        acts = each.loss_mask & ~rewards.isnan()
+        off = (start - rewards)[acts]
         torch.testing.assert_close(gradient[acts], off / count)
         assert not gradient[~acts].any()
         loss += float(0.5 * off.square().sum() / count)

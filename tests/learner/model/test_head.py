@@ -1,5 +1,6 @@
 """The chunked head against log_softmax over whole logits: values, gradients, and what never is."""
 
+import math
 from typing import NamedTuple
 
 import pytest
@@ -80,6 +81,43 @@ def test_values_and_gradients_are_those_of_whole_logits(
 
 def test_a_vocabulary_of_several_slices() -> None:
     compare(draw(1, 5, 2 * heads.SLICE_ENTRIES + 3), 3 * 4 * 2 * heads.SLICE_ENTRIES, 0.8)
+
+
+@pytest.mark.parametrize("vocabulary", [13, heads.SLICE_ENTRIES + 3])
+@pytest.mark.parametrize(("temperature", "candidates"), [(1.0, 0), (0.6, 0), (0.6, 3)])
+def test_an_entropy_bonus_has_the_entropy_s_own_gradient(
+    vocabulary: int, temperature: float, candidates: int
+) -> None:
+    case = draw(3, 9, vocabulary, dtype=torch.float64)
+    bonus = torch.rand(9, dtype=torch.float64)
+    targets = torch.cat([case.targets[:, None], torch.randint(13, (9, candidates))], -1)
+
+    def loss(logprobs: Tensor, chunk: slice) -> Tensor:
+        return case.loss(logprobs.reshape(len(logprobs), -1).mean(-1), chunk)
+
+    head = LogProbHead(case.layer, 4 * 8 * vocabulary)
+    given = targets if candidates else case.targets
+    value = head(case.hidden, given, temperature, loss, bonus)[2]
+    whole = (case.layer(case.hidden) / temperature).log_softmax(-1)
+    entropy = -(whole.exp() * whole).sum(-1)
+    expected = loss(whole.gather(-1, targets), slice(None)) - (bonus * entropy).sum()
+    torch.testing.assert_close(value, expected)
+    for ours, theirs in zip(gradients(case, value), gradients(case, expected), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_of_an_impossible_token_entropy_has_no_gradient() -> None:
+    layer = nn.Linear(1, 3, bias=False).double()
+    layer.weight.data = torch.tensor([[0.0], [1.0], [-2000.0]]).double()
+    hidden = torch.ones(1, 1).double().requires_grad_()
+    loss = lambda logprobs, chunk: 0.0 * logprobs.sum()  # noqa: E731
+    _, _, value = LogProbHead(layer)(hidden, torch.tensor([0]), 1.0, loss, torch.ones(1).double())
+    [slope] = torch.autograd.grad(value, layer.weight)
+    p = 1 / (1 + math.e)
+    entropy = -p * math.log(p) - (1 - p) * math.log(1 - p)
+    assert slope[:, 0].tolist() == pytest.approx(
+        [p * (math.log(p) + entropy), (1 - p) * (math.log(1 - p) + entropy), 0.0]
+    )
 
 
 @pytest.mark.parametrize("vocabulary", [30, heads.SLICE_ENTRIES + 5])
@@ -221,7 +259,7 @@ def test_the_likeliest_are_those_of_whole_logits(k: int) -> None:
     case = draw(10)
     found = Candidates.room(9, k, torch.device("cpu"))
     head = LogProbHead(case.layer, 4 * 13 * 4)
-    logprobs, entropy, _ = head(case.hidden, case.targets, 0.7, None, found)
+    logprobs, entropy, _ = head(case.hidden, case.targets, 0.7, likeliest=found)
     whole = (case.layer(case.hidden) / 0.7).log_softmax(-1).detach().topk(k)
     assert torch.equal(found.ids.long(), whole.indices)
     torch.testing.assert_close(found.logprobs, whole.values, rtol=1e-5, atol=1e-5)
@@ -240,7 +278,7 @@ def over_candidates(case: Case, far: nn.Linear, k: int, direction: str) -> Tenso
     found, weights = Candidates.room(len(case.hidden), k, device, dtype), case.weights.double()
     small = 3 * 13 * 8  # three tokens to a chunk
     with torch.no_grad():
-        reference = LogProbHead(far, small)(case.hidden, case.targets, 0.7, None, found)[0]
+        reference = LogProbHead(far, small)(case.hidden, case.targets, 0.7, likeliest=found)[0]
     outside = (found.ids != case.targets[:, None]).all(-1)
     topk = kl.TopK(found.logprobs, outside, direction)
 

@@ -343,6 +343,12 @@ def test_a_group_of_one_is_refused_where_it_would_be_trained(good: dict[str, str
     with pytest.raises(ConfigError, match=r"replay\.group_size = 1: .*: give 2 or more"):
         preflight.check(config(alone))
     preflight.check(config(alone | {"learner.total_steps": "0"}))
+    with pytest.raises(ConfigError, match=r"baseline = 'leave_one_out': .* no sibling is left"):
+        preflight.check(config(alone | {"learner.baseline": "leave_one_out"}))
+    against_all = {"learner.baseline": "none", "learner.advantage_std": "whiten"}
+    preflight.check(config(alone | against_all))
+    with pytest.raises(ConfigError, match=r"drop_no_signal = True with learner.baseline = 'none'"):
+        preflight.check(config(good | against_all | {"replay.drop_no_signal": "true"}))
     judged = alone | {"learner.baseline": "critic", "learner.advantage_std": "whiten"}
     preflight.check(config(judged))
     with pytest.raises(ConfigError, match=r"replay\.drop_no_signal = True .*: set it to false"):
