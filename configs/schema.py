@@ -13,6 +13,7 @@ from configs.critic import CriticConfig, require_critic
 from configs.divergence import DivergenceConfig
 from configs.environment import EnvironmentConfig
 from configs.fleet import ClusterConfig, FleetConfig
+from configs.lora import LoraConfig
 from configs.prompts import SEARCH_R1_CORRECTION
 from configs.retrieval import RetrievalConfig
 from configs.rewards import RewardsConfig
@@ -247,6 +248,7 @@ class LearnerConfig(DivergenceConfig, frozen=True):
     # None: the objective's own too
     reduction: Literal["token_mean", "sequence_mean", "constant_length"] | None = None
     constant_length_tokens: NonNegative = 0  # the denominator of "constant_length"
+    lora: LoraConfig = LoraConfig()
     lr: NonNegativeFloat = 1e-6
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegative = 10

@@ -10,6 +10,7 @@ activation and their product.
 import contextlib
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,17 @@ _SHAPES = {  # hidden, intermediate, layers, heads, heads of keys, vocabulary
     "Qwen2.5-32B": (5120, 27_648, 64, 40, 8, 152_064),
 }
 _TIED = ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-3B")
+_IN_A_BLOCK = re.compile(r".*\.\d+\.(?:.*\.)?(\w+)\.weight")  # of such a name: the last part
 _VOCABULARY_PADDING = 64  # vLLM's, before it shares a vocabulary out
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer of a block, by the last part of its name."""
+
+    name: str
+    inputs: int
+    outputs: int
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,7 @@ class Model:
     kept: int = 0  # elements of keys and values of a token; 0: some layers keep less of a text
     heads: int = 0  # of queries
     key_heads: int = 0
+    linears: tuple[Linear, ...] = ()  # of all blocks
 
     @property
     def parameters(self) -> int:
@@ -74,7 +86,7 @@ def read_model(path: Path) -> Model:
     """From a Hugging Face folder; what its config.json does not say is taken as in a Llama. Raises
     OSError, ValueError, KeyError where there is none.
     """
-    return _model(path, _elements(path))
+    return _model(path, _shapes_in(path))
 
 
 def find_model(path: str) -> Model:
@@ -117,35 +129,54 @@ def model_of_shape(tree: dict[str, Any]) -> Model:
     layer += [tree.get("head_dim") or hidden // tree["num_attention_heads"]] * 2 * normed
     outer = [shape.vocabulary * hidden] * (1 if tree.get("tie_word_embeddings") else 2)
     weights = (*outer, *layer * shape.layers, hidden)
-    return replace(shape, weights=weights, normed_heads=normed)
+    linears = _llama_linears(shape) * shape.layers
+    return replace(shape, weights=weights, normed_heads=normed, linears=linears)
+
+
+def _llama_linears(shape: Model) -> tuple[Linear, ...]:
+    hidden, inner = shape.hidden, shape.intermediate
+    return (
+        Linear("q_proj", hidden, shape.queries),
+        Linear("k_proj", hidden, shape.keys),
+        Linear("v_proj", hidden, shape.keys),
+        Linear("o_proj", shape.queries, hidden),
+        Linear("gate_proj", hidden, inner),
+        Linear("up_proj", hidden, inner),
+        Linear("down_proj", inner, hidden),
+    )
 
 
 def known_model(path: Path) -> Model:
     """The same, or less where the folder says too little: what is wrong is said elsewhere."""
-    elements: dict[str, int] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     with contextlib.suppress(OSError, ValueError):
-        elements = _elements(path)
+        shapes = _shapes_in(path)
     try:
-        return _model(path, elements)
+        return _model(path, shapes)
     except (OSError, ValueError, KeyError, TypeError):
-        return Model(weights=tuple(elements.values()))
+        return Model(weights=tuple(map(math.prod, shapes.values())))
 
 
-def _elements(path: Path) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
     for file in path.glob("*.safetensors"):
         try:
             with safe_open(file, "np") as tensors:  # "pt" imports torch; shapes need none
                 for name in tensors.keys():  # noqa: SIM118 - it is no dict
-                    found[name] = math.prod(tensors.get_slice(name).get_shape())
+                    found[name] = tuple(tensors.get_slice(name).get_shape())
         except SafetensorError as error:
             raise ValueError(f"{file.name}: {error}") from error
     return found
 
 
-def _model(path: Path, shapes: dict[str, int]) -> Model:
-    normed = any(name.endswith("q_norm.weight") for name in shapes)
-    return replace(_shaped(_tree(path)), weights=tuple(shapes.values()), normed_heads=normed)
+def _model(path: Path, shapes: dict[str, tuple[int, ...]]) -> Model:
+    named = ((_IN_A_BLOCK.fullmatch(name), shape) for name, shape in shapes.items())
+    return replace(
+        _shaped(_tree(path)),
+        weights=tuple(map(math.prod, shapes.values())),
+        normed_heads=any(name.endswith("q_norm.weight") for name in shapes),
+        linears=tuple(Linear(m[1], s[1], s[0]) for m, s in named if m and len(s) == 2),
+    )
 
 
 def _tree(path: Path) -> dict[str, Any]:
