@@ -314,11 +314,13 @@ class LearnerConfig(DivergenceConfig, frozen=True):
     def saved_bytes(self, weights: int) -> int:
         """About the bytes of a checkpoint of a model whose files have `weights` bytes in bf16: it
         and each average as such files, in fp32 the masters, Adam's moments and each average, and
-        the masters and moments of a critic.
+        the masters and moments of a critic. An adapter and its averages are a small part of that.
         """
         averages = (self.centre == "ema") + (self.anchor != "none")
         critic = 3 * (self.baseline == "critic")
-        return (1 + averages + 2 * (3 + averages + critic)) * weights
+        kept = averages + 2 * (3 + averages)
+        kept_bytes = kept * weights // (20 if self.lora.rank else 1)
+        return (1 + 2 * critic) * weights + kept_bytes
 
     def saving_s(self, weights: int) -> float:
         """Seconds in which that checkpoint is written or read."""

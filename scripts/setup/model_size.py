@@ -221,6 +221,27 @@ def experts(tree: dict[str, Any]) -> int:
     return max((count for count in counts if isinstance(count, int)), default=0)
 
 
+def adapted_linears(config: Config, model: Model) -> list[Linear]:
+    """The linear layers that get an adapter."""
+    lora = config.learner.lora
+    chosen = [each for each in model.linears if not lora.layers or each.name in lora.layers]
+    return chosen if lora.rank else []
+
+
+def trained_elements(config: Config, model: Model) -> tuple[int, ...]:
+    """Elements of each weight that the policy's optimiser has: the model's, or its adapter's."""
+    rank, linears = config.learner.lora.rank, adapted_linears(config, model)
+    adapter = (rank * size for each in linears for size in (each.inputs, each.outputs))
+    return tuple(adapter) if rank else model.weights
+
+
+def sent_elements(config: Config, model: Model) -> tuple[int, ...]:
+    """Elements of each weight that is published."""
+    lora = config.learner.lora
+    as_adapter = lora.rank and lora.publish == "adapter"
+    return trained_elements(config, model) if as_adapter else model.weights
+
+
 def width_of(dtype: str) -> int:
     """Bytes of an element."""
     return 2 if dtype == "bfloat16" else 4
@@ -272,12 +293,20 @@ def tokens_at_once(config: Config) -> int:
 def activation_bytes(config: Config, model: Model) -> int:
     """Bytes of the activations of one rank's micro-batch, and of the gradients of one layer's."""
     width = width_of(config.model.dtype)
-    layer = model.layer_bytes(width)
+    layer = model.layer_bytes(width) + _adapted_bytes(config, model)
     if config.learner.gradient_checkpointing:
         token_bytes = width * model.hidden * model.layers + 2 * layer
     else:
         token_bytes = layer * (model.layers + 1)
     return tokens_at_once(config) * token_bytes
+
+
+def _adapted_bytes(config: Config, model: Model) -> int:
+    """Bytes that autograd keeps of a layer's adapters for each token: what goes into A and B, fp32;
+    what the frozen layers no longer keep for gradients of their own is not taken off.
+    """
+    rank, linears = config.learner.lora.rank, adapted_linears(config, model)
+    return sum(4 * (each.inputs + rank) for each in linears) // max(1, model.layers)
 
 
 def candidate_bytes(config: Config, model: Model) -> int:
@@ -289,7 +318,8 @@ def candidate_bytes(config: Config, model: Model) -> int:
 
 def head_bytes(config: Config, model: Model, device: str) -> int:
     """Bytes of the head while it makes its gradient: one piece of logits with the slices beside
-    it, the sums in fp32, and their cast to the weights' dtype.
+    it, the sums in fp32, and their cast to the weights' dtype; where those are frozen, the sums
+    of the hidden states alone.
     """
     width, tokens = width_of(config.model.dtype), tokens_at_once(config)
     piece = config.learner.chunk_bytes(device)
@@ -297,4 +327,5 @@ def head_bytes(config: Config, model: Model, device: str) -> int:
         piece = min(piece, 4 * model.vocabulary * tokens)
         piece += piece * 3 * min(SLICE_ENTRIES, model.vocabulary) // model.vocabulary
     cast = width if width == 2 else 0
-    return piece + (4 + cast) * model.hidden * (model.vocabulary + tokens)
+    trained = 0 if config.learner.lora.rank else model.vocabulary
+    return piece + (4 + cast) * model.hidden * (trained + tokens)
