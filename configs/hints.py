@@ -44,6 +44,9 @@ _ELSEWHERE = {
     "actors.max_turns": ("max_searches", "num_turns", "turns"),
     "actors.kv_cache_bytes": ("gpu_memory_utilization", "kv_cache", "cache_size"),
     "actors.engine": ("engine_args", "engine_kwargs", "vllm", "vllm_args", "vllm_kwargs"),
+    "learner.lora.alpha": ("lora_alpha",),
+    "learner.lora.layers": ("target_modules", "lora_target_modules", "lora_layers"),
+    "learner.lora.rank": ("lora", "lora_r", "lora_rank", "peft"),
     "model.max_model_len": ("max_length", "max_len", "max_seq_len", "max_seq_length", "context"),
     "model.path": ("model", "model_name", "model_name_or_path", "model_path", "pretrained"),
     "questions.train": ("dataset", "data", "train_file", "train_files", "train_data"),
@@ -63,12 +66,11 @@ _OF_ENGINE = (
 )  # fmt: skip
 _OURS = {theirs: field for field, names in _ELSEWHERE.items() for theirs in names}
 _NOT_YET = {
-    ("lora", "qlora", "peft"): "LoRA is not supported yet: every weight is trained; leave it out",
     ("wandb", "mlflow"): (
         "not supported yet: leave it out; curves: tensorboard --logdir runs, forage plot"
     ),
     ("pipeline", "pp"): "engines share a model out by tensors alone: see actors.tensor_parallel",
-    ("quantization", "quantize", "4bit", "8bit"): (
+    ("quantization", "quantize", "4bit", "8bit", "qlora"): (
         "quantised weights are not supported yet: leave it out, see model.dtype"
     ),
 }

@@ -20,8 +20,8 @@ from typing import Any
 import zmq
 import zmq.auth
 
-from configs.guard import Guard
 from configs.load import ConfigError
+from configs.runtime.guard import Guard
 from configs.runtime.process import socket_dir
 from configs.schema import Config
 

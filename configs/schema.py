@@ -13,6 +13,7 @@ from configs.algorithm import AlgorithmConfig, check_credit, check_moment
 from configs.critic import CriticConfig, require_critic
 from configs.environment import EnvironmentConfig
 from configs.fleet import ClusterConfig, FleetConfig
+from configs.lora import LoraConfig
 from configs.prompts import SEARCH_R1_CORRECTION
 from configs.retrieval import RetrievalConfig
 from configs.rewards import RewardsConfig
@@ -247,6 +248,7 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
     # None: the objective's own too
     reduction: Literal["token_mean", "sequence_mean", "constant_length"] | None = None
     constant_length_tokens: NonNegative = 0  # the denominator of "constant_length"
+    lora: LoraConfig = LoraConfig()
     lr: NonNegativeFloat = 1e-6
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegative = 10
@@ -309,11 +311,13 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
     def saved_bytes(self, weights: int) -> int:
         """About the bytes of a checkpoint of a model whose files have `weights` bytes in bf16: it
         and each average as such files, in fp32 the masters, Adam's moments and each average, and
-        the masters and moments of a critic.
+        the masters and moments of a critic. An adapter and its averages are a small part of that.
         """
         averages = (self.centre == "ema") + (self.anchor != "none")
         critic = 3 * (self.baseline == "critic")
-        return (1 + averages + 2 * (3 + averages + critic)) * weights
+        kept = averages + 2 * (3 + averages)
+        kept_bytes = kept * weights // (20 if self.lora.rank else 1)
+        return (1 + 2 * critic) * weights + kept_bytes
 
     def saving_s(self, weights: int) -> float:
         """Seconds in which that checkpoint is written or read."""

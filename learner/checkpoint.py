@@ -4,7 +4,8 @@ and the incarnation, the number of the learner's starts, in `<run_dir>/incarnati
 A folder is written under another name, fsynced, then renamed: a reader (or a restart) never meets
 half of one. Each rank forces its part of `state` to the disk itself before rank 0 names the whole;
 another number of ranks may go on from it. `model`, `ema` and `anchor` are Hugging Face folders,
-usable as `model.path` by transformers and by vLLM; resuming needs `state` and `checkpoint.json`.
+usable as `model.path` by transformers and by vLLM; of an adapter, which is merged into `model`, the
+averages and `adapter` are PEFT folders. Resuming needs `state` and `checkpoint.json`.
 Nothing here imports torch: a launcher reads checkpoints too.
 """
 
@@ -28,6 +29,7 @@ from configs.runtime.files import (
     replacing,
     sync,
     weights_bytes,
+    weights_digest,
     write_durably,
 )
 from configs.runtime.watchdog import phase
@@ -66,6 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     optimiser: str
     architecture: dict[str, Any]
     architecture_digest: str
+    base_digest: str  # of the weights in model.path, where an adapter is trained on them
     config: dict[str, Any]
 
     @classmethod
@@ -84,6 +87,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             optimiser=config.learner.optimiser,
             architecture=architecture,
             architecture_digest=hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
+            base_digest=_base_digest(config),
             config=msgspec.to_builtins(config),
         )
 
@@ -182,6 +186,9 @@ def check(checkpoint: Checkpoint, config: Config) -> None:
         f"{key} of model.path": (theirs.get(key), ours.get(key))
         for key in sorted(ours.keys() | theirs.keys())
     }
+    if checkpoint.manifest.base_digest:
+        of_base = checkpoint.manifest.base_digest, _base_digest(config)
+        values[f"the digest of the weights in {config.model.path!r}"] = of_base
     try:
         values |= differences(recorded_config(checkpoint.manifest.config), config)
     except ValueError as error:
@@ -241,6 +248,10 @@ def read_architecture(model_path: str | Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BadCheckpoint(f"model.path = {str(model_path)!r}: {path.name}: {error}") from error
     return {key: content[key] for key in sorted(content) if key not in _INCIDENTAL}
+
+
+def _base_digest(config: Config) -> str:
+    return weights_digest(config.model.path) if config.learner.lora.rank else ""
 
 
 def _parent(run_dir: str | Path) -> Path:

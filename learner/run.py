@@ -228,8 +228,10 @@ class Run:
         with phase(f"publishing version {self.step}", self.config.learner.step_deadline_s):
             logprobs = self.trainer.probe(self.probe)
             weights = self.trainer.named_weights
-            # At stage 3 each weight is whole only in its turn.
-            named = InTurn(weights) if self.config.learner.zero_stage == 3 else weights()
+            # At stage 3 each weight is whole, and with an adapter merged, only in its turn.
+            learner = self.config.learner
+            in_turn = learner.zero_stage == 3 or learner.lora.rank
+            named = InTurn(weights) if in_turn else weights()
             self.publisher.publish(self.step, named, self.probe, logprobs)
 
 

@@ -4,16 +4,18 @@ Every method but `close` is collective: all ranks call it in the same order, and
 result. `COLLECTIVES` lists them for `learner.ranks`, which makes rank 0's calls on the other ranks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor, distributed
 
 from configs.schema import Config
 from learner.algorithm.schedule import learning_rate
 from learner.batch import TrainingBatch
 from learner.imitation import imitate, measure
+from learner.model import peft_folder
 from learner.model.critic import CriticEngine
 from learner.model.ema import Averages
 from learner.model.engine import Engine
@@ -83,20 +85,28 @@ class Trainer:
 
     @collective("none")
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole weights by Hugging Face name, tied ones once; each lasts until the next."""
-        yield from self.engine.named_weights()
+        """What is published, each lasting until the next: whole weights by Hugging Face name, tied
+        ones once, or where `learner.lora.publish` says so the adapter's by PEFT's.
+        """
+        lora = self.config.learner.lora
+        as_adapter = lora.rank and lora.publish == "adapter"
+        yield from self.engine.named_adapter() if as_adapter else self.engine.named_weights()
 
     @collective("folder")
     def export(self, folder: Path, /) -> None:
         """Write `folder/model` and, where there are such averages, `folder/ema` and
         `folder/anchor`, Hugging Face folders without tokenizer, and each rank's
         `folder/state/rank-R.safetensors` (of a critic `folder/critic/…`), which alone is synced:
-        the rank that wrote it must.
+        the rank that wrote it must. An adapter is merged into `folder/model`, and by itself, a PEFT
+        folder, in `folder/adapter`; its averages are such folders too.
         """
         self._export_weights(folder / "model")
+        adapts = bool(self.config.learner.lora.rank)
+        if adapts:
+            self._export_adapter(folder / "adapter")
         for name, average in self.averages.all().items():
             with average.swapped_in(self.engine):
-                self._export_weights(folder / name)
+                (self._export_adapter if adapts else self._export_weights)(folder / name)
         save_state(folder / STATE, self.config, self.engine, self.averages)
         if self.critic:
             save_state(folder / CRITIC, self.config, self.critic, NO_AVERAGES)
@@ -125,13 +135,24 @@ class Trainer:
         return shares[self.rank] if len(shares) > 1 else shares[0]
 
     def _export_weights(self, folder: Path) -> None:
-        model, weights = self.engine.model, {}
-        for name, weight in self.engine.named_weights():
-            if self.rank == 0:
-                weights[name] = weight.to("cpu", copy=True).contiguous()
+        model = self.engine.model
+        weights = self._on_cpu(self.engine.named_weights(), getattr(torch, self.config.model.dtype))
         if self.rank == 0:
             known = set(weights)
             buffers = {name for name, _ in model.named_buffers()} - known
             state = model.state_dict()
             weights |= {name: state[name].cpu() for name in sorted(buffers & state.keys())}
             model.save_pretrained(folder, state_dict=weights)
+
+    def _export_adapter(self, folder: Path) -> None:
+        weights = self._on_cpu(self.engine.named_adapter(), torch.float32)
+        if self.rank == 0:
+            peft_folder.write(folder, weights, self.config.learner.lora, self.config.model.path)
+
+    def _on_cpu(self, named: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> dict[str, Tensor]:
+        """Copies of them on rank 0; the other ranks gather along."""
+        copies = {}
+        for name, weight in named:
+            if self.rank == 0:
+                copies[name] = weight.to("cpu", dtype, copy=True).contiguous()
+        return copies

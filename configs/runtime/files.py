@@ -16,6 +16,8 @@ file systems that several machines share it may keep out the processes of one ma
 import contextlib
 import errno
 import fcntl
+import functools
+import hashlib
 import os
 import shutil
 import time
@@ -40,6 +42,23 @@ def weights_bytes(folder: str) -> int:
     """Bytes of a model folder's safetensors; 0 where there is no such folder."""
     files = Path(folder).glob("*.safetensors") if folder else ()
     return sum(file.stat().st_size for file in files)
+
+
+def weights_digest(folder: str | Path) -> str:
+    """blake2b of a folder's safetensors, names included; a file is read again only where it has
+    changed.
+    """
+    whole = hashlib.blake2b(digest_size=16)
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        told = file.stat()
+        whole.update(f"{file.name} {_digest(file, told.st_size, told.st_mtime_ns)}\n".encode())
+    return whole.hexdigest()
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(file: Path, _size: int, _changed_ns: int) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "blake2b").hexdigest()
 
 
 class _Embedding(msgspec.Struct):

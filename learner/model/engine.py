@@ -27,6 +27,7 @@ from learner.errors import BadModel
 from learner.model.collectives import Facts, gather_facts, sums
 from learner.model.head import Candidates, ChunkLoss
 from learner.model.loading import load_to_train
+from learner.model.lora import PREFIX, adapt, adapted
 from learner.model.placement import Placement
 from learner.model.scorer import TokenScorer, TokenScores
 from learner.model.shards import Partitioned, Scattered, Shards, Whole
@@ -90,9 +91,10 @@ class Training(ABC):
         self._on_close = contextlib.ExitStack()
         self._hold_gpu(placement)
         self._stage, self._offload = learner.zero_stage, learner.offload
-        self._bf16 = config.model.dtype == "bfloat16"
         self.model, module = self._make(config, model_path)
         self._trainable = {n: w for n, w in self.model.named_parameters() if w.requires_grad}
+        self._adapted = adapted(self.model)
+        self._bf16 = any(weight.dtype == torch.bfloat16 for weight in self._trainable.values())
         self._begin(config, placement, module)
         self._norm: Tensor | None = None
         if self._clips_itself:
@@ -127,7 +129,7 @@ class Training(ABC):
             self._engine, self._optimiser, _, _ = deepspeed.initialize(
                 model=module,
                 optimizer=optimiser,
-                config=_deepspeed_config(config, shared),
+                config=_deepspeed_config(config.learner, self._bf16, shared),
                 dist_init_required=False,
             )
 
@@ -169,12 +171,23 @@ class Training(ABC):
         return state
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by Hugging Face name, tied ones once, detached but not copied; at stage 3
-        each is gathered when its turn comes.
+        """Every weight by Hugging Face name, tied ones once, detached but not copied, or merged
+        with its adapter, in fp32; at stage 3 each is gathered when its turn comes.
         """
+        layers = {f"{path}.weight": layer for path, layer in self._adapted.items()}
         for name, weight in self.model.named_parameters():
+            if name in layers:
+                with self._gathered(*layers[name].parameters()):
+                    yield name, layers[name].merged()
+            elif not self._adapted or not weight.requires_grad:
+                with self._gathered(weight):
+                    yield name, weight.detach()
+
+    def named_adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights of the adapter, fp32, by PEFT's names; otherwise as `named_weights`."""
+        for name, weight in self._trainable.items() if self._adapted else ():
             with self._gathered(weight):
-                yield name, weight.detach()
+                yield PREFIX + name, weight.detach()
 
     def close(self) -> None:
         """Release DeepSpeed; the process group stays, because DeepSpeed keeps handles on it."""
@@ -226,9 +239,9 @@ class Training(ABC):
         if self._copies_within_hosts:
             self._optimiser.invalidate_secondary_tensor()
 
-    def _gathered(self, weight: Tensor) -> contextlib.AbstractContextManager[Any]:
+    def _gathered(self, *weights: Tensor) -> contextlib.AbstractContextManager[Any]:
         if self._stage == 3:
-            return deepspeed.zero.GatheredParameters([weight])  # type: ignore[no-any-return]
+            return deepspeed.zero.GatheredParameters([*weights])  # type: ignore[no-any-return]
         return contextlib.nullcontext()
 
 
@@ -239,6 +252,8 @@ class Engine(Training):
 
     def _make(self, config: Config, model_path: str | None) -> tuple[nn.Module, nn.Module]:
         model = load_to_train(config, model_path)
+        if config.learner.lora.rank:
+            adapt(model, config.learner.lora, config.seed)
         _check_candidates(model, config.learner)
         chunk_bytes = config.learner.chunk_bytes(_place())
         return model, TokenScorer(model, chunk_bytes, config.model.head_dtype)
@@ -304,8 +319,9 @@ def _make_optimiser(weights: list[Tensor], config: LearnerConfig) -> torch.optim
     )
 
 
-def _deepspeed_config(config: Config, secondary_partition: int = 1) -> dict[str, Any]:
-    learner, bf16 = config.learner, config.model.dtype == "bfloat16"
+def _deepspeed_config(
+    learner: LearnerConfig, bf16: bool, secondary_partition: int = 1
+) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,

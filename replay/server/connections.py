@@ -10,9 +10,9 @@ import msgspec
 import zmq
 
 import replay.protocol as wire
-from configs.guard import Guard
 from configs.keys import LEARNER, Addresses
 from configs.runtime.files import weights_bytes
+from configs.runtime.guard import Guard
 from configs.runtime.process import make_socket_dir
 from configs.schema import Config
 from replay.codec import MAX_REQUEST_BYTES, encode

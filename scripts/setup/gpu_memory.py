@@ -20,6 +20,8 @@ from scripts.setup.model_size import (
     activation_bytes,
     candidate_bytes,
     head_bytes,
+    sent_elements,
+    trained_elements,
     width_of,
 )
 
@@ -59,16 +61,17 @@ def state_bytes(config: Config, model: Model) -> dict[str, int]:
     """Bytes of what ZeRO shares out among the ranks and `learner.offload` may move to the host: of
     one rank, by what they are for.
     """
-    learner, count = config.learner, model.parameters
-    masters = 4 if config.model.dtype == "bfloat16" else 0
+    learner, count = config.learner, sum(trained_elements(config, model))
+    in_bf16 = config.model.dtype == "bfloat16"
+    own, critics = (4 * (in_bf16 and not learner.lora.rank), 4 * in_bf16)  # masters
     moments = 8 if learner.optimiser == "adamw" else 0
     averages = (learner.centre == "ema") + (learner.anchor != "none")
     critic = model.trunk_parameters * (learner.baseline == "critic")
     ranks = learner.ranks if learner.zero_stage else 1
     return {
-        "optimiser, with fp32 weights": (moments + masters) * count // ranks,
+        "optimiser, with fp32 weights": (moments + own) * count // ranks,
         "averages": 4 * averages * count // ranks,
-        "critic's optimiser": (moments + masters) * critic // ranks,
+        "critic's optimiser": (moments + critics) * critic // ranks,
     }
 
 
@@ -76,6 +79,9 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
     """Bytes of one rank on its device, by what they are for."""
     learner, count = config.learner, model.parameters
     width, on_gpu = width_of(config.model.dtype), device == "cuda"
+    trained = sum(trained_elements(config, model))
+    adapter = trained if learner.lora.rank else 0
+    of_gradient = width if learner.offload == "cpu" and on_gpu and not adapter else 4
     # ZeRO shares out gradients from stage 2, weights from 3.
     shared = {stage: learner.ranks if learner.zero_stage >= stage else 1 for stage in (2, 3)}
     half = max(1, learner.ranks // 2)  # on two nodes
@@ -84,11 +90,12 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
     state = {} if offloads else state_bytes(config, model)
     ranks = learner.ranks if learner.zero_stage else 1
     gaps = 0 if on_gpu else min(int(GAPS * (activations + head)), MOST_GAPS_BYTES)
-    stepping = 0 if offloads else 4 * STEP_COPIES[device] * count // ranks
+    stepping = 0 if offloads else 4 * STEP_COPIES[device] * trained // ranks
     needs = {
         "weights": width * count // shared[3],
+        "adapter": 4 * adapter // shared[3],
         "weights within a node": width * count // half if learner.hierarchical else 0,
-        "gradients": (width if offloads else 4) * count // shared[2],
+        "gradients": of_gradient * trained // shared[2],
         **state,
         "critic, with its gradients": _critic_bytes(config, model, offloads),
         "activations": activations,
@@ -96,8 +103,8 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
         "the anchor's likeliest tokens": candidate_bytes(config, model),
         "gaps between blocks": gaps,
         "optimiser's temporaries": max(0, stepping - activations - head - gaps),
-        "reductions": _reduced(config, model),
-        "weights shown to actors": on_gpu * width * count,
+        "reductions": _reduced(config, model, trained, 4 if adapter else width),
+        "weights shown to actors": on_gpu * width * sum(sent_elements(config, model)),
         "CUDA": on_gpu * CONTEXT_BYTES,
     }
     return {what: size for what, size in needs.items() if size}
@@ -112,15 +119,18 @@ def _critic_bytes(config: Config, model: Model, offloads: bool) -> int:
     weights = width * count // (ranks if learner.zero_stage == 3 else 1)
     within_a_node = width * count // max(1, ranks // 2) if learner.hierarchical else 0
     gradients = (width if offloads else 4) * count // (ranks if learner.zero_stage > 1 else 1)
-    return weights + within_a_node + gradients + _reduced(config, model)
+    reduced = _reduced(config, model, model.parameters, width)
+    return weights + within_a_node + gradients + reduced
 
 
-def _reduced(config: Config, model: Model) -> int:
-    """Bytes of the buffers in which DeepSpeed sums gradients and, at stage 3, gathers weights."""
-    learner, width = config.learner, width_of(config.model.dtype)
-    bucket = min(BUCKET_ELEMENTS, model.parameters)
+def _reduced(config: Config, model: Model, trained: int, width: int) -> int:
+    """Bytes of the buffers in which DeepSpeed sums gradients, `width` bytes an element, and, at
+    stage 3, gathers weights.
+    """
+    learner, bucket = config.learner, min(BUCKET_ELEMENTS, trained)
     if learner.zero_stage == 3:
-        return width * (bucket + min(2 * BUCKET_ELEMENTS, model.parameters))
+        gathered = min(2 * BUCKET_ELEMENTS, model.parameters)
+        return width * bucket + width_of(config.model.dtype) * gathered
     if learner.zero_stage == 2:
         return width * bucket
     summed = width == 2 and learner.offload != "cpu"  # by DeepSpeed's BF16_Optimizer
@@ -131,17 +141,19 @@ def _reduced(config: Config, model: Model) -> int:
 def engine_needs(config: Config, model: Model) -> dict[str, int]:
     """Bytes of one worker of an actor's engine, by what they are for."""
     width, workers = width_of(config.engine_dtype), config.actors.tensor_parallel
-    received = width * model.parameters
+    sent = sent_elements(config, model)
+    received = width * sum(sent)
     if workers > 1:  # on the host: here only what passes through (weight_sync/receiver.py)
-        largest = max(model.weights, default=0)
+        largest = max(sent, default=0)
         received = min(received, max(config.weight_sync.bucket_bytes, width * largest))
-    return {
+    needs = {
         "weights": width * model.parameters // workers,
         "keys and values": config.actors.kv_cache_bytes // workers,
         "engine": ENGINE_BYTES,
         "weights received": received,
         "CUDA": CONTEXT_BYTES,
     }
+    return needs | ({"adapter": received // workers} if sent is not model.weights else {})
 
 
 def retrieval_needs(config: Config, gpu: int, gpus: int) -> dict[str, int]:

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from configs.load import ConfigError, marked
 from configs.schema import Config
 from configs.section import HUB_DATA, HUB_MODEL
+from scripts.setup import adapter
 from scripts.setup.overrides import get_field, with_field
 from scripts.terminal import status
 
@@ -52,7 +53,13 @@ def with_hub_paths(config: Config, fields: Sequence[str] = ()) -> Config:
 
 
 def model(field: str, value: str) -> str:
-    """The folder of the model `value`, which `field` names; other values as they are."""
+    """The folder of the model `value`, which `field` names, of an adapter that of the model with
+    it; other values as they are.
+    """
+    return adapter.whole(field, _folder(field, value))
+
+
+def _folder(field: str, value: str) -> str:
     if not re.fullmatch(_NAME, value) or _is_path(value):
         return value
     where = _where(field, value)

@@ -10,7 +10,14 @@ from actors.policies.engine import gpus_of_actor, too_few_for_workers
 from configs.devices import on_cpu
 from configs.schema import Config
 from scripts.setup import gpu_memory
-from scripts.setup.model_size import Model, known_model, read_model, width_of
+from scripts.setup.model_size import (
+    Model,
+    known_model,
+    read_model,
+    sent_elements,
+    trained_elements,
+    width_of,
+)
 from weight_sync.protocol import TransportUnusable
 from weight_sync.transports.selection import CPU, choose
 
@@ -203,7 +210,8 @@ def _beside_gpus(config: Config, model: Model) -> dict[str, int]:
     written = (0 if offloaded else state) + width * model.parameters
     loaded = learner.ranks * width * model.parameters
     # Of gradients the host has what is summed and what the optimiser reads.
-    trained = model.parameters + model.trunk_parameters * (learner.baseline == "critic")
+    policy = sum(trained_elements(config, model))
+    trained = policy + model.trunk_parameters * (learner.baseline == "critic")
     held = state + 8 * trained
     return {
         "its optimiser, averages and gradients (learner.offload)": offloaded * held,
@@ -228,7 +236,7 @@ def _buckets(config: Config, model: Model, pinned: bool) -> int:
     power of two.
     """
     width, sizes = width_of(config.engine_dtype), [0]
-    for elements in model.weights:
+    for elements in sent_elements(config, model):
         if sizes[-1] and sizes[-1] + width * elements > config.weight_sync.bucket_bytes:
             sizes.append(0)
         sizes[-1] += width * elements

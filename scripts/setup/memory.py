@@ -22,8 +22,10 @@ from scripts.setup.machine import LESS, gpus_wanted, least_memory, memory_needed
 from scripts.setup.model_size import (
     Model,
     find_model,
+    sent_elements,
     token_bytes,
     tokens_at_once,
+    trained_elements,
     uneven_shares,
     width_of,
 )
@@ -32,9 +34,10 @@ from scripts.setup.pace import Pace, speed_of
 _REASONS = {  # of a part of who lies on a GPU
     "weights": "{width} x {elements}{over3}",
     "weights within a node": "{width} x {elements} / a node's ranks, of two nodes",
-    "gradients": "{gradient} x {elements}{over2}",
-    "optimiser, with fp32 weights": "{state} x {elements}{over1}",
-    "averages": "{averages} x {elements}{over1}",
+    "adapter": "4 x {trained}{over3}",
+    "gradients": "{gradient} x {trained}{over2}",
+    "optimiser, with fp32 weights": "{state} x {trained}{over1}",
+    "averages": "{averages} x {trained}{over1}",
     "critic's optimiser": "{moments} x {trunk}{over1}",
     "critic, with its gradients": "{width} x {trunk}{over3} + {gradient} x {trunk}{over2}",
     "activations": "{tokens:,} tokens at once",
@@ -42,9 +45,9 @@ _REASONS = {  # of a part of who lies on a GPU
     "the anchor's likeliest tokens": "8 x learner.kl_top_k a token",
     "optimiser's temporaries": "while it steps",
     "reductions": "DeepSpeed's buckets",
-    "weights shown to actors": "{engine} x {elements}",
+    "weights shown to actors": "{engine} x {sent}",
     "engine": "graphs, logits, activations",
-    "weights received": "{engine} x {elements}",
+    "weights received": "{engine} x {sent}",
     "vectors in halves": "the index over all GPUs",
     "FAISS": "its scratch",
     "encoder": "of queries, on one GPU",
@@ -60,6 +63,7 @@ NOTE = (
 )
 _OF_ENGINES = {  # of an actor's, where another reason stands above or workers share
     "weights": "{engine} x {elements}{workers}",
+    "adapter": "{engine} x {trained}{workers}",
     "keys and values": "{kv_tokens:,} tokens of {token_kib:g} KiB{workers}",
 }
 _PASSING = "what passes through"
@@ -222,7 +226,7 @@ def figures(found: Reckoned) -> dict[str, Any]:
 def _reason(found: Reckoned, who: str, what: str) -> str:
     config, learner, model = found.config, found.config.learner, found.model
     width, ranks = width_of(config.model.dtype), learner.ranks
-    state = state_bytes(config, model)
+    state, trained = state_bytes(config, model), sum(trained_elements(config, model))
     over = {
         f"over{stage}": f" / {ranks} ranks" * (ranks > 1 and learner.zero_stage >= stage)
         for stage in (1, 2, 3)
@@ -236,11 +240,13 @@ def _reason(found: Reckoned, who: str, what: str) -> str:
         width=width,
         engine=width_of(config.engine_dtype),
         elements=f"{model.parameters / 1e9:.3g}e9",
-        gradient=width if learner.offload == "cpu" else 4,
-        state=round(shared * state["optimiser, with fp32 weights"] / model.parameters),
+        trained=f"{trained / 1e9:.3g}e9",
+        sent=f"{sum(sent_elements(config, model)) / 1e9:.3g}e9",
+        gradient=width if learner.offload == "cpu" and not learner.lora.rank else 4,
+        state=round(shared * state["optimiser, with fp32 weights"] / trained),
         trunk=f"{model.trunk_parameters / 1e9:.3g}e9",
         moments=round(shared * state["critic's optimiser"] / model.trunk_parameters),
-        averages=round(shared * state["averages"] / model.parameters),
+        averages=round(shared * state["averages"] / trained),
         tokens=tokens_at_once(config),
         kv_tokens=found.pace.kv_tokens,
         token_kib=token_bytes(config, model) / 1024,

@@ -126,6 +126,7 @@ def limits(config: Config) -> Iterator[str]:
         )
     model = known_model(path.parent)
     yield from _candidates(config, model)
+    yield from _adapted(config, model)
     yield from uneven_shares(config, model)
     yield from _cache(config, model)
 
@@ -138,6 +139,17 @@ def _candidates(config: Config, model: Model) -> Iterator[str]:
             f"learner.kl_top_k = {top_k!r}: the model's vocabulary has {vocabulary} tokens; lower "
             "learner.kl_top_k to at most that"
         )
+
+
+def _adapted(config: Config, model: Model) -> Iterator[str]:
+    """Yield the layers to adapt that the model has not."""
+    lora, there = config.learner.lora, sorted({linear.name for linear in model.linears})
+    for name in lora.layers:
+        if there and name not in there:
+            yield (
+                f"learner.lora.layers names {name!r}, which no linear layer of the model's blocks "
+                f"is called: they are {', '.join(there)}"
+            )
 
 
 def _cache(config: Config, model: Model) -> Iterator[str]:

@@ -10,6 +10,7 @@ activation and their product.
 import contextlib
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,17 @@ _SHAPES = {  # hidden, intermediate, layers, heads, heads of keys, vocabulary
     "Qwen2.5-32B": (5120, 27_648, 64, 40, 8, 152_064),
 }
 _TIED = ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-3B")
+_IN_A_BLOCK = re.compile(r".*\.\d+\.(?:.*\.)?(\w+)\.weight")  # of such a name: the last part
 _VOCABULARY_PADDING = 64  # vLLM's, before it shares a vocabulary out
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer of a block, by the last part of its name."""
+
+    name: str
+    inputs: int
+    outputs: int
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,7 @@ class Model:
     kept: int = 0  # elements of keys and values of a token; 0: some layers keep less of a text
     heads: int = 0  # of queries
     key_heads: int = 0
+    linears: tuple[Linear, ...] = ()  # of all blocks
 
     @property
     def parameters(self) -> int:
@@ -74,7 +86,7 @@ def read_model(path: Path) -> Model:
     """From a Hugging Face folder; what its config.json does not say is taken as in a Llama. Raises
     OSError, ValueError, KeyError where there is none.
     """
-    return _model(path, _elements(path))
+    return _model(path, _shapes_in(path))
 
 
 def find_model(path: str) -> Model:
@@ -117,35 +129,54 @@ def model_of_shape(tree: dict[str, Any]) -> Model:
     layer += [tree.get("head_dim") or hidden // tree["num_attention_heads"]] * 2 * normed
     outer = [shape.vocabulary * hidden] * (1 if tree.get("tie_word_embeddings") else 2)
     weights = (*outer, *layer * shape.layers, hidden)
-    return replace(shape, weights=weights, normed_heads=normed)
+    linears = _llama_linears(shape) * shape.layers
+    return replace(shape, weights=weights, normed_heads=normed, linears=linears)
+
+
+def _llama_linears(shape: Model) -> tuple[Linear, ...]:
+    hidden, inner = shape.hidden, shape.intermediate
+    return (
+        Linear("q_proj", hidden, shape.queries),
+        Linear("k_proj", hidden, shape.keys),
+        Linear("v_proj", hidden, shape.keys),
+        Linear("o_proj", shape.queries, hidden),
+        Linear("gate_proj", hidden, inner),
+        Linear("up_proj", hidden, inner),
+        Linear("down_proj", inner, hidden),
+    )
 
 
 def known_model(path: Path) -> Model:
     """The same, or less where the folder says too little: what is wrong is said elsewhere."""
-    elements: dict[str, int] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     with contextlib.suppress(OSError, ValueError):
-        elements = _elements(path)
+        shapes = _shapes_in(path)
     try:
-        return _model(path, elements)
+        return _model(path, shapes)
     except (OSError, ValueError, KeyError, TypeError):
-        return Model(weights=tuple(elements.values()))
+        return Model(weights=tuple(map(math.prod, shapes.values())))
 
 
-def _elements(path: Path) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
     for file in path.glob("*.safetensors"):
         try:
             with safe_open(file, "np") as tensors:  # "pt" imports torch; shapes need none
                 for name in tensors.keys():  # noqa: SIM118 - it is no dict
-                    found[name] = math.prod(tensors.get_slice(name).get_shape())
+                    found[name] = tuple(tensors.get_slice(name).get_shape())
         except SafetensorError as error:
             raise ValueError(f"{file.name}: {error}") from error
     return found
 
 
-def _model(path: Path, shapes: dict[str, int]) -> Model:
-    normed = any(name.endswith("q_norm.weight") for name in shapes)
-    return replace(_shaped(_tree(path)), weights=tuple(shapes.values()), normed_heads=normed)
+def _model(path: Path, shapes: dict[str, tuple[int, ...]]) -> Model:
+    named = ((_IN_A_BLOCK.fullmatch(name), shape) for name, shape in shapes.items())
+    return replace(
+        _shaped(_tree(path)),
+        weights=tuple(map(math.prod, shapes.values())),
+        normed_heads=any(name.endswith("q_norm.weight") for name in shapes),
+        linears=tuple(Linear(m[1], s[1], s[0]) for m, s in named if m and len(s) == 2),
+    )
 
 
 def _tree(path: Path) -> dict[str, Any]:
@@ -188,6 +219,27 @@ def experts(tree: dict[str, Any]) -> int:
     """How many experts a config.json has in a layer; 0 or 1: it is dense."""
     counts = (tree.get(name) for name in EXPERTS)
     return max((count for count in counts if isinstance(count, int)), default=0)
+
+
+def adapted_linears(config: Config, model: Model) -> list[Linear]:
+    """The linear layers that get an adapter."""
+    lora = config.learner.lora
+    chosen = [each for each in model.linears if not lora.layers or each.name in lora.layers]
+    return chosen if lora.rank else []
+
+
+def trained_elements(config: Config, model: Model) -> tuple[int, ...]:
+    """Elements of each weight that the policy's optimiser has: the model's, or its adapter's."""
+    rank, linears = config.learner.lora.rank, adapted_linears(config, model)
+    adapter = (rank * size for each in linears for size in (each.inputs, each.outputs))
+    return tuple(adapter) if rank else model.weights
+
+
+def sent_elements(config: Config, model: Model) -> tuple[int, ...]:
+    """Elements of each weight that is published."""
+    lora = config.learner.lora
+    as_adapter = lora.rank and lora.publish == "adapter"
+    return trained_elements(config, model) if as_adapter else model.weights
 
 
 def width_of(dtype: str) -> int:
@@ -241,12 +293,20 @@ def tokens_at_once(config: Config) -> int:
 def activation_bytes(config: Config, model: Model) -> int:
     """Bytes of the activations of one rank's micro-batch, and of the gradients of one layer's."""
     width = width_of(config.model.dtype)
-    layer = model.layer_bytes(width)
+    layer = model.layer_bytes(width) + _adapted_bytes(config, model)
     if config.learner.gradient_checkpointing:
         token_bytes = width * model.hidden * model.layers + 2 * layer
     else:
         token_bytes = layer * (model.layers + 1)
     return tokens_at_once(config) * token_bytes
+
+
+def _adapted_bytes(config: Config, model: Model) -> int:
+    """Bytes that autograd keeps of a layer's adapters for each token: what goes into A and B, fp32;
+    what the frozen layers no longer keep for gradients of their own is not taken off.
+    """
+    rank, linears = config.learner.lora.rank, adapted_linears(config, model)
+    return sum(4 * (each.inputs + rank) for each in linears) // max(1, model.layers)
 
 
 def candidate_bytes(config: Config, model: Model) -> int:
@@ -258,7 +318,8 @@ def candidate_bytes(config: Config, model: Model) -> int:
 
 def head_bytes(config: Config, model: Model, device: str) -> int:
     """Bytes of the head while it makes its gradient: one piece of logits with the slices beside
-    it, the sums in fp32, and their cast to the weights' dtype.
+    it, the sums in fp32, and their cast to the weights' dtype; where those are frozen, the sums
+    of the hidden states alone.
     """
     width, tokens = width_of(config.model.dtype), tokens_at_once(config)
     piece = config.learner.chunk_bytes(device)
@@ -266,4 +327,5 @@ def head_bytes(config: Config, model: Model, device: str) -> int:
         piece = min(piece, 4 * model.vocabulary * tokens)
         piece += piece * 3 * min(SLICE_ENTRIES, model.vocabulary) // model.vocabulary
     cast = width if width == 2 else 0
-    return piece + (4 + cast) * model.hidden * (model.vocabulary + tokens)
+    trained = 0 if config.learner.lora.rank else model.vocabulary
+    return piece + (4 + cast) * model.hidden * (trained + tokens)

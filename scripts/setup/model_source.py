@@ -1,6 +1,7 @@
 """The model that a command is given: a run's, a checkpoint's, or a Hugging Face folder.
 
-A checkpoint keeps its weights and their average as one folder each. Imports no engine.
+A checkpoint keeps its weights and their average as one folder each, which may be an adapter's.
+Imports no engine.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from configs.load import ConfigError, dump, load, parse, recorded_config
 from configs.schema import Config
 from learner import checkpoint
 from learner.errors import BadCheckpoint
-from scripts.setup import hub
+from scripts.setup import adapter, hub
 
 MODEL, EMA = WEIGHTS = ("model", "ema")  # folders of a checkpoint
 _RUNS = "config.yaml"
@@ -42,12 +43,12 @@ def find(given: str, weights: str = MODEL) -> Found:
                 f"--weights {weights}: {given!r} is a model folder and has no average beside it: "
                 "name the checkpoint (or run) that it is of, or leave --weights out"
             )
-        return Found(
-            given, path, Path(given if local != given else path).name, _record_beside(path)
-        )
+        named = Path(given if local != given else path)
+        own = path.parent if adapter.is_adapter(path.parent) else path
+        return Found(given, path, named.name, _record_beside(own))
     if not (path / checkpoint.MANIFEST).is_file():
-        if (path / weights / "config.json").is_file():  # a warm start's, or what was copied
-            return Found(given, path / weights, _named(path, weights), _record_of(path))
+        if _is_model(path / weights):  # a warm start's, or what was copied
+            return Found(given, _whole(path / weights), _named(path, weights), _record_of(path))
         if not (path / _RUNS).is_file():
             raise ConfigError(
                 f"MODEL = {given!r}: no run ({_RUNS}), checkpoint ({checkpoint.MANIFEST}) or "
@@ -133,8 +134,8 @@ def _checkpoint_of(path: Path) -> Path:
 
 def _weights_in(path: Path, weights: str) -> Path:
     folder = path / weights
-    if not (folder / "config.json").is_file():
-        there = [each for each in WEIGHTS if (path / each / "config.json").is_file()]
+    if not _is_model(folder):
+        there = [each for each in WEIGHTS if _is_model(path / each)]
         raise ConfigError(
             f"--weights {weights}: checkpoint {str(path)!r} holds no such weights, only "
             f"{' and '.join(there) or 'none at all'}: name others with --weights, or another "
@@ -147,7 +148,15 @@ def _weights_in(path: Path, weights: str) -> Path:
             f"{error}; to use them as they are, name their folder, {folder}, and a configuration "
             "with --config"
         ) from error
-    return folder
+    return _whole(folder)
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() or adapter.is_adapter(folder)
+
+
+def _whole(folder: Path) -> Path:
+    return Path(adapter.whole("MODEL", str(folder)))
 
 
 def _named(path: Path, weights: str) -> str:

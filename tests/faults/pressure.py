@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import zmq
 
-from configs.guard import HANDSHAKE_S
+from configs.runtime.guard import HANDSHAKE_S
 from retrieval_server.app.connections import HEADERS_S
 from retrieval_server.poster import Poster
 from retrieval_server.protocol import RetrievalError, RetrievalOverloaded

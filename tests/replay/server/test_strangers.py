@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from configs import guard
-from configs.guard import Unproved
 from configs.keys import Keys
+from configs.runtime import guard
+from configs.runtime.guard import Unproved
 from replay.clients.launcher import Observer
 from tests.replay.conftest import free_port
 from tests.replay.server.strangers import (

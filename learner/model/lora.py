@@ -1,0 +1,86 @@
+"""Low-rank adapters on a causal LM's linear layers (Hu et al. 2021, arXiv 2106.09685).
+
+The model is frozen in its own dtype; adapters are fp32, A begun as PEFT begins it and B at zero, so
+that the first version is the model itself.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from configs.lora import LoraConfig
+from learner.errors import BadModel
+
+PREFIX = "base_model.model."  # of the names of PEFT
+_IN_A_BLOCK = re.compile(r"(?:.*\.)?\d+\.(?:.*\.)?(\w+)")  # of such a path: the last part
+
+
+class LoraLinear(nn.Linear):  # type: ignore[misc]
+    """y = W x + b + scale · B A x; W and b are the very parameters of the layer it replaces."""
+
+    def __init__(
+        self, base: nn.Linear, config: LoraConfig, generator: torch.Generator | None = None
+    ) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.weight, self.bias, self.scale = base.weight, base.bias, config.scale
+        self.lora_A = nn.Linear(base.in_features, config.rank, bias=False, dtype=torch.float32)
+        self.lora_B = nn.Linear(config.rank, base.out_features, bias=False, dtype=torch.float32)
+        nn.init.kaiming_uniform_(self.lora_A.weight, a=math.sqrt(5), generator=generator)
+        nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., out] of [..., in], in the base's dtype: the sum is rounded once."""
+        made = functional.linear(inputs, self.weight, self.bias)
+        low = self.lora_B(self.lora_A(inputs.to(self.lora_A.weight.dtype)))
+        return (made + self.scale * low).to(made.dtype)
+
+    def merged(self) -> Tensor:
+        """W + scale · B A, in fp32."""
+        with torch.no_grad():
+            return merge(self.weight, self.lora_A.weight, self.lora_B.weight, self.scale)
+
+
+def merge(weight: Tensor, lora_a: Tensor, lora_b: Tensor, scale: float) -> Tensor:
+    """W + scale · B A [out, in], in fp32, from W [out, in], A [rank, in] and B [out, rank]."""
+    return torch.addmm(weight.float(), lora_b.float(), lora_a.float(), alpha=scale)
+
+
+def adapt(model: PreTrainedModel, config: LoraConfig, seed: int) -> None:
+    """Freeze the model and put adapters on its layers, the same ones whoever does it with this
+    seed. Raises BadModel for layers that are not there.
+    """
+    model.requires_grad_(False)
+    layers = dict(_layers(model))
+    there = sorted({_last(path) for path in layers})
+    if missing := [name for name in config.layers if name not in there]:
+        raise BadModel(
+            f"learner.lora.layers names {missing[0]!r}, which no linear layer of the model's "
+            f"blocks is called: they are {', '.join(there)}"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    for path, layer in layers.items():
+        if not config.layers or _last(path) in config.layers:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, LoraLinear(layer, config, generator))
+
+
+def adapted(model: nn.Module) -> dict[str, LoraLinear]:
+    """The layers with an adapter, by their path in the model."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, LoraLinear)}
+
+
+def _layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
+    """The linear layers of the blocks, by path."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear) and _IN_A_BLOCK.fullmatch(path):
+            yield path, module
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
