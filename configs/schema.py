@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from configs.algorithm import AlgorithmConfig, check_credit, check_moment
-from configs.critic import CriticConfig, require_critic
+from configs.algorithm.algorithm import AlgorithmConfig, check_credit, check_moment
+from configs.algorithm.critic import CriticConfig, require_critic
 from configs.environment import EnvironmentConfig
 from configs.fleet import ClusterConfig, FleetConfig
 from configs.lora import LoraConfig

@@ -19,7 +19,7 @@ import msgspec
 from rich.console import Console
 
 from configs import hints
-from configs.critic import CriticConfig
+from configs.algorithm.critic import CriticConfig
 from configs.load import ConfigError, load
 from configs.runtime.process import Exit, begin
 from configs.runtime.signals import on_stop

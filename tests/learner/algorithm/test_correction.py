@@ -70,7 +70,7 @@ class Case:
                 self.behaviour,
                 self.advantages,
                 zeros,
-                coefficients,
+                zeros,
                 coefficients,
             )
         )

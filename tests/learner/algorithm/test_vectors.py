@@ -164,7 +164,7 @@ def composed(
     coefficients = torch.tensor(coefficients, dtype=torch.float64)
     zeros = torch.zeros_like(mask, dtype=torch.int64)
     rows = zeros[:, 0]
-    micro = MicroBatch(rows, zeros, mask, behaviour, credit, zeros, coefficients, rows.double())
+    micro = MicroBatch(rows, zeros, mask, behaviour, credit, zeros, zeros, coefficients)
     reference = tensor(inputs["ref_logprob"])[mask] if "ref_logprob" in inputs else None
     tokens = ActionTokens.of(micro)
     return token_loss(tokens, proximal[mask], current.detach()[mask], reference, config, topk)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.critic import CriticConfig
+from configs.algorithm.critic import CriticConfig
 from configs.runtime.files import MOST_IDS
 from configs.schema import Config, LearnerConfig
 from learner.algorithm.schedule import learning_rate

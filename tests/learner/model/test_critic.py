@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from configs.critic import CriticConfig
+from configs.algorithm.critic import CriticConfig
 from configs.runtime.files import MOST_IDS
 from configs.schema import Config
 from learner import checkpoint

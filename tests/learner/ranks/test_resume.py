@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from configs.critic import CriticConfig
+from configs.algorithm.critic import CriticConfig
 from configs.runtime.files import MOST_IDS
 from configs.schema import Config, LearnerConfig, ModelConfig
 from learner.batch import build, build_shares

@@ -44,8 +44,8 @@ def measure(config: Config) -> dict[str, float]:
             behaviour_logprobs=-torch.rand(rows, length),
             advantages=torch.randn(rows, length),
             staleness=torch.zeros(rows, length, dtype=torch.int32),
+            rewards=torch.ones(rows, length),
             coefficients=torch.full((rows,), 1e-4),
-            rewards=torch.ones(rows),
         )
 
     trainer = Trainer(config)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from configs.divergence import DivergenceConfig
+from configs.algorithm.divergence import DivergenceConfig
 from configs.section import NonNegativeFloat, PositiveFloat
 
 _OF_ROLLOUTS = {  # credit that turns of their own cannot be added to
