@@ -293,7 +293,7 @@ def tokens_at_once(config: Config) -> int:
 def activation_bytes(config: Config, model: Model) -> int:
     """Bytes of the activations of one rank's micro-batch, and of the gradients of one layer's."""
     width = width_of(config.model.dtype)
-    layer = model.layer_bytes(width) + _adapted_bytes(config, model)
+    layer = model.layer_bytes(width) + adapted_bytes(config, model)
     if config.learner.gradient_checkpointing:
         token_bytes = width * model.hidden * model.layers + 2 * layer
     else:
@@ -301,12 +301,14 @@ def activation_bytes(config: Config, model: Model) -> int:
     return tokens_at_once(config) * token_bytes
 
 
-def _adapted_bytes(config: Config, model: Model) -> int:
-    """Bytes that autograd keeps of a layer's adapters for each token: what goes into A and B, fp32;
-    what the frozen layers no longer keep for gradients of their own is not taken off.
+def adapted_bytes(config: Config, model: Model) -> int:
+    """Bytes that autograd keeps of a layer's adapters for each token: what goes into A and B, in
+    fp32 (where the model is in bf16 a copy for each A); what the frozen layers no longer keep for
+    gradients of their own is not taken off.
     """
-    rank, linears = config.learner.lora.rank, adapted_linears(config, model)
-    return sum(4 * (each.inputs + rank) for each in linears) // max(1, model.layers)
+    copied, linears = config.model.dtype == "bfloat16", adapted_linears(config, model)
+    rank = config.learner.lora.rank
+    return sum(4 * (copied * each.inputs + rank) for each in linears) // max(1, model.layers)
 
 
 def candidate_bytes(config: Config, model: Model) -> int:

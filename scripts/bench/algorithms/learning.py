@@ -1,20 +1,25 @@
-"""What the algorithms come to on the demo task: exact match of whole runs, by seed.
+"""What the algorithms come to: exact match of whole runs of the demo; and the size of an adapter.
 
-Each trains on trajectories two updates old, as the demo does at most, for as many steps as the demo
-takes, in one process, as the runs of `forage bench staleness` do.
+Each run is `forage demo` with an algorithm's settings and nothing else beside it, for as many steps
+as the demo takes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from scripts.bench.staleness.report import Record, reaches
-from scripts.bench.staleness.run import Job
-from scripts.bench.staleness.slices import Slice
-from scripts.bench.staleness.task import world_of
+from configs.load import parse
+from scripts.bench.harness import Processes, Report, Rows, digest_of, scratch, sources
+from scripts.setup.model_size import model_of_shape, sent_elements
 
-AGE, STEPS, EVAL_EVERY, SEEDS, EM_GOAL = 2, 80, 10, (0, 1, 2), 0.9
+SEEDS = (0, 1, 2)
+RANK = 8
+ADAPTED = (f"learner.lora.rank={RANK}", "learner.lr=2e-3")
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "grpo": (),  # configs/demo.yaml as it stands
     "ppo": (
@@ -23,69 +28,101 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
         "learner.critic.lr=1e-3",
         "learner.critic.updates=2",
     ),
+    "lora": ADAPTED,
 }
-Key = tuple[str, int]  # algorithm, seed
+SMOLLM2_135M = {  # the config.json of HuggingFaceTB/SmolLM2-135M, as far as its size goes
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49_152,
+    "tie_word_embeddings": True,
+}
+DEADLINE_S = 1800.0  # of a run of the demo, alone 150 to 250 s
+USED = ("actors", "learner", "replay", "weight_sync", "scripts.demo")
+METHOD = {
+    "grpo_em, ppo_em, lora_em": "greedy exact match of the demo's last evaluation, the worst seed",
+    "lora_em_gap": f"the whole model's less that of {' '.join(ADAPTED)}, in as many steps, mean",
+    "lora_sync_bytes_share": f"bytes of an adapter of rank {RANK} on every linear layer over those "
+    "of the model, in one dtype, on SmolLM2-135M's shape: calculated",
+}
+Row = dict[str, Any]
 
 
-def plan(seeds: Sequence[int]) -> dict[Key, Job]:
-    """Every run; makes their worlds."""
-    jobs: dict[Key, Job] = {}
-    for seed in seeds:
-        files = world_of(seed)
-        for name, changes in ALGORITHMS.items():
-            overrides = (*files, f"learner.total_steps={STEPS}", *changes)
-            jobs[name, seed] = Job(overrides, AGE, seed, EVAL_EVERY)
-    return jobs
+def sync_bytes_share() -> float:
+    """Bytes of a version that is an adapter over those of one that is the model, on SmolLM2."""
+    model, config = model_of_shape(SMOLLM2_135M), parse("", ADAPTED, "the benchmark")
+    return sum(sent_elements(config, model)) / model.parameters
 
 
-def label(key: Key) -> str:
-    """What a line calls a run."""
-    return "{}, seed {}".format(*key)
-
-
-def summary(jobs: Mapping[Key, Job], finished: Slice) -> dict[str, Any]:
-    """`NAME_em`, the greedy exact match at the end of the worst seed, None before any is there; and
-    a row a run.
+def measure(
+    seeds: Iterable[int],
+    folder: Path,
+    minutes: float,
+    report: Report,
+    demo: Callable[[int, Sequence[str]], Row] | None = None,
+) -> tuple[list[Row], list[str]]:
+    """A row a run, those on file first of all, more until the time is over; what is left, by name.
+    Raises RunFailed.
     """
-    rows = [
-        _row(*key, record)
-        for key, job in jobs.items()
-        if (record := finished.record(job)) is not None
-    ]
-    worst = {
-        f"{name}_em": min((row["em"] for row in rows if row["algorithm"] == name), default=None)
+    rows, end_s = Rows(folder, digest_of(sources(*USED))), time.monotonic() + 60.0 * minutes
+    made, left = [], []
+    for seed in seeds:
+        for name, overrides in ALGORITHMS.items():
+            told, key = f"{name}, seed {seed}", [seed, overrides]
+            if rows.kept(key) is None:
+                if time.monotonic() > end_s:
+                    left.append(told)
+                    continue
+                report(f"the demo by {told}")
+            found = rows.get(key, lambda s=seed, o=overrides: (demo or run_demo)(s, o))
+            made.append({"algorithm": name, "seed": seed} | found)
+    return made, left
+
+
+def run_demo(seed: int, overrides: Sequence[str]) -> Row:
+    """The figures of a run of the demo. Raises RunFailed."""
+    with scratch() as folder, Processes(folder) as processes:
+        run = folder / "run"
+        words = ("-m", "scripts.cli", "demo", "--seed", str(seed), f"run_dir={run}", *overrides)
+        processes.run("demo", *words, limit_s=DEADLINE_S)
+        summary = json.loads((run / "summary.json").read_bytes())
+    names = ("em_final", "sampled_em_final", "steps", "wall_s", "token_mismatches")
+    return {name: summary[name] for name in names}
+
+
+def summary(rows: Iterable[Row]) -> dict[str, Any]:
+    """Of each algorithm `NAME_em`, its worst seed's; `lora_em_gap`, what the adapter has less than
+    the whole model, mean over the seeds that have both. None where no run is there.
+    """
+    rows = list(rows)
+    em = {
+        name: {row["seed"]: float(row["em_final"]) for row in rows if row["algorithm"] == name}
         for name in ALGORITHMS
     }
-    return {**worst, "learning": rows}
-
-
-def _row(name: str, seed: int, record: Record) -> dict[str, Any]:
-    evaluations = record["evaluations"]
-    steps = [int(each["update"]) for each in evaluations]
-    greedy = [float(each["greedy"]) for each in evaluations]
-    return {
-        "algorithm": name,
-        "seed": seed,
-        "em": greedy[-1],
-        "sampled_em": float(evaluations[-1]["sampled"]),
-        "em_goal_step": reaches(steps, greedy, EM_GOAL),
-        "seconds": record["seconds"],
+    both = sorted(em["grpo"].keys() & em["lora"].keys())
+    gaps = [em["grpo"][seed] - em["lora"][seed] for seed in both]
+    worst = {f"{name}_em": min(found.values(), default=None) for name, found in em.items()}
+    gap = statistics.fmean(gaps) if gaps else None
+    return {**worst, "lora_em_gap": gap, "lora_sync_bytes_share": sync_bytes_share()} | {
+        "learning": rows
     }
 
 
 def make_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     """A line a run."""
-    table = Table(title=f"The demo task, {STEPS} steps on rollouts {AGE} updates old")
-    for name in ("algorithm", "seed", "EM", "sampled", f"steps to {EM_GOAL}", "seconds"):
+    table = Table(title="The demo by algorithm: exact match at the end")
+    for name in ("algorithm", "seed", "steps", "EM", "sampled", "seconds"):
         table.add_column(name, justify="left" if name == "algorithm" else "right")
     for row in rows:
-        goal = row["em_goal_step"]
         table.add_row(
             row["algorithm"],
             str(row["seed"]),
-            f"{row['em']:.3f}",
-            f"{row['sampled_em']:.3f}",
-            "–" if goal is None else f"{goal:.0f}",
-            f"{row['seconds']:.0f}",
+            str(row["steps"]),
+            f"{row['em_final']:.3f}",
+            f"{row['sampled_em_final']:.3f}",
+            f"{row['wall_s']:.0f}",
         )
     return table

@@ -1,6 +1,6 @@
-"""Exact match by algorithm: every configuration is one, and the worst seed counts."""
+"""Exact match by algorithm: settings that are ones, runs that are kept, and the worst seed."""
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,28 +8,38 @@ import pytest
 from configs.load import load
 from configs.runtime.process import REPOSITORY
 from scripts.bench.algorithms import learning
-from scripts.bench.staleness.run import Job
-from scripts.bench.staleness.slices import Slice
+from scripts.bench.algorithms.learning import ALGORITHMS, Row
 
 DEMO = REPOSITORY / "configs" / "demo.yaml"
+EM = {"grpo": (0.98, 0.96), "ppo": (0.95, 0.99), "lora": (0.97, 0.93)}
 
 
-def test_the_demo_takes_as_many_steps() -> None:
-    assert load(DEMO).learner.total_steps == learning.STEPS
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_each_takes_no_more_steps_than_the_demo(name: str) -> None:
+    assert load(DEMO, ALGORITHMS[name]).learner.total_steps == load(DEMO).learner.total_steps
 
 
-def test_the_worst_seed_counts_and_none_where_no_run_is_there(tmp_path: Path) -> None:
-    finished, jobs = Slice(tmp_path, workers=1, minutes=0.0), {}
-    for seed, greedy in enumerate(([0.0, 0.8, 1.0], [0.0, 0.4, 0.96])):
-        job = Job((), learning.AGE, seed, 10)
-        jobs["grpo", seed] = job
-        told = [{"update": 10 * n, "greedy": em, "sampled": em} for n, em in enumerate(greedy)]
-        (tmp_path / f"{job.name}.json").write_text(json.dumps({"evaluations": told, "seconds": 2}))
-    jobs["ppo", 0] = Job(learning.ALGORITHMS["ppo"], learning.AGE, 0, 10)
-    found = learning.summary(jobs, finished)
-    assert (found["grpo_em"], found["ppo_em"]) == (0.96, None)
-    assert [row["em_goal_step"] for row in found["learning"]] == [
-        pytest.approx(15.0),
-        pytest.approx(10 + 10 * 0.5 / 0.56),
-    ]
-    assert learning.make_table(found["learning"]).row_count == 2
+def test_runs_are_kept_and_the_worst_seed_counts(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def demo(seed: int, overrides: Sequence[str]) -> Row:
+        asked.append(seed)
+        name = next(name for name, own in ALGORITHMS.items() if own == tuple(overrides))
+        return {"em_final": EM[name][seed], "sampled_em_final": 0.8, "steps": 80, "wall_s": 2.0}
+
+    nothing, left = learning.measure([0], tmp_path, -1.0, print, demo)
+    assert nothing == [] and left == [f"{name}, seed 0" for name in ALGORITHMS]
+    learning.measure([0], tmp_path, 1.0, print, demo)
+    rows, left = learning.measure([0, 1], tmp_path, 1.0, print, demo)
+    assert asked == [0, 0, 0, 1, 1, 1] and left == []
+    found = learning.summary(rows)
+    assert (found["grpo_em"], found["ppo_em"], found["lora_em"]) == (0.96, 0.95, 0.93)
+    assert found["lora_em_gap"] == pytest.approx(0.02)
+    assert learning.make_table(rows).row_count == 6
+    assert learning.summary([])["lora_em_gap"] is None
+
+
+def test_an_adapter_is_hardly_a_fiftieth_of_smollm2() -> None:
+    per_layer = 8 * (2 * (576 + 576) + 2 * (576 + 192) + 3 * (576 + 1536))
+    share = learning.sync_bytes_share()
+    assert share == pytest.approx(30 * per_layer / 134_515_008, rel=1e-6) and share <= 0.02
