@@ -4,7 +4,9 @@ for `section`.
 
 from typing import Annotated, Literal
 
-from configs.section import ONE_OR_MORE, NonNegative, PositiveFloat, Section
+from msgspec import Meta
+
+from configs.section import ONE_OR_MORE, PositiveFloat, Section
 
 _OUTSIDE = ("lm_head", "embed_tokens", "embed_out", "wte")  # head and embeddings: never adapted
 
@@ -15,7 +17,7 @@ class LoraConfig(Section, frozen=True):
     nothing.
     """
 
-    rank: NonNegative = 0  # 0: the whole model is trained
+    rank: Annotated[int, Meta(ge=0, le=512)] = 0  # 0: the whole model is trained
     alpha: PositiveFloat = 32.0
     # Last parts of their names, such as q_proj; empty: every linear layer of the blocks
     layers: Annotated[tuple[str, ...], ONE_OR_MORE] = ()

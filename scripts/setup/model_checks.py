@@ -28,7 +28,6 @@ from scripts.setup.model_size import (
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _PROMPTED = ("search_r1", "tool_call", "no_search")  # whose prompt needs a question alone
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-ADAPTER = "adapter_config.json"
 _POINTER = b"version https://git-lfs"
 _LONG = 128  # characters; some question of a file is shorter
 
@@ -58,11 +57,6 @@ def folder(config: Config) -> Iterator[str]:
 
 def _no_model(path: Path) -> str:
     """Say what lies where a model's folder should, and which folder may be meant."""
-    if (path / ADAPTER).is_file():
-        return (
-            "a LoRA adapter, not supported yet: merge it into its model, merge_and_unload() of "
-            "peft, save that and name its folder"
-        )
     if path.suffix == ".gguf" or (path.is_dir() and any(path.glob("*.gguf"))):
         return "GGUF, which cannot be trained: name the folder with the model's *.safetensors"
     inside = ("model", "checkpoints/best/model", "*", "snapshots/*")

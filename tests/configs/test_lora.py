@@ -25,6 +25,7 @@ def test_without_a_rank_the_model_is_trained() -> None:
         ([RANK, "learner.lora.layers=[q_proj,lm_head]"], "names 'lm_head', which is never adapted"),
         ([RANK, "learner.lora.layers=[q_proj,q_proj]"], "'q_proj' is named twice"),
         ([RANK, "learner.lora.layers=['']"], "'' is no name"),
+        (["learner.lora.rank=513"], "expected `int` <= 512"),
         ([RANK, "learner.lora.alpha=0"], "expected `float` > 0.0"),
         ([RANK, "learner.lora.publish=both"], "choose one of 'adapter', 'merged'"),
         (["lora.rank=8"], "did you mean 'learner.lora.rank'"),

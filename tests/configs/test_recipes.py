@@ -111,12 +111,32 @@ ASEARCHER = {  # ASearcher/configs/asearcher_local.yaml
     "learner.weight_decay": 0.01,
     "learner.max_grad_norm": 1.0,
 }
+OF_THE_TASK = (  # whatever is trained
+    "retrieval.top_k",
+    "actors.max_turns",
+    "actors.max_action_tokens",
+    "actors.passage_template",
+    "actors.temperature",
+    "replay.group_size",
+    "learner.objective",
+    "learner.clip_high",
+    "learner.kl_coef",
+    "learner.kl_estimator",
+    "learner.anchor",
+    "learner.advantage_std",
+)
+LORA = {name: SEARCH_R1[name] for name in OF_THE_TASK} | {
+    "learner.lora.rank": 16,
+    "learner.lora.layers": (),
+    "learner.lora.publish": "adapter",
+}
 RECIPES: dict[str, dict[str, Any]] = {
     "search_r1_3b_grpo": SEARCH_R1,
     "search_r1_7b_grpo": SEARCH_R1,
     "search_r1_7b_4x8": OVER_NODES,
     "search_r1_3b_ppo": PPO,
     "search_r1_7b_ppo": PPO,
+    "search_r1_3b_lora": LORA,
     "ema_pg_3b": EMA_PG,
     "asearcher_7b": ASEARCHER,
 }
@@ -127,6 +147,7 @@ CASES = {  # configuration, model, GPUs, GiB of each
     "search_r1_7b_4x8": ("search_r1_7b_4x8", "Qwen2.5-7B", 32, FREE_OF_80),
     "search_r1_3b_ppo": ("search_r1_3b_ppo", "Qwen2.5-3B", 8, FREE_OF_80),
     "search_r1_7b_ppo": ("search_r1_7b_ppo", "Qwen2.5-7B", 8, FREE_OF_80),
+    "search_r1_3b_lora": ("search_r1_3b_lora", "Qwen2.5-3B", 1, FREE_OF_24),
     "ema_pg_3b": ("ema_pg_3b", "Qwen2.5-3B", 8, FREE_OF_80),
     "asearcher_7b": ("asearcher_7b", "Qwen2.5-7B", 8, FREE_OF_80),
     "one_gpu": ("one_gpu", "Qwen2.5-0.5B", 1, FREE_OF_24),

@@ -5,7 +5,7 @@ what was recorded.
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.integration.conftest import Run
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 STEPS = 3
+WHOLE = {"model": "model", "ema": "model"}  # folders of a checkpoint, and the files of weights
 SHORT = [
     f"learner.total_steps={STEPS}",
     f"learner.checkpoint_every={STEPS}",
@@ -36,6 +37,7 @@ CRITIC = [
     "learner.critic.lr=1e-3",
     "learner.critic.gae_lambda=0.9",
 ]
+LORA = ["learner.lora.rank=4", "learner.lora.publish=merged"]
 NOTHING_BATCHED = [
     "actors.max_num_seqs=1",
     "actors.prefix_caching=false",
@@ -76,13 +78,13 @@ def reported(run_dir: Path) -> list[float]:
     return [reports[step]["learner/loss"] for step in range(1, STEPS + 1)]
 
 
-def check_same(asynchronous: Path, synchronous: Path) -> None:
+def check_same(asynchronous: Path, synchronous: Path, files: Mapping[str, str] = WHOLE) -> None:
     """Every loss and every final weight is the same, and training did change something."""
     assert reported(asynchronous) == losses(synchronous)
     assert len(set(losses(synchronous))) == STEPS
-    for part in ("model", "ema"):
+    for part, name in files.items():
         ours, theirs = (
-            load_file(folder / "checkpoints" / f"step-{STEPS}" / part / "model.safetensors")
+            load_file(folder / "checkpoints" / f"step-{STEPS}" / part / f"{name}.safetensors")
             for folder in (asynchronous, synchronous)
         )
         assert ours.keys() == theirs.keys()
@@ -116,6 +118,15 @@ def test_with_a_critic_it_is_too(launch: Callable[..., Run], tmp_path: Path) -> 
     assert ours.keys() == theirs.keys() and "master/head.weight" in ours
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
     assert ours["master/head.weight"].any()
+
+
+@pytest.mark.soak("resume")
+@pytest.mark.timeout(1000)
+def test_with_an_adapter_it_is_too(launch: Callable[..., Run], tmp_path: Path) -> None:
+    asynchronous = completed(launch(*SHORT, *NOTHING_BATCHED, *LORA))
+    synchronous = tmp_path / "sync"
+    forage("sync", asynchronous / "config.yaml", f"run_dir={synchronous}")
+    check_same(asynchronous, synchronous, {"model": "model", "adapter": "adapter_model"})
 
 
 @pytest.mark.soak("resume")

@@ -9,13 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from configs.lora import LoraConfig
 from configs.runtime.files import MOST_IDS
 from configs.schema import Config, LearnerConfig, ModelConfig
 from learner.batch import TrainingBatch, build
-from learner.errors import BadModel
+from learner.checkpoint import Checkpoint, Manifest, check
+from learner.errors import BadCheckpoint, BadModel
+from learner.model import peft_folder
 from learner.trainer import Trainer
 from replay.protocol import Batch
 
@@ -56,11 +59,45 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+LORA = LoraConfig(rank=4, publish="merged")
+ADAPTED = [
+    (1, "float32", LORA),
+    *(
+        pytest.param(*each, LORA, marks=pytest.mark.soak("ranks"))
+        for each in ((0, "float32"), (3, "float32"), (1, "bfloat16"), (3, "bfloat16"))
+    ),
+]
+
+
 @pytest.mark.parametrize(("stage", "dtype"), SETTINGS)
 def test_resumed_steps_equal_the_undisturbed_ones_bit_for_bit(
     config: Config, batches: list[TrainingBatch], tmp_path: Path, stage: int, dtype: str
 ) -> None:
-    config = with_learner(config, dtype, zero_stage=stage, anchor="ema", kl_coef=0.1)
+    require_resumed(config, batches, tmp_path, stage, dtype, LoraConfig())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "dtype", "lora"), ADAPTED)
+def test_the_same_of_an_adapter(
+    config: Config,
+    batches: list[TrainingBatch],
+    tmp_path: Path,
+    stage: int,
+    dtype: str,
+    lora: LoraConfig,
+) -> None:
+    require_resumed(config, batches, tmp_path, stage, dtype, lora)
+
+
+def require_resumed(
+    config: Config,
+    batches: list[TrainingBatch],
+    tmp_path: Path,
+    stage: int,
+    dtype: str,
+    lora: LoraConfig,
+) -> None:
+    config = with_learner(config, dtype, zero_stage=stage, anchor="ema", kl_coef=0.1, lora=lora)
     with training(config) as trainer:
         for each in batches[:2]:
             trainer.learn([each])
@@ -253,3 +290,72 @@ def test_half_lives_are_reported_in_steps_and_in_staleness(
     assert gauges["learner/ema_half_life_steps"] == 1.0
     assert gauges["learner/anchor_half_life_steps"] == 10.0
     assert gauges["learner/ema_half_life_staleness"] == pytest.approx(0.5)
+
+
+@pytest.fixture(scope="module")
+def adapted(
+    tiny_model_path: Path, batch: Callable[..., Batch], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Config, Path, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The same of an adapter: its configuration, what was exported, merged weights, the adapter."""
+    config = Config(
+        model=ModelConfig(path=str(tiny_model_path), dtype="float32"),
+        learner=LearnerConfig(
+            lr=1e-2, warmup_steps=0, anchor="frozen", proximal_decay=0.75, lora=LoraConfig(rank=2)
+        ),
+    )
+    folder = tmp_path_factory.mktemp("adapted")
+    with training(config) as trainer:
+        for step in (1, 2):
+            made = build(batch(step, step - 1), config.learner, vocabulary=MOST_IDS)
+            trainer.learn([made])
+        trainer.export(folder)
+        merged = {name: w.clone() for name, w in trainer.engine.named_weights()}
+        return config, folder, merged, weights(trainer)
+
+
+def test_an_adapter_is_exported_by_itself_and_once_in_the_model(
+    adapted: tuple[Config, Path, dict[str, torch.Tensor], dict[str, torch.Tensor]],
+) -> None:
+    config, folder, merged, published = adapted
+    loaded = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert equal({n: w.detach() for n, w in loaded.named_parameters()}, merged)
+    start = load_file(Path(config.model.path) / "model.safetensors")
+    kept = peft_folder.read(folder / "adapter")
+    for path, (a, b) in kept.layers.items():
+        by_hand = start[f"{path}.weight"] + 32 / 2 * b @ a
+        torch.testing.assert_close(merged[f"{path}.weight"], by_hand)
+        assert not torch.equal(merged[f"{path}.weight"], start[f"{path}.weight"])
+    changed = {name for name in merged if not torch.equal(merged[name], start[name])}
+    assert changed == {f"{path}.weight" for path in kept.layers}
+    assert equal(published, load_file(folder / "adapter" / peft_folder.WEIGHTS))
+
+
+def test_averages_of_an_adapter_are_of_the_adapter_alone(
+    adapted: tuple[Config, Path, dict[str, torch.Tensor], dict[str, torch.Tensor]],
+) -> None:
+    _, folder, _, published = adapted
+    held = {kind: load_file(folder / kind / peft_folder.WEIGHTS) for kind in ("ema", "anchor")}
+    assert not any(w.any() for name, w in held["anchor"].items() if "lora_B" in name)
+    assert held["ema"].keys() == published.keys()
+    moved = [n for n in published if not torch.equal(held["ema"][n], published[n])]
+    assert len(moved) == len(published)
+    size = (folder / "state" / "rank-0.safetensors").stat().st_size
+    elements = sum(weight.numel() for weight in published.values())
+    assert size < 1.2 * 4 * elements * 5  # the adapter, two moments, two averages
+
+
+def test_a_checkpoint_of_an_adapter_needs_the_weights_it_was_trained_on(
+    adapted: tuple[Config, Path, dict[str, torch.Tensor], dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    config, folder, _, _ = adapted
+    model = tmp_path / "model"
+    shutil.copytree(config.model.path, model)
+    ours = msgspec.structs.replace(config.model, path=str(model))
+    config = msgspec.structs.replace(config, model=ours)
+    made = Checkpoint(folder, Manifest.of(config, 2, 1))
+    check(made, config)
+    changed = load_file(model / WEIGHTS)
+    changed["model.norm.weight"] += 1.0
+    save_file(changed, model / WEIGHTS)
+    with pytest.raises(BadCheckpoint, match=r"the digest of the weights in .* there, .* here"):
+        check(made, config)

@@ -160,6 +160,13 @@ MUTANTS = (
         ("tests/learner/model/test_credit.py",),
     ),
     Mutant(
+        "adapter merged twice",
+        "learner/model/lora.py",
+        "torch.addmm(weight.float(), lora_b.float()",
+        "weight.float().addmm_(lora_b.float()",
+        ("tests/learner/model/test_lora.py",),
+    ),
+    Mutant(
         "tied LM head left stale after a sync",
         "weight_sync/vllm_worker.py",
         "    _read_live_weights(model)\n    loaded",

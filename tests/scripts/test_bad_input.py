@@ -251,7 +251,10 @@ SETTINGS = [
     ("model.path=model/model.safetensors", "no config.json; did you mean {here}/model?"),
     ("model.path=models--tiny", "no config.json; did you mean {here}/models--tiny/snapshots/1?"),
     ("model.path=bert", "its architectures ['BertForMaskedLM'] generate no text: name a causal"),
-    ("model.path=adapter", "a LoRA adapter, not supported yet: merge it into its model"),
+    (
+        "model.path=adapter",
+        "a LoRA adapter of '', which is no folder of a model here: put that",
+    ),
     ("model.path=gguf", "GGUF, which cannot be trained: name the folder with the model's *.safet"),
     ("model.path=gguf/m.gguf", "GGUF, which cannot be trained: name the folder with the model's"),
     ("model.path=awq", "its weights are quantised (awq), which cannot be trained: name the model"),

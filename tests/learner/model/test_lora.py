@@ -48,6 +48,7 @@ def test_a_layer_computes_its_formula_and_trains_its_adapter_alone() -> None:
     x, a, b = torch.randn(7, 5), layer.lora_A.weight, layer.lora_B.weight
     expected = base(x) + 6.0 / 3 * (x @ a.T @ b.T)
     torch.testing.assert_close(layer(x), expected)
+    assert torch.equal(layer.merged(), layer.merged())  # what it is made of stays
     torch.testing.assert_close(x @ layer.merged().T + base.bias, expected)
     layer(x).sum().backward()
     assert {n for n, w in layer.named_parameters() if w.grad is not None} == {
@@ -113,7 +114,7 @@ def test_a_folder_of_peft_is_read(tiny_model_path: Path, tmp_path: Path) -> None
     theirs.save_pretrained(tmp_path)
     adapter = peft_folder.read(tmp_path)
     name = "model.layers.1.self_attn.q_proj"
-    weight = base.get_submodule(name).base_layer.weight.detach()
+    weight = base.get_submodule(name).base_layer.weight.detach().clone()
     merged = theirs.merge_and_unload().get_submodule(name).weight.detach()
     torch.testing.assert_close(merge(weight, *adapter.layers[name], adapter.scale), merged)
     assert len(adapter.layers) == 2 and adapter.base_digest == ""
