@@ -8,6 +8,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def measure(
                     left.append(told)
                     continue
                 report(f"the demo by {told}")
-            found = rows.get(key, lambda s=seed, o=overrides: (demo or run_demo)(s, o))
+            found = rows.get(key, partial(demo or run_demo, seed, overrides))
             made.append({"algorithm": name, "seed": seed} | found)
     return made, left
 
