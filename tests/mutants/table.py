@@ -161,6 +161,20 @@ MUTANTS = (
         ("tests/learner/model/test_credit.py",),
     ),
     Mutant(
+        "KL added to a token's reward",
+        "learner/model/credit.py",
+        "rewards[micro.loss_mask.cpu()] -= penalties",
+        "rewards[micro.loss_mask.cpu()] += penalties",
+        ("tests/learner/model/test_credit.py",),
+    ),
+    Mutant(
+        "turn's own reward counted twice",
+        "learner/packing.py",
+        "reward - turn_weight * earlier",
+        "reward",
+        ("tests/learner/test_packing.py",),
+    ),
+    Mutant(
         "entropy bonus without half its gradient",
         "learner/model/head.py",
         "part.addcmul_(torch.special.xlogy(chances, chances), bonus)",
