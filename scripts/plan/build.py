@@ -18,7 +18,7 @@ from scripts.plan.scenario import (
     Sync,
 )
 from scripts.plan.workload import Latency, Means, Workload
-from scripts.setup.model_size import Model, token_bytes, width_of
+from scripts.setup.model_size import Model, sent_elements, token_bytes, width_of
 from scripts.setup.pace import PROMPT_TOKENS, Pace
 
 COMPLETION = 0.4  # of actors.max_action_tokens, where nothing is said: Search-R1's 200 of 500
@@ -96,14 +96,15 @@ def on_gpus(config: Config, model: Model, gpu: Gpu, gpus: int, workload: Workloa
     workers, ranks = config.actors.tensor_parallel, config.learner.ranks
     shares = 1 + (ranks + config.actors.count * workers > gpus)
     moved, done = workers * gpu.moved / shares, workers * gpu.done / shares
-    sent = width_of(config.engine_dtype) * model.parameters
+    width = width_of(config.engine_dtype)
+    read, sent = width * model.parameters, width * sum(sent_elements(config, model))
     token_s = 2 * model.parameters / done
     held_bytes = workload.held_tokens * token_bytes(config, model)
     engines = Engines(
         count=config.actors.count,
         capacity=capacity_of(config, pace.kv_tokens, workload),
         seats=config.actors.max_num_seqs,
-        decode=Decode(hardware.LAUNCH_S, sent / moved, held_bytes / moved, token_s),
+        decode=Decode(hardware.LAUNCH_S, read / moved, held_bytes / moved, token_s),
         prefill_s=token_s,
         block=cache_block(config),
     )
@@ -148,7 +149,7 @@ class Cores:
         sampled_s = 2 * model.parameters / (own * rate[config.engine_dtype])
         passes = Pace(config, model, 0, 0).passes
         trained_s = 2 * model.parameters * passes / (learner * rate[config.model.dtype])
-        sent = width_of(config.engine_dtype) * model.parameters
+        sent = width_of(config.engine_dtype) * sum(sent_elements(config, model))
         sequence_s = hardware.CORE_SEQUENCE_S + sampled_s
         return cls(
             Decode(hardware.CORE_LAUNCH_S, 0.0, sequence_s),
