@@ -60,6 +60,7 @@ from configs.trust import FLAG, TRUSTING
 from replay.clients.actor import TrajectoryWriter
 from replay.protocol import Hello, Lease, ReplayError, ReplayTimeout
 from replay.trajectory import Question, Trajectory
+from weight_sync.adapter import adapter_of
 from weight_sync.protocol import PeerFailed, SyncTimeout, TransportFailed, WeightSyncError
 from weight_sync.subscriber import Subscriber
 
@@ -80,7 +81,8 @@ async def run(config: Config, actor_id: str) -> None:
     addresses = Addresses.of(config)
     if addresses.keys:
         addresses.keys.check(ACTOR)  # before the engine takes its time
-    policy = await VllmPolicy.start(config, number=_planned(actor_id, addresses.weight_sync))
+    number = _planned(actor_id, addresses.weight_sync)
+    policy = await VllmPolicy.start(config, number=number, adapter=adapter_of(config))
     logger.info("engine ready with %s", config.model.path)
     try:
         async with (

@@ -45,6 +45,7 @@ from scripts.options import argument, option, overrides, refusing
 from scripts.setup import preflight
 from scripts.setup.retrieval import OwnServer, serving
 from scripts.terminal import chatter_to, clean, logged_cause, status
+from weight_sync.adapter import adapter_of
 from weight_sync.protocol import require_done
 
 if TYPE_CHECKING:  # seconds, that bad input need not wait for
@@ -192,11 +193,12 @@ def _mean(rewards: Sequence[float | None]) -> float:
 
 
 async def push(trainer: "Trainer", policy: "VllmPolicy", version: int, folder: Path) -> None:
-    """Put the learner's weights into the engine through a file in shared memory."""
+    """Put the learner's weights, or adapter, into the engine through a file in shared memory."""
+    import torch
     from safetensors.torch import save_file
 
-    path = folder / "weights.safetensors"
-    save_file({name: weight.contiguous() for name, weight in trainer.named_weights()}, path)
+    path, dtype = folder / "weights.safetensors", getattr(torch, trainer.config.engine_dtype)
+    save_file({name: each.to(dtype).contiguous() for name, each in trainer.named_weights()}, path)
     await policy.pause()
     require_done(await policy.call_workers("load_snapshot", str(path), version))
     await policy.set_policy_version(version)
@@ -251,7 +253,7 @@ async def train(
     log = Path(config.run_dir) / ENGINE_LOG
     print(f"starting the engine: what it says goes to {log}", file=sys.stderr, flush=True)
     with chatter_to(log) as terminal, status("starting the engine", terminal):
-        policy = await VllmPolicy.start(config)
+        policy = await VllmPolicy.start(config, adapter=adapter_of(config))
     try:
         if server:
             await server.ready()

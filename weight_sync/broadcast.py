@@ -18,6 +18,7 @@ from weight_sync import buckets
 from weight_sync.control import Channel, LearnerHost
 from weight_sync.downloads import Downloads
 from weight_sync.protocol import (
+    Adapter,
     Answer,
     Applied,
     Connecting,
@@ -70,7 +71,10 @@ class Broadcast:
         learner_host: LearnerHost,
         channel: Channel,
         say: Callable[[str], None],
+        adapter: Adapter | None = None,
     ) -> None:
+        """`adapter`: what the tensors of all versions are of; None: the whole model."""
+        self._adapter = adapter
         self._config, self._incarnation, self._learner_host = config, incarnation, learner_host
         self._channel, self._say = channel, say
         self._has: dict[str, int] = {}  # the version of this incarnation that serves there
@@ -302,6 +306,7 @@ class Broadcast:
             parcel.probe_logprobs,
             self._config.probe_tolerance,
             parcel.start_logprobs,
+            self._adapter,
         )
 
     def _tell(self, name: str, message: FromLearner) -> None:

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-PROTOCOL = 8
+PROTOCOL = 9
 # vLLM's `worker_extension_cls`; a name, so that nobody has to import vLLM to say it
 WORKER_EXTENSION = "weight_sync.vllm_worker.WeightSyncWorker"
+# What every request of an engine that computes an adapter names
+ADAPTER_NAME, ADAPTER_ID = "adapter", 1
 
 
 class WeightSyncError(Exception):
@@ -74,6 +76,22 @@ class TensorSpec(msgspec.Struct, frozen=True):
     bucket: int
     offset_bytes: int
     nbytes: int
+
+
+class Adapter(msgspec.Struct, frozen=True):
+    """What the tensors of a LoRA adapter do not say: y = Wx + alpha / rank · B(Ax), for each linear
+    layer whose name ends in one of `layers`. They are A [rank, in] and B [out, rank] of each, named
+    as PEFT does, `base_model.model.LAYER.lora_A.weight`, without the scale.
+    """
+
+    rank: int
+    alpha: float
+    layers: tuple[str, ...]
+
+    @property
+    def scale(self) -> float:
+        """What the product of B and A is multiplied by."""
+        return self.alpha / self.rank
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
@@ -140,7 +158,8 @@ class WeightManifest(msgspec.Struct, frozen=True, tag=True):
 
     `bytes_digest` is blake3 over the buckets in order; `probe_logprobs[i]` is the learner's
     log-prob of `probe_tokens[i + 1]` after `probe_tokens[: i + 1]` under these weights, and
-    `start_logprobs[i]` the same under those of `model.path` (empty: not known).
+    `start_logprobs[i]` the same under those of `model.path` (empty: not known). The tensors are
+    those of `adapter`, on the weights of `model.path`; None: the whole model's.
     """
 
     incarnation: int
@@ -152,6 +171,7 @@ class WeightManifest(msgspec.Struct, frozen=True, tag=True):
     probe_logprobs: tuple[float, ...]
     probe_tolerance: float
     start_logprobs: tuple[float, ...] = ()
+    adapter: Adapter | None = None
 
 
 class Receiving(msgspec.Struct, frozen=True, tag=True):
@@ -231,6 +251,7 @@ decode_from_learner = msgspec.msgpack.Decoder(FromLearner).decode
 decode_report = msgspec.msgpack.Decoder(WorkerReport).decode
 decode_manifest = msgspec.msgpack.Decoder(WeightManifest).decode
 decode_rendezvous = msgspec.msgpack.Decoder(Rendezvous).decode
+decode_adapter = msgspec.msgpack.Decoder(Adapter).decode
 
 
 def combined(reports: Sequence[WorkerReport]) -> WorkerReport:

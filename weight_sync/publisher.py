@@ -23,7 +23,7 @@ from configs.runtime.node import own_node
 from configs.schema import WeightSyncConfig
 from weight_sync.broadcast import Broadcast
 from weight_sync.control import Closing, LearnerHost, RouterChannel
-from weight_sync.protocol import SyncTimeout, WeightSyncError
+from weight_sync.protocol import Adapter, SyncTimeout, WeightSyncError
 from weight_sync.staging import Staging
 from weight_sync.transports.base import device_name
 
@@ -45,9 +45,11 @@ class Publisher:
         keys: Keys | None = None,
         dtype: str = "",
         run_dir: str = "",
+        adapter: Adapter | None = None,
     ) -> None:
         """`dtype`: the actors', as torch names it; empty: the weights' own. `run_dir`: a folder of
-        this host where downloads of late actors may lie; empty: that of temporary files.
+        this host where downloads of late actors may lie; empty: that of temporary files. `adapter`:
+        what is published is its tensors, named as PEFT does; None: the whole model's.
         """
         self._deadline_s, self._endpoint = config.publish_deadline_s, endpoint
         self._staging = Staging(config.bucket_bytes, getattr(torch, dtype) if dtype else None)
@@ -59,7 +61,7 @@ class Publisher:
         self._gauges: dict[str, float] = {"sync/updates": 0.0}
         self._channel = RouterChannel(endpoint, keys, incarnation)
         learner_host = _learner_host(endpoint, config.snapshot_dir, run_dir)
-        broadcast = Broadcast(config, incarnation, learner_host, self._channel, self._say)
+        broadcast = Broadcast(config, incarnation, learner_host, self._channel, self._say, adapter)
         self._actors = actors
         self._thread = threading.Thread(
             target=self._main, args=(broadcast,), name="weight-publisher", daemon=True

@@ -16,7 +16,9 @@ import msgspec
 import torch
 
 from weight_sync import buckets
+from weight_sync.adapter import require_adapter
 from weight_sync.protocol import (
+    Adapter,
     ManifestMismatch,
     Rendezvous,
     SyncTimeout,
@@ -38,23 +40,26 @@ from weight_sync.transports.selection import CPU
 class Receiver:
     """Receives for one model.
 
-    `layout()` gives the checkpoint tensors that the model is made of, `load(named_tensors)` writes
-    them, `checksum()` tells what the model then holds. `worker` of `workers` is its place in an
-    engine that shares a model out: each receives all of a version, and where they are several, in
-    its host's memory, since a whole model may fit no GPU of theirs. Failures that belong to the
-    protocol travel in `WorkerReport.error`; anything else is raised.
+    `layout()` gives the checkpoint tensors that the model, or its `adapter`, is made of;
+    `load(named_tensors)` writes them; `checksum(named_tensors)` tells what the model then holds,
+    and may raise VerificationFailed where that is not what has arrived. `worker` of `workers` is
+    its place in an engine that shares a model out: each receives all of a version, and where they
+    are several, in its host's memory, since a whole model may fit no GPU of theirs. Failures that
+    belong to the protocol travel in `WorkerReport.error`; anything else is raised.
     """
 
     def __init__(
         self,
         layout: Callable[[], buckets.Layout],
         load: Callable[[buckets.NamedTensors], None],
-        checksum: Callable[[], str],
+        checksum: Callable[[buckets.NamedTensors], str],
         device: torch.device | str = CPU,
         worker: int = 0,
         workers: int = 1,
+        adapter: Adapter | None = None,
     ) -> None:
         self._layout, self._load, self._device = layout, load, device
+        self._adapter = adapter
         self._worker, self._workers = worker, workers
         self._checksum = checksum
         self._connection: Forming | None = None
@@ -108,13 +113,13 @@ class Receiver:
             report = reception.look()
             if report.pending:
                 raise SyncTimeout(f"version {reception.manifest.policy_version} has not arrived")
-            self._load(buckets.unpack(reception.manifest.tensors, reception.staging))
+            self._load(reception.tensors())
         except WeightSyncError as error:
             return failure(error)
         if torch.device(self._device).type == "cuda":
             torch.cuda.synchronize(self._device)
         apply_s = time.perf_counter() - begun
-        self._summing = self._thread.submit(self._checksum)
+        self._summing = self._thread.submit(self._checksum, reception.tensors())
         return encode(msgspec.structs.replace(report, apply_s=apply_s))
 
     def checksum(self) -> bytes:
@@ -123,7 +128,10 @@ class Receiver:
         """
         if self._summing is None or not self._summing.done():
             return encode(WorkerReport(pending=True))
-        return encode(WorkerReport(weights_checksums=(self._summing.result(),)))
+        try:
+            return encode(WorkerReport(weights_checksums=(self._summing.result(),)))
+        except WeightSyncError as error:
+            return failure(error)
 
     def release(self) -> bytes:
         """Remove what was handed on to the other actors of this node: all have it."""
@@ -146,6 +154,7 @@ class Receiver:
     def _start(self, manifest: WeightManifest, deadline_s: float) -> None:
         if self._connection is None:
             raise ManifestMismatch("the broadcast group has not been joined")
+        require_adapter(manifest.adapter, self._adapter)
         offered = {spec.name: (spec.shape, spec.dtype) for spec in manifest.tensors}
         buckets.require_same(offered, self._layout(), ("learner", "actor"))
         transport, last = self._connection.finish(deadline_s), self._reception
@@ -158,6 +167,7 @@ class Receiver:
             staging = last.staging
         else:
             staging = buckets.allocate(manifest.bucket_bytes, place)
+        self._summing = None  # what an older version came to says nothing of this one
         self._reception = _Reception(
             transport, manifest, staging, deadline_s, self._device, self._node_file
         )
@@ -207,6 +217,10 @@ class _Reception(threading.Thread):
             if self._node_file is not None and not isinstance(error, VerificationFailed):
                 self._node_file.close()
         self.seconds = time.perf_counter() - begun
+
+    def tensors(self) -> buckets.NamedTensors:
+        """What has arrived, by name."""
+        return buckets.unpack(self.manifest.tensors, self.staging)
 
     def give_up(self) -> None:
         """End a download, which may have hours left. A collective ends at its own deadline: to

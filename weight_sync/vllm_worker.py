@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.lora.punica_wrapper import punica_cpu
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     LinearBase,
@@ -32,12 +34,16 @@ from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 
 from weight_sync import buckets
+from weight_sync.adapter_slot import AdapterSlot
 from weight_sync.protocol import (
+    ADAPTER_ID,
+    ADAPTER_NAME,
     EngineDiffers,
     ManifestMismatch,
     VerificationFailed,
     WeightSyncError,
     WorkerReport,
+    decode_adapter,
     encode,
 )
 from weight_sync.receiver import Receiver, failure
@@ -65,9 +71,35 @@ def _expanded(
     return kept.repeat_interleave(ends.diff(prepend=ends.new_zeros(1)), output_size=total)
 
 
-# On a CPU vLLM 0.32 writes these into a copy, and divides drafts' logits by what memory held.
+def _shrunk(inputs: Any, weights: Any, output: Any, *batch: Any) -> None:
+    """Write what A makes of a batch's activations; `batch`: runs of tokens of one adapter each, as
+    vLLM has them, and a factor.
+    """
+    _, _, which, runs, _, _, factor = batch
+    if runs != 1:
+        _shrunk_each(inputs, weights, output, *batch)
+        return
+    a = weights[int(which[0]), 0]
+    torch.mm(inputs.to(output.dtype), a.to(output.dtype).T, out=output)
+    output.mul_(factor)
+
+
+def _expanded_by(inputs: Any, weights: Any, output: Any, *batch: Any) -> None:
+    """Add what B makes of that to a slice of the layer's output."""
+    _, _, which, runs, _, _, begin, size, adds = batch
+    if runs != 1 or not adds:
+        _expanded_by_each(inputs, weights, output, *batch)
+        return
+    b = weights[int(which[0]), 0].to(output.dtype)
+    output[:, begin : begin + size].addmm_(inputs.to(output.dtype), b.T)
+
+
+_shrunk_each, _expanded_by_each = punica_cpu.sgmv_shrink, punica_cpu.sgmv_expand_slice
 if current_platform.is_cpu():
+    # vLLM 0.32 writes these into a copy, and divides drafts' logits by what memory held,
     rejection_sampler.expand_batch_to_tokens = _expanded
+    # and copies all of an adapter for each token; where one serves all of them, two products do.
+    punica_cpu.sgmv_shrink, punica_cpu.sgmv_expand_slice = _shrunk, _expanded_by
 
 
 class WeightSyncWorker:
@@ -77,6 +109,39 @@ class WeightSyncWorker:
     model_config: Any
     parallel_config: Any
     _weight_sync_receiver: Receiver
+    _weight_sync_slot: AdapterSlot | None = None
+
+    def weight_sync_adapt(self, adapter: bytes) -> bytes:
+        """Have the engine, started for it, compute an encoded Adapter, of zeros until a version of
+        it is written. Before anything else is asked of it.
+        """
+        manager, decoded = self.model_runner.lora_manager, decode_adapter(adapter)
+        if self._weight_sync_slot is not None:
+            return encode(WorkerReport())
+        named = LoRARequest(ADAPTER_NAME, ADAPTER_ID, ADAPTER_NAME)
+        model = self.model_runner.get_model()
+        try:
+            if not model.lora_manager.modules:
+                raise EngineDiffers(f"vLLM adapts no layer of its {type(model).__name__}")
+            manager.add_dummy_lora(named, rank=1)
+            model.lora_manager.activate_adapter(ADAPTER_ID)
+            slot = AdapterSlot(model, model.lora_manager, decoded, _output_sizes)
+        except WeightSyncError as error:
+            return failure(error)
+        self._weight_sync_slot = slot
+        self._watch(slot)
+        return encode(WorkerReport())
+
+    def _watch(self, slot: AdapterSlot) -> None:
+        """Have the slot see which adapters the requests of each batch name."""
+        runner = self.model_runner
+        activate = runner._set_active_loras
+
+        def noted(prompts: Any, *others: Any, **named: Any) -> None:
+            slot.note(prompts)
+            activate(prompts, *others, **named)
+
+        runner._set_active_loras = noted
 
     def weight_sync_device(self) -> bytes:
         """The model's device. The first call of all, by whoever starts an engine: it sees that the
@@ -90,13 +155,15 @@ class WeightSyncWorker:
         if problem := _head_problem(model, self.model_config.hf_config):
             return failure(EngineDiffers(problem))
         if not hasattr(self, "_weight_sync_receiver"):
+            slot = self._weight_sync_slot
             self._weight_sync_receiver = Receiver(
-                partial(checkpoint_layout, model),
-                partial(_load, model),
-                partial(checksum, model),
+                slot.layout if slot else partial(checkpoint_layout, model),
+                slot.load if slot else partial(_load, model),
+                slot.checksum if slot else lambda _: checksum(model),
                 next(model.parameters()).device,
                 get_tensor_model_parallel_rank(),
                 ranks,
+                slot.adapter if slot else None,
             )
         return self._weight_sync_receiver.device()
 
@@ -118,6 +185,11 @@ class WeightSyncWorker:
 
     def weight_sync_checksum(self) -> bytes:
         """The checksum of the model as it was loaded last, once it has been made."""
+        try:
+            if self._weight_sync_slot is not None:
+                self._weight_sync_slot.require_named()
+        except WeightSyncError as error:
+            return failure(error)
         return self._weight_sync_receiver.checksum()
 
     def weight_sync_release(self) -> bytes:
@@ -125,7 +197,8 @@ class WeightSyncWorker:
         return self._weight_sync_receiver.release()
 
     def load_snapshot(self, path: str, version: int) -> bytes:
-        """Write a safetensors file's tensors into the model; called while paused.
+        """Write a safetensors file's tensors into the model, or into its adapter; called while
+        paused.
 
         Reports ManifestMismatch when they are not the model's, VerificationFailed on a partial
         load. (vLLM takes one worker's exception for the answer of all, and the other workers'
@@ -134,10 +207,15 @@ class WeightSyncWorker:
         begun = time.perf_counter()
         tensors = load_file(path)
         offered = {n: (tuple(t.shape), buckets.dtype_name(t.dtype)) for n, t in tensors.items()}
-        model = self.model_runner.get_model()
+        model, slot = self.model_runner.get_model(), self._weight_sync_slot
         try:
-            buckets.require_same(offered, checkpoint_layout(model), (path, "actor"))
-            _load(model, tensors.items())
+            own = slot.layout() if slot else checkpoint_layout(model)
+            buckets.require_same(offered, own, (path, "actor"))
+            if slot:
+                slot.load(tensors.items())
+                slot.checksum(tensors.items())
+            else:
+                _load(model, tensors.items())
         except WeightSyncError as error:
             return failure(error)
         seconds = time.perf_counter() - begun

@@ -64,7 +64,7 @@ _REFUSED = {  # keys, as a pattern: why not
     "that the learner would not know",
     "logits_processors|watermark_config|diffusion_config": "tokens would be sampled from another "
     "distribution than the learner computes",
-    ".*lora.*": "LoRA is not supported yet: every weight is trained",
+    ".*lora.*": "an engine computes the adapter that learner.lora asks for, and no other",
     "pipeline_parallel_size|data_parallel_.+|prefill_context_parallel_size|"
     "decode_context_parallel_size|dcp_.+|cp_.+|nnodes|node_rank|master_.+|device_ids|"
     "distributed_executor_backend|enable_elastic_ep|elastic_.+": "an engine's processes are those "

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.errors import BadCompletion, EngineDead, EngineUnusable, GenerationFailed
+from actors.policies.adapter import adapter_arguments
 from actors.policies.base import PROBE, Completion, Stops
 from actors.policies.engine import (
     Scratch,
@@ -33,7 +34,15 @@ from actors.prompt import load_tokenizer
 from configs.devices import on_cpu
 from configs.runtime.gpus import Gpus
 from configs.schema import ActorsConfig, Config
-from weight_sync.protocol import WORKER_EXTENSION, WeightSyncError, require_done
+from weight_sync.protocol import (
+    ADAPTER_ID,
+    ADAPTER_NAME,
+    WORKER_EXTENSION,
+    Adapter,
+    WeightSyncError,
+    encode,
+    require_done,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -58,16 +67,21 @@ class VllmPolicy:
         keep: bool = False,
         statistics: EngineStatistics | None = None,
         gpus: Gpus | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         """`keep`: an update leaves the caches of requests in flight as they are. `statistics`: what
         the engine tells of its steps, where it was started to tell. `gpus` are released at the end.
+        `adapter`: what the engine was started to compute on its base; every request names it.
         """
+        from vllm.lora.request import LoRARequest
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         self._parameters = SamplingParams
         self._engine: AsyncLLM | None = engine
         self._scratch, self._deadline_s, self._keep = scratch, deadline_s, keep
         self._gpus = gpus or Gpus()
+        self._adapter = adapter
+        self._named = LoRARequest(ADAPTER_NAME, ADAPTER_ID, ADAPTER_NAME) if adapter else None
         self.statistics = statistics or EngineStatistics()
         self._version = self._loads = 0
         self._begun: dict[str, int] = {}  # requests in flight: the version at their begin
@@ -87,27 +101,31 @@ class VllmPolicy:
         *,
         worker_extension: str = WORKER_EXTENSION,
         number: int | None = None,
+        adapter: Adapter | None = None,
     ) -> Self:
         """Check the installation and start the engine in a child process (tens of seconds, during
-        which the event loop stands still), on the GPUs that `choose_gpus` gives for `number`.
+        which the event loop stands still), on the GPUs that `choose_gpus` gives for `number`. With
+        an `adapter` it computes that on the model of `model.path`: zeros until a version is loaded.
         Raises EngineUnusable.
         """
         check_installation()
         prepare_environment(config)
-        gpus = choose_gpus(config, number)
-        path, scratch = config.model.path, Scratch(config.run_dir)
+        path = config.model.path
+        further = adapter_arguments(adapter, path) if adapter else {}
+        gpus, scratch = choose_gpus(config, number), Scratch(config.run_dir)
         statistics = EngineStatistics()
         try:
             # Not in a thread: the child dies with the thread that started it.
             with scratch.entered(), gpus.visible():
                 policy = cls(
-                    _start_engine(config, worker_extension, statistics),
+                    _start_engine(config, worker_extension, statistics, further),
                     _stopping_with(load_tokenizer(path, config.model.trust_remote_code)),
                     scratch,
                     config.actors.engine_deadline_s,
                     keep=config.weight_sync.in_flight == "keep",
                     statistics=statistics,
                     gpus=gpus,
+                    adapter=adapter,
                 )
         except (RuntimeError, ValueError, OSError, *_OF_ARGUMENTS) as error:
             scratch.remove()
@@ -263,6 +281,9 @@ class VllmPolicy:
     async def _require_as_asked(self) -> None:
         """Close, and raise EngineUnusable, where a worker's model is not computed as asked."""
         try:
+            if self._adapter is not None:
+                adapt = encode(self._adapter)
+                require_done(await self.call_workers("weight_sync_adapt", adapt))
             require_done(await self.call_workers("weight_sync_device"))
         except (WeightSyncError, EngineDead) as error:
             self.close()
@@ -285,7 +306,9 @@ class VllmPolicy:
         self._begun[number] = self._version
         try:
             with _naming_death():
-                answer = self.engine.generate(prompt, parameters, number, priority=priority)
+                answer = self.engine.generate(
+                    prompt, parameters, number, lora_request=self._named, priority=priority
+                )
                 outputs = [part async for part in answer]
         except (EngineGenerateError, VLLMClientError, ValueError) as error:
             cause = error.__cause__ or error  # an EngineGenerateError has no words of its own
@@ -313,7 +336,10 @@ def _naming_death() -> Iterator[None]:
 
 
 def _start_engine(
-    config: Config, worker_extension: str, statistics: EngineStatistics
+    config: Config,
+    worker_extension: str,
+    statistics: EngineStatistics,
+    further: dict[str, Any],
 ) -> "AsyncLLM":
     # vLLM keeps tracebacks of optional imports, and with them our frames: no local may hold the
     # engine, or it is never collected and its finaliser complains when the interpreter ends.
@@ -321,7 +347,7 @@ def _start_engine(
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    arguments = AsyncEngineArgs(**engine_arguments(config, worker_extension))
+    arguments = AsyncEngineArgs(**engine_arguments(config, worker_extension), **further)
     resolved = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
     with forking(config.actors.threads):
         return AsyncLLM.from_vllm_config(

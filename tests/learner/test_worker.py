@@ -133,7 +133,7 @@ class Actor:
         for name, tensor in named_tensors:
             self.weights[name].copy_(tensor)
 
-    def _checksum(self) -> str:
+    def _checksum(self, _: NamedTensors) -> str:
         return digest(
             weight.detach().view(torch.uint8).flatten() for weight in self.weights.values()
         )

@@ -181,6 +181,27 @@ MUTANTS = (
         ("tests/weight_sync/test_faults.py", "tests/weight_sync/test_relays.py"),
     ),
     Mutant(
+        "adapter in the engine not compared with what has arrived",
+        "weight_sync/adapter_slot.py",
+        "if not torch.equal(buffer, _filled(own, buffer)):",
+        "if own is not None and buffer.shape != _filled(own, buffer).shape:",
+        ("tests/weight_sync/test_adapter_slot.py",),
+    ),
+    Mutant(
+        "adapter added to the base unnoticed",
+        "weight_sync/adapter_slot.py",
+        "if sums[name] != self._base[name]",
+        "if name not in self._base",
+        ("tests/weight_sync/test_adapter_slot.py",),
+    ),
+    Mutant(
+        "requests without the adapter unnoticed",
+        "weight_sync/adapter_slot.py",
+        "self._unnamed += sum(each != ADAPTER_ID for each in prompts)",
+        "self._unnamed += sum(each not in (0, ADAPTER_ID) for each in prompts)",
+        ("tests/weight_sync/test_adapter_slot.py",),
+    ),
+    Mutant(
         "weights sent to each actor of another node",
         "weight_sync/routes.py",
         "if node != own and node not in apart",

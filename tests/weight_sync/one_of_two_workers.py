@@ -11,8 +11,9 @@ import torch
 from actors.policies.engine import prepare_environment
 from configs.runtime.process import die_with_parent
 from configs.schema import Config
-from tests.weight_sync.test_layouts import SHAPE, saved, served
+from tests.weight_sync.test_layouts import SHAPE, adapted, saved, served
 from weight_sync import buckets
+from weight_sync.protocol import Adapter
 
 WORKERS = 2
 CASES = [("Qwen3", True, 2), ("Llama", False, 1), ("Qwen2", False, 2)]  # the last with biases
@@ -56,6 +57,41 @@ def check(model: torch.nn.Module, part: torch.nn.Module, rank: int) -> None:
         assert torch.equal(held[: len(shard)], shard), f"{type(part).__name__}: {name}"
 
 
+def check_adapter(folder: Path, model: torch.nn.Module, rank: int, keys: int) -> None:
+    """Load an adapter into vLLM's own layers around another part, and compare. Raises
+    AssertionError, VerificationFailed.
+    """
+    from weight_sync.adapter import names_of
+    from weight_sync.adapter_slot import AdapterSlot
+    from weight_sync.vllm_worker import _output_sizes
+
+    adapter = Adapter(rank=4, alpha=8.0, layers=())
+    part, manager = adapted(folder, WORKERS)
+    slot = AdapterSlot(part, manager, adapter, _output_sizes)
+    weights: dict[str, torch.Tensor] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and ".layers." in name:
+            rows, columns = layer.weight.shape
+            a, b = torch.randn(4, columns), torch.randn(rows, 4)
+            weights |= dict(zip(names_of(name), (a, b), strict=True))
+    offered = {n: (tuple(t.shape), buckets.dtype_name(t.dtype)) for n, t in weights.items()}
+    buckets.require_same(offered, slot.layout(), ("learner", "actor"))
+    slot.load(weights.items())
+    slot.checksum(weights.items())
+    for name, layer in manager.modules.items():
+        held = torch.cat([b[0, 0, :, :4] for b in layer.lora_b_stacked])
+        parts = {
+            f"{each}.weight": 2.0 * weights[names_of(each)[1]]
+            for each in manager.packed_modules.get(name, [name])
+        }
+        if not name.endswith(("o_proj", "down_proj")):
+            assert torch.equal(held, expected(f"{name}.weight", parts, rank, keys)), name
+            continue
+        assert torch.equal(held, parts[f"{name}.weight"]), name
+        a = weights[names_of(name)[0]].chunk(WORKERS, dim=1)[rank]
+        assert torch.equal(layer.lora_a_stacked[0][0, 0, :4], a), name
+
+
 def main(rank: int, folder: Path) -> None:
     """Check every case in a group of two."""
     prepare_environment(Config())
@@ -70,8 +106,10 @@ def main(rank: int, folder: Path) -> None:
     with set_current_vllm_config(VllmConfig()):
         init_distributed_environment(WORKERS, rank, f"file://{folder}/store", rank, "gloo")
         initialize_model_parallel(WORKERS, 1)
-    for model, where in zip(models, folders, strict=True):
+    for model, where, (_, _, keys) in zip(models, folders, CASES, strict=True):
         check(model, served(where, WORKERS), rank)
+        torch.manual_seed(0)
+        check_adapter(where, model, rank, keys)
     print(f"worker {rank} holds its shards", flush=True)
 
 

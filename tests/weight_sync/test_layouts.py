@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from actors.policies.adapter import adapter_arguments
 from tests.children import ends_with_us
 from weight_sync import buckets
+from weight_sync.protocol import ADAPTER_ID, ADAPTER_NAME, Adapter
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(300)]
 SHAPE: dict[str, Any] = {
@@ -72,6 +74,29 @@ def saved(folder: Path, family: str, tied: bool, **shape: int) -> torch.nn.Modul
 
 def served(folder: Path, workers: int = 1) -> torch.nn.Module:
     """vLLM's own module of a folder's model, or a worker's part of it, with other weights."""
+    return _initialised(folder, workers)[0]
+
+
+def adapted(folder: Path, workers: int = 1) -> tuple[torch.nn.Module, Any]:
+    """The same with its layers ready for an adapter that every request names, and what manages
+    that.
+    """
+    from vllm.config import set_current_vllm_config
+    from vllm.lora.request import LoRARequest
+    from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
+
+    model, config = _initialised(
+        folder, workers, **adapter_arguments(Adapter(4, 8.0, ()), str(folder))
+    )
+    with set_current_vllm_config(config):
+        manager = LRUCacheWorkerLoRAManager(config, torch.device("cpu"), model.embedding_modules)
+        manager.create_lora_manager(model, config)
+    manager.add_dummy_lora(LoRARequest(ADAPTER_NAME, ADAPTER_ID, ADAPTER_NAME), rank=1)
+    model.lora_manager.activate_adapter(ADAPTER_ID)
+    return model, model.lora_manager
+
+
+def _initialised(folder: Path, workers: int, **further: Any) -> tuple[torch.nn.Module, Any]:
     from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
@@ -84,12 +109,13 @@ def served(folder: Path, workers: int = 1) -> torch.nn.Module:
         enforce_eager=True,
         kv_cache_memory_bytes=1 << 26,
         tensor_parallel_size=workers,
+        **further,
     ).create_engine_config()
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
         with set_current_vllm_config(engine):
-            return initialize_model(vllm_config=engine, model_config=engine.model_config)
+            return initialize_model(vllm_config=engine, model_config=engine.model_config), engine
     finally:
         torch.set_default_dtype(before)
 

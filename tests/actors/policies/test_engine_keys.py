@@ -59,7 +59,7 @@ def test_what_vllm_takes_is_taken() -> None:
         ("pipeline_parallel_size=2", "an engine's processes are those of actors.tensor_parallel"),
         ("data_parallel_size=2", "more engines: actors.count: leave it out"),
         ("quantization=fp8", "a quantised model has no place for; keys and values may be"),
-        ("enable_lora=true", "LoRA is not supported yet"),
+        ("enable_lora=true", "an engine computes the adapter that learner.lora asks for"),
         ("logprobs_mode=raw_logprobs", "log-probs are those after temperature"),
         ("rope_scaling={}", "the learner reads config.json in model.path alone"),
         ("hf_overrides={rope_theta: 1e6}", "change it there (the head: model.head_dtype): leave"),
