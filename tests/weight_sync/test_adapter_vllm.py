@@ -129,7 +129,7 @@ FAULTS = {
     "not delivered": r"does not hold the adapter that has arrived: \d+ of 24 tensors differ",
     "stale": r"does not hold the adapter that has arrived: \d+ of 24 tensors differ",
     "delivered to the base": r"does not hold the adapter that has arrived: \d+ of 24 tensors",
-    "delivered to the base too": r"base under the adapter .*: 1 of 2\d weights have changed: "
+    "delivered to the base too": r"base under the adapter .*: 1 of 16 weights have changed: "
     r"model.layers.1.self_attn.qkv_proj",
     "one layer missing": r": 2 of 24 tensors differ: base_model.model.model.layers.1.self_attn."
     r"q_proj.lora_A.weight, .*q_proj.lora_B.weight \(actor-0, version 1\)",
