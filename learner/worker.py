@@ -198,6 +198,7 @@ def _finish(config: Config, incarnation: int, replay: Address, step: int, cause:
 
 
 def _publisher(config: Config, incarnation: int, address: Address) -> "Publisher":
+    from weight_sync.adapter import adapter_of
     from weight_sync.publisher import Publisher
 
     return Publisher(
@@ -208,6 +209,7 @@ def _publisher(config: Config, incarnation: int, address: Address) -> "Publisher
         address.keys,
         config.engine_dtype,
         config.run_dir,
+        adapter_of(config),
     )
 
 

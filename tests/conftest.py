@@ -30,6 +30,7 @@ RUNS = {  # files whose tests start whole runs, in tests/integration
     "test_run.py",
     "test_survivors.py",
 }
+ENGINES = {"test_vllm.py", "test_adapter_vllm.py"}
 LONGEST = {  # of the others
     "test_elastic.py",
     "test_faults.py",
@@ -92,7 +93,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _scope(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    if Path(file).name == "test_vllm.py" or Path(file).parent.name == "engine":
+    if Path(file).name in ENGINES or Path(file).parent.name == "engine":
         return "engine"  # these share the session's one, or its imports
     return "runs" if Path(file).name in RUNS and "integration" in Path(file).parts else file
 

@@ -1,5 +1,6 @@
 """A worker extension whose adapter goes wrong in ways that are easily taken for staleness."""
 
+from concurrent.futures import wait
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class FaultyAdapterWorker(WeightSyncWorker):
         """Write what has come; then have it as if not all of it had been, or otherwise."""
         before = [buffer.clone() for buffer in self._buffers()]
         report = super().weight_sync_apply()
-        self._weight_sync_receiver._summing.result()  # it must not see the half of this
+        wait([self._weight_sync_receiver._summing])  # it must not see the half of this
         self._spoil(before)
         receiver = self._weight_sync_receiver
         receiver._summing = receiver._thread.submit(
@@ -46,7 +47,8 @@ class FaultyAdapterWorker(WeightSyncWorker):
         if fault in ("delivered to the base", "delivered to the base too"):
             arrived = dict(self._weight_sync_receiver._reception.tensors())
             a, b = (arrived[name] for name in names_of(QUERIES))
-            self._kept = layer.base_layer.weight.clone()
+            if self._kept is None:
+                self._kept = layer.base_layer.weight.clone()
             layer.base_layer.weight[: len(b)] += scaled(b, self._weight_sync_slot.adapter) @ a
         if fault == "one layer missing":
             layer.lora_a_stacked[0].zero_()
