@@ -130,12 +130,7 @@ class VllmPolicy:
         except (RuntimeError, ValueError, OSError, *_OF_ARGUMENTS) as error:
             scratch.remove()
             gpus.release()
-            more = config.actors.engine
-            beside = f" with actors.engine = {more!r}" if more else ""
-            cause = str(error) or type(error).__name__
-            raise EngineUnusable(
-                f"vLLM could not load model.path = {path!r}{beside}: {cause}"
-            ) from error
+            raise _unusable(config, error) from error
         policy._listen()
         await policy._require_as_asked()
         return policy
@@ -318,6 +313,15 @@ class VllmPolicy:
         if not outputs:
             raise GenerationFailed("the engine ended a completion without output")
         return outputs[-1]
+
+
+def _unusable(config: Config, error: Exception) -> EngineUnusable:
+    more = config.actors.engine
+    beside = f" with actors.engine = {more!r}" if more else ""
+    cause = str(error) or type(error).__name__
+    return EngineUnusable(
+        f"vLLM could not load model.path = {config.model.path!r}{beside}: {cause}"
+    )
 
 
 def _stopping_with(tokenizer: Any) -> StopArguments:
