@@ -37,7 +37,7 @@ CRITIC = [
     "learner.critic.lr=1e-3",
     "learner.critic.gae_lambda=0.9",
 ]
-LORA = ["learner.lora.rank=4", "learner.lora.publish=merged"]
+LORA = ["learner.lora.rank=4"]
 NOTHING_BATCHED = [
     "actors.max_num_seqs=1",
     "actors.prefix_caching=false",
@@ -122,8 +122,12 @@ def test_with_a_critic_it_is_too(launch: Callable[..., Run], tmp_path: Path) -> 
 
 @pytest.mark.soak("resume")
 @pytest.mark.timeout(1000)
-def test_with_an_adapter_it_is_too(launch: Callable[..., Run], tmp_path: Path) -> None:
-    asynchronous = completed(launch(*SHORT, *NOTHING_BATCHED, *LORA))
+@pytest.mark.parametrize("publish", ["adapter", "merged"])
+def test_with_an_adapter_it_is_too(
+    launch: Callable[..., Run], tmp_path: Path, publish: str
+) -> None:
+    how = f"learner.lora.publish={publish}"
+    asynchronous = completed(launch(*SHORT, *NOTHING_BATCHED, *LORA, how))
     synchronous = tmp_path / "sync"
     forage("sync", asynchronous / "config.yaml", f"run_dir={synchronous}")
     check_same(asynchronous, synchronous, {"model": "model", "adapter": "adapter_model"})
