@@ -156,7 +156,7 @@ def test_a_run_that_ends_early_keeps_what_it_has_learned(
 def test_the_cause_of_a_failed_engine_is_read_from_its_log(
     config: Config, word_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def start(_: Config) -> NoReturn:
+    async def start(_: Config, **_given: object) -> NoReturn:
         os.write(1, b"(EngineCore pid=1) ERROR ValueError: too long\nbye\n")
         raise EngineUnusable("see root cause above")
 
