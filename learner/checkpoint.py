@@ -68,7 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     optimiser: str
     architecture: dict[str, Any]
     architecture_digest: str
-    base_digest: str  # of the weights in model.path, where an adapter is trained on them
+    base_digest: str = ""  # of the weights in model.path, where an adapter is trained on them
     config: dict[str, Any]
 
     @classmethod

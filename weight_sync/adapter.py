@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from configs.runtime.files import weights_digest
 from configs.schema import Config
 from weight_sync.protocol import Adapter, ManifestMismatch
 
@@ -9,15 +10,20 @@ if TYPE_CHECKING:  # whoever starts an engine needs no torch
     import torch
 
 PREFIX = "base_model.model."  # of PEFT's names
-FIELDS = {name: f"learner.lora.{name}" for name in Adapter.__struct_fields__}
+FIELDS = {name: f"learner.lora.{name}" for name in ("rank", "alpha", "layers")} | {
+    "base": "digest of the weights in model.path"
+}
 
 
 def adapter_of(config: Config) -> Adapter | None:
-    """What the learner publishes in place of the whole model's weights; None where it does not."""
+    """What the learner publishes in place of the whole model's weights; None where it does not.
+    Reads these once, for their digest.
+    """
     lora = config.learner.lora
     if not lora.rank or lora.publish != "adapter":
         return None
-    return Adapter(lora.rank, lora.alpha, tuple(lora.layers))
+    base = weights_digest(config.model.path) if config.model.path else ""
+    return Adapter(lora.rank, lora.alpha, tuple(lora.layers), base)
 
 
 def names_of(layer: str) -> tuple[str, str]:

@@ -81,12 +81,14 @@ class TensorSpec(msgspec.Struct, frozen=True):
 class Adapter(msgspec.Struct, frozen=True):
     """What the tensors of a LoRA adapter do not say: y = Wx + alpha / rank · B(Ax), for each linear
     layer whose name ends in one of `layers`. They are A [rank, in] and B [out, rank] of each, named
-    as PEFT does, `base_model.model.LAYER.lora_A.weight`, without the scale.
+    as PEFT does, `base_model.model.LAYER.lora_A.weight`, without the scale. `base`: a digest of the
+    weights under it, as the files of `model.path` have them.
     """
 
     rank: int
     alpha: float
     layers: tuple[str, ...]
+    base: str = ""
 
     @property
     def scale(self) -> float:

@@ -199,7 +199,7 @@ class Subscriber:
         """Wait for the bytes while generation goes on, then pause, write, resume and verify.
 
         Where nothing was written, what served before serves on; else `serving` stays cleared until
-        the probe has passed.
+        the probe has passed and, of an adapter, what the engine holds is what has arrived.
         """
         deadline_s = self._deadline_s(manifest)
         over = partial(self._download_over, link, manifest.incarnation)
@@ -226,11 +226,25 @@ class Subscriber:
         pause_s = time.perf_counter() - begun
         distance, problem = await probing
         applied = self._applied(manifest, report, distance, pause_s, problem)
-        if problem:
-            log.error("version %d: %s", manifest.policy_version, problem)
-            return applied
-        self._serve(manifest, applied)
+        if not problem:
+            return await self._compare(manifest, applied, deadline_s)
+        log.error("version %d: %s", manifest.policy_version, problem)
+        return applied
+
+    async def _compare(
+        self, manifest: WeightManifest, applied: Applied, deadline_s: float
+    ) -> Applied:
+        """Add the checksum of what the engine holds, and have the version serve: an adapter only
+        once that is what has arrived; whole weights, whose checksum judges nothing by itself, at
+        once.
+        """
+        if manifest.adapter is None:
+            self._serve(manifest, applied)
         made = await self._made("weight_sync_checksum", deadline_s)
+        if made.error:
+            log.error("version %d: %s", manifest.policy_version, made.error)
+        elif manifest.adapter is not None:
+            self._serve(manifest, applied)
         return msgspec.structs.replace(
             applied, weights_checksums=made.weights_checksums, error=made.error
         )

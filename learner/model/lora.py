@@ -63,6 +63,11 @@ def adapt(model: PreTrainedModel, config: LoraConfig, seed: int) -> None:
             f"learner.lora.layers names {missing[0]!r}, which no linear layer of the model's "
             f"blocks is called: they are {', '.join(there)}"
         )
+    if not layers:
+        raise BadModel(
+            f"learner.lora.rank = {config.rank!r}: no layer of the model's blocks is a linear one "
+            "(torch.nn.Linear): train it whole, learner.lora.rank=0"
+        )
     generator = torch.Generator().manual_seed(seed)
     for path, layer in layers.items():
         if not config.layers or _last(path) in config.layers:

@@ -29,6 +29,15 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "layer_replication": (None,),
     "lora_bias": (None, False),
     "trainable_token_indices": (None,),
+    "target_parameters": (None, []),
+    "alora_invocation_tokens": (None,),
+    "use_qalora": (None, False),
+    "use_bdlora": (None, False),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "velora_config": (None,),
+    # others change the base as they begin
+    "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.load import ConfigError
-from configs.runtime.files import making, weights_digest
+from configs.runtime.files import locked, making, weights_digest
 
 if TYPE_CHECKING:  # it imports torch
     from learner.model.peft_folder import Adapter
@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # it imports torch
 CONFIG = "adapter_config.json"
 MERGED = "merged"  # the folder of the whole model, in the adapter's
 _ORIGIN = "merged.json"  # in it: of which weights and which adapter it was made
+_PATIENCE_S = 600.0  # for another process that merges the same one
 _TEXTS = (".json", ".jinja", ".model", ".txt", ".py")  # of a model's or tokenizer's files
 
 
@@ -31,18 +32,25 @@ def whole(field: str, value: str) -> str:
         return value
     where = f"{field} = {value!r}: a LoRA adapter"
     base = _base(folder, where)
-    origin = {"base": weights_digest(base), "adapter": weights_digest(folder)}
     merged = folder / MERGED
-    if _read(merged / _ORIGIN) != origin:
+    if _read(merged / _ORIGIN) != _origin(base, folder):
         try:
-            with making(merged, replaces=True) as draft:
-                _merge(folder, base, draft, where)
-                (draft / _ORIGIN).write_text(json.dumps(origin))
+            with locked(folder, "that merges it", patience_s=_PATIENCE_S):
+                if _read(merged / _ORIGIN) != (origin := _origin(base, folder)):
+                    with making(merged, replaces=True) as draft:
+                        _merge(folder, base, draft, where)
+                        (draft / _ORIGIN).write_text(json.dumps(origin))
         except OSError as error:
             raise ConfigError(
                 f"{where}, which cannot be merged into {str(base)!r}: {error}"
             ) from error
     return str(merged.resolve())
+
+
+def _origin(base: Path, folder: Path) -> dict[str, Any]:
+    """Of what a merged model is made."""
+    weights = {"base": weights_digest(base), "adapter": weights_digest(folder)}
+    return weights | {"settings": _read(folder / CONFIG)}
 
 
 def _base(folder: Path, where: str) -> Path:
@@ -83,6 +91,7 @@ def _merge_weights(adapter: "Adapter", base: Path, draft: Path) -> set[str]:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
+    from learner.errors import BadModel
     from learner.model.lora import merge
 
     left = set(adapter.layers)
@@ -94,6 +103,11 @@ def _merge_weights(adapter: "Adapter", base: Path, draft: Path) -> set[str]:
                 path = name.removesuffix(".weight")
                 if path in adapter.layers:
                     a, b = adapter.layers[path]
+                    if weight.shape != (shape := (b.shape[0], a.shape[1])):
+                        raise BadModel(
+                            f"its layer {path} is of {shape[0]} x {shape[1]}, that of "
+                            f"{str(base)!r} of {' x '.join(map(str, weight.shape))}"
+                        )
                     tensors[name] = merge(weight, a, b, adapter.scale).to(weight.dtype)
                     left.discard(path)
         save_file(tensors, draft / file.name, metadata=metadata)

@@ -355,6 +355,19 @@ def _signal(config: Config) -> Iterator[str]:
             "replay.drop_no_signal = True with learner.baseline = 'none': equal rewards are a "
             "signal there: set it to false"
         )
+    elif replay.drop_no_signal and baseline != "critic" and (by := _signal_of_equals(config)):
+        yield (
+            f"replay.drop_no_signal = True with {by}: it gives groups of equal rewards a signal, "
+            "and these would be dropped: set it to false"
+        )
+
+
+def _signal_of_equals(config: Config) -> str:
+    """The setting by which a group of equal rewards teaches; empty where none does."""
+    if config.learner.kl_in == "reward":
+        return "learner.kl_in = 'reward'"
+    turn_credit = config.learner.turn_credit
+    return f"learner.turn_credit = {turn_credit!r}" if turn_credit else ""
 
 
 _CHECKS = (

@@ -40,6 +40,10 @@ def test_another_adapter_is_refused_by_the_field_that_differs(
         require_adapter(sent, OWN)
     require_adapter(OWN, Adapter(8, 16.0, ("q_proj", "v_proj")))
     require_adapter(None, None)
+    with pytest.raises(
+        ManifestMismatch, match=r"^digest of the weights in model.path: learner 'a'"
+    ):
+        require_adapter(msgspec.structs.replace(OWN, base="a"), OWN)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +92,14 @@ async def test_an_engine_of_another_alpha_refuses_what_it_is_sent(
 async def test_a_checksum_that_is_refused_has_the_version_sent_anew(
     fleet: Fleet, endpoint: str
 ) -> None:
-    """What an engine holds is compared with what has arrived, once, and is right the next time."""
-    engine, seen = fleet.add("actor-0"), []
+    """What an engine holds is compared with what has arrived, once, and is right the next time;
+    before that it serves nothing.
+    """
+    engine, seen, serving = fleet.add("actor-0"), [], []
 
     def checksum(arrived: buckets.NamedTensors) -> str:
         seen.append({name: tensor.clone() for name, tensor in arrived})
+        serving.append(fleet.subscribers[0].serving.is_set())
         if len(seen) == 1:
             raise VerificationFailed("the engine does not hold the adapter that has arrived")
         return "right"
@@ -102,7 +109,8 @@ async def test_a_checksum_that_is_refused_has_the_version_sent_anew(
         weights = fleet.publish(publisher, 0)
         await asyncio.to_thread(publisher.wait_applied, 0, 20)
         assert publisher.gauges()["sync/refits"] == 1.0
-    assert len(seen) == 2
+    assert serving == [False, False]
+    assert fleet.subscribers[0].serving.is_set() and fleet.subscribers[0].verified == (7, 0)
     assert all(torch.equal(given[name], weights[name]) for given in seen for name in weights)
 
 

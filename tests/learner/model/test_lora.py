@@ -8,7 +8,7 @@ import peft
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from configs.lora import LoraConfig
 from configs.schema import ModelConfig
@@ -87,6 +87,12 @@ def test_layers_are_chosen_by_the_last_part_of_their_name(tiny_model_path: Path)
     model = with_adapter(tiny_model_path, chosen)
     assert [path.rpartition(".")[2] for path in adapted(model)] == ["o_proj", "up_proj"] * 2
     assert not any(w.requires_grad for n, w in model.named_parameters() if "lora" not in n)
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    shape = GPT2Config(vocab_size=8, n_positions=8, n_embd=4, n_layer=1, n_head=1)
+    with pytest.raises(BadModel, match=r"rank = 2: no layer of the model's blocks is a linear one"):
+        adapt(GPT2LMHeadModel(shape), LoraConfig(rank=2), seed=0)
 
 
 def test_layers_that_are_not_there_are_refused(tiny_model_path: Path) -> None:

@@ -58,7 +58,12 @@ def test_it_is_merged_once_and_again_where_it_has_changed(lora: Path) -> None:
     file = lora / peft_folder.WEIGHTS
     save_file({name: 2.0 * each for name, each in load_file(file).items()}, file)
     adapter.whole("MODEL", str(lora))
-    assert (whole / "model.safetensors").stat().st_mtime_ns > first
+    second = (whole / "model.safetensors").stat().st_mtime_ns
+    assert second > first
+    settings = json.loads((lora / peft_folder.CONFIG).read_text())
+    (lora / peft_folder.CONFIG).write_text(json.dumps(settings | {"lora_alpha": 1.0}))
+    adapter.whole("MODEL", str(lora))
+    assert (whole / "model.safetensors").stat().st_mtime_ns > second
 
 
 def test_a_checkpoint_s_average_may_be_one(lora: Path, checkpointed: Path) -> None:
@@ -87,6 +92,8 @@ def test_what_cannot_be_merged_is_refused(lora: Path, tmp_path: Path) -> None:
     assert "a LoRA adapter of 'Qwen/Qwen2.5-3B', which is no folder of a model" in refused(lora)
     path.write_text(json.dumps(settings | {"use_dora": True}))
     assert "use_dora = True, which is more than plain LoRA" in refused(lora)
+    path.write_text(json.dumps(settings | {"init_lora_weights": "pissa_niter_4"}))
+    assert "init_lora_weights = 'pissa_niter_4', which is more than" in refused(lora)
     base = tmp_path / "base"
     base.mkdir()
     for file in Path(settings["base_model_name_or_path"]).iterdir():
@@ -103,3 +110,11 @@ def test_layers_that_its_model_lacks_are_named(lora: Path) -> None:
     named = {name.replace("q_proj", "qq"): each for name, each in load_file(file).items()}
     save_file(named, file)
     assert "which has no layer model.layers.0.self_attn.qq" in refused(lora)
+
+
+def test_layers_of_another_shape_than_its_model_s_are_named(lora: Path) -> None:
+    file = lora / peft_folder.WEIGHTS
+    named = load_file(file)
+    name = next(each for each in named if "q_proj.lora_B" in each)
+    save_file(named | {name: named[name][:-1].clone()}, file)
+    assert "its layer model.layers." in refused(lora) and "q_proj is of " in refused(lora)

@@ -349,6 +349,9 @@ def test_a_group_of_one_is_refused_where_it_would_be_trained(good: dict[str, str
     preflight.check(config(alone | against_all))
     with pytest.raises(ConfigError, match=r"drop_no_signal = True with learner.baseline = 'none'"):
         preflight.check(config(good | against_all | {"replay.drop_no_signal": "true"}))
+    by_kl = {"learner.kl_in": "reward", "learner.kl_coef": "0.1", "learner.anchor": "frozen"}
+    with pytest.raises(ConfigError, match=r"drop_no_signal = True with learner.kl_in = 'reward'"):
+        preflight.check(config(good | by_kl | {"replay.drop_no_signal": "true"}))
     judged = alone | {"learner.baseline": "critic", "learner.advantage_std": "whiten"}
     preflight.check(config(judged))
     with pytest.raises(ConfigError, match=r"replay\.drop_no_signal = True .*: set it to false"):
