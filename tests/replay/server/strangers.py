@@ -19,7 +19,7 @@ LIMITED = """
 import resource, sys
 most = int(sys.argv.pop(1))
 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-from configs import guard
+from configs.runtime import guard
 guard.HANDSHAKE_S = 600.0  # what frees descriptors here is that they are needed
 from configs.runtime.process import begin
 from replay.worker import main
