@@ -36,14 +36,15 @@ lint: .venv  ## ruff, mypy and the import contracts
 
 # A file of tests is one worker's; what waits in one leaves the machine to the other.
 PYTEST := $(BIN)/python -m pytest
-WORKERS ?= 2
-BESIDE := -n $(WORKERS) --no-loadscope-reorder
+# Fast tests wait more than they compute: three workers keep two cores busy.
+WORKERS ?=
+BESIDE := --no-loadscope-reorder -n
 
 test: lint  ## lint, and the fast tests
-	@$(PYTEST) $(BESIDE) -m "not slow and not soak and not gpu" --durations=5
+	@$(PYTEST) $(BESIDE) $(or $(WORKERS),3) -m "not slow and not soak and not gpu" --durations=5
 
 test-slow: .venv  ## the end-to-end tests
-	@mkdir -p .cache && $(PYTEST) $(BESIDE) -m "slow and not soak and not gpu" --durations=10 --timeout=1500
+	@mkdir -p .cache && $(PYTEST) $(BESIDE) $(or $(WORKERS),2) -m "slow and not soak and not gpu" --durations=10 --timeout=1500
 
 # What takes long, in parts that go on where they were interrupted: make test-soak [PART=name] [FRESH=1]
 PART ?= all
