@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import psutil
@@ -22,6 +21,7 @@ from scripts.setup import gpu_memory, machine
 from scripts.setup.gpu_memory import GIB, engine_needs, learner_needs, plan
 from scripts.setup.model_size import find_model, known_shape, model_of_shape, read_model
 from scripts.setup.pace import Pace
+from tests.scripts.setup.kept import kept_bytes
 
 QWEN_HALF_B, QWEN_7B = find_model("Qwen2.5-0.5B"), find_model("Qwen2.5-7B")
 
@@ -136,19 +136,7 @@ def test_what_autograd_keeps_of_a_layer_is_what_is_reckoned(
     for layers in (1, 3):
         config = getattr(transformers, f"{kind}Config")(num_hidden_layers=layers, **SHAPES)
         model = getattr(transformers, f"{kind}ForCausalLM")(config).to(getattr(torch, dtype))
-        weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-        seen: dict[int, torch.UntypedStorage] = {}
-
-        def pack(tensor: torch.Tensor, seen: Any = seen) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            seen[storage.data_ptr()] = storage
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            ids = torch.zeros(2, tokens // 2, dtype=torch.long)
-            out = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        kept.append(sum(s.nbytes() for place, s in seen.items() if place not in weights))
-        del out
+        kept.append(kept_bytes(model, tokens))
     model.save_pretrained(tmp_path)
     expected = read_model(tmp_path).layer_bytes(2 if dtype == "bfloat16" else 4)
     assert (kept[1] - kept[0]) / 2 / tokens == pytest.approx(expected, rel=0.03)

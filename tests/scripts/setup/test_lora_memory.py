@@ -19,6 +19,7 @@ from scripts.setup.model_size import (
     sent_elements,
     trained_elements,
 )
+from tests.scripts.setup.kept import kept_bytes
 from tests.scripts.setup.test_gpu_memory import SHAPES
 
 RANK = "learner.lora.rank=16"
@@ -85,19 +86,7 @@ def test_what_autograd_keeps_for_adapters_is_reckoned(dtype: str) -> None:
         shape = transformers.LlamaConfig(num_hidden_layers=layers, **SHAPES)
         model = transformers.LlamaForCausalLM(shape).to(getattr(torch, dtype))
         adapt(model, config.learner.lora, seed=0)
-        weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-        seen: dict[int, torch.UntypedStorage] = {}
-
-        def pack(tensor: torch.Tensor, seen: Any = seen) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            seen[storage.data_ptr()] = storage
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            ids = torch.zeros(2, tokens // 2, dtype=torch.long)
-            out = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        kept.append(sum(s.nbytes() for place, s in seen.items() if place not in weights))
-        del out
+        kept.append(kept_bytes(model, tokens))
     reckoned = model_of_shape({"num_hidden_layers": 3, **SHAPES})
     each = reckoned.layer_bytes(getattr(torch, dtype).itemsize) + adapted_bytes(config, reckoned)
     assert 0.7 * each <= (kept[1] - kept[0]) / 2 / tokens <= each
