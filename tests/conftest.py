@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from configs.runtime.process import avoid_amx
+from configs.runtime.amx import use_amx_where_it_works
 from tests.children import look_after
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: spinning threads stall busy machines
-avoid_amx()
+use_amx_where_it_works()
 # A shell has those in its background ignore Ctrl-C, and their children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

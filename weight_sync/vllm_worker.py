@@ -54,7 +54,8 @@ log = logging.getLogger(__name__)
 LinearBase._cpu_skip_gemm_dispatch = True
 
 # A process must ask Linux for AMX's tiles before it uses them. vLLM's attention leaves that to
-# oneDNN, which `avoid_amx` keeps from them: the engine would die in its first batch in bf16.
+# oneDNN, which may be kept from them (configs/runtime/amx.py): in bf16 the first batch would end
+# the engine.
 if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
     torch.cpu._is_amx_tile_supported = lambda: False
 

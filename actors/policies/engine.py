@@ -22,8 +22,9 @@ import psutil
 from actors.errors import EngineUnusable
 from actors.prompt import single_token_ids
 from configs.devices import on_cpu
+from configs.runtime.amx import use_amx_where_it_works
 from configs.runtime.gpus import Gpus, GpusTaken, hold, take, visible
-from configs.runtime.process import avoid_amx, die_with_parent, set_title, socket_dir
+from configs.runtime.process import die_with_parent, set_title, socket_dir
 from configs.schema import Config
 
 NICENESS = 5  # more than before
@@ -75,7 +76,7 @@ def prepare_environment(config: Config) -> None:
         }
     if config.engine_dtype == "float32":
         settings["TRITON_F32_DEFAULT"] = "ieee"  # its products are in tf32 otherwise
-    avoid_amx()
+    use_amx_where_it_works()
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 

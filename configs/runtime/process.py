@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from configs.runtime.amx import use_amx_where_it_works
+
 PACKAGES = (
     "configs", "replay", "weight_sync", "retrieval_server", "actors", "learner", "scripts",
 )  # fmt: skip
@@ -69,7 +71,7 @@ def begin(name: str, threads: int | None = None) -> None:
         force=True,
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    avoid_amx()
+    use_amx_where_it_works()
     raise_descriptors()
     if threads is not None:
         limit_threads(threads)
@@ -105,14 +107,7 @@ def limit_threads(threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     # They would wait for each other by spinning: twenty times slower where cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    avoid_amx()
-
-
-def avoid_amx() -> None:
-    """Have oneDNN compute bf16 without AMX, unless the environment says otherwise: on virtual
-    machines that announce it and cannot run it, its kernels end the process (SIGILL).
-    """
-    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+    use_amx_where_it_works()
 
 
 def keep_freed_blocks() -> None:

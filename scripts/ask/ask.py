@@ -26,8 +26,9 @@ from actors.policies.base import Policy
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
 from configs.load import ConfigError
+from configs.runtime.amx import use_amx_where_it_works
 from configs.runtime.gpus import GpusTaken, take, visible
-from configs.runtime.process import Exit, avoid_amx
+from configs.runtime.process import Exit
 from configs.runtime.signals import Interrupt
 from configs.schema import Config
 from configs.trust import ASKING, TRUSTING
@@ -293,7 +294,7 @@ def check_tokenizer(folder: str) -> None:
 
 def prepare_environment() -> None:
     """Set the variables that torch and transformers read on import; those already set win."""
-    avoid_amx()
+    use_amx_where_it_works()
     settings = {
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
