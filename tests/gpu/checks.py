@@ -1,10 +1,11 @@
 """Everything that needs a GPU: `make test-gpu GPU=1`, or `python -m tests.gpu.checks --part A`.
 
 Part A needs a CUDA torch and this folder's tree, no installation and no network: pinned staging,
-NCCL, CUDA IPC, FAISS where it is there, the head's pieces, and the learner's tokens/s and MFU. It
-takes less than eight minutes on one GPU of 80 GiB. Part B needs the whole installation. Each figure
-is shown with what it should be: `!` fails its check, `?` is worth a look. What cannot be checked
-here is skipped by name.
+NCCL, CUDA IPC, FAISS where it is there, the head's pieces, and the learner's tokens/s and MFU; with
+DeepSpeed and what else our own code imports also what whole learners hold, beside what is reckoned.
+It takes less than eight minutes on one GPU of 80 GiB. Part B needs the whole installation. Each
+figure is shown with what it should be: `!` fails its check, `?` is worth a look. What cannot be
+checked here is skipped by name.
 
 Modules that are missing may be given as wheels: `--wheels FOLDER`.
 """
@@ -18,13 +19,14 @@ import zipfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.gpu import fleet, learner_speed, weights
+from tests.gpu import fleet, learner_memory, learner_speed, weights
 from tests.gpu.check import Check, perform
 
 
 def checks_of(part: str) -> list[Check]:
     """The checks of part A, B or all."""
-    a = [*weights.checks(), *learner_speed.checks()]
+    a = [*weights.checks(), fleet.transport_check(), *learner_speed.checks()]
+    a += learner_memory.checks()
     b = fleet.checks()
     return {"A": a, "B": b, "all": [*a, *b]}[part]
 

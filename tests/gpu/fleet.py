@@ -91,11 +91,12 @@ COMMANDS: dict[str, tuple[tuple[str, ...], Judge]] = {
         (*PYTEST, "tests/learner/model/test_engine.py", "tests/learner/test_update.py"),
         nothing_more,
     ),
-    "weight transports": (("-m", "tests.gpu.transports", *TO_FOUND), transports),
     "make demo GPU=1": ((*FORAGE, "demo", TO_RUN), demo),
     f"bf16 probe over {VERSIONS} versions": ((*FORAGE, "demo", TO_RUN, *BF16), probed),
     "rollouts": ((*FORAGE, "bench", "engine", "--quick", *TO_FOUND), goals_of_the_engine),
 }
+TRANSPORTS = (("-m", "tests.gpu.transports", *TO_FOUND), transports)
+OF_TRANSPORTS = ("torch", "numpy", "msgspec", "blake3", "zmq", "rich")
 
 
 def command(words: tuple[str, ...], judge: Judge) -> Iterator[Figure]:
@@ -106,6 +107,11 @@ def command(words: tuple[str, ...], judge: Judge) -> Iterator[Figure]:
         yield Figure("exit code", str(code), "0", code == 0)
         if code == 0:
             yield from judge(Path(folder))
+
+
+def transport_check() -> Check:
+    """Weights by a publisher to a process on the same GPU, which needs no engine."""
+    return Check("weight transports", partial(command, *TRANSPORTS), OF_TRANSPORTS)
 
 
 def checks() -> list[Check]:

@@ -6,11 +6,15 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from configs.load import parse
 from configs.schema import Config
 from scripts.setup.gpu_memory import learner_needs
 from scripts.setup.model_size import read_model
+
+if TYPE_CHECKING:
+    from learner.packing import MicroBatch
 
 TOKENS, LENGTHS, STEPS = 512, (256, 170), 2
 
@@ -21,36 +25,39 @@ def resident(what: str) -> int:
     return int(dict(re.findall(r"(\w+):\s+(\d+) kB", text))[what]) << 10
 
 
+def random_rows(rows: int, length: int, vocabulary: int) -> "MicroBatch":
+    """Random tokens, of which two in five are actions."""
+    import torch
+
+    from learner.packing import MicroBatch
+
+    mask = torch.rand(rows, length) < 0.4
+    mask[:, 0] = False
+    return MicroBatch(
+        row_ids=torch.arange(rows),
+        tokens=torch.randint(vocabulary, (rows, length)),
+        loss_mask=mask,
+        behaviour_logprobs=-torch.rand(rows, length),
+        advantages=torch.randn(rows, length),
+        staleness=torch.zeros(rows, length, dtype=torch.int32),
+        rewards=torch.ones(rows, length),
+        coefficients=torch.full((rows,), 1e-4),
+    )
+
+
 def measure(config: Config) -> dict[str, float]:
     """Step, and read what the kernel says."""
     import torch
 
     from learner.batch import TrainingBatch
-    from learner.packing import MicroBatch
     from learner.trainer import Trainer
 
     torch.set_num_threads(2)
     torch.manual_seed(0)
     vocabulary = read_model(Path(config.model.path)).vocabulary
-
-    def micro_batch(length: int) -> MicroBatch:
-        rows = TOKENS // length
-        mask = torch.rand(rows, length) < 0.4
-        mask[:, 0] = False
-        return MicroBatch(
-            row_ids=torch.arange(rows),
-            tokens=torch.randint(vocabulary, (rows, length)),
-            loss_mask=mask,
-            behaviour_logprobs=-torch.rand(rows, length),
-            advantages=torch.randn(rows, length),
-            staleness=torch.zeros(rows, length, dtype=torch.int32),
-            rewards=torch.ones(rows, length),
-            coefficients=torch.full((rows,), 1e-4),
-        )
-
     trainer = Trainer(config)
     for step in range(1, STEPS + 1):
-        micro_batches = tuple(micro_batch(length) for length in LENGTHS)
+        micro_batches = tuple(random_rows(TOKENS // n, n, vocabulary) for n in LENGTHS)
         trainer.learn([TrainingBatch(step, 1.0, micro_batches, {})])
     return {"peak": resident("VmHWM"), "rest": resident("VmRSS")}
 
