@@ -1,7 +1,7 @@
 """Low-rank adapters on a causal LM's linear layers (Hu et al. 2021, arXiv 2106.09685).
 
-The model is frozen in its own dtype; adapters are fp32, A begun as PEFT begins it and B at zero, so
-that the first version is the model itself.
+The model is frozen in its own dtype; adapters are fp32, rounded to that dtype where they compute, A
+begun as PEFT begins it and B at zero, so that the first version is the model itself.
 """
 
 import math
@@ -20,6 +20,15 @@ PREFIX = "base_model.model."  # of the names of PEFT
 _IN_A_BLOCK = re.compile(r"(?:.*\.)?\d+\.(?:.*\.)?(\w+)")  # of such a path: the last part
 
 
+class _Rounded(nn.Linear):  # type: ignore[misc]
+    """A layer whose weights are rounded to its inputs' dtype: fp32 products of bf16 inputs took
+    longer than the layer that they are added to.
+    """
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return functional.linear(inputs, self.weight.to(inputs.dtype))
+
+
 class LoraLinear(nn.Linear):  # type: ignore[misc]
     """y = W x + b + scale · B A x; W and b are the very parameters of the layer it replaces."""
 
@@ -29,16 +38,15 @@ class LoraLinear(nn.Linear):  # type: ignore[misc]
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight, self.bias, self.scale = base.weight, base.bias, config.scale
-        self.lora_A = nn.Linear(base.in_features, config.rank, bias=False, dtype=torch.float32)
-        self.lora_B = nn.Linear(config.rank, base.out_features, bias=False, dtype=torch.float32)
+        self.lora_A = _Rounded(base.in_features, config.rank, bias=False, dtype=torch.float32)
+        self.lora_B = _Rounded(config.rank, base.out_features, bias=False, dtype=torch.float32)
         nn.init.kaiming_uniform_(self.lora_A.weight, a=math.sqrt(5), generator=generator)
         nn.init.zeros_(self.lora_B.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[..., out] of [..., in], in the base's dtype: the sum is rounded once."""
+        """[..., out] of [..., in], all of it in the base's dtype, as an engine computes it."""
         made = functional.linear(inputs, self.weight, self.bias)
-        low = self.lora_B(self.lora_A(inputs.to(self.lora_A.weight.dtype)))
-        return (made + self.scale * low).to(made.dtype)
+        return made.add_(self.lora_B(self.lora_A(inputs)), alpha=self.scale)
 
     def merged(self) -> Tensor:
         """W + scale · B A, in fp32."""

@@ -81,7 +81,10 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
     width, on_gpu = width_of(config.model.dtype), device == "cuda"
     trained = sum(trained_elements(config, model))
     adapter = trained if learner.lora.rank else 0
-    of_gradient = width if learner.offload == "cpu" and on_gpu and not adapter else 4
+    of_gradient = 4
+    if learner.offload == "cpu" and on_gpu and not adapter:
+        # DeepSpeed's sum in fp32 stays on the GPU at stage 1, beside a pass's own gradient.
+        of_gradient = width + 4 * (learner.zero_stage == 1 and width == 2)
     # ZeRO shares out gradients from stage 2, weights from 3.
     shared = {stage: learner.ranks if learner.zero_stage >= stage else 1 for stage in (2, 3)}
     half = max(1, learner.ranks // 2)  # on two nodes

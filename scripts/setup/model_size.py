@@ -302,13 +302,11 @@ def activation_bytes(config: Config, model: Model) -> int:
 
 
 def adapted_bytes(config: Config, model: Model) -> int:
-    """Bytes that autograd keeps of a layer's adapters for each token: what goes into A and B, in
-    fp32 (where the model is in bf16 a copy for each A); what the frozen layers no longer keep for
-    gradients of their own is not taken off.
+    """Bytes that autograd keeps of a layer's adapters for each token: what goes into B. What goes
+    into A is kept for the layer; that frozen layers need none of it themselves is not taken off.
     """
-    copied, linears = config.model.dtype == "bfloat16", adapted_linears(config, model)
-    rank = config.learner.lora.rank
-    return sum(4 * (copied * each.inputs + rank) for each in linears) // max(1, model.layers)
+    width, linears = width_of(config.model.dtype), adapted_linears(config, model)
+    return width * config.learner.lora.rank * len(linears) // max(1, model.layers)
 
 
 def candidate_bytes(config: Config, model: Model) -> int:

@@ -57,14 +57,19 @@ def test_a_layer_computes_its_formula_and_trains_its_adapter_alone() -> None:
     }
 
 
-def test_an_adapter_on_bf16_weights_is_fp32_and_the_sum_is_rounded_once() -> None:
+def test_an_adapter_on_bf16_weights_is_fp32_and_computes_in_bf16() -> None:
     base = nn.Linear(64, 32, bias=False, dtype=torch.bfloat16).requires_grad_(False)
     layer = LoraLinear(base, LORA)
     nn.init.normal_(layer.lora_B.weight)
     x = torch.randn(4, 64, dtype=torch.bfloat16)
-    low = 2.0 * layer.lora_B(layer.lora_A(x.float()))
-    assert layer.lora_A.weight.dtype == layer.merged().dtype == torch.float32
-    assert torch.equal(layer(x), (base(x).float() + low).bfloat16())
+    a, b = layer.lora_A.weight, layer.lora_B.weight
+    assert a.dtype == b.dtype == layer.merged().dtype == torch.float32
+    low = x @ a.bfloat16().T @ b.bfloat16().T
+    assert torch.equal(layer(x), (base(x).float() + 2.0 * low.float()).bfloat16())
+    exact = x.float() @ layer.merged().T
+    assert (layer(x).float() - exact).abs().max() < 0.02 * exact.abs().max()
+    layer(x).sum().backward()
+    assert a.grad is not None and a.grad.dtype == torch.float32
 
 
 def test_it_begins_as_the_model_and_the_same_for_everybody(tiny_model_path: Path) -> None:
