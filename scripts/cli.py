@@ -67,6 +67,7 @@ COMMANDS = {
     "evaluate": Command("evaluation.evaluate:evaluate", "Ask a model every question of test sets."),
     "ask": Command("ask.ask:ask", "Ask a trained model questions in the terminal."),
     "try": Command("ask.dry_run:try_question", "Play one question, without training."),
+    "runs": Command("runs.runs:runs", "List runs, and compare some."),
     "show": Command("runs.show:show", "Print a run's rollouts in colour."),
     "plot": Command("runs.plot:plot", "Draw a run's learning curve."),
     "audit": Command("runs.audit:audit", "Close a run's books."),
@@ -113,6 +114,7 @@ MEANT = {  # by a word that is no command
     "predict": "ask",
     "play": "try",
     "draw": "plot",
+    "compare": "runs",
     "sft": "warm-start",
     "finetune": "warm-start",
     "check": "doctor",
@@ -127,7 +129,7 @@ GROUPS = {
 THEMES = {
     "Train": ("demo", "train", "resume", "scale", "sync", "warm-start"),
     "Use a model": ("evaluate", "ask", "try"),
-    "Look into a run": ("show", "plot", "audit", "compact", "relearn"),
+    "Look into a run": ("runs", "show", "plot", "audit", "compact", "relearn"),
     "Prepare": ("data", "index", "memory", "plan", "doctor"),
     "Measure": ("bench",),
 }
