@@ -34,6 +34,7 @@ from replay.codec import MAX_TRAJECTORY_BYTES, MAX_TURNS
 from replay.protocol import ReplayError
 from replay.question_files import WANTED
 from replay.questions import FIELDS, questions_of, read_questions
+from retrieval_server.app.live import opening
 from retrieval_server.auth import read_token
 from retrieval_server.encoder_settings import require_encoder
 from retrieval_server.index.open_index import look
@@ -145,7 +146,9 @@ def _retrieval(config: Config) -> Iterator[str]:
     if not config.starts_retrieval_server:
         return
     path, index = config.retrieval.corpus, config.retrieval.index
-    if not (path or index):
+    if config.retrieval.is_live:
+        yield from _live(config)
+    elif not (path or index):
         yield 'retrieval.corpus is empty: name a JSONL or parquet file of {"id", "contents"}'
     else:
         try:
@@ -162,6 +165,17 @@ def _retrieval(config: Config) -> Iterator[str]:
             f"retrieval.port = {config.retrieval.port!r}: cannot listen on "
             f"{config.retrieval.host} ({why}); stop what uses it, or set it to 0"
         )
+
+
+def _live(config: Config) -> Iterator[str]:
+    if config.cluster.address:
+        yield (
+            f"retrieval.kind = {config.retrieval.kind!r} with cluster.address = "
+            f"{config.cluster.address!r}: one server spends a budget: start it by hand, python -m "
+            "retrieval_server.worker CONFIG run_dir=DIR, and name it: retrieval.url=http://HOST:PORT"
+        )
+    else:
+        yield from _told(opening.check, config)
 
 
 def _search(config: Config) -> Iterator[str]:
