@@ -74,6 +74,7 @@ def check(config: Config) -> None:
     if retrieval.is_live:
         from retrieval_server.app.live import opening
 
+        opening.require_folder(config)
         opening.check(config)
         return
     if not (retrieval.corpus or retrieval.index):

@@ -168,14 +168,24 @@ def _retrieval(config: Config) -> Iterator[str]:
 
 
 def _live(config: Config) -> Iterator[str]:
-    if config.cluster.address:
+    cluster, asked = config.cluster, config.retrieval
+    if cluster.address and cluster.retrieval_replicas:
         yield (
-            f"retrieval.kind = {config.retrieval.kind!r} with cluster.address = "
-            f"{config.cluster.address!r}: one server spends a budget: start it by hand, python -m "
-            "retrieval_server.worker CONFIG run_dir=DIR, and name it: retrieval.url=http://HOST:PORT"
+            f"cluster.retrieval_replicas = {cluster.retrieval_replicas!r} with retrieval.kind = "
+            f"{asked.kind!r}: one server spends the budget: set it to 0, which is one, on the "
+            "launcher's node"
+        )
+    if cluster.address and asked.live.key_variable:
+        yield (
+            "retrieval.live.key_variable with cluster.address: what a node's processes find in "
+            "their environment is Ray's: name a file, retrieval.live.key_file=FILE"
         )
     else:
         yield from _told(opening.check, config)
+
+
+def _purse(config: Config) -> Iterator[str]:
+    return _told(opening.require_folder, config)
 
 
 def _search(config: Config) -> Iterator[str]:
@@ -406,4 +416,4 @@ def check_parts(config: Config, model: bool, retrieval: bool, rewards: bool = Fa
     """`check` of the environment and, where asked, of the other parts. Raises ConfigError."""
     checks = [folder, limits, engine_keys.problems] if model else []
     checks += [_environment, _rewards] if rewards else [_environment]
-    _refuse(config, [*checks, _retrieval] if retrieval else checks)
+    _refuse(config, [*checks, _retrieval, _purse] if retrieval else checks)

@@ -31,20 +31,25 @@ def check(config: Config) -> None:
     if not asked.live.needs_key:
         _replayed(asked).close()
         return
-    if not config.run_dir:
-        raise ConfigError(
-            f"run_dir = '': retrieval.kind = {asked.kind!r} counts what is spent in the run's "
-            "folder: name one, run_dir=DIR"
-        )
     read_key(asked.live)
-    if (path := _spending(config)).exists():
+    if config.run_dir and (path := _spending(config)).exists():
         _opened_budget(path, asked.live)
-    if (path := _record(config)).exists():
+    if (asked.live.record or config.run_dir) and (path := _record(config)).exists():
         _opened(asked, path, writes=False).close()
-    elif asked.live.record and not path.parent.is_dir():
+    elif asked.live.record and not Path(asked.live.record).parent.is_dir():
         raise ConfigError(
             f"retrieval.live.record = {asked.live.record!r}: its folder does not exist: make it, "
             "or name another"
+        )
+
+
+def require_folder(config: Config) -> None:
+    """Raise ConfigError where there is no folder to count in what is spent."""
+    asked = config.retrieval
+    if asked.is_live and asked.live.needs_key and not config.run_dir:
+        raise ConfigError(
+            f"run_dir = '': with retrieval.kind = {asked.kind!r} what is spent is counted in the "
+            "run's folder: name one, run_dir=DIR"
         )
 
 
@@ -53,6 +58,7 @@ def open_live(config: Config) -> LiveSearch:
     asked, live = config.retrieval, config.retrieval.live
     if not live.needs_key:
         return LiveSearch(_replayed(asked), None, None, live)
+    require_folder(config)
     check(config)
     provider = PROVIDERS[asked.kind](live, read_key(live))
     budget = _opened_budget(_spending(config), live)

@@ -89,7 +89,8 @@ class LiveSearch:
         self._flights: dict[str, _Flight] = {}
         self._turns = asyncio.Semaphore(asked.concurrency)
         self._next = self._held_until = 0.0  # of the monotonic clock
-        self._failed, self._why = 0, ""  # requests in a row, and the last of them
+        # Failures in a row, of what was under way together one, and what was met
+        self._failed, self._failed_at, self._why = 0, 0.0, ""
         self._said_spent = False
         self.counts: Counter[str] = Counter()
         self._files = ThreadPoolExecutor(max_workers=1, thread_name_prefix="live")
@@ -201,8 +202,11 @@ class LiveSearch:
                 f"{len(self._answers)} of this provider: repeat the rollouts of the run that made "
                 "it, or leave retrieval.live.replay empty to ask the provider"
             )
-        async with self._turns:
-            answer = await self._bought(query, flight, self._provider)
+        if self.budget is not None and self.budget.is_spent:  # without waiting for a turn
+            answer = await self._told_spent(query, self.budget)
+        else:
+            async with self._turns:
+                answer = await self._bought(query, flight, self._provider)
         self.counts[answer.error or "asked"] += 1
         return answer
 
@@ -214,10 +218,8 @@ class LiveSearch:
         while True:
             await self._turn(flight)
             flight.sent = True
-            if not await self._paid():
-                return await self._in_thread(
-                    partial(self._answers.add, query, [], error=BUDGET_SPENT)
-                )
+            if self.budget is not None and not await self._in_thread(self.budget.take):
+                return await self._told_spent(query, self.budget)
             try:
                 documents = await self._exchange(query, provider)
             except _Failed as error:
@@ -251,30 +253,27 @@ class LiveSearch:
             if self._held_until <= time.monotonic():
                 return
 
-    async def _paid(self) -> bool:
-        """True once the next request is paid for."""
-        budget = self.budget
-        if budget is None or await self._in_thread(budget.take):
-            self._said_spent = False
-            return True
+    async def _told_spent(self, query: str, budget: Budget) -> Answer:
+        """Say once in the log, and on record of this query, that the money is spent."""
         if not self._said_spent:
             self._said_spent = True
             logger.warning(
-                "retrieval.live.budget_usd = %r is spent (%.6g, see %s): nothing is asked any "
-                "more, and searches are told %s: raise it, and start again or resume the run",
+                "retrieval.live.budget_usd = %r is spent (%.6g, see %s): nothing more is asked, "
+                "and searches are told %s: raise it, and start again or resume the run",
                 budget.budget_usd,
                 budget.spent_usd,
                 budget.path,
                 BUDGET_SPENT,
             )
-        return False
+        return await self._in_thread(partial(self._answers.add, query, [], error=BUDGET_SPENT))
 
     async def _exchange(self, query: str, provider: Provider) -> list[Document]:
         """Make one request; what was not billed is given back. Raises _Failed, BadRecord."""
+        begun = time.monotonic()
         try:
             documents = await self._documents(query, provider)
         except _Failed as error:
-            self._hold(error.fault)
+            self._hold(error.fault, begun)
             if not error.fault.billed and self.budget is not None:
                 await self._in_thread(self.budget.give_back)
             raise
@@ -283,13 +282,15 @@ class LiveSearch:
 
     async def _documents(self, query: str, provider: Provider) -> list[Document]:
         """Send a query, and read what came. Raises _Failed."""
+        begun = time.monotonic()
         try:
             response, content = await self._replied(query, provider)
             if response.status_code == 200:
                 return provider.documents(content)
         except BadReply as error:
             raise _Failed(Fault(f"{error}", after_s=FIRST_PAUSE_S, billed=True)) from None
-        pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self._failed, 16), LONGEST_PAUSE_S)
+        before = self._failed - (begun < self._failed_at)
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** min(max(0, before), 16), LONGEST_PAUSE_S)
         after_s = retry_after_s(response.headers.get("retry-after", ""))
         raise _Failed(fault(response.status_code, after_s, content, pause_s))
 
@@ -320,16 +321,16 @@ class LiveSearch:
             raise _Failed(Fault(said, after_s=FIRST_PAUSE_S, billed=True)) from None
         return response, provider.hidden(content)
 
-    def _hold(self, met: Fault) -> None:
+    def _hold(self, met: Fault, begun: float) -> None:
         """Begin no request before the provider wants one."""
         if met.of_the_query:
             return
         after_s = LONGEST_PAUSE_S if met.after_s is None else met.after_s
-        self._failed += 1
         self.counts["failed_requests"] += 1
+        if begun >= self._failed_at:
+            self._failed, self._failed_at = self._failed + 1, time.monotonic()
+            logger.warning("the provider is asked again in %.3g s: %s", after_s, met.said)
         self._why = met.said
-        if self._failed == 1 or met.after_s is None:
-            logger.warning("the provider gave no passages, none in %.3g s: %s", after_s, met.said)
         self._held_until = max(self._held_until, time.monotonic() + after_s)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:

@@ -60,7 +60,7 @@ async def test_the_probe_costs_nothing(serper: Home, configured: Configured) -> 
 
 async def test_the_budget_holds_under_concurrency(home: Home, configured: Configured) -> None:
     home.delay_s = 0.02
-    home.script = [throttled(home.kind, "0")] * 3 + [(503, {}, {"error": "x"})]
+    home.script = [throttled(home.kind, "0")] * 3 + [(503, {"retry-after": "0"}, {})]
     config = configured(home, price_usd=0.01, budget_usd=0.105, concurrency=32)
     async with open_live(config) as live:
         rows = await asyncio.gather(*(asked(live, f"q{number}") for number in range(60)))
@@ -231,3 +231,29 @@ def test_a_retry_after_is_seconds_or_a_date() -> None:
     assert in_a_minute is not None and 57.0 < in_a_minute <= 60.0
     assert retry_after_s(formatdate(time.time() - 60, usegmt=True)) == 0.0
     assert retry_after_s("9" * 40) is None
+
+
+async def test_pauses_grow_by_failures_not_by_what_met_one_together(
+    serper: Home, configured: Configured
+) -> None:
+    serper.delay_s = 0.1
+    serper.script = [throttled("serper")] * 8
+    async with open_live(configured(serper)) as live:
+        with pytest.raises(RetrievalOverloaded) as first:
+            await asyncio.gather(*(asked(live, f"q{each}", within_s=0.5) for each in range(8)))
+        assert 0.5 < first.value.retry_after_s <= 1.0
+        await asyncio.sleep(1.1)
+        serper.script = [throttled("serper")]
+        with pytest.raises(RetrievalOverloaded) as second:
+            await asked(live, "r", within_s=0.5)
+        assert 1.5 < second.value.retry_after_s <= 2.0
+
+
+async def test_who_has_no_money_left_waits_for_no_turn(
+    serper: Home, configured: Configured
+) -> None:
+    config = configured(serper, price_usd=1.0, budget_usd=1.0, requests_per_s=0.5)
+    async with open_live(config) as live:
+        await asked(live, "q")
+        rows = await asyncio.gather(*(asked(live, f"r{each}", within_s=1.0) for each in range(40)))
+    assert {told(row) for (row,) in rows} == {"BudgetSpent"} and serper.billed == 1
