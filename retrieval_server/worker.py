@@ -128,7 +128,7 @@ def serve(
     process.limit_threads(config.retrieval.threads)
     on_stop(_leave)
     try:
-        app, serves = _application(config, token, wrap)
+        app, serves, by = _application(config, token, wrap)
     except (load.ConfigError, CorpusError, BadIndex) as error:
         field = "retrieval.corpus: " if isinstance(error, CorpusError) else "retrieval.index: "
         field = "" if isinstance(error, load.ConfigError) else field
@@ -140,7 +140,7 @@ def serve(
     server = _server(app, config.retrieval)
     # While it serves, uvicorn handles the signals: it drains, restores ours and raises them again.
     on_stop(partial(_drain, app, server))
-    logger.info("serving %s on http://%s:%d", serves, host, port)
+    logger.info("serving %s on http://%s:%d by %s", serves, host, port, by)
     process.announce_ready()
     server.run(sockets=[listener])
     return process.Exit.DONE
@@ -148,11 +148,10 @@ def serve(
 
 def _application(
     config: Config, token: str, wrap: "Callable[[Index], Index]"
-) -> "tuple[FastAPI, str]":
-    """The application, and what it serves. Raises ConfigError, CorpusError, BadIndex."""
+) -> "tuple[FastAPI, str, str]":
+    """The application, what it serves and by what. Raises ConfigError, CorpusError, BadIndex."""
     # Imported late: numpy and torch read the thread count when they are first imported.
     from retrieval_server.app.app import Limits, create_app, create_live_app
-    from retrieval_server.index.open_index import open_index
 
     asked = config.retrieval
     top_k = asked.top_k or DEFAULT_TOP_K
@@ -161,10 +160,12 @@ def _application(
         from retrieval_server.app.live.opening import open_live
 
         live = open_live(config)
-        return create_live_app(live, top_k, token, limits), live.name
+        return create_live_app(live, top_k, token, limits), "the live web", live.name
+    from retrieval_server.index.open_index import open_index
+
     documents, index = open_index(asked)
     app = create_app(documents, wrap(index), top_k, token, limits)
-    return app, f"{len(documents)} passages by {index.name}"
+    return app, f"{len(documents)} passages", index.name
 
 
 def _server(app: "FastAPI", asked: RetrievalConfig) -> "uvicorn.Server":

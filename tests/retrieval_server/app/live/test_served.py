@@ -40,7 +40,7 @@ def start(tmp_path: Path) -> Iterator[Started]:
         processes.append(process)
         while process.poll() is None:
             said = (run / "server.log").read_bytes()[begins:].decode()
-            if found := re.search(r"serving live .* on (http://\S+)\n", said):
+            if found := re.search(r"serving the live web on (http://\S+) by", said):
                 return found[1], process
             time.sleep(0.05)
         raise AssertionError((run / "server.log").read_text())
