@@ -179,7 +179,7 @@ def fault(status: int, retry_after_s: float | None, content: bytes, pause_s: flo
         return Fault(said, wait_s, billed=True)
     if status in _OF_THE_QUERY and not _OF_THE_ACCOUNT.search(content):
         return Fault(said, of_the_query=True)
-    return Fault(f"{said}: see its account, retrieval.live.url and the key")
+    return Fault(f"see its account, retrieval.live.url and the key: it {said}")
 
 
 def _decoded(decoder: "msgspec.json.Decoder[Any]", content: bytes) -> Any:

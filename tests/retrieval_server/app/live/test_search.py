@@ -114,11 +114,10 @@ async def test_a_429_beyond_the_deadline_is_told_at_once(
 
 async def test_requests_keep_to_the_rate(serper: Home, configured: Configured) -> None:
     async with open_live(configured(serper, requests_per_s=20.0)) as live:
-        await asyncio.gather(*(asked(live, f"q{number}") for number in range(6)))
+        await asyncio.gather(*(asked(live, f"q{number}") for number in range(11)))
         with pytest.raises(RetrievalOverloaded, match="requests_per_s"):
             await asyncio.gather(*(asked(live, f"r{each}", within_s=0.3) for each in range(20)))
-    gaps = [b - a for a, b in zip(serper.times, serper.times[1:], strict=False)]
-    assert serper.times[5] - serper.times[0] >= 0.24 and sum(gap < 0.02 for gap in gaps) <= 1
+    assert serper.times[10] - serper.times[0] >= 0.35  # .5, less what the first one was late
 
 
 async def test_no_more_are_under_way_than_allowed(serper: Home, configured: Configured) -> None:
@@ -236,16 +235,17 @@ def test_a_retry_after_is_seconds_or_a_date() -> None:
 async def test_pauses_grow_by_failures_not_by_what_met_one_together(
     serper: Home, configured: Configured
 ) -> None:
-    serper.delay_s = 0.1
+    serper.delay_s = 0.3
     serper.script = [throttled("serper")] * 8
     async with open_live(configured(serper)) as live:
         with pytest.raises(RetrievalOverloaded) as first:
-            await asyncio.gather(*(asked(live, f"q{each}", within_s=0.5) for each in range(8)))
+            await asyncio.gather(*(asked(live, f"q{each}", within_s=0.8) for each in range(8)))
         assert 0.5 < first.value.retry_after_s <= 1.0
-        await asyncio.sleep(1.1)
+        while live.waiting or live.backlog_s:
+            await asyncio.sleep(0.05)
         serper.script = [throttled("serper")]
         with pytest.raises(RetrievalOverloaded) as second:
-            await asked(live, "r", within_s=0.5)
+            await asked(live, "r", within_s=1.0)
         assert 1.5 < second.value.retry_after_s <= 2.0
 
 
