@@ -34,7 +34,6 @@ from replay.codec import MAX_TRAJECTORY_BYTES, MAX_TURNS
 from replay.protocol import ReplayError
 from replay.question_files import WANTED
 from replay.questions import FIELDS, questions_of, read_questions
-from retrieval_server.app.live import opening
 from retrieval_server.auth import read_token
 from retrieval_server.encoder_settings import require_encoder
 from retrieval_server.index.open_index import look
@@ -43,7 +42,13 @@ from scripts.setup.machine import lacks, lacks_for_an_engine, record_bytes
 from scripts.setup.model_checks import folder, has_tokenizer, limits, prompts
 from scripts.setup.overrides import get_field
 from scripts.setup.resolve import can_listen, is_run, resolve
-from scripts.setup.retrieval import ServerFailed, try_search, with_index_version
+from scripts.setup.retrieval import (
+    ServerFailed,
+    live_problems,
+    no_purse,
+    try_search,
+    with_index_version,
+)
 from scripts.terminal import status
 
 OTHER_DESCRIPTORS = 200  # of replay: log, sockets of its own, strangers, console, joining actors
@@ -147,7 +152,7 @@ def _retrieval(config: Config) -> Iterator[str]:
         return
     path, index = config.retrieval.corpus, config.retrieval.index
     if config.retrieval.is_live:
-        yield from _live(config)
+        yield from live_problems(config)
     elif not (path or index):
         yield 'retrieval.corpus is empty: name a JSONL or parquet file of {"id", "contents"}'
     else:
@@ -165,27 +170,6 @@ def _retrieval(config: Config) -> Iterator[str]:
             f"retrieval.port = {config.retrieval.port!r}: cannot listen on "
             f"{config.retrieval.host} ({why}); stop what uses it, or set it to 0"
         )
-
-
-def _live(config: Config) -> Iterator[str]:
-    cluster, asked = config.cluster, config.retrieval
-    if cluster.address and cluster.retrieval_replicas:
-        yield (
-            f"cluster.retrieval_replicas = {cluster.retrieval_replicas!r} with retrieval.kind = "
-            f"{asked.kind!r}: one server spends the budget: set it to 0, which is one, on the "
-            "launcher's node"
-        )
-    if cluster.address and asked.live.key_variable:
-        yield (
-            "retrieval.live.key_variable with cluster.address: what a node's processes find in "
-            "their environment is Ray's: name a file, retrieval.live.key_file=FILE"
-        )
-    else:
-        yield from _told(opening.check, config)
-
-
-def _purse(config: Config) -> Iterator[str]:
-    return _told(opening.require_folder, config)
 
 
 def _search(config: Config) -> Iterator[str]:
@@ -416,4 +400,4 @@ def check_parts(config: Config, model: bool, retrieval: bool, rewards: bool = Fa
     """`check` of the environment and, where asked, of the other parts. Raises ConfigError."""
     checks = [folder, limits, engine_keys.problems] if model else []
     checks += [_environment, _rewards] if rewards else [_environment]
-    _refuse(config, [*checks, _retrieval, _purse] if retrieval else checks)
+    _refuse(config, [*checks, _retrieval, no_purse] if retrieval else checks)
