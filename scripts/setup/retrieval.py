@@ -23,7 +23,6 @@ from configs.load import ConfigError, retrieval_urls, save
 from configs.retrieval import shown_urls
 from configs.runtime.process import end_child, start_child
 from configs.schema import Config
-from retrieval_server.app.live import opening
 from retrieval_server.auth import read_token
 from retrieval_server.client import RetrievalClient
 from retrieval_server.protocol import PROBE, RetrievalError, RetrievalRefused
@@ -192,35 +191,6 @@ def with_index_version(config: Config) -> Config:
     return msgspec.structs.replace(
         config, retrieval=msgspec.structs.replace(asked, index_version=version)
     )
-
-
-def live_problems(config: Config) -> Iterator[str]:
-    """Yield why the live web cannot be searched with this configuration."""
-    cluster, asked = config.cluster, config.retrieval
-    if cluster.address and cluster.retrieval_replicas:
-        yield (
-            f"cluster.retrieval_replicas = {cluster.retrieval_replicas!r} with retrieval.kind = "
-            f"{asked.kind!r}: one server spends the budget: set it to 0, which is one, on the "
-            "launcher's node"
-        )
-    if cluster.address and asked.live.key_variable:
-        yield (
-            "retrieval.live.key_variable with cluster.address: what a node's processes find in "
-            "their environment is Ray's: name a file, retrieval.live.key_file=FILE"
-        )
-        return
-    try:
-        opening.check(config)
-    except ConfigError as error:
-        yield str(error)
-
-
-def no_purse(config: Config) -> Iterator[str]:
-    """Yield that a command whose configuration names no folder cannot count what it spends."""
-    try:
-        opening.require_folder(config)
-    except ConfigError as error:
-        yield str(error)
 
 
 async def _try_each(config: Config, urls: Sequence[str]) -> "list[str | ServerFailed]":

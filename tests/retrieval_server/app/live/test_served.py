@@ -78,7 +78,7 @@ async def test_a_run_is_searched_paid_for_resumed_and_replayed(
         httpx.get(f"{url}/{path}", trust_env=False).text for path in ("info", "metrics")
     )
     assert f"live {home.kind}" in info and "retrieval_live_spent_usd 0.25" in metrics
-    stop(process)
+    process.kill()
     url, process = start(config)  # the budget is counted on
     rows = await asyncio.gather(*(found(url, f"c{number}") for number in range(8)))
     told = [each for (row,) in rows for each in row if each.id == "error:BudgetSpent"]
