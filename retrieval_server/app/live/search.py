@@ -155,9 +155,8 @@ class LiveSearch:
     def search(self, queries: Sequence[str], top_k: int, deadline: float) -> "asyncio.Future[Rows]":
         """Per query at most `top_k` passages, best first, by then (of the monotonic clock).
 
-        Cancel it when nobody waits any more. It raises RetrievalOverloaded where the provider is to
-        be asked later than that, NotRecorded, RetrievalUnavailable, RetrievalTimeout, BadReply,
-        BadRecord.
+        Cancel it when nobody waits any more. It raises RetrievalOverloaded where the provider may
+        be asked only after that; RetrievalUnavailable, NotRecorded or BadRecord.
         """
         return asyncio.ensure_future(self._rows(queries, top_k, deadline))
 
@@ -211,8 +210,8 @@ class LiveSearch:
         return answer
 
     async def _bought(self, query: str, flight: _Flight, provider: Provider) -> Answer:
-        """Ask until there is an answer. A request that may have been billed in vain is made again
-        for somebody who waits alone.
+        """Ask until there is an answer; nothing is asked again, perhaps for more money, once nobody
+        waits any more.
         """
         tries = 0
         while True:
