@@ -141,7 +141,7 @@ def at_home(kind: str) -> Iterator[Home]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     home.url = f"http://127.0.0.1:{server.server_address[1]}/search"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield home
