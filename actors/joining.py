@@ -24,7 +24,7 @@ from configs.runtime.hosts import is_own_host
 from configs.schema import Config
 from replay.clients.launcher import ConfigReader
 from replay.protocol import ReplayTimeout
-from retrieval_server.protocol import RetrievalError, RetrievalRefused
+from retrieval_server.protocol import PROBE, RetrievalError, RetrievalRefused
 
 DEADLINE_S = 20.0  # for replay's answer
 MAX_IPC_BYTES = 107
@@ -165,7 +165,7 @@ async def _search(config: Config) -> None:
     asked, where = config.retrieval, shown_urls(retrieval_urls(config))
     try:
         async with open_retrieval(config) as client:
-            await client.retrieve(["forage"], 1)
+            await client.retrieve([PROBE], 1)
             found = client.index_version
     except RetrievalRefused as error:
         raise ConfigError(f"a search from this machine was refused: {error}") from error

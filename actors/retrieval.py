@@ -74,6 +74,13 @@ class RecordedRetriever:
                 f"retrieval.recorded = {run!r}: {error}: name the directory of a recorded run, or "
                 "leave it empty to search with a server"
             ) from error
+        if recorded.retrieval.is_live:
+            answers = recorded.retrieval.live.record or f"{run}/live/answers.jsonl"
+            raise ConfigError(
+                f"retrieval.recorded = {run!r}: that run searched the live web, whose answers are "
+                "on a record of their own: leave it empty, and say "
+                f"retrieval.kind={recorded.retrieval.kind} retrieval.live.replay={answers}"
+            )
         if log.compacted:
             raise ConfigError(
                 f"retrieval.recorded = {run!r}: {log.compacted} rollouts were compacted away "

@@ -1,5 +1,7 @@
 """The section `retrieval`: the servers that answer searches, and what their clients ask."""
 
+import ipaddress
+import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -7,17 +9,72 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from configs.section import (
+    CHANGEABLE,
     NAMES_SECRET,
     OF_THE_MACHINE,
     ONE_OR_MORE,
     REACHES_OUT,
+    WRITES_THERE,
     InputPath,
     ModelPath,
     NonNegative,
+    NonNegativeFloat,
     Positive,
+    PositiveFloat,
     Seconds,
     Section,
 )
+
+LIVE = ("serper", "serpapi", "google_cse")  # kinds that a provider on the web answers
+LIVE_PASSAGES = 10  # of a search there, at most: what each gives for the price of one request
+LEAST_USD = 1e-9  # that is counted
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class LiveConfig(Section, frozen=True):
+    """The provider that answers searches of the live web, what that may cost, and its record."""
+
+    # Of the provider's search; empty: its own, on the web
+    url: Annotated[str, OF_THE_MACHINE, REACHES_OUT] = ""
+    # 0600; holds the key that is shown to the provider
+    key_file: Annotated[InputPath, OF_THE_MACHINE, NAMES_SECRET] = ""
+    # The environment variable that holds it instead
+    key_variable: Annotated[str, OF_THE_MACHINE, NAMES_SECRET] = ""
+    engine_id: str = ""  # google_cse's cx
+    country: str = ""  # gl, such as us; empty: not sent
+    language: str = ""  # hl, such as en; empty: not sent
+    price_usd: Annotated[NonNegativeFloat, CHANGEABLE] = 0.0  # of a request
+    budget_usd: Annotated[NonNegativeFloat, CHANGEABLE] = 0.0  # of the run; then nothing is asked
+    requests_per_s: Annotated[PositiveFloat, CHANGEABLE] = 5.0
+    concurrency: Annotated[Positive, CHANGEABLE] = 16  # requests under way at once
+    timeout_s: Annotated[Seconds, CHANGEABLE] = 10.0  # of a request
+    # The file of all answers, asked first; empty: live/answers.jsonl in the run's folder
+    record: Annotated[InputPath, OF_THE_MACHINE, WRITES_THERE] = ""
+    replay: InputPath = ""  # such a file, which alone answers: no request is made
+
+    def __post_init__(self) -> None:
+        if self.url:
+            _require_safe(self.url)
+        if self.key_file and self.key_variable:
+            raise ValueError(
+                f"retrieval.live.key_file = {self.key_file!r} and retrieval.live.key_variable: the "
+                "key is in a file or in the environment: leave one of them out"
+            )
+        if self.key_variable and not _VARIABLE.fullmatch(self.key_variable):
+            raise ValueError(
+                "retrieval.live.key_variable is no name of an environment variable: give the "
+                "variable's name, never the key itself"
+            )
+        if self.record and self.replay:
+            raise ValueError(
+                f"retrieval.live.record = {self.record!r} and retrieval.live.replay = "
+                f"{self.replay!r}: a replay asks nobody, so it has nothing to record: leave one out"
+            )
+
+    @property
+    def needs_key(self) -> bool:
+        """True where the provider is asked."""
+        return not self.replay
 
 
 class RetrievalConfig(Section, frozen=True):
@@ -26,8 +83,12 @@ class RetrievalConfig(Section, frozen=True):
     corpus: InputPath = ""  # JSONL, plain or .gz, or parquet
     index: InputPath = ""  # of `forage index`, or a FAISS file; empty: BM25, made at the start
     # What is searched; empty: what the index is, or bm25. tantivy, which ranks otherwise, is never
-    # searched unless it is named
-    kind: Literal["", "bm25", "tantivy", "dense", "bm25+dense", "tantivy+dense"] = ""
+    # searched unless it is named; the last three are the live web's
+    kind: Literal[
+        "", "bm25", "tantivy", "dense", "bm25+dense", "tantivy+dense", "serper", "serpapi",
+        "google_cse",
+    ] = ""  # fmt: skip
+    live: LiveConfig = LiveConfig()
     word_index: InputPath = ""  # of bm25 or tantivy, its ranks fused with those of a dense `index`
     reranker: ModelPath = ""  # a cross-encoder that puts the best candidates in order; empty: none
     rerank_candidates: Annotated[int, Meta(ge=1, le=100)] = 50
@@ -82,8 +143,48 @@ class RetrievalConfig(Section, frozen=True):
             raise ValueError(
                 f"retrieval.recorded = {self.recorded!r} and retrieval.url = "
                 f"{shown_urls(self.url)}: a recorded run answers searches, or a server does: leave "
-                "one of them empty"
+                "leave one of them empty"
             )
+        if self.is_live:
+            self._require_live()
+
+    def _require_live(self) -> None:
+        """Raise ValueError for what a search of the live web lacks, or cannot use."""
+        kind, live = f"retrieval.kind = {self.kind!r}", self.live
+        for field in ("index", "word_index", "reranker"):
+            if value := getattr(self, field):
+                raise ValueError(
+                    f"retrieval.{field} = {value!r} acts on nothing with {kind}: leave it out"
+                )
+        if self.top_k > LIVE_PASSAGES:
+            raise ValueError(
+                f"retrieval.top_k = {self.top_k!r}: a search of {kind} brings at most "
+                f"{LIVE_PASSAGES} passages: give no more"
+            )
+        if self.kind == "google_cse" and not live.engine_id:
+            raise ValueError(
+                f"retrieval.live.engine_id = {live.engine_id!r}: {kind} needs the id (cx) of your "
+                "search engine: see programmablesearchengine.google.com"
+            )
+        if not live.needs_key:
+            return
+        for field, what in (("price_usd", "a request costs"), ("budget_usd", "the run may spend")):
+            if (value := getattr(live, field)) < LEAST_USD:
+                raise ValueError(
+                    f"retrieval.live.{field} = {value!r}: {kind} asks a provider that is paid: say "
+                    f"what {what}, in US dollars, or answer from a record: "
+                    "retrieval.live.replay=FILE"
+                )
+        if live.budget_usd < live.price_usd:
+            raise ValueError(
+                f"retrieval.live.budget_usd = {live.budget_usd!r}: less than one request costs, "
+                f"retrieval.live.price_usd = {live.price_usd!r}: raise it"
+            )
+
+    @property
+    def is_live(self) -> bool:
+        """True where a provider on the web is asked, or the record of one that was."""
+        return self.kind in LIVE
 
     @property
     def has_own_server(self) -> bool:
@@ -94,6 +195,31 @@ class RetrievalConfig(Section, frozen=True):
 def shown_urls(urls: Sequence[str]) -> str:
     """Servers' addresses for a message: one as a text, several as a list."""
     return repr(urls[0] if len(urls) == 1 else list(urls))
+
+
+def is_near(url: str) -> bool:
+    """True for an address on this machine's loopback."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _require_safe(url: str) -> None:
+    """Raise ValueError for a provider's address at which others could read the key."""
+    parts = urlsplit(url)
+    safe = parts.scheme == "https" or (parts.scheme == "http" and is_near(url))
+    if not (parts.hostname and safe):
+        raise ValueError(
+            f"retrieval.live.url = {url!r}: the key is shown there: give an https:// address, or "
+            "an http:// one on this machine's loopback"
+        )
+    if parts.query or parts.username or parts.password:
+        raise ValueError(
+            "retrieval.live.url holds a query or a user's name, which would be recorded: give the "
+            "address alone, and the key by retrieval.live.key_file"
+        )
 
 
 def _require_url(url: str) -> None:

@@ -369,7 +369,8 @@ class Config(Section, frozen=True):
         """
         searches = self.environment.name != "no_search"
         if ":" in self.environment.name:
-            searches = bool(self.retrieval.corpus or self.retrieval.index)
+            asked = self.retrieval
+            searches = bool(asked.corpus or asked.index or asked.is_live)
         return self.retrieval.has_own_server and searches
 
     @property

@@ -20,6 +20,8 @@ INDEX_VERSION = "x-index-version"  # of a reply with results: `Info.index_versio
 DEADLINE = "x-deadline-s"  # of a search: the seconds that its client waits at most
 RETRY_AFTER = "x-retry-after-s"  # beside Retry-After, which tells whole seconds alone
 BATCH_QUERIES = "x-batch-queries"  # of a reply: how many queries a request had best hold
+# What a command asks to see that it is answered; where searches cost money, nobody is paid for it.
+PROBE = "forage asks whether a search is answered"
 
 
 class RetrievalError(Exception):
@@ -34,7 +36,8 @@ class RetrievalError(Exception):
     │   ├── RetrievalOverloaded   503 with Retry-After             (until the deadline)
     │   └── OtherIndex        a server of a list serves another index        (at another server)
     ├── BadReply              a reply that is not what was asked for         (retried)
-    ├── NotRecorded           a search that the recorded run never made      (never retried)
+    ├── NotRecorded           a search that is not on record                 (never retried)
+    ├── BadRecord             what live searches brought or cost cannot be read or written
     └── RetrievalRefused      any other 4xx: the request itself is at fault  (never retried)
         ├── RetrievalDenied   a 4xx whatever is asked: token, address or path is wrong
         └── BadQuery          refused by the client, nobody was asked: too long, or no text
@@ -90,7 +93,11 @@ class BadQuery(RetrievalRefused):
 
 
 class NotRecorded(RetrievalError):
-    """A recorded run answers in the server's place, and never made this search."""
+    """A record answers, of a run or of the live web, and this search is not in it."""
+
+
+class BadRecord(RetrievalError):
+    """The record of live answers, or of their cost, cannot be read or written; names the file."""
 
 
 RETRIED = (RetrievalTimeout, RetrievalUnavailable, BadReply)

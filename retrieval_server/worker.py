@@ -71,6 +71,12 @@ def check(config: Config) -> None:
             f"retrieval.recorded = {retrieval.recorded!r}: that run's log answers searches, so no "
             "server is started; leave it empty to start one"
         )
+    if retrieval.is_live:
+        from retrieval_server.app.live import opening
+
+        opening.require_folder(config)
+        opening.check(config)
+        return
     if not (retrieval.corpus or retrieval.index):
         raise load.ConfigError("retrieval.corpus = '': name a JSONL file of passages")
     if retrieval.encoder and not retrieval.index:
@@ -120,30 +126,46 @@ def serve(
     `wrap` may put something before the index, such as a delay.
     """
     process.limit_threads(config.retrieval.threads)
-    # Imported late: numpy and torch read the thread count when they are first imported.
-    from retrieval_server.app.app import Limits, create_app
-    from retrieval_server.index.open_index import open_index
-
     on_stop(_leave)
     try:
-        documents, index = open_index(config.retrieval)
-    except (CorpusError, BadIndex) as error:
-        field = "corpus" if isinstance(error, CorpusError) else "index"
-        print(f"retrieval_server: retrieval.{field}: {error}", file=sys.stderr)
+        app, serves, by = _application(config, token, wrap)
+    except (load.ConfigError, CorpusError, BadIndex) as error:
+        field = "retrieval.corpus: " if isinstance(error, CorpusError) else "retrieval.index: "
+        field = "" if isinstance(error, load.ConfigError) else field
+        print(f"retrieval_server: {field}{error}", file=sys.stderr)
         return process.Exit.BAD_INPUT
     host, port = listener.getsockname()[:2]
-    asked = config.retrieval
     if not token:
         _warn_of_strangers(config, host)
-    limits = Limits(asked.max_waiting_queries, asked.request_deadline_s)
-    app = create_app(documents, wrap(index), asked.top_k or DEFAULT_TOP_K, token, limits)
-    server = _server(app, asked)
+    server = _server(app, config.retrieval)
     # While it serves, uvicorn handles the signals: it drains, restores ours and raises them again.
     on_stop(partial(_drain, app, server))
-    logger.info("serving %d passages on http://%s:%d by %s", len(documents), host, port, index.name)
+    logger.info("serving %s on http://%s:%d by %s", serves, host, port, by)
     process.announce_ready()
     server.run(sockets=[listener])
     return process.Exit.DONE
+
+
+def _application(
+    config: Config, token: str, wrap: "Callable[[Index], Index]"
+) -> "tuple[FastAPI, str, str]":
+    """The application, what it serves and by what. Raises ConfigError, CorpusError, BadIndex."""
+    # Imported late: numpy and torch read the thread count when they are first imported.
+    from retrieval_server.app.app import Limits, create_app, create_live_app
+
+    asked = config.retrieval
+    top_k = asked.top_k or DEFAULT_TOP_K
+    limits = Limits(asked.max_waiting_queries, asked.request_deadline_s)
+    if asked.is_live:
+        from retrieval_server.app.live.opening import open_live
+
+        live = open_live(config)
+        return create_live_app(live, top_k, token, limits), "the live web", live.name
+    from retrieval_server.index.open_index import open_index
+
+    documents, index = open_index(asked)
+    app = create_app(documents, wrap(index), top_k, token, limits)
+    return app, f"{len(documents)} passages", index.name
 
 
 def _server(app: "FastAPI", asked: RetrievalConfig) -> "uvicorn.Server":

@@ -3,9 +3,9 @@
 `GET /health` (alive), `/ready` (takes searches), `/info` (what is served), `/metrics` (Prometheus),
 `/docs` (the manual), `/openapi.json`. Replies are encoded straight from the wire types: FastAPI's
 own serialisation costs more than a search does. The index runs on a thread of its own behind a
-queue; both live in the lifespan. A search has `Limits.deadline_s`, or less where its client says
-so; one that cannot be answered by then is refused at once, with 503 and Retry-After, and one whose
-client has gone is dropped.
+queue; both live in the lifespan, and so do searches of the live web, which take their place. A
+search has `Limits.deadline_s`, or less where its client says so; one that cannot be answered by
+then is refused at once, with 503 and Retry-After, and one whose client has gone is dropped.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from blake3 import blake3
@@ -23,6 +23,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from starlette.requests import ClientDisconnect
 
+from retrieval_server.app.live.search import LiveSearch
 from retrieval_server.app.manual import render
 from retrieval_server.app.metrics import CONTENT_TYPE, Metrics
 from retrieval_server.app.queue import SearchQueue
@@ -41,6 +42,7 @@ from retrieval_server.protocol import (
     Document,
     Health,
     Info,
+    NotRecorded,
     PlainReply,
     Readiness,
     Refusal,
@@ -75,6 +77,29 @@ class Limits(msgspec.Struct, frozen=True):
 
     waiting_queries: int = 8192
     deadline_s: float = 20.0
+
+
+class Searches(Protocol):
+    """What answers: the queue before an index, or the live web."""
+
+    @property
+    def waiting(self) -> int:
+        """Queries that are not searched for yet."""
+        ...
+
+    @property
+    def offered(self) -> int:
+        """How many queries a request had best hold."""
+        ...
+
+    @property
+    def backlog_s(self) -> float:
+        """Seconds until what is here now has been searched for."""
+        ...
+
+    def search(self, queries: Sequence[str], top_k: int, deadline: float) -> asyncio.Future[Rows]:
+        """Search, by then (of the monotonic clock)."""
+        ...
 
 
 class _TooLarge(Exception):
@@ -141,12 +166,36 @@ def create_app(
     `default_top_k` answers requests whose `topk` is null. A search must show `token`, unless it is
     empty. Set `app.state.draining` when no more searches should come.
     """
-    metrics = Metrics()
-    app = _App(lifespan=_lifespan(documents, index, metrics, limits))
-    app.state.draining = False
     version = blake3(f"{index.name}\0{index.fingerprint}\0{digest_of(documents)}".encode())
     info = Info(index.name, version.hexdigest(length=8), len(documents), default_top_k)
-    search = _Search(app, info, token, limits.deadline_s)
+    metrics = Metrics()
+    queue = _queue(documents, index, metrics, limits)
+    return _application(queue, info, metrics, token, limits.deadline_s)
+
+
+def create_live_app(
+    live: LiveSearch,
+    default_top_k: int = DEFAULT_TOP_K,
+    token: str = "",
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+) -> FastAPI:
+    """The same over the live web, of which no passages are held here."""
+    info = Info(live.name, blake3(live.name.encode()).hexdigest(length=8), 0, default_top_k)
+    metrics = Metrics()
+    metrics.watch_live(live.figures)
+    return _application(live, info, metrics, token, limits.deadline_s)
+
+
+def _application(
+    searches: AbstractAsyncContextManager[Searches],
+    info: Info,
+    metrics: Metrics,
+    token: str,
+    deadline_s: float,
+) -> FastAPI:
+    app = _App(lifespan=_lifespan(searches, metrics))
+    app.state.draining = False
+    search = _Search(app, info, token, deadline_s)
 
     @app.post(
         "/retrieve",
@@ -182,7 +231,7 @@ class _Search:
         """Results, or what was wrong."""
         if not authorized(self._token, request.headers.get("authorization", "")):
             return _reply(Refusal(UNAUTHORIZED), 401, {"www-authenticate": "Bearer"})
-        queue: SearchQueue[ScoredDocument] = self._app.state.queue
+        queue: Searches = self._app.state.searches
         begun = time.monotonic()
         try:
             left_s = _left_s(request, self._deadline_s)
@@ -196,6 +245,8 @@ class _Search:
             return _fault(error)
         except RetrievalOverloaded as error:
             return _later(str(error), error.retry_after_s, queue.offered)
+        except NotRecorded as error:
+            return _reply(Refusal(f"{type(error).__name__}: {error}"), 422)
         except RetrievalError as error:
             logger.error("a search failed: %s", error)
             return _later(str(error), 1.0, queue.offered)
@@ -239,34 +290,42 @@ def _operator_routes(app: FastAPI, info: Info, metrics: Metrics) -> None:
 
 
 def _lifespan(
-    documents: Sequence[Document], index: Index, metrics: Metrics, limits: Limits
+    searches: AbstractAsyncContextManager[Searches], metrics: Metrics
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with searches as opened:
+            app.state.searches = opened
+            metrics.watch(lambda: opened.waiting)
+            yield
+
+    return lifespan
+
+
+@asynccontextmanager
+async def _queue(
+    documents: Sequence[Document], index: Index, metrics: Metrics, limits: Limits
+) -> AsyncIterator[Searches]:
+    """The queue before an index, which has a thread of its own."""
+
     def find(queries: list[str], top_k: int) -> Rows:
         # Here, not where replies are written: documents may have to be read from the disk.
         rows = index.search(queries, top_k)
         return [[ScoredDocument(documents[hit.position], hit.score) for hit in row] for row in rows]
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="index") as thread:
+    def search(queries: list[str], top_k: int) -> asyncio.Future[Rows]:
+        metrics.searched(len(queries))
+        return asyncio.get_running_loop().run_in_executor(thread, find, queries, top_k)
 
-            def search(queries: list[str], top_k: int) -> asyncio.Future[Rows]:
-                metrics.searched(len(queries))
-                return loop.run_in_executor(thread, find, queries, top_k)
-
-            queue = SearchQueue(
-                search,
-                max_batch=MAX_BATCH,
-                max_waiting=limits.waiting_queries,
-                deadline_s=limits.deadline_s,
-            )
-            async with queue:
-                app.state.queue = queue
-                metrics.watch(lambda: queue.waiting)
-                yield
-
-    return lifespan
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="index") as thread:
+        queue = SearchQueue(
+            search,
+            max_batch=MAX_BATCH,
+            max_waiting=limits.waiting_queries,
+            deadline_s=limits.deadline_s,
+        )
+        async with queue:
+            yield queue
 
 
 def _left_s(request: Request, most_s: float) -> float:

@@ -3,7 +3,7 @@
 Each application has a registry of its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -13,10 +13,24 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+
+
+class _Live(Collector):
+    """Figures of live searches, as they are when they are asked for."""
+
+    def __init__(self, figures: Callable[[], Mapping[str, float]]) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterable[Metric]:
+        """Return each as a gauge."""
+        for name, value in self._figures().items():
+            yield GaugeMetricFamily(f"retrieval_live_{name}", "Of searches of the web", value)
 
 
 class Metrics:
@@ -47,6 +61,10 @@ class Metrics:
     def watch(self, waiting: Callable[[], int]) -> None:
         """Ask this for how many queries are waiting."""
         self._waiting.set_function(waiting)
+
+    def watch_live(self, figures: Callable[[], Mapping[str, float]]) -> None:
+        """Ask this for what live searches came to and cost, by name."""
+        self._registry.register(_Live(figures))
 
     def answered(self, status: int, seconds: float) -> None:
         """Count one request."""

@@ -142,7 +142,8 @@ def searchable(config: Config) -> Config:
     """
     if not config.retrieval.has_own_server:
         return config
-    if searches(config) and not (config.retrieval.corpus or config.retrieval.index):
+    asked = config.retrieval
+    if searches(config) and not (asked.corpus or asked.index or asked.is_live):
         raise ConfigError(
             "retrieval.corpus and retrieval.url are empty, so nothing can be searched: name "
             "passages, retrieval.corpus=FILE, or a server, retrieval.url=URL"

@@ -133,6 +133,11 @@ def measured(
     corpus = config.retrieval.corpus or config.retrieval.index
     if not corpus:
         raise ConfigError("retrieval.corpus is empty: name the passages to look in")
+    if config.retrieval.is_live:
+        raise ConfigError(
+            f"retrieval.kind = {config.retrieval.kind!r} searches the web, and a corpus is looked "
+            "in: say retrieval.kind="
+        )
     questions = questions_of(config)
     for line in left_out(config):
         print(clean(f"forage: {line}"), file=sys.stderr)

@@ -82,6 +82,8 @@ def paths_of(config: Config, kinds: Collection[str]) -> dict[str, str]:
             "retrieval.encoder",
             "retrieval.reranker",
             "retrieval.token_file",
+            "retrieval.live.key_file",
+            "retrieval.live.replay",
         ),
     }
     every = {
@@ -93,6 +95,8 @@ def paths_of(config: Config, kinds: Collection[str]) -> dict[str, str]:
         "retrieval.word_index": retrieval.word_index,
         "retrieval.encoder": retrieval.encoder,
         "retrieval.reranker": retrieval.reranker,
+        "retrieval.live.key_file": retrieval.live.key_file,
+        "retrieval.live.replay": retrieval.live.replay,
     }
     found = {field: every[field] for kind in kinds for field in read.get(kind, ())}
     if ACTOR in kinds:

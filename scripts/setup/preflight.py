@@ -38,6 +38,7 @@ from retrieval_server.auth import read_token
 from retrieval_server.encoder_settings import require_encoder
 from retrieval_server.index.open_index import look
 from retrieval_server.protocol import BadIndex, RetrievalError
+from scripts.setup.live import live_problems, no_purse
 from scripts.setup.machine import lacks, lacks_for_an_engine, record_bytes
 from scripts.setup.model_checks import folder, has_tokenizer, limits, prompts
 from scripts.setup.overrides import get_field
@@ -145,7 +146,9 @@ def _retrieval(config: Config) -> Iterator[str]:
     if not config.starts_retrieval_server:
         return
     path, index = config.retrieval.corpus, config.retrieval.index
-    if not (path or index):
+    if config.retrieval.is_live:
+        yield from live_problems(config)
+    elif not (path or index):
         yield 'retrieval.corpus is empty: name a JSONL or parquet file of {"id", "contents"}'
     else:
         try:
@@ -392,4 +395,4 @@ def check_parts(config: Config, model: bool, retrieval: bool, rewards: bool = Fa
     """`check` of the environment and, where asked, of the other parts. Raises ConfigError."""
     checks = [folder, limits, engine_keys.problems] if model else []
     checks += [_environment, _rewards] if rewards else [_environment]
-    _refuse(config, [*checks, _retrieval] if retrieval else checks)
+    _refuse(config, [*checks, _retrieval, no_purse] if retrieval else checks)

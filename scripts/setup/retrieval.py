@@ -25,7 +25,7 @@ from configs.runtime.process import end_child, start_child
 from configs.schema import Config
 from retrieval_server.auth import read_token
 from retrieval_server.client import RetrievalClient
-from retrieval_server.protocol import RetrievalError, RetrievalRefused
+from retrieval_server.protocol import PROBE, RetrievalError, RetrievalRefused
 from scripts.setup.resolve import with_port
 
 LEAVE_S = 10.0  # for requests in flight; then it is killed
@@ -151,7 +151,7 @@ async def _search(config: Config, urls: Sequence[str], deadline_s: float, retrie
     deadline_s, token = min(deadline_s, asked.timeout_s), read_token(asked.token_file)
     try:
         async with RetrievalClient(urls, deadline_s, retries, token=token) as client:
-            await client.retrieve(["forage"], asked.top_k)
+            await client.retrieve([PROBE], asked.top_k)
             return client.index_version
     except RetrievalRefused as error:
         raise ServerFailed(f"{where} was refused: {error}") from error

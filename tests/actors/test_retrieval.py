@@ -17,7 +17,7 @@ from actors.retrieval import RecordedRetriever, open_retrieval
 from actors.rewards.scorer import Rewards
 from actors.rollout import rollout
 from configs.load import ConfigError
-from configs.retrieval import RetrievalConfig
+from configs.retrieval import LiveConfig, RetrievalConfig
 from configs.schema import Config, ReplayConfig
 from replay.codec import encode_trajectory
 from replay.log.compaction import compact
@@ -275,6 +275,16 @@ def test_an_id_that_two_passages_have_is_refused(
     corpus.write_text(corpus.read_text() * 2)
     said = refusal(plain, tmp_path / "run", searched(found("a", "p1")))
     assert f"{corpus}:6: id = 'p1': another passage has it too" in said
+
+
+def test_a_run_that_searched_the_web_has_a_record_of_its_own(tmp_path: Path, plain: Config) -> None:
+    live = LiveConfig(price_usd=0.001, budget_usd=1.0)
+    web = RetrievalConfig(kind="serper", live=live, top_k=3)
+    record_searches(tmp_path / "run", msgspec.structs.replace(plain, retrieval=web))
+    with pytest.raises(ConfigError) as raised:
+        RecordedRetriever.open(replaying(plain, tmp_path / "run"))
+    answers = tmp_path / "run" / "live" / "answers.jsonl"
+    assert f"retrieval.kind=serper retrieval.live.replay={answers}" in str(raised.value)
 
 
 def test_a_compacted_run_is_refused(tmp_path: Path, plain: Config) -> None:

@@ -259,7 +259,9 @@ def test_a_copy_on_each_host_is_for_stage_3_alone() -> None:
 
 
 def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
-    assert CHANGEABLE_FIELDS == (
+    live = ("price_usd", "budget_usd", "requests_per_s", "concurrency", "timeout_s")
+    assert (
+        *(f"retrieval.live.{field}" for field in live),
         "replay.keep",
         "learner.total_steps",
         "learner.eval_every",
@@ -267,11 +269,13 @@ def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
         "learner.ranks",
         "learner.zero_stage",
         "learner.offload",
-    )
+    ) == CHANGEABLE_FIELDS
     of_the_machine = {"run_dir", "actors.count", "retrieval.port", "retrieval.token_file"}
     of_the_machine |= {"rewards.judge.url", "rewards.judge.key_file", "actors.kv_cache_bytes"}
     of_the_machine |= {"actors.tensor_parallel", "learner.rendezvous"}
     of_the_machine |= {"retrieval.url", "retrieval.host", "retrieval.index_version"}
+    of_the_machine |= {f"retrieval.live.{name}" for name in ("url", "key_file", "key_variable")}
+    of_the_machine |= {"retrieval.live.record"}
     of_the_machine |= {"replay.endpoint", "weight_sync.endpoint", "cluster.address"}
     of_the_machine |= {"cluster.learner", "cluster.actors", "cluster.retrieval_replicas"}
     of_the_machine |= {"cluster.shared", "learner.hierarchical", "keys"}
@@ -292,6 +296,9 @@ def test_the_schema_marks_what_a_run_reads() -> None:
         "retrieval.reranker",
         "retrieval.recorded",
         "retrieval.token_file",
+        "retrieval.live.key_file",
+        "retrieval.live.record",
+        "retrieval.live.replay",
         "rewards.judge.key_file",
         "rewards.similarity.model",
         "cluster.shared",

@@ -18,6 +18,9 @@ HARMFUL = {
     "retrieval.url": "http://127.0.0.1:8000",
     "retrieval.host": "192.0.2.7",
     "retrieval.token_file": "/home/me/token",
+    "retrieval.live.url": "https://192.0.2.7/search",
+    "retrieval.live.key_file": "/home/me/key",
+    "retrieval.live.record": "/home/me/file",
     "actors.engine": "{compilation_config: {backend: mine.run}}",
     "rewards.custom": "mine:reward",
     "replay.endpoint": "ipc:///home/me/file",
@@ -109,3 +112,9 @@ def test_every_field_of_the_kinds_that_do_harm_is_marked() -> None:
     ends = {"run_dir", "rewards.weights.custom"}  # decided by where it lies; a number
     named = {field for field in FIELDS if field.endswith(suspicious)} - ends
     assert named and named <= {*trust.FIELDS} | {"model.trust_remote_code"}
+
+
+def test_the_variable_of_a_key_is_refused_from_a_record() -> None:
+    """It cannot stand beside a file, so it is no row of the table above."""
+    (line,) = refused(config_of(**{"retrieval.live.key_variable": "AWS_SECRET"}))
+    assert line.startswith("retrieval.live.key_variable = 'AWS_SECRET': ")

@@ -148,7 +148,10 @@ def test_keys_and_values_are_found_anew_for_another_machine(folder: Folder) -> N
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("learner.lr=0.5", "learner.lr = 0.5: the run was started with 1e-06; only replay.keep"),
+        (
+            "learner.lr=0.5",
+            "learner.lr = 0.5: the run was started with 1e-06; only retrieval.live.price_usd",
+        ),
         ("seed=0", "seed = 0: the run was started with 3"),
         ("replay.group_size=4", "replay.group_size = 4: the run was started with"),
         ("model.path=elsewhere", "elsewhere': the run was started with"),

@@ -699,3 +699,30 @@ def test_a_tokenizer_alone_is_looked_at_too(
     other = {"environment.name": "tool_call", "model.path": str(tmp_path / "tokenizer")}
     with pytest.raises(ConfigError, match="its tokenizer has no chat template"):
         preflight.check_parts(config(good | other), model=False, retrieval=False)
+
+
+LIVE = {
+    "retrieval.kind": "serper",
+    "retrieval.corpus": "",
+    "retrieval.live.price_usd": "0.001",
+    "retrieval.live.budget_usd": "1",
+    "retrieval.live.key_variable": "A_KEY_OF_THE_TEST",
+}
+
+
+def test_the_live_web_needs_no_corpus_but_a_key(
+    good: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"^retrieval\.live\.key_variable names no variable"):
+        preflight.check(config(good | LIVE))
+    monkeypatch.setenv("A_KEY_OF_THE_TEST", "0123456789abcdef")
+    preflight.check(config(good | LIVE))
+
+
+def test_one_server_of_a_cluster_spends_the_budget(good: dict[str, str]) -> None:
+    asked = config(good | LIVE | {"cluster.address": "auto"})
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(asked, here=False)
+    said = str(raised.value)
+    assert "cluster.retrieval_replicas = 1 with retrieval.kind = 'serper'" in said
+    assert "retrieval.live.key_variable with cluster.address" in said

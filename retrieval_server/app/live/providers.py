@@ -1,0 +1,216 @@
+"""Serper, SerpAPI and Google's Custom Search as one: the request of a query, the passages of its
+answer, and what an answer that holds none means.
+
+A passage is a title, a line break and the provider's snippet; its id is the page's address. Where a
+provider shows an answer of its own before the pages, that is the first passage.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import msgspec
+from blake3 import blake3
+
+from configs.retrieval import LIVE_PASSAGES, LiveConfig
+from retrieval_server.protocol import BadReply, Document
+
+MOST_ID_CHARS = 1000
+MOST_CHARS = 8000  # of a title or snippet
+_SHOWN_BYTES = 200
+_OF_THE_QUERY = (400, 413, 414, 422)
+_OF_THE_ACCOUNT = re.compile(rb"credit|api.?key|quota|billing|account", re.I)
+_RATE = re.compile(rb"rateLimitExceeded", re.I)
+
+
+class _Hit(msgspec.Struct, frozen=True):
+    """A page; or an answer of the provider's own, whose fields may be of any type."""
+
+    title: Any = None
+    link: Any = None
+    snippet: Any = None
+    answer: Any = None
+
+
+class _Serper(msgspec.Struct, frozen=True):
+    organic: list[_Hit] = []
+    answerBox: _Hit | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    status: str = ""
+
+
+class _SerpApi(msgspec.Struct, frozen=True):
+    search_metadata: _Metadata = _Metadata()
+    organic_results: list[_Hit] = []
+    answer_box: _Hit | None = None
+    error: str = ""
+
+
+class _GoogleCse(msgspec.Struct, frozen=True):
+    kind: str = ""
+    items: list[_Hit] = []
+
+
+_SERPER = msgspec.json.Decoder(_Serper)
+_SERPAPI = msgspec.json.Decoder(_SerpApi)
+_GOOGLE_CSE = msgspec.json.Decoder(_GoogleCse)
+
+
+@dataclass(frozen=True)
+class Provider(ABC):
+    """One provider, with the key that it is shown. The key is in nothing that is said of it."""
+
+    asked: LiveConfig
+    key: str
+    kind = ""
+    own_url = ""
+
+    @property
+    def url(self) -> str:
+        """Where it is asked."""
+        return self.asked.url or self.own_url
+
+    @abstractmethod
+    def request(self, query: str) -> httpx.Request:
+        """Make the request of a query."""
+
+    @abstractmethod
+    def documents(self, content: bytes) -> list[Document]:
+        """Read the passages of a 200's content. Raises BadReply."""
+
+    def hidden(self, content: bytes) -> bytes:
+        """Return what came from there without the key, which some say again."""
+        for shown in {self.key, quote(self.key, safe="")}:
+            content = content.replace(shown.encode(), b"...")
+        return content
+
+    def _places(self) -> dict[str, str]:
+        places = {"gl": self.asked.country, "hl": self.asked.language}
+        return {name: value for name, value in places.items() if value}
+
+
+class Serper(Provider):
+    """google.serper.dev: a POST, the key in a header."""
+
+    kind = "serper"
+    own_url = "https://google.serper.dev/search"
+
+    def request(self, query: str) -> httpx.Request:
+        """Make the request of a query."""
+        body = {"q": query, "num": LIVE_PASSAGES, **self._places()}
+        return httpx.Request("POST", self.url, json=body, headers={"x-api-key": self.key})
+
+    def documents(self, content: bytes) -> list[Document]:
+        """Read the passages of a 200's content. Raises BadReply."""
+        reply = _decoded(_SERPER, content)
+        return _documents(reply.answerBox, reply.organic)
+
+
+class SerpApi(Provider):
+    """serpapi.com: a GET, the key in its query. A search without results is a success there, too,
+    beside an `error` that says so.
+    """
+
+    kind = "serpapi"
+    own_url = "https://serpapi.com/search.json"
+
+    def request(self, query: str) -> httpx.Request:
+        """Make the request of a query."""
+        said = {"engine": "google", "q": query, "num": f"{LIVE_PASSAGES}", "output": "json"}
+        return httpx.Request("GET", self.url, params=said | self._places() | {"api_key": self.key})
+
+    def documents(self, content: bytes) -> list[Document]:
+        """Read the passages of a 200's content. Raises BadReply."""
+        reply = _decoded(_SERPAPI, content)
+        if (status := reply.search_metadata.status) != "Success":
+            raise BadReply(f"status {status!r}, error {reply.error[:_SHOWN_BYTES]!r}")
+        return _documents(reply.answer_box, reply.organic_results)
+
+
+class GoogleCse(Provider):
+    """Google's Custom Search JSON API: a GET, the key in a header."""
+
+    kind = "google_cse"
+    own_url = "https://www.googleapis.com/customsearch/v1"
+
+    def request(self, query: str) -> httpx.Request:
+        """Make the request of a query."""
+        said = {"cx": self.asked.engine_id, "q": query, "num": f"{LIVE_PASSAGES}"}
+        headers = {"x-goog-api-key": self.key}
+        return httpx.Request("GET", self.url, params=said | self._places(), headers=headers)
+
+    def documents(self, content: bytes) -> list[Document]:
+        """Read the passages of a 200's content. Raises BadReply."""
+        reply = _decoded(_GOOGLE_CSE, content)
+        if reply.kind != "customsearch#search":
+            raise BadReply(f"kind {reply.kind!r}, no search: {_shown(content)}")
+        return _documents(None, reply.items)
+
+
+PROVIDERS: Mapping[str, type[Provider]] = {each.kind: each for each in (Serper, SerpApi, GoogleCse)}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What another status than 200 means. `billed`: that cannot be ruled out."""
+
+    said: str
+    after_s: float | None = None  # it is to be asked again then; None: that would not help
+    of_the_query: bool = False
+    billed: bool = False
+
+
+def fault(status: int, retry_after_s: float | None, content: bytes, pause_s: float) -> Fault:
+    """Tell what an answer that is no 200 means; `pause_s` until the next try, where it says none.
+
+    Some answer 400 where money or key are at fault, and Google may answer 403 to haste.
+    """
+    said = f"answered {status}: {_shown(content)}"
+    wait_s = retry_after_s if retry_after_s is not None else pause_s
+    if status == 429 or (status == 403 and _RATE.search(content)):
+        return Fault(said, wait_s)
+    if status >= 500:
+        return Fault(said, wait_s, billed=True)
+    if status in _OF_THE_QUERY and not _OF_THE_ACCOUNT.search(content):
+        return Fault(said, of_the_query=True)
+    return Fault(f"see its account, retrieval.live.url and the key: it {said}")
+
+
+def _decoded(decoder: "msgspec.json.Decoder[Any]", content: bytes) -> Any:
+    try:
+        return decoder.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadReply(f"{error}; body {_shown(content)}") from error
+
+
+def _documents(own: _Hit | None, pages: Iterable[_Hit]) -> list[Document]:
+    found = [_document(hit) for hit in ((own,) if own else ())]
+    found += [_document(hit) for hit in pages]
+    return [each for each in found if each is not None][:LIVE_PASSAGES]
+
+
+def _document(hit: _Hit) -> Document | None:
+    title, link = _text(hit.title), _text(hit.link)
+    said = " ".join(filter(None, (_text(hit.answer), _text(hit.snippet))))
+    if not (title or said):
+        return None
+    contents = f"{title or link}\n{said}"
+    name = link if 0 < len(link) <= MOST_ID_CHARS else ""
+    return Document(name or f"blake3-{blake3(contents.encode()).hexdigest(length=8)}", contents)
+
+
+def _text(value: Any) -> str:
+    """A text on one line; '' for whatever is none."""
+    if not isinstance(value, str | int | float):
+        return ""
+    return " ".join(str(value)[:MOST_CHARS].encode(errors="replace").decode().split())
+
+
+def _shown(content: bytes) -> str:
+    return repr(content[:_SHOWN_BYTES].decode(errors="replace"))
