@@ -1,0 +1,135 @@
+"""Each rule fires on gauges that go wrong in its way, and on no others.
+
+The series here are made by formulas and noise of a fixed seed; those in `recorded.json` are of
+short runs of the demo task in one process.
+"""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from configs.sentinels import SentinelsConfig
+from learner.health.rules import GAUGE, RULES, Announcer, Rule, first_of, said
+from learner.health.sentinels import Series
+
+Gauges = dict[str, float]
+STEPS, TURN = 60, 25  # and the first step that goes wrong
+# Medians of the demo's run and of the wiki's, and what they scatter by.
+HEALTHY = {
+    "learner/current_ess": (0.97, 0.02),
+    "learner/mismatch": (0.004, 0.003),
+    "learner/entropy": (0.6, 0.1),
+    "learner/grad_norm": (0.5, 0.3),
+    "learner/likelihood_change_positive": (0.02, 0.02),
+    "replay/no_signal_fraction": (0.5, 0.2),
+    "learner/repeated_queries": (0.05, 0.05),
+    "learner/empty_searches": (0.02, 0.02),
+    "actor/searches_per_rollout": (1.5, 0.2),
+    "actor/malformed_fraction": (0.08, 0.05),
+    "learner/repetition": (0.05, 0.03),
+    "learner/limit_fraction": (0.1, 0.05),
+    "actor/reward": (0.4, 0.1),
+}
+WRONG: dict[str, Callable[[int], float]] = {  # by steps since TURN
+    "ess": lambda n: 0.97 * 0.9**n,
+    "mismatch": lambda n: 0.004 + 0.02 * n,
+    "entropy": lambda n: 0.6 * 0.8**n,
+    "grad_norm": lambda n: 0.5 * 1.3**n,
+    "likelihood": lambda n: -0.03 * n,
+    "no_signal": lambda n: min(1.0, 0.5 + 0.05 * n),
+    "repeated_queries": lambda n: min(0.8, 0.05 + 0.04 * n),
+    "empty_searches": lambda n: 1.0,
+    "searches": lambda n: 1.5 * 0.8**n,
+    "malformed": lambda n: min(0.9, 0.08 + 0.05 * n),
+    "repetition": lambda n: min(0.9, 0.05 + 0.04 * n),
+    "truncation": lambda n: min(0.9, 0.1 + 0.05 * n),
+}
+
+
+def healthy(seed: int) -> list[Gauges]:
+    rng = random.Random(seed)
+    return [
+        {name: rng.gauss(middle, spread) for name, (middle, spread) in HEALTHY.items()}
+        for _ in range(STEPS)
+    ]
+
+
+def gone_wrong(name: str, seed: int = 0) -> list[Gauges]:
+    steps = healthy(seed)
+    gauge = next(each for each in RULES[name].gauges if each in HEALTHY)
+    for step, gauges in enumerate(steps[TURN:]):
+        gauges[gauge] = WRONG[name](step)
+    return steps
+
+
+def firing(steps: list[Gauges]) -> dict[str, list[int]]:
+    """The steps, from 1, at which each rule fires."""
+    series = {name: Series(rule) for name, rule in RULES.items()}
+    found: dict[str, list[int]] = {}
+    for step, gauges in enumerate(steps, 1):
+        for name, each in series.items():
+            if each.take(gauges):
+                found.setdefault(name, []).append(step)
+    return found
+
+
+def test_each_field_of_the_section_is_a_rule() -> None:
+    assert list(SentinelsConfig.__struct_fields__) == list(RULES) == list(WRONG)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_none_fires_on_a_healthy_run(seed: int) -> None:
+    assert firing(healthy(seed)) == {}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_each_fires_on_a_run_that_goes_wrong_in_its_way_and_no_other_does(name: str) -> None:
+    found = firing(gone_wrong(name))
+    assert list(found) == [name]
+    assert TURN < found[name][0] <= TURN + 25 and found[name][-1] == STEPS
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_one_odd_step_is_no_sign(name: str) -> None:
+    steps = healthy(0)
+    gauge = next(each for each in RULES[name].gauges if each in HEALTHY)
+    steps[TURN][gauge] = 1e9 if RULES[name].side == "above" else -1e9
+    assert firing(steps) == {}
+
+
+def test_a_rule_is_silent_until_its_window_is_full_and_its_warm_up_over() -> None:
+    plain = Rule(("g",), "above", 1.0, "", "", window=3)
+    assert [plain.fires([2.0] * count) for count in range(5)] == [False, False, False, True, True]
+    grown = Rule(("g",), "above", 2.0, "", "", 2, warm_up=3)
+    assert not grown.fires([1.0, 1.0, 9.0, 5.0]) and grown.fires([1.0, 1.0, 9.0, 5.0, 5.0])
+    assert not grown.fires([1.0, 1.0, 9.0, 2.0, 2.0])
+
+
+@pytest.mark.parametrize("name", ["entropy", "no_signal"])
+def test_a_policy_that_earns_nearly_all_may_be_sure(name: str) -> None:
+    steps = gone_wrong(name)
+    for gauges in steps[TURN:]:
+        gauges["actor/reward"] = 0.97
+    assert firing(steps) == {}
+
+
+def test_the_first_gauge_that_a_step_has_counts_where_it_is_a_number() -> None:
+    assert first_of(("a", "b"), {"b": 2.0, "a": 1.0}) == 1.0
+    assert first_of(("a", "b"), {"b": 2.0}) == 2.0
+    assert first_of(("a",), {"b": 2.0}) is None
+    assert first_of(("a", "b"), {"a": float("nan"), "b": 2.0}) is None
+
+
+def test_what_is_said_names_gauge_value_bound_and_remedy() -> None:
+    line = said("grad_norm", 31, {"learner/grad_norm": 7.25})
+    assert line.startswith("sentinel grad_norm at step 31: ")
+    assert "(learner/grad_norm 7.25, above 10 times its first 10 over 5 steps)" in line
+    assert "lower learner.lr" in line
+
+
+def test_it_is_said_when_one_begins_to_fire() -> None:
+    announcer = Announcer()
+    fires, rests = {f"{GAUGE}ess": 1.0}, {f"{GAUGE}ess": 0.0}
+    counts = [len(announcer.lines(n, g)) for n, g in enumerate((rests, fires, fires, rests, fires))]
+    assert counts == [0, 1, 0, 0, 1]
