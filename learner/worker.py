@@ -120,7 +120,7 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> Exit:
             publisher=publisher,
             metrics=metrics,
             evaluations=Evaluations(config.run_dir, step if resume else None),
-            sentinels=Sentinels(config.sentinels, config.run_dir, step),
+            sentinels=Sentinels(config, step),
             incarnation=incarnation,
             stop=stop,
             step=step,

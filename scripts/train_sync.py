@@ -211,7 +211,7 @@ class Watch:
     """The sentinels of a run of one process; `wrong`: why one of them stops it, empty before."""
 
     def __init__(self, config: Config) -> None:
-        self._sentinels, self._announcer = Sentinels(config.sentinels, config.run_dir), Announcer()
+        self._sentinels, self._announcer = Sentinels(config), Announcer()
         self.wrong = ""
 
     def take(self, step: int, gauges: dict[str, float]) -> None:
@@ -221,8 +221,8 @@ class Watch:
             print(broken(line, FILE_WIDTH), flush=True)
 
 
-def learn(trainer: "Trainer", batch: Batch, watch: Watch) -> float:
-    """Take one step; return its loss. Raises LearnerError."""
+def learn(trainer: "Trainer", batch: Batch, watch: Watch | None = None) -> float:
+    """Take one step, which `watch` judges; return its loss. Raises LearnerError."""
     from learner.batch import build
 
     begun, learner = time.monotonic(), trainer.config.learner
@@ -233,7 +233,8 @@ def learn(trainer: "Trainer", batch: Batch, watch: Watch) -> float:
         gauges = trainer.learn([built])
     loss, seconds = gauges["learner/loss"], f"update {time.monotonic() - begun:.2f} s"
     print(f"step {batch.step}/{learner.total_steps}  loss {loss:+.3f}  {seconds}", flush=True)
-    watch.take(batch.step, gauges)
+    if watch:
+        watch.take(batch.step, gauges)
     return loss
 
 

@@ -11,7 +11,6 @@ from statistics import median
 from typing import Literal
 
 WINDOW = 10
-GAUGE = "learner/sentinel_"  # and a rule's name: 1 where it fires, else 0
 REWARD = ("actor/reward", "learner/reward")
 
 
@@ -104,7 +103,7 @@ RULES = {
     "likelihood": Rule(
         gauges=("learner/likelihood_change_positive",),
         side="below",
-        limit=-0.2,
+        limit=-0.1,
         means="rewarded actions become unlikely",
         remedy=f"{OLD_DATA}, or guard them (learner.guard)",
     ),
@@ -162,6 +161,11 @@ RULES = {
 }
 
 
+def gauge_of(name: str) -> str:
+    """The gauge of a rule's own: 1 where it fires, else 0."""
+    return f"learner/sentinel_{name}"
+
+
 def said(name: str, step: int, gauges: Mapping[str, float]) -> str:
     """What a rule says at a step whose gauges are these, the remedy included."""
     rule = RULES[name]
@@ -181,6 +185,6 @@ class Announcer:
 
     def lines(self, step: int, gauges: Mapping[str, float]) -> list[str]:
         """What those say that do not fire since the step before."""
-        fired = {name for name in RULES if gauges.get(f"{GAUGE}{name}")}
+        fired = {name for name in RULES if gauges.get(gauge_of(name))}
         begun, self._fired = sorted(fired - self._fired), fired
         return [said(name, step, gauges) for name in begun]

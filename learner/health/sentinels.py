@@ -14,10 +14,11 @@ from pathlib import Path
 import msgspec
 
 from configs.runtime.files import replacing
-from configs.sentinels import SentinelsConfig
-from learner.health.rules import GAUGE, REWARD, RULES, Rule, first_of, said
+from configs.schema import Config
+from learner.health.rules import REWARD, RULES, Rule, first_of, gauge_of, said
 
 FILE_NAME = "sentinels.jsonl"
+NO_GROUPS = ("none", "critic")  # baselines that learn from groups of equal rewards too
 WAY_ON = (
     "start anew from a checkpoint of before (model.path=RUN/checkpoints/step-N/model), or resume "
     "with sentinels.{}=warn"
@@ -58,12 +59,12 @@ class Series:
 class Sentinels:
     """Judges the steps of a run in order, and notes them."""
 
-    def __init__(
-        self, config: SentinelsConfig, run_dir: str | Path, resumed_after: int = 0
-    ) -> None:
+    def __init__(self, config: Config, resumed_after: int = 0) -> None:
         """Know what is noted of the steps up to `resumed_after`, and forget those behind it."""
-        self._path = Path(run_dir) / FILE_NAME
-        actions = {name: getattr(config, name) for name in RULES}
+        self._path = Path(config.run_dir) / FILE_NAME
+        actions = {name: getattr(config.sentinels, name) for name in RULES}
+        if config.learner.baseline in NO_GROUPS:
+            actions["no_signal"] = "off"
         self._on = {name: action for name, action in actions.items() if action != "off"}
         self._series = {name: Series(rule) for name, rule in RULES.items()}
         self._watched = sorted({gauge for rule in RULES.values() for gauge in rule.watched})
@@ -83,7 +84,7 @@ class Sentinels:
                 file.write(_line(noted))
         except OSError as error:  # a full disk: the run may outlive it
             _log.warning("%s: step %d is not noted: %s", self._path, step, error)
-        told = {f"{GAUGE}{name}": float(name in fired) for name in self._on}
+        told = {gauge_of(name): float(name in fired) for name in self._on}
         stop = next((name for name in fired if self._on[name] == "stop"), "")
         why = f"{said(stop, step, gauges)}; {WAY_ON.format(stop)}" if stop else ""
         return told | {"learner/sentinels_fired": float(len(fired))}, why

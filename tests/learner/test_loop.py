@@ -125,7 +125,7 @@ def run(config: Config, plain_engine: Any, word_tokenizer: Any, batch: Callable[
         publisher=Publisher(script),
         metrics=Written(),
         evaluations=Evaluations(config.run_dir),
-        sentinels=Sentinels(config.sentinels, config.run_dir),
+        sentinels=Sentinels(config),
         serving=True,
     )
 
@@ -209,7 +209,7 @@ def test_stop_ends_training_with_its_cause(run: Run) -> None:
 
 def test_a_sentinel_ends_training_with_what_it_says_once_its_step_is_reported(run: Run) -> None:
     sentinels = SentinelsConfig(no_signal="stop")
-    run.sentinels = Sentinels(sentinels, run.config.run_dir)
+    run.sentinels = Sentinels(msgspec.structs.replace(run.config, sentinels=sentinels))
     plain = run.reader.batch
     run.reader.batch = lambda step, version: msgspec.structs.replace(
         plain(step, version), gauges={"replay/no_signal_fraction": 1.0}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from configs.sentinels import SentinelsConfig
-from learner.health.rules import GAUGE, RULES, Announcer, Rule, first_of, said
+from learner.health.rules import RULES, Announcer, Rule, first_of, gauge_of, said
 from learner.health.sentinels import Series
 
 Gauges = dict[str, float]
@@ -130,6 +130,6 @@ def test_what_is_said_names_gauge_value_bound_and_remedy() -> None:
 
 def test_it_is_said_when_one_begins_to_fire() -> None:
     announcer = Announcer()
-    fires, rests = {f"{GAUGE}ess": 1.0}, {f"{GAUGE}ess": 0.0}
+    fires, rests = {gauge_of("ess"): 1.0}, {gauge_of("ess"): 0.0}
     counts = [len(announcer.lines(n, g)) for n, g in enumerate((rests, fires, fires, rests, fires))]
     assert counts == [0, 1, 0, 0, 1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console as RichConsole
 
-from learner.health.rules import GAUGE, RULES
+from learner.health.rules import RULES, gauge_of
 from replay.protocol import EvalResult, StepReport
 from scripts.fleet.console import LEGEND, Console
 
@@ -88,7 +88,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     def speak(console: Console) -> None:
         console.phase("starting engines, verifying weights, evaluating the start")
         console.say(f"{text}\n{text}", "bold yellow")
-        console.step(StepReport(1, {f"{GAUGE}{name}": 1.0 for name in RULES}), 80)
+        console.step(StepReport(1, {gauge_of(name): 1.0 for name in RULES}), 80)
         console.phase("")
 
     lines = [line for line in spoken(speak, width, True) if " " in line.strip()]
@@ -105,7 +105,7 @@ def test_a_sentinel_is_told_below_its_step_when_it_begins_to_fire(
 
     def speak(console: Console) -> None:
         for step, fires in enumerate((0.0, 1.0, 1.0), 1):
-            console.step(StepReport(step, low | {f"{GAUGE}ess": fires}), 80)
+            console.step(StepReport(step, low | {gauge_of("ess"): fires}), 80)
 
     lines = spoken(speak, width, terminal)
     begun = [n for n, line in enumerate(lines) if line.startswith("sentinel")]

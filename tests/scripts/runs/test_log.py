@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from configs.load import parse, save
-from configs.sentinels import SentinelsConfig
+from configs.schema import Config
 from learner.health.sentinels import FILE_NAME as SENTINELS
 from learner.health.sentinels import Sentinels
 from replay.log import compaction, event_log, tail
@@ -117,7 +117,7 @@ def test_what_is_not_in_a_run_is_told_with_what_is(
 def test_the_sentinels_that_fired_stand_before_the_rollouts(
     run: RecordedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sentinels = Sentinels(SentinelsConfig(), run.path)
+    sentinels = Sentinels(Config(run_dir=str(run.path)))
     for step in range(1, 13):
         sentinels.judge(step, {"learner/current_ess": 0.1})
     with (run.path / SENTINELS).open("ab") as file:
