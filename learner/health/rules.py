@@ -71,8 +71,8 @@ RULES = {
     "ess": Rule(
         gauges=("learner/current_ess",),
         side="below",
-        limit=0.5,
-        means="half of the batch no longer counts: the policy has left the one that sampled",
+        limit=0.8,
+        means="a fifth of the batch no longer counts: the policy has left the one that sampled",
         remedy=f"{OLD_DATA}, or correct more (learner.behaviour_weight)",
     ),
     "mismatch": Rule(
@@ -103,7 +103,7 @@ RULES = {
     "likelihood": Rule(
         gauges=("learner/likelihood_change_positive",),
         side="below",
-        limit=-0.1,
+        limit=-0.05,
         means="rewarded actions become unlikely",
         remedy=f"{OLD_DATA}, or guard them (learner.guard)",
     ),

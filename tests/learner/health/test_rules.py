@@ -1,11 +1,15 @@
 """Each rule fires on gauges that go wrong in its way, and on no others.
 
-The series here are made by formulas and noise of a fixed seed; those in `recorded.json` are of
-short runs of the demo task in one process.
+The series here are made by formulas and noise of a fixed seed. Those in `recorded.json` are of real
+runs: `wiki` of a fleet on the wiki task; the others of the demo task in one process (`StaleRun`,
+seed 0, 8 groups a step, constant rate): `healthy` at staleness 2, `rate` with eight times the rate,
+`stale` at staleness 16 without any correction.
 """
 
+import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -133,3 +137,28 @@ def test_it_is_said_when_one_begins_to_fire() -> None:
     fires, rests = {gauge_of("ess"): 1.0}, {gauge_of("ess"): 0.0}
     counts = [len(announcer.lines(n, g)) for n, g in enumerate((rests, fires, fires, rests, fires))]
     assert counts == [0, 1, 0, 0, 1]
+
+
+def recorded(name: str) -> list[Gauges]:
+    """The gauges of each step of a run on record."""
+    runs = json.loads(Path(__file__).with_name("recorded.json").read_text())
+    columns = runs[name].items()
+    steps = range(max(len(values) for _, values in columns))
+    return [{g: v[step] for g, v in columns if v[step] is not None} for step in steps]
+
+
+@pytest.mark.parametrize("name", ["healthy", "wiki"])
+def test_none_fires_on_record_of_a_run_that_learns(name: str) -> None:
+    assert firing(recorded(name)) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "fires"),
+    [
+        ("rate", {"ess": 10, "likelihood": 11, "malformed": 16, "truncation": 15}),
+        ("stale", {"ess": 12}),
+    ],
+)
+def test_what_fires_on_record_of_a_run_that_collapses(name: str, fires: dict[str, int]) -> None:
+    """Each with the first step."""
+    assert {rule: steps[0] for rule, steps in firing(recorded(name)).items()} == fires

@@ -112,8 +112,8 @@ def test_a_sentinel_is_told_below_its_step_when_it_begins_to_fire(
     assert len(begun) == 1 and max(map(len, lines)) <= 80
     assert any(line.startswith("step    2") for line in lines[: begun[0]])
     said = " ".join(" ".join(lines[begun[0] :]).split())
-    assert "sentinel ess at step 2: half of the batch" in said
-    assert "(learner/current_ess 0.2, below 0.5 over 10 steps)" in said
+    assert "sentinel ess at step 2: a fifth of the batch" in said
+    assert "(learner/current_ess 0.2, below 0.8 over 10 steps)" in said
 
 
 @pytest.mark.parametrize("width", [80, 200])

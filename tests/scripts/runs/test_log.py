@@ -124,7 +124,7 @@ def test_the_sentinels_that_fired_stand_before_the_rollouts(
         file.write(b'{"step": 13, "gauges": {}, "fired": ["\\u001b[2Jess"]}\nno line\n')
     assert cli.main(["show", str(run.path)]) == 0
     first, second, *others = capsys.readouterr().out.splitlines()
-    assert first.startswith("sentinel ess, steps 10-12: half of the batch no longer counts")
+    assert first.startswith("sentinel ess, steps 10-12: a fifth of the batch no longer counts")
     assert second == "sentinel [2Jess, step 13" and others[0].startswith("question ")
     assert cli.main(["show", str(run.path), "--step", "2"]) == 0
     assert "sentinel" not in capsys.readouterr().out
