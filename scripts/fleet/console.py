@@ -77,7 +77,8 @@ class Console:
     def remind(self, what: str) -> None:
         """After a silence, say what the run is doing or waiting for."""
         if time.monotonic() - self._last_line > REMIND_S:
-            self.say(f"  ... {what} ({time.monotonic() - self._since:.0f} s in this phase)", "dim")
+            in_phase = f"({time.monotonic() - self._since:.0f} s in this phase)"
+            self.say(f"  ... {what} {in_phase}", "dim", short=True)
 
     def step(self, report: StepReport, total_steps: int) -> None:
         """One line, of as much as a terminal has room for; in a file all, in lines of FILE_WIDTH.

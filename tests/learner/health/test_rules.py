@@ -8,11 +8,13 @@ seed 0, 8 groups a step, constant rate): `healthy` at staleness 2, `rate` with e
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from configs.runtime.process import REPOSITORY
 from configs.sentinels import SentinelsConfig
 from learner.health.rules import RULES, Announcer, Rule, first_of, gauge_of, said
 from learner.health.sentinels import Series
@@ -130,6 +132,20 @@ def test_what_is_said_names_gauge_value_bound_and_remedy() -> None:
     assert line.startswith("sentinel grad_norm at step 31: ")
     assert "(learner/grad_norm 7.25, above 10 times its first 10 over 5 steps)" in line
     assert "lower learner.lr" in line
+
+
+def test_the_page_has_each_rule_with_its_gauge_and_bound() -> None:
+    page = (REPOSITORY / "docs" / "sentinels.md").read_text()
+    told = {
+        row[0]: row[1:] for row in re.findall(r"^\| `(\w+)` \| `(\S+)` \| ([^|,]+)", page, re.M)
+    }
+    assert list(told) == list(RULES)
+    for name, rule in RULES.items():
+        gauge, bound = told[name]
+        side, number, *times = bound.split()
+        assert (gauge, side) == (rule.gauges[0], rule.side)
+        assert float(number.replace("−", "-")) == rule.limit
+        assert bool(times) == bool(rule.warm_up)
 
 
 def test_it_is_said_when_one_begins_to_fire() -> None:
