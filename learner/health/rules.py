@@ -6,7 +6,6 @@ console reads the rules too.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from statistics import median
 from typing import Literal
 
@@ -17,11 +16,11 @@ REWARD = ("actor/reward", "learner/reward")
 @dataclass(frozen=True)
 class Rule:
     """One sign that a run goes wrong: the median of the newest `window` values lies `side` of the
-    bound. `gauges`: the first of these that a step has is judged. The bound is `limit`, or with a
-    `warm_up` that many times the median of the first so many values. `means` and `remedy` are said.
+    bound, which is `limit`, or with a `warm_up` that many times the median of the first so many
+    values. `means` and `remedy` are said.
     """
 
-    gauges: tuple[str, ...]
+    gauge: str
     side: Literal["above", "below"]
     limit: float
     means: str
@@ -33,7 +32,7 @@ class Rule:
     @property
     def watched(self) -> tuple[str, ...]:
         """All gauges that it looks at."""
-        return self.gauges if self.rewarded is None else (*self.gauges, *REWARD)
+        return (self.gauge,) if self.rewarded is None else (self.gauge, *REWARD)
 
     def bound(self, values: Sequence[float]) -> float | None:
         """What the median is held against; None while the warm-up lasts."""
@@ -60,30 +59,29 @@ class Rule:
         return f"{self.side} {self.limit:g}{of} over {self.window} steps"
 
 
-def first_of(names: Sequence[str], gauges: Mapping[str, float]) -> float | None:
-    """The first of these gauges that a step has; None where it has none, or no finite one."""
-    found = next((gauges[name] for name in names if name in gauges), None)
-    return found if found is not None and isfinite(found) else None
+def reward_of(gauges: Mapping[str, float]) -> float | None:
+    """The mean reward of a step's rollouts: of all, else of those trained; None without either."""
+    return next((gauges[name] for name in REWARD if name in gauges), None)
 
 
 OLD_DATA = "lower replay.max_staleness or learner.lr"
 RULES = {
     "ess": Rule(
-        gauges=("learner/current_ess",),
+        gauge="learner/current_ess",
         side="below",
         limit=0.8,
         means="a fifth of the batch no longer counts: the policy has left the one that sampled",
         remedy=f"{OLD_DATA}, or correct more (learner.behaviour_weight)",
     ),
     "mismatch": Rule(
-        gauges=("learner/mismatch",),
+        gauge="learner/mismatch",
         side="above",
         limit=0.1,
         means="engine and learner disagree about fresh tokens, under the same weights",
         remedy="give both one dtype (actors.dtype, model.head_dtype), or use float32",
     ),
     "entropy": Rule(
-        gauges=("learner/entropy",),
+        gauge="learner/entropy",
         side="below",
         limit=0.05,
         warm_up=10,
@@ -92,7 +90,7 @@ RULES = {
         rewarded=0.8,
     ),
     "grad_norm": Rule(
-        gauges=("learner/grad_norm",),
+        gauge="learner/grad_norm",
         side="above",
         limit=10.0,
         warm_up=10,
@@ -101,14 +99,14 @@ RULES = {
         remedy="lower learner.lr, or raise learner.warmup_steps",
     ),
     "likelihood": Rule(
-        gauges=("learner/likelihood_change_positive",),
+        gauge="learner/likelihood_change_positive",
         side="below",
         limit=-0.05,
         means="rewarded actions become unlikely",
         remedy=f"{OLD_DATA}, or guard them (learner.guard)",
     ),
     "no_signal": Rule(
-        gauges=("replay/no_signal_fraction", "learner/no_signal_fraction"),
+        gauge="replay/no_signal_fraction",
         side="above",
         limit=0.95,
         means="rewards are alike in nearly all groups: nothing can be learnt",
@@ -116,21 +114,21 @@ RULES = {
         rewarded=0.95,
     ),
     "repeated_queries": Rule(
-        gauges=("learner/repeated_queries",),
+        gauge="learner/repeated_queries",
         side="above",
         limit=0.3,
         means="rollouts search again for what they have searched for",
         remedy="lower actors.max_turns, or reward what searches find",
     ),
     "empty_searches": Rule(
-        gauges=("learner/empty_searches",),
+        gauge="learner/empty_searches",
         side="above",
         limit=0.5,
         means="half of the searches find nothing",
         remedy="ask the retrieval server yourself, and look at retrieval.corpus",
     ),
     "searches": Rule(
-        gauges=("actor/searches_per_rollout", "learner/searches_per_rollout"),
+        gauge="learner/searches_per_rollout",
         side="below",
         limit=0.2,
         warm_up=10,
@@ -138,21 +136,21 @@ RULES = {
         remedy="read some rollouts: is a guess rewarded as well? else lower learner.lr",
     ),
     "malformed": Rule(
-        gauges=("actor/malformed_fraction", "learner/malformed_fraction"),
+        gauge="learner/malformed_fraction",
         side="above",
         limit=0.5,
         means="half of the turns are neither a search nor an answer",
         remedy="begin with a warm start; if it was better before, lower learner.lr",
     ),
     "repetition": Rule(
-        gauges=("learner/repetition",),
+        gauge="learner/repetition",
         side="above",
         limit=0.3,
         means="completions say the same again and again",
         remedy="read some rollouts: is length rewarded? else lower learner.lr",
     ),
     "truncation": Rule(
-        gauges=("learner/limit_fraction",),
+        gauge="learner/limit_fraction",
         side="above",
         limit=0.5,
         means="half of the rollouts end at a limit, without an answer",
@@ -169,8 +167,7 @@ def gauge_of(name: str) -> str:
 def said(name: str, step: int, gauges: Mapping[str, float]) -> str:
     """What a rule says at a step whose gauges are these, the remedy included."""
     rule = RULES[name]
-    gauge = next((each for each in rule.gauges if each in gauges), rule.gauges[0])
-    now = f"{gauge} {gauges[gauge]:.3g}, " if gauge in gauges else ""
+    now = f"{rule.gauge} {gauges[rule.gauge]:.3g}, " if rule.gauge in gauges else ""
     return (
         f"sentinel {name} at step {step}: {rule.means} ({now}{rule.condition}): {rule.remedy} "
         "(docs/sentinels.md)"

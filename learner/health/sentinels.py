@@ -9,13 +9,14 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 import msgspec
 
 from configs.runtime.files import replacing
 from configs.schema import Config
-from learner.health.rules import REWARD, RULES, Rule, first_of, gauge_of, said
+from learner.health.rules import RULES, Rule, gauge_of, reward_of, said
 
 FILE_NAME = "sentinels.jsonl"
 NO_GROUPS = ("none", "critic")  # baselines that learn from groups of equal rewards too
@@ -45,13 +46,13 @@ class Series:
 
     def take(self, gauges: Mapping[str, float]) -> bool:
         """Take a step's gauges; return whether the rule fires."""
-        if (value := first_of(self._rule.gauges, gauges)) is None:
+        if (value := gauges.get(self._rule.gauge)) is None:
             return False
         if len(self._first) < self._rule.warm_up:
             self._first.append(value)
         else:
             self._newest.append(value)
-        if (reward := first_of(REWARD, gauges)) is not None:
+        if (reward := reward_of(gauges)) is not None:
             self._rewards.append(reward)
         return self._rule.fires([*self._first, *self._newest], list(self._rewards))
 
@@ -76,7 +77,8 @@ class Sentinels:
         """Take the gauges of a step; return the sentinels' own, 1 where one fires, and why the run
         is to stop: empty where it goes on.
         """
-        watched = {name: gauges[name] for name in self._watched if name in gauges}
+        given = {name: gauges[name] for name in self._watched if name in gauges}
+        watched = {name: value for name, value in given.items() if isfinite(value)}
         fired = self._take(watched)
         noted = Noted(step, watched, fired)
         try:
@@ -111,7 +113,7 @@ def read_notes(run_dir: str | Path) -> Iterator[Noted]:
         for line in file:
             try:
                 yield msgspec.json.decode(line, type=Noted)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
 
 

@@ -84,6 +84,21 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
     assert [noted.step for noted in read_notes(tmp_path)] == [1, 2, 3]
 
 
+def test_what_is_no_number_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+    sentinels = watching(tmp_path)
+    for bad in (float("nan"), float("inf")):
+        sentinels.judge(1, {"learner/entropy": bad, "learner/current_ess": 0.9})
+    noted = [each.gauges for each in read_notes(tmp_path)]
+    assert noted == [FINE] * 2
+
+
+def test_bytes_that_are_no_text_are_left_out(tmp_path: Path) -> None:
+    watching(tmp_path).judge(1, FINE)
+    with (tmp_path / FILE_NAME).open("ab") as file:
+        file.write(b'{"step": 2, "gauges": {"\xff\xfe": 1.0}}\n{"step": "two"}\n[]\n\n')
+    assert [noted.step for noted in read_notes(tmp_path)] == [1]
+
+
 def test_a_step_that_cannot_be_noted_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -108,6 +123,6 @@ def test_a_line_holds_the_watched_gauges_alone(tmp_path: Path) -> None:
 def test_groups_of_equal_rewards_are_a_sign_where_groups_are_compared(
     tmp_path: Path, baseline: str, fires: float | None
 ) -> None:
-    alike = {"learner/no_signal_fraction": 1.0}
+    alike = {"replay/no_signal_fraction": 1.0}
     *_, (told, _) = played(watching(tmp_path, baseline=baseline), 1, WINDOW, alike)
     assert told.get(gauge_of("no_signal")) == fires
