@@ -1,7 +1,7 @@
 """Each rule fires on gauges that go wrong in its way, and on no others.
 
 The series here are made by formulas and noise of a fixed seed. Those in `recorded.json` are of real
-runs. Of fleets: `wiki` on the wiki task, `fleet` on the demo task, which comes to EM .81 in 40 steps.
+runs. Of fleets: `wiki` on the wiki task, `fleet` on the demo task, to EM .81 in 40 steps.
 Of the demo task in one process (`StaleRun`, seed 0, 8 groups a step, constant rate): `healthy` at
 staleness 2, `rate` with eight times the rate, `stale` at staleness 16 without any correction.
 """
