@@ -1,7 +1,6 @@
 """YAML + `a.b=c` overrides → `Config`; every error names the field, the value and the remedy.
 
-PyYAML reads `1e-6` as a string (YAML 1.1 wants a dot), so numbers are resolved by our own loader
-rule.
+PyYAML reads `1e-6` as a string (YAML 1.1 wants a dot): our own rule resolves numbers.
 """
 
 import re
@@ -20,7 +19,7 @@ from configs import devices, hints
 from configs.runtime import libyaml
 from configs.runtime.files import write_durably
 from configs.schema import Config
-from configs.section import CHANGEABLE, OF_THE_MACHINE, ONE_OR_MORE, Section
+from configs.section import CHANGEABLE, FALSE_IS_OFF, OF_THE_MACHINE, ONE_OR_MORE, Section
 
 
 class ConfigError(ValueError):
@@ -115,7 +114,7 @@ def parse(text: str, overrides: Sequence[str], source: str, gpus: int | None = N
         _override(tree, override)
     tree = _with_defaults(tree, gpus)
     _check_keys(tree, Config, "")
-    _as_lists(tree)
+    _in_form(tree)
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
@@ -302,15 +301,17 @@ def _check_keys(tree: dict[str, Any], section: type[Section], prefix: str) -> No
                 _check_keys(value, inner, f"{prefix}{key}.")
 
 
-def _as_lists(tree: dict[str, Any]) -> None:
-    """Make a list of the single text of each field that takes one or more."""
-    for field in marked(ONE_OR_MORE):
+def _in_form(tree: dict[str, Any]) -> None:
+    """Make a list of a single text where several may be given, `off` of false where it may be."""
+    for field in (*(lists := set(marked(ONE_OR_MORE))), *marked(FALSE_IS_OFF)):
         *sections, leaf = field.split(".")
         node: Any = tree
         for section in sections:
             node = node.get(section, {})
-        if isinstance(value := node.get(leaf), str):
+        if isinstance(value := node.get(leaf), str) and field in lists:
             node[leaf] = [value] if value else []
+        elif value is False and field not in lists:
+            node[leaf] = "off"
 
 
 def _meant(key: str, value: Any, section: type[Section]) -> str:

@@ -34,6 +34,7 @@ from configs.section import (
     Seconds,
     Section,
 )
+from configs.sentinels import SentinelsConfig
 
 # What a slow installation still does: a disk in the network, and a link, a digest and a load.
 LEAST_SEGMENT_BYTES = 1 << 20  # of the event log
@@ -359,6 +360,7 @@ class Config(Section, frozen=True):
     replay: ReplayConfig = ReplayConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     learner: LearnerConfig = LearnerConfig()
+    sentinels: SentinelsConfig = SentinelsConfig()
     fleet: FleetConfig = FleetConfig()
     cluster: ClusterConfig = ClusterConfig()
 

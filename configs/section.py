@@ -23,6 +23,8 @@ REACHES_OUT = Meta(extra={"trust": "it is listened at, or what leaves this proce
 WRITES_THERE = Meta(extra={"trust": "it is written and removed there"})
 # A list of texts that may be given as one text.
 ONE_OR_MORE = Meta(extra={"form": "one or more"})
+# A word among which is `off`, which YAML reads as false.
+FALSE_IS_OFF = Meta(extra={"form": "false is off"})
 # A file or folder that a run reads: the launcher makes the path absolute.
 INPUT_PATH = Meta(extra={"path": "input"})
 InputPath = Annotated[str, INPUT_PATH]

@@ -18,6 +18,7 @@ from learner.algorithm.loss import row_coefficients
 from learner.algorithm.objectives import choose
 from learner.algorithm.turns import DISCOUNT, step_returns, turn_advantages
 from learner.errors import BadBatch
+from learner.health.habits import habits
 from learner.packing import MicroBatch, Row, pack_shares, pad, to_row
 from replay.codec import decode_trajectory
 from replay.protocol import Batch, CodecError
@@ -83,6 +84,7 @@ def _build(
         **credit_gauges(credit),
         **_size_gauges(rows, shares),
         **_staleness_gauges(rows, trajectories),
+        **habits(trajectories),
     }
     return tuple(
         TrainingBatch(

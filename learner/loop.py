@@ -9,7 +9,8 @@ from replay.protocol import Stop
 
 
 def train(run: Run) -> str:
-    """Train up to `total_steps`; return why training ended: "completed", or the cause of a Stop.
+    """Train up to `total_steps`; return why training ended: "completed", the cause of a Stop, or
+    what a sentinel says.
 
     The first and the last version are evaluated while nothing is trained; those between, while it
     goes on. Raises StopRequested on a signal, and what the collaborators raise.
@@ -22,9 +23,11 @@ def train(run: Run) -> str:
             return batch.cause
         gauges = run.learn(batch)
         run.publish()
-        run.log(batch, gauges)
+        wrong = run.log(batch, gauges)
         run.serve_again()
         run.checkpoint()
+        if wrong:
+            return wrong
         if run.step < learner.total_steps and run.step % learner.eval_every == 0:
             run.evaluate(wait=False)
     run.wait_applied()

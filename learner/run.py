@@ -18,6 +18,7 @@ from learner import checkpoint
 from learner.batch import REMEDY, build_shares
 from learner.errors import BadBatch, BadModel
 from learner.evaluations import Evaluations
+from learner.health.sentinels import Sentinels
 from learner.metrics import Metrics, aggregate
 from replay.clients.learner import BatchReader
 from replay.protocol import Batch, EvalResult, Stop
@@ -51,6 +52,7 @@ class Run:
     publisher: Publisher
     metrics: Metrics
     evaluations: Evaluations
+    sentinels: Sentinels
     incarnation: int = 1
     stop: StopSwitch = field(default_factory=StopSwitch)
     step: int = 0
@@ -136,8 +138,10 @@ class Run:
         self.saved = self.step
         self._retain()
 
-    def log(self, batch: Batch, gauges: dict[str, float]) -> None:
-        """Report the step: to replay (console, event log), to TensorBoard, and in one line."""
+    def log(self, batch: Batch, gauges: dict[str, float]) -> str:
+        """Report the step: to replay (console, event log), to TensorBoard, and in one line. Return
+        why a sentinel stops the run; empty: it goes on.
+        """
         gauges = {
             **aggregate(batch.fleet),
             **batch.gauges,
@@ -146,6 +150,8 @@ class Run:
             "learner/wait_for_oldest_s": self.reader.wait_for_oldest_s,
             **gauges,
         }
+        told, why = self.sentinels.judge(self.step, gauges)
+        gauges |= told
         self.reader.report(self.step, gauges)
         self.metrics.write(self.step, gauges)
         for result in batch.evaluations:
@@ -160,6 +166,7 @@ class Run:
             gauges.get("learner/ess", float("nan")),
             gauges["learner/update_s"],
         )
+        return why
 
     def evaluate_due(self) -> None:
         """Ask for the evaluations that a resumed run lacks: those without result, and this step's.

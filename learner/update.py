@@ -27,8 +27,8 @@ from learner.algorithm.importance import log_ratio
 from learner.algorithm.objectives import ClipBounds, moment_bounds
 from learner.algorithm.schedule import scaled_rate
 from learner.batch import TrainingBatch, credit_gauges, credit_of
-from learner.diagnostics import TokenFacts, diagnose
 from learner.errors import Diverged
+from learner.health.diagnostics import TokenFacts, diagnose
 from learner.model.anchor import Anchored, anchored
 from learner.model.credit import Critic, judge, policy_rate, teach
 from learner.model.ema import Averages, Ema

@@ -95,13 +95,12 @@ def follow(config: Config, rank: int) -> None:
 
 def work(config: Config, stop: StopSwitch, resume: bool) -> Exit:
     """Build the collaborators, train, and end the run in order, or leave it to another learner."""
-    found = checkpoint.newest(config.run_dir) if resume else None
-    if found:
-        checkpoint.check(found, config)
-    incarnation = next_incarnation(config.run_dir, found.manifest.incarnation if found else 0)
-    step = found.manifest.step if found else 0
+    found = _checkpoint(config) if resume else None
+    known, step = (found.manifest.incarnation, found.manifest.step) if found else (0, 0)
+    incarnation = next_incarnation(config.run_dir, known)
     _prepare_torch(config)
     from learner.evaluations import Evaluations
+    from learner.health.sentinels import Sentinels
     from learner.metrics import Metrics
     from learner.run import Run, draw_probe
 
@@ -121,6 +120,7 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> Exit:
             publisher=publisher,
             metrics=metrics,
             evaluations=Evaluations(config.run_dir, step if resume else None),
+            sentinels=Sentinels(config, step),
             incarnation=incarnation,
             stop=stop,
             step=step,
@@ -132,6 +132,12 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> Exit:
         code = _finish(config, incarnation, addresses.replay, run.step, cause)
         trainer.close()
         return code
+
+
+def _checkpoint(config: Config) -> checkpoint.Checkpoint | None:
+    if found := checkpoint.newest(config.run_dir):
+        checkpoint.check(found, config)
+    return found
 
 
 def _train(run: "Run", resume: bool) -> str:

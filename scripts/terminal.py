@@ -34,6 +34,7 @@ _OBEYED = {
     for code in codes
     if chr(code) not in "\n\t"
 }  # fmt: skip
+FILE_WIDTH = 80  # of lines that every run has, where they go to no terminal
 FIRST_S, EVERY_S = 5.0, 15.0  # of lines without a terminal
 PERIOD_S = 3600.0  # what the time that is left is reckoned from: a step may take minutes
 T = TypeVar("T")
@@ -82,14 +83,18 @@ def complain(text: str) -> None:
     """Print an error to standard error; in a terminal each line breaks at words, at its width."""
     width = os.get_terminal_size(sys.stderr.fileno()).columns if sys.stderr.isatty() else 0
     for line in f"forage: {clean(text)}".split("\n"):
-        print(_broken(line, width) if width else line, file=sys.stderr)
+        print(broken(line, width) if width else line, file=sys.stderr)
 
 
-def _broken(line: str, width: int) -> str:
+def broken(line: str, width: int) -> str:
+    """The line, broken at words into lines of this width; its own indent, and two further spaces,
+    stand before the second and those after it. A longer word is left to the terminal.
+    """
+    indent = line[: len(line) - len(line.lstrip())]
     lines = textwrap.wrap(
         line,
         width,
-        subsequent_indent="  ",
+        subsequent_indent=f"{indent}  ",
         break_long_words=False,  # a path stays whole
         break_on_hyphens=False,
     )

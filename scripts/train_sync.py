@@ -12,7 +12,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ from configs.runtime.process import Exit, begin
 from configs.schema import Config
 from learner import checkpoint
 from learner.errors import BadModel
+from learner.health.rules import Announcer
+from learner.health.sentinels import Sentinels
 from replay.codec import encode_trajectory
 from replay.ledger.streaks import Streaks
 from replay.log.history import recorded_batches
@@ -44,7 +46,7 @@ from retrieval_server.protocol import RetrievalError
 from scripts.options import argument, option, overrides, refusing
 from scripts.setup import preflight
 from scripts.setup.retrieval import OwnServer, serving
-from scripts.terminal import chatter_to, clean, logged_cause, status
+from scripts.terminal import FILE_WIDTH, broken, chatter_to, clean, logged_cause, status
 from weight_sync.adapter import adapter_of
 from weight_sync.protocol import require_done
 
@@ -205,8 +207,22 @@ async def push(trainer: "Trainer", policy: "VllmPolicy", version: int, folder: P
     await policy.resume()
 
 
-def learn(trainer: "Trainer", batch: Batch) -> float:
-    """Take one step; return its loss. Raises LearnerError."""
+class Watch:
+    """The sentinels of a run of one process; `wrong`: why one of them stops it, empty before."""
+
+    def __init__(self, config: Config) -> None:
+        self._sentinels, self._announcer = Sentinels(config), Announcer()
+        self.wrong = ""
+
+    def take(self, step: int, gauges: dict[str, float]) -> None:
+        """Judge a step, and print what those say that begin to fire."""
+        told, self.wrong = self._sentinels.judge(step, gauges)
+        for line in self._announcer.lines(step, gauges | told):
+            print(broken(line, FILE_WIDTH), flush=True)
+
+
+def learn(trainer: "Trainer", batch: Batch, watch: Watch | None = None) -> float:
+    """Take one step, which `watch` judges; return its loss. Raises LearnerError."""
     from learner.batch import build
 
     begun, learner = time.monotonic(), trainer.config.learner
@@ -214,9 +230,11 @@ def learn(trainer: "Trainer", batch: Batch) -> float:
         vocabulary = vocabulary_of(trainer.config.model.path)
         turn_weight = trainer.config.rewards.weights.environment
         built = build(batch, learner, vocabulary, turn_weight)
-        loss = trainer.learn([built])["learner/loss"]
-    seconds = f"update {time.monotonic() - begun:.2f} s"
+        gauges = trainer.learn([built])
+    loss, seconds = gauges["learner/loss"], f"update {time.monotonic() - begun:.2f} s"
     print(f"step {batch.step}/{learner.total_steps}  loss {loss:+.3f}  {seconds}", flush=True)
+    if watch:
+        watch.take(batch.step, gauges)
     return loss
 
 
@@ -224,23 +242,29 @@ async def take_steps(
     trainer: "Trainer", rollouts: Rollouts, policy: "VllmPolicy", folder: Path
 ) -> dict[str, Any]:
     """Push, evaluate, roll out, update; `learner.total_steps` times, or until there is nothing to
-    learn: then the cause is `stopped`.
+    learn or a sentinel stops it: then the cause is `stopped`.
     """
-    learner, losses = trainer.config.learner, list[float]()
+    learner, losses, watch = trainer.config.learner, list[float](), Watch(trainer.config)
     for step in range(learner.total_steps + 1):
         await push(trainer, policy, step, folder)
         if step % learner.eval_every == 0 or step == learner.total_steps:
             with status(f"evaluating after step {step}"):
                 scores = await rollouts.evaluate()
-            print(f"evaluation at step {step}: {scores}", flush=True)
+            print(f"evaluation at step {step}: {_short(scores)}", flush=True)
         if step < learner.total_steps:
             try:
                 with status(f"rolling out for step {step + 1}"):
                     batch = await rollouts.batch(step)
-                losses.append(learn(trainer, batch))
+                losses.append(learn(trainer, batch, watch))
             except NothingToLearn as nothing:
                 return {**scores, "losses": losses, "stopped": str(nothing)}
+        if watch.wrong:
+            return {**scores, "losses": losses, "stopped": watch.wrong}
     return {**scores, "losses": losses}
+
+
+def _short(scores: dict[str, float]) -> str:
+    return ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
 
 
 async def train(
@@ -284,6 +308,17 @@ def roll_out_and_train(trainer: "Trainer", tokenizer: Any) -> dict[str, Any]:
             raise type(error)(f"{error}{logged_cause(log)}") from error
 
 
+def learn_again(trainer: "Trainer", recorded: Iterator[Batch]) -> dict[str, Any]:
+    """Train on recorded batches; the losses."""
+    config, losses = trainer.config, list[float]()
+    watch = Watch(config)
+    for batch in itertools.islice(recorded, config.learner.total_steps):
+        losses.append(learn(trainer, batch, watch))
+        if watch.wrong:
+            return {"losses": losses, "stopped": watch.wrong}
+    return {"losses": losses}
+
+
 def sync(options: SyncOptions) -> int:
     """Check, train, leave a checkpoint; STOPPED where there is nothing to learn. Raises
     ConfigError, ActorError, LearnerError, ServerFailed.
@@ -308,11 +343,7 @@ def sync(options: SyncOptions) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     save(config, path)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    if recorded:
-        total = config.learner.total_steps
-        summary = {"losses": [learn(trainer, batch) for batch in itertools.islice(recorded, total)]}
-    else:
-        summary = roll_out_and_train(trainer, tokenizer)
+    summary = learn_again(trainer, recorded) if recorded else roll_out_and_train(trainer, tokenizer)
     step = len(summary["losses"])
     checkpoint.save(config, step, trainer, tokenizer)
     path.with_name("summary.json").write_text(json.dumps(summary, indent=2) + "\n")

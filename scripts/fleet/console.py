@@ -1,4 +1,8 @@
-"""The console of a run: phases with their seconds, a line a step, two rollouts an evaluation."""
+"""The console of a run: phases with their seconds, a line a step, two rollouts an evaluation.
+
+In a terminal no line is wider than it. In a file the lines that every run has are of FILE_WIDTH, so
+that they can be read anywhere; warnings and causes stay whole there, for whoever searches for them.
+"""
 
 import time
 from collections import defaultdict
@@ -7,10 +11,11 @@ from collections.abc import Sequence
 from rich.console import Console as RichConsole
 
 from configs.load import ConfigError
+from learner.health.rules import Announcer
 from replay.codec import decode_trajectory
 from replay.protocol import EvalResult, Evaluated, StepReport
 from scripts.runs.show import load_tokenizer, render
-from scripts.terminal import clean
+from scripts.terminal import FILE_WIDTH, broken, clean
 
 REMIND_S = 15.0  # never a silent minute: say what is waited for at least this often
 
@@ -22,7 +27,7 @@ LEGEND = {  # of the line of a step, in its order
     "ess": "how much the correction leaves of the batch; 1 is all of it",
     "wait": "how long the learner waited for this batch",
     "update": "how long the learner's step took",
-    "kv": "how full the caches of the engines' contexts were at most, and their prefix hits",
+    "kv": "how full the engines' caches of contexts were at most; prefix hits",
     "pause": "how long new weights held an engine up",
 }
 # Parts of the line, as they are left out where there is no room.
@@ -38,13 +43,17 @@ class Console:
         """`record` what is said, for `moved`."""
         self._rich = rich or RichConsole(highlight=False, soft_wrap=True, record=record)
         self._explained = False
+        self._announcer = Announcer()
         self.phases_s: dict[str, float] = {}
         self._phase, self._since = "", time.monotonic()
         self._last_line = time.monotonic()
 
-    def say(self, text: str, style: str = "") -> None:
-        """One line."""
-        self._rich.print(clean(text), style=style, markup=False)
+    def say(self, text: str, style: str = "", short: bool = False) -> None:
+        """One line, of several in a terminal too narrow for it; `short`: in a file too."""
+        width = self._rich.width if self._rich.is_terminal else FILE_WIDTH if short else 0
+        for line in clean(text).split("\n"):
+            shown = broken(line, width) if len(line) > width > 0 else line
+            self._rich.print(shown, style=style, markup=False)
         self._last_line = time.monotonic()
 
     def moved(self) -> str:
@@ -60,7 +69,7 @@ class Console:
         now = time.monotonic()
         if self._phase:
             self.phases_s[self._phase] = self.phases_s.get(self._phase, 0.0) + now - self._since
-            self.say(f"  {self._phase}: {now - self._since:.1f} s", "dim")
+            self.say(f"  {self._phase}: {now - self._since:.1f} s", "dim", short=True)
         self._phase, self._since = name, now
         if name:
             self.say(f"{name} ...", "bold")
@@ -68,10 +77,13 @@ class Console:
     def remind(self, what: str) -> None:
         """After a silence, say what the run is doing or waiting for."""
         if time.monotonic() - self._last_line > REMIND_S:
-            self.say(f"  ... {what} ({time.monotonic() - self._since:.0f} s in this phase)", "dim")
+            in_phase = f"({time.monotonic() - self._since:.0f} s in this phase)"
+            self.say(f"  ... {what} {in_phase}", "dim", short=True)
 
     def step(self, report: StepReport, total_steps: int) -> None:
-        """One line; in a terminal, as much of it as there is room for."""
+        """One line, of as much as a terminal has room for; in a file all, in lines of FILE_WIDTH.
+        Below it the sentinels that begin to fire.
+        """
         parts = _parts(report, total_steps)
         if self._rich.is_terminal:
             for word in LEAST_FIRST:
@@ -80,9 +92,16 @@ class Console:
         if not self._explained:
             for word, meaning in LEGEND.items():
                 if word in parts:
-                    self.say(f"  {word}: {meaning}", "dim")
+                    self.say(f"  {word}: {meaning}", "dim", short=True)
             self._explained = True
-        self.say("".join(parts.values()))
+        lines = [""]
+        for part in parts.values():
+            if not self._rich.is_terminal and len(lines[-1] + part) > FILE_WIDTH:
+                lines.append("  ")
+            lines[-1] += part
+        self.say("\n".join(lines))
+        for line in self._announcer.lines(report.step, report.gauges):
+            self.say(line, "bold yellow", short=True)
 
     def evaluation(self, result: EvalResult, shown: Sequence[Evaluated], model_path: str) -> None:
         """An evaluation's line, and the newest of its rollouts."""
@@ -97,6 +116,7 @@ class Console:
             f"{f' ({hops})' if hops else ''}, "
             f"{sampled}{result.searches:.2f} searches, {result.questions} questions",
             "bold green",
+            short=True,
         )
         try:
             tokenizer = load_tokenizer(model_path)
@@ -105,7 +125,8 @@ class Console:
             return
         for each in shown:
             rollout = decode_trajectory(each.payload)
-            self._rich.print(render((each.question, rollout, None), tokenizer))
+            shown_as = render((each.question, rollout, None), tokenizer)
+            self._rich.print(shown_as, soft_wrap=False)
 
 
 def _parts(report: StepReport, total_steps: int) -> dict[str, str]:

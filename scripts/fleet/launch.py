@@ -136,8 +136,8 @@ def _launch(
     if config.cluster.address:
         return _launch_on_nodes(config, console, progress)
     for line, _ in machine.gpu_plan(config):
-        console.say(line)
-    console.say(f"weights will travel by {machine.transport(config)}")
+        console.say(line, short=True)
+    console.say(f"weights will travel by {machine.transport(config)}", short=True)
     return run(config, console, progress)
 
 
@@ -145,7 +145,7 @@ def _reckon_disk(config: Config, console: Console) -> None:
     above = next(each for each in Path(config.run_dir).resolve().parents if each.exists())
     line, fits = disk_forecast.reckoned(config, shutil.disk_usage(above).free)
     if line:
-        console.say(line, "" if fits else "bold yellow")
+        console.say(line, "" if fits else "bold yellow", short=True)
 
 
 def _launch_on_nodes(config: Config, console: Console, progress: Progress | None) -> int:

@@ -4,6 +4,7 @@ checkpoints) and the changes that the user wants agree.
 Changes nothing in the directory. Waits, with a deadline, for what a killed launcher left behind.
 """
 
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -58,6 +59,10 @@ from scripts.setup.retrieval import with_index_version
 from scripts.terminal import status
 
 SWEEP_DEADLINE_S = 15.0
+# The fields that may, in words: all of a section by its name.
+_CHANGEABLE = ", ".join(
+    dict.fromkeys(re.sub(r"^(sentinels)\..*", r"\1.*", f) for f in CHANGEABLE_FIELDS)
+)
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -108,7 +113,7 @@ def merged(recorded: Config, path: str | None, overrides: Sequence[str], folder:
     fields = [field for field in named if not isinstance(get_field(given, field), Section)]
     problems = [
         f"{field} = {get_field(given, field)!r}: the run was started with "
-        f"{get_field(recorded, field)!r}; only {', '.join(CHANGEABLE_FIELDS)} may change in a run "
+        f"{get_field(recorded, field)!r}; only {_CHANGEABLE} may change in a run "
         "that goes on: leave it out, or "
         f"start a new run with model.path={folder}/checkpoints/step-N/model"
         for field in fields

@@ -1,4 +1,6 @@
-"""A run's rollouts in colour: the policy's tokens green, passages cyan, corrections yellow."""
+"""A run's rollouts in colour: the policy's tokens green, passages cyan, corrections yellow. Before
+them, the sentinels that fired.
+"""
 
 import sys
 from collections import Counter
@@ -12,6 +14,8 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from configs.load import ConfigError, load
+from learner.health.rules import RULES
+from learner.health.sentinels import Span, read_notes, spans
 from replay.codec import decode_trajectory
 from replay.log.event_log import read
 from replay.log.history import GroupHistory
@@ -144,6 +148,13 @@ def _earned(trajectory: Trajectory) -> str:
     return f"reward {trajectory.reward:g}" + (f" ({of})" if of else "")
 
 
+def alarm(span: Span) -> str:
+    """A sentinel that fired, as a line."""
+    steps = f"step {span.first}" if span.first == span.last else f"steps {span.first}-{span.last}"
+    rule = RULES.get(span.name)
+    return f"sentinel {span.name}, {steps}" + (f": {rule.means}; {rule.remedy}" if rule else "")
+
+
 def load_tokenizer(model_path: str) -> Tokenizer:
     """The model folder's own `tokenizer.json`. Raises ConfigError when there is none."""
     path = Path(model_path) / "tokenizer.json"
@@ -161,11 +172,16 @@ class ShowOptions(Options):
 
 
 def show(options: ShowOptions) -> None:
-    """Print rollouts, and say how many were compacted away. Raises ConfigError, ReplayError."""
+    """Print which sentinels fired, and rollouts; say how many were compacted away. Raises
+    ConfigError, ReplayError.
+    """
     console = Console(highlight=False, soft_wrap=True)
     log = log_of(options.run)
     config = load(run_config(options.run))
     tokenizer = load_tokenizer(config.model.path)
+    for span in spans(read_notes(options.run)):
+        if options.step is None or span.first <= options.step <= span.last:
+            console.print(Text(clean(alarm(span)), "bold yellow"))
     gone, any_shown = Gone(), False
     found = rollouts(options.run, options.step, options.question, gone)
     for shown in awaited(islice(found, options.limit), reading(log)):

@@ -13,6 +13,7 @@ import numpy as np
 
 from configs.runtime.files import write_durably
 from configs.schema import Config
+from learner.health.rules import RULES, gauge_of
 from replay.codec import decode_trajectory
 from replay.log import records
 from replay.log.event_log import read
@@ -138,8 +139,7 @@ def build(
     path = Path(config.run_dir) / "events.log"
     fold = RunFold(read(path) if path.exists() else ())
     start = fold.evaluations[min(fold.evaluations)] if fold.evaluations else None
-    last_step = config.learner.total_steps  # only an evaluation of the last version is final
-    final = fold.evaluations.get(last_step)
+    final = fold.evaluations.get(config.learner.total_steps)  # of the last version alone
     train_wall_s = fold.train_wall_s
     return {
         "status": status,
@@ -164,6 +164,7 @@ def build(
         **_pauses(fold.reports.values(), train_wall_s),
         "restarts": restarts(path.parent),
         "dropped_groups_by_cause": dict(fold.dropped),
+        "sentinels_fired_steps": _fired(fold.reports.values()),
         "seed": config.seed,
     }
 
@@ -181,6 +182,12 @@ def _fleet(fleet: dict[str, dict[str, float]], earlier: Counter[str]) -> dict[st
         "lost_requests": sum(values("actor/lost_requests")) + earlier["actor/lost_requests"],
         "token_mismatches": sum(values("actor/token_mismatch")) + earlier["actor/token_mismatch"],
     }
+
+
+def _fired(reports: Iterable[dict[str, float]]) -> dict[str, int]:
+    """At how many steps each sentinel fired, of those that did."""
+    steps = Counter(name for report in reports for name in RULES if report.get(gauge_of(name)))
+    return dict(steps)
 
 
 def _pauses(reports: Iterable[dict[str, float]], train_wall_s: float | None) -> dict[str, Any]:

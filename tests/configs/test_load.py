@@ -22,6 +22,7 @@ from configs.load import (
 from configs.runtime.process import REPOSITORY
 from configs.schema import LearnerConfig, WeightSyncConfig
 from configs.section import INPUT_PATH
+from configs.sentinels import SentinelsConfig
 
 KL = "kl_coef: 0.1, anchor: ema"
 
@@ -117,6 +118,23 @@ def test_an_unknown_key_is_told_the_nearest(yaml_file: Path, override: str, hint
         load(yaml_file, [override])
     said = str(raised.value)
     assert hint in said and len(said.partition("): ")[2]) <= 80, said
+
+
+def test_off_is_a_word_of_a_sentinel_though_yaml_reads_it_as_false(
+    yaml_file: Path, tmp_path: Path
+) -> None:
+    config = load(yaml_file, ["sentinels.ess=off", "sentinels.entropy=stop"])
+    assert (config.sentinels.ess, config.sentinels.entropy) == ("off", "stop")
+    save(config, tmp_path / "saved.yaml")
+    assert load(tmp_path / "saved.yaml") == config
+    assert parse("sentinels: {ess: off}", [], "").sentinels.ess == "off"
+
+
+@pytest.mark.parametrize("action", ["rollback", "on"])
+def test_a_sentinel_cannot_do_what_is_no_action(yaml_file: Path, action: str) -> None:
+    said = r"sentinels\.ess = .* choose one of 'off', 'warn', 'stop'"
+    with pytest.raises(ConfigError, match=said):
+        load(yaml_file, [f"sentinels.ess={action}"])
 
 
 def test_missing_file_invalid_yaml_and_duplicate_keys(tmp_path: Path) -> None:
@@ -269,6 +287,7 @@ def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
         "learner.ranks",
         "learner.zero_stage",
         "learner.offload",
+        *(f"sentinels.{name}" for name in SentinelsConfig.__struct_fields__),
     ) == CHANGEABLE_FIELDS
     of_the_machine = {"run_dir", "actors.count", "retrieval.port", "retrieval.token_file"}
     of_the_machine |= {"rewards.judge.url", "rewards.judge.key_file", "actors.kv_cache_bytes"}

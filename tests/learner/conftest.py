@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Config, LearnerConfig, ModelConfig, ReplayConfig
-from learner.diagnostics import TokenFacts
+from learner.health.diagnostics import TokenFacts
 from learner.model.head import Candidates, ChunkLoss
 from learner.model.scorer import TokenScorer, TokenScores, load_model
 from learner.model.shards import Whole

@@ -9,9 +9,11 @@ import pytest
 
 from configs.runtime.signals import StopRequested
 from configs.schema import Config, WeightSyncConfig
+from configs.sentinels import SentinelsConfig
 from learner.batch import TrainingBatch
 from learner.errors import BadBatch
 from learner.evaluations import Evaluations
+from learner.health.sentinels import Sentinels
 from learner.loop import train
 from learner.model.ema import Averages
 from learner.run import Run
@@ -123,6 +125,7 @@ def run(config: Config, plain_engine: Any, word_tokenizer: Any, batch: Callable[
         publisher=Publisher(script),
         metrics=Written(),
         evaluations=Evaluations(config.run_dir),
+        sentinels=Sentinels(config),
         serving=True,
     )
 
@@ -202,6 +205,21 @@ def test_stop_ends_training_with_its_cause(run: Run) -> None:
     assert run.step == 1 and run.saved == 0
     run.save()
     assert run.saved == 1
+
+
+def test_a_sentinel_ends_training_with_what_it_says_once_its_step_is_reported(run: Run) -> None:
+    sentinels = SentinelsConfig(no_signal="stop")
+    run.sentinels = Sentinels(msgspec.structs.replace(run.config, sentinels=sentinels))
+    plain = run.reader.batch
+    run.reader.batch = lambda step, version: msgspec.structs.replace(
+        plain(step, version), gauges={"replay/no_signal_fraction": 1.0}
+    )
+    said = train(changed(run, total_steps=99, lr=0.0))
+    assert said.startswith("sentinel no_signal at step 10: ") and run.step == 10
+    assert run.reader.reported["learner/sentinel_no_signal"] == 1.0
+    counts = [run.metrics[step]["learner/sentinels_fired"] for step in (9, 10)]
+    assert counts[0] == 0.0 < counts[1]
+    assert ("committed", 10) in run.reader.script
 
 
 def test_no_steps_is_an_evaluation_of_the_start(run: Run) -> None:

@@ -31,6 +31,7 @@ from configs.schema import (
     ReplayConfig,
     RetrievalConfig,
 )
+from configs.sentinels import SentinelsConfig
 from learner.errors import BadBatch
 from retrieval_server.protocol import Passage
 from scripts import train_sync
@@ -38,6 +39,7 @@ from scripts.train_sync import (
     NothingToLearn,
     Rollouts,
     RolloutsFailed,
+    Watch,
     learn,
     roll_out_and_train,
     take_steps,
@@ -144,7 +146,7 @@ def test_a_run_that_ends_early_keeps_what_it_has_learned(
     async def pushed(*_: object) -> None: ...
 
     monkeypatch.setattr(train_sync, "push", pushed)
-    monkeypatch.setattr(train_sync, "learn", lambda trainer, batch: 0.5)
+    monkeypatch.setattr(train_sync, "learn", lambda *_: 0.5)
     rewards = itertools.chain((0.0, 1.0), itertools.repeat(0.0))
     rollouts = rollouts_of(config, word_tokenizer, rewarding(rewards))
     nobody: Any = None
@@ -213,6 +215,35 @@ def test_a_dead_engine_is_named_at_once(config: Config, word_tokenizer: Any) -> 
         asyncio.run(rollouts.batch(0))
 
 
+def test_a_sentinel_ends_it_as_it_ends_the_fleet(
+    config: Config,
+    word_tokenizer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    async def pushed(*_: object) -> None: ...
+
+    def learned(trainer: Any, batch: Any, watch: Watch) -> float:
+        watch.take(batch.step, {"learner/current_ess": 0.1})
+        return 0.5
+
+    monkeypatch.setattr(train_sync, "push", pushed)
+    monkeypatch.setattr(train_sync, "learn", learned)
+    given = msgspec.structs.replace(
+        config,
+        run_dir=str(tmp_path),
+        sentinels=SentinelsConfig(ess="stop"),
+        learner=msgspec.structs.replace(config.learner, total_steps=20),
+    )
+    rollouts = rollouts_of(given, word_tokenizer, rewarding(itertools.cycle((0.0, 1.0))))
+    nobody: Any = None
+    summary = asyncio.run(take_steps(SimpleNamespace(config=given), rollouts, nobody, tmp_path))
+    assert summary["losses"] == [0.5] * 10
+    assert summary["stopped"].startswith("sentinel ess at step 10: ")
+    assert "\nsentinel ess at step 10: " in capsys.readouterr().out
+
+
 def test_an_evaluation_leaves_out_what_fails(config: Config, word_tokenizer: Any) -> None:
     policy = Silent([GenerationFailed("aborted")] * 1000)
     rollouts = rolling(config, word_tokenizer, policy, iter(()))
@@ -226,4 +257,4 @@ def test_recorded_ids_that_the_model_does_not_embed_are_refused_by_name(
     config = Config(model=ModelConfig(str(tmp_path)))
     trainer: Any = SimpleNamespace(config=config)  # which gets nothing to learn
     with pytest.raises(BadBatch, match=r"token id .*: the model's vocabulary has 2"):
-        learn(trainer, recorded_run.train(0))
+        learn(trainer, recorded_run.train(0), Watch(config))

@@ -42,7 +42,7 @@ USED = (  # the code that can change a run's figures
     "actors.rollout",
     "learner.algorithm",
     "learner.batch",
-    "learner.diagnostics",
+    "learner.health",
     "learner.model",
     "learner.packing",
     "learner.trainer",

@@ -6,7 +6,7 @@ import torch
 from torch import distributed
 
 from configs.schema import LearnerConfig
-from learner.diagnostics import TokenFacts
+from learner.health.diagnostics import TokenFacts
 from learner.model.collectives import gather_facts, sums
 from learner.model.engine import join_process_group
 from learner.model.placement import Placement

@@ -1,11 +1,13 @@
 """What a person is told while a run goes on."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console as RichConsole
 
+from learner.health.rules import RULES, gauge_of
 from replay.protocol import EvalResult, StepReport
 from scripts.fleet.console import LEGEND, Console
 
@@ -53,11 +55,65 @@ def test_80_columns_hold_what_matters_most() -> None:
     assert line.endswith("TOKEN MISMATCHES 3") and len(line) <= 80
 
 
-@pytest.mark.parametrize(("width", "terminal"), [(200, True), (80, False)])
-def test_with_room_or_in_a_file_a_step_tells_everything(width: int, terminal: bool) -> None:
-    line = told(width, terminal=terminal)[-1]
+def test_with_room_a_step_tells_everything() -> None:
+    line = told(200)[-1]
     assert all(f" {word}" in line for word in LEGEND) and line.endswith("pause 0 ms")
     assert "  kv 93% hits 66%  " in line
+
+
+@pytest.mark.parametrize("width", [40, 200])
+def test_in_a_file_a_step_tells_everything_in_short_lines(width: int) -> None:
+    lines = told(width, terminal=False, total=100_000)
+    assert max(map(len, lines)) <= 80
+    begun = [number for number, line in enumerate(lines) if line.startswith("step")]
+    first, *others = lines[begun[-1] :]
+    assert "reward 0.78" in first and all(line.startswith("    ") for line in others)
+    whole = " ".join([first, *others])
+    assert all(f" {word}" in whole for word in LEGEND) and whole.endswith("pause 0 ms")
+
+
+def spoken(console: Callable[[Console], None], width: int, terminal: bool) -> list[str]:
+    file = io.StringIO()
+    rich = RichConsole(
+        file=file, width=width, force_terminal=terminal, color_system=None, soft_wrap=True
+    )
+    console(Console(rich))
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [30, 60, 120])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    text = "  the disk of runs/x will be full in 3 hours: " + "remove something there " * 9
+
+    def speak(console: Console) -> None:
+        console.phase("starting engines, verifying weights, evaluating the start")
+        console.say(f"{text}\n{text}", "bold yellow")
+        console.step(StepReport(1, {gauge_of(name): 1.0 for name in RULES}), 80)
+        console.phase("")
+
+    lines = [line for line in spoken(speak, width, True) if " " in line.strip()]
+    assert max(map(len, lines)) <= width
+    assert " ".join(" ".join(lines).split()).count(" ".join(text.split())) == 2
+    assert text.rstrip() in [line.rstrip() for line in spoken(speak, width, False)]
+
+
+@pytest.mark.parametrize(("width", "terminal"), [(60, True), (200, False)])
+def test_a_sentinel_is_told_below_its_step_when_it_begins_to_fire(
+    width: int, terminal: bool
+) -> None:
+    low = {"learner/current_ess": 0.2}
+
+    def speak(console: Console) -> None:
+        for step, fires in enumerate((0.0, 1.0, 1.0), 1):
+            console.step(StepReport(step, low | {gauge_of("ess"): fires}), 80)
+
+    lines = spoken(speak, width, terminal)
+    begun = [n for n, line in enumerate(lines) if line.startswith("sentinel")]
+    assert len(begun) == 1 and max(map(len, lines)) <= 80
+    assert any(line.startswith("step    2") for line in lines[: begun[0]])
+    said = " ".join(" ".join(lines[begun[0] :]).split())
+    assert "sentinel ess at step 2: a fifth of the batch" in said
+    assert "(learner/current_ess 0.2, below 0.8 over 10 steps)" in said
 
 
 @pytest.mark.parametrize("width", [80, 200])

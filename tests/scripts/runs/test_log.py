@@ -10,6 +10,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from configs.load import parse, save
+from configs.schema import Config
+from learner.health.sentinels import FILE_NAME as SENTINELS
+from learner.health.sentinels import Sentinels
 from replay.log import compaction, event_log, tail
 from replay.log.event_log import FILE_NAME
 from scripts import cli, terminal
@@ -109,6 +112,22 @@ def test_what_is_not_in_a_run_is_told_with_what_is(
     other = min(by_step[1] - by_step[0])
     assert cli.main(["show", str(run.path), *words.format(other=other).split()]) == 0
     assert said.format(other=other) in capsys.readouterr().err
+
+
+def test_the_sentinels_that_fired_stand_before_the_rollouts(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentinels = Sentinels(Config(run_dir=str(run.path)))
+    for step in range(1, 13):
+        sentinels.judge(step, {"learner/current_ess": 0.1})
+    with (run.path / SENTINELS).open("ab") as file:
+        file.write(b'{"step": 13, "gauges": {}, "fired": ["\\u001b[2Jess"]}\nno line\n')
+    assert cli.main(["show", str(run.path)]) == 0
+    first, second, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("sentinel ess, steps 10-12: a fifth of the batch no longer counts")
+    assert second == "sentinel [2Jess, step 13" and others[0].startswith("question ")
+    assert cli.main(["show", str(run.path), "--step", "2"]) == 0
+    assert "sentinel" not in capsys.readouterr().out
 
 
 def test_a_run_that_has_just_begun_has_nothing_to_show(

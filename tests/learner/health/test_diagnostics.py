@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import LearnerConfig
-from learner.diagnostics import TokenFacts, diagnose
+from learner.health.diagnostics import TokenFacts, diagnose
 
 CONFIG = LearnerConfig()
 

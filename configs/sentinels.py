@@ -1,0 +1,25 @@
+"""The section `sentinels`: the answer to each sign that a run goes wrong. A leaf module."""
+
+from typing import Annotated, Literal
+
+from configs.section import CHANGEABLE, FALSE_IS_OFF, Section
+
+# warn: a line on the console, a gauge in the log; stop: the run ends too, in order
+Action = Annotated[Literal["off", "warn", "stop"], CHANGEABLE, FALSE_IS_OFF]
+
+
+class SentinelsConfig(Section, frozen=True):
+    """The rules of docs/sentinels.md (learner/health/rules.py), by name."""
+
+    ess: Action = "warn"  # the policy has left the one that sampled
+    mismatch: Action = "warn"  # engine and learner disagree under the same weights
+    entropy: Action = "warn"  # the policy tries nothing new any more
+    grad_norm: Action = "warn"  # gradients are far larger than they were
+    likelihood: Action = "warn"  # rewarded actions become unlikely
+    no_signal: Action = "warn"  # rewards are alike in nearly all groups
+    repeated_queries: Action = "warn"  # rollouts ask again what they have asked
+    empty_searches: Action = "warn"  # searches find nothing
+    searches: Action = "warn"  # the policy stops to search
+    malformed: Action = "warn"  # turns are neither a search nor an answer
+    repetition: Action = "warn"  # completions say the same again and again
+    truncation: Action = "warn"  # rollouts end at a limit

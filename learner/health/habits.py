@@ -1,0 +1,77 @@
+"""Gauges of what a step's rollouts do: how often they search, repeat themselves, break the form or
+end at a limit.
+
+They are of the trained rollouts; a mean over nothing is left out.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay.trajectory import Search, StopReason, Trajectory, Turn
+
+GRAM = 4  # tokens that make a repetition where they come again in one completion
+LIMITS = (StopReason.TURN_LIMIT, StopReason.CONTEXT_LIMIT)
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+def habits(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The gauges of a step's rollouts."""
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    searches = [list(_searches(trajectory)) for trajectory in trajectories]
+    asked = [search for each in searches for search in each if search.status != "skipped"]
+    count = sum(map(len, searches))
+    shares = {
+        "learner/searches_per_rollout": (count, len(trajectories)),
+        "learner/repeated_queries": (sum(map(_repeated, searches)), count),
+        "learner/empty_searches": (sum(map(_is_empty, asked)), len(asked)),
+        "learner/malformed_fraction": (sum(turn.malformed for turn in turns), len(turns)),
+        "learner/limit_fraction": (
+            sum(trajectory.stop_reason in LIMITS for trajectory in trajectories),
+            len(trajectories),
+        ),
+        "learner/repetition": _repetition(turns),
+    }
+    return {name: above / below for name, (above, below) in shares.items() if below}
+
+
+def _searches(trajectory: Trajectory) -> Iterator[Search]:
+    return chain.from_iterable(turn.searches for turn in trajectory.turns)
+
+
+def _repeated(searches: Sequence[Search]) -> int:
+    """How many queries of one rollout it had asked before, but for case and spaces."""
+    queries = [" ".join(search.query.casefold().split()) for search in searches]
+    return len(queries) - len(set(queries))
+
+
+def _is_empty(search: Search) -> bool:
+    return search.status == "empty" or not search.query.strip()
+
+
+def _repetition(turns: Sequence[Turn]) -> tuple[int, int]:
+    """How many runs of GRAM tokens had stood before in their completion, and of how many."""
+    lengths = [len(turn.action_tokens) for turn in turns]
+    if not turns or sum(lengths) < GRAM:
+        return 0, 0
+    tokens = np.concatenate([turn.action_tokens for turn in turns])
+    turn_of = np.repeat(np.arange(len(turns)), lengths)
+    within = turn_of[: 1 - GRAM] == turn_of[GRAM - 1 :]
+    grams = _hashed([turn_of[: 1 - GRAM], *_shifted(tokens)])[within]
+    return len(grams) - len(np.unique(grams)), len(grams)
+
+
+def _shifted(tokens: NDArray[np.int32]) -> list[NDArray[np.int32]]:
+    last = len(tokens) - GRAM + 1
+    return [tokens[first : first + last] for first in range(GRAM)]
+
+
+def _hashed(columns: Sequence[NDArray[np.int_] | NDArray[np.int32]]) -> NDArray[np.uint64]:
+    """One number for each row, as good as different where the rows are: sorted faster than rows."""
+    hashed = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        hashed = (hashed ^ column.astype(np.uint64)) * _MULTIPLIER
+        hashed ^= hashed >> np.uint64(29)
+    return hashed

@@ -1,0 +1,179 @@
+"""Each rule fires on gauges that go wrong in its way, and on no others.
+
+The series here are made by formulas and noise of a fixed seed. Those in `recorded.json` are of real
+runs. Of fleets: `wiki` on the wiki task, `fleet` on the demo task, to EM .81 in 40 steps.
+Of the demo task in one process (`StaleRun`, seed 0, 8 groups a step, constant rate): `healthy` at
+staleness 2, `rate` with eight times the rate, `stale` at staleness 16 without any correction.
+"""
+
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from configs.runtime.process import REPOSITORY
+from configs.sentinels import SentinelsConfig
+from learner.health.rules import RULES, Announcer, Rule, gauge_of, reward_of, said
+from learner.health.sentinels import Series
+
+Gauges = dict[str, float]
+STEPS, TURN = 60, 25  # and the first step that goes wrong
+# Medians of the demo's run and of the wiki's, and what they scatter by.
+HEALTHY = {
+    "learner/current_ess": (0.97, 0.02),
+    "learner/mismatch": (0.004, 0.003),
+    "learner/entropy": (0.6, 0.1),
+    "learner/grad_norm": (0.5, 0.3),
+    "learner/likelihood_change_positive": (0.02, 0.02),
+    "replay/no_signal_fraction": (0.5, 0.2),
+    "learner/repeated_queries": (0.05, 0.05),
+    "learner/empty_searches": (0.02, 0.02),
+    "learner/searches_per_rollout": (1.5, 0.2),
+    "learner/malformed_fraction": (0.08, 0.05),
+    "learner/repetition": (0.05, 0.03),
+    "learner/limit_fraction": (0.1, 0.05),
+    "actor/reward": (0.4, 0.1),
+}
+WRONG: dict[str, Callable[[int], float]] = {  # by steps since TURN
+    "ess": lambda n: 0.97 * 0.9**n,
+    "mismatch": lambda n: 0.004 + 0.02 * n,
+    "entropy": lambda n: 0.6 * 0.8**n,
+    "grad_norm": lambda n: 0.5 * 1.3**n,
+    "likelihood": lambda n: -0.03 * n,
+    "no_signal": lambda n: min(1.0, 0.5 + 0.05 * n),
+    "repeated_queries": lambda n: min(0.8, 0.05 + 0.04 * n),
+    "empty_searches": lambda n: 1.0,
+    "searches": lambda n: 1.5 * 0.8**n,
+    "malformed": lambda n: min(0.9, 0.08 + 0.05 * n),
+    "repetition": lambda n: min(0.9, 0.05 + 0.04 * n),
+    "truncation": lambda n: min(0.9, 0.1 + 0.05 * n),
+}
+
+
+def healthy(seed: int) -> list[Gauges]:
+    rng = random.Random(seed)
+    return [
+        {name: rng.gauss(middle, spread) for name, (middle, spread) in HEALTHY.items()}
+        for _ in range(STEPS)
+    ]
+
+
+def gone_wrong(name: str, seed: int = 0) -> list[Gauges]:
+    steps = healthy(seed)
+    gauge = RULES[name].gauge
+    for step, gauges in enumerate(steps[TURN:]):
+        gauges[gauge] = WRONG[name](step)
+    return steps
+
+
+def firing(steps: list[Gauges]) -> dict[str, list[int]]:
+    """The steps, from 1, at which each rule fires."""
+    series = {name: Series(rule) for name, rule in RULES.items()}
+    found: dict[str, list[int]] = {}
+    for step, gauges in enumerate(steps, 1):
+        for name, each in series.items():
+            if each.take(gauges):
+                found.setdefault(name, []).append(step)
+    return found
+
+
+def test_each_field_of_the_section_is_a_rule() -> None:
+    assert list(SentinelsConfig.__struct_fields__) == list(RULES) == list(WRONG)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_none_fires_on_a_healthy_run(seed: int) -> None:
+    assert firing(healthy(seed)) == {}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_each_fires_on_a_run_that_goes_wrong_in_its_way_and_no_other_does(name: str) -> None:
+    found = firing(gone_wrong(name))
+    assert list(found) == [name]
+    assert TURN < found[name][0] <= TURN + 25 and found[name][-1] == STEPS
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_one_odd_step_is_no_sign(name: str) -> None:
+    steps = healthy(0)
+    gauge = RULES[name].gauge
+    steps[TURN][gauge] = 1e9 if RULES[name].side == "above" else -1e9
+    assert firing(steps) == {}
+
+
+def test_a_rule_is_silent_until_its_window_is_full_and_its_warm_up_over() -> None:
+    plain = Rule("g", "above", 1.0, "", "", window=3)
+    assert [plain.fires([2.0] * count) for count in range(5)] == [False, False, False, True, True]
+    grown = Rule("g", "above", 2.0, "", "", 2, warm_up=3)
+    assert not grown.fires([1.0, 1.0, 9.0, 5.0]) and grown.fires([1.0, 1.0, 9.0, 5.0, 5.0])
+    assert not grown.fires([1.0, 1.0, 9.0, 2.0, 2.0])
+
+
+@pytest.mark.parametrize("name", ["entropy", "no_signal"])
+def test_a_policy_that_earns_nearly_all_may_be_sure(name: str) -> None:
+    steps = gone_wrong(name)
+    for gauges in steps[TURN:]:
+        gauges["actor/reward"] = 0.97
+    assert firing(steps) == {}
+
+
+def test_the_reward_is_of_all_rollouts_else_of_those_trained() -> None:
+    assert reward_of({"learner/reward": 0.5, "actor/reward": 0.9}) == 0.9
+    assert reward_of({"learner/reward": 0.5}) == 0.5
+    assert reward_of({}) is None
+
+
+def test_what_is_said_names_gauge_value_bound_and_remedy() -> None:
+    line = said("grad_norm", 31, {"learner/grad_norm": 7.25})
+    assert line.startswith("sentinel grad_norm at step 31: ")
+    assert "(learner/grad_norm 7.25, above 10 times its first 10 over 5 steps)" in line
+    assert "lower learner.lr" in line
+
+
+def test_the_page_has_each_rule_with_its_gauge_and_bound() -> None:
+    page = (REPOSITORY / "docs" / "sentinels.md").read_text()
+    told = {
+        row[0]: row[1:] for row in re.findall(r"^\| `(\w+)` \| `(\S+)` \| ([^|,]+)", page, re.M)
+    }
+    assert list(told) == list(RULES)
+    for name, rule in RULES.items():
+        gauge, bound = told[name]
+        side, number, *times = bound.split()
+        assert (gauge, side) == (rule.gauge, rule.side)
+        assert float(number.replace("−", "-")) == rule.limit
+        assert bool(times) == bool(rule.warm_up)
+
+
+def test_it_is_said_when_one_begins_to_fire() -> None:
+    announcer = Announcer()
+    fires, rests = {gauge_of("ess"): 1.0}, {gauge_of("ess"): 0.0}
+    counts = [len(announcer.lines(n, g)) for n, g in enumerate((rests, fires, fires, rests, fires))]
+    assert counts == [0, 1, 0, 0, 1]
+
+
+def recorded(name: str) -> list[Gauges]:
+    """The gauges of each step of a run on record."""
+    runs = json.loads(Path(__file__).with_name("recorded.json").read_text())
+    columns = runs[name].items()
+    steps = range(max(len(values) for _, values in columns))
+    return [{g: v[step] for g, v in columns if v[step] is not None} for step in steps]
+
+
+@pytest.mark.parametrize("name", ["healthy", "wiki", "fleet"])
+def test_none_fires_on_record_of_a_run_that_learns(name: str) -> None:
+    assert firing(recorded(name)) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "fires"),
+    [
+        ("rate", {"ess": 10, "likelihood": 11, "malformed": 16, "truncation": 15}),
+        ("stale", {"ess": 12}),
+    ],
+)
+def test_what_fires_on_record_of_a_run_that_collapses(name: str, fires: dict[str, int]) -> None:
+    """Each with the first step."""
+    assert {rule: steps[0] for rule, steps in firing(recorded(name)).items()} == fires
