@@ -314,7 +314,7 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
         the masters and moments of a critic. An adapter and its averages are a small part of that.
         """
         averages = (self.centre == "ema") + (self.anchor != "none")
-        critic = 3 * (self.baseline == "critic")
+        critic = 3 * self.has_critic_model
         kept = averages + 2 * (3 + averages)
         kept_bytes = kept * weights // (20 if self.lora.rank else 1)
         return (1 + 2 * critic) * weights + kept_bytes
@@ -328,6 +328,16 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
         its memory, and a CPU's caches hold no large one.
         """
         return self.logprob_chunk_bytes or (1 << 30 if device == "cuda" else 64 << 20)
+
+    @property
+    def has_critic_model(self) -> bool:
+        """True where a critic is a model of its own beside the policy."""
+        return self.baseline == "critic" and self.critic.on == "copy"
+
+    @property
+    def has_value_head(self) -> bool:
+        """True where a critic is on the policy's trunk."""
+        return self.baseline == "critic" and self.critic.on == "policy"
 
     @property
     def eval_temperatures(self) -> tuple[float, ...]:

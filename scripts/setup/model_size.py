@@ -229,17 +229,23 @@ def adapted_linears(config: Config, model: Model) -> list[Linear]:
 
 
 def trained_elements(config: Config, model: Model) -> tuple[int, ...]:
-    """Elements of each weight that the policy's optimiser has: the model's, or its adapter's."""
-    rank, linears = config.learner.lora.rank, adapted_linears(config, model)
-    adapter = (rank * size for each in linears for size in (each.inputs, each.outputs))
-    return tuple(adapter) if rank else model.weights
+    """Elements of each weight that the policy's optimiser has: the model's, or its adapter's, and
+    those of a critic on its trunk.
+    """
+    policy = _adapter_elements(config, model) if config.learner.lora.rank else model.weights
+    return (*policy, model.hidden, 1) if config.learner.has_value_head else policy
 
 
 def sent_elements(config: Config, model: Model) -> tuple[int, ...]:
     """Elements of each weight that is published."""
     lora = config.learner.lora
     as_adapter = lora.rank and lora.publish == "adapter"
-    return trained_elements(config, model) if as_adapter else model.weights
+    return _adapter_elements(config, model) if as_adapter else model.weights
+
+
+def _adapter_elements(config: Config, model: Model) -> tuple[int, ...]:
+    rank, linears = config.learner.lora.rank, adapted_linears(config, model)
+    return tuple(rank * size for each in linears for size in (each.inputs, each.outputs))
 
 
 def width_of(dtype: str) -> int:
@@ -329,3 +335,14 @@ def head_bytes(config: Config, model: Model, device: str) -> int:
     cast = width if width == 2 else 0
     trained = 0 if config.learner.lora.rank else model.vocabulary
     return piece + (4 + cast) * model.hidden * (trained + tokens)
+
+
+def value_head_bytes(config: Config, model: Model) -> int:
+    """Bytes of a value head on the policy's trunk while it makes its gradient: hidden states in
+    fp32 and their gradient, and its cast where the model is not in fp32.
+    """
+    if not config.learner.has_value_head:
+        return 0
+    width = width_of(config.model.dtype)
+    each = 4 + (4 + width) * (width < 4)
+    return width * (model.hidden + 1) + each * model.hidden * tokens_at_once(config)

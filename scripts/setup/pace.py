@@ -134,9 +134,10 @@ class Pace:
             or learner.second_moment is not None
             or learner.baseline == "optimal"
             or learner.kl_in == "reward"
+            or learner.has_value_head
         )
         update = 3 + learner.gradient_checkpointing
-        critic = 1 + update * learner.critic.updates if learner.baseline == "critic" else 0
+        critic = 1 + update * learner.critic.updates if learner.has_critic_model else 0
         return update + averages + ahead + critic
 
     def _learn_s(self, tokens: int) -> float:
