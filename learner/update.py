@@ -19,12 +19,12 @@ from learner.algorithm import kl
 from learner.algorithm.correction import (
     ActionTokens,
     bonus,
-    looks_ahead,
     loss_as_scored,
     token_loss,
 )
 from learner.algorithm.importance import log_ratio
 from learner.algorithm.objectives import ClipBounds, moment_bounds
+from learner.algorithm.passes import looks_ahead, scores_current
 from learner.algorithm.schedule import scaled_rate
 from learner.batch import TrainingBatch, credit_gauges, credit_of
 from learner.diagnostics import TokenFacts, diagnose
@@ -145,7 +145,7 @@ def score(
     """What the policies that a step needs say of its tokens: a pass of each, without gradient."""
     current: list[Tensor | None] = [None] * len(micro_batches)
     values = list(current)
-    if config.has_value_head or looks_ahead(config):
+    if scores_current(config):
         own = [engine.score(micro, temperature) for micro in micro_batches]
         values = [each.values for each in own]
         if looks_ahead(config):

@@ -13,12 +13,12 @@ from torch import Tensor
 from configs.schema import LearnerConfig
 from learner.algorithm.correction import (
     ActionTokens,
-    looks_ahead,
     loss_as_scored,
     token_loss,
 )
 from learner.algorithm.loss import row_coefficients
 from learner.algorithm.objectives import choose
+from learner.algorithm.passes import looks_ahead
 from learner.model.head import ChunkLoss
 from learner.packing import MicroBatch
 
@@ -254,41 +254,6 @@ def test_rejection_leaves_every_other_token_its_share(reduction: str) -> None:
     kept = some.ne(0.0)
     assert 0 < kept.sum() < every.ne(0.0).sum()
     assert torch.equal(some[kept], every[kept])
-
-
-def ahead(objective: str, level: str) -> set[tuple[str, str]]:
-    """The centres and rules with which the current policy is looked at before the loss is made."""
-    return {
-        (proximal, rule)
-        for proximal in PROXIMALS
-        for rule in RULES
-        if looks_ahead(LearnerConfig(objective=objective, proximal=proximal, behaviour_level=level,
-                                     behaviour_weight=rule))
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("level", ["sequence", "geometric"])
-def test_a_sequences_weight_is_looked_at_ahead(level: str) -> None:
-    own = {("start_of_update", "truncate"), ("start_of_update", "mask"), ("behaviour", "mask")}
-    for objective in ("grpo", "cispo", "dppo_tv"):
-        assert ahead(objective, level) == own
-    every = {(proximal, rule) for proximal in PROXIMALS for rule in ("truncate", "mask")}
-    assert ahead("reinforce", level) == every
-
-
-def test_a_tokens_weight_is_not() -> None:
-    for objective in ("grpo", "cispo", "dppo_tv", "reinforce"):
-        assert ahead(objective, "token") == set()
-    drifts = {(proximal, rule) for proximal in ("ema", "behaviour") for rule in RULES}
-    assert ahead("gspo", "token") == drifts, "a sequence's own ratio"
-
-
-def test_a_sequences_rejection_and_the_guard_are_looked_at_ahead() -> None:
-    for proximal in PROXIMALS:
-        fields = {"proximal": proximal, "rejection_bound": 1.0}
-        assert looks_ahead(LearnerConfig(rejection="mean_k3", **fields)) == (proximal != "ema")
-        assert not looks_ahead(LearnerConfig(rejection="binary_kl", **fields))
-        assert looks_ahead(LearnerConfig(proximal=proximal, guard="action", guard_coef=0.1))
 
 
 @pytest.mark.parametrize("rule", RULES)
