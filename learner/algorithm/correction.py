@@ -9,7 +9,7 @@ behaviour in every mode, each factor once:
     learner.proximal        behaviour weight         policy ratio, in the objective
     ema, start_of_update    proximal / behaviour     current / proximal
     behaviour               1, or 0 where rejected   current / behaviour
-    any, with "reinforce"   current / behaviour      none
+    none: "reinforce"       current / behaviour      none
 """
 
 from collections.abc import Callable

@@ -13,7 +13,7 @@ def ahead(objective: str, level: str) -> set[tuple[str, str]]:
     """The centres and rules with which the current policy is looked at before the loss is made."""
     return {
         (proximal, rule)
-        for proximal in PROXIMALS
+        for proximal in (PROXIMALS if objective != "reinforce" else ("ema",))
         for rule in RULES
         if looks_ahead(LearnerConfig(objective=objective, proximal=proximal, behaviour_level=level,
                                      behaviour_weight=rule))
@@ -25,8 +25,7 @@ def test_a_sequences_weight_is_looked_at_ahead(level: str) -> None:
     own = {("start_of_update", "truncate"), ("start_of_update", "mask"), ("behaviour", "mask")}
     for objective in ("grpo", "cispo", "dppo_tv"):
         assert ahead(objective, level) == own
-    every = {(proximal, rule) for proximal in PROXIMALS for rule in ("truncate", "mask")}
-    assert ahead("reinforce", level) == every
+    assert ahead("reinforce", level) == {("ema", "truncate"), ("ema", "mask")}
 
 
 def test_a_tokens_weight_is_not() -> None:
