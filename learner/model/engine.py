@@ -28,12 +28,13 @@ from learner.errors import BadModel
 from learner.model.collectives import Facts, gather_facts, sums
 from learner.model.head import Candidates, ChunkLoss, ValueLoss
 from learner.model.loading import load_to_train, make_optimiser
-from learner.model.lora import PREFIX, adapt, adapted
+from learner.model.lora import adapt, adapted
 from learner.model.placement import Placement
 from learner.model.scorer import TokenScorer, TokenScores
 from learner.model.shards import Partitioned, Scattered, Shards, Whole
 from learner.model.value import value_head_of
 from learner.packing import MicroBatch
+from weight_sync.adapter import PREFIX
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")

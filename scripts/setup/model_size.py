@@ -10,7 +10,6 @@ activation and their product.
 import contextlib
 import json
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from actors.policies.engine_keys import block_tokens, token_width
 from configs.schema import Config
+from weight_sync.adapter import weight_in_a_block
 
 SLICE_ENTRIES = 4096  # learner/model/head.py, which imports torch
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -32,7 +32,6 @@ _SHAPES = {  # hidden, intermediate, layers, heads, heads of keys, vocabulary
     "Qwen2.5-32B": (5120, 27_648, 64, 40, 8, 152_064),
 }
 _TIED = ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-3B")
-_IN_A_BLOCK = re.compile(r".*\.\d+\.(?:.*\.)?(\w+)\.weight")  # of such a name: the last part
 _VOCABULARY_PADDING = 64  # vLLM's, before it shares a vocabulary out
 
 
@@ -170,12 +169,12 @@ def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _model(path: Path, shapes: dict[str, tuple[int, ...]]) -> Model:
-    named = ((_IN_A_BLOCK.fullmatch(name), shape) for name, shape in shapes.items())
+    named = ((weight_in_a_block(name), shape) for name, shape in shapes.items())
     return replace(
         _shaped(_tree(path)),
         weights=tuple(map(math.prod, shapes.values())),
         normed_heads=any(name.endswith("q_norm.weight") for name in shapes),
-        linears=tuple(Linear(m[1], s[1], s[0]) for m, s in named if m and len(s) == 2),
+        linears=tuple(Linear(layer, s[1], s[0]) for layer, s in named if layer and len(s) == 2),
     )
 
 
