@@ -23,6 +23,7 @@ _ELSEWHERE = {
     "learner.kl_coef": ("beta", "kl_coeff", "kl_loss_coef", "kl_beta", "kl"),
     "learner.objective": ("algorithm", "algo", "loss", "loss_type", "adv_estimator"),
     "learner.critic.lr": ("critic_lr", "value_lr", "learning_rate_critic"),
+    "learner.critic.coef": ("vf_coef", "value_loss_coef", "critic_coef"),
     "learner.critic.gae_lambda": ("lam", "lmbda"),
     "learner.critic.gamma": ("discount", "discount_factor"),
     "learner.critic.value_clip": ("cliprange_value", "vf_clip_param"),

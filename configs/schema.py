@@ -218,9 +218,6 @@ class WeightSyncConfig(Section, frozen=True):
         return self.join_deadline_s + nbytes / SLOW_DOWNLOAD_BYTES_PER_S
 
 
-_UNUSED = {"reinforce": ("clip_low", "clip_high", "ratio_cap"), "cispo": ("ratio_cap",)}
-
-
 class LearnerConfig(AlgorithmConfig, frozen=True):
     """The optimiser, the objective, its corrections, and the cadence of evaluation and checkpoints.
 
@@ -232,23 +229,9 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
     eval_temperature: PositiveFloat | None = 1.0  # of the sampled half; null: greedy alone
     checkpoint_every: Annotated[Positive, CHANGEABLE] = 50
     keep_checkpoints: Positive = 3  # beside the best and those still evaluated
-    objective: Literal["grpo", "cispo", "gspo", "dppo_tv", "reinforce"] = "grpo"
-    # None: the objective's own (learner/algorithm/objectives.py)
-    clip_low: NonNegativeFloat | None = None
-    clip_high: NonNegativeFloat | None = None
-    ratio_cap: Annotated[float, Meta(gt=1.0)] | None = None  # grpo, gspo: dual clip; dppo_tv: cap
-    proximal: Literal["ema", "start_of_update", "behaviour"] = "ema"
-    proximal_decay: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.5  # per step
-    behaviour_weight: Literal["truncate", "mask", "none"] = "truncate"
-    behaviour_level: Literal["token", "sequence", "geometric"] = "token"
-    behaviour_cap: PositiveFloat = 2.0
-    behaviour_floor: NonNegativeFloat = 0.0
     baseline: Literal["mean", "leave_one_out", "optimal", "none", "critic"] = "mean"
     critic: CriticConfig = CriticConfig()
     advantage_std: Literal["none", "group", "batch", "whiten"] = "group"
-    # None: the objective's own too
-    reduction: Literal["token_mean", "sequence_mean", "constant_length"] | None = None
-    constant_length_tokens: NonNegative = 0  # the denominator of "constant_length"
     lora: LoraConfig = LoraConfig()
     lr: NonNegativeFloat = 1e-6
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -285,28 +268,13 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
                 "copies the weights that stage 3 scatters: set learner.zero_stage to 3, or leave "
                 "it out"
             )
-        for name in _UNUSED.get(self.objective, ()):
-            if (value := getattr(self, name)) is not None:
-                raise ValueError(
-                    f"learner.{name} = {value!r} acts on nothing with learner.objective = "
-                    f"{self.objective!r}: set it to null"
-                )
         require_critic(self.baseline, self.advantage_std, self.critic)
         check_credit(self.baseline, self.advantage_std, self.turn_credit, self.kl_in)
         check_moment(self.second_moment, self.objective, self.centre, self.clip_low, self.clip_high)
-        if self.reduction == "constant_length" and not self.constant_length_tokens:
-            raise ValueError(
-                "learner.reduction = 'constant_length' needs learner.constant_length_tokens above 0"
-            )
         if self.offload == "cpu" and not self.zero_stage:
             raise ValueError(
                 "learner.offload = 'cpu' moves what ZeRO keeps, which learner.zero_stage = 0 is "
                 "without: set learner.zero_stage to 1, 2 or 3"
-            )
-        if self.behaviour_floor > self.behaviour_cap:
-            raise ValueError(
-                f"learner.behaviour_floor = {self.behaviour_floor!r} lies above "
-                f"learner.behaviour_cap = {self.behaviour_cap!r}"
             )
 
     def saved_bytes(self, weights: int) -> int:
@@ -315,7 +283,7 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
         the masters and moments of a critic. An adapter and its averages are a small part of that.
         """
         averages = (self.centre == "ema") + (self.anchor != "none")
-        critic = 3 * (self.baseline == "critic")
+        critic = 3 * self.has_critic_model
         kept = averages + 2 * (3 + averages)
         kept_bytes = kept * weights // (20 if self.lora.rank else 1)
         return (1 + 2 * critic) * weights + kept_bytes
@@ -331,17 +299,19 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
         return self.logprob_chunk_bytes or (1 << 30 if device == "cuda" else 64 << 20)
 
     @property
+    def has_critic_model(self) -> bool:
+        """True where a critic is a model of its own beside the policy."""
+        return self.baseline == "critic" and self.critic.on == "copy"
+
+    @property
+    def has_value_head(self) -> bool:
+        """True where a critic is on the policy's trunk."""
+        return self.baseline == "critic" and self.critic.on == "policy"
+
+    @property
     def eval_temperatures(self) -> tuple[float, ...]:
         """The temperatures at which an evaluation asks each question, greedy (0) first."""
         return (0.0,) if self.eval_temperature is None else (0.0, self.eval_temperature)
-
-    @property
-    def centre(self) -> Literal["ema", "start_of_update", "behaviour"]:
-        """The policy at whose log-probs the behaviour weight and the policy ratio meet.
-
-        REINFORCE has no policy ratio: its weight must reach the current policy, in every mode.
-        """
-        return "start_of_update" if self.objective == "reinforce" else self.proximal
 
 
 class Config(Section, frozen=True):

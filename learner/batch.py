@@ -165,24 +165,23 @@ def _rows(
 
 
 def _turn_credit(group: Sequence[Trajectory], config: LearnerConfig) -> list[list[list[float]]]:
-    """What each turn of each sequence of each rollout adds to its advantage; unscorable rollouts
-    are compared with nothing.
+    """What each turn of each sequence of each rollout adds to its advantage: a rollout's turns
+    follow one another through all of its sequences. Unscorable rollouts are compared with nothing.
     """
     credit = [[[0.0] * len(s.turns) for s in t.sequences] for t in group]
     if not config.turn_credit:
         return credit
     told = [
-        (sequence, own)
+        (trajectory, each)
         for trajectory, each in zip(group, credit, strict=True)
         if trajectory.reward is not None
-        for sequence, own in zip(trajectory.sequences, each, strict=True)
     ]
     discount = DISCOUNT if config.turn_discount is None else config.turn_discount
-    states = [state for sequence, _ in told for state in _states(sequence)]
-    rewards = [[turn.reward for turn in sequence.turns] for sequence, _ in told]
+    states = [state for t, _ in told for sequence in t.sequences for state in _states(sequence)]
+    rewards = [[turn.reward for turn in trajectory.turns] for trajectory, _ in told]
     returns = list(chain.from_iterable(step_returns(each, discount) for each in rewards))
     made = iter(turn_advantages(states, returns, config.advantage_std))
-    for _, own in told:
+    for own in chain.from_iterable(each for _, each in told):
         own[:] = [config.turn_credit * next(made) for _ in own]
     return credit
 

@@ -208,7 +208,7 @@ def check(checkpoint: Checkpoint, config: Config) -> None:
             f"checkpoint {str(checkpoint.folder)!r} is of {what}: {'; '.join(unequal)}; put "
             "back the run's own settings, model.path and checkpoints, or start a new run"
         )
-    kinds = ["state", "critic"] if config.learner.baseline == "critic" else ["state"]
+    kinds = ["state", "critic"] if config.learner.has_critic_model else ["state"]
     names = [f"rank-{rank}.safetensors" for rank in range(checkpoint.manifest.ranks)]
     states = [checkpoint.folder / kind / name for kind in kinds for name in names]
     if missing := [str(path) for path in states if not path.is_file()]:

@@ -44,7 +44,7 @@ def collective(argument: Argument) -> Callable[[Method], Method]:
 
 
 class Trainer:
-    """One rank's engine, its averages, and the critic of `learner.baseline: critic`."""
+    """One rank's engine, its averages, and a critic that is a model of its own."""
 
     def __init__(
         self, config: Config, model_path: str | None = None, placement: Placement | None = None
@@ -55,8 +55,8 @@ class Trainer:
         self.config = config
         self.engine = Engine(config, model_path, placement)
         self.averages = Averages.begin(self.engine, config.learner)
-        has_critic = config.learner.baseline == "critic"
-        self.critic = CriticEngine(config, model_path, placement) if has_critic else None
+        judged = config.learner.has_critic_model
+        self.critic = CriticEngine(config, model_path, placement) if judged else None
         self.rank, self.ranks = self.engine.rank, self.engine.ranks
 
     @collective("shares")

@@ -19,19 +19,20 @@ from learner.algorithm import kl
 from learner.algorithm.correction import (
     ActionTokens,
     bonus,
-    looks_ahead,
     loss_as_scored,
     token_loss,
 )
 from learner.algorithm.importance import log_ratio
 from learner.algorithm.objectives import ClipBounds, moment_bounds
+from learner.algorithm.passes import looks_ahead, scores_current
 from learner.algorithm.schedule import scaled_rate
 from learner.batch import TrainingBatch, credit_gauges, credit_of
 from learner.errors import Diverged
 from learner.health.diagnostics import TokenFacts, diagnose
 from learner.model.anchor import Anchored, anchored
-from learner.model.credit import Critic, judge, policy_rate, teach
+from learner.model.credit import Critic, Lessons, critic_rate, judge, policy_rate, teach
 from learner.model.ema import Averages, Ema
+from learner.model.head import ValueLoss
 from learner.packing import MicroBatch
 
 if TYPE_CHECKING:  # importing it imports DeepSpeed
@@ -46,6 +47,7 @@ class Scored(NamedTuple):
     proximal: Tensor | None
     current: Tensor | None
     anchor: Anchored
+    values: Tensor | None = None  # float[B, T], of a critic on the policy's trunk
 
 
 def update(
@@ -57,18 +59,23 @@ def update(
 ) -> dict[str, float]:
     """Take one step on the batch, which makes version `batch.step`; return its gauges.
 
-    `critic`: of `learner.baseline: critic`. Raises Diverged on a non-finite loss or gradient.
+    `critic`: where `learner.baseline: critic` has a model of its own. Raises Diverged on a
+    non-finite loss or gradient.
     """
     micro_batches = [micro.to(engine.device) for micro in batch.micro_batches]
     scored = score(engine, averages, micro_batches, batch.temperature, config)
-    if critic is None:
+    if config.baseline != "critic":
         credited, credit = recredit(engine, batch, micro_batches, scored, config)
         return batch.gauges | credit | _step(engine, averages, batch, credited, scored, config)
     penalties, taken = penalise(engine, batch, micro_batches, scored, config)
-    judged, judgements, credit = judge(critic, micro_batches, config, penalties)
-    made = _step(engine, averages, batch, judged, scored, config)
-    taught = teach(critic, judged, judgements, batch.step, config)
-    return batch.gauges | taken | credit | made | taught
+    values = values_under(critic, micro_batches, scored)
+    judged, judgements, credit = judge(engine, micro_batches, values, config, penalties)
+    gauges = batch.gauges | taken | credit
+    if critic is None:
+        lessons = Lessons(judged, judgements, config)
+        return gauges | _step(engine, averages, batch, judged, scored, config, lessons)
+    gauges |= _step(engine, averages, batch, judged, scored, config)
+    return gauges | teach(critic, judged, judgements, batch.step, config)
 
 
 def _step(
@@ -78,18 +85,26 @@ def _step(
     micro_batches: list[MicroBatch],
     scored: Sequence[Scored],
     config: LearnerConfig,
+    lessons: Lessons | None = None,
 ) -> dict[str, float]:
-    """The policy's step on these micro-batches of the batch, whose advantages are known."""
+    """The policy's step on these micro-batches of the batch, whose advantages are known; a critic
+    on its trunk has its `lessons` in it.
+    """
     step, bounds = batch.step, step_bounds(engine, micro_batches, scored, config)
     facts = []
-    for micro, known in zip(micro_batches, scored, strict=True):
-        facts.append(_accumulate(engine, micro, known, batch.temperature, bounds, config))
+    for number, (micro, known) in enumerate(zip(micro_batches, scored, strict=True)):
+        lesson = None if lessons is None else lessons.of(number)
+        facts.append(_accumulate(engine, micro, known, batch.temperature, bounds, config, lesson))
     gauges = diagnose(engine.gather(facts), config)
     if not math.isfinite(gauges["learner/loss"]):
         raise Diverged(f"step {step}: the loss is {gauges['learner/loss']}")
     ess = gauges.get("learner/current_ess_sequence", 1.0)
-    lr = scaled_rate(policy_rate(step, config), ess, config.ess_base)
-    grad_norm = engine.step(lr)
+    rates = [lr := scaled_rate(policy_rate(step, config), ess, config.ess_base)]
+    if lessons is not None:
+        gauges |= lessons.gauges(engine, step)
+        rates.append(critic_rate(step, config))
+        gauges["learner/critic_lr"] = rates[-1]
+    grad_norm = engine.step(*rates)
     if not math.isfinite(grad_norm):
         raise Diverged(f"step {step}: the gradient's norm is {grad_norm}")
     averages.update(engine)
@@ -104,17 +119,19 @@ def _accumulate(
     temperature: float,
     bounds: ClipBounds | None,
     config: LearnerConfig,
+    value_loss: ValueLoss | None = None,
 ) -> TokenFacts:
     """Add the gradient of a micro-batch."""
-    tokens, (near, now, far) = ActionTokens.of(micro), scored
+    tokens, (near, now, far, _) = ActionTokens.of(micro), scored
+    more = {"candidates": far.ids, "value_loss": value_loss}
     given, own = (far.logprobs, config, far.topk), bonus(tokens, config)
     if near is None and now is None:
         unscored = loss_as_scored(tokens, *given)
-        scores = engine.accumulate(micro, temperature, unscored, own, candidates=far.ids)
+        scores = engine.accumulate(micro, temperature, unscored, own, **more)
         loss = token_loss(tokens, None, scores.logprobs, *given)
     else:
         loss = token_loss(tokens, near, now, *given, bounds=bounds)
-        scores = engine.accumulate(micro, temperature, loss, own, candidates=far.ids)
+        scores = engine.accumulate(micro, temperature, loss, own, **more)
     return TokenFacts.of(micro, loss, scores, config)
 
 
@@ -127,11 +144,28 @@ def score(
 ) -> list[Scored]:
     """What the policies that a step needs say of its tokens: a pass of each, without gradient."""
     current: list[Tensor | None] = [None] * len(micro_batches)
-    if looks_ahead(config):
-        current = [engine.score(micro, temperature).logprobs for micro in micro_batches]
+    values = list(current)
+    if scores_current(config):
+        own = [engine.score(micro, temperature) for micro in micro_batches]
+        values = [each.values for each in own]
+        if looks_ahead(config):
+            current = [each.logprobs for each in own]
     nears = logprobs_under(engine, averages.proximal, micro_batches, temperature)
     anchors = anchored(engine, averages.anchor, micro_batches, temperature, config)
-    return list(map(Scored, nears, current, anchors))
+    return list(map(Scored, nears, current, anchors, values))
+
+
+def values_under(
+    critic: Critic | None, micro_batches: Sequence[MicroBatch], scored: Sequence[Scored]
+) -> list[Tensor]:
+    """A critic's values float[B, T] of each micro-batch, without gradient: in a pass of its own, or
+    on the policy's trunk as its pass found them.
+    """
+    if critic is not None:
+        return [critic.values(micro) for micro in micro_batches]
+    found = [each.values for each in scored if each.values is not None]
+    assert len(found) == len(micro_batches)
+    return found
 
 
 def logprobs_under(
@@ -162,7 +196,7 @@ def step_bounds(
     if config.second_moment is None:
         return None
     moved = []
-    for micro, (near, now, _) in zip(micro_batches, scored, strict=True):
+    for micro, (near, now, *_) in zip(micro_batches, scored, strict=True):
         assert now is not None
         recorded = micro.behaviour_logprobs[micro.loss_mask]
         old, usable = recorded if near is None else near, recorded.isfinite()

@@ -1,5 +1,6 @@
 """A LoRA adapter on its way into an engine: its names, its scale, and who takes which."""
 
+import re
 from typing import TYPE_CHECKING
 
 from configs.runtime.files import weights_digest
@@ -10,6 +11,7 @@ if TYPE_CHECKING:  # whoever starts an engine needs no torch
     import torch
 
 PREFIX = "base_model.model."  # of PEFT's names
+_IN_A_BLOCK = re.compile(r"(?:.*\.)?\d+\.(?:.*\.)?(\w+)")  # of a layer's path: the last part
 FIELDS = {name: f"learner.lora.{name}" for name in ("rank", "alpha", "layers")} | {
     "base": "digest of the weights in model.path"
 }
@@ -24,6 +26,20 @@ def adapter_of(config: Config) -> Adapter | None:
         return None
     base = weights_digest(config.model.path) if config.model.path else ""
     return Adapter(lora.rank, lora.alpha, tuple(lora.layers), base)
+
+
+def layer_in_a_block(path: str) -> str:
+    """The last part of a layer's path in a model, such as q_proj, where it lies in a block; else
+    nothing.
+    """
+    found = _IN_A_BLOCK.fullmatch(path)
+    return found[1] if found else ""
+
+
+def weight_in_a_block(name: str) -> str:
+    """The same of the name of a layer's weight; of another parameter's nothing."""
+    path = name.removesuffix(".weight")
+    return layer_in_a_block(path) if path != name else ""
 
 
 def names_of(layer: str) -> tuple[str, str]:

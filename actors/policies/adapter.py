@@ -1,6 +1,5 @@
 """What an engine is started with that is to compute a LoRA adapter. Imports nothing heavy."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,11 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from actors.errors import EngineUnusable
+from weight_sync.adapter import weight_in_a_block
 from weight_sync.protocol import Adapter
 
 # The ranks that vLLM has slots for; a smaller adapter leaves the rest of its slot zero.
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-_IN_A_BLOCK = re.compile(r".*\.\d+\.(?:.*\.)?(\w+)\.weight")  # of such a name: the last part
 
 
 def adapter_arguments(adapter: Adapter, folder: str) -> dict[str, Any]:
@@ -45,6 +44,6 @@ def _linear_layers(folder: Path) -> Iterator[str]:
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "np") as tensors:  # "pt" would import torch; shapes need none
             for name in tensors.keys():  # noqa: SIM118 - it is no dict
-                found = _IN_A_BLOCK.fullmatch(name)
+                found = weight_in_a_block(name)
                 if found and len(tensors.get_slice(name).get_shape()) == 2:
-                    yield found[1]
+                    yield found

@@ -1,6 +1,6 @@
 """The critic of `learner.baseline: critic`, and the credit that its values give."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -9,10 +9,13 @@ from configs.section import NonNegative, NonNegativeFloat, Positive, PositiveFlo
 
 class CriticConfig(Section, frozen=True):
     """A value head on a copy of the model, with an optimiser of its own, whose settings but these
-    are the learner's. Raises ValueError where two fields contradict each other.
+    are the learner's; or on the policy's trunk, taught in the policy's own step. Raises ValueError
+    where two fields contradict each other.
     """
 
-    lr: NonNegativeFloat = 1e-5
+    on: Literal["copy", "policy"] = "copy"
+    coef: PositiveFloat | None = None  # of its loss beside the policy's, on its trunk; null: .1
+    lr: NonNegativeFloat = 1e-5  # on the policy's trunk, which has the learner's: the head's alone
     warmup_steps: NonNegative = 10  # of that rate; then by learner.lr_schedule
     alone_steps: NonNegative = 0  # so many first steps teach it alone: the policy's rate is 0
     updates: Positive = 1  # optimiser steps on each batch
@@ -22,6 +25,16 @@ class CriticConfig(Section, frozen=True):
     gae_lambda: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
 
     def __post_init__(self) -> None:
+        if self.on == "copy" and self.coef is not None:
+            raise ValueError(
+                f"learner.critic.coef = {self.coef!r} acts on nothing with learner.critic.on = "
+                "'copy', whose loss stands alone: set that to 'policy', or this to null"
+            )
+        if self.on == "policy" and self.updates > 1:
+            raise ValueError(
+                f"learner.critic.updates = {self.updates!r} with learner.critic.on = 'policy', "
+                "whose one step is the policy's own: set it to 1, or take learner.critic.on=copy"
+            )
         if self.value_clip is not None and self.updates == 1:
             raise ValueError(
                 f"learner.critic.value_clip = {self.value_clip!r} acts on nothing with "

@@ -1,19 +1,18 @@
-"""The KL to an anchor: which policy that is, how the KL is estimated, and where it enters. A leaf
-module but for `section`.
-"""
+"""The KL to an anchor: which policy that is, how the KL is estimated, and where it enters."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from configs.section import NonNegative, NonNegativeFloat, Positive, Section
+from configs.algorithm.correction import CorrectionConfig
+from configs.section import NonNegative, NonNegativeFloat, Positive
 
 _OF_TOP_K = ("kl_direction", "kl_gradient", "kl_tail")  # they act with it alone
 _OF_THE_LOSS = ("kl_estimator", "kl_top_k", "kl_weight")  # a reward takes k1, weighed by its loss
 
 
-class DivergenceConfig(Section, frozen=True):
+class DivergenceConfig(CorrectionConfig, frozen=True):
     """The KL to an anchor: a part of `learner`. None: the default that the comment names.
 
     Raises ValueError where a field acts on nothing.
@@ -33,6 +32,10 @@ class DivergenceConfig(Section, frozen=True):
     anchor_period: Positive = 10  # steps
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.anchor != "ema":
+            self.refuse("anchor_tau", "anchor")
+            self.refuse("anchor_period", "anchor")
         if self.kl_coef and self.anchor == "none":
             raise ValueError(
                 f"learner.kl_coef = {self.kl_coef!r} needs an anchor: set learner.anchor to 'ema' "

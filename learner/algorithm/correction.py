@@ -9,7 +9,7 @@ behaviour in every mode, each factor once:
     learner.proximal        behaviour weight         policy ratio, in the objective
     ema, start_of_update    proximal / behaviour     current / proximal
     behaviour               1, or 0 where rejected   current / behaviour
-    any, with "reinforce"   current / behaviour      none
+    none: "reinforce"       current / behaviour      none
 """
 
 from collections.abc import Callable
@@ -29,30 +29,8 @@ from learner.algorithm.importance import (
 )
 from learner.algorithm.loss import TokenLoss, sampled
 from learner.algorithm.objectives import ClipBounds, Terms, choose
-from learner.algorithm.rejection import accepted, over_sequences
+from learner.algorithm.rejection import accepted
 from learner.packing import MicroBatch
-
-
-def looks_ahead(config: LearnerConfig) -> bool:
-    """True where the loss of a token needs the current log-probs of its whole sequence, rollout or
-    step: one pass more.
-    """
-    if config.guard != "none" or config.second_moment is not None:
-        return True
-    if config.baseline == "optimal" or config.kl_in == "reward":
-        return True
-    if config.objective == "gspo" and config.centre != "start_of_update":
-        return True  # at the start of the update its sequence's ratio is 1
-    if config.centre == "ema":
-        return False
-    if over_sequences(config.rejection):
-        return True
-    if config.behaviour_level == "token":
-        return False
-    if config.kl_coef and config.kl_weight != "none" and config.centre == "start_of_update":
-        return True
-    rules = ("mask",) if config.centre == "behaviour" else ("mask", "truncate")
-    return config.behaviour_weight in rules
 
 
 class ActionTokens(NamedTuple):

@@ -67,11 +67,6 @@ REJECTIONS: dict[str, Rejection] = {
 }
 
 
-def over_sequences(name: str) -> bool:
-    """True where a token's fate depends on its whole sequence."""
-    return name != "none" and REJECTIONS[name].over != "token"
-
-
 def accepted(
     name: str,
     bound: float,

@@ -1,7 +1,8 @@
 """The critic's part of a step: before the policy's it judges the batch, after it it is taught.
 
 `judge` makes advantages and returns of the values as they are; `teach` moves the values towards
-those returns. What is not on the loss mask, and rollouts that nobody could score, are in neither.
+those returns, or `Lessons` do, on the policy's trunk, within the policy's own step. What is not on
+the loss mask, and rollouts that nobody could score, are in none of them.
 """
 
 import math
@@ -18,11 +19,21 @@ from learner.algorithm.advantage import whitened
 from learner.algorithm.gae import gae, value_losses
 from learner.algorithm.schedule import learning_rate
 from learner.errors import Diverged
-from learner.model.value import ValueLoss
+from learner.model.head import ValueLoss
 from learner.packing import MicroBatch
 
+COEF = 0.1  # of the value loss beside the policy's; TRL's
 
-class Critic(Protocol):
+
+class Summing(Protocol):
+    """An engine, or something smaller that knows of all ranks."""
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sums of these numbers over all ranks."""
+        ...
+
+
+class Critic(Summing, Protocol):
     """The critic's engine, or something smaller that takes the same micro-batches."""
 
     def values(self, micro: MicroBatch) -> Tensor:
@@ -35,10 +46,6 @@ class Critic(Protocol):
 
     def step(self, lr: float) -> float:
         """Clip, step, clear the gradients; return their norm."""
-        ...
-
-    def total(self, values: Sequence[float]) -> list[float]:
-        """The sums of these numbers over all ranks."""
         ...
 
 
@@ -54,20 +61,21 @@ class Judgement(NamedTuple):
 
 
 def judge(
-    critic: Critic,
+    engine: Summing,
     micro_batches: Sequence[MicroBatch],
+    values: Sequence[Tensor],
     config: LearnerConfig,
     penalties: Sequence[Tensor] | None = None,
 ) -> tuple[list[MicroBatch], list[Judgement], dict[str, float]]:
     """The micro-batches with their advantages, the judgements that the critic is taught by, and
-    gauges: one pass of the critic, without gradient. `penalties` float[N] are taken off what each
+    gauges, from its `values` float[B, T] of each. `penalties` float[N] are taken off what each
     action token of a micro-batch earns.
     """
     judgements = [
-        _judgement(micro, critic.values(micro), None if penalties is None else penalties[i], config)
-        for i, micro in enumerate(micro_batches)
+        _judgement(micro, own, None if penalties is None else penalties[i], config)
+        for i, (micro, own) in enumerate(zip(micro_batches, values, strict=True))
     ]
-    moments = _moments(critic, judgements)
+    moments = _moments(engine, judgements)
     judged = []
     for micro, each in zip(micro_batches, judgements, strict=True):
         credit = each.advantages
@@ -101,6 +109,39 @@ def teach(
         "learner/critic_grad_norm": norm,
         "learner/critic_lr": lr,
     }
+
+
+class Lessons:
+    """What a critic on the policy's trunk learns in the policy's own step: of each micro-batch a
+    loss that is added to the policy's.
+    """
+
+    def __init__(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        judgements: Sequence[Judgement],
+        config: LearnerConfig,
+    ) -> None:
+        self._pairs = list(zip(micro_batches, judgements, strict=True))
+        self._coef = COEF if config.critic.coef is None else config.critic.coef
+        self._taught = [0.0] * len(self._pairs)
+
+    def of(self, number: int) -> ValueLoss:
+        """The loss of a micro-batch's values, times its coefficient beside the policy's."""
+
+        def loss(values: Tensor) -> Tensor:
+            made, _ = _value_loss(values, *self._pairs[number], None)
+            self._taught[number] = float(made.detach())
+            return self._coef * made
+
+        return loss
+
+    def gauges(self, engine: Summing, step: int) -> dict[str, float]:
+        """The value loss of the whole step, once all are taught. Raises Diverged."""
+        (loss,) = engine.total([sum(self._taught)])
+        if not math.isfinite(loss):
+            raise Diverged(f"step {step}: the critic's loss is {loss}")
+        return {"learner/value_loss": loss}
 
 
 def critic_rate(step: int, config: LearnerConfig) -> float:
@@ -138,29 +179,34 @@ def _accumulate(
     """Add the gradient; the loss, each token's by the coefficient of its sequence, how many tokens
     were clipped, and of how many.
     """
-    coefficients = micro.coefficients[:, None]
-    mask = judged.mask.to(coefficients.device)
-
-    def losses(values: Tensor) -> tuple[Tensor, Tensor]:
-        old, returns = judged.values.to(values), judged.returns.to(values)
-        each, clipped = value_losses(values, old, returns, mask, clip)
-        return (each * coefficients).sum(), clipped
-
-    made, clipped = losses(critic.accumulate(micro, lambda values: losses(values)[0]))
-    return float(made), float(clipped.sum()), float(mask.sum())
+    values = critic.accumulate(micro, lambda values: _value_loss(values, micro, judged, clip)[0])
+    made, clipped = _value_loss(values, micro, judged, clip)
+    return float(made), float(clipped.sum()), float(judged.mask.sum())
 
 
-def _moments(critic: Critic, judgements: Sequence[Judgement]) -> dict[str, tuple[float, float]]:
+def _value_loss(
+    values: Tensor, micro: MicroBatch, judged: Judgement, clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """The loss of values [B, T], each token's by the coefficient of its sequence; and where the
+    clip decided.
+    """
+    mask = judged.mask.to(values.device)
+    old, returns = judged.values.to(values), judged.returns.to(values)
+    each, clipped = value_losses(values, old, returns, mask, clip)
+    return (each * micro.coefficients[:, None]).sum(), clipped
+
+
+def _moments(engine: Summing, judgements: Sequence[Judgement]) -> dict[str, tuple[float, float]]:
     """Mean and variance (Bessel-corrected) of values, advantages, their magnitudes and returns over
     the judged tokens of all ranks; 0 of too few.
     """
     names = ("values", "advantages", "returns", "magnitudes")
     found = [torch.cat([getattr(j, name)[j.mask] for j in judgements]) for name in names[:3]]
     columns = torch.stack([*found, found[1].abs()])
-    count, *sums = critic.total([float(columns.shape[1]), *columns.sum(1).tolist()])
+    count, *sums = engine.total([float(columns.shape[1]), *columns.sum(1).tolist()])
     means = [each / max(count, 1.0) for each in sums]
     apart = columns - torch.tensor(means, dtype=columns.dtype)[:, None]
-    squares = critic.total(apart.square().sum(1).tolist())
+    squares = engine.total(apart.square().sum(1).tolist())
     variances = [each / max(count - 1.0, 1.0) for each in squares]
     return dict(zip(names, zip(means, variances, strict=True), strict=True))
 

@@ -5,8 +5,9 @@ from torch import Tensor, nn
 
 from configs.schema import Config
 from learner.model.engine import Training
+from learner.model.head import ValueLoss
 from learner.model.loading import load_to_train
-from learner.model.value import ValueLoss, ValueModel
+from learner.model.value import ValueModel
 from learner.packing import MicroBatch
 
 

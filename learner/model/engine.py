@@ -12,6 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,15 @@ from configs.runtime.process import return_freed_blocks
 from configs.schema import Config, LearnerConfig
 from learner.errors import BadModel
 from learner.model.collectives import Facts, gather_facts, sums
-from learner.model.head import Candidates, ChunkLoss
-from learner.model.loading import load_to_train
-from learner.model.lora import PREFIX, adapt, adapted
+from learner.model.head import Candidates, ChunkLoss, ValueLoss
+from learner.model.loading import load_to_train, make_optimiser
+from learner.model.lora import adapt, adapted
 from learner.model.placement import Placement
 from learner.model.scorer import TokenScorer, TokenScores
 from learner.model.shards import Partitioned, Scattered, Shards, Whole
+from learner.model.value import value_head_of
 from learner.packing import MicroBatch
+from weight_sync.adapter import PREFIX
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -93,6 +96,9 @@ class Training(ABC):
         self._stage, self._offload = learner.zero_stage, learner.offload
         self.model, module = self._make(config, model_path)
         self._trainable = {n: w for n, w in self.model.named_parameters() if w.requires_grad}
+        of_model = set(map(id, self.model.parameters()))
+        self._beside = {n: w for n, w in module.named_parameters() if id(w) not in of_model}
+        self._trainable |= self._beside
         self._adapted = adapted(self.model)
         self._bf16 = any(weight.dtype == torch.bfloat16 for weight in self._trainable.values())
         self._begin(config, placement, module)
@@ -111,7 +117,9 @@ class Training(ABC):
 
     @abstractmethod
     def _make(self, config: Config, model_path: str | None) -> tuple[nn.Module, nn.Module]:
-        """The model whose weights are trained, and the module around it that DeepSpeed runs."""
+        """The model whose weights are trained, and the module around it that DeepSpeed runs, whose
+        own weights are trained beside the model's and belong to no model that is given away.
+        """
 
     def _begin(self, config: Config, placement: Placement, module: nn.Module) -> None:
         """Start DeepSpeed. Raises BadModel where no host can hold the copy that is asked for."""
@@ -124,7 +132,9 @@ class Training(ABC):
         self._copies_within_hosts = shared > 1
         # DeepSpeed keeps the group of a host for the process, and the next engine would take it.
         self._on_close.callback(setattr, groups, "_ZERO_PARAM_INTRA_PARALLEL_GROUP", None)
-        optimiser = _make_optimiser(list(self._trainable.values()), config.learner)
+        of_model = [w for name, w in self._trainable.items() if name not in self._beside]
+        own = [each for each in (of_model, list(self._beside.values())) if each]
+        optimiser = make_optimiser(own, config.learner)
         with _quietly(placement), _words_into(config.run_dir):
             self._engine, self._optimiser, _, _ = deepspeed.initialize(
                 model=module,
@@ -133,13 +143,14 @@ class Training(ABC):
                 dist_init_required=False,
             )
 
-    def step(self, lr: float) -> float:
+    def step(self, *rates: float) -> float:
         """Clip, step, clear the gradients; return the norm of the whole gradient before clipping.
+        `rates`: the model's, and that of what is trained beside it where there is something.
 
         A gradient that is not finite gives a norm that is not finite.
         """
-        for group in self._optimiser.param_groups:
-            group["lr"] = lr
+        for group, rate in zip(self._optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate
         return_freed_blocks()  # an optimiser's blocks fit none of the gaps that passes leave
         self._engine.step()
         return_freed_blocks()
@@ -154,7 +165,9 @@ class Training(ABC):
         return sums(values, self.device) if self.ranks > 1 else list(values)
 
     def trainable(self) -> dict[str, Tensor]:
-        """The live trainable parameters by Hugging Face name, tied ones once; empty at stage 3."""
+        """The live trainable parameters by Hugging Face name, tied ones once, and what is trained
+        beside them by its own; empty at stage 3.
+        """
         return self._trainable
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -186,8 +199,9 @@ class Training(ABC):
     def named_adapter(self) -> Iterator[tuple[str, Tensor]]:
         """The weights of the adapter, fp32, by PEFT's names; otherwise as `named_weights`."""
         for name, weight in self._trainable.items() if self._adapted else ():
-            with self._gathered(weight):
-                yield PREFIX + name, weight.detach()
+            if name not in self._beside:
+                with self._gathered(weight):
+                    yield PREFIX + name, weight.detach()
 
     def close(self) -> None:
         """Release DeepSpeed; the process group stays, because DeepSpeed keeps handles on it."""
@@ -212,7 +226,8 @@ class Training(ABC):
         if self._clips_itself:
             return Whole(self._trainable, None, self.rank, self.ranks)
         if self._stage == 0:
-            masters = dict(zip(self._trainable, optimiser.fp32_groups[0], strict=True))
+            own = chain.from_iterable(optimiser.fp32_groups)
+            masters = dict(zip(self._trainable, own, strict=True))
             # DeepSpeed made the moments by a step without gradient, which decays and counts.
             optimiser.optimizer.state.clear()
             for name, weight in self._trainable.items():
@@ -254,19 +269,20 @@ class Engine(Training):
         model = load_to_train(config, model_path)
         if config.learner.lora.rank:
             adapt(model, config.learner.lora, config.seed)
-        _check_candidates(model, config.learner)
         chunk_bytes = config.learner.chunk_bytes(_place())
-        return model, TokenScorer(model, chunk_bytes, config.model.head_dtype)
+        value_head = value_head_of(model, config.learner)
+        return model, TokenScorer(model, chunk_bytes, config.model.head_dtype, value_head)
 
     def score(self, micro: MicroBatch, temperature: float, top_k: int = 0) -> TokenScores:
         """Log-probs and entropies of the action tokens, without gradient; with `top_k` the
-        likeliest tokens beside them.
+        likeliest tokens beside them, and the values of a critic on the same trunk.
         """
         given = micro.tokens, micro.loss_mask, temperature
         found = Candidates.room(len(micro.rows), top_k, self.device) if top_k else None
+        values = torch.empty(micro.tokens.shape, device=self.device) if self._beside else None
         with torch.no_grad():
-            logprobs, entropy, _ = self._engine(*given, likeliest=found)
-        return TokenScores(logprobs, entropy, found)
+            logprobs, entropy, _ = self._engine(*given, likeliest=found, values=values)
+        return TokenScores(logprobs, entropy, found, values)
 
     def accumulate(
         self,
@@ -276,13 +292,15 @@ class Engine(Training):
         bonus: Tensor | None = None,
         *,
         candidates: Tensor | None = None,
+        value_loss: ValueLoss | None = None,
     ) -> TokenScores:
         """Add this share's gradient to the step's sum; return the scores it was made from, with
         those of `candidates` int[N, k], which the loss is then given too. `bonus` float[N]: how
-        much the entropy of each token takes off the loss.
+        much the entropy of each token takes off the loss; `value_loss` is added to it.
         """
         given = micro.tokens, micro.loss_mask, temperature, loss, bonus
-        logprobs, entropy, value = self._engine(*given, candidates=candidates)
+        more = {"candidates": candidates, "value_loss": value_loss}
+        logprobs, entropy, value = self._engine(*given, **more)
         self._backward(value)
         return TokenScores.of(logprobs, entropy, candidates)
 
@@ -295,28 +313,6 @@ class Engine(Training):
             logprobs, _, _ = self._engine(row, mask, 1.0)
         values: list[float] = logprobs.tolist()
         return values
-
-
-def _check_candidates(model: PreTrainedModel, config: LearnerConfig) -> None:
-    vocabulary = len(model.get_output_embeddings().weight)
-    if config.kl_top_k > vocabulary:
-        raise BadModel(
-            f"learner.kl_top_k = {config.kl_top_k!r}: the model's vocabulary has {vocabulary} "
-            "tokens; lower it to at most that"
-        )
-
-
-def _make_optimiser(weights: list[Tensor], config: LearnerConfig) -> torch.optim.Optimizer:
-    if config.optimiser == "sgd":
-        return torch.optim.SGD(weights, lr=config.lr, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(
-        weights,
-        lr=config.lr,
-        betas=config.betas,
-        weight_decay=config.weight_decay,
-        # On the host: one pass over the state without temporaries, which needs nothing compiled.
-        fused=True if config.offload == "cpu" else None,
-    )
 
 
 def _deepspeed_config(

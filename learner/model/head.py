@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 ChunkLoss = Callable[[Tensor, slice], Tensor]  # log-probs of a chunk, as targets -> its loss
+ValueLoss = Callable[[Tensor], Tensor]  # a critic's values [B, T] of a micro-batch -> their loss
 HeadOutput = tuple[Tensor, Tensor, Tensor | None]  # log-probs, entropies, the loss's value
 CHUNK_BYTES = 64 << 20
 SLICE_ENTRIES = 4096  # vocabulary entries for which temporaries beside the logits exist

@@ -5,7 +5,6 @@ begun as PEFT begins it and B at zero, so that the first version is the model it
 """
 
 import math
-import re
 from collections.abc import Iterator
 
 import torch
@@ -15,9 +14,7 @@ from transformers import PreTrainedModel
 
 from configs.lora import LoraConfig
 from learner.errors import BadModel
-
-PREFIX = "base_model.model."  # of the names of PEFT
-_IN_A_BLOCK = re.compile(r"(?:.*\.)?\d+\.(?:.*\.)?(\w+)")  # of such a path: the last part
+from weight_sync.adapter import layer_in_a_block
 
 
 class _Rounded(nn.Linear):  # type: ignore[misc]
@@ -91,7 +88,7 @@ def adapted(model: nn.Module) -> dict[str, LoraLinear]:
 def _layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
     """The linear layers of the blocks, by path."""
     for path, module in model.named_modules():
-        if isinstance(module, nn.Linear) and _IN_A_BLOCK.fullmatch(path):
+        if isinstance(module, nn.Linear) and layer_in_a_block(path):
             yield path, module
 
 

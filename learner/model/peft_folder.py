@@ -11,7 +11,7 @@ from torch import Tensor
 from configs.lora import LoraConfig
 from configs.runtime.files import weights_digest
 from learner.errors import BadModel
-from learner.model.lora import PREFIX
+from weight_sync.adapter import PREFIX
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _DIGEST = "base_digest"  # of the base's weights, in the metadata

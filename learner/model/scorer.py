@@ -14,7 +14,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from learner.errors import BadModel
-from learner.model.head import CHUNK_BYTES, Candidates, ChunkLoss, HeadOutput, LogProbHead
+from learner.model.head import (
+    CHUNK_BYTES,
+    Candidates,
+    ChunkLoss,
+    HeadOutput,
+    LogProbHead,
+    ValueLoss,
+)
+from learner.model.value import ValueHead
 
 if TYPE_CHECKING:  # the scorer needs torch and transformers alone
     from configs.schema import ModelConfig
@@ -32,6 +40,7 @@ class TokenScores(NamedTuple):
     logprobs: Tensor
     entropy: Tensor
     candidates: Candidates | None = None
+    values: Tensor | None = None  # [B, T] before each action token, of a critic on the same trunk
 
     @classmethod
     def of(cls, logprobs: Tensor, entropy: Tensor, ids: Tensor | None) -> "TokenScores":
@@ -52,15 +61,20 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
     """A causal LM whose one forward call scores action tokens (DeepSpeed sees one module)."""
 
     def __init__(
-        self, causal_lm: PreTrainedModel, chunk_bytes: int = CHUNK_BYTES, head_dtype: str = ""
+        self,
+        causal_lm: PreTrainedModel,
+        chunk_bytes: int = CHUNK_BYTES,
+        head_dtype: str = "",
+        value_head: ValueHead | None = None,
     ) -> None:
         """`chunk_bytes` (`learner.chunk_bytes`) bounds the logits that exist at a time;
-        `head_dtype` is `model.head_dtype`.
+        `head_dtype` is `model.head_dtype`; `value_head` a critic's, on the same trunk.
         """
         super().__init__()
         self.causal_lm = causal_lm
         dtype = getattr(torch, head_dtype) if head_dtype else None
         self.head = LogProbHead(causal_lm.get_output_embeddings(), chunk_bytes, dtype)
+        self.value_head = value_head
 
     def forward(
         self,
@@ -72,12 +86,15 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
         *,
         candidates: Tensor | None = None,
         likeliest: Candidates | None = None,
+        values: Tensor | None = None,
+        value_loss: ValueLoss | None = None,
     ) -> HeadOutput:
         """Log-probs and entropies float32[N] of the tokens where `loss_mask`, detached, and with
-        `loss` its value less the entropy `bonus`, the only one with a gradient.
+        `loss` its value less the entropy `bonus` with the critic's `value_loss`: it has a gradient.
 
         With `candidates` int[N, k] the log-probs are [N, 1 + k], theirs beside each token's own;
-        `likeliest` is filled with the likeliest. tokens int64[B, T] and loss_mask bool[B, T] are
+        `likeliest` is filled with the likeliest, `values` float32[B, T] with the critic's before
+        each of the tokens. tokens int64[B, T] and loss_mask bool[B, T] are
         right-padded. Without any action token (N = 0) the value is 0 and every gradient too, so
         that ranks stay in step.
         """
@@ -88,10 +105,23 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
         targets = tokens[:, 1:][predicts]
         if candidates is not None:
             targets = torch.cat([targets.unsqueeze(-1), candidates.to(targets)], -1)
-        scored: HeadOutput = self.head(
-            hidden[:, :-1][predicts], targets, temperature, loss, bonus, likeliest=likeliest
+        states = hidden[:, :-1][predicts]
+        logprobs, entropy, value = self.head(
+            states, targets, temperature, loss, bonus, likeliest=likeliest
         )
-        return scored
+        if self.value_head is not None:  # in every pass: at ZeRO 3 all are then alike
+            found = _laid_out(self.value_head(states), predicts)
+            if values is not None:
+                values.copy_(found.detach())
+            if value_loss is not None:
+                value = value + value_loss(found)
+        return logprobs, entropy, value
+
+
+def _laid_out(values: Tensor, predicts: Tensor) -> Tensor:
+    """Values [N] in their places [B, T], 0 elsewhere."""
+    places = functional.pad(predicts, (1, 0))
+    return values.new_zeros(places.shape).masked_scatter(places, values)
 
 
 def score_logits(logits: Tensor, targets: Tensor, temperature: float) -> TokenScores:

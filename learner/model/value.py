@@ -1,13 +1,11 @@
-"""A critic: a model's trunk, and on it a number for each token, the reward expected before it."""
-
-from collections.abc import Callable
+"""A critic: on a model's trunk a number for each token, the reward expected before it."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-ValueLoss = Callable[[Tensor], Tensor]  # values [B, T] of a micro-batch -> its loss
+from configs.schema import LearnerConfig
 
 
 class ValueHead(nn.Module):  # type: ignore[misc]
@@ -25,6 +23,16 @@ class ValueHead(nn.Module):  # type: ignore[misc]
         """float[...] of [..., H] hidden states."""
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         return hidden.to(dtype) @ self.weight.to(dtype) + self.bias.to(dtype)
+
+
+def value_head_of(causal_lm: PreTrainedModel, config: LearnerConfig) -> ValueHead | None:
+    """The value head of a critic on the policy's trunk; in fp32 where adapters are, else in the
+    model's dtype, as one optimiser has them. None where there is no such critic.
+    """
+    if not config.has_value_head:
+        return None
+    output = causal_lm.get_output_embeddings().weight
+    return ValueHead(output.shape[1], torch.float32 if config.lora.rank else output.dtype)
 
 
 class ValueModel(nn.Module):  # type: ignore[misc]

@@ -22,6 +22,7 @@ from scripts.setup.model_size import (
     head_bytes,
     sent_elements,
     trained_elements,
+    value_head_bytes,
     width_of,
 )
 
@@ -66,7 +67,7 @@ def state_bytes(config: Config, model: Model) -> dict[str, int]:
     own, critics = (4 * (in_bf16 and not learner.lora.rank), 4 * in_bf16)  # masters
     moments = 8 if learner.optimiser == "adamw" else 0
     averages = (learner.centre == "ema") + (learner.anchor != "none")
-    critic = model.trunk_parameters * (learner.baseline == "critic")
+    critic = model.trunk_parameters * learner.has_critic_model
     ranks = learner.ranks if learner.zero_stage else 1
     return {
         "optimiser, with fp32 weights": (moments + own) * count // ranks,
@@ -103,6 +104,7 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
         "critic, with its gradients": _critic_bytes(config, model, offloads),
         "activations": activations,
         "head, with its gradient": head,
+        "value head, with its gradient": value_head_bytes(config, model),
         "the anchor's likeliest tokens": candidate_bytes(config, model),
         "gaps between blocks": gaps,
         "optimiser's temporaries": max(0, stepping - activations - head - gaps),
@@ -116,7 +118,7 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
 def _critic_bytes(config: Config, model: Model, offloads: bool) -> int:
     """Bytes of a critic's weights, gradients and reductions: one rank's, as the policy's are."""
     learner, count = config.learner, model.trunk_parameters
-    if learner.baseline != "critic":
+    if not learner.has_critic_model:
         return 0
     width, ranks = width_of(config.model.dtype), learner.ranks
     weights = width * count // (ranks if learner.zero_stage == 3 else 1)

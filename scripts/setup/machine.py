@@ -211,7 +211,7 @@ def _beside_gpus(config: Config, model: Model) -> dict[str, int]:
     loaded = learner.ranks * width * model.parameters
     # Of gradients the host has what is summed and what the optimiser reads.
     policy = sum(trained_elements(config, model))
-    trained = policy + model.trunk_parameters * (learner.baseline == "critic")
+    trained = policy + model.trunk_parameters * learner.has_critic_model
     held = state + 8 * trained
     return {
         "its optimiser, averages and gradients (learner.offload)": offloaded * held,

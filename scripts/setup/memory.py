@@ -42,6 +42,7 @@ _REASONS = {  # of a part of who lies on a GPU
     "critic, with its gradients": "{width} x {trunk}{over3} + {gradient} x {trunk}{over2}",
     "activations": "{tokens:,} tokens at once",
     "head, with its gradient": "a piece of logits at a time",
+    "value head, with its gradient": "of hidden states in fp32",
     "the anchor's likeliest tokens": "8 x learner.kl_top_k a token",
     "optimiser's temporaries": "while it steps",
     "reductions": "DeepSpeed's buckets",

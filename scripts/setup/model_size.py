@@ -10,7 +10,6 @@ activation and their product.
 import contextlib
 import json
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from actors.policies.engine_keys import block_tokens, token_width
 from configs.schema import Config
+from weight_sync.adapter import weight_in_a_block
 
 SLICE_ENTRIES = 4096  # learner/model/head.py, which imports torch
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -32,7 +32,6 @@ _SHAPES = {  # hidden, intermediate, layers, heads, heads of keys, vocabulary
     "Qwen2.5-32B": (5120, 27_648, 64, 40, 8, 152_064),
 }
 _TIED = ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-3B")
-_IN_A_BLOCK = re.compile(r".*\.\d+\.(?:.*\.)?(\w+)\.weight")  # of such a name: the last part
 _VOCABULARY_PADDING = 64  # vLLM's, before it shares a vocabulary out
 
 
@@ -170,12 +169,12 @@ def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _model(path: Path, shapes: dict[str, tuple[int, ...]]) -> Model:
-    named = ((_IN_A_BLOCK.fullmatch(name), shape) for name, shape in shapes.items())
+    named = ((weight_in_a_block(name), shape) for name, shape in shapes.items())
     return replace(
         _shaped(_tree(path)),
         weights=tuple(map(math.prod, shapes.values())),
         normed_heads=any(name.endswith("q_norm.weight") for name in shapes),
-        linears=tuple(Linear(m[1], s[1], s[0]) for m, s in named if m and len(s) == 2),
+        linears=tuple(Linear(layer, s[1], s[0]) for layer, s in named if layer and len(s) == 2),
     )
 
 
@@ -229,17 +228,23 @@ def adapted_linears(config: Config, model: Model) -> list[Linear]:
 
 
 def trained_elements(config: Config, model: Model) -> tuple[int, ...]:
-    """Elements of each weight that the policy's optimiser has: the model's, or its adapter's."""
-    rank, linears = config.learner.lora.rank, adapted_linears(config, model)
-    adapter = (rank * size for each in linears for size in (each.inputs, each.outputs))
-    return tuple(adapter) if rank else model.weights
+    """Elements of each weight that the policy's optimiser has: the model's, or its adapter's, and
+    those of a critic on its trunk.
+    """
+    policy = _adapter_elements(config, model) if config.learner.lora.rank else model.weights
+    return (*policy, model.hidden, 1) if config.learner.has_value_head else policy
 
 
 def sent_elements(config: Config, model: Model) -> tuple[int, ...]:
     """Elements of each weight that is published."""
     lora = config.learner.lora
     as_adapter = lora.rank and lora.publish == "adapter"
-    return trained_elements(config, model) if as_adapter else model.weights
+    return _adapter_elements(config, model) if as_adapter else model.weights
+
+
+def _adapter_elements(config: Config, model: Model) -> tuple[int, ...]:
+    rank, linears = config.learner.lora.rank, adapted_linears(config, model)
+    return tuple(rank * size for each in linears for size in (each.inputs, each.outputs))
 
 
 def width_of(dtype: str) -> int:
@@ -329,3 +334,14 @@ def head_bytes(config: Config, model: Model, device: str) -> int:
     cast = width if width == 2 else 0
     trained = 0 if config.learner.lora.rank else model.vocabulary
     return piece + (4 + cast) * model.hidden * (trained + tokens)
+
+
+def value_head_bytes(config: Config, model: Model) -> int:
+    """Bytes of a value head on the policy's trunk while it makes its gradient: hidden states in
+    fp32 and their gradient, and its cast where the model is not in fp32.
+    """
+    if not config.learner.has_value_head:
+        return 0
+    width = width_of(config.model.dtype)
+    each = 4 + (4 + width) * (width < 4)
+    return width * (model.hidden + 1) + each * model.hidden * tokens_at_once(config)

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from actors.policies.capacity import Capacity, mean_context
 from configs.schema import Config
+from learner.algorithm.passes import scores_current
 from scripts.setup.gpu_memory import GIB
 from scripts.setup.model_size import Model, token_bytes, width_of
 
@@ -123,21 +124,14 @@ class Pace:
 
     @property
     def passes(self) -> int:
-        """Forward passes that a step costs: backward is two, made anew one, an average one, one
-        where the loss of a token needs what is known of all, and a critic's values one beside its
-        own updates.
+        """Forward passes that a step costs: backward is two, made anew one, an average one, the
+        current weights before the update one, and a critic's values one beside its own updates.
         """
         learner = self.config.learner
         averages = (learner.centre == "ema") + (learner.anchor != "none")
-        ahead = (
-            learner.guard != "none"
-            or learner.second_moment is not None
-            or learner.baseline == "optimal"
-            or learner.kl_in == "reward"
-        )
         update = 3 + learner.gradient_checkpointing
-        critic = 1 + update * learner.critic.updates if learner.baseline == "critic" else 0
-        return update + averages + ahead + critic
+        critic = 1 + update * learner.critic.updates if learner.has_critic_model else 0
+        return update + averages + scores_current(learner) + critic
 
     def _learn_s(self, tokens: int) -> float:
         spent = 2 * self.model.parameters * self.passes * tokens

@@ -110,7 +110,7 @@ def test_bad_values_are_named(yaml_file: Path, override: str, words: list[str]) 
         ("actors.group_size=3", "did you mean 'replay.group_size'?"),
         ("learner.checkpoint_evry=3", "did you mean 'learner.checkpoint_every'"),
         ("learner.timeout_s=3", "'retrieval.timeout_s' or 'rewards.judge.timeout_s'?"),
-        ("learner.qqq=3", "known: kl_coef, kl_in, "),
+        ("learner.qqq=3", "known: objective, clip_low, "),
     ],
 )
 def test_an_unknown_key_is_told_the_nearest(yaml_file: Path, override: str, hint: str) -> None:

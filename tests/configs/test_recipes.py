@@ -314,7 +314,7 @@ def test_the_comment_says_what_is_reckoned(name: str) -> None:
 @pytest.mark.parametrize(
     "taken_back",
     [
-        {"anchor": "frozen"},
+        {"anchor": "frozen", "anchor_period": 10},
         {"kl_top_k": 0, "kl_estimator": "k3"},
         {"clip_high": 0.2},
         {"betas": (0.9, 0.999)},

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from configs.schema import Config, LearnerConfig, ModelConfig, ReplayConfig
 from learner.health.diagnostics import TokenFacts
-from learner.model.head import Candidates, ChunkLoss
+from learner.model.head import Candidates, ChunkLoss, ValueLoss
 from learner.model.scorer import TokenScorer, TokenScores, load_model
 from learner.model.shards import Whole
-from learner.model.value import ValueLoss, ValueModel
+from learner.model.value import ValueModel, value_head_of
 from learner.packing import MicroBatch
 from replay.codec import encode_trajectory
 from replay.protocol import Batch
@@ -28,21 +28,23 @@ class PlainEngine:
     def __init__(self, config: Config):
         self.device = torch.device("cpu")
         self.model = load_model(config.model)
-        self.scorer = TokenScorer(self.model)
+        value_head = value_head_of(self.model, config.learner)
+        self.scorer = TokenScorer(self.model, value_head=value_head)
         self._max_norm = config.learner.max_grad_norm
+        heads = [] if value_head is None else [value_head]
+        groups = [{"params": list(each.parameters())} for each in (self.model, *heads)]
         self.optimiser = (
-            torch.optim.SGD(self.model.parameters())
+            torch.optim.SGD(groups)
             if config.learner.optimiser == "sgd"
-            else torch.optim.AdamW(
-                self.model.parameters(), betas=config.learner.betas, weight_decay=0.0
-            )
+            else torch.optim.AdamW(groups, betas=config.learner.betas, weight_decay=0.0)
         )
 
     @torch.no_grad()
     def score(self, micro: MicroBatch, temperature: float, top_k: int = 0) -> TokenScores:
         found = Candidates.room(len(micro.rows), top_k, self.device) if top_k else None
         given = micro.tokens, micro.loss_mask, temperature
-        return TokenScores(*self.scorer(*given, likeliest=found)[:2], found)
+        values = None if self.scorer.value_head is None else torch.empty(micro.tokens.shape)
+        return TokenScores(*self.scorer(*given, likeliest=found, values=values)[:2], found, values)
 
     def accumulate(
         self,
@@ -52,19 +54,28 @@ class PlainEngine:
         bonus: Tensor | None = None,
         *,
         candidates: Tensor | None = None,
+        value_loss: ValueLoss | None = None,
     ) -> TokenScores:
         given = micro.tokens, micro.loss_mask, temperature, loss, bonus
-        logprobs, entropy, value = self.scorer(*given, candidates=candidates)
+        more = {"candidates": candidates, "value_loss": value_loss}
+        logprobs, entropy, value = self.scorer(*given, **more)
         value.backward()
         return TokenScores.of(logprobs, entropy, candidates)
 
-    def step(self, lr: float) -> float:
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._max_norm)
-        self.gradients = {n: w.grad.clone() for n, w in self.model.named_parameters()}
-        self.optimiser.param_groups[0]["lr"] = lr
+    def step(self, *rates: float) -> float:
+        trained = self.trained()
+        norm = nn.utils.clip_grad_norm_(trained.values(), self._max_norm)
+        self.gradients = {n: w.grad.clone() for n, w in trained.items()}
+        for group, rate in zip(self.optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate
         self.optimiser.step()
         self.optimiser.zero_grad()
         return float(norm)
+
+    def trained(self) -> dict[str, Tensor]:
+        head = self.scorer.value_head
+        beside = {} if head is None else {f"value_head.{n}": w for n, w in head.named_parameters()}
+        return dict(self.model.named_parameters()) | beside
 
     def trainable(self) -> dict[str, Tensor]:
         return dict(self.model.named_parameters())
@@ -102,6 +113,9 @@ class PlainCritic:
     def accumulate(self, micro: MicroBatch, loss: ValueLoss) -> Tensor:
         loss(values := self.model(micro.tokens)).backward()
         return values.detach()
+
+    def trained(self) -> dict[str, Tensor]:
+        return dict(self.model.named_parameters())
 
     step, total = PlainEngine.step, PlainEngine.total
 

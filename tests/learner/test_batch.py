@@ -1,6 +1,7 @@
 """From replay's bytes to tensors, and what is refused by name."""
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -113,6 +114,58 @@ def test_each_turn_adds_its_own_credit_among_those_in_its_state(
     credit = [[0.5 * (each - 1.5)] * 2 for each in first]
     expected = [credit[0] + [-0.5] * 2, credit[1] + [0.5] * 2, credit[2] + [0.0] * 2, [0.0] * 4]
     assert [found[i] for i in range(4)] == [pytest.approx(each) for each in expected]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("std", ["none", "group"])
+def test_credit_by_turns_is_of_whole_rollouts_of_several_sequences(
+    batch: Callable[..., Batch], seed: int, std: str
+) -> None:
+    draw = np.random.default_rng(seed)
+    ids = lambda *given: np.array(given, np.int32)  # noqa: E731
+    made = []
+    for record in rollouts(batch(groups=1)):
+        sequences = []
+        for _ in range(int(draw.integers(1, 4))):
+            turns = tuple(
+                Turn(ids(5), np.float32([-1]), ids(0), ids(draw.integers(7, 9)),
+                     reward=float(draw.normal()))
+                for _ in range(int(draw.integers(1, 4)))
+            )  # fmt: skip
+            sequences.append(TokenSequence(ids(draw.integers(2, 4)), turns))
+        made.append(msgspec.structs.replace(record, sequences=tuple(sequences), reward=1.0))
+    given = msgspec.structs.replace(batch(groups=1), groups=(tuple(map(encode_trajectory, made)),))
+    config = LearnerConfig(advantage_std=std, turn_credit=1.0, turn_discount=0.5)
+    training = build(given, config, vocabulary=MOST_IDS)
+    found = {
+        int(row_id): micro.advantages[row][micro.loss_mask[row]].tolist()
+        for micro in training.micro_batches
+        for row, row_id in enumerate(micro.row_ids)
+    }
+    flat = [each for row_id in sorted(found) for each in found[row_id]]
+    assert flat == pytest.approx(by_turns(made, 0.5, std), rel=1e-5, abs=1e-6)
+
+
+def by_turns(made: Sequence[Trajectory], discount: float, std: str) -> list[float]:
+    """Each turn's credit, written out: a rollout's turns follow one another through all of its
+    sequences, and the group are those that had just read the same.
+    """
+    told: list[tuple[int, float]] = []  # what was read last, and the step return
+    for record in made:
+        turns = [turn for sequence in record.sequences for turn in sequence.turns]
+        read = []
+        for sequence in record.sequences:
+            read.append(int(sequence.prompt_tokens[-1]))
+            read += [int(turn.observation_tokens[-1]) for turn in sequence.turns[:-1]]
+        for t, state in enumerate(read):
+            later = turns[t:]
+            told.append((state, sum(discount**k * turn.reward for k, turn in enumerate(later))))
+    credit = []
+    for state, value in told:
+        same = [other for at, other in told if at == state]
+        spread = statistics.stdev(same) + 1e-6 if std == "group" and len(same) > 1 else 1.0
+        credit.append((value - statistics.fmean(same)) / spread)
+    return credit
 
 
 def test_unscorable_is_left_out(

@@ -156,7 +156,7 @@ MUTANTS = (
     Mutant(
         "value loss on observations",
         "learner/model/credit.py",
-        "mask = judged.mask.to(coefficients.device)",
+        "mask = judged.mask.to(values.device)",
         "mask = micro.tokens.ne(0)",
         ("tests/learner/model/test_credit.py",),
     ),

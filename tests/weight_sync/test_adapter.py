@@ -9,7 +9,14 @@ import torch
 from configs.load import parse
 from tests.weight_sync.conftest import CONFIG, PROBE, Fleet, score
 from weight_sync import buckets
-from weight_sync.adapter import adapter_of, names_of, require_adapter, scaled
+from weight_sync.adapter import (
+    adapter_of,
+    layer_in_a_block,
+    names_of,
+    require_adapter,
+    scaled,
+    weight_in_a_block,
+)
 from weight_sync.protocol import (
     Adapter,
     ManifestMismatch,
@@ -154,3 +161,20 @@ def sent_bytes(shapes: dict[str, tuple[int, ...]]) -> int:
     tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     _, sizes = buckets.plan(buckets.InTurn(lambda: iter(tensors.items())), 1 << 26, torch.bfloat16)
     return sum(sizes)
+
+
+@pytest.mark.parametrize(
+    ("path", "layer"),
+    [
+        ("model.layers.0.self_attn.q_proj", "q_proj"),
+        ("transformer.h.11.mlp.c_fc", "c_fc"),
+        ("0.down_proj", "down_proj"),
+        ("model.layers.7.input_layernorm", "input_layernorm"),
+        ("model.embed_tokens", ""),
+        ("lm_head", ""),
+        ("model.layers.3", ""),
+    ],
+)
+def test_a_layer_is_named_by_its_last_part_within_a_block(path: str, layer: str) -> None:
+    assert layer_in_a_block(path) == weight_in_a_block(f"{path}.weight") == layer
+    assert weight_in_a_block(path) == weight_in_a_block(f"{path}.bias") == ""

@@ -26,7 +26,6 @@ QUICK_AGES, QUICK_VARIANTS, QUICK_UPDATES = (0, 8, 16), ("default", "clip", "non
 _PLAIN = (
     "learner.objective=grpo",
     "learner.proximal=ema",
-    "learner.proximal_decay=0.8",
     "learner.behaviour_weight=truncate",
     "learner.behaviour_level=token",
     "learner.behaviour_cap=2.0",
@@ -36,7 +35,6 @@ _PLAIN = (
 _UNCORRECTED = (
     *_PLAIN,
     "learner.objective=reinforce",
-    "learner.proximal=start_of_update",
     "learner.behaviour_weight=none",
 )
 _ANCHORED = (
@@ -50,7 +48,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "clip": (*_PLAIN, "learner.proximal=behaviour"),
     "none": _UNCORRECTED,
     "ema.5": (*_PLAIN, "learner.proximal_decay=0.5"),
-    "ema.8": _PLAIN,
+    "ema.8": (*_PLAIN, "learner.proximal_decay=0.8"),
     "ema.9": (*_PLAIN, "learner.proximal_decay=0.9"),
     "dppo_tv": (*_PLAIN, "learner.objective=dppo_tv", "learner.proximal=behaviour"),
     "start_of_update": (*_PLAIN, "learner.proximal=start_of_update"),

@@ -10,6 +10,12 @@ PPO = ["learner.baseline=critic", "learner.advantage_std=whiten"]
 def test_a_critic_is_configured() -> None:
     critic = parse("", [*PPO, "learner.critic.updates=2", "learner.critic.value_clip=0.5"], "test")
     assert critic.learner.critic.lr == 1e-5 and critic.learner.critic.value_clip == 0.5
+    assert critic.learner.has_critic_model and not parse("", [], "test").learner.has_critic_model
+
+
+def test_a_critic_may_be_the_policy_s_own() -> None:
+    shared = parse("", [*PPO, "learner.critic.on=policy", "learner.critic.coef=0.5"], "test")
+    assert shared.learner.critic.coef == 0.5 and not shared.learner.has_critic_model
 
 
 @pytest.mark.parametrize(
@@ -19,6 +25,12 @@ def test_a_critic_is_configured() -> None:
         (["learner.baseline=critic"], "learner.advantage_std = 'group' is the spread of"),
         ([*PPO, "learner.turn_credit=1"], "learner.turn_credit = 1.0 with learner.baseline = 'cr"),
         ([*PPO, "learner.critic.value_clip=0.5"], "learner.critic.value_clip = 0.5 acts on"),
+        (["learner.critic.on=policy"], "learner.critic.on = 'policy' acts on nothing with"),
+        ([*PPO, "learner.critic.coef=0.5"], "learner.critic.coef = 0.5 acts on nothing with"),
+        (
+            [*PPO, "learner.critic.on=policy", "learner.critic.updates=2"],
+            "learner.critic.updates = 2 with learner.critic.on = 'policy'",
+        ),
         ([*PPO, "learner.critic.gamma=0"], "gamma"),
         ([*PPO, "learner.critic.gae_lambda=1.1"], "gae_lambda"),
     ],

@@ -13,12 +13,12 @@ from torch import Tensor
 from configs.schema import LearnerConfig
 from learner.algorithm.correction import (
     ActionTokens,
-    looks_ahead,
     loss_as_scored,
     token_loss,
 )
 from learner.algorithm.loss import row_coefficients
 from learner.algorithm.objectives import choose
+from learner.algorithm.passes import looks_ahead
 from learner.model.head import ChunkLoss
 from learner.packing import MicroBatch
 
@@ -31,9 +31,16 @@ SHAPE = (5, 9)
 WIDE = {"clip_low": 0.9, "clip_high": 9.0, "behaviour_floor": 0.95, "behaviour_cap": 1.05}
 
 
-def wide(objective: str) -> dict[str, Any]:
-    """WIDE, without the bounds that the objective does not have."""
-    return {k: v for k, v in WIDE.items() if objective != "reinforce" or k.startswith("behaviour")}
+# Reinforce has no policy ratio, whose centre could be another.
+MODES = [(o, p) for o in OBJECTIVES for p in PROXIMALS if o != "reinforce" or p == "ema"]
+
+
+def wide(objective: str, proximal: str = "ema", rule: str = "truncate") -> dict[str, Any]:
+    """WIDE, without the bounds that act on nothing."""
+    unused = {"clip_low", "clip_high"} if objective == "reinforce" else set()
+    if rule == "none" or (proximal == "behaviour" and rule == "truncate"):
+        unused.add("behaviour_floor")
+    return {name: value for name, value in WIDE.items() if name not in unused}
 
 
 class Case:
@@ -159,12 +166,11 @@ def naive(case: Case) -> list[list[float]]:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("proximal", PROXIMALS)
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize(("objective", "proximal"), MODES)
 def test_the_gradient_is_the_formulas(objective: str, proximal: str, level: str, rule: str) -> None:
     config = LearnerConfig(
         objective=objective, proximal=proximal, behaviour_level=level, behaviour_weight=rule,
-        reduction="token_mean", **wide(objective),
+        reduction="token_mean", **wide(objective, proximal, rule),
     )  # fmt: skip
     for seed in range(6):
         case = Case(seed, config)
@@ -175,14 +181,13 @@ def test_the_gradient_is_the_formulas(objective: str, proximal: str, level: str,
 
 
 @pytest.mark.parametrize("rejection", STATISTICS)
-@pytest.mark.parametrize("proximal", PROXIMALS)
-@pytest.mark.parametrize("objective", ["grpo", "gspo", "reinforce"])
+@pytest.mark.parametrize(("objective", "proximal"), MODES)
 def test_rejection_is_by_the_policies_of_the_behaviour_weight(
     objective: str, proximal: str, rejection: str
 ) -> None:
     config = LearnerConfig(
         objective=objective, proximal=proximal, reduction="token_mean", rejection=rejection,
-        rejection_bound=STATISTICS[rejection][0], **wide(objective),
+        rejection_bound=STATISTICS[rejection][0], **wide(objective, proximal),
     )  # fmt: skip
     plain = msgspec.structs.replace(config, rejection="none", rejection_bound=None)
     fewer = 0
@@ -199,8 +204,9 @@ def test_rejection_is_by_the_policies_of_the_behaviour_weight(
 @pytest.mark.parametrize("guard", ["action", "sequence"])
 @pytest.mark.parametrize("proximal", PROXIMALS)
 def test_the_guard_holds_what_did_no_harm(proximal: str, guard: str) -> None:
+    wide_open = wide("grpo", proximal, "none")
     config = LearnerConfig(
-        proximal=proximal, behaviour_weight="none", guard=guard, guard_coef=0.3, **WIDE
+        proximal=proximal, behaviour_weight="none", guard=guard, guard_coef=0.3, **wide_open
     )
     plain = msgspec.structs.replace(config, guard="none", guard_coef=None)
     held = 0
@@ -232,8 +238,7 @@ def guarding(case: Case) -> list[list[float]]:
     return slopes
 
 
-@pytest.mark.parametrize("proximal", PROXIMALS)
-@pytest.mark.parametrize("objective", ["grpo", "cispo", "dppo_tv", "reinforce"])
+@pytest.mark.parametrize(("objective", "proximal"), [m for m in MODES if m[0] != "gspo"])
 def test_untruncated_every_mode_corrects_from_behaviour_to_current(
     objective: str, proximal: str
 ) -> None:
@@ -256,49 +261,18 @@ def test_rejection_leaves_every_other_token_its_share(reduction: str) -> None:
     assert torch.equal(some[kept], every[kept])
 
 
-def ahead(objective: str, level: str) -> set[tuple[str, str]]:
-    """The centres and rules with which the current policy is looked at before the loss is made."""
-    return {
-        (proximal, rule)
-        for proximal in PROXIMALS
-        for rule in RULES
-        if looks_ahead(LearnerConfig(objective=objective, proximal=proximal, behaviour_level=level,
-                                     behaviour_weight=rule))
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("level", ["sequence", "geometric"])
-def test_a_sequences_weight_is_looked_at_ahead(level: str) -> None:
-    own = {("start_of_update", "truncate"), ("start_of_update", "mask"), ("behaviour", "mask")}
-    for objective in ("grpo", "cispo", "dppo_tv"):
-        assert ahead(objective, level) == own
-    every = {(proximal, rule) for proximal in PROXIMALS for rule in ("truncate", "mask")}
-    assert ahead("reinforce", level) == every
-
-
-def test_a_tokens_weight_is_not() -> None:
-    for objective in ("grpo", "cispo", "dppo_tv", "reinforce"):
-        assert ahead(objective, "token") == set()
-    drifts = {(proximal, rule) for proximal in ("ema", "behaviour") for rule in RULES}
-    assert ahead("gspo", "token") == drifts, "a sequence's own ratio"
-
-
-def test_a_sequences_rejection_and_the_guard_are_looked_at_ahead() -> None:
-    for proximal in PROXIMALS:
-        fields = {"proximal": proximal, "rejection_bound": 1.0}
-        assert looks_ahead(LearnerConfig(rejection="mean_k3", **fields)) == (proximal != "ema")
-        assert not looks_ahead(LearnerConfig(rejection="binary_kl", **fields))
-        assert looks_ahead(LearnerConfig(proximal=proximal, guard="action", guard_coef=0.1))
-
-
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("proximal", ["start_of_update", "behaviour"])
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize(
+    ("objective", "proximal"), [m for m in MODES if m[0] == "reinforce" or m[1] != "ema"]
+)
 def test_a_weight_made_with_the_gradient_is_that_known_before(
     objective: str, proximal: str, rule: str
 ) -> None:
     config = LearnerConfig(
-        objective=objective, proximal=proximal, behaviour_weight=rule, **wide(objective)
+        objective=objective,
+        proximal=proximal,
+        behaviour_weight=rule,
+        **wide(objective, proximal, rule),
     )
     if looks_ahead(config):
         return

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.algorithm.rejection import REJECTIONS, accepted, over_sequences
+from learner.algorithm.passes import OVER_SEQUENCES
+from learner.algorithm.rejection import REJECTIONS, accepted
 
 # Per token: its sequence, both log-probs, the advantage's sign; a behaviour log-prob may be lost.
 tokens = st.lists(
@@ -85,8 +86,8 @@ def test_off_policy_masking_spares_what_has_become_likelier_or_did_well() -> Non
 
 
 def test_only_a_token_s_own_rejection_needs_no_sequence() -> None:
-    assert {name for name in REJECTIONS if not over_sequences(name)} == {"binary_kl"}
-    assert not over_sequences("none")
+    over = {name for name, each in REJECTIONS.items() if each.over != "token"}
+    assert over == OVER_SEQUENCES == REJECTIONS.keys() - {"binary_kl"}
 
 
 def test_an_unknown_rejection_is_refused() -> None:

@@ -16,7 +16,7 @@ from learner.algorithm.schedule import learning_rate
 from learner.batch import build
 from learner.errors import Diverged
 from learner.model.credit import critic_rate, judge, policy_rate, teach
-from learner.model.value import ValueLoss
+from learner.model.head import ValueLoss
 from learner.packing import MicroBatch
 from replay.codec import encode_trajectory
 from replay.protocol import Batch
@@ -71,10 +71,14 @@ def micro_batches(given: Batch, config: LearnerConfig) -> list[MicroBatch]:
     return list(build(given, config, vocabulary=MOST_IDS).micro_batches)
 
 
+def told(critic: Any, micro: Sequence[MicroBatch]) -> list[Tensor]:
+    return [critic.values(each) for each in micro]
+
+
 def test_advantages_are_of_each_token_and_of_nothing_between(given: Batch) -> None:
     micro = micro_batches(given, PPO)
     critic = Table(micro)
-    judged, _, gauges = judge(critic, micro, PPO)
+    judged, _, gauges = judge(critic, micro, told(critic, micro), PPO)
     errors, unscored = [], 0
     for before, after in zip(micro, judged, strict=True):
         values = critic.values(before)
@@ -105,7 +109,7 @@ def test_a_penalty_is_taken_off_what_its_own_token_earns(given: Batch) -> None:
     micro = micro_batches(given, config)
     critic = Table(micro)
     penalties = [torch.rand(len(each.rows)) for each in micro]
-    judged, _, _ = judge(critic, micro, config, penalties)
+    judged, _, _ = judge(critic, micro, told(critic, micro), config, penalties)
     for before, after, taken in zip(micro, judged, penalties, strict=True):
         for row, reward in enumerate(before.rewards.sum(1).tolist()):
             acts = before.loss_mask[row]
@@ -132,7 +136,7 @@ def test_what_a_turn_earned_is_credited_to_it_and_to_those_before(
         records.append(msgspec.structs.replace(record, sequences=(sequence,)))
     given = msgspec.structs.replace(made, groups=(tuple(map(encode_trajectory, records)),))
     micro = list(build(given, config, vocabulary=MOST_IDS, turn_weight=0.5).micro_batches)
-    judged, _, _ = judge(critic := Table(micro), micro, config)
+    judged, _, _ = judge(critic := Table(micro), micro, told(critic, micro), config)
     for before, after in zip(micro, judged, strict=True):
         for row, rollout in enumerate(before.row_ids.tolist()):
             earned, left = [], 2.0
@@ -148,8 +152,8 @@ def test_what_a_turn_earned_is_credited_to_it_and_to_those_before(
 
 def test_credit_is_whitened_over_the_step_s_tokens(given: Batch) -> None:
     micro = micro_batches(given, WHITE)
-    raw, _, _ = judge(critic := Table(micro), micro, PPO)
-    white, judgements, _ = judge(critic, micro, WHITE)
+    raw, _, _ = judge(critic := Table(micro), micro, told(critic, micro), PPO)
+    white, judgements, _ = judge(critic, micro, told(critic, micro), WHITE)
     tokens, whitened = (
         torch.cat([m.advantages[j.mask] for m, j in zip(each, judgements, strict=True)])
         for each in (raw, white)
@@ -165,7 +169,7 @@ def test_the_critic_learns_from_scored_actions_alone_by_the_step_s_denominator(
 ) -> None:
     micro = micro_batches(given, PPO)
     critic = Table(micro)
-    judged, judgements, _ = judge(critic, micro, PPO)
+    judged, judgements, _ = judge(critic, micro, told(critic, micro), PPO)
     gauges = teach(critic, judged, judgements, 1, PPO)
     count, loss = sum(int(m.loss_mask.sum()) for m in micro), 0.0
     for each in micro:
@@ -185,7 +189,7 @@ def test_values_are_held_near_what_they_were_before_the_batch(given: Batch) -> N
         config = with_critic(PPO, value_clip=clip, **fields)
         micro = micro_batches(given, config)
         critic = Table(micro)
-        judged, judgements, _ = judge(critic, micro, config)
+        judged, judgements, _ = judge(critic, micro, told(critic, micro), config)
         gauges = teach(critic, judged, judgements, 1, config)
         apart = [critic.values(m) - Table(micro).values(m) for m in micro]
         moved.append(max(float(values.abs().max()) for values in apart))
@@ -200,7 +204,7 @@ def test_a_critic_comes_to_explain_the_returns(
     critic, found = make_plain_critic(config), []
     for _ in range(4):
         micro = micro_batches(given, learner)
-        judged, judgements, gauges = judge(critic, micro, learner)
+        judged, judgements, gauges = judge(critic, micro, told(critic, micro), learner)
         found.append(gauges | teach(critic, judged, judgements, 1, learner))
     assert found[0]["learner/value_mean"] == 0.0
     assert found[-1]["learner/value_loss"] < 0.5 * found[0]["learner/value_loss"]
@@ -216,7 +220,7 @@ def test_micro_batching_does_not_change_what_it_learns(
         critic, micro = make_plain_critic(config), micro_batches(given, learner)
         for weight in critic.model.head.parameters():
             torch.nn.init.constant_(weight, 0.05)
-        judged, judgements, _ = judge(critic, micro, learner)
+        judged, judgements, _ = judge(critic, micro, told(critic, micro), learner)
         teach(critic, judged, judgements, 1, learner)
         gradients.append(critic.gradients)
         rows = {int(i): m.advantages[r][m.loss_mask[r]]
@@ -231,7 +235,7 @@ def test_a_critic_without_numbers_stops_the_run(given: Batch) -> None:
     micro = micro_batches(given, PPO)
     critic = Table(micro)
     next(iter(critic.values_of.values())).data.fill_(math.nan)
-    judged, judgements, _ = judge(critic, micro, PPO)
+    judged, judgements, _ = judge(critic, micro, told(critic, micro), PPO)
     with pytest.raises(Diverged, match="step 7: the critic's loss is nan"):
         teach(critic, judged, judgements, 7, PPO)
 

@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from configs.algorithm.critic import CriticConfig
+from configs.lora import LoraConfig
 from configs.runtime.files import MOST_IDS
 from configs.schema import Config
 from learner import checkpoint
@@ -44,6 +46,11 @@ def at(config: Config, stage: int, dtype: str = "float32", **fields: Any) -> Con
     return msgspec.structs.replace(config, learner=learner, model=model)
 
 
+def on_the_policy(config: Config, **fields: Any) -> Config:
+    critic = CriticConfig(on="policy", coef=0.5, lr=3e-3, warmup_steps=2, gae_lambda=0.9)
+    return at(config, 1, critic=critic, **fields)
+
+
 @pytest.fixture
 def batches(batch: Callable[..., Batch], ppo: Config) -> list[TrainingBatch]:
     steps = [batch(step, step - 1, groups=3) for step in range(1, 5)]
@@ -57,16 +64,60 @@ def training(config: Config) -> Iterator[Trainer]:
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Both models'."""
-    both = {"policy": trainer.engine, "critic": trainer.critic}
-    return {f"{k} {n}": w.clone() for k, each in both.items() for n, w in each.named_weights()}
+    """Both models', or the policy's and all masters."""
+    both = {"policy": trainer.engine} | ({"critic": trainer.critic} if trainer.critic else {})
+    found = {f"{k} {n}": w.clone() for k, each in both.items() for n, w in each.named_weights()}
+    masters = trainer.engine.shards.masters()
+    return found | {f"master {n}": w.clone() for n, w in masters.items()}
+
+
+LORA = {"lora": LoraConfig(rank=4)}
+SHARED = [
+    (1, "float32", {}),
+    *(
+        pytest.param(*each, marks=pytest.mark.slow)
+        for each in ((3, "float32", {}), (1, "bfloat16", {}), (1, "float32", LORA))
+    ),
+    *(
+        pytest.param(stage, dtype, {}, marks=pytest.mark.soak("ranks"))
+        for stage, dtype in SLOW
+        if (stage, dtype) not in ((3, "float32"), (1, "bfloat16"))
+    ),
+    pytest.param(3, "bfloat16", LORA, marks=pytest.mark.soak("ranks")),
+]
 
 
 @pytest.mark.parametrize(("stage", "dtype"), SETTINGS)
 def test_resumed_steps_equal_the_undisturbed_ones_bit_for_bit(
     ppo: Config, batches: list[TrainingBatch], tmp_path: Path, stage: int, dtype: str
 ) -> None:
-    config = at(ppo, stage, dtype)
+    last = require_resumed(at(ppo, stage, dtype), batches, tmp_path)
+    assert "critic head.weight" in last and "critic trunk.embed_tokens.weight" in last
+
+
+@pytest.mark.parametrize(("stage", "dtype", "more"), SHARED)
+def test_the_same_on_the_policy_s_trunk(
+    ppo: Config,
+    batches: list[TrainingBatch],
+    tmp_path: Path,
+    stage: int,
+    dtype: str,
+    more: dict[str, Any],
+) -> None:
+    config = at(on_the_policy(ppo, anchor="ema", kl_coef=0.1, **more), stage, dtype)
+    require_resumed(config, batches, tmp_path)
+    assert not (tmp_path / "at-2" / CRITIC).exists()
+    state = load_file(tmp_path / "at-2" / "state" / "rank-0.safetensors")
+    assert state["master/value_head.weight"].any()
+    for kind in tmp_path.glob("at-2/*/*.safetensors"):
+        named = load_file(kind)
+        assert kind.parent.name == "state" or not [n for n in named if "value_head" in n]
+
+
+def require_resumed(
+    config: Config, batches: list[TrainingBatch], tmp_path: Path
+) -> dict[str, torch.Tensor]:
+    """Fail unless steps go on as if never interrupted; what is trained in the end."""
     with training(config) as trainer:
         for each in batches[:2]:
             trainer.learn([each])
@@ -79,7 +130,7 @@ def test_resumed_steps_equal_the_undisturbed_ones_bit_for_bit(
         assert all(torch.equal(found, last[name]) for name, found in weights(trainer).items())
         trainer.restore(tmp_path / "at-2")  # also over a life that has gone on
         assert trainer.learn([batches[2]]) == expected[0]
-    assert "critic head.weight" in last and "critic trunk.embed_tokens.weight" in last
+    return last
 
 
 @pytest.mark.parametrize(
@@ -104,17 +155,41 @@ def test_steps_equal_plain_torch(
     assert expected["learner/value_clip_fraction"] >= 0.0
 
 
-@pytest.mark.slow
-def test_steps_go_on_at_another_zero_stage(
-    ppo: Config, batches: list[TrainingBatch], tmp_path: Path
+@pytest.mark.parametrize(
+    "stage",
+    [
+        *(1, pytest.param(3, marks=pytest.mark.slow)),
+        *(pytest.param(each, marks=pytest.mark.soak("ranks")) for each in (0, 2)),
+    ],
+)
+def test_steps_on_the_policy_s_trunk_equal_plain_torch(
+    ppo: Config, batches: list[TrainingBatch], make_plain_engine: Callable[..., Any], stage: int
 ) -> None:
-    with training(at(ppo, 1)) as trainer:
+    config = at(on_the_policy(ppo, max_grad_norm=0.5), stage)
+    engine = make_plain_engine(config)
+    averages = Averages.begin(engine, config.learner)
+    with training(config) as trainer:
+        for each in batches:
+            gauges = trainer.learn([each])
+            expected = update(engine, averages, each, config.learner)
+            assert gauges == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert expected["learner/critic_lr"] == 3e-3 and expected["learner/lr"] == 1e-2
+    assert expected["learner/value_mean"] != 0.0 and "learner/explained_variance" in expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on", ["copy", "policy"])
+def test_steps_go_on_at_another_zero_stage(
+    ppo: Config, batches: list[TrainingBatch], tmp_path: Path, on: str
+) -> None:
+    config = on_the_policy(ppo) if on == "policy" else ppo
+    with training(at(config, 1)) as trainer:
         for each in batches[:2]:
             trainer.learn([each])
         trainer.export(tmp_path)
         expected = trainer.learn([batches[2]])
     for stage in (3, 0):
-        with training(at(ppo, stage)) as trainer:
+        with training(at(config, stage)) as trainer:
             trainer.restore(tmp_path)
             found = trainer.learn([batches[2]])
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)

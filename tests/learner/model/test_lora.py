@@ -14,8 +14,9 @@ from configs.lora import LoraConfig
 from configs.schema import ModelConfig
 from learner.errors import BadModel
 from learner.model import peft_folder
-from learner.model.lora import PREFIX, LoraLinear, adapt, adapted, merge
+from learner.model.lora import LoraLinear, adapt, adapted, merge
 from learner.model.scorer import load_model
+from weight_sync.adapter import PREFIX
 
 LORA = LoraConfig(rank=3, alpha=6.0)
 TOKENS = torch.arange(12).view(2, 6)

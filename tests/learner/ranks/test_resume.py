@@ -39,6 +39,11 @@ LONG += [
     pytest.param(stage, "float32", PPO, marks=pytest.mark.soak("ranks"), id=f"{stage}-critic")
     for stage in (0, 1, 2, 3)
 ]
+SHARED = PPO | {"critic": CriticConfig(on="policy", lr=1e-3, warmup_steps=0)}
+LONG += [
+    pytest.param(stage, "float32", SHARED, marks=pytest.mark.soak("ranks"), id=f"{stage}-shared")
+    for stage in (0, 1, 2, 3)
+]
 OF_CRITIC = ["learner/value_loss", "learner/value_mean", "learner/critic_grad_norm"]
 
 

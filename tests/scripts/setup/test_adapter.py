@@ -13,10 +13,11 @@ from configs.load import ConfigError, parse
 from configs.lora import LoraConfig
 from configs.schema import ModelConfig
 from learner.model import peft_folder
-from learner.model.lora import PREFIX, adapt, adapted
+from learner.model.lora import adapt, adapted
 from learner.model.scorer import load_model
 from scripts.setup import adapter, hub
 from scripts.setup.model_source import EMA, find
+from weight_sync.adapter import PREFIX
 
 LORA = LoraConfig(rank=2, layers=("q_proj", "down_proj"))
 

@@ -82,6 +82,22 @@ def test_a_critic_is_a_second_model_without_an_output_layer() -> None:
     assert with_critic == needs()
 
 
+def test_a_critic_on_the_policy_s_trunk_is_a_head_alone() -> None:
+    def needs(*more: str) -> dict[str, int]:
+        words = ["learner.micro_batch_tokens=8192", "model.max_model_len=4096", *more]
+        return learner_needs(load(REPOSITORY / "configs" / "base.yaml", words), QWEN_7B)
+
+    shared = ["learner.baseline=critic", "learner.advantage_std=whiten", "learner.critic.on=policy"]
+    found, without = needs(*shared), needs()
+    head = 3584 + 1
+    states = 8192 * 3584 * (4 + 4 + 2)  # in fp32, their gradient, and that in bf16
+    assert found.pop("value head, with its gradient") == 2 * head + states
+    assert found["gradients"] - without["gradients"] == 4 * head
+    own = "optimiser, with fp32 weights"
+    assert found[own] - without[own] == 12 * head
+    assert found.keys() == without.keys()
+
+
 def test_fp32_has_no_second_copy_of_the_weights(one_gpu: Config) -> None:
     config = load(REPOSITORY / "configs" / "one_gpu.yaml", ["model.dtype=float32"])
     optimiser = "optimiser, with fp32 weights"

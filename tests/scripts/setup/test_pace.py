@@ -78,5 +78,27 @@ def test_actors_that_are_slower_than_the_learner_set_the_step() -> None:
     assert few.step_s == pytest.approx(255 * few.undisturbed_s / 2 / 8)
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (0, []),
+        (0, ["rejection=binary_kl", "rejection_bound=1"]),
+        (1, ["rejection=mean_k3", "rejection_bound=1"]),
+        (0, ["rejection=mean_k3", "rejection_bound=1", "proximal=ema"]),
+        (1, ["behaviour_weight=mask", "behaviour_level=sequence"]),
+        (1, ["objective=gspo"]),
+        (0, ["objective=gspo", "proximal=start_of_update"]),
+        (1, ["objective=reinforce", "proximal=ema", "behaviour_level=sequence", "clip_high=null"]),
+        (1, ["guard=action", "guard_coef=.1"]),
+        (1, ["baseline=critic", "advantage_std=whiten", "critic.on=policy"]),
+    ],
+)
+def test_a_pass_more_is_counted_where_a_step_takes_one(more: int, words: list[str]) -> None:
+    found = pace(*[f"learner.{word}" for word in words])
+    averages = 1 + (found.config.learner.centre == "ema")  # the anchor's, and the centre's
+    update = 3 + found.config.learner.gradient_checkpointing
+    assert found.passes == update + averages + more
+
+
 def test_a_gpu_is_as_fast_as_a_weak_one_of_its_size() -> None:
     assert [speed_of(gib * GIB) for gib in (22, 79, 139)] == [SMALL, LARGE, LARGEST]
