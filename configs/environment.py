@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from configs.prompts import BUDGET, FORCED_ANSWER
-from configs.section import RUNS_CODE, Seconds, Section
+from configs.section import RUNS_CODE, Positive, Seconds, Section
 
 BUILT_IN = ("search_r1", "tool_call", "no_search", "rag")
 _ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -21,6 +21,8 @@ class EnvironmentConfig(Section, frozen=True):
     name: Annotated[str, RUNS_CODE] = "search_r1"
     tools: Annotated[tuple[str, ...], RUNS_CODE] = ()  # your own: "package.module:function"
     tool_deadline_s: Seconds = 30.0  # of one use of a tool
+    tool_errors: Literal["tell", "fail"] = "tell"  # the policy; or fail the lease
+    tool_limits: dict[str, Positive] = {}  # uses at once in an actor, by a tool's name
     close_deadline_s: Seconds = 10.0  # of an environment's `close`, at the end of its rollout
     tool_format: Literal["auto", "hermes", "llama3_json"] = "auto"  # of tool_call's calls
     # search_r1: one a line; further ones are not searched. As many as a turn's record holds.
