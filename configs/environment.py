@@ -24,7 +24,7 @@ class EnvironmentConfig(Section, frozen=True):
     tool_errors: Literal["tell", "fail"] = "tell"  # the policy; or fail the lease
     tool_limits: dict[str, Positive] = {}  # uses at once in an actor, by a tool's name
     close_deadline_s: Seconds = 10.0  # of an environment's `close`, at the end of its rollout
-    tool_format: Literal["auto", "hermes", "llama3_json"] = "auto"  # of tool_call's calls
+    tool_format: str = "auto"  # of tool_call's calls: hermes, llama3_json, or a parser of vLLM's
     # search_r1: one a line; further ones are not searched. As many as a turn's record holds.
     queries_per_turn: Annotated[int, Meta(ge=1, le=64)] = 1
     tell_budget: bool = False  # the policy reads how many searches are left

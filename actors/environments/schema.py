@@ -120,10 +120,29 @@ def _described(annotation: Any) -> Any:
 def _schema(struct: type[msgspec.Struct], defaults: Mapping[str, Any]) -> dict[str, Any]:
     _, parts = msgspec.json.schema_components([struct], ref_template="#/$defs/{name}")
     found: dict[str, Any] = parts.pop(_NAME)
-    schema = {key: found[key] for key in ("type", "properties", "required")}
+    kept = {key: found[key] for key in ("type", "properties", "required")}
+    schema: dict[str, Any] = _inlined(kept, parts)
     for name, default in defaults.items():
         try:
             schema["properties"][name]["default"] = msgspec.to_builtins(default)
         except TypeError:  # no JSON: the policy is told only that it may leave it out
             continue
-    return schema | ({"$defs": parts} if parts else {})
+    return schema
+
+
+def _inlined(node: Any, parts: Mapping[str, Any], above: tuple[str, ...] = ()) -> Any:
+    """Put each part in the place of its reference, which parsers of calls do not follow. Raises
+    TypeError for a type that holds itself.
+    """
+    if isinstance(node, list):
+        return [_inlined(each, parts, above) for each in node]
+    if not isinstance(node, dict):
+        return node
+    whole = {key: _inlined(each, parts, above) for key, each in node.items() if key != "$ref"}
+    if "$ref" not in node:
+        return whole
+    name = node["$ref"].removeprefix("#/$defs/")
+    if name in above:
+        raise TypeError(f"{name} holds itself")
+    inlined: dict[str, Any] = _inlined(parts[name], parts, (*above, name))
+    return inlined | whole

@@ -26,6 +26,7 @@ from actors.environments.base import (
     instructed,
 )
 from actors.environments.chat import (
+    OWN,
     Call,
     Chat,
     ToolMessage,
@@ -40,7 +41,8 @@ from actors.environments.schema import WrongArguments
 from actors.environments.search_r1 import Answer, Malformed, parse_opened_answer
 from actors.environments.toolbox import Toolbox, together
 from actors.environments.tools import Tool, load_tools
-from actors.prompt import Prompter, Tokens
+from actors.environments.vllm_formats import VllmFormat
+from actors.prompt import Prompter, Tokens, end_tokens
 from configs import prompts
 from configs.environment import EnvironmentConfig
 from configs.schema import Config
@@ -68,11 +70,27 @@ class Calling:
         self._most = settings.queries_per_turn + 1  # one more, to be told that it is too many
         self.system = settings.system or prompts.TOOL_CALL_SYSTEM
         self.chat = Chat(prompter, self.schemas, self.system, model_path)
-        self.format = format_of(prompter, self.schemas, settings.tool_format, model_path)
+        format = format_of(prompter, self.schemas, settings.tool_format, model_path)
+        self._own = next((own for own in OWN if own == format), None)
+        if self._own is None:
+            self._vllm = VllmFormat(format, prompter.tokenizer, self.schemas)
+        self._ends = [prompter.decode([end]) for end in end_tokens(prompter, model_path)]
 
     def read(self, text: str) -> list[Reply]:
         """Parse the calls of a turn's own text; so many that an observation stays short."""
-        return [self._read(call) for call in parse_calls(text, self.format)[: self._most]]
+        if self._own is not None:
+            calls = parse_calls(text, self._own)
+        else:
+            calls = self._vllm.calls(self._without_end(text))
+        return [self._read(call) for call in calls[: self._most]]
+
+    def begins(self, text: str) -> bool:
+        """True where a call begins in the text, closed or not."""
+        return self._own is not None and begins_call(text, self._own)
+
+    def _without_end(self, text: str) -> str:
+        end = next((end for end in self._ends if end and text.endswith(end)), "")
+        return text.removesuffix(end)
 
     def _read(self, call: Call | Malformed) -> Reply:
         if isinstance(call, Malformed):
@@ -169,7 +187,7 @@ class ToolCallEnvironment:
         if answer is not None:
             stop = StopReason.ANSWERED
             return Outcome(NOTHING, stop=stop, answer=answer, opened=self._opened)
-        if not last and begins_call(said, self._calling.format):
+        if not last and self._calling.begins(said):
             return None
         stop = StopReason.TURN_LIMIT if last else StopReason.UNANSWERED
         return Outcome(NOTHING, malformed=True, stop=stop)

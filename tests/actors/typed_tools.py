@@ -109,6 +109,18 @@ def missing(text: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F821
     return str(text)
 
 
+@dataclass
+class Tree:
+    """A tree."""
+
+    under: list["Tree"]
+
+
+def recursive(tree: Tree) -> str:
+    """It takes a tree."""
+    return str(tree)
+
+
 def unspeakable(text: str) -> Any:
     """It gives what JSON cannot hold."""
     return object()

@@ -32,8 +32,9 @@ def test_types_defaults_and_descriptions_are_told() -> None:
         "default": 1,
     }
     assert schema["properties"]["unit"] == {"enum": ["C", "F"], "default": "C"}
-    assert schema["properties"]["place"] == {"$ref": "#/$defs/Place"}
-    assert schema["$defs"]["Place"]["required"] == ["city"]
+    place = schema["properties"]["place"]
+    assert place["type"] == "object" and place["required"] == ["city"]
+    assert place["properties"]["city"] == {"type": "string"} and "$defs" not in schema
 
 
 def test_arguments_are_read_by_their_types() -> None:
@@ -79,6 +80,7 @@ def test_a_tag_holds_the_one_text_that_must_be(
         ("positional", "its parameter 'text' .* cannot be given by name"),
         ("array", "no JSON schema"),
         ("missing", "no JSON schema: .*Nowhere"),
+        ("recursive", "no JSON schema: Tree holds itself"),
     ],
 )
 def test_a_signature_without_a_schema_is_refused(name: str, complaint: str) -> None:
