@@ -6,10 +6,36 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from configs.prompts import BUDGET, FORCED_ANSWER
-from configs.section import RUNS_CODE, Positive, Seconds, Section
+from configs.section import (
+    REACHES_OUT,
+    RUNS_CODE,
+    NonNegative,
+    Positive,
+    Seconds,
+    Section,
+)
 
 BUILT_IN = ("search_r1", "tool_call", "no_search", "rag")
+BUILT_IN_TOOLS = ("visit", "python")
 _ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+class VisitConfig(Section, frozen=True):
+    """The bounds of the tool `visit`; of time: `tool_deadline_s`."""
+
+    max_bytes: Positive = 1_000_000  # of a page, decompressed; the rest is not read
+    redirects: NonNegative = 5
+    private: Annotated[bool, REACHES_OUT] = False  # it may reach this machine and private networks
+
+
+class PythonConfig(Section, frozen=True):
+    """The limits of one program of the tool `python`."""
+
+    cpu_s: Positive = 10
+    wall_s: Seconds = 20.0
+    memory_mb: Positive = 512  # of address space
+    file_mb: Positive = 16  # of each file that it writes, its output included
+    output_bytes: Positive = 20_000  # that are shown
 
 
 class EnvironmentConfig(Section, frozen=True):
@@ -19,7 +45,10 @@ class EnvironmentConfig(Section, frozen=True):
 
     # Or tool_call, no_search, rag, or your own: "package.module:factory"
     name: Annotated[str, RUNS_CODE] = "search_r1"
-    tools: Annotated[tuple[str, ...], RUNS_CODE] = ()  # your own: "package.module:function"
+    # visit, python, or your own: "package.module:function"
+    tools: Annotated[tuple[str, ...], RUNS_CODE] = ()
+    visit: VisitConfig = VisitConfig()
+    python: PythonConfig = PythonConfig()
     tool_deadline_s: Seconds = 30.0  # of one use of a tool
     tool_errors: Literal["tell", "fail"] = "tell"  # the policy; or fail the lease
     tool_limits: dict[str, Positive] = {}  # uses at once in an actor, by a tool's name
@@ -40,9 +69,10 @@ class EnvironmentConfig(Section, frozen=True):
                 "your own as package.module:factory"
             )
         for tool in self.tools:
-            if not _ENTRY_POINT.fullmatch(tool):
+            if tool not in BUILT_IN_TOOLS and not _ENTRY_POINT.fullmatch(tool):
                 raise ValueError(
-                    f"environment.tools = {tool!r}: name a tool as package.module:function"
+                    f"environment.tools = {tool!r}: name a tool as package.module:function, or one "
+                    f"of {', '.join(BUILT_IN_TOOLS)}"
                 )
         if "{searches}" not in self.budget_template:
             raise ValueError(

@@ -26,7 +26,7 @@ from actors.environments.base import Environment, Outcome, Retriever
 from actors.environments.baselines import SingleCompletion
 from actors.environments.search_r1 import STOP_TAGS, TagEnvironment, stop_tags
 from actors.environments.tool_call import ToolCallEnvironment, calling_of
-from actors.environments.tools import Tool, load_tools
+from actors.environments.tools import load_tools
 from actors.errors import ActorError, EnvironmentFailed
 from actors.prompt import Prompter
 from actors.user_code import FAULTS, load_entry_point, raise_if_cancelled, raised_at
@@ -87,7 +87,7 @@ def stops_of(config: Config) -> tuple[str, ...]:
     """Return the `stops` of the configuration's environments. Raises ConfigError."""
     name = config.environment.name
     if name == "search_r1":
-        return stop_tags(tool.name for tool in _tools(config.environment))
+        return stop_tags(tool.name for tool in load_tools(config.environment))
     if name == "tool_call":
         return ToolCallEnvironment.stops
     if name in _BUILT_IN:
@@ -117,7 +117,7 @@ def check(config: Config, prompter: Prompter | None = None) -> None:
     """
     settings, questions = config.environment, config.questions
     if settings.name in _BUILT_IN:
-        _tools(settings)
+        load_tools(settings)
     else:
         stops_of(config)
     if settings.force_answer and not config.actors.max_turns:
@@ -167,10 +167,6 @@ def require_acting(config: Config) -> None:
                 f"environment.{name} = {value!r} acts on nothing with environment.name = "
                 f"{settings.name!r}, whose policy has one completion: leave it out"
             )
-
-
-def _tools(settings: EnvironmentConfig) -> tuple[Tool, ...]:
-    return load_tools(settings.tools, settings.tool_limits)
 
 
 @lru_cache

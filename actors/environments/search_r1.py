@@ -79,7 +79,7 @@ class TagEnvironment:
     ) -> None:
         self._config, self._settings, self._prompter = config, config.environment, prompter
         self._searching = Searching(lease, retriever, config)
-        tools = load_tools(self._settings.tools, self._settings.tool_limits)
+        tools = load_tools(self._settings)
         self._tools = {tool.name: tool for tool in tools}
         self._box = Toolbox(lease, tools, self._settings)
         self._names = tuple(self._tools)

@@ -64,7 +64,7 @@ class Calling:
 
     def __init__(self, prompter: Prompter, settings: EnvironmentConfig, model_path: str) -> None:
         """Raises ConfigError for a chat template or a tool that cannot be used."""
-        tools = load_tools(settings.tools, settings.tool_limits)
+        tools = load_tools(settings)
         self.tools = {tool.name: tool for tool in tools}
         self.schemas = [prompts.SEARCH_TOOL, *(tool.schema for tool in self.tools.values())]
         self._most = settings.queries_per_turn + 1  # one more, to be told that it is too many

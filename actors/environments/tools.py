@@ -12,8 +12,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import msgspec
+
+from actors.environments import python_process
+from actors.environments.python_process import runner
 from actors.environments.schema import Arguments
+from actors.environments.visit import visitor
 from actors.user_code import Threads, load_entry_point
+from configs.environment import EnvironmentConfig
 from configs.load import ConfigError
 
 RESERVED = ("search", "answer", "think", "information", "tool_call", "tool_response")
@@ -62,18 +68,17 @@ def _turns(tool: Tool, loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
     return asyncio.Semaphore(tool.limit)
 
 
-def load_tools(entries: tuple[str, ...], limits: Mapping[str, int]) -> tuple[Tool, ...]:
-    """Load the tools that `environment.tools` names, with `environment.tool_limits`. Raises
-    ConfigError, naming the entry.
-    """
-    return _loaded(entries, tuple(limits.items()))
+def load_tools(settings: EnvironmentConfig) -> tuple[Tool, ...]:
+    """Load the tools that `environment.tools` names, once. Raises ConfigError, naming the entry."""
+    return _loaded(msgspec.json.encode(settings))
 
 
 @lru_cache
-def _loaded(entries: tuple[str, ...], limits: tuple[tuple[str, int], ...]) -> tuple[Tool, ...]:
+def _loaded(encoded: bytes) -> tuple[Tool, ...]:
+    settings = msgspec.json.decode(encoded, type=EnvironmentConfig)
     tools: list[Tool] = []
-    for entry in entries:
-        for tool in _load(entry, dict(limits)):
+    for entry in settings.tools:
+        for tool in _load(entry, settings):
             if tool.name in RESERVED or any(tool.name == other.name for other in tools):
                 raise ConfigError(
                     f"environment.tools = {entry!r}: its name {tool.name!r} is taken (by "
@@ -81,7 +86,7 @@ def _loaded(entries: tuple[str, ...], limits: tuple[tuple[str, int], ...]) -> tu
                 )
             tools.append(tool)
     names = [tool.name for tool in tools]
-    for name, limit in limits:
+    for name, limit in settings.tool_limits.items():
         if name not in names:
             raise ConfigError(
                 f"environment.tool_limits = {{{name!r}: {limit}}}: there is no such tool: name one "
@@ -90,7 +95,14 @@ def _loaded(entries: tuple[str, ...], limits: tuple[tuple[str, int], ...]) -> tu
     return tuple(tools)
 
 
-def _load(entry: str, limits: Mapping[str, int]) -> Iterator[Tool]:
+def _load(entry: str, settings: EnvironmentConfig) -> Iterator[Tool]:
+    limits = settings.tool_limits
+    if entry == "visit":
+        yield _tool(entry, visitor(settings.visit), limits)
+        return
+    if entry == "python":
+        yield _tool(entry, runner(settings.python), {entry: python_process.LIMIT, **limits})
+        return
     found = load_entry_point("environment.tools", entry)
     if not inspect.isclass(found):
         yield _tool(entry, found, limits)

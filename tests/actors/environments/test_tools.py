@@ -26,7 +26,7 @@ import asyncio
 from actors.environments.toolbox import Toolbox
 from actors.environments.tools import load_tools
 from configs.environment import EnvironmentConfig
-(tool,) = load_tools(("tests.actors.faulty_tools:blocking",), {})
+(tool,) = load_tools(EnvironmentConfig(tools=("tests.actors.faulty_tools:blocking",)))
 box = Toolbox(None, [tool], EnvironmentConfig(tool_deadline_s=0.05))
 print(asyncio.run(box.use(tool, {"text": "now"})))
 """
@@ -53,6 +53,10 @@ def tool_of(function: Callable[..., Any], limit: int = IN_THREADS) -> Tool:
     return Tool("held", "It waits.", Arguments.of(function, "held"), function, limit)
 
 
+def loaded(*entries: str, **settings: Any) -> tuple[Tool, ...]:
+    return load_tools(EnvironmentConfig(tools=entries, **settings))
+
+
 def box_of(*tools: Tool, **settings: Any) -> Toolbox:
     return Toolbox(make_lease(), tools, EnvironmentConfig(**settings))
 
@@ -60,7 +64,7 @@ def box_of(*tools: Tool, **settings: Any) -> Toolbox:
 @pytest.fixture
 def notebook() -> Iterator[dict[str, Tool]]:
     Notebook.closed.clear()
-    yield {tool.name: tool for tool in load_tools((f"{TYPED}:Notebook",), {})}
+    yield {tool.name: tool for tool in loaded(f"{TYPED}:Notebook")}
 
 
 async def test_a_use_waits_for_its_turn_outside_its_deadline() -> None:
@@ -105,7 +109,7 @@ async def test_hanging_uses_of_one_tool_end_no_other_and_are_no_more_than_so_man
     ],
 )
 async def test_a_fault_is_told_recorded_and_counted(entry: str, told: str) -> None:
-    (tool,) = load_tools((entry,), {})
+    (tool,) = loaded(entry)
     box, before = box_of(tool, tool_deadline_s=1.0), toolbox.gauges()
     assert (await box.use(tool, {"text": "now"})).startswith(told)
     (noted,) = box.noted()["tools"]
@@ -115,13 +119,13 @@ async def test_a_fault_is_told_recorded_and_counted(entry: str, told: str) -> No
 
 
 async def test_a_fault_fails_the_lease_where_that_is_asked_for() -> None:
-    (tool,) = load_tools((f"{FAULTY}:raising",), {})
+    (tool,) = loaded(f"{FAULTY}:raising")
     with pytest.raises(ToolFailed, match=r"RuntimeError: the secret of now \(faulty_tools.py:"):
         await box_of(tool, tool_errors="fail").use(tool, {"text": "now"})
 
 
 async def test_what_is_no_text_is_told_as_json() -> None:
-    number, weather = load_tools((f"{FAULTY}:number", f"{TYPED}:weather"), {})
+    number, weather = loaded(f"{FAULTY}:number", f"{TYPED}:weather")
     assert await box_of(number).use(number, {"text": "now"}) == "3"
     arguments = weather.arguments.read({"place": {"city": "bore"}, "days": 2})
     said = await box_of(weather).use(weather, arguments)
@@ -150,7 +154,7 @@ async def test_state_that_a_late_use_may_still_change_is_used_no_more(
 
 
 async def test_state_that_cannot_be_made_is_told() -> None:
-    (tool,) = load_tools((f"{TYPED}:Broken",), {})
+    (tool,) = loaded(f"{TYPED}:Broken")
     box = box_of(tool)
     assert await box.use(tool, {}) == "look failed: ValueError: no disk"
     await box.close()
@@ -185,13 +189,13 @@ async def test_the_first_error_cancels_the_others() -> None:
 )
 def test_what_makes_no_tool_is_refused(entry: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=f"environment.tools = '{entry}': .*{complaint}"):
-        load_tools((entry,), {})
+        loaded(entry)
 
 
 def test_a_limit_of_a_tool_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"tool_limits = \{'wether': 2\}: .*name one of weather"):
-        load_tools((f"{TYPED}:weather",), {"wether": 2})
-    (tool,) = load_tools((f"{TYPED}:weather",), {"weather": 2})
+        loaded(f"{TYPED}:weather", tool_limits={"wether": 2})
+    (tool,) = loaded(f"{TYPED}:weather", tool_limits={"weather": 2})
     assert tool.limit == 2
 
 
