@@ -47,6 +47,8 @@ class EnvironmentConfig(Section, frozen=True):
     name: Annotated[str, RUNS_CODE] = "search_r1"
     # visit, python, or your own: "package.module:function"
     tools: Annotated[tuple[str, ...], RUNS_CODE] = ()
+    # MCP servers, all of whose tools are used: command lines, or http(s) URLs
+    mcp: Annotated[tuple[str, ...], RUNS_CODE] = ()
     visit: VisitConfig = VisitConfig()
     python: PythonConfig = PythonConfig()
     tool_deadline_s: Seconds = 30.0  # of one use of a tool
@@ -73,6 +75,11 @@ class EnvironmentConfig(Section, frozen=True):
                 raise ValueError(
                     f"environment.tools = {tool!r}: name a tool as package.module:function, or one "
                     f"of {', '.join(BUILT_IN_TOOLS)}"
+                )
+        for server in self.mcp:
+            if not server.strip():
+                raise ValueError(
+                    f"environment.mcp = {server!r}: name a server by its command line or URL"
                 )
         if "{searches}" not in self.budget_template:
             raise ValueError(

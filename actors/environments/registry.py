@@ -161,7 +161,7 @@ def require_acting(config: Config) -> None:
         )
     if settings.name not in ("no_search", "rag"):
         return
-    for name in ("tools", "queries_per_turn", "tell_budget", "force_answer"):
+    for name in ("tools", "mcp", "queries_per_turn", "tell_budget", "force_answer"):
         if (value := getattr(settings, name)) != getattr(plain, name):
             raise ConfigError(
                 f"environment.{name} = {value!r} acts on nothing with environment.name = "

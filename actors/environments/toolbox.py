@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from actors.environments.mcp_servers import lost
 from actors.environments.tools import Tool, takes_lease
 from actors.errors import ToolFailed, recordable
 from actors.user_code import FAULTS, Threads, raise_if_cancelled, raised_at
@@ -27,8 +28,11 @@ _counts: Counter[str] = Counter()
 
 
 def gauges() -> dict[str, float]:
-    """Return how many uses of tools there were in this process, and how many failed."""
-    return {f"actor/tool_{name}": float(_counts[name]) for name in ("uses", "errors")}
+    """Return how many uses of tools there were in this process, how many failed, and how often an
+    MCP server was lost.
+    """
+    counts = {"uses": _counts["uses"], "errors": _counts["errors"], "servers_lost": lost()}
+    return {f"actor/tool_{name}": float(count) for name, count in counts.items()}
 
 
 class _State:

@@ -1,5 +1,5 @@
 """A user's own tools, which the policy may use beside search: typed functions, and classes whose
-public methods are tools that share one rollout's state.
+public methods are tools that share one rollout's state; and the tools of MCP servers.
 
 All are loaded and checked before a start. Plain functions run in threads.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from actors.environments import python_process
+from actors.environments.mcp_servers import listed, server_of
 from actors.environments.python_process import runner
 from actors.environments.schema import Arguments
 from actors.environments.visit import visitor
@@ -69,7 +70,9 @@ def _turns(tool: Tool, loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
 
 
 def load_tools(settings: EnvironmentConfig) -> tuple[Tool, ...]:
-    """Load the tools that `environment.tools` names, once. Raises ConfigError, naming the entry."""
+    """Load the tools of `environment.tools` and `environment.mcp`, once. Raises ConfigError, naming
+    the entry.
+    """
     return _loaded(msgspec.json.encode(settings))
 
 
@@ -77,11 +80,13 @@ def load_tools(settings: EnvironmentConfig) -> tuple[Tool, ...]:
 def _loaded(encoded: bytes) -> tuple[Tool, ...]:
     settings = msgspec.json.decode(encoded, type=EnvironmentConfig)
     tools: list[Tool] = []
-    for entry in settings.tools:
-        for tool in _load(entry, settings):
+    named = [("tools", entry, _load(entry, settings)) for entry in settings.tools]
+    named += [("mcp", spec, _of_server(spec, settings.tool_limits)) for spec in settings.mcp]
+    for key, entry, found in named:
+        for tool in found:
             if tool.name in RESERVED or any(tool.name == other.name for other in tools):
                 raise ConfigError(
-                    f"environment.tools = {entry!r}: its name {tool.name!r} is taken (by "
+                    f"environment.{key} = {entry!r}: its name {tool.name!r} is taken (by "
                     f"{', '.join(RESERVED)} or another tool): rename it"
                 )
             tools.append(tool)
@@ -121,6 +126,21 @@ def _load(entry: str, settings: EnvironmentConfig) -> Iterator[Tool]:
         ) from error
     for method in methods:
         yield _tool(entry, method, limits, found)
+
+
+def _of_server(spec: str, limits: Mapping[str, int]) -> Iterator[Tool]:
+    """The tools of an MCP server, which checks arguments itself."""
+    server = server_of(spec)
+    for each in listed(spec):
+        if not _NAME.fullmatch(each.name):
+            raise ConfigError(f"environment.mcp = {spec!r}: its tool {each.name!r} makes no tag")
+        description = " ".join(each.description.split())
+
+        async def call(_name: str = each.name, /, **arguments: Any) -> str:
+            return await server.call(_name, arguments)
+
+        arguments, limit = Arguments(each.schema), limits.get(each.name, AT_ONCE)
+        yield Tool(each.name, description, arguments, call, limit)
 
 
 def takes_lease(owner: type) -> bool:

@@ -16,6 +16,7 @@ HARMFUL = {
     "environment.name": "mine:factory",
     "environment.tools": "[python]",
     "environment.visit.private": "true",
+    "environment.mcp": "['python server.py']",
     "retrieval.url": "http://127.0.0.1:8000",
     "retrieval.host": "192.0.2.7",
     "retrieval.token_file": "/home/me/token",
