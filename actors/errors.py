@@ -13,7 +13,7 @@ class ActorError(Exception):
     ├── UnverifiedWeights     a rollout holds tokens of weights that did not pass their probe
     ├── TokenMismatch         a rollout's record is not what went through the policy
     ├── Unscorable            a part of the reward cannot be told; it never leaves `rewards`
-    ├── ToolFailed            a user's tool raised, took too long or gave no text
+    ├── ToolFailed            a user's tool raised or took too long (tool_errors = fail)
     ├── EnvironmentFailed     a user's environment raised, or gave no Outcome
     └── PolicyError
         ├── EngineUnusable    the engine cannot start in this installation; names the remedy
@@ -47,7 +47,7 @@ class Unscorable(ActorError):
 
 
 class ToolFailed(ActorError):
-    """A user's tool raised, took too long or gave no text: its owner's fault."""
+    """A user's tool raised or took too long, and `environment.tool_errors` fails the lease."""
 
 
 class EnvironmentFailed(ActorError):

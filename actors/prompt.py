@@ -30,6 +30,11 @@ Schemas = Sequence[dict[str, Any]]
 _CACHED_CHARS = 32 << 20  # of all pieces at most
 _PIECE_CHARS = 4096  # of one that is cached; more only where passages are cut later
 _CHARS_PER_TOKEN = 8  # as much foreign text is tried first; most languages need less
+_OWN_ARGUMENTS = (  # that Forage gives, or that change what is given back
+    *("conversation", "messages", "tools", "documents", "chat_template", "tokenize", "padding"),
+    *("add_generation_prompt", "continue_final_message", "truncation", "max_length"),
+    *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+)
 _HERE = "\ue000passages\ue000"  # stands in a prompt for what is tokenised apart
 
 
@@ -45,6 +50,8 @@ class Prompter:
         self.has_chat_template = questions.chat_template and bool(
             getattr(tokenizer, "chat_template", None)
         )
+        self._template_arguments = dict(questions.template_arguments)
+        self._check_template_arguments()
         before, field, after = actors.observation_template.partition("{passages}")
         if not field:
             raise ConfigError(
@@ -152,6 +159,7 @@ class Prompter:
             tools=list(tools) if tools else None,
             tokenize=False,
             add_generation_prompt=generate,
+            **self._template_arguments,
         )
         return text
 
@@ -159,6 +167,11 @@ class Prompter:
         """Return the chat template that `render` uses with these tools."""
         text: str = self._tokenizer.get_chat_template(None, list(tools))
         return text
+
+    @property
+    def tokenizer(self) -> Any:
+        """The Hugging Face tokenizer itself, for what reads calls by its vocabulary."""
+        return self._tokenizer
 
     @property
     def end_token(self) -> int | None:
@@ -191,6 +204,18 @@ class Prompter:
         before, here, after = text.partition(_HERE)
         head = self._encode(before, not self.has_chat_template)
         return np.concatenate([head, *shown, self._encode(after)]) if here else head
+
+    def _check_template_arguments(self) -> None:
+        template = str(self._tokenizer.chat_template) if self.has_chat_template else ""
+        for name, value in self._template_arguments.items():
+            field = f"questions.template_arguments = {{{name!r}: {value!r}}}"
+            if name in _OWN_ARGUMENTS:
+                raise ConfigError(f"{field}: Forage gives the chat template its {name}: leave it")
+            if not re.search(rf"\b{re.escape(name)}\b", template):
+                raise ConfigError(
+                    f"{field} acts on nothing: the chat template of the model knows no {name}: "
+                    "leave it out"
+                )
 
     def _passage_text(self, passage: Passage, rank: int) -> str:
         template = self._actors.passage_template

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from actors.environments import toolbox
 from actors.environments.base import Retriever, search_records
 from actors.errors import ActorError, EngineDead, PolicyError, UnverifiedWeights, recordable
 from actors.policies.base import Completion, Policy, Stops
@@ -214,6 +215,7 @@ class Runner:
             "actor/rollouts_in_flight": float(self.in_flight),
             "actor/failed_leases": float(self.failed),
             "actor/lost_requests": float(self._meter.lost),
+            **toolbox.gauges(),
         }
 
     async def _next(self, stopping: "asyncio.Task[bool]") -> Lease | None:

@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,14 @@ class Threads:
         self._name, self._max_abandoned = name, max_abandoned
         self._abandoned: list[threading.Thread] = []
 
-    async def run(self, function: Callable[[Any], Any], argument: Any) -> Any:
+    async def run(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
         """Return the result of an async function, or of a plain one in a thread."""
         if inspect.iscoroutinefunction(function):
-            return await function(argument)
-        value = await self.call(function, argument)
+            return await function(*given, **named)
+        value = await self.call(function, *given, **named)
         return await value if inspect.isawaitable(value) else value
 
-    async def call(self, function: Callable[[Any], Any], argument: Any) -> Any:
+    async def call(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
         """Return a plain function's result. Raises whatever it raises, or StillRunning."""
         self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
         if len(self._abandoned) >= self._max_abandoned:
@@ -50,7 +51,7 @@ class Threads:
         ended: asyncio.Future[Ended] = loop.create_future()
 
         def work() -> None:
-            value, error = _called(function, argument)
+            value, error = _called(partial(function, *given, **named))
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(_settle, ended, (value, error))
 
@@ -122,9 +123,9 @@ def raised_at(entry_point: str, error: BaseException) -> str:
     return f" ({Path(str(own)).name}:{lines[-1]})" if lines else ""
 
 
-def _called(function: Callable[[Any], Any], argument: Any) -> Ended:
+def _called(function: Callable[[], Any]) -> Ended:
     try:
-        return function(argument), None
+        return function(), None
     except BaseException as error:  # noqa: BLE001 - raised again by `call`
         return None, error
 

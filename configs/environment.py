@@ -6,10 +6,36 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from configs.prompts import BUDGET, FORCED_ANSWER
-from configs.section import RUNS_CODE, Seconds, Section
+from configs.section import (
+    REACHES_OUT,
+    RUNS_CODE,
+    NonNegative,
+    Positive,
+    Seconds,
+    Section,
+)
 
 BUILT_IN = ("search_r1", "tool_call", "no_search", "rag")
+BUILT_IN_TOOLS = ("visit", "python")
 _ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+class VisitConfig(Section, frozen=True):
+    """The bounds of the tool `visit`; of time: `tool_deadline_s`."""
+
+    max_bytes: Positive = 1_000_000  # of a page, decompressed; the rest is not read
+    redirects: NonNegative = 5
+    private: Annotated[bool, REACHES_OUT] = False  # it may reach this machine and private networks
+
+
+class PythonConfig(Section, frozen=True):
+    """The limits of one program of the tool `python`."""
+
+    cpu_s: Positive = 10
+    wall_s: Seconds = 20.0
+    memory_mb: Positive = 512  # of address space
+    file_mb: Positive = 16  # of each file that it writes, its output included
+    output_bytes: Positive = 20_000  # that are shown
 
 
 class EnvironmentConfig(Section, frozen=True):
@@ -19,10 +45,17 @@ class EnvironmentConfig(Section, frozen=True):
 
     # Or tool_call, no_search, rag, or your own: "package.module:factory"
     name: Annotated[str, RUNS_CODE] = "search_r1"
-    tools: Annotated[tuple[str, ...], RUNS_CODE] = ()  # your own: "package.module:function"
+    # visit, python, or your own: "package.module:function"
+    tools: Annotated[tuple[str, ...], RUNS_CODE] = ()
+    # MCP servers, all of whose tools are used: command lines, or http(s) URLs
+    mcp: Annotated[tuple[str, ...], RUNS_CODE] = ()
+    visit: VisitConfig = VisitConfig()
+    python: PythonConfig = PythonConfig()
     tool_deadline_s: Seconds = 30.0  # of one use of a tool
+    tool_errors: Literal["tell", "fail"] = "tell"  # the policy; or fail the lease
+    tool_limits: dict[str, Positive] = {}  # uses at once in an actor, by a tool's name
     close_deadline_s: Seconds = 10.0  # of an environment's `close`, at the end of its rollout
-    tool_format: Literal["auto", "hermes", "llama3_json"] = "auto"  # of tool_call's calls
+    tool_format: str = "auto"  # of tool_call's calls: hermes, llama3_json, or a parser of vLLM's
     # search_r1: one a line; further ones are not searched. As many as a turn's record holds.
     queries_per_turn: Annotated[int, Meta(ge=1, le=64)] = 1
     tell_budget: bool = False  # the policy reads how many searches are left
@@ -38,9 +71,15 @@ class EnvironmentConfig(Section, frozen=True):
                 "your own as package.module:factory"
             )
         for tool in self.tools:
-            if not _ENTRY_POINT.fullmatch(tool):
+            if tool not in BUILT_IN_TOOLS and not _ENTRY_POINT.fullmatch(tool):
                 raise ValueError(
-                    f"environment.tools = {tool!r}: name a tool as package.module:function"
+                    f"environment.tools = {tool!r}: name a tool as package.module:function, or one "
+                    f"of {', '.join(BUILT_IN_TOOLS)}"
+                )
+        for server in self.mcp:
+            if not server.strip():
+                raise ValueError(
+                    f"environment.mcp = {server!r}: name a server by its command line or URL"
                 )
         if "{searches}" not in self.budget_template:
             raise ValueError(

@@ -97,5 +97,9 @@ BROKEN_CALL = (
 )
 UNKNOWN_TOOL = "There is no such tool. The tools are: {names}."
 WRONG_ARGUMENTS = "Wrong arguments. {name} takes {arguments}, and nothing else."
+WRONG_FOR_TOOL = "Wrong arguments for {name}: {error}."
+TOOL_FAILED = "{name} failed: {error}"
+TOOL_LATE = "{name} gave nothing within {seconds} s and was given up."
+TOOL_LOST = "{name} cannot be used any more: an earlier use was given up."
 OVER_THE_LIMIT = "Not done: a turn has at most {queries} queries and uses of tools."
 NOT_ALL_SEARCHED = "\nOnly the first {queries} were searched."

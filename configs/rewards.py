@@ -125,6 +125,7 @@ class RewardsConfig(Section, frozen=True):
     similarity: SimilarityConfig = SimilarityConfig()
     custom: Annotated[str, RUNS_CODE] = ""  # the user's own: package.module:function
     custom_timeout_s: Seconds = 30.0
+    custom_at_once: Positive = 1  # calls of a plain function, in threads that it must bear
 
     @property
     def need_answers(self) -> bool:

@@ -72,6 +72,7 @@ class QuestionsConfig(Section, frozen=True):
     columns: QuestionColumns = QuestionColumns()  # of both
     prompt: str = ""  # with {question}; empty: the environment's own
     chat_template: bool = True  # applied when the tokenizer has one
+    template_arguments: dict[str, Any] = {}  # of the chat template, as {enable_thinking: false}
 
 
 def _require_address(field: str, endpoint: str) -> None:

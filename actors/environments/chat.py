@@ -6,7 +6,8 @@ and of the tool messages; the text around the marks is the frame. An observation
 frame's and the messages', tokenised apart and joined as ids; nothing sampled is rendered.
 
 Hermes and Qwen write calls as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, Llama 3 as
-objects `{"name": …, "parameters": {…}}`.
+objects `{"name": …, "parameters": {…}}`. Other formats are read by vLLM's parsers
+(`actors/environments/vllm_formats.py`).
 """
 
 import json
@@ -23,6 +24,7 @@ from actors.prompt import Message, Prompter, Schemas, Tokens, end_tokens
 from configs.load import ConfigError
 
 Format = Literal["hermes", "llama3_json"]
+OWN: tuple[Format, ...] = ("hermes", "llama3_json")
 ToolMessage = tuple[str, list[Tokens]]  # a tool's name, and the pieces of what it says
 
 _ARGUMENTS = {"hermes": "arguments", "llama3_json": "parameters"}
@@ -136,20 +138,23 @@ class Chat:
         )
 
 
-def format_of(
-    prompter: Prompter, tools: Schemas, asked: Format | Literal["auto"], model_path: str
-) -> Format:
-    """Return `environment.tool_format`, or for auto the template's. Raises ConfigError."""
+def format_of(prompter: Prompter, tools: Schemas, asked: str, model_path: str) -> str:
+    """Return `environment.tool_format`, or for auto the template's: one of OWN, or a parser of
+    vLLM's. Raises ConfigError.
+    """
     if asked != "auto":
         return asked
     template = prompter.chat_template(tools)
     if "<tool_call>" in template and "<function=" not in template:
         return "hermes"
+    if "<tool_call>" in template and "<function=" in template and "<parameter=" in template:
+        return "qwen3_coder"
     if '"parameters"' in template and "<tool_call>" not in template:
         return "llama3_json"
     raise ConfigError(
         f"environment.tool_format = {asked!r}: the chat template of model.path = {model_path!r} "
-        "shows neither format: say hermes or llama3_json, whichever the model was taught"
+        "shows no format that is known: say hermes, llama3_json or a parser of vLLM's, whichever "
+        "the model was taught"
     )
 
 

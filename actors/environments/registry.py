@@ -87,7 +87,7 @@ def stops_of(config: Config) -> tuple[str, ...]:
     """Return the `stops` of the configuration's environments. Raises ConfigError."""
     name = config.environment.name
     if name == "search_r1":
-        return stop_tags(tool.name for tool in load_tools(config.environment.tools))
+        return stop_tags(tool.name for tool in load_tools(config.environment))
     if name == "tool_call":
         return ToolCallEnvironment.stops
     if name in _BUILT_IN:
@@ -117,7 +117,7 @@ def check(config: Config, prompter: Prompter | None = None) -> None:
     """
     settings, questions = config.environment, config.questions
     if settings.name in _BUILT_IN:
-        load_tools(settings.tools)
+        load_tools(settings)
     else:
         stops_of(config)
     if settings.force_answer and not config.actors.max_turns:
@@ -161,7 +161,7 @@ def require_acting(config: Config) -> None:
         )
     if settings.name not in ("no_search", "rag"):
         return
-    for name in ("tools", "queries_per_turn", "tell_budget", "force_answer"):
+    for name in ("tools", "mcp", "queries_per_turn", "tell_budget", "force_answer"):
         if (value := getattr(settings, name)) != getattr(plain, name):
             raise ConfigError(
                 f"environment.{name} = {value!r} acts on nothing with environment.name = "

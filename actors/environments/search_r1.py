@@ -7,6 +7,7 @@ from the tokens that the policy sampled in one turn alone, so tag text in the pr
 is inert.
 """
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,10 +25,12 @@ from actors.environments.base import (
     completion_budget,
     instructed,
 )
+from actors.environments.schema import WrongArguments
+from actors.environments.toolbox import Toolbox
 from actors.environments.tools import Tool, load_tools
 from actors.prompt import Prompter, Tokens
 from configs.environment import EnvironmentConfig
-from configs.prompts import SEARCH_R1_PROMPT, SEVERAL_QUERIES, TOOL
+from configs.prompts import SEARCH_R1_PROMPT, SEVERAL_QUERIES, TOOL, WRONG_FOR_TOOL
 from configs.schema import Config
 from replay.protocol import Lease
 from replay.trajectory import Search, StopReason
@@ -64,6 +67,7 @@ class Malformed:
     """No closed tag pair, or nothing in it: the policy's own fault."""
 
 
+Observed = tuple[Tokens, tuple[Search, ...], tuple[Passage, ...], bool]  # True: malformed
 Action = SearchAction | ToolUse | Answer | Malformed
 
 
@@ -75,8 +79,9 @@ class TagEnvironment:
     ) -> None:
         self._config, self._settings, self._prompter = config, config.environment, prompter
         self._searching = Searching(lease, retriever, config)
-        tools = load_tools(self._settings.tools)
+        tools = load_tools(self._settings)
         self._tools = {tool.name: tool for tool in tools}
+        self._box = Toolbox(lease, tools, self._settings)
         self._names = tuple(self._tools)
         self.stops = stop_tags(self._names)
         self._turn, self._opened = 0, False
@@ -94,41 +99,45 @@ class TagEnvironment:
         return completion_budget(self._config, context_tokens)
 
     async def close(self) -> None:
-        """Hold nothing, so let go of nothing."""
+        """Close the state of tools."""
+        await self._box.close()
 
     async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:
         """Act on the tokens just sampled; `context_tokens` counts everything up to their end."""
         text = self._prompter.decode(action_tokens)
         action = parse_opened_answer(text) if self._opened else parse_action(text, self._names)
-        malformed = isinstance(action, Malformed)
         turn, self._turn = self._turn, self._turn + 1
         if isinstance(action, Answer):
             stop = StopReason.ANSWERED
             return Outcome(NOTHING, stop=stop, answer=action.text, opened=self._opened)
         if turn >= self._config.actors.max_turns:
+            malformed = isinstance(action, Malformed)
             return Outcome(NOTHING, malformed=malformed, stop=StopReason.TURN_LIMIT)
-        observation, searches, passages = await self._observe(action, turn)
+        observation, searches, passages, malformed = await self._observe(action, turn)
+        info = self._box.noted()
         observation, opened = self._told(observation, turn)
         if not self.budget(context_tokens + len(observation)):
             # The policy will never read it, so it is no part of what went through the engine.
-            return Outcome(NOTHING, searches, malformed, StopReason.CONTEXT_LIMIT)
+            return Outcome(NOTHING, searches, malformed, StopReason.CONTEXT_LIMIT, info=info)
         self._opened = opened
-        return Outcome(observation, searches, malformed, passages=passages)
+        return Outcome(observation, searches, malformed, passages=passages, info=info)
 
-    async def _observe(
-        self, action: Action, turn: int
-    ) -> tuple[Tokens, tuple[Search, ...], tuple[Passage, ...]]:
+    async def _observe(self, action: Action, turn: int) -> Observed:
         match action:
             case SearchAction(content):
                 queries = queries_of(content, self._settings.queries_per_turn)
                 searches, groups = await self._searching.search(queries, turn)
                 passages = tuple(each for group in groups for each in group)
-                return self._prompter.observation(*groups), searches, passages
+                return self._prompter.observation(*groups), searches, passages, False
             case ToolUse(name, text):
-                said = await self._tools[name].use(text, self._settings.tool_deadline_s)
-                return self._prompter.result(said), (), ()
+                tool, malformed = self._tools[name], False
+                try:
+                    said = await self._box.use(tool, tool.arguments.read_text(text))
+                except WrongArguments as error:
+                    said, malformed = WRONG_FOR_TOOL.format(name=name, error=error), True
+                return self._prompter.result(said), (), (), malformed
             case _:
-                return self._prompter.correction(), (), ()
+                return self._prompter.correction(), (), (), True
 
     def _told(self, observation: Tokens, turn: int) -> tuple[Tokens, bool]:
         """Return the observation with the words on the budget; True where it opens the answer."""
@@ -178,7 +187,8 @@ def queries_of(content: str, most: int) -> list[str]:
 
 @cache
 def _pattern(tools: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(rf"<({'|'.join(('search', 'answer', *tools))})>(.*?)</\1>", re.DOTALL)
+    names = "|".join(re.escape(name) for name in ("search", "answer", *tools))
+    return re.compile(rf"<({names})>(.*?)</\1>", re.DOTALL)
 
 
 def _extra(settings: EnvironmentConfig, tools: Sequence[Tool]) -> str:
@@ -187,5 +197,11 @@ def _extra(settings: EnvironmentConfig, tools: Sequence[Tool]) -> str:
     if settings.queries_per_turn > 1:
         told += SEVERAL_QUERIES.format(queries=settings.queries_per_turn)
     for tool in tools:
-        told += TOOL.format(name=tool.name, parameter=tool.parameter, says=tool.description)
+        told += TOOL.format(name=tool.name, parameter=_inside(tool), says=tool.description)
     return told
+
+
+def _inside(tool: Tool) -> str:
+    """What stands between a tool's tags: its one text, or a JSON object of these properties."""
+    properties = tool.arguments.schema.get("properties", {})
+    return tool.arguments.one_text or json.dumps(properties, ensure_ascii=False)

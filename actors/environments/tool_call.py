@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +26,7 @@ from actors.environments.base import (
     instructed,
 )
 from actors.environments.chat import (
+    OWN,
     Call,
     Chat,
     ToolMessage,
@@ -32,13 +34,15 @@ from actors.environments.chat import (
     format_of,
     opens_thought,
     parse_calls,
-    text_of,
     texts_of,
     without_thoughts,
 )
+from actors.environments.schema import WrongArguments
 from actors.environments.search_r1 import Answer, Malformed, parse_opened_answer
+from actors.environments.toolbox import Toolbox, together
 from actors.environments.tools import Tool, load_tools
-from actors.prompt import Prompter, Tokens
+from actors.environments.vllm_formats import VllmFormat
+from actors.prompt import Prompter, Tokens, end_tokens
 from configs import prompts
 from configs.environment import EnvironmentConfig
 from configs.schema import Config
@@ -46,7 +50,13 @@ from replay.protocol import Lease
 from replay.trajectory import Search, StopReason
 from retrieval_server.protocol import Passage
 
-Reply = str | list[str] | tuple[Tool, str]  # a correction, queries, or a tool and its text
+
+class Quoting(str):
+    """A correction that quotes the policy: plain text, no special token in it."""
+
+
+# A correction, queries, or a tool and its arguments.
+Reply = str | list[str] | tuple[Tool, dict[str, Any]]
 
 
 class Calling:
@@ -54,16 +64,33 @@ class Calling:
 
     def __init__(self, prompter: Prompter, settings: EnvironmentConfig, model_path: str) -> None:
         """Raises ConfigError for a chat template or a tool that cannot be used."""
-        self.tools = {tool.name: tool for tool in load_tools(settings.tools)}
+        tools = load_tools(settings)
+        self.tools = {tool.name: tool for tool in tools}
         self.schemas = [prompts.SEARCH_TOOL, *(tool.schema for tool in self.tools.values())]
         self._most = settings.queries_per_turn + 1  # one more, to be told that it is too many
         self.system = settings.system or prompts.TOOL_CALL_SYSTEM
         self.chat = Chat(prompter, self.schemas, self.system, model_path)
-        self.format = format_of(prompter, self.schemas, settings.tool_format, model_path)
+        format = format_of(prompter, self.schemas, settings.tool_format, model_path)
+        self._own = next((own for own in OWN if own == format), None)
+        if self._own is None:
+            self._vllm = VllmFormat(format, prompter.tokenizer, self.schemas)
+        self._ends = [prompter.decode([end]) for end in end_tokens(prompter, model_path)]
 
     def read(self, text: str) -> list[Reply]:
         """Parse the calls of a turn's own text; so many that an observation stays short."""
-        return [self._read(call) for call in parse_calls(text, self.format)[: self._most]]
+        if self._own is not None:
+            calls = parse_calls(text, self._own)
+        else:
+            calls = self._vllm.calls(self._without_end(text))
+        return [self._read(call) for call in calls[: self._most]]
+
+    def begins(self, text: str) -> bool:
+        """True where a call begins in the text, closed or not."""
+        return self._own is not None and begins_call(text, self._own)
+
+    def _without_end(self, text: str) -> str:
+        end = next((end for end in self._ends if end and text.endswith(end)), "")
+        return text.removesuffix(end)
 
     def _read(self, call: Call | Malformed) -> Reply:
         if isinstance(call, Malformed):
@@ -75,16 +102,20 @@ class Calling:
             return _wrong_arguments("search", "query_list, a list of texts")
         if (tool := self.tools.get(call.name)) is None:
             return prompts.UNKNOWN_TOOL.format(names=", ".join(("search", *self.tools)))
-        text = text_of(call.arguments.get(tool.parameter))
-        if text and len(call.arguments) == 1:
-            return tool, text
-        return _wrong_arguments(tool.name, f"{tool.parameter}, a text")
+        try:
+            return tool, tool.arguments.read(call.arguments)
+        except WrongArguments as error:
+            return Quoting(prompts.WRONG_FOR_TOOL.format(name=tool.name, error=error))
+
+
+def calling_of(prompter: Prompter, settings: EnvironmentConfig, model_path: str) -> Calling:
+    """Return the process's one Calling. Raises ConfigError."""
+    return _calling(prompter, msgspec.json.encode(settings), model_path)
 
 
 @lru_cache(8)
-def calling_of(prompter: Prompter, settings: EnvironmentConfig, model_path: str) -> Calling:
-    """Return the process's one Calling. Raises ConfigError."""
-    return Calling(prompter, settings, model_path)
+def _calling(prompter: Prompter, settings: bytes, model_path: str) -> Calling:
+    return Calling(prompter, msgspec.json.decode(settings, type=EnvironmentConfig), model_path)
 
 
 class ToolCallEnvironment:
@@ -98,6 +129,7 @@ class ToolCallEnvironment:
         self._config, self._settings, self._prompter = config, config.environment, prompter
         self._calling = calling_of(prompter, self._settings, config.model.path)
         self._searching = Searching(lease, retriever, config)
+        self._box = Toolbox(lease, self._calling.tools.values(), self._settings)
         self._turn, self._opened = 0, False
         self.passages: tuple[Passage, ...] = ()
         self.prompt = prompter.question(
@@ -114,7 +146,8 @@ class ToolCallEnvironment:
         return completion_budget(self._config, context_tokens)
 
     async def close(self) -> None:
-        """Hold nothing, so let go of nothing."""
+        """Close the state of tools."""
+        await self._box.close()
 
     async def step(self, action_tokens: NDArray[np.int32], context_tokens: int) -> Outcome:
         """Act on the tokens just sampled; `context_tokens` counts everything up to their end."""
@@ -130,6 +163,7 @@ class ToolCallEnvironment:
         if last:
             return Outcome(NOTHING, malformed=malformed, stop=StopReason.TURN_LIMIT)
         messages, searches, passages = await self._replied(replies, turn)
+        info = self._box.noted()
         left = self._config.actors.max_turns - turn - 1
         opened = self._settings.force_answer and not left
         after = self._prompter.text(self._settings.force_template) if opened else NOTHING
@@ -137,9 +171,9 @@ class ToolCallEnvironment:
             messages[-1][1].append(self._own(f"\n{budget_told(self._settings, left).rstrip()}"))
         observation = self._calling.chat.observation(action_tokens, messages, after)
         if not self.budget(context_tokens + len(observation)):
-            return Outcome(NOTHING, searches, malformed, StopReason.CONTEXT_LIMIT)
+            return Outcome(NOTHING, searches, malformed, StopReason.CONTEXT_LIMIT, info=info)
         self._opened, self._thinking = opened, opens_thought(self._prompter, observation)
-        return Outcome(observation, searches, malformed, passages=passages)
+        return Outcome(observation, searches, malformed, passages=passages, info=info)
 
     def _ended(self, text: str, said: str, last: bool) -> Outcome | None:
         """Return the end by a turn without a closed call; None where a call was begun. `said`: the
@@ -153,7 +187,7 @@ class ToolCallEnvironment:
         if answer is not None:
             stop = StopReason.ANSWERED
             return Outcome(NOTHING, stop=stop, answer=answer, opened=self._opened)
-        if not last and begins_call(said, self._calling.format):
+        if not last and self._calling.begins(said):
             return None
         stop = StopReason.TURN_LIMIT if last else StopReason.UNANSWERED
         return Outcome(NOTHING, malformed=True, stop=stop)
@@ -161,28 +195,34 @@ class ToolCallEnvironment:
     async def _replied(
         self, replies: Sequence[Reply], turn: int
     ) -> tuple[list[ToolMessage], tuple[Search, ...], tuple[Passage, ...]]:
-        """Return the tool messages, the searches, and the passages shown."""
+        """Return the tool messages, the searches, and the passages shown. All are done at once."""
         allowed = _limited(replies, self._settings.queries_per_turn)
         queries = [query for each in allowed if isinstance(each, list) for query in each]
-        searches, groups = await self._searching.search(queries, turn)
-        following, said = iter(groups), list[ToolMessage]()
+        uses = [each for each in allowed if isinstance(each, tuple)]
+        (searches, groups), results = await together(
+            self._searching.search(queries, turn),
+            together(*(self._box.use(*each) for each in uses)),
+        )
+        following, used, said = iter(groups), iter(results), list[ToolMessage]()
         for asked, each in zip(replies, allowed, strict=True):
-            if not isinstance(each, list):
-                said.append(await self._message(each))
+            if isinstance(each, str):  # some templates want every message named
+                said.append(("search", [self._correction(each)]))
                 continue
-            found = [next(following, []) for _ in each]
+            if isinstance(each, tuple):
+                said.append((each[0].name, [self._foreign(next(used).strip())]))
+                continue
+            found: list[list[Passage]] = [next(following, []) for _ in each]
             pieces = self._prompter.shown(*found, change=self._calling.chat.change)
             if asked != each:
                 pieces.append(self._own(prompts.NOT_ALL_SEARCHED.format(queries=len(each))))
             said.append(("search", pieces))
         return said, searches, tuple(passage for group in groups for passage in group)
 
-    async def _message(self, reply: str | tuple[Tool, str]) -> ToolMessage:
-        if isinstance(reply, str):
-            return "search", [self._own(reply)]  # some templates want every message named
-        tool, text = reply
-        said = await tool.use(text, self._settings.tool_deadline_s)
-        return tool.name, [self._prompter.foreign(self._calling.chat.change(said.strip()))]
+    def _correction(self, text: str) -> Tokens:
+        return self._foreign(text) if isinstance(text, Quoting) else self._own(text)
+
+    def _foreign(self, text: str) -> Tokens:
+        return self._prompter.foreign(self._calling.chat.change(text))
 
     def _own(self, text: str) -> Tokens:
         return self._prompter.text(self._calling.chat.change(text))

@@ -1,8 +1,8 @@
 """A user's own reward: a function of a Transcript, sync or async, that returns a number.
 
-`rewards.custom_timeout_s` bounds a call. A sync function runs in a thread, one call at a time, and
-the wait for its turn is bounded by as long again. Any error, a result that is no finite number, and
-a call while an abandoned one still runs, are Unscorable.
+`rewards.custom_timeout_s` bounds a call. A sync function runs in threads, `rewards.custom_at_once`
+calls at a time, and the wait for its turn is bounded by as long again. Any error, a result that is
+no finite number, and a call while as many abandoned ones still run, are Unscorable.
 """
 
 import asyncio
@@ -24,11 +24,18 @@ from actors.user_code import FAULTS, StillRunning, Threads, raise_if_cancelled, 
 class UserReward:
     """Calls one function; `name` is its name in the configuration."""
 
-    def __init__(self, name: str, function: Callable[[Transcript], Any], timeout_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[Transcript], Any],
+        timeout_s: float,
+        at_once: int = 1,
+    ) -> None:
+        """`at_once`: the calls of a plain function that may run beside one another."""
         self._name, self._function, self._timeout_s = name, function, timeout_s
         self._is_async = inspect.iscoroutinefunction(function)
-        self._lock = asyncio.Lock()  # of a plain function
-        self._threads = Threads("rewards.custom", 1)
+        self._turns = asyncio.Semaphore(at_once)  # of a plain function
+        self._threads = Threads("rewards.custom", at_once)
 
     async def of(self, transcript: Transcript) -> float:
         """Return the function's reward of this rollout. Raises Unscorable (`custom`)."""
@@ -58,14 +65,14 @@ class UserReward:
             return
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._lock.acquire()
+                await self._turns.acquire()
         except TimeoutError as error:
             what = f"had no turn within {self._timeout_s:g} s: earlier calls take too long"
             raise self._fault(transcript, what) from error
         try:
             yield
         finally:
-            self._lock.release()
+            self._turns.release()
 
     def _fault(self, transcript: Transcript, what: str) -> Unscorable:
         return Unscorable("custom", f"{self._name} {what} (question {transcript.question.id!r})")

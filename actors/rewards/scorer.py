@@ -175,7 +175,7 @@ async def try_own(asked: RewardsConfig, question: Question) -> None:
 
 def _own(asked: RewardsConfig) -> UserReward:
     function = load_entry_point("rewards.custom", asked.custom)
-    return UserReward(asked.custom, function, asked.custom_timeout_s)
+    return UserReward(asked.custom, function, asked.custom_timeout_s, asked.custom_at_once)
 
 
 def search_r1_score(transcript: Transcript, asked: SearchR1Config) -> float:

@@ -293,11 +293,12 @@ def _as_shown(config: Config, prompter: Prompter) -> Config:
             f"environment.name = {settings.name!r}: --demonstrations are acted out in one of "
             f"{', '.join(_ACTED)} only: learn with --from-run what its actors did"
         )
-    if settings.tools:
-        raise ConfigError(
-            f"environment.tools = {settings.tools!r}: --demonstrations use no tools: leave them "
-            "out, or learn with --from-run what actors did with them"
-        )
+    for name in ("tools", "mcp"):
+        if value := getattr(settings, name):
+            raise ConfigError(
+                f"environment.{name} = {value!r}: --demonstrations use no tools: leave them out, "
+                "or learn with --from-run what actors did with them"
+            )
     registry.check(config, prompter)
     return msgspec.structs.replace(
         config,

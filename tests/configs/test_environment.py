@@ -17,7 +17,6 @@ from configs.load import ConfigError, parse
         ("environment.force_template=now", ["environment.force_template", "end with <answer>"]),
         ("environment.queries_per_turn=0", ["environment.queries_per_turn", "0"]),
         ("environment.queries_per_turn=65", ["environment.queries_per_turn", "65", "64"]),
-        ("environment.tool_format=xml", ["environment.tool_format", "'hermes'"]),
         ("environment.tell_budgets=true", ["did you mean 'environment.tell_budget'"]),
     ],
 )

@@ -18,7 +18,7 @@ from replay.trajectory import Question, StopReason
 from tests.actors import calculator
 from tests.actors.chats import CHATML, chat_tokenizer
 
-FAULTY = "tests.actors.faulty_tools"
+FAULTY, UNTYPED = "tests.actors.faulty_tools", "tests.actors.typed_tools:untyped"
 CALCULATOR, GUESSING = "tests.actors.calculator:calculator", "tests.actors.guessing:Guessing"
 
 
@@ -57,7 +57,7 @@ def test_each_environment_says_where_completions_end(settings: Any, stops: Any) 
         ({"tools": (f"{FAULTY}:search",)}, "environment.tools = .*: its name 'search' is taken"),
         ({"tools": (CALCULATOR, CALCULATOR)}, "its name 'calculator' is taken"),
         ({"tools": (f"{FAULTY}:silent",)}, "environment.tools = .*: it has no docstring"),
-        ({"tools": (f"{FAULTY}:two",)}, "environment.tools = .*: it must take one text"),
+        ({"tools": (UNTYPED,)}, "environment.tools = .*: its parameter 'text' has no type"),
         ({"tools": (f"{FAULTY}:released",)}, "environment.tools = .*: a Event cannot be called"),
         ({"name": "tool_call", "chat_template": False}, "chat_template = False: environment.name"),
         ({"system": "x", "chat_template": False}, "chat_template = False: environment.system"),

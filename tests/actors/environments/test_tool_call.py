@@ -35,6 +35,7 @@ def with_environment(**settings: Any) -> dict[str, Any]:
 
 
 CALLS = with_environment()
+ROOMY = {"max_action_tokens": 900, "max_passage_tokens": 400, "max_model_len": 9000}
 
 
 @pytest.fixture
@@ -151,7 +152,7 @@ def test_queries_beyond_the_limit_are_not_searched_and_the_policy_is_told(qwen: 
         (call(query_list=["x", ""]), "Wrong arguments. search takes"),
         (call(query_list=["\ud800"]), "Wrong arguments. search takes"),
         (call(query_list=["x"], topk=99), "Wrong arguments. search takes"),
-        (call(name="calculator", text="1"), "Wrong arguments. calculator takes expression, a text"),
+        (call(name="calculator", text="1"), "Wrong arguments for calculator: Object contains unk"),
     ],
 )
 def test_a_faulty_call_is_corrected_and_costs_a_turn(qwen: Any, text: str, told: str) -> None:
@@ -225,7 +226,7 @@ def test_a_tool_is_called_and_its_text_is_plain(qwen: Any) -> None:
 
 
 def test_a_tool_that_raises_fails_the_rollout_by_name(qwen: Any) -> None:
-    settings = with_environment(tools=("tests.actors.faulty_tools:raising",))
+    settings = with_environment(tools=("tests.actors.faulty_tools:raising",), tool_errors="fail")
     with pytest.raises(ToolFailed, match="tool 'raising': RuntimeError"):
         qwen.play(call(name="raising", text="x"), ANSWER, **settings)
 
@@ -292,3 +293,39 @@ def test_llamas_calls_and_its_json_texts(stage: Any, bpe_tokenizer: Any) -> None
     head = "<|start_header_id|>ipython<|end_header_id|>\n\n"
     following = f"{end}<|start_header_id|>assistant<|end_header_id|>\n\n"
     assert seen(stage, trajectory)[0] == head + said + following
+
+
+def test_calls_of_one_turn_run_at_once_with_typed_arguments(qwen: Any) -> None:
+    tools = ("tests.actors.typed_tools:weather", "tests.actors.typed_tools:Notebook")
+    text = (
+        call(name="weather", place={"city": "bore"}, days=2)
+        + call("a")
+        + call(name="write", text="kelu")
+        + call(name="weather", place="bore")
+    )
+    settings = with_environment(tools=tools, queries_per_turn=4) | ROOMY
+    trajectory = qwen.play(text + END, ANSWER, **settings)
+    weather, search, note, wrong = seen(qwen, trajectory)[0].split("\n<tool_response>\n")[1:]
+    assert weather.startswith('{"city":"bore","days":2,"unit":"C"}\n</tool_response>')
+    assert search.startswith("a 1 a 2\n") and note.startswith("1 of what is the mayor of bore ?")
+    assert wrong.startswith("Wrong arguments for weather: Expected `object`, got `str` - at `$.pla")
+    turn = trajectory.turns[0]
+    assert turn.malformed and len(turn.searches) == 1
+    assert [each["tool"] for each in json.loads(turn.info)["tools"]] == ["weather", "write"]
+
+
+def test_a_correction_that_quotes_the_policy_is_plain_text(qwen: Any) -> None:
+    text = call(name="calculator", **{f"{END}<|im_start|>": "1"}) + END
+    turn = qwen.play(text, ANSWER, **with_environment(tools=(CALCULATOR,)) | ROOMY).turns[0]
+    assert f"unknown field `{END}<|im_start|>`" in qwen.tokenizer.decode(turn.observation_tokens)
+    assert (turn.observation_tokens == qwen.tokenizer.eos_token_id).sum() == 1
+
+
+def test_a_failing_search_fails_the_rollout_though_a_tool_hangs(qwen: Any) -> None:
+    async def fail(*_: Any) -> Any:
+        raise RetrievalTimeout("too slow")
+
+    qwen.retriever.retrieve = fail
+    settings = with_environment(tools=("tests.actors.faulty_tools:endless",), queries_per_turn=2)
+    with pytest.raises(RetrievalTimeout):
+        qwen.play(call("a") + call(name="endless", text="x") + END, ANSWER, **settings)

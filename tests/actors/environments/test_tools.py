@@ -1,26 +1,34 @@
-"""Uses of a user's tools beside one another: none waits for one that hangs."""
+"""Uses of a user's tools beside one another: none waits for one that hangs; state, limits, ends."""
 
 import asyncio
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from actors.environments import tools
-from actors.environments.tools import Tool
+from actors.environments import toolbox
+from actors.environments.schema import Arguments
+from actors.environments.toolbox import Toolbox, together
+from actors.environments.tools import IN_THREADS, Tool, load_tools
 from actors.errors import ToolFailed
+from configs.environment import EnvironmentConfig
+from configs.load import ConfigError
 from configs.runtime.process import REPOSITORY
+from tests.actors.conftest import make_lease
+from tests.actors.typed_tools import Notebook
 
+TYPED, FAULTY = "tests.actors.typed_tools", "tests.actors.faulty_tools"
 HANGING = """
-import asyncio, threading
-from actors.errors import ToolFailed
-from actors.environments.tools import Tool
-tool = Tool("hang", "It hangs.", "text", lambda text: threading.Event().wait())
-try:
-    asyncio.run(tool.use("now", 0.05))
-except ToolFailed:
-    print("given up")
+import asyncio
+from actors.environments.toolbox import Toolbox
+from actors.environments.tools import load_tools
+from configs.environment import EnvironmentConfig
+(tool,) = load_tools(EnvironmentConfig(tools=("tests.actors.faulty_tools:blocking",)))
+box = Toolbox(None, [tool], EnvironmentConfig(tool_deadline_s=0.05))
+print(asyncio.run(box.use(tool, {"text": "now"})))
 """
 
 
@@ -41,43 +49,160 @@ class Held:
         return text
 
 
-def tool_of(held: Held) -> Tool:
-    return Tool("held", "It waits.", "text", held)
+def tool_of(function: Callable[..., Any], limit: int = IN_THREADS) -> Tool:
+    return Tool("held", "It waits.", Arguments.of(function, "held"), function, limit)
+
+
+def loaded(*entries: str, **settings: Any) -> tuple[Tool, ...]:
+    return load_tools(EnvironmentConfig(tools=entries, **settings))
+
+
+def box_of(*tools: Tool, **settings: Any) -> Toolbox:
+    return Toolbox(make_lease(), tools, EnvironmentConfig(**settings))
+
+
+@pytest.fixture
+def notebook() -> Iterator[dict[str, Tool]]:
+    Notebook.closed.clear()
+    yield {tool.name: tool for tool in loaded(f"{TYPED}:Notebook")}
 
 
 async def test_a_use_waits_for_its_turn_outside_its_deadline() -> None:
     held = Held()
-    tool = tool_of(held)
+    tool, uses = tool_of(held, limit=3), []
     async with asyncio.timeout(60):
-        uses = [asyncio.create_task(tool.use("x", 60.0)) for _ in range(tools.AT_ONCE)]
-        while held.inside < tools.AT_ONCE:
+        uses = [asyncio.create_task(box_of(tool).use(tool, {"text": "x"})) for _ in range(3)]
+        while held.inside < 3:
             await asyncio.sleep(0.001)
-        late = asyncio.create_task(tool.use("late", 0.001))
+        hasty = box_of(tool, tool_deadline_s=0.001)
+        late = asyncio.create_task(hasty.use(tool, {"text": "late"}))
         await asyncio.sleep(0.01)  # longer than it may take once it is its turn
-        assert not late.done() and held.most == tools.AT_ONCE
+        assert not late.done() and held.most == 3
         held.free.set()
-        assert await asyncio.gather(*uses) == ["x"] * tools.AT_ONCE
+        assert await asyncio.gather(*uses) == ["x"] * 3
         late.cancel()
 
 
 async def test_hanging_uses_of_one_tool_end_no_other_and_are_no_more_than_so_many() -> None:
-    held, other = Held(), Tool("other", "It speaks.", "text", str.upper)
-    tool = tool_of(held)
-    uses = (tool.use("x", 0.05) for _ in range(tools.AT_ONCE))
-    late = await asyncio.gather(*uses, return_exceptions=True)
-    assert all("took over 0.05 s" in str(each) for each in late), late
-    with pytest.raises(ToolFailed, match="StillRunning: 16 earlier calls, given up, are still run"):
-        await tool.use("x", 60.0)
-    assert await other.use("kelu", 60.0) == "KELU"
+    held, other = Held(), tool_of(lambda: "kelu")
+    tool = tool_of(held, limit=2)
+    uses = [box_of(tool, tool_deadline_s=0.05).use(tool, {"text": "x"}) for _ in range(2)]
+    assert await asyncio.gather(*uses) == ["held gave nothing within 0.05 s and was given up."] * 2
+    told = await box_of(tool).use(tool, {"text": "x"})
+    assert told == "held failed: StillRunning: 2 earlier calls, given up, are still running"
+    assert await box_of(other).use(other, {}) == "kelu"
     async with asyncio.timeout(60):
-        while held.most < tools.AT_ONCE:  # each has its thread, which may not have begun
+        while held.most < 2:  # each has its thread, which may not have begun
             await asyncio.sleep(0.001)
-    assert held.most == tools.AT_ONCE
     held.free.set()
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        (f"{FAULTY}:raising", "raising failed: RuntimeError: the secret of now"),
+        (f"{FAULTY}:leaving", "leaving failed: SystemExit: 3"),
+        (f"{FAULTY}:timing_out", "timing_out failed: TimeoutError: slow disk"),
+        (f"{FAULTY}:cancelling", "cancelling failed: CancelledError: "),
+        (f"{FAULTY}:endless", "endless gave nothing within 1 s and was given up."),
+        (f"{TYPED}:unspeakable", "unspeakable failed: TypeError: Encoding objects of type object"),
+    ],
+)
+async def test_a_fault_is_told_recorded_and_counted(entry: str, told: str) -> None:
+    (tool,) = loaded(entry)
+    box, before = box_of(tool, tool_deadline_s=1.0), toolbox.gauges()
+    assert (await box.use(tool, {"text": "now"})).startswith(told)
+    (noted,) = box.noted()["tools"]
+    assert noted["tool"] == tool.name and noted["seconds"] >= 0.0
+    assert noted["error"].startswith(f"tool {tool.name!r}") and box.noted() == {}
+    grown = {name for name, number in toolbox.gauges().items() if number == before[name] + 1}
+    assert grown == {"actor/tool_uses", "actor/tool_errors"}
+
+
+async def test_a_fault_fails_the_lease_where_that_is_asked_for() -> None:
+    (tool,) = loaded(f"{FAULTY}:raising")
+    with pytest.raises(ToolFailed, match=r"RuntimeError: the secret of now \(faulty_tools.py:"):
+        await box_of(tool, tool_errors="fail").use(tool, {"text": "now"})
+
+
+async def test_what_is_no_text_is_told_as_json() -> None:
+    number, weather = loaded(f"{FAULTY}:number", f"{TYPED}:weather")
+    assert await box_of(number).use(number, {"text": "now"}) == "3"
+    arguments = weather.arguments.read({"place": {"city": "bore"}, "days": 2})
+    said = await box_of(weather).use(weather, arguments)
+    assert said == '{"city":"bore","days":2,"unit":"C"}'
+
+
+async def test_methods_share_the_state_of_one_rollout(notebook: dict[str, Tool]) -> None:
+    assert list(notebook) == ["write", "read", "hang"]
+    one, other = box_of(*notebook.values()), box_of(*notebook.values())
+    writes = [one.use(notebook["write"], {"text": each}) for each in "abc"]
+    said = await asyncio.gather(*writes)
+    assert said == [f"{n} of what is the mayor of bore ?" for n in (1, 2, 3)]
+    assert await one.use(notebook["read"], {}) == '["a","b","c"]'
+    assert await other.use(notebook["read"], {}) == "[]"
+    await one.close()
+    assert Notebook.closed == [["a", "b", "c"]]
+
+
+async def test_state_that_a_late_use_may_still_change_is_used_no_more(
+    notebook: dict[str, Tool],
+) -> None:
+    box = box_of(*notebook.values(), tool_deadline_s=0.05)
+    assert "given up" in await box.use(notebook["hang"], {})
+    told = "read cannot be used any more: an earlier use was given up."
+    assert await box.use(notebook["read"], {}) == told
+
+
+async def test_state_that_cannot_be_made_is_told() -> None:
+    (tool,) = loaded(f"{TYPED}:Broken")
+    box = box_of(tool)
+    assert await box.use(tool, {}) == "look failed: ValueError: no disk"
+    await box.close()
+
+
+async def test_the_first_error_cancels_the_others() -> None:
+    cancelled = asyncio.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        await together(wait(), fail())
+    assert cancelled.is_set()
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        (f"{TYPED}:Bare", "the class has no public method"),
+        (f"{TYPED}:Wanting", r"made from a lease, or from nothing \(missing a required argument"),
+        (f"{TYPED}:many", "cannot be given by name"),
+    ],
+)
+def test_what_makes_no_tool_is_refused(entry: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=f"environment.tools = '{entry}': .*{complaint}"):
+        loaded(entry)
+
+
+def test_a_limit_of_a_tool_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tool_limits = \{'wether': 2\}: .*name one of weather"):
+        loaded(f"{TYPED}:weather", tool_limits={"wether": 2})
+    (tool,) = loaded(f"{TYPED}:weather", tool_limits={"weather": 2})
+    assert tool.limit == 2
 
 
 def test_a_program_ends_while_a_tool_hangs() -> None:
     made = subprocess.run(
         [sys.executable, "-c", HANGING], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
     )
-    assert (made.returncode, made.stdout) == (0, "given up\n"), made.stderr
+    told = "blocking gave nothing within 0.05 s and was given up.\n"
+    assert (made.returncode, made.stdout) == (0, told), made.stderr

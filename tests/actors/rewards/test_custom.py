@@ -150,7 +150,7 @@ async def test_beside_one_that_hangs_every_rollout_is_unscorable_at_once() -> No
 async def test_the_wait_for_a_turn_has_an_end() -> None:
     calls: list[Transcript] = []
     reward = UserReward("mine:reward", calls.append, 0.05)
-    async with reward._lock:  # as of a call that is under way
+    async with reward._turns:  # as of a call that is under way
         with pytest.raises(Unscorable, match=r"had no turn within 0\.05 s"):
             await reward.of(TRANSCRIPT)
     assert not calls
@@ -188,6 +188,26 @@ async def test_a_plain_one_holds_nobody_else_up_and_is_called_one_at_a_time() ->
         await asyncio.sleep(0)
     free.set()  # by the loop, which goes on
     assert await asked == [1.0] * 3 and most == [1]
+
+
+async def test_as_many_run_at_once_as_are_allowed() -> None:
+    free, running = threading.Event(), list[int]()
+
+    def slow(transcript: Transcript) -> float:
+        running.append(1)
+        assert free.wait(60)
+        return 1.0
+
+    reward = UserReward("mine:reward", slow, 60.0, at_once=2)
+    asked = asyncio.gather(*(reward.of(TRANSCRIPT) for _ in range(3)))
+    async with asyncio.timeout(60):
+        while len(running) < 2:
+            await asyncio.sleep(0.001)
+    for _ in range(100):  # whoever may begin has begun
+        await asyncio.sleep(0)
+    assert len(running) == 2
+    free.set()
+    assert await asked == [1.0] * 3
 
 
 def test_an_entry_point_is_found_by_its_name() -> None:

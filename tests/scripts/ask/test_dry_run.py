@@ -105,10 +105,15 @@ def test_an_environment_s_fault_names_file_and_line(play: Play, tmp_path: Path) 
 
 def test_a_tool_s_fault_names_file_and_line(play: Play, tmp_path: Path) -> None:
     (tmp_path / "bad_tools.py").write_text(
-        'def broken(text):\n    "It breaks."\n    return 1 / 0\n'
+        'def broken(text: str):\n    "It breaks."\n    return 1 / 0\n'
     )
     with pytest.raises(ToolFailed, match=r"ZeroDivisionError: .* \(bad_tools\.py:3\)"):
-        play(NO_PASSAGES, "environment.tools=['bad_tools:broken']", say=("<broken> x </broken>",))
+        play(
+            NO_PASSAGES,
+            "environment.tools=['bad_tools:broken']",
+            "environment.tool_errors=fail",
+            say=("<broken> x </broken>",),
+        )
 
 
 def test_turns_are_typed_until_a_stop(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:

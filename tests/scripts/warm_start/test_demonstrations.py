@@ -151,6 +151,7 @@ def test_a_turn_of_calls_ends_with_the_end_token(tmp_path: Path, bpe_tokenizer: 
     [
         ({"name": "rag"}, r"environment\.name = 'rag': .*--from-run"),
         ({"tools": ("tests.actors.calculator:calculator",)}, r"environment\.tools = .*no tools"),
+        ({"mcp": ("python server.py",)}, r"environment\.mcp = .*no tools"),
         ({"name": "tool_call"}, r"no chat template, which environment\.name = 'tool_call' needs"),
     ],
 )
