@@ -24,6 +24,7 @@ from replay.protocol import Lease
 
 logger = logging.getLogger(__name__)
 _CANCELLED_WITHIN_S = 5.0
+_NOTED_BYTES = 60_000  # of a turn: its record holds little more
 _counts: Counter[str] = Counter()
 
 
@@ -71,6 +72,8 @@ class Toolbox:
     def noted(self) -> dict[str, Any]:
         """Return what is to be on record of the uses since the last call: of a turn."""
         noted, self._noted = self._noted, []
+        if len(msgspec.json.encode(noted)) > _NOTED_BYTES:
+            noted = [note | ({"error": ""} if "error" in note else {}) for note in noted]
         return {"tools": noted} if noted else {}
 
     async def close(self) -> None:

@@ -26,7 +26,7 @@ from configs.load import ConfigError
 RESERVED = ("search", "answer", "think", "information", "tool_call", "tool_response")
 IN_THREADS = 16  # uses of one plain tool at once; and how many of them may hang
 AT_ONCE = 64  # of one async tool
-_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}")
 
 
 @dataclass(frozen=True, eq=False)

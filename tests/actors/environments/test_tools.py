@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from actors.environments import toolbox
@@ -117,6 +118,16 @@ async def test_a_fault_is_told_recorded_and_counted(entry: str, told: str) -> No
     assert noted["error"].startswith(f"tool {tool.name!r}") and box.noted() == {}
     grown = {name for name, number in toolbox.gauges().items() if number == before[name] + 1}
     assert grown == {"actor/tool_uses", "actor/tool_errors"}
+
+
+async def test_what_is_noted_of_a_turn_fits_its_record() -> None:
+    (tool,) = loaded(f"{FAULTY}:raising")
+    box = box_of(tool)
+    for _ in range(64):
+        await box.use(tool, {"text": "\x01" * 1000})
+    noted = box.noted()
+    assert len(msgspec.json.encode(noted).decode()) < 65_536
+    assert len(noted["tools"]) == 64 and all("error" in each for each in noted["tools"])
 
 
 async def test_a_fault_fails_the_lease_where_that_is_asked_for() -> None:
