@@ -91,9 +91,9 @@ def check_same(asynchronous: Path, synchronous: Path, files: Mapping[str, str] =
         assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
 
-def critic_of(run_dir: Path) -> dict[str, torch.Tensor]:
-    """The last masters and moments of a run's critic."""
-    state = load_file(run_dir / "checkpoints" / f"step-{STEPS}" / "critic" / "rank-0.safetensors")
+def state_of(run_dir: Path, kind: str) -> dict[str, torch.Tensor]:
+    """The last masters, moments and averages of a run."""
+    state = load_file(run_dir / "checkpoints" / f"step-{STEPS}" / kind / "rank-0.safetensors")
     return {name: value for name, value in state.items() if not name.startswith("rank/")}
 
 
@@ -109,15 +109,22 @@ def test_without_lag_and_batching_it_is_the_synchronous_trainer(
 
 @pytest.mark.soak("resume")
 @pytest.mark.timeout(1000)
-def test_with_a_critic_it_is_too(launch: Callable[..., Run], tmp_path: Path) -> None:
-    asynchronous = completed(launch(*SHORT, *NOTHING_BATCHED, *CRITIC))
+@pytest.mark.parametrize(
+    ("on", "kind", "head"),
+    [("copy", "critic", "head.weight"), ("policy", "state", "value_head.weight")],
+)
+def test_with_a_critic_it_is_too(
+    launch: Callable[..., Run], tmp_path: Path, on: str, kind: str, head: str
+) -> None:
+    how = f"learner.critic.on={on}"
+    asynchronous = completed(launch(*SHORT, *NOTHING_BATCHED, *CRITIC, how))
     synchronous = tmp_path / "sync"
     forage("sync", asynchronous / "config.yaml", f"run_dir={synchronous}")
     check_same(asynchronous, synchronous)
-    ours, theirs = critic_of(asynchronous), critic_of(synchronous)
-    assert ours.keys() == theirs.keys() and "master/head.weight" in ours
+    ours, theirs = state_of(asynchronous, kind), state_of(synchronous, kind)
+    assert ours.keys() == theirs.keys() and f"master/{head}" in ours
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
-    assert ours["master/head.weight"].any()
+    assert ours[f"master/{head}"].any()
 
 
 @pytest.mark.soak("resume")
