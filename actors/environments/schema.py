@@ -89,9 +89,12 @@ class Arguments:
         return {name: value for name, value in values.items() if value is not UNSET}
 
     def read_text(self, text: str) -> dict[str, Any]:
-        """Return the arguments that a text alone gives: the one text, or a JSON object."""
-        if (name := self.one_text) is not None:
-            return self.read({name: text})
+        """Return the arguments that a text gives: a JSON object of them, or, where a text alone
+        can be, the one text. Raises WrongArguments.
+        """
+        known, one = self.schema.get("properties", {}), self.one_text
+        if one is not None and (len(known) == 1 or not self._is_object(text)):
+            return self.read({one: text})
         try:
             given = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
@@ -99,6 +102,14 @@ class Arguments:
         if not isinstance(given, dict):
             raise WrongArguments("no JSON object")
         return self.read(given)
+
+    def _is_object(self, text: str) -> bool:
+        """Whether it is a JSON object of known arguments."""
+        try:
+            given = msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return False
+        return isinstance(given, dict) and given.keys() <= self.schema["properties"].keys()
 
 
 def _parameters(function: Callable[..., Any], named: str) -> list[inspect.Parameter]:

@@ -86,3 +86,19 @@ def test_a_tag_holds_the_one_text_that_must_be(
 def test_a_signature_without_a_schema_is_refused(name: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=rf"environment.tools = 'mine:f': .*{complaint}"):
         of(getattr(typed_tools, name))
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ('{"city": "Oslo", "days": 3}', {"city": "Oslo", "days": 3}),
+        ("Oslo", {"city": "Oslo"}),
+        ('{"town": "Oslo"}', {"city": '{"town": "Oslo"}'}),
+    ],
+)
+def test_a_tag_may_hold_an_object_where_more_may_be_given(text: str, read: dict[str, Any]) -> None:
+    def forecast(city: str, days: int = 1) -> str:
+        """It knows the weather."""
+        return city * days
+
+    assert Arguments.of(forecast, "forecast").read_text(text) == read
