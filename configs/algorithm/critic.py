@@ -30,6 +30,12 @@ class CriticConfig(Section, frozen=True):
                 f"learner.critic.coef = {self.coef!r} acts on nothing with learner.critic.on = "
                 "'copy', whose loss stands alone: set that to 'policy', or this to null"
             )
+        if self.on == "policy" and self.value_clip is not None:
+            raise ValueError(
+                f"learner.critic.value_clip = {self.value_clip!r} acts on nothing with "
+                "learner.critic.on = 'policy', whose one step begins at the values themselves: set "
+                "this to null, or take learner.critic.on=copy with updates=2"
+            )
         if self.on == "policy" and self.updates > 1:
             raise ValueError(
                 f"learner.critic.updates = {self.updates!r} with learner.critic.on = 'policy', "

@@ -25,6 +25,10 @@ def test_a_critic_may_be_the_policy_s_own() -> None:
         (["learner.baseline=critic"], "learner.advantage_std = 'group' is the spread of"),
         ([*PPO, "learner.turn_credit=1"], "learner.turn_credit = 1.0 with learner.baseline = 'cr"),
         ([*PPO, "learner.critic.value_clip=0.5"], "learner.critic.value_clip = 0.5 acts on"),
+        (
+            [*PPO, "learner.critic.value_clip=0.5", "learner.critic.on=policy"],
+            "with learner.critic.on = 'policy', whose one step begins",
+        ),
         (["learner.critic.on=policy"], "learner.critic.on = 'policy' acts on nothing with"),
         ([*PPO, "learner.critic.coef=0.5"], "learner.critic.coef = 0.5 acts on nothing with"),
         (
