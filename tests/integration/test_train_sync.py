@@ -63,9 +63,9 @@ def test_a_few_steps_learn_and_leave_a_checkpoint(
     ]  # progress
     assert lines == [f"starting the engine: what it says goes to {log}"] and log.stat().st_size
     first, last = (line for line in said.splitlines() if line.startswith("evaluation"))
-    start = json.loads(first.partition(": ")[2].replace("'", '"'))
+    start = dict(each.split() for each in first.partition(": ")[2].split(", "))
     final = json.loads((run_dir / "summary.json").read_text())
-    assert final["sampled_em"] > start["sampled_em"] + 0.1, (first, last)
+    assert final["sampled_em"] > float(start["sampled_em"]) + 0.1, (first, last)
     assert (run_dir / "checkpoints" / "step-12" / "model" / "model.safetensors").is_file()
 
 
