@@ -10,7 +10,7 @@ from replay.protocol import Stop
 
 def train(run: Run) -> str:
     """Train up to `total_steps`; return why training ended: "completed", the cause of a Stop, or
-    what a sentinel says.
+    what a sentinel says while steps are left.
 
     The first and the last version are evaluated while nothing is trained; those between, while it
     goes on. Raises StopRequested on a signal, and what the collaborators raise.
@@ -26,9 +26,11 @@ def train(run: Run) -> str:
         wrong = run.log(batch, gauges)
         run.serve_again()
         run.checkpoint()
+        if run.step == learner.total_steps:
+            break
         if wrong:
             return wrong
-        if run.step < learner.total_steps and run.step % learner.eval_every == 0:
+        if run.step % learner.eval_every == 0:
             run.evaluate(wait=False)
     run.wait_applied()
     return "completed" if run.evaluate(wait=True) else "stopped during the last evaluation"

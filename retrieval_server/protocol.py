@@ -22,6 +22,7 @@ RETRY_AFTER = "x-retry-after-s"  # beside Retry-After, which tells whole seconds
 BATCH_QUERIES = "x-batch-queries"  # of a reply: how many queries a request had best hold
 # What a command asks to see that it is answered; where searches cost money, nobody is paid for it.
 PROBE = "forage asks whether a search is answered"
+TELLS_ERROR = "error:"  # how the id of a document begins that tells why nothing was found
 
 
 class RetrievalError(Exception):

@@ -242,7 +242,7 @@ async def take_steps(
     trainer: "Trainer", rollouts: Rollouts, policy: "VllmPolicy", folder: Path
 ) -> dict[str, Any]:
     """Push, evaluate, roll out, update; `learner.total_steps` times, or until there is nothing to
-    learn or a sentinel stops it: then the cause is `stopped`.
+    learn or, while steps are left, a sentinel stops it: then the cause is `stopped`.
     """
     learner, losses, watch = trainer.config.learner, list[float](), Watch(trainer.config)
     for step in range(learner.total_steps + 1):
@@ -258,7 +258,7 @@ async def take_steps(
                 losses.append(learn(trainer, batch, watch))
             except NothingToLearn as nothing:
                 return {**scores, "losses": losses, "stopped": str(nothing)}
-        if watch.wrong:
+        if watch.wrong and step + 1 < learner.total_steps:
             return {**scores, "losses": losses, "stopped": watch.wrong}
     return {**scores, "losses": losses}
 
@@ -314,7 +314,7 @@ def learn_again(trainer: "Trainer", recorded: Iterator[Batch]) -> dict[str, Any]
     watch = Watch(config)
     for batch in itertools.islice(recorded, config.learner.total_steps):
         losses.append(learn(trainer, batch, watch))
-        if watch.wrong:
+        if watch.wrong and len(losses) < config.learner.total_steps:
             return {"losses": losses, "stopped": watch.wrong}
     return {"losses": losses}
 

@@ -17,7 +17,7 @@ REWARD = ("actor/reward", "learner/reward")
 class Rule:
     """One sign that a run goes wrong: the median of the newest `window` values lies `side` of the
     bound, which is `limit`, or with a `warm_up` that many times the median of the first so many
-    values. `means` and `remedy` are said.
+    values that are not 0: there is none where that is not above 0. `means` and `remedy` are said.
     """
 
     gauge: str
@@ -27,7 +27,7 @@ class Rule:
     remedy: str
     window: int = WINDOW
     warm_up: int = 0
-    rewarded: float | None = None  # silent while the reward's median is above this
+    rewarded: float | None = None  # silent while the reward's median is above this, of at most 1
 
     @property
     def watched(self) -> tuple[str, ...]:
@@ -35,14 +35,17 @@ class Rule:
         return (self.gauge,) if self.rewarded is None else (self.gauge, *REWARD)
 
     def bound(self, values: Sequence[float]) -> float | None:
-        """What the median is held against; None while the warm-up lasts."""
+        """What the median is held against; None while the warm-up lasts, or where it tells none."""
         if not self.warm_up:
             return self.limit
         first = values[: self.warm_up]
-        return self.limit * median(first) if len(first) == self.warm_up else None
+        usual = median(first) if len(first) == self.warm_up else 0.0
+        return self.limit * usual if usual > 0.0 else None
 
     def fires(self, values: Sequence[float], rewards: Sequence[float] = ()) -> bool:
-        """Judge all values so far, oldest first, and the rewards of those steps."""
+        """Judge all values so far, oldest first, and the rewards of those steps; there are no
+        zeros in the warm-up.
+        """
         bound = self.bound(values)
         if bound is None or len(values) < self.warm_up + self.window:
             return False
@@ -164,10 +167,15 @@ def gauge_of(name: str) -> str:
     return f"learner/sentinel_{name}"
 
 
-def said(name: str, step: int, gauges: Mapping[str, float]) -> str:
-    """What a rule says at a step whose gauges are these, the remedy included."""
+def median_of(name: str) -> str:
+    """The gauge of what a rule that fires has judged: the median over its window."""
+    return f"learner/sentinel_{name}_median"
+
+
+def said(name: str, step: int, judged: float | None) -> str:
+    """What a rule says at a step, given the median that it judged, the remedy included."""
     rule = RULES[name]
-    now = f"{rule.gauge} {gauges[rule.gauge]:.3g}, " if rule.gauge in gauges else ""
+    now = "" if judged is None else f"{rule.gauge} at {judged:.3g}, "
     return (
         f"sentinel {name} at step {step}: {rule.means} ({now}{rule.condition}): {rule.remedy} "
         "(docs/sentinels.md)"
@@ -184,4 +192,4 @@ class Announcer:
         """What those say that do not fire since the step before."""
         fired = {name for name in RULES if gauges.get(gauge_of(name))}
         begun, self._fired = sorted(fired - self._fired), fired
-        return [said(name, step, gauges) for name in begun]
+        return [said(name, step, gauges.get(median_of(name))) for name in begun]

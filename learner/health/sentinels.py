@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
 from configs.runtime.files import replacing
 from configs.schema import Config
-from learner.health.rules import RULES, Rule, gauge_of, reward_of, said
+from learner.health.rules import RULES, Rule, gauge_of, median_of, reward_of, said
 
 FILE_NAME = "sentinels.jsonl"
 NO_GROUPS = ("none", "critic")  # baselines that learn from groups of equal rewards too
@@ -36,25 +37,35 @@ class Noted(msgspec.Struct, frozen=True):
 
 
 class Series:
-    """What one rule is judged by: the values of its warm-up, and the newest of its window."""
+    """What one rule is judged by: the values of its warm-up, and the newest of its window; and its
+    verdict, which stands until a step has the gauge again.
+    """
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self._first: list[float] = []
         self._newest = deque[float](maxlen=rule.window)
         self._rewards = deque[float](maxlen=rule.window)
+        self._fires = False
+
+    @property
+    def median(self) -> float:
+        """What the newest verdict is of; a window that is empty has none."""
+        return median(self._newest)
 
     def take(self, gauges: Mapping[str, float]) -> bool:
         """Take a step's gauges; return whether the rule fires."""
         if (value := gauges.get(self._rule.gauge)) is None:
-            return False
+            return self._fires
         if len(self._first) < self._rule.warm_up:
-            self._first.append(value)
+            if value:  # 0 tells nothing of what is usual: a step without signal has no gradient
+                self._first.append(value)
         else:
             self._newest.append(value)
         if (reward := reward_of(gauges)) is not None:
             self._rewards.append(reward)
-        return self._rule.fires([*self._first, *self._newest], list(self._rewards))
+        self._fires = self._rule.fires([*self._first, *self._newest], list(self._rewards))
+        return self._fires
 
 
 class Sentinels:
@@ -74,8 +85,8 @@ class Sentinels:
                 file.writelines(map(_line, self._known(resumed_after)))
 
     def judge(self, step: int, gauges: Mapping[str, float]) -> tuple[dict[str, float], str]:
-        """Take the gauges of a step; return the sentinels' own, 1 where one fires, and why the run
-        is to stop: empty where it goes on.
+        """Take the gauges of a step; return the sentinels' own, 1 where one fires and the median
+        that it judged, and why the run is to stop: empty where it goes on.
         """
         given = {name: gauges[name] for name in self._watched if name in gauges}
         watched = {name: value for name, value in given.items() if isfinite(value)}
@@ -87,8 +98,9 @@ class Sentinels:
         except OSError as error:  # a full disk: the run may outlive it
             _log.warning("%s: step %d is not noted: %s", self._path, step, error)
         told = {gauge_of(name): float(name in fired) for name in self._on}
+        told |= {median_of(name): self._series[name].median for name in fired}
         stop = next((name for name in fired if self._on[name] == "stop"), "")
-        why = f"{said(stop, step, gauges)}; {WAY_ON.format(stop)}" if stop else ""
+        why = f"{said(stop, step, told[median_of(stop)])}; {WAY_ON.format(stop)}" if stop else ""
         return told | {"learner/sentinels_fired": float(len(fired))}, why
 
     def _known(self, resumed_after: int) -> Iterator[Noted]:

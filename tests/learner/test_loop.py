@@ -222,6 +222,18 @@ def test_a_sentinel_ends_training_with_what_it_says_once_its_step_is_reported(ru
     assert ("committed", 10) in run.reader.script
 
 
+def test_a_sentinel_that_stops_at_the_last_step_leaves_the_run_completed(run: Run) -> None:
+    sentinels = SentinelsConfig(no_signal="stop")
+    run.sentinels = Sentinels(msgspec.structs.replace(run.config, sentinels=sentinels))
+    plain = run.reader.batch
+    run.reader.batch = lambda step, version: msgspec.structs.replace(
+        plain(step, version), gauges={"replay/no_signal_fraction": 1.0}
+    )
+    assert train(changed(run, total_steps=10, lr=0.0)) == "completed"
+    assert run.reader.reported["learner/sentinel_no_signal"] == 1.0
+    assert run.reader.script[-1] == ("evaluate", 10, True)
+
+
 def test_no_steps_is_an_evaluation_of_the_start(run: Run) -> None:
     assert train(changed(run, total_steps=0)) == "completed"
     assert run.reader.script == [("evaluate", 0, True), ("applied", 0)]

@@ -215,7 +215,10 @@ def test_a_dead_engine_is_named_at_once(config: Config, word_tokenizer: Any) -> 
         asyncio.run(rollouts.batch(0))
 
 
+@pytest.mark.parametrize(("total", "stops"), [(20, True), (10, False)])
 def test_a_sentinel_ends_it_as_it_ends_the_fleet(
+    total: int,
+    stops: bool,
     config: Config,
     word_tokenizer: Any,
     tmp_path: Path,
@@ -234,13 +237,13 @@ def test_a_sentinel_ends_it_as_it_ends_the_fleet(
         config,
         run_dir=str(tmp_path),
         sentinels=SentinelsConfig(ess="stop"),
-        learner=msgspec.structs.replace(config.learner, total_steps=20),
+        learner=msgspec.structs.replace(config.learner, total_steps=total),
     )
     rollouts = rollouts_of(given, word_tokenizer, rewarding(itertools.cycle((0.0, 1.0))))
     nobody: Any = None
     summary = asyncio.run(take_steps(SimpleNamespace(config=given), rollouts, nobody, tmp_path))
     assert summary["losses"] == [0.5] * 10
-    assert summary["stopped"].startswith("sentinel ess at step 10: ")
+    assert summary.get("stopped", "").startswith("sentinel ess at step 10: ") == stops
     assert "\nsentinel ess at step 10: " in capsys.readouterr().out
 
 

@@ -30,6 +30,7 @@ from retrieval_server.app.live.providers import Fault, Provider, fault
 from retrieval_server.app.live.record import BUDGET_SPENT, QUERY_REFUSED, Answer, Answers
 from retrieval_server.protocol import (
     PROBE,
+    TELLS_ERROR,
     BadReply,
     Document,
     NotRecorded,
@@ -362,7 +363,7 @@ def _scored(answer: Answer) -> list[ScoredDocument]:
     """An answer's passages by rank, or the one that tells why there are none."""
     if answer.error:
         said = f"Search error\n{answer.error}: {TOLD.get(answer.error, 'nothing was found.')}"
-        return [ScoredDocument(Document(f"error:{answer.error}", said), 0.0)]
+        return [ScoredDocument(Document(f"{TELLS_ERROR}{answer.error}", said), 0.0)]
     return [
         ScoredDocument(document, 1.0 / rank)
         for rank, document in enumerate(answer.passages, start=1)

@@ -13,8 +13,10 @@ from replay.trajectory import Search, StopReason, TokenSequence, Trajectory, Tur
 Made = Callable[..., Trajectory]
 
 
-def searched(query: str, status: Literal["ok", "empty", "skipped"] = "ok") -> Search:
-    return Search(query, (), 0.1, status)
+def searched(
+    query: str, status: Literal["ok", "empty", "skipped"] = "ok", shown: tuple[str, ...] = ()
+) -> Search:
+    return Search(query, shown, 0.1, status)
 
 
 def turn(tokens: list[int], *searches: Search, malformed: bool = False) -> Turn:
@@ -49,6 +51,13 @@ def test_a_search_is_empty_that_finds_or_asks_nothing_and_counts_only_where_aske
     assert habits([rollout(turn([1], *searches))])["learner/empty_searches"] == pytest.approx(2 / 3)
     assert "learner/empty_searches" not in habits([rollout(turn([1], searched("c", "skipped")))])
     assert "learner/repeated_queries" not in habits([rollout(turn([1]))])
+
+
+def test_a_search_is_empty_whose_passages_only_tell_an_error(rollout: Made) -> None:
+    spent, refused = "error:BudgetSpent", "error:QueryRefused"
+    shown = [(spent,), (spent, refused), ("https://a.example", spent), ("error",)]
+    turns = [turn([1], searched("a", shown=ids)) for ids in shown]
+    assert habits([rollout(*turns)])["learner/empty_searches"] == 0.5
 
 
 def test_repetition_is_within_a_completion(rollout: Made) -> None:

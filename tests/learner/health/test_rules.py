@@ -10,13 +10,14 @@ import json
 import random
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from configs.runtime.process import REPOSITORY
 from configs.sentinels import SentinelsConfig
-from learner.health.rules import RULES, Announcer, Rule, gauge_of, reward_of, said
+from learner.health.rules import RULES, Announcer, Rule, gauge_of, median_of, reward_of, said
 from learner.health.sentinels import Series
 
 Gauges = dict[str, float]
@@ -112,6 +113,40 @@ def test_a_rule_is_silent_until_its_window_is_full_and_its_warm_up_over() -> Non
     assert not grown.fires([1.0, 1.0, 9.0, 2.0, 2.0])
 
 
+RELATIVE = [name for name, rule in RULES.items() if rule.warm_up]
+
+
+def told(name: str, values: list[float | None]) -> list[bool]:
+    """The verdicts of a rule on one value a step; None: a step without the gauge."""
+    series, gauge = Series(RULES[name]), RULES[name].gauge
+    return [series.take({} if value is None else {gauge: value}) for value in values]
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_zeros_of_a_cold_start_are_no_measure_of_what_is_usual(name: str) -> None:
+    rule = RULES[name]
+    start = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.4, 0.0, 0.5, 0.0, 0.6]
+    assert not any(told(name, [*start, *[0.5] * 60]))
+    wrong = 0.5 * rule.limit * (2.0 if rule.side == "above" else 0.5)
+    assert told(name, [*start, *[0.5] * 7, *[wrong] * rule.window])[-1]
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_without_a_usual_value_there_is_no_bound(name: str) -> None:
+    rule = RULES[name]
+    for usual in (0.0, -0.5):
+        assert rule.bound([usual] * rule.warm_up) is None
+        assert not any(told(name, [*[usual] * 30, *[5.0] * 8]))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_step_without_the_gauge_changes_no_verdict(name: str) -> None:
+    values = [gauges[RULES[name].gauge] for gauges in gone_wrong(name)]
+    verdicts = told(name, [each for value in values for each in (value, None, None)])
+    assert verdicts == [verdict for verdict in told(name, values) for _ in range(3)]
+    assert verdicts[-1] and sum(a != b for a, b in pairwise(verdicts)) == 1
+
+
 @pytest.mark.parametrize("name", ["entropy", "no_signal"])
 def test_a_policy_that_earns_nearly_all_may_be_sure(name: str) -> None:
     steps = gone_wrong(name)
@@ -127,10 +162,11 @@ def test_the_reward_is_of_all_rollouts_else_of_those_trained() -> None:
 
 
 def test_what_is_said_names_gauge_value_bound_and_remedy() -> None:
-    line = said("grad_norm", 31, {"learner/grad_norm": 7.25})
+    line = said("grad_norm", 31, 7.25)
     assert line.startswith("sentinel grad_norm at step 31: ")
-    assert "(learner/grad_norm 7.25, above 10 times its first 10 over 5 steps)" in line
+    assert "(learner/grad_norm at 7.25, above 10 times its first 10 over 5 steps)" in line
     assert "lower learner.lr" in line
+    assert "nearly stopped to search (below 0.2 times" in said("searches", 31, None)
 
 
 def test_the_page_has_each_rule_with_its_gauge_and_bound() -> None:
@@ -145,6 +181,9 @@ def test_the_page_has_each_rule_with_its_gauge_and_bound() -> None:
         assert (gauge, side) == (rule.gauge, rule.side)
         assert float(number.replace("−", "-")) == rule.limit
         assert bool(times) == bool(rule.warm_up)
+        reward = re.search(rf"^\| `{name}` .*, reward at most ([\d.]+) \|", page, re.M)
+        assert (float(reward[1]) if reward else None) == rule.rewarded
+    assert "Both bounds assume that the best reward is 1" in page
 
 
 def test_it_is_said_when_one_begins_to_fire() -> None:
@@ -152,6 +191,8 @@ def test_it_is_said_when_one_begins_to_fire() -> None:
     fires, rests = {gauge_of("ess"): 1.0}, {gauge_of("ess"): 0.0}
     counts = [len(announcer.lines(n, g)) for n, g in enumerate((rests, fires, fires, rests, fires))]
     assert counts == [0, 1, 0, 0, 1]
+    (line,) = Announcer().lines(9, fires | {median_of("ess"): 0.7, "learner/current_ess": 0.95})
+    assert "(learner/current_ess at 0.7, below 0.8 over 10 steps)" in line
 
 
 def recorded(name: str) -> list[Gauges]:

@@ -8,7 +8,7 @@ import pytest
 
 from configs.schema import Config, LearnerConfig
 from configs.sentinels import SentinelsConfig
-from learner.health.rules import RULES, gauge_of
+from learner.health.rules import RULES, gauge_of, median_of
 from learner.health.sentinels import FILE_NAME, Noted, Sentinels, read_notes, spans
 
 WINDOW = RULES["ess"].window
@@ -32,7 +32,8 @@ def test_a_warning_is_a_gauge_and_a_note_and_the_run_goes_on(tmp_path: Path) -> 
     *before, (told, why) = played(watching(tmp_path), 1, WINDOW, LOW)
     assert all(t[gauge_of("ess")] == 0.0 == t["learner/sentinels_fired"] for t, _ in before)
     assert told[gauge_of("ess")] == 1.0 == told["learner/sentinels_fired"] and why == ""
-    assert set(told) == {gauge_of(name) for name in RULES} | {"learner/sentinels_fired"}
+    names = {gauge_of(name) for name in RULES} | {"learner/sentinels_fired"}
+    assert set(before[-1][0]) == names and set(told) == names | {median_of("ess")}
     *_, last = read_notes(tmp_path)
     assert last == Noted(WINDOW, LOW, ("ess",))
 
@@ -45,6 +46,23 @@ def test_off_tells_nothing_and_stop_says_why_with_two_ways_on(tmp_path: Path) ->
     why = stops[-1][1]
     assert why.startswith(f"sentinel ess at step {WINDOW}: ")
     assert "model.path=RUN/checkpoints/step-N/model" in why and "sentinels.ess=warn" in why
+
+
+def test_what_is_said_is_the_median_not_the_step_s_own_value(tmp_path: Path) -> None:
+    sentinels = watching(tmp_path, ess="stop")
+    played(sentinels, 1, WINDOW - 1, LOW)
+    told, why = sentinels.judge(WINDOW, FINE)
+    assert told[median_of("ess")] == 0.1 and "(learner/current_ess at 0.1, below 0.8" in why
+
+
+def test_a_step_without_the_gauge_splits_no_span(tmp_path: Path) -> None:
+    sentinels = watching(tmp_path)
+    played(sentinels, 1, WINDOW, LOW)
+    (told, _), *_ = played(sentinels, WINDOW + 1, WINDOW + 2, {"learner/entropy": 0.5})
+    assert told[gauge_of("ess")] == 1.0 and told[median_of("ess")] == 0.1
+    assert watching(tmp_path, WINDOW + 1).judge(WINDOW + 2, {})[0][gauge_of("ess")] == 1.0
+    (span,) = spans(read_notes(tmp_path))
+    assert (span.name, span.first, span.last) == ("ess", WINDOW, WINDOW + 2)
 
 
 @pytest.mark.parametrize("resumed_after", [4, WINDOW - 1, WINDOW + 3])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console as RichConsole
 
-from learner.health.rules import RULES, gauge_of
+from learner.health.rules import RULES, gauge_of, median_of
 from replay.protocol import EvalResult, StepReport
 from scripts.fleet.console import LEGEND, Console
 
@@ -101,7 +101,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 def test_a_sentinel_is_told_below_its_step_when_it_begins_to_fire(
     width: int, terminal: bool
 ) -> None:
-    low = {"learner/current_ess": 0.2}
+    low = {"learner/current_ess": 0.9, median_of("ess"): 0.2}
 
     def speak(console: Console) -> None:
         for step, fires in enumerate((0.0, 1.0, 1.0), 1):
@@ -113,7 +113,7 @@ def test_a_sentinel_is_told_below_its_step_when_it_begins_to_fire(
     assert any(line.startswith("step    2") for line in lines[: begun[0]])
     said = " ".join(" ".join(lines[begun[0] :]).split())
     assert "sentinel ess at step 2: a fifth of the batch" in said
-    assert "(learner/current_ess 0.2, below 0.8 over 10 steps)" in said
+    assert "(learner/current_ess at 0.2, below 0.8 over 10 steps)" in said
 
 
 @pytest.mark.parametrize("width", [80, 200])
